@@ -237,5 +237,5 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 
 def cpu_engine(spec: RunSpec, layers: LayerRange) -> Engine:
     """What peers compute with."""
-    checkpoint = open_checkpoint(spec.model.reference)
+    checkpoint = open_checkpoint(spec.model.reference, spec.train)
     return StageEngine(checkpoint, spec, layers, device=torch.device("cpu"), dtype=torch.float32)

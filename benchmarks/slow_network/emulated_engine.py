@@ -20,7 +20,7 @@ from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL
-from swarm_ft.stage.base import LossAndGradient
+from swarm_ft.stage.base import Lengths, LossAndCounts, LossAndGradient
 
 CHANGE = 0.3
 """Of an activation between two visits, relative to its spread."""
@@ -78,12 +78,12 @@ class EmulatedEngine:
         """
         raise OutOfTurn(f"step {step}: an emulated stage keeps nothing to go on from")
 
-    def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
+    def forward(self, microbatch: MicrobatchIndex, x: Tensor, lengths: Lengths = None) -> Tensor:
         """See `Engine`."""
         return self._after(self._work.forward_s, microbatch, len(x))
 
     def forward_backward(
-        self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor
+        self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor, lengths: Lengths = None
     ) -> LossAndGradient:
         """See `Engine`."""
         seconds = self._work.forward_s + self._work.input_backward_s
@@ -92,6 +92,15 @@ class EmulatedEngine:
         return LossAndGradient(
             loss_sum=LOSS * num_targets, input_gradient=None if self.is_first else gradient
         )
+
+    def infer(self, x: Tensor, lengths: Lengths = None) -> Tensor:
+        """See `Engine`."""
+        return self._after(self._work.forward_s, MicrobatchIndex(0), len(x))
+
+    def evaluate(self, x: Tensor, labels: Tensor, lengths: Lengths = None) -> LossAndCounts:
+        """See `Engine`."""
+        self._after(self._work.forward_s, MicrobatchIndex(0), len(x))
+        return LossAndCounts(loss_sum=LOSS * float((labels[:, 1:] != NO_LABEL).sum()))
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """See `Engine`."""

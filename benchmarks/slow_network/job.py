@@ -27,7 +27,7 @@ from swarm_ft.cli.client import connected
 from swarm_ft.cli.joining import WayIn
 from swarm_ft.cli.running import run_async
 from swarm_ft.client.trace import TraceFile
-from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
+from swarm_ft.protocol.messages.client import Evaluated, RunPhase, StepCommitted
 from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 from swarm_ft.stage.checkpoint import open_checkpoint
 
@@ -95,6 +95,8 @@ async def _run(way: WayIn, spec: RunSpec, tokens: NDArray[np.uint32], trace: Pat
                 async for event in events:
                     if isinstance(event, StepCommitted):
                         _print_step(event)
+                    elif isinstance(event, Evaluated):
+                        continue
                     elif event.phase is RunPhase.FAILED:
                         raise SystemExit(event.detail)
                     elif event.phase is RunPhase.FINISHED:

@@ -23,7 +23,7 @@ from swarm_ft.cli.options import (
     takes,
 )
 from swarm_ft.cli.running import on_stop_signal, reading_bar, run_async
-from swarm_ft.client.options import EvalOptions, JobOptions, Outputs, ReadOptions
+from swarm_ft.client.options import JobOptions, Outputs
 
 if TYPE_CHECKING:
     from swarm_ft.client.report import RunReport
@@ -88,21 +88,16 @@ def who_sees(*, is_encrypted: bool) -> tuple[str, ...]:
 
 @client.command(
     epilog=examples(
-        "swarm-ft client attach --run run-1a2b3c4d --eval-dataset held-out.txt \\",
-        "    --invite swarm1...",
+        "swarm-ft client attach --run run-1a2b3c4d --invite swarm1...",
     )
 )
 @run_option
 @click.option("--model", metavar="DIR|HUB_ID", help="The model, if not where the run says.")
-@takes("evaluation", EvalOptions)
-@takes("reading", ReadOptions)
 @takes("outputs", Outputs)
 @swarm_options
 def attach(
     run_name: str | None,
     model: str | None,
-    evaluation: EvalOptions,
-    reading: ReadOptions,
     outputs: Outputs,
     way: WayIn,
 ) -> None:
@@ -111,7 +106,7 @@ def attach(
     async def begin(swarm: SwarmClient) -> WatchedRun:
         from swarm_ft.client.train import attach_to
 
-        return await attach_to(swarm, run_name, model, evaluation, reading)
+        return await attach_to(swarm, run_name, model)
 
     run_async(lambda: _see_through(begin, outputs, way))
 
@@ -288,7 +283,7 @@ async def _see_through(
     if report is not None:
         conclude(report, outputs.json_file)
         return
-    click.echo("detached; the run goes on. Come back, with --eval-dataset where you gave one, by")
+    click.echo("detached; the run goes on. Come back by")
     click.echo(f"  swarm-ft client attach --run {run.run_id} {way}")
 
 
@@ -304,7 +299,7 @@ async def _report_of(run: WatchedRun, outputs: Outputs) -> RunReport | None:
     if command is not None:  # the run is over, and nothing is left to detach from
         on_stop_signal(command.cancel)
     fetching.result()
-    return await run.report(outputs)
+    return run.report(outputs)
 
 
 def conclude(report: RunReport, json_file: Path | None) -> None:

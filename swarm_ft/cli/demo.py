@@ -163,7 +163,7 @@ def _prepare(stages: int, given: dict[str, Any], listener: Listener) -> tuple[Jo
     made = _first_missing(_work_dir(asked.outputs.out))
     try:
         options = _with_sample(asked)
-        num_blocks = open_checkpoint(options.model).config.num_hidden_layers
+        num_blocks = open_checkpoint(options.model, options.train).config.num_hidden_layers
         if stages > num_blocks:
             raise BadOption(f"--stages {stages}: the model has {num_blocks} layers to share out")
         job = prepare_job(options, listener)
@@ -292,7 +292,7 @@ async def _train(
     async def see_through() -> None:
         run = await submit(client, job, options, progress)
         await run.fetch(options.outputs)
-        reports.append(await run.report(options.outputs))
+        reports.append(run.report(options.outputs))
 
     await until_one_ends(see_through(), swarm.first_loss(progress.message))
     return reports[0]

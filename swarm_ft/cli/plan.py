@@ -42,7 +42,7 @@ def plan(options: PlanOptions, way: WayIn, as_json: bool) -> None:
         from swarm_ft.stage.checkpoint import open_checkpoint
 
         train = options.train_spec()
-        checkpoint = await asyncio.to_thread(open_checkpoint, options.model)
+        checkpoint = await asyncio.to_thread(open_checkpoint, options.model, train)
         spec = RunSpec(model=await asyncio.to_thread(checkpoint.describe), train=train)
         check_adapter(checkpoint, spec)
         async with connected(way) as swarm:

@@ -187,7 +187,7 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
     from swarm_ft.protocol.spec.layers import LayerRange
     from swarm_ft.protocol.spec.run_spec import RunSpec
     from swarm_ft.stage.base import Engine
-    from swarm_ft.stage.checkpoint import open_checkpoint
+    from swarm_ft.stage.checkpoint import check_checkpoint, open_checkpoint
     from swarm_ft.stage.device import DTYPES, pick_device
     from swarm_ft.stage.engine import StageEngine
 
@@ -197,10 +197,10 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
     # another order than a replica, or than they did before.
     torch.set_num_threads(threads or torch.get_num_threads())
     if model:
-        open_checkpoint(model)  # a wrong --model is told now, not when a run comes
+        check_checkpoint(model)  # a wrong --model is told now, not when a run comes
 
     def make_engine(spec: RunSpec, layers: LayerRange) -> Engine:
-        checkpoint = open_checkpoint(model or spec.model.reference)
+        checkpoint = open_checkpoint(model or spec.model.reference, spec.train)
         return StageEngine(checkpoint, spec, layers, device=torch_device, dtype=torch_dtype)
 
     return make_engine

@@ -245,7 +245,7 @@ def _flops(spec: RunSpec, layers: LayerRange) -> float:
     weights = model.block_bytes / FLOAT_BYTES
     flops = len(layers) * block_flops(weights, model.hidden_size, tokens, train.seq_length)
     if layers.stop == model.num_blocks:
-        flops += 6.0 * tokens * model.hidden_size * model.vocab_size
+        flops += 6.0 * tokens * model.hidden_size * (len(train.labels) or model.vocab_size)
     return flops * _part_computed(spec, layers)
 
 

@@ -6,15 +6,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import overload
 
-from swarm_ft.client.data.dataset import Dataset, open_dataset
+from swarm_ft.client.data.dataset import Dataset, classes_in, open_dataset
 from swarm_ft.client.data.files import Wanted
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.data.samples import SampleBytes, TokenArray
 from swarm_ft.client.export import check_out_dir
 from swarm_ft.client.options import EvalOptions, JobOptions, Outputs, ReadOptions
 from swarm_ft.errors import BadOption
-from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainOptions, TrainSpec
+from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.stage.adapters import check_adapter
 from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
@@ -24,30 +26,41 @@ TRAINING_TEXT_EVAL_SAMPLES = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EvalData:
-    """What the model is judged by, before and after.
-
-    Attributes:
-        samples: rows [samples, seq_length], see `sample_rows`.
-        source: where it comes from, for people.
-    """
-
-    samples: TokenArray
-    source: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """Everything a run needs, checked.
 
     Attributes:
-        samples: each sample's row, as it travels.
+        samples: each sample's row, as it travels; those that are held out are the last.
     """
 
     spec: RunSpec
     checkpoint: Checkpoint
     samples: Sequence[bytes]
-    eval_data: EvalData
+
+
+class InARow(Sequence[bytes]):
+    """Samples of one sequence, then those of another."""
+
+    def __init__(self, first: Sequence[bytes], then: Sequence[bytes]) -> None:
+        self._first, self._then = first, then
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._then)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        place = index % len(self)
+        cut = len(self._first)
+        return self._first[place] if place < cut else self._then[place - cut]
 
 
 def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
@@ -58,28 +71,50 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     """
     listener = listener or Listener()
     check_outputs(options.outputs)
-    checkpoint = open_checkpoint(_reference(options.model))
+    options = replace(options, train=with_labels(options))
+    checkpoint = open_checkpoint(_reference(options.model), options.train)
     check_seq_length(checkpoint.architecture, options.train.seq_length)
     seq_length, model = options.train.seq_length, checkpoint.describe()
     # Refuses, before anything long begins, what no data could make good.
     check_adapter(checkpoint, RunSpec(model=model, train=options.train_spec(num_samples=1)))
     wanted = Wanted(split=options.split, format=options.reading.data_format)
-    data = open_dataset(options.dataset, wanted, options.reading, checkpoint.tokenizer())
+    tokenizer, task = checkpoint.tokenizer(), task_of(options.train)
+    data = open_dataset(options.dataset, wanted, options.reading, tokenizer, task=task)
     held_out = open_held_out(options.evaluation, options.reading, checkpoint, options.dataset)
     # Nothing is told of the one before the other is known to begin well.
     to_tell: list[str] = []
-    eval_data = None
+    eval_tokens = None
     if held_out is not None:
         quiet = replace(listener, tell=to_tell.append)
-        eval_data = read_held_out(held_out, options.evaluation, checkpoint, seq_length, quiet)
+        eval_tokens = _read_held_out(held_out, options, checkpoint, quiet)
     tokens = _read(data, checkpoint, seq_length, options.max_samples, listener, to_tell)
-    train = options.train_spec(num_samples=len(tokens))
+    if options.train.eval_strategy is EvalStrategy.NO:
+        eval_tokens = tokens[:0]
+    elif eval_tokens is None:
+        eval_tokens = _beginning_of(tokens, options)
+        words = f"evaluated on the first {len(eval_tokens)} of them: nothing is held out"
+        listener.tell(f"{words} (--eval-dataset, --eval-split)")
+    train = options.train_spec(num_samples=len(tokens), num_eval_samples=len(eval_tokens))
     return Job(
         spec=RunSpec(model=model, train=train),
         checkpoint=checkpoint,
-        samples=SampleBytes(tokens),
-        eval_data=eval_data or _beginning_of(tokens, options.evaluation),
+        samples=InARow(SampleBytes(tokens), SampleBytes(eval_tokens)),
     )
+
+
+def with_labels(options: JobOptions) -> TrainOptions:
+    """How to train, with the names of all classes; the data is read for them if need be.
+
+    Raises:
+        BadDataset: the data has none.
+        BadOption: they cannot be used.
+    """
+    train = options.train
+    if not train.has_classes or train.labels:
+        return train
+    wanted = Wanted(split=options.split, format=options.reading.data_format)
+    names = classes_in(options.dataset, wanted, options.reading, task_of(train))
+    return replace(train, label_names=",".join(names))
 
 
 def _reference(model: str) -> str:
@@ -127,30 +162,32 @@ def open_held_out(
     if path is None:
         raise BadOption("--eval-split: expected --eval-dataset beside it")
     wanted = Wanted(split=options.eval_split, instead=EVAL_SPLITS, format=reading.data_format)
-    return open_dataset(path, wanted, reading, checkpoint.tokenizer(), all_options=False)
+    tokenizer, task = checkpoint.tokenizer(), checkpoint.task
+    return open_dataset(path, wanted, reading, tokenizer, all_options=False, task=task)
 
 
-def read_held_out(
-    data: Dataset,
-    options: EvalOptions,
-    checkpoint: Checkpoint,
-    seq_length: int,
-    listener: Listener,
-) -> EvalData:
-    """All of it, or as much as is asked for.
+def _read_held_out(
+    data: Dataset, options: JobOptions, checkpoint: Checkpoint, listener: Listener
+) -> TokenArray:
+    """All of it, or as much as is asked for, or as the swarm takes.
 
     Raises:
         BadDataset: it is too short, or not as it should be.
     """
-    tokens = _read(data, checkpoint, seq_length, options.max_eval_samples, listener)
-    source = data.source if options.eval_split is None else f"{data.source} ({options.eval_split})"
-    return EvalData(samples=tokens, source=f"held-out {source}")
+    wanted = options.evaluation.max_eval_samples
+    most = TrainSpec.most_eval_samples(options.train, options.max_samples or 1)
+    seq_length = options.train.seq_length
+    tokens = _read(data, checkpoint, seq_length, min(wanted or most, most), listener)
+    if wanted is None and len(tokens) == most:
+        listener.tell(f"evaluated on {most} samples of {data.source}: a run takes no more")
+    return tokens
 
 
-def _beginning_of(tokens: TokenArray, options: EvalOptions) -> EvalData:
+def _beginning_of(tokens: TokenArray, options: JobOptions) -> TokenArray:
     """Without held-out data, the beginning of the training data."""
-    limit = options.max_eval_samples or TRAINING_TEXT_EVAL_SAMPLES
-    return EvalData(samples=tokens[:limit], source="the training text")
+    limit = options.evaluation.max_eval_samples or TRAINING_TEXT_EVAL_SAMPLES
+    most = TrainSpec.most_eval_samples(options.train, len(tokens))
+    return tokens[: min(limit, most)]
 
 
 def _read(

@@ -48,6 +48,14 @@ class ReadOptions:
             default="text, prompt and completion, messages, or instruction, input and output",
         ),
     ] = None
+    label_column: Annotated[
+        str | None,
+        Option(
+            "The column of classes, numbers or names.",
+            metavar="NAME",
+            default="label or labels; ner_tags or tags where words have classes",
+        ),
+    ] = None
     column_names: Annotated[
         str | None,
         Option("The columns of a CSV or TSV without a line of names.", metavar="A,B,..."),
@@ -86,7 +94,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalOptions:
-    """What the model is judged by. Without held-out data that is the data it is trained on."""
+    """What the swarm judges the model by. Without held-out data: the data it is trained on."""
 
     eval_dataset: Annotated[
         str | None,
@@ -162,13 +170,13 @@ class JobOptions:
     def __post_init__(self) -> None:
         check(self)
 
-    def train_spec(self, num_samples: int) -> TrainSpec:
-        """How to train on a text of so many samples.
+    def train_spec(self, num_samples: int, num_eval_samples: int = 0) -> TrainSpec:
+        """How to train on a text of so many samples, with others held out.
 
         Raises:
             BadOption: there are too many of them, or of steps.
         """
-        return _train_spec(self.train, num_samples, self.epochs, self.steps)
+        return _train_spec(self.train, num_samples, self.epochs, self.steps, num_eval_samples)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,7 +207,15 @@ class PlanOptions:
         return _train_spec(self.train, self.num_samples, self.epochs, self.steps)
 
 
-def _train_spec(train: TrainOptions, num_samples: int, epochs: int, steps: int | None) -> TrainSpec:
+def _train_spec(
+    train: TrainOptions,
+    num_samples: int,
+    epochs: int,
+    steps: int | None,
+    num_eval_samples: int = 0,
+) -> TrainSpec:
     steps_per_epoch = -(-num_samples // train.batch_size)
     num_steps = epochs * steps_per_epoch if steps is None else steps
-    return TrainSpec.of(train, num_samples=num_samples, num_steps=num_steps)
+    return TrainSpec.of(
+        train, num_samples=num_samples, num_steps=num_steps, num_eval_samples=num_eval_samples
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,15 +22,22 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column, Table
 
 from swarm_ft.errors import BadOption, ProtocolError
-from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.client import (
+    Evaluated,
+    RunEvent,
+    RunPhase,
+    RunStatus,
+    StepCommitted,
+)
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic, summed_by_boundary
+from swarm_ft.protocol.spec.tasks import CausalLm, Task, task_of
 
 if TYPE_CHECKING:
-    from swarm_ft.client.evaluate import Evaluation
     from swarm_ft.client.forecast import Forecast
     from swarm_ft.ids import RunId
     from swarm_ft.protocol.spec.run_spec import TrainSpec
 
+_CAUSAL_LM = CausalLm()
 WINDOW_STEPS = 16
 """Speed and ETA come from this many last steps: peers come, go and change their pace."""
 PLAIN_LINES = 10
@@ -77,12 +84,14 @@ class ProgressState:
 
     Attributes:
         totals: one for each step that counts, step numbers rising.
+        evaluations: of the held-out samples, by the swarm, steps rising.
         committed_steps: steps that count, as last heard.
         detail: what the run waits for, if it does; printable characters only.
     """
 
     num_steps: int
     totals: tuple[StepTotals, ...] = field(default=(), repr=False)
+    evaluations: tuple[Evaluated, ...] = ()
     committed_steps: int = 0
     phase: RunPhase = RunPhase.QUEUED
     detail: str = ""
@@ -97,15 +106,20 @@ class ProgressState:
             return replace(
                 self,
                 totals=self._totals_below(event.committed_steps),
+                evaluations=self._evaluations_up_to(event.committed_steps),
                 committed_steps=event.committed_steps,
                 phase=event.phase,
                 detail=printable(event.detail),
             )
+        if isinstance(event, Evaluated):
+            before = self._evaluations_up_to(event.step - 1)
+            return replace(self, evaluations=(*before, event))
         kept = self._totals_below(event.step)
         latest = (kept[-1] if kept else _NOTHING).and_then(event)
         return replace(
             self,
             totals=(*kept, latest),
+            evaluations=self._evaluations_up_to(event.step),
             committed_steps=event.step + 1,
             phase=RunPhase.TRAINING,
             detail="",
@@ -116,6 +130,9 @@ class ProgressState:
         while stop and self.totals[stop - 1].step >= step:
             stop -= 1
         return self.totals[:stop]
+
+    def _evaluations_up_to(self, step: int) -> tuple[Evaluated, ...]:
+        return tuple(found for found in self.evaluations if found.step <= step)
 
     @property
     def last(self) -> StepTotals:
@@ -190,6 +207,7 @@ class RunProgress:
 
     def __init__(self, spec: TrainSpec, console: Console | None = None) -> None:
         self.state = ProgressState(num_steps=spec.num_steps)
+        self.task = task_of(spec)
         self._console = console or Console(stderr=True, highlight=False)
         self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
         # Drawn at each event, so that no thread of the display outlives or races us.
@@ -204,6 +222,7 @@ class RunProgress:
         self._task: TaskID = self._bar.add_task("", total=spec.num_steps, line="")
         self._last_line = ""
         self._parts_told = 0
+        self._evaluations_told = 0
 
     @contextmanager
     def shown(self) -> Iterator[Self]:
@@ -237,6 +256,13 @@ class RunProgress:
             self._parts_told = part
             self.message(f"step {done}/{whole}  {self.state.line()}")
 
+    def show_evaluation(self, found: Evaluated) -> None:
+        """The swarm evaluated the held-out samples."""
+        self.state = self.state.after(found)
+        if len(self.state.evaluations) > self._evaluations_told:
+            self._evaluations_told = len(self.state.evaluations)
+            self.message(f"step {found.step}/{self.state.num_steps}  {eval_line(found, self.task)}")
+
     def message(self, text: str) -> None:
         """One line above the bar."""
         self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
@@ -269,19 +295,30 @@ class RunReport:
     Attributes:
         losses: one for each step that counts, mean over its target tokens.
         totals: over these steps.
-        eval_before: of the held-out text before training; None where there was none.
-        eval_after: the same on the exported weights, uncompressed.
+        evaluations: of the held-out samples, by the swarm, steps rising.
         model_dir: the exported checkpoint.
         forecast: what was expected before it began; None if nothing was.
+        task: what was learned.
     """
 
     run_id: RunId
     losses: tuple[float, ...]
     totals: StepTotals
-    eval_before: Evaluation | None
-    eval_after: Evaluation | None
+    evaluations: tuple[Evaluated, ...]
     model_dir: str
     forecast: Forecast | None = None
+    task: Task = _CAUSAL_LM
+
+    @property
+    def eval_before(self) -> Evaluated | None:
+        """Of the model as it was; None if that was not evaluated."""
+        return next((found for found in self.evaluations if found.step == 0), None)
+
+    @property
+    def eval_after(self) -> Evaluated | None:
+        """Of the result; None if that was not evaluated."""
+        steps = len(self.losses)
+        return next((found for found in self.evaluations if found.step == steps > 0), None)
 
     @property
     def samples_per_second(self) -> float:
@@ -299,8 +336,12 @@ class RunReport:
             "seconds": self.totals.seconds,
             "samples_per_second": self.samples_per_second,
             "forecast": _forecast_fields(self.forecast),
-            "eval_before": _eval_fields(self.eval_before),
-            "eval": _eval_fields(self.eval_after),
+            "eval_before": _eval_fields(self.eval_before, self.task),
+            "eval": _eval_fields(self.eval_after, self.task),
+            "evaluations": [
+                {"step": found.step, **(_eval_fields(found, self.task) or {})}
+                for found in self.evaluations
+            ],
             "bytes_by_kind": kind_fields(self.totals.sent),
             "relayed_bytes": self.totals.sent.relayed_bytes,
             "bytes": {
@@ -341,11 +382,27 @@ class RunReport:
             share = self.samples_per_second / expected if expected else math.nan
             lines.append(f"forecast             {expected:.1f} samples/s; it was {share:.2f} of it")
         if self.eval_before and self.eval_after:
-            before, after = self.eval_before, self.eval_after
-            lines.append(f"evaluation loss      {before.loss:.3f} -> {after.loss:.3f}")
-            lines.append(f"perplexity           {before.perplexity:.1f} -> {after.perplexity:.1f}")
+            before, after = self.eval_before.loss, self.eval_after.loss
+            lines.append(f"evaluation loss      {before:.3f} -> {after:.3f}")
+            lines += self._metric_lines()
+            compressed = self.eval_after.compressed_eval_loss
+            if compressed is not None and self.eval_after.eval_loss is not None:
+                told = _compressed(compressed, self.task)
+                lines.append(f"... with activations compressed    {told}")
         lines.append(f"result               {self.model_dir}")
         return lines
+
+    def _metric_lines(self) -> list[str]:
+        """What it is worth, before and after."""
+        before, after = (
+            _metrics(found, self.task) for found in (self.eval_before, self.eval_after) if found
+        )
+        digits = 3 if self.task.num_counts else 1
+        return [
+            f"{name:<20} {before[name]:.{digits}f} -> {after[name]:.{digits}f}"
+            for name in after
+            if name in before
+        ]
 
     def print_summary(self, console: Console) -> None:
         """The summary for people: bytes by boundary and by kind as tables, then the lines."""
@@ -386,10 +443,51 @@ def _kinds(sent: ByteCounts) -> tuple[tuple[str, int, int], ...]:
     )
 
 
-def _eval_fields(evaluation: Evaluation | None) -> dict[str, float | None] | None:
-    if evaluation is None:
+def perplexity(loss: float) -> float:
+    """exp(loss); inf where that overflows."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+def eval_line(found: Evaluated, task: Task = _CAUSAL_LM) -> str:
+    """What came of an evaluation, in words."""
+    digits = 3 if task.num_counts else 1
+    told = [f"{name} {value:.{digits}f}" for name, value in _metrics(found, task).items()]
+    line = "  ".join([f"eval_loss {found.loss:.3f}", *told])
+    compressed = found.compressed_eval_loss
+    if found.eval_loss is None:
+        return f"{line}, with activations compressed"
+    return line + (
+        f"  compressed {_compressed(compressed, task)}" if compressed is not None else ""
+    )
+
+
+def _compressed(loss: float, task: Task) -> str:
+    """What a loss with compressed activations is worth: where there are metrics, itself."""
+    return f"loss {loss:.3f}" if task.num_counts else f"{perplexity(loss):.1f}"
+
+
+def _metrics(found: Evaluated, task: Task) -> Mapping[str, float]:
+    """By the task's own names; perplexity, if it has none."""
+    if not task.num_counts:
+        return {"perplexity": perplexity(found.loss)}
+    return task.metrics(found.counts) if len(found.counts) == task.num_counts else {}
+
+
+def _eval_fields(found: Evaluated | None, task: Task) -> dict[str, float | None] | None:
+    if found is None:
         return None
-    return {"loss": _finite(evaluation.loss), "perplexity": _finite(evaluation.perplexity)}
+    metrics = {name: _finite(value) for name, value in _metrics(found, task).items()}
+    fields = {"loss": _finite(found.loss), **metrics}
+    compressed = found.compressed_eval_loss
+    if compressed is None:
+        return fields
+    fields["compressed_loss"] = _finite(compressed)
+    if not task.num_counts:
+        fields["compressed_perplexity"] = _finite(perplexity(compressed))
+    return fields
 
 
 def _forecast_fields(expected: Forecast | None) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ Knows the standard library's files and how to make a checkpoint; downloads nothi
 from __future__ import annotations
 
 import sysconfig
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +14,13 @@ from typing import TYPE_CHECKING
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
 
 from swarm_ft.client.data.rows import read_file
-from swarm_ft.client.evaluate import no_transformers_bars
 from swarm_ft.errors import BadDataset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 # Pure-Python modules that every supported Python has, about 70k and 18k characters. Few, so that
 # a minute of training visits each sample several times.
@@ -123,3 +124,15 @@ def _save_model(model_dir: Path, config: GPT2Config, seed: int) -> None:
         model = GPT2LMHeadModel(config)
     with no_transformers_bars():
         model.save_pretrained(model_dir)
+
+
+@contextmanager
+def no_transformers_bars() -> Iterator[None]:
+    """Keep the progress bars of `transformers` from cutting into ours."""
+    were_on = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_on:
+            transformers_logging.enable_progress_bar()

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-import torch
-
 from swarm_ft.client.data.progress import Listener, ReadSoFar
-from swarm_ft.client.evaluate import Evaluation, evaluate
 from swarm_ft.client.export import assemble, shard_dir
 from swarm_ft.client.forecast import Forecast, forecast, of_mean_length
-from swarm_ft.client.job import EvalData, Job, open_held_out, read_held_out
-from swarm_ft.client.options import EvalOptions, JobOptions, Outputs, ReadOptions
+from swarm_ft.client.job import Job
+from swarm_ft.client.options import JobOptions, Outputs
 from swarm_ft.client.report import RunProgress, RunReport
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.client.trace import TraceFile, open_trace
 from swarm_ft.errors import NotFound, RunFailed, RunMismatch, SwarmError
 from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
-from swarm_ft.protocol.messages.client import RunPhase, RunStatus
+from swarm_ft.protocol.messages.client import Evaluated, RunPhase, RunStatus
 from swarm_ft.stage.adapters import WEIGHTS_FILE, save_adapter_config
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 
@@ -35,28 +30,18 @@ logger = get_logger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """The text a run is judged by, and how the model did on it before training."""
-
-    data: EvalData
-    before: Evaluation
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchedRun:
     """A run that was submitted or found again, and what its client needs to see it through.
 
     Attributes:
         checkpoint: the model that it began with.
-        baseline: None if nothing is evaluated.
         forecast: of the run; None where nobody could say.
     """
 
     client: SwarmClient
     run_id: RunId
     checkpoint: Checkpoint
-    baseline: Baseline | None
     progress: RunProgress
     forecast: Forecast | None = None
 
@@ -78,24 +63,21 @@ class WatchedRun:
                 if await self._collect(status, outputs.out):
                     return
 
-    async def report(self, outputs: Outputs) -> RunReport:
-        """Evaluate the result in `outputs.out`, uncompressed, and say what came of the run.
+    def report(self, outputs: Outputs) -> RunReport:
+        """Say what came of the run.
 
         Raises:
             ProtocolError: a step that counts was never told.
         """
-        model_dir, baseline, after = str(outputs.out), self.baseline, None
-        if baseline is not None:
-            self.progress.message(f"evaluating the result on {baseline.data.source}")
-            after = await _evaluate(model_dir, baseline.data)
+        state = self.progress.state
         return RunReport(
             run_id=self.run_id,
-            losses=self.progress.state.losses,
-            totals=self.progress.state.last,
-            eval_before=baseline.before if baseline else None,
-            eval_after=after,
-            model_dir=model_dir,
+            losses=state.losses,
+            totals=state.last,
+            evaluations=state.evaluations,
+            model_dir=str(outputs.out),
             forecast=self.forecast,
+            task=self.progress.task,
         )
 
     async def _end(self, trace: TraceFile | None) -> RunStatus:
@@ -109,6 +91,8 @@ class WatchedRun:
                 if isinstance(event, RunStatus):
                     status = event
                     self.progress.show_status(event)
+                elif isinstance(event, Evaluated):
+                    self.progress.show_evaluation(event)
                 else:
                     self.progress.show_step(event)
         if status is None:
@@ -147,7 +131,7 @@ class WatchedRun:
 async def submit(
     client: SwarmClient, job: Job, options: JobOptions, progress: RunProgress
 ) -> WatchedRun:
-    """Evaluate the model as it is and submit the job; or find its run, with `options.resume`.
+    """Submit the job; or find its run, with `options.resume`.
 
     Raises:
         NotFound: there is no run of the same model, data and options that could be resumed.
@@ -158,7 +142,6 @@ async def submit(
             "the model ties its head to its embeddings; they are trained apart, and the result is "
             "untied (--tied-embeddings sync keeps them tied)"
         )
-    baseline = await _measured(options.model, job.eval_data, progress)
     expected = await _forecast(client, job, progress)
     if options.resume:
         run_id = await _resumed(client, job, progress)
@@ -169,7 +152,6 @@ async def submit(
         client=client,
         run_id=run_id,
         checkpoint=job.checkpoint,
-        baseline=baseline,
         progress=progress,
         forecast=expected,
     )
@@ -194,12 +176,8 @@ async def attach_to(
     client: SwarmClient,
     run_name: str | None,
     model: str | None,
-    evaluation: EvalOptions,
-    how: ReadOptions,
 ) -> WatchedRun:
     """Find a run (the newest, if None) and, by its own spec, what belongs to it.
-
-    The model is evaluated as it was before training, as if this client had never left.
 
     Raises:
         NotFound: the coordinator knows no such run.
@@ -208,28 +186,19 @@ async def attach_to(
     """
     status = await client.run(RunId(run_name) if run_name else None)
     _check_not_ended(status)
-    checkpoint = await asyncio.to_thread(open_checkpoint, model or status.spec.model.reference)
+    reference = model or status.spec.model.reference
+    checkpoint = await asyncio.to_thread(open_checkpoint, reference, status.spec.train)
     described = await asyncio.to_thread(checkpoint.describe)
     if replace(described, reference=status.spec.model.reference) != status.spec.model:
         raise RunMismatch(
             f"model '{checkpoint.reference}': not the model that run {status.run_id} began with; "
             "give that one with --model"
         )
-    progress = RunProgress(status.spec.train)
-    baseline = None
-    held_out = await asyncio.to_thread(open_held_out, evaluation, how, checkpoint, None)
-    if held_out is not None:
-        read = partial(
-            read_held_out, held_out, evaluation, checkpoint, status.spec.train.seq_length
-        )
-        data = await reading(read, Listener(tell=progress.message))
-        baseline = await _measured(checkpoint.reference, data, progress)
     return WatchedRun(
         client=client,
         run_id=status.run_id,
         checkpoint=checkpoint,
-        baseline=baseline,
-        progress=progress,
+        progress=RunProgress(status.spec.train),
     )
 
 
@@ -245,11 +214,6 @@ async def _resumed(client: SwarmClient, job: Job, progress: RunProgress) -> RunI
     )
 
 
-async def _measured(model: str, data: EvalData, progress: RunProgress) -> Baseline:
-    progress.message(f"evaluating the model on {data.source}")
-    return Baseline(data, await _evaluate(model, data))
-
-
 async def reading(work: Callable[[Listener], T], listener: Listener) -> T:
     """What `work` returns, from a thread; it ends at its next batch if this is cancelled."""
 
@@ -261,16 +225,6 @@ async def reading(work: Callable[[Listener], T], listener: Listener) -> T:
         return work(replace(listener, show=show))
 
     return await _in_thread(read)
-
-
-async def _evaluate(model: str, data: EvalData) -> Evaluation:
-    """Evaluate in a thread, which ends at its next batch if this is cancelled."""
-
-    def work(go_on: Callable[[], None]) -> Evaluation:
-        torch.set_num_threads(os.cpu_count() or 1)
-        return evaluate(model, data.samples, on_batch=go_on)
-
-    return await _in_thread(work)
 
 
 async def _in_thread(work: Callable[[Callable[[], None]], T]) -> T:

@@ -43,7 +43,7 @@ from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import Watcher, Watchers, overview
 from swarm_ft.errors import JournalError, NotAllowed, NotFound, OutOfTurn, SwarmError, Unavailable
 from swarm_ft.identity.certificates import Caller
-from swarm_ft.ids import PeerId
+from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.capacity import Machine
@@ -324,10 +324,19 @@ class CoordinatorService:
         """Of all samples of a plan, counted once for all of its peers."""
         wanted = run.run_id, plan.samples
         if self._counted is None or self._counted[0] != wanted:
-            count = self._journal.tokens.count
-            counting = asyncio.to_thread(count, run.run_id, run.spec, plan.samples)
+            counting = asyncio.to_thread(self._count, run, plan)
             self._counted = wanted, asyncio.create_task(counting)
         return await asyncio.shield(self._counted[1])
+
+    def _count(self, run: Run, plan: PlanStep) -> Counts:
+        """Targets of the samples that train, and how long all are."""
+        trained, held_out = (
+            self._journal.tokens.count(
+                run.run_id, run.spec, [sample for batch in batches for sample in batch.samples]
+            )
+            for batches in (plan.microbatches, plan.evaluation)
+        )
+        return Counts(trained.num_targets, (*trained.lengths, *held_out.lengths))
 
     def _put(self, peer_id: PeerId, item: Say | SwarmError) -> None:
         outbox = self._outboxes.get(peer_id)
@@ -434,10 +443,15 @@ class CoordinatorService:
         """What happened in a run, then what happens, until it is over."""
         status = run.status
         await stream.send(status)
+        evaluations = {found.step: found for found in run.past.evaluations}
         for first in range(0, status.committed_steps, STEPS_AT_ONCE):
             for step in self._journal.steps(run.run_id, first, STEPS_AT_ONCE):
+                if step.step in evaluations and step.step < status.committed_steps:
+                    await stream.send(evaluations[step.step])
                 if step.step < status.committed_steps:
                     await stream.send(step)
+        if status.committed_steps in evaluations:
+            await stream.send(evaluations[StepNumber(status.committed_steps)])
         if status.phase.is_over:
             await stream.send(status)
             return

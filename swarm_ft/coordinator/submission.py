@@ -25,6 +25,7 @@ from swarm_ft.protocol.messages.client import RunStatus, SampleTokens, SubmitHea
 from swarm_ft.protocol.spec import sample_rows
 from swarm_ft.protocol.spec.digest import RunningDigest, check_spec_digest
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN
+from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.sealing import new_key
 from swarm_ft.transport.base import MessageStream
 
@@ -147,8 +148,8 @@ class Submissions:
         while tokens := await _next_batch(parts, job, num_samples):
             await self._writing(intake.take, num_samples, tokens)
             num_samples += len(tokens) // job.spec.train.sample_bytes
-        if num_samples != job.spec.train.num_samples:
-            expected = job.spec.train.num_samples
+        if num_samples != job.spec.train.num_rows:
+            expected = job.spec.train.num_rows
             raise BadDataset(f"data: expected {expected} samples, got {num_samples}")
 
     async def _accept(self, job: SubmitHeader, intake: _Intake, owner: str) -> None:
@@ -268,7 +269,7 @@ async def _next_batch(parts: _Parts, job: SubmitHeader, first: int) -> bytes:
 
 def _samples_of(part: SubmitPart, job: SubmitHeader, expected: int) -> bytes:
     """Tokens of one or more samples in a row, of which the first must be the expected one."""
-    num_samples = job.spec.train.num_samples
+    num_samples = job.spec.train.num_rows
     if not isinstance(part, SampleTokens):
         raise MalformedMessage(f"data: expected {num_samples} samples of tokens")
     sample, tokens = part.sample, part.token_ids
@@ -287,7 +288,7 @@ def _samples_of(part: SubmitPart, job: SubmitHeader, expected: int) -> bytes:
 
 def _check_rows(job: SubmitHeader, first: int, tokens: bytes) -> None:
     rows = sample_rows.rows_in(tokens, job.spec.train.seq_length)
-    refused = sample_rows.refusal(rows, job.spec.model.vocab_size)
+    refused = task_of(job.spec.train).refusal(rows, job.spec.model.vocab_size)
     if refused is not None:
         row, why = refused
         raise BadDataset(f"sample {first + row}: {why}")

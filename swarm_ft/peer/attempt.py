@@ -38,6 +38,7 @@ from swarm_ft.protocol.messages.reports import GradientTraffic, Traffic
 from swarm_ft.protocol.messages.timeline import SpanKind
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.stage.base import Engine
 
@@ -65,6 +66,7 @@ class Connections:
         *,
         num_values: int,
         deliver: Callable[[FrameKey, Tensor], None],
+        taken: Callable[[FrameKey], None],
     ) -> None:
         """Connect in `start`.
 
@@ -74,7 +76,9 @@ class Connections:
             state: the stage, with its ends of the buffers.
             num_values: of the stage's gradient; 0 if that is not known yet.
             deliver: called with every sample that neighbours sent.
+            taken: called with every held-out sample that a neighbour has computed with.
         """
+        self._taken = taken
         self._context = context
         self._assign = assign
         self._state = state
@@ -218,6 +222,7 @@ class Connections:
                 pool=context.codecs,
                 deliver=self._deliver,
                 timeline=context.timeline,
+                taken=self._taken,
             )
             for peer in self.pipeline[index].peers
         }
@@ -260,6 +265,7 @@ class StageAttempt:
             state,
             num_values=0 if self._is_behind else self._engine.num_values,
             deliver=self._deliver,
+            taken=self._output_taken,
         )
         self._index = self.connections.index
         layers = self.connections.pipeline[self._index].layers
@@ -348,6 +354,8 @@ class StageAttempt:
             raise OutOfTurn(f"step {plan.step}: this peer has the stage, and cannot listen")
         for boundary in self.connections.boundaries:
             boundary.begin(plan.step, {})
+        if not plan.microbatches:
+            return self._evaluated(plan)
         began_s = self._timeline.now_s()
         total = await self.connections.reducer.listen(plan.step, set(plan.listeners))
         self._timeline.add(SpanKind.REDUCE, began_s)
@@ -366,7 +374,7 @@ class StageAttempt:
         return StageReady(
             run_id=self.assign.run_id,
             attempt=self.assign.attempt,
-            done=frozenset(progress.done if progress is not None and is_open else ()),
+            done=frozenset((*progress.done, *progress.evaluated) if progress and is_open else ()),
             buffers=self.buffers.begin(),
         )
 
@@ -385,6 +393,9 @@ class StageAttempt:
         progress = step.progress
         await step.run()
         failpoints.reached("after-backward")
+        if not plan.microbatches:
+            await self._settled()
+            return self._evaluated(plan, progress)
         if self.connections.reducer is not None or self._engine.exchanges_tied_gradient:
             progress.gradient = await self._of_gradient(self._engine.flat_gradient)
         gradients = await self._reduce(plan, progress)
@@ -400,11 +411,23 @@ class StageAttempt:
             squared_grad_norm=norm,
             loss_sum=progress.loss_sum,
             num_targets=progress.num_targets,
-            compute_s=step.compute_s,
+            evaluation=progress.eval_sums(self.assign.spec.train),
+            compute_s=step.train_s,
             traffic=progress.count(self.connections.take_traffic()),
             gradients=gradients,
             buffers=self.buffers.take_counts(),
             lost=self.buffers.take_lost(),
+        )
+
+    def _evaluated(self, plan: PlanStep, progress: StepProgress | None = None) -> StepReady:
+        """A step without gradients is done."""
+        train = self.assign.spec.train
+        return StepReady(
+            run_id=plan.run_id,
+            attempt=plan.attempt,
+            step=plan.step,
+            squared_grad_norm=0.0,
+            evaluation=progress.eval_sums(train) if progress is not None else (),
         )
 
     async def _begin(self, plan: PlanStep) -> StageStep:
@@ -413,10 +436,12 @@ class StageAttempt:
         replica = self._computing[self._index].peers.index(self._context.peer_id)
         own = [b for b in plan.microbatches if b.replica_at(self._index) == replica]
         done = [batch for batch in own if self._index in batch.done]
-        progress = await self._open(plan, done)
+        held_out = [b for b in plan.evaluation if b.replica_at(self._index) == replica]
+        evaluated = [b for b in held_out if self._index in b.done] if self._engine.is_last else []
+        progress = await self._open(plan, [*done, *evaluated])
         others = [b for b in plan.microbatches if b.replica_at(self._index) != replica]
         self.buffers.planned(plan.step, here=own, elsewhere=others)
-        batches = [batch for batch in own if batch not in done]
+        batches = [batch for batch in (*own, *held_out) if self._index not in batch.done]
         step = self._step = self._make_step(plan, batches, progress)
         for boundaries, direction in (
             (self.connections.upstream, Direction.FORWARD),
@@ -431,9 +456,13 @@ class StageAttempt:
         progress = self._state.progress
         if done and progress is not None and progress.step == plan.step:
             progress.check(done)
+            if not plan.microbatches:
+                return progress
             return await self._state.resume_step(progress)
         if done:
             raise OutOfTurn(f"step {plan.step}: by the plan, some of it is done here; nothing is")
+        if not plan.microbatches:
+            return self._state.begin_evaluation(plan.step)
         return await self._state.begin_step(plan.step, plan.num_targets)
 
     def _computing_in(self, plan: PlanStep) -> tuple[Stage, ...]:
@@ -448,6 +477,8 @@ class StageAttempt:
             batches={batch.index: batch for batch in batches},
             upstream=self._routed(batches, self._index - 1, self.connections.upstream),
             downstream=self._routed(batches, self._index + 1, self.connections.downstream),
+            held_out=frozenset(batch.index for batch in plan.evaluation),
+            learned=task_of(self.assign.spec.train),
         )
         engine, max_held = self._engine, self._most_held()
         return StageStep(
@@ -524,10 +555,14 @@ class StageAttempt:
         if self._step is not None:
             self._step.arrived(key, value)
 
+    def _output_taken(self, key: FrameKey) -> None:
+        if self._step is not None:
+            self._step.taken(key)
+
 
 def _check_routes(plan: PlanStep, pipeline: Sequence[Stage]) -> None:
     """Every microbatch is to pass a replica of every stage, of those that compute."""
-    for batch in plan.microbatches:
+    for batch in (*plan.microbatches, *plan.evaluation):
         route = batch.route or (0,) * len(pipeline)
         counts = [len(stage.peers) for stage in pipeline]
         if len(route) != len(counts) or any(r >= n for r, n in zip(route, counts, strict=True)):

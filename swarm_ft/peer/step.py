@@ -7,6 +7,7 @@ between them and the boundaries.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -21,27 +22,32 @@ from swarm_ft.peer.boundary.end import Boundary
 from swarm_ft.peer.context import PeerContext, run_in, to_its_end
 from swarm_ft.protocol.machines.pipeline import PARTS, StageSchedule, StepDone, Task, TaskKind
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey
-from swarm_ft.protocol.messages.control import PlanStep
+from swarm_ft.protocol.messages.control import EvalSum, PlanStep
 from swarm_ft.protocol.messages.reports import Traffic, summed_by_boundary
 from swarm_ft.protocol.messages.timeline import SpanKind
 from swarm_ft.protocol.spec.codec_spec import Direction
-from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN
-from swarm_ft.protocol.spec.sample_rows import (
-    CONTEXT,
-    counts_of,
-    refusal,
-    rows_in,
-    samples_in,
-)
+from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN, TrainSpec
+from swarm_ft.protocol.spec.sample_rows import CONTEXT, counts_of, rows_in, samples_in
+from swarm_ft.protocol.spec.tasks import CausalLm, summed
+from swarm_ft.protocol.spec.tasks import Task as Learned
 from swarm_ft.protocol.spec.training_plan import Microbatch
-from swarm_ft.stage.base import Engine
+from swarm_ft.stage.base import Engine, LossAndCounts
 
 # ---- what of the open step is done at this peer, kept until the step commits
 #
 # When an attempt ends before the step did, because somebody died, the next one goes on from here:
 # microbatches whose gradients are summed are not computed again, and what was sent of them is
 # sent again to whoever has yet to get it. What was under way is dropped; it runs again from the
-# same bases.
+# same bases. Of held-out microbatches nothing is kept but their losses, at the last stage.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """A held-out microbatch's loss and counts, summed over its targets."""
+
+    samples: tuple[SampleId, ...]
+    judged: LossAndCounts
+    num_targets: int
 
 
 @dataclass(slots=True)
@@ -53,6 +59,7 @@ class StepProgress:
         done: microbatches whose gradients the engine has summed.
         loss_sum: of these, at the last stage.
         num_targets: that it is summed over.
+        evaluated: at the last stage, held-out microbatches and their loss.
         gradient: their sum, float32 [n], once the engine was given that of all replicas; else None.
     """
 
@@ -60,6 +67,7 @@ class StepProgress:
     done: dict[MicrobatchIndex, tuple[SampleId, ...]] = field(default_factory=dict)
     loss_sum: float = 0.0
     num_targets: int = 0
+    evaluated: dict[MicrobatchIndex, Evaluation] = field(default_factory=dict)
     gradient: Tensor | None = None
     _traffic: tuple[Traffic, ...] = ()
     _sent: dict[tuple[Direction, SampleId], Tensor | Frame] = field(default_factory=dict)
@@ -76,11 +84,29 @@ class StepProgress:
             OutOfTurn: they are not.
         """
         planned = {batch.index: batch.samples for batch in done}
-        if planned != self.done:
+        here = self.done | {index: one.samples for index, one in self.evaluated.items()}
+        if planned != here:
             raise OutOfTurn(
                 f"step {self.step}: by the plan, microbatches {sorted(planned)} are done here, but "
-                f"it is {sorted(self.done)}"
+                f"it is {sorted(here)}"
             )
+
+    def eval_sums(self, train: TrainSpec) -> tuple[EvalSum, ...]:
+        """What is evaluated here, of each pass over the held-out samples; none if nothing is."""
+        found = list(self.evaluated.values())
+        passes = [
+            [one for one in found if train.pass_of(one.samples[0]) == place]
+            for place in range(len(train.eval_passes))
+        ]
+        # In whatever order they came: a sum of the same losses is the same.
+        return tuple(
+            EvalSum(
+                loss_sum=math.fsum(one.judged.loss_sum for one in of_pass),
+                num_targets=sum(one.num_targets for one in of_pass),
+                counts=summed(one.judged.counts for one in of_pass),
+            )
+            for of_pass in (passes if found else ())
+        )
 
     def keep(self, sent: Iterable[tuple[FrameKey, Tensor | Frame]]) -> None:
         """An attempt is over: keep what it sent, or was to send, of what is done."""
@@ -114,12 +140,16 @@ class StepRoutes:
         batches: all of them, in the order in which they are computed.
         upstream: the boundary that each comes through; empty at the first stage.
         downstream: the boundary that each leaves through; empty at the last.
+        held_out: those of them that are only evaluated.
+        learned: what of their samples is, and how.
     """
 
     stage_index: int
     batches: Mapping[MicrobatchIndex, Microbatch]
     upstream: Mapping[MicrobatchIndex, Boundary]
     downstream: Mapping[MicrobatchIndex, Boundary]
+    held_out: frozenset[MicrobatchIndex] = frozenset()
+    learned: Learned = CausalLm()  # noqa: RUF009 - frozen, and without fields
 
 
 class StageStep:
@@ -158,12 +188,14 @@ class StageStep:
         self._schedule = StageSchedule(
             is_first=engine.is_first,
             is_last=engine.is_last,
-            microbatches=list(routes.batches),
+            microbatches=[index for index in routes.batches if index not in routes.held_out],
             max_held=max_held,
+            held_out=[index for index in routes.batches if index in routes.held_out],
             has_backward=engine.has_backward,
         )
         # Bounded by the step's plan: what is not in it, or comes again, does not get here.
-        self._arrivals: asyncio.Queue[tuple[FrameKey, Tensor]] = asyncio.Queue()
+        self._arrivals: asyncio.Queue[tuple[FrameKey, Tensor | None]] = asyncio.Queue()
+        self._taken: set[FrameKey] = set()
         self._samples: dict[FrameKey, Tensor] = {}
         self._inputs: dict[MicrobatchIndex, Tensor] = {}
         self._gradients: dict[MicrobatchIndex, Tensor] = {}
@@ -171,9 +203,9 @@ class StageStep:
         self._lengths = plan.length_of
         needs_tokens = engine.is_first or engine.is_last
         batches = routes.batches.values() if needs_tokens else ()
-        self._rows = {batch.index: _rows_of(plan, batch) for batch in batches}
+        self._rows = {batch.index: _rows_of(plan, batch, routes.learned) for batch in batches}
         self.parts_begun = 0
-        self._compute_s = 0.0
+        self._compute_s = self._evaluate_s = 0.0
         self._task_began_s: float | None = None
 
     @property
@@ -189,6 +221,11 @@ class StageStep:
         return self._compute_s + under_way_s
 
     @property
+    def train_s(self) -> float:
+        """Of these, those of what trains; to be asked once the step is done here."""
+        return self._compute_s - self._evaluate_s
+
+    @property
     def is_computing(self) -> bool:
         """Whether a task is under way."""
         return self._task_began_s is not None
@@ -198,7 +235,7 @@ class StageStep:
         """Neighbours without whose samples nothing can be computed next."""
         found: dict[PeerId, None] = {}
         for task in self._schedule.lacks:
-            is_forward = task.kind is TaskKind.FORWARD
+            is_forward = task.kind in (TaskKind.FORWARD, TaskKind.EVALUATE)
             direction = Direction.FORWARD if is_forward else Direction.BACKWARD
             batch = self._routes.batches[task.microbatch]
             boundary = (self._routes.upstream if is_forward else self._routes.downstream)[
@@ -219,12 +256,17 @@ class StageStep:
             self._key(self._routes.batches[index], sample, direction): self._lengths[sample]
             for index, passed in routes.items()
             if passed is boundary
+            if direction is Direction.FORWARD or index not in self._routes.held_out
             for sample in self._routes.batches[index].samples
         }
 
     def arrived(self, key: FrameKey, value: Tensor) -> None:
         """A neighbour's sample was decoded; float32 [tokens, channels]."""
         self._arrivals.put_nowait((key, value))
+
+    def taken(self, key: FrameKey) -> None:
+        """A neighbour has computed with a held-out sample that was sent from here."""
+        self._arrivals.put_nowait((key, None))
 
     async def run(self) -> None:
         """Compute everything of this step; gradients are then summed in the engine.
@@ -273,11 +315,14 @@ class StageStep:
                 pending = self._schedule.input_ready(index) or pending
         return pending
 
-    def _assemble(self, key: FrameKey, value: Tensor) -> Task | StepDone | None:
-        """Keep a sample; when its microbatch is complete, tell the schedule."""
-        self._samples[key] = value
+    def _assemble(self, key: FrameKey, value: Tensor | None) -> Task | StepDone | None:
+        """Keep a sample, or that it was taken; tell the schedule of a complete microbatch."""
         batch = self._routes.batches[key.microbatch]
         keys = [self._key(batch, sample, key.direction) for sample in batch.samples]
+        if value is None:
+            self._taken.add(key)
+            return self._schedule.output_taken(batch.index) if self._taken >= set(keys) else None
+        self._samples[key] = value
         if any(k not in self._samples for k in keys):
             return None
         stacked = _stacked([self._samples.pop(k) for k in keys])
@@ -289,14 +334,16 @@ class StageStep:
 
     async def _compute(self, task: Task) -> None:
         index, timed = task.microbatch, self._context.timeline.timed
-        self.parts_begun += task.kind.num_parts if self._engine.has_backward else PARTS
+        is_all = task.kind is TaskKind.FORWARD and not self._engine.has_backward
+        self.parts_begun += PARTS if is_all else task.kind.num_parts
         self._task_began_s = self._context.clock.now_s()
+        lengths = self._lengths_in(index)
         match task.kind:
             case TaskKind.FORWARD:
                 failpoints.reached("before-forward")
                 x = self._inputs.pop(index)
                 forward = timed(SpanKind.FORWARD, self._engine.forward, index)
-                output = await run_in(self._context.compute, forward, index, x)
+                output = await run_in(self._context.compute, forward, index, x, lengths)
                 self._send(index, output, Direction.FORWARD)
                 if not self._engine.has_backward:
                     self._loss_sums[index] = 0.0
@@ -313,12 +360,45 @@ class StageStep:
                 x, labels = self._inputs.pop(index), self._rows[index].labels
                 failpoints.reached_meanwhile("mid-backward")
                 both = timed(SpanKind.FORWARD_BACKWARD, self._engine.forward_backward, index)
-                last = await run_in(self._context.compute, both, index, x, labels)
+                last = await run_in(self._context.compute, both, index, x, labels, lengths)
                 self._has_had_backward(index, last.loss_sum, last.input_gradient)
             case TaskKind.WEIGHTS:
                 failpoints.reached_meanwhile("mid-weights")
                 await self._count(index)
-        self._compute_s, self._task_began_s = self.compute_s, None
+            case TaskKind.EVALUATE:
+                await self._evaluate(index)
+        before_s, self._compute_s, self._task_began_s = self._compute_s, self.compute_s, None
+        if task.kind is TaskKind.EVALUATE:
+            self._evaluate_s += self._compute_s - before_s
+
+    def _lengths_in(self, index: MicrobatchIndex) -> tuple[int, ...] | None:
+        """Tokens of a microbatch's samples; None if nothing pads them."""
+        lengths = tuple(self._lengths[one] for one in self._routes.batches[index].samples)
+        return lengths if len(set(lengths)) > 1 else None
+
+    async def _evaluate(self, index: MicrobatchIndex) -> None:
+        """Compute a held-out microbatch: what is sent on, or at the last stage its loss."""
+        batch, x = self._routes.batches[index], self._inputs.pop(index)
+        lengths = self._lengths_in(index)
+        timed = self._context.timeline.timed
+        failpoints.reached_meanwhile("mid-evaluation")
+        if self._engine.is_last:
+            evaluate, rows = (
+                timed(SpanKind.FORWARD, self._engine.evaluate, index),
+                self._rows[index],
+            )
+            judged = await run_in(self._context.compute, evaluate, x, rows.labels, lengths)
+            self._progress.evaluated[index] = Evaluation(
+                samples=batch.samples, judged=judged, num_targets=rows.num_targets
+            )
+        else:
+            infer = timed(SpanKind.FORWARD, self._engine.infer, index)
+            output = await run_in(self._context.compute, infer, x, lengths)
+            self._send(index, output, Direction.FORWARD)
+        if not self._engine.is_first:
+            for sample in batch.samples:
+                key = self._key(batch, sample, Direction.FORWARD)
+                self._routes.upstream[index].computed(key)
 
     def _has_had_backward(
         self, index: MicrobatchIndex, loss_sum: float, input_gradient: Tensor | None
@@ -367,14 +447,15 @@ class _Rows:
     num_targets: int
 
 
-def _rows_of(plan: PlanStep, batch: Microbatch) -> _Rows:
+def _rows_of(plan: PlanStep, batch: Microbatch, learned: Learned) -> _Rows:
     wanted = tuple(plan.length_of[sample] for sample in batch.samples)
     try:
         data = [plan.tokens[sample] for sample in batch.samples]
         rows = rows_in(data, len(data[0]) // BYTES_PER_TOKEN)
     except (KeyError, ValueError) as error:
         raise MalformedMessage(f"plan of step {plan.step}: tokens missing or uneven") from error
-    refused, counts = refusal(rows, CONTEXT), counts_of(rows)  # the engine knows the vocabulary
+    # The engine knows the vocabulary.
+    refused, counts = learned.refusal(rows, CONTEXT), counts_of(rows)
     if refused is not None or counts.lengths != wanted:
         why = refused[1] if refused else f"lengths {list(wanted)} of {list(counts.lengths)}"
         raise MalformedMessage(f"plan of step {plan.step}, microbatch {batch.index}: {why}")

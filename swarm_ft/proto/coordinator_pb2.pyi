@@ -183,13 +183,14 @@ class GradientTraffic(_message.Message):
     def __init__(self, sent_bytes: _Optional[int] = ..., uncompressed_bytes: _Optional[int] = ..., relayed_bytes: _Optional[int] = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("run_id", "attempt", "step", "squared_grad_norm", "loss_sum", "num_targets", "traffic", "gradients", "compute_s", "buffers", "lost")
+    __slots__ = ("run_id", "attempt", "step", "squared_grad_norm", "loss_sum", "num_targets", "evaluation", "traffic", "gradients", "compute_s", "buffers", "lost")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SQUARED_GRAD_NORM_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     NUM_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
@@ -201,12 +202,23 @@ class StepReady(_message.Message):
     squared_grad_norm: float
     loss_sum: float
     num_targets: int
+    evaluation: _containers.RepeatedCompositeFieldContainer[EvalSum]
     traffic: _containers.RepeatedCompositeFieldContainer[Traffic]
     gradients: GradientTraffic
     compute_s: float
     buffers: _containers.RepeatedCompositeFieldContainer[BufferCounts]
     lost: _containers.RepeatedCompositeFieldContainer[HeldBuffers]
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., squared_grad_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., num_targets: _Optional[int] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ..., compute_s: _Optional[float] = ..., buffers: _Optional[_Iterable[_Union[BufferCounts, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[HeldBuffers, _Mapping]]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., squared_grad_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., num_targets: _Optional[int] = ..., evaluation: _Optional[_Iterable[_Union[EvalSum, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ..., compute_s: _Optional[float] = ..., buffers: _Optional[_Iterable[_Union[BufferCounts, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[HeldBuffers, _Mapping]]] = ...) -> None: ...
+
+class EvalSum(_message.Message):
+    __slots__ = ("loss_sum", "num_targets", "counts")
+    LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
+    NUM_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    loss_sum: float
+    num_targets: int
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, loss_sum: _Optional[float] = ..., num_targets: _Optional[int] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PeerAlive(_message.Message):
     __slots__ = ("attempt", "step", "compute_s", "parts_begun", "waits_for")
@@ -413,7 +425,7 @@ class SampleTokens(_message.Message):
     def __init__(self, sample: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class PlanStep(_message.Message):
-    __slots__ = ("run_id", "attempt", "step", "microbatches", "tokens", "listeners", "traced", "num_targets", "lengths")
+    __slots__ = ("run_id", "attempt", "step", "microbatches", "tokens", "listeners", "traced", "evaluation", "num_targets", "lengths")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -421,6 +433,7 @@ class PlanStep(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LISTENERS_FIELD_NUMBER: _ClassVar[int]
     TRACED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
     NUM_TARGETS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
@@ -430,9 +443,10 @@ class PlanStep(_message.Message):
     tokens: _containers.RepeatedCompositeFieldContainer[SampleTokens]
     listeners: _containers.RepeatedScalarFieldContainer[str]
     traced: bool
+    evaluation: _containers.RepeatedCompositeFieldContainer[Microbatch]
     num_targets: int
     lengths: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[Microbatch, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[SampleTokens, _Mapping]]] = ..., listeners: _Optional[_Iterable[str]] = ..., traced: _Optional[bool] = ..., num_targets: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[Microbatch, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[SampleTokens, _Mapping]]] = ..., listeners: _Optional[_Iterable[str]] = ..., traced: _Optional[bool] = ..., evaluation: _Optional[_Iterable[_Union[Microbatch, _Mapping]]] = ..., num_targets: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CommitStep(_message.Message):
     __slots__ = ("run_id", "step", "clip_factor", "learning_rate", "attempt")
@@ -720,15 +734,31 @@ class StepCommitted(_message.Message):
     state_bytes: int
     def __init__(self, step: _Optional[int] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., grad_norm: _Optional[float] = ..., num_samples: _Optional[int] = ..., seconds: _Optional[float] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
+class Evaluated(_message.Message):
+    __slots__ = ("step", "num_samples", "eval_loss", "compressed_eval_loss", "counts")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    EVAL_LOSS_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSED_EVAL_LOSS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    num_samples: int
+    eval_loss: float
+    compressed_eval_loss: float
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., num_samples: _Optional[int] = ..., eval_loss: _Optional[float] = ..., compressed_eval_loss: _Optional[float] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class RunEvent(_message.Message):
-    __slots__ = ("status", "step", "timeline")
+    __slots__ = ("status", "step", "timeline", "evaluated")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
     status: RunStatus
     step: StepCommitted
     timeline: _timeline_pb2.PeerTimeline
-    def __init__(self, status: _Optional[_Union[RunStatus, _Mapping]] = ..., step: _Optional[_Union[StepCommitted, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.PeerTimeline, _Mapping]] = ...) -> None: ...
+    evaluated: Evaluated
+    def __init__(self, status: _Optional[_Union[RunStatus, _Mapping]] = ..., step: _Optional[_Union[StepCommitted, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.PeerTimeline, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ...) -> None: ...
 
 class PlaceRequest(_message.Message):
     __slots__ = ("spec", "protocol_version")

@@ -20,6 +20,27 @@ class Adapter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ADAPTER_NONE: _ClassVar[Adapter]
     ADAPTER_LORA: _ClassVar[Adapter]
     ADAPTER_DORA: _ClassVar[Adapter]
+
+class EvalStrategy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EVAL_STRATEGY_UNSPECIFIED: _ClassVar[EvalStrategy]
+    EVAL_STRATEGY_NO: _ClassVar[EvalStrategy]
+    EVAL_STRATEGY_STEPS: _ClassVar[EvalStrategy]
+    EVAL_STRATEGY_EPOCH: _ClassVar[EvalStrategy]
+
+class EvalCompression(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EVAL_COMPRESSION_UNSPECIFIED: _ClassVar[EvalCompression]
+    EVAL_COMPRESSION_OFF: _ClassVar[EvalCompression]
+    EVAL_COMPRESSION_ON: _ClassVar[EvalCompression]
+    EVAL_COMPRESSION_BOTH: _ClassVar[EvalCompression]
+
+class TaskKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TASK_KIND_UNSPECIFIED: _ClassVar[TaskKind]
+    TASK_KIND_CAUSAL_LM: _ClassVar[TaskKind]
+    TASK_KIND_CLASSIFICATION: _ClassVar[TaskKind]
+    TASK_KIND_TOKEN_CLASSIFICATION: _ClassVar[TaskKind]
 LR_SCHEDULE_UNSPECIFIED: LrSchedule
 LR_SCHEDULE_CONSTANT: LrSchedule
 LR_SCHEDULE_LINEAR: LrSchedule
@@ -28,6 +49,18 @@ ADAPTER_UNSPECIFIED: Adapter
 ADAPTER_NONE: Adapter
 ADAPTER_LORA: Adapter
 ADAPTER_DORA: Adapter
+EVAL_STRATEGY_UNSPECIFIED: EvalStrategy
+EVAL_STRATEGY_NO: EvalStrategy
+EVAL_STRATEGY_STEPS: EvalStrategy
+EVAL_STRATEGY_EPOCH: EvalStrategy
+EVAL_COMPRESSION_UNSPECIFIED: EvalCompression
+EVAL_COMPRESSION_OFF: EvalCompression
+EVAL_COMPRESSION_ON: EvalCompression
+EVAL_COMPRESSION_BOTH: EvalCompression
+TASK_KIND_UNSPECIFIED: TaskKind
+TASK_KIND_CAUSAL_LM: TaskKind
+TASK_KIND_CLASSIFICATION: TaskKind
+TASK_KIND_TOKEN_CLASSIFICATION: TaskKind
 
 class LayerRange(_message.Message):
     __slots__ = ("start", "stop")
@@ -62,7 +95,7 @@ class ModelSpec(_message.Message):
     def __init__(self, reference: _Optional[str] = ..., architecture: _Optional[str] = ..., num_blocks: _Optional[int] = ..., hidden_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., embed_digest: _Optional[bytes] = ..., block_digests: _Optional[_Iterable[bytes]] = ..., head_digest: _Optional[bytes] = ..., tied_embeddings: _Optional[bool] = ...) -> None: ...
 
 class TrainSpec(_message.Message):
-    __slots__ = ("num_samples", "seq_length", "batch_size", "micro_batch_size", "num_steps", "learning_rate", "lr_schedule", "warmup_steps", "weight_decay", "clip_grad_norm", "seed", "shuffle", "dropout", "sync_tied_embeddings", "forward_codec", "backward_codec", "key_codec", "dp_codec", "save_steps", "buffer_bits", "fill_codec", "fill_microbatches", "share_with", "private_ends", "adapter", "lora_r", "lora_alpha", "lora_dropout", "target_modules", "merge", "train_layers")
+    __slots__ = ("num_samples", "seq_length", "batch_size", "micro_batch_size", "num_steps", "learning_rate", "lr_schedule", "warmup_steps", "weight_decay", "clip_grad_norm", "seed", "shuffle", "dropout", "sync_tied_embeddings", "forward_codec", "backward_codec", "key_codec", "dp_codec", "save_steps", "buffer_bits", "fill_codec", "fill_microbatches", "share_with", "num_eval_samples", "eval_strategy", "eval_steps", "eval_compression", "private_ends", "adapter", "lora_r", "lora_alpha", "lora_dropout", "target_modules", "merge", "task_kind", "label_names", "train_layers")
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SEQ_LENGTH_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +119,10 @@ class TrainSpec(_message.Message):
     FILL_CODEC_FIELD_NUMBER: _ClassVar[int]
     FILL_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     SHARE_WITH_FIELD_NUMBER: _ClassVar[int]
+    NUM_EVAL_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    EVAL_STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    EVAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    EVAL_COMPRESSION_FIELD_NUMBER: _ClassVar[int]
     PRIVATE_ENDS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     LORA_R_FIELD_NUMBER: _ClassVar[int]
@@ -93,6 +130,8 @@ class TrainSpec(_message.Message):
     LORA_DROPOUT_FIELD_NUMBER: _ClassVar[int]
     TARGET_MODULES_FIELD_NUMBER: _ClassVar[int]
     MERGE_FIELD_NUMBER: _ClassVar[int]
+    TASK_KIND_FIELD_NUMBER: _ClassVar[int]
+    LABEL_NAMES_FIELD_NUMBER: _ClassVar[int]
     TRAIN_LAYERS_FIELD_NUMBER: _ClassVar[int]
     num_samples: int
     seq_length: int
@@ -117,6 +156,10 @@ class TrainSpec(_message.Message):
     fill_codec: str
     fill_microbatches: int
     share_with: str
+    num_eval_samples: int
+    eval_strategy: EvalStrategy
+    eval_steps: int
+    eval_compression: EvalCompression
     private_ends: str
     adapter: Adapter
     lora_r: int
@@ -124,8 +167,10 @@ class TrainSpec(_message.Message):
     lora_dropout: float
     target_modules: str
     merge: bool
+    task_kind: TaskKind
+    label_names: str
     train_layers: str
-    def __init__(self, num_samples: _Optional[int] = ..., seq_length: _Optional[int] = ..., batch_size: _Optional[int] = ..., micro_batch_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., lr_schedule: _Optional[_Union[LrSchedule, str]] = ..., warmup_steps: _Optional[int] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., seed: _Optional[int] = ..., shuffle: _Optional[bool] = ..., dropout: _Optional[bool] = ..., sync_tied_embeddings: _Optional[bool] = ..., forward_codec: _Optional[str] = ..., backward_codec: _Optional[str] = ..., key_codec: _Optional[str] = ..., dp_codec: _Optional[str] = ..., save_steps: _Optional[int] = ..., buffer_bits: _Optional[int] = ..., fill_codec: _Optional[str] = ..., fill_microbatches: _Optional[int] = ..., share_with: _Optional[str] = ..., private_ends: _Optional[str] = ..., adapter: _Optional[_Union[Adapter, str]] = ..., lora_r: _Optional[int] = ..., lora_alpha: _Optional[int] = ..., lora_dropout: _Optional[float] = ..., target_modules: _Optional[str] = ..., merge: _Optional[bool] = ..., train_layers: _Optional[str] = ...) -> None: ...
+    def __init__(self, num_samples: _Optional[int] = ..., seq_length: _Optional[int] = ..., batch_size: _Optional[int] = ..., micro_batch_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., lr_schedule: _Optional[_Union[LrSchedule, str]] = ..., warmup_steps: _Optional[int] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., seed: _Optional[int] = ..., shuffle: _Optional[bool] = ..., dropout: _Optional[bool] = ..., sync_tied_embeddings: _Optional[bool] = ..., forward_codec: _Optional[str] = ..., backward_codec: _Optional[str] = ..., key_codec: _Optional[str] = ..., dp_codec: _Optional[str] = ..., save_steps: _Optional[int] = ..., buffer_bits: _Optional[int] = ..., fill_codec: _Optional[str] = ..., fill_microbatches: _Optional[int] = ..., share_with: _Optional[str] = ..., num_eval_samples: _Optional[int] = ..., eval_strategy: _Optional[_Union[EvalStrategy, str]] = ..., eval_steps: _Optional[int] = ..., eval_compression: _Optional[_Union[EvalCompression, str]] = ..., private_ends: _Optional[str] = ..., adapter: _Optional[_Union[Adapter, str]] = ..., lora_r: _Optional[int] = ..., lora_alpha: _Optional[int] = ..., lora_dropout: _Optional[float] = ..., target_modules: _Optional[str] = ..., merge: _Optional[bool] = ..., task_kind: _Optional[_Union[TaskKind, str]] = ..., label_names: _Optional[str] = ..., train_layers: _Optional[str] = ...) -> None: ...
 
 class RunSpec(_message.Message):
     __slots__ = ("version", "model", "train")

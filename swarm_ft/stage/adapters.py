@@ -11,14 +11,12 @@ Shape suffixes: o outputs, i inputs of a layer, r the rank.
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -29,6 +27,7 @@ from swarm_ft.protocol.spec.run_spec import ALL_LINEAR, Adapter, RunSpec, TrainO
 from swarm_ft.stage.architecture import Architecture, block_part
 from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.device import drawing_apart
+from swarm_ft.stage.heads import drawn
 from swarm_ft.stage.module import StageModule
 
 if TYPE_CHECKING:  # peft is imported by runs with adapters alone: it takes its time
@@ -207,19 +206,12 @@ def _adapted(module: StageModule) -> dict[str, LoraLayer]:
 def _begin(layer: LoraLayer, seed: str) -> None:
     """A is drawn, evenly within 1 / sqrt(inputs) as peft has it; B is 0; DoRA's lengths are W's."""
     a_ri = layer.lora_A[_NAME].weight
-    a_ri.copy_(_drawn(seed, a_ri.shape) * (1.0 / math.sqrt(a_ri.shape[1])))
+    a_ri.copy_(drawn(seed, a_ri.shape) * (1.0 / math.sqrt(a_ri.shape[1])))
     layer.lora_B[_NAME].weight.zero_()
     if _NAME in layer.lora_magnitude_vector:
         base = layer.get_base_layer()
         weight_oi = base.weight.t() if isinstance(base, Conv1D) else base.weight
         layer.lora_magnitude_vector[_NAME].weight.copy_(_lengths(weight_oi))
-
-
-def _drawn(seed: str, shape: torch.Size) -> Tensor:
-    """Multiples of 2^-23 in [-1, 1), exact in float32."""
-    data = hashlib.shake_128(seed.encode()).digest(4 * shape.numel())
-    units = (np.frombuffer(data, "<u4") >> 8).astype(np.float32) - np.float32(1 << 23)
-    return torch.from_numpy(units / np.float32(1 << 23)).view(shape)
 
 
 def _lengths(weight_oi: Tensor) -> Tensor:

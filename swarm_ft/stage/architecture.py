@@ -1,4 +1,4 @@
-"""Where a decoder keeps its parts, found by running what lies around its blocks. Knows no weights.
+"""Where a model keeps its parts, found by running what lies around its blocks. Knows no weights.
 
 Any causal model of transformers will do that is one stack of blocks, which hand one hidden tensor
 on and need nothing else of the text. No table says which are: the model runs without memory, its
@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
 from transformers import PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from swarm_ft.errors import BadModel, BadOption
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.tasks import Task
+from swarm_ft.stage.heads import head_of
 from swarm_ft.stage.skeleton import ModelConfig, base_of, fill_buffers, is_below, keep, refused
 
 EMBED_PART = "embeddings"
@@ -40,7 +41,7 @@ class Architecture:
         embeddings: modules that only the first stage needs.
         ends: modules that only the last stage needs: the final norm and the head, mostly.
         token_embeddings: the tokens' table, one of `embeddings`.
-        head: what makes logits of channels, one of `ends`.
+        head: what makes logits of channels, one of `ends`; a linear layer, but for some of classes.
         positions: how many tokens there are positions for, where these are a table.
     """
 
@@ -87,16 +88,17 @@ def settings_text(config: ModelConfig) -> str:
     return json.dumps(said, sort_keys=True, default=str)
 
 
-def check_model_type(model_type: str) -> None:
-    """Whether transformers has causal models of this type.
+def check_model_type(model_type: str, task: Task) -> None:
+    """Whether transformers has models of this type for a task.
 
     Raises:
         BadModel: it has none.
     """
-    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    head = head_of(task)
+    if model_type not in head.model_types:
         raise BadModel(
-            f"architecture '{model_type}': expected a decoder that AutoModelForCausalLM of "
-            f"transformers builds, such as gpt2, llama or qwen3; docs/models.md has the others"
+            f"architecture '{model_type}': expected {head.words} of transformers builds, such as "
+            f"{head.examples}; docs/models.md has the others"
         )
 
 
@@ -126,7 +128,7 @@ def architecture_of(skeleton: PreTrainedModel) -> Architecture:
     _check_kind(skeleton)
     blocks = _blocks_of(skeleton)
     around = tuple(_around(skeleton, blocks))
-    head = _name_of(skeleton, skeleton.get_output_embeddings(), "output embeddings")
+    head = _head_of(skeleton)
     table = _name_of(skeleton, skeleton.get_input_embeddings(), "token embeddings")
     fill_buffers(skeleton, but=(blocks, *around))
     trace = _traced(skeleton, blocks, around, LayerRange(0, skeleton.config.num_hidden_layers))
@@ -229,6 +231,20 @@ def _name_of(skeleton: PreTrainedModel, module: nn.Module | None, what: str) -> 
     raise _refused(skeleton, f"expected {what} with a weight, found {type(module).__name__}")
 
 
+def _head_of(skeleton: PreTrainedModel) -> str:
+    """What makes logits: of tokens, or of classes beside the base."""
+    if skeleton.get_output_embeddings() is not None:
+        return _name_of(skeleton, skeleton.get_output_embeddings(), "output embeddings")
+    base, _ = base_of(skeleton)
+    beside = [name for name, child in skeleton.named_children() if child.state_dict()]
+    names: list[str] = [name for name in beside if name != base]
+    if len(names) != 1:
+        raise _refused(
+            skeleton, f"expected one head of classes, found {', '.join(names) or 'none'}"
+        )
+    return names[0]
+
+
 def _sides(
     skeleton: PreTrainedModel, called: list[str], around: Iterable[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -245,13 +261,17 @@ def _positions(skeleton: PreTrainedModel, table: str, before: Iterable[str]) -> 
     longest: int | None = getattr(skeleton.config, "max_position_embeddings", None)
     if longest is None:
         return None
-    tables = (
-        name
+    tables = [
+        module
         for name, module in skeleton.named_modules()
         if isinstance(module, nn.Embedding) and is_below(name, before) and name != table
-    )
+    ]
     buffers = (buffer.shape for _, buffer in skeleton.named_buffers())
-    return longest if any(tables) or any(longest in shape for shape in buffers) else None
+    if not tables and not any(longest in shape for shape in buffers):
+        return None
+    # Of RoBERTa's table, the first rows are for what pads.
+    padding = (one.padding_idx for one in tables if one.num_embeddings == longest)
+    return longest - max((index + 1 for index in padding if index is not None), default=0)
 
 
 # ---- running what is around the blocks

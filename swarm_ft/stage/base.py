@@ -7,7 +7,7 @@ CPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -16,6 +16,9 @@ from torch import Tensor
 from swarm_ft.errors import MalformedMessage, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
+
+Lengths = Sequence[int] | None
+"""Tokens of each sample of a microbatch; None if all are as long as its tensor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +32,19 @@ class LossAndGradient:
 
     loss_sum: float
     input_gradient: Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossAndCounts:
+    """What the last stage makes of a microbatch that is only evaluated.
+
+    Attributes:
+        loss_sum: cross-entropy in nats, summed over the microbatch's targets.
+        counts: of them, that the task's metrics are made of; see `Task.num_counts`.
+    """
+
+    loss_sum: float
+    counts: tuple[int, ...] = ()
 
 
 class Engine(Protocol):
@@ -128,13 +144,14 @@ class Engine(Protocol):
                 backward and no more: begin it again.
         """
 
-    def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
+    def forward(self, microbatch: MicrobatchIndex, x: Tensor, lengths: Lengths = None) -> Tensor:
         """Compute the stage's output and keep the graph until `backward`.
 
         Args:
             microbatch: its index in the step; computing it again replaces its graph.
             x: at the first stage int64 tokens [B, T], else float32 [B, T, C]. It is kept: the
                 caller must not write to it before `backward`.
+            lengths: tokens of each of its samples; what is behind them pads.
 
         Returns:
             Float32 [B, T, C], not to be written to.
@@ -146,20 +163,53 @@ class Engine(Protocol):
         """
 
     def forward_backward(
-        self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor
+        self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor, lengths: Lengths = None
     ) -> LossAndGradient:
         """Forward, loss and backward of a microbatch, at the last stage; see `backward`.
 
         Args:
             microbatch: its index in the step.
             x: as `forward` takes it; in a one-stage swarm the tokens.
-            labels: int64 [B, T], of each token its id, or `NO_LABEL` if nobody learns to write it;
-                position t predicts the label of t + 1.
+            labels: int64 [B, T], of each token its class, or its id, which position t - 1
+                predicts; `NO_LABEL` if it is not learned.
+            lengths: as `forward` takes them.
 
         Raises:
             MalformedMessage, OutOfTurn: as `forward`.
             NonFinite: the loss or the input's gradient is inf or NaN.
         """
+
+    # ---- held-out samples: no graph, no dropout, nothing kept; a step need not be open
+
+    def infer(self, x: Tensor, lengths: Lengths = None) -> Tensor:
+        """Compute the stage's output for samples that are only evaluated.
+
+        Args:
+            x: as `forward` takes it.
+            lengths: so too.
+
+        Returns:
+            Float32 [B, T, C], not to be written to.
+
+        Raises:
+            MalformedMessage: `x` is not what this stage takes.
+            NonFinite: the output is inf or NaN.
+        """
+
+    def evaluate(self, x: Tensor, labels: Tensor, lengths: Lengths = None) -> LossAndCounts:
+        """Compute the loss of samples at the last stage, and how many targets are told rightly.
+
+        Args:
+            x: as `forward` takes it.
+            labels: as `forward_backward` takes them.
+            lengths: as `forward` takes them.
+
+        Raises:
+            MalformedMessage: as `forward_backward`.
+            NonFinite: the loss is inf or NaN.
+        """
+
+    # ---- what trains, back
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """Compute the input's gradient and free the graph; keep what `weight_gradients` needs.

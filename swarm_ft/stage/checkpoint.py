@@ -13,7 +13,7 @@ import json
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from transformers.utils import cached_file
 from swarm_ft.errors import BadLayers, BadModel, RunMismatch
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import ModelSpec
+from swarm_ft.protocol.spec.run_spec import ModelSpec, TaskKind, TrainOptions
+from swarm_ft.protocol.spec.tasks import Task, task_of
 from swarm_ft.stage.architecture import (
     EMBED_PART,
     HEAD_PART,
@@ -39,7 +40,8 @@ from swarm_ft.stage.architecture import (
     settings_text,
 )
 from swarm_ft.stage.conversion import Recipe, recipes_for
-from swarm_ft.stage.skeleton import ModelConfig, build_skeleton
+from swarm_ft.stage.heads import begun, config_for, head_of
+from swarm_ft.stage.skeleton import ModelConfig, build_skeleton, is_below
 
 # ---- safetensors files of one checkpoint: which file holds which tensor
 
@@ -182,6 +184,8 @@ GENERATION_FILE = "generation_config.json"
 # transformers makes up an empty tokenizer where none of these is.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 FLOAT32_BYTES = 4
+SPREAD = 0.02
+"""Of a new head's weights, where the config does not say."""
 
 
 class Checkpoint:
@@ -189,15 +193,23 @@ class Checkpoint:
 
     Attributes:
         reference: directory or hub id, as the user named it.
-        config: the transformers config, of a model that can be cut.
+        config: the transformers config, of a model that can be cut, with the task's classes.
+        task: what the model is for, which says what it ends in.
         architecture: where that model keeps its parts.
     """
 
     def __init__(
-        self, source: Source, config: ModelConfig, files: TensorFiles, skeleton: PreTrainedModel
+        self,
+        source: Source,
+        config: ModelConfig,
+        files: TensorFiles,
+        skeleton: PreTrainedModel,
+        train: TrainOptions,
     ) -> None:
         self.reference = source.reference
         self.config = config
+        self.task = task_of(train)
+        self._seed = train.seed
         self.architecture = architecture_of(skeleton)
         check_cuts(skeleton, self.architecture)
         self._source = source
@@ -218,7 +230,7 @@ class Checkpoint:
         Raises:
             BadModel: a tensor is unreadable or of another shape than the config's.
         """
-        there = [name for name in self._own if name in self._recipes]
+        there = [name for name in self._own if name in self._recipes or self._begins(name)]
         digests = {name: tensor_digest(tensor) for name, tensor in self._read(there)}
         tied = self._ties(digests)
         if tied:
@@ -264,7 +276,7 @@ class Checkpoint:
         return self._named(taken_as, tensors)
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer that lies beside the weights.
+        """The tokenizer that lies beside the weights; for classes, with something to pad with.
 
         Raises:
             BadModel: there is none, or it cannot be read.
@@ -275,11 +287,14 @@ class Checkpoint:
                 f"none"
             )
         try:
-            return AutoTokenizer.from_pretrained(
+            found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 self.reference, revision=self._source.revision or "main", trust_remote_code=False
             )
         except (OSError, ValueError, LookupError, TypeError) as exc:
             raise self._source.refused(f"its tokenizer cannot be read ({one_line(exc)})") from exc
+        if self.task.labels and found.pad_token is None:
+            found.pad_token = found.eos_token
+        return found
 
     def save_config(self, directory: Path, tie_word_embeddings: bool) -> None:
         """Write the exported model's `config.json` (float32) and copy `generation_config.json`.
@@ -291,7 +306,10 @@ class Checkpoint:
         exported = copy.deepcopy(self.config)
         exported.tie_word_embeddings = tie_word_embeddings
         exported.dtype = torch.float32
-        # A base model's checkpoint becomes a causal model's: the result has a head.
+        if self.task.labels and exported.pad_token_id is None:
+            # transformers finds a sample's last token by it; see `tokenizer`.
+            exported.pad_token_id = self.tokenizer().pad_token_id
+        # A base model's checkpoint becomes the task's: the result has a head.
         exported.architectures = [type(self._skeleton).__name__]
         exported.save_pretrained(str(directory))
         generation = self._source.find(GENERATION_FILE)
@@ -316,6 +334,13 @@ class Checkpoint:
     def _head(self) -> str:
         return self.architecture.head_weight
 
+    def _begins(self, name: str) -> bool:
+        """Whether a tensor is one of a head that the checkpoint lacks, and begins with the run."""
+        own = self.architecture
+        ends = [own.head, *(end for end in own.ends if end.endswith("pooler"))]
+        is_of_head = head_of(self.task).is_new and is_below(name, ends)
+        return is_of_head and name not in self._recipes
+
     @property
     def _may_tie(self) -> bool:
         return bool(getattr(self.config, "tie_word_embeddings", False))
@@ -323,7 +348,7 @@ class Checkpoint:
     def _check_complete(self) -> None:
         for name in self._own:
             may_lack = name == self._head and self._may_tie
-            if name not in self._recipes and not may_lack:
+            if name not in self._recipes and not may_lack and not self._begins(name):
                 raise self._source.refused(
                     f"its config needs a tensor {name}, which its safetensors lack"
                 )
@@ -360,7 +385,11 @@ class Checkpoint:
         Raises:
             BadModel: a tensor or its file is unreadable, or another than the config's.
         """
-        wanted = dict.fromkeys(names)
+        asked = dict.fromkeys(names)
+        spread = float(getattr(self.config, "initializer_range", None) or SPREAD)
+        for name in filter(self._begins, asked):
+            yield name, begun(name, self._own[name].shape, self._seed, spread)
+        wanted = [name for name in asked if not self._begins(name)]
         recipes = {id(self._recipes[name]): self._recipes[name] for name in wanted}
         with self._files.reading() as read:
             for recipe in recipes.values():
@@ -416,21 +445,43 @@ class Checkpoint:
             )
 
 
-def open_checkpoint(reference: str) -> Checkpoint:
+_AS_BY_DEFAULT = TrainOptions()
+
+
+def open_checkpoint(reference: str, train: TrainOptions = _AS_BY_DEFAULT) -> Checkpoint:
     """Find a checkpoint by directory or hub id and read its config and its tensors' names.
+
+    Args:
+        reference: directory or hub id.
+        train: says what it is to be trained for; a head that it lacks begins by its seed.
 
     Raises:
         BadModel: missing, without config or safetensors, incomplete, or of an unknown
             architecture.
     """
     source = _find_source(reference)
-    config = _read_config(source)
+    config = config_for(task_of(train), _read_config(source, task_of(train)))
     files = open_tensor_files(source)
     try:
-        skeleton = build_skeleton(config)
+        skeleton = build_skeleton(config, task_of(train))
     except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as exc:
         raise source.refused(f"{CONFIG_FILE} describes no model ({one_line(exc)})") from exc
-    return Checkpoint(source, config, files, skeleton)
+    return Checkpoint(source, config, files, skeleton, train)
+
+
+def check_checkpoint(reference: str) -> None:
+    """Whether a checkpoint can be trained for something.
+
+    Raises:
+        BadModel: it cannot; says why not as a language model.
+    """
+    try:
+        open_checkpoint(reference)
+    except BadModel:
+        with suppress(BadModel):
+            open_checkpoint(reference, TrainOptions(task_kind=TaskKind.CLASSIFICATION))
+            return
+        raise
 
 
 def _find_source(reference: str) -> Source:
@@ -444,11 +495,11 @@ def _find_source(reference: str) -> Source:
     return replace(source, revision=config.parent.name)
 
 
-def _read_config(source: Source) -> ModelConfig:
+def _read_config(source: Source, task: Task) -> ModelConfig:
     path = source.require(CONFIG_FILE)
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        check_model_type(str(fields["model_type"]))
+        check_model_type(str(fields["model_type"]), task)
     except (OSError, ValueError, LookupError, TypeError) as exc:
         raise source.refused(f"{CONFIG_FILE} is unreadable or names no model_type") from exc
     if "quantization_config" in fields:

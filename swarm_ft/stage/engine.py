@@ -12,6 +12,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.functional import cross_entropy
 
 from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
@@ -19,12 +20,14 @@ from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import MAX_SQUARED_NORM
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.protocol.spec.sample_rows import NO_LABEL
+from swarm_ft.protocol.spec.sample_rows import MIN_LENGTH, NO_LABEL
+from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.stage.adapters import attach
 from swarm_ft.stage.architecture import check_seq_length
-from swarm_ft.stage.base import LossAndGradient, OpenStep
+from swarm_ft.stage.base import Lengths, LossAndCounts, LossAndGradient, OpenStep
 from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.device import synchronise
+from swarm_ft.stage.heads import counts_by_class
 from swarm_ft.stage.module import DropoutSeeds, StageModule, WeightProduct
 from swarm_ft.stage.skeleton import reports_router
 from swarm_ft.stage.weights import StageWeights
@@ -33,7 +36,7 @@ from swarm_ft.stage.weights import StageWeights
 
 
 def check_tokens(tokens: Tensor, spec: RunSpec) -> None:
-    """Token ids: int64 [B, T], 2 <= T <= the run's `seq_length`, each inside the vocabulary.
+    """Token ids: int64 [B, T], 1 <= T <= the run's `seq_length`, each inside the vocabulary.
 
     A token outside the embeddings' table is an exception on a CPU, but on a GPU it spoils the
     process.
@@ -42,18 +45,19 @@ def check_tokens(tokens: Tensor, spec: RunSpec) -> None:
         MalformedMessage: anything else.
     """
     longest, vocab_size = spec.train.seq_length, spec.model.vocab_size
-    fits = tokens.ndim == 2 and len(tokens) > 0 and 2 <= tokens.shape[1] <= longest
+    fits = tokens.ndim == 2 and len(tokens) > 0 and MIN_LENGTH <= tokens.shape[1] <= longest
     if tokens.dtype != torch.int64 or not fits:
         raise MalformedMessage(
-            f"tokens: expected int64 [B, T] with T from 2 to {longest}, got {_described(tokens)}"
+            f"tokens: expected int64 [B, T] with T from {MIN_LENGTH} to {longest}, "
+            f"got {_described(tokens)}"
         )
     low, high = (int(bound) for bound in tokens.aminmax())
     if low < 0 or high >= vocab_size:
         raise MalformedMessage(f"tokens: expected 0 to {vocab_size - 1}, got {low} to {high}")
 
 
-def check_labels(labels: Tensor, x: Tensor, vocab_size: int) -> None:
-    """Labels of an input [B, T] or [B, T, C]: int64 [B, T], `NO_LABEL` or inside the vocabulary.
+def check_labels(labels: Tensor, x: Tensor, num_outputs: int) -> None:
+    """Labels of an input [B, T] or [B, T, C]: int64 [B, T], `NO_LABEL` or below `num_outputs`.
 
     Raises:
         MalformedMessage: anything else.
@@ -62,24 +66,26 @@ def check_labels(labels: Tensor, x: Tensor, vocab_size: int) -> None:
         raise MalformedMessage(
             f"labels: expected int64 {list(x.shape[:2])}, got {_described(labels)}"
         )
-    is_wrong = (labels != NO_LABEL) & ((labels < 0) | (labels >= vocab_size))
+    is_wrong = (labels != NO_LABEL) & ((labels < 0) | (labels >= num_outputs))
     if bool(is_wrong.any()):
         first = int(labels[is_wrong][0])
-        raise MalformedMessage(f"labels: expected {NO_LABEL} or 0 to {vocab_size - 1}, got {first}")
+        raise MalformedMessage(
+            f"labels: expected {NO_LABEL} or 0 to {num_outputs - 1}, got {first}"
+        )
 
 
 def check_hidden(hidden: Tensor, spec: RunSpec) -> None:
-    """Activations: float32 [B, T, C] of the run's channels, 2 <= T <= its `seq_length`.
+    """Activations: float32 [B, T, C] of the run's channels, 1 <= T <= its `seq_length`.
 
     Raises:
         MalformedMessage: anything else.
     """
     longest, channels = spec.train.seq_length, spec.model.hidden_size
-    fits = hidden.ndim == 3 and len(hidden) > 0 and 2 <= hidden.shape[1] <= longest
+    fits = hidden.ndim == 3 and len(hidden) > 0 and MIN_LENGTH <= hidden.shape[1] <= longest
     if hidden.dtype != torch.float32 or not fits or hidden.shape[2] != channels:
         raise MalformedMessage(
-            f"activation: expected float32 [B, T, {channels}] with T from 2 to {longest}, "
-            f"got {_described(hidden)}"
+            f"activation: expected float32 [B, T, {channels}] with T from "
+            f"{MIN_LENGTH} to {longest}, got {_described(hidden)}"
         )
 
 
@@ -239,11 +245,16 @@ class StageEngine:
         self.has_backward = spec.gradients_cross(layers.stop)
         self._checkpoint = checkpoint
         self._spec = spec
+        self._task = task_of(spec.train)
         self._device = device
         self._autocast = torch.autocast(device.type, torch.bfloat16, dtype is torch.bfloat16)
         self._weights: StageWeights | None = None
         self._held = HeldBytes()
         self._step: _Step | None = None
+
+    @property
+    def _num_outputs(self) -> int:
+        return self._task.num_outputs(self._spec.model.vocab_size)
 
     @property
     def exchanges_tied_gradient(self) -> bool:
@@ -287,7 +298,7 @@ class StageEngine:
         """See `Engine`."""
         train = self._spec.train
         tensors = self._checkpoint.load(self.layers, self._spec.model)
-        module = StageModule(self._checkpoint.config, self.layers)
+        module = StageModule(self._checkpoint.config, self.layers, self._task)
         # With both ends in one stage there is nothing to exchange: one parameter has both roles.
         tie = train.sync_tied_embeddings and self.is_first and self.is_last
         module.materialise(tensors, self._device, tie=tie)
@@ -326,10 +337,10 @@ class StageEngine:
         if gradient is not None:
             self.weights.set_flat_gradient(gradient)
 
-    def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
+    def forward(self, microbatch: MicrobatchIndex, x: Tensor, lengths: Lengths = None) -> Tensor:
         """See `Engine`."""
         step = self.open_step
-        graph = self._run(step, microbatch, x)
+        graph = self._run(step, microbatch, x, lengths)
         self._check_finite(graph.output, microbatch, "output")
         if self.has_backward:
             step.graphs[microbatch] = graph
@@ -338,17 +349,57 @@ class StageEngine:
         return graph.output.detach().cpu()
 
     def forward_backward(
-        self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor
+        self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor, lengths: Lengths = None
     ) -> LossAndGradient:
         """See `Engine`."""
         step = self.open_step
-        check_labels(labels, x, self._spec.model.vocab_size)
-        graph = self._run(step, microbatch, x)
+        check_labels(labels, x, self._num_outputs)
+        graph = self._run(step, microbatch, x, lengths)
         with self._autocast:
             loss = self.weights.module.loss_sum(graph.output, labels.to(self._device))
         self._check_finite(loss, microbatch, "loss")
         input_gradient = self._backward(microbatch, graph, loss / step.num_targets, None)
         return LossAndGradient(loss_sum=loss.item(), input_gradient=input_gradient)
+
+    def infer(self, x: Tensor, lengths: Lengths = None) -> Tensor:
+        """See `Engine`."""
+        with self._evaluating() as module:
+            output = self._output(module, x, lengths)
+        self._check_evaluated(output, "output")
+        return output.cpu()
+
+    def evaluate(self, x: Tensor, labels: Tensor, lengths: Lengths = None) -> LossAndCounts:
+        """See `Engine`."""
+        check_labels(labels, x, self._num_outputs)
+        with self._evaluating() as module:
+            output = self._output(module, x, lengths)
+            logits, targets = module.judged(output, labels.to(self._device))
+            loss = cross_entropy(logits, targets, reduction="sum")
+        self._check_evaluated(loss, "loss")
+        counts: tuple[int, ...] = ()
+        if self._task.num_counts:
+            counts = counts_by_class(logits.argmax(1), targets, self._num_outputs)
+        return LossAndCounts(loss_sum=loss.item(), counts=counts)
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[StageModule]:
+        module = self.weights.module
+        was_training = module.training
+        module.eval()
+        try:
+            with torch.no_grad(), self._autocast:
+                yield module
+        finally:
+            module.train(was_training)
+
+    def _output(self, module: StageModule, x: Tensor, lengths: Lengths) -> Tensor:
+        (check_tokens if self.is_first else check_hidden)(x, self._spec)
+        output: Tensor = module(x.to(self._device), None, lengths).float()
+        return output
+
+    def _check_evaluated(self, tensor: Tensor, what: str) -> None:
+        if not bool(torch.isfinite(tensor).all()):
+            raise NonFinite(f"evaluation: the {what} of layers {self.layers} is inf or NaN")
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """See `Engine`."""
@@ -427,7 +478,7 @@ class StageEngine:
         self.weights.load_state(state)
         self._step = None
 
-    def _run(self, step: _Step, microbatch: MicrobatchIndex, x: Tensor) -> _Graph:
+    def _run(self, step: _Step, microbatch: MicrobatchIndex, x: Tensor, lengths: Lengths) -> _Graph:
         step.check_untouched(microbatch)
         (check_tokens if self.is_first else check_hidden)(x, self._spec)
         train = self._spec.train
@@ -439,7 +490,7 @@ class StageEngine:
             self._held.measuring(x, but=weights.module) as held,
             self._autocast,
         ):
-            output: Tensor = weights.module(x, seeds if train.dropout else None).float()
+            output: Tensor = weights.module(x, seeds if train.dropout else None, lengths).float()
             held.add(output)
         return _Graph(x, output)
 

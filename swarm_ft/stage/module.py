@@ -7,7 +7,7 @@ i inputs, o outputs of a linear layer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -24,10 +24,17 @@ from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.sample_rows import NO_LABEL
+from swarm_ft.protocol.spec.tasks import CausalLm, Task
 from swarm_ft.stage.architecture import EMBED_PART, HEAD_PART, architecture_of, block_part, cut
 from swarm_ft.stage.device import drawing_apart
-from swarm_ft.stage.skeleton import ModelConfig, base_of, build_skeleton, fill_buffers
+from swarm_ft.stage.heads import head_of
+from swarm_ft.stage.skeleton import (
+    ModelConfig,
+    base_of,
+    build_skeleton,
+    fill_buffers,
+    sees_all,
+)
 
 # ---- dropout that draws the same numbers in every replay
 
@@ -59,20 +66,24 @@ class DropoutSeeds:
 # ---- the stage
 
 
+_CAUSAL_LM = CausalLm()
+
+
 class StageModule(nn.Module):
     """Blocks `layers`, with the embeddings at the model's start and norm and head at its end.
 
-    It computes by transformers' own forward, in a causal model that is cut to what the stage
+    It computes by transformers' own forward, in a model that is cut to what the stage
     needs. Built without memory; `materialise` gives it its weights. Parameters have the names of
-    the causal model's state dict, so any stage's weights are a shard of a Hugging Face checkpoint.
+    the whole model's state dict, so any stage's weights are a shard of a Hugging Face checkpoint.
 
     Raises:
         BadModel: the model cannot be cut into stages.
     """
 
-    def __init__(self, config: ModelConfig, layers: LayerRange) -> None:
+    def __init__(self, config: ModelConfig, layers: LayerRange, task: Task = _CAUSAL_LM) -> None:
         super().__init__()
-        model = build_skeleton(config)
+        model = build_skeleton(config, task)
+        self._judge = head_of(task).judge
         self.layers = layers
         self.architecture = architecture_of(model)
         self.is_first = layers.start == 0
@@ -87,7 +98,7 @@ class StageModule(nn.Module):
 
     @property
     def causal(self) -> PreTrainedModel:
-        """The causal model, as far as the stage has it."""
+        """The model with its head, as far as the stage has it."""
         return self._unnamed[0]
 
     def materialise(
@@ -139,37 +150,70 @@ class StageModule(nn.Module):
         """The head [V, C]; last stage only."""
         return self.get_parameter(self.architecture.head_weight)
 
-    def forward(self, x: Tensor, dropout: DropoutSeeds | None = None) -> Tensor:
+    @property
+    def sees_all(self) -> bool:
+        """See `Ending`."""
+        return sees_all(self.causal.config)
+
+    def forward(
+        self,
+        x: Tensor,
+        dropout: DropoutSeeds | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> Tensor:
         """From tokens [B, T] (first stage) or hidden [B, T, C] to hidden [B, T, C].
 
         Args:
             x: int64 tokens or float32 hidden, on the stage's device.
             dropout: seeds; None where the module is in eval mode, which draws nothing.
+            lengths: tokens of each sample [B]; None if all have T.
         """
-        _, base = base_of(self.causal)
+        base = self._masked(base_of(self.causal)[1], x, lengths)
         with nullcontext() if dropout is None else drawing_apart(x.device):
             if self.is_first:
                 return self._passage.through(partial(base, input_ids=x), None, dropout)
             return self._passage.through(_in_shape_of(x, base), x, dropout)
 
-    def loss_sum(self, hidden_btc: Tensor, labels_bt: Tensor) -> Tensor:
-        """Sum of the cross-entropies of all targets, in float32.
+    def _masked(
+        self, base: Callable[..., object], x: Tensor, lengths: Sequence[int] | None
+    ) -> Callable[..., object]:
+        """The base, whose tokens are to see none of what pads a sample."""
+        if lengths is None or not self.sees_all:
+            return base
+        places = torch.arange(x.shape[1], device=x.device)
+        is_token_bt = places < torch.tensor(lengths, device=x.device)[:, None]
+        return partial(base, attention_mask=is_token_bt.long())
+
+    def judged(self, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [N, K] in float32 of all targets, and these [N], int64.
 
         Args:
             hidden_btc: the last block's output.
-            labels_bt: int64; position t predicts label t + 1, unless that is `NO_LABEL`.
+            labels_bt: int64, see `Samples`.
         """
-        hidden_btc, targets_bt = hidden_btc[:, :-1], labels_bt[:, 1:]
-        is_target_bt = targets_bt != NO_LABEL
-        if not bool(is_target_bt.all()):
-            # Logits are the largest tensors there are: none of what is only read, or pads a
-            # sample. Each target is a sample of one token, for which any model has positions.
-            hidden_btc, targets_bt = hidden_btc[is_target_bt][:, None], targets_bt[is_target_bt]
         with drawing_apart(hidden_btc.device) if self.training else nullcontext():
-            logits_btv: Tensor = self._passage.beyond(self.causal, hidden_btc).logits
-        return cross_entropy(
-            logits_btv.float().flatten(0, 1), targets_bt.flatten(), reduction="sum"
-        )
+            logits_nk, targets_n = self._judge(self, hidden_btc, labels_bt)
+        return logits_nk.float(), targets_n
+
+    def loss_sum(self, hidden_btc: Tensor, labels_bt: Tensor) -> Tensor:
+        """Sum of the cross-entropies of all targets, in float32; see `judged`."""
+        return cross_entropy(*self.judged(hidden_btc, labels_bt), reduction="sum")
+
+    def logits(self, hidden_btc: Tensor) -> Tensor:
+        """See `Ending`."""
+        logits: Tensor = self._passage.beyond(self.causal, hidden_btc).logits
+        return logits
+
+    def normed(self, hidden_btc: Tensor) -> Tensor:
+        """See `Ending`."""
+        _, base = base_of(self.causal)
+        normed: Tensor = self._passage.beyond(base, hidden_btc).last_hidden_state
+        return normed
+
+    def scores(self, normed: Tensor) -> Tensor:
+        """See `Ending`."""
+        scores: Tensor = self.get_submodule(self.architecture.head)(normed)
+        return scores
 
 
 class _Passage:

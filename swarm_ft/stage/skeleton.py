@@ -1,4 +1,4 @@
-"""A causal model of transformers without its weights: built, filled with what no file has, cut."""
+"""A model of transformers without its weights: built, filled with what no file has, cut."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from swarm_ft.errors import BadModel
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.tasks import CausalLm, Task
+from swarm_ft.stage.heads import ENCODERS, config_for, head_of
 
 
 class ModelConfig(Protocol):
@@ -23,6 +25,7 @@ class ModelConfig(Protocol):
     hidden_size: int
     num_hidden_layers: int
     tie_word_embeddings: bool
+    pad_token_id: int | None
     dtype: torch.dtype
     architectures: list[str]
 
@@ -57,30 +60,41 @@ def base_of(skeleton: PreTrainedModel) -> tuple[str, PreTrainedModel]:
     return found[0], children[found[0]]
 
 
-def build_skeleton(config: ModelConfig) -> PreTrainedModel:
-    """The whole causal model on the meta device: every name and shape, no memory.
+def sees_all(config: ModelConfig) -> bool:
+    """Whether tokens see those behind them, and so what pads a sample has to be masked."""
+    # Families of encoders, which have cross attention, become decoders by `is_decoder`.
+    return hasattr(config, "add_cross_attention") and not getattr(config, "is_decoder", True)
+
+
+_CAUSAL_LM = CausalLm()
+
+
+def build_skeleton(config: ModelConfig, task: Task = _CAUSAL_LM) -> PreTrainedModel:
+    """The whole model on the meta device, with a task's head: every name and shape, no memory.
 
     Head and embeddings are two tensors in it, tied or not: they may live on two machines.
 
     Raises:
-        BadModel: it is no decoder.
+        BadModel: it is no decoder, and no encoder whose head is known.
         ValueError: transformers cannot build it from these numbers.
     """
-    # Families of encoders, which have cross attention, become decoders by `is_decoder`.
-    is_encoder = hasattr(config, "add_cross_attention") and not getattr(config, "is_decoder", True)
-    if is_encoder or getattr(config, "is_encoder_decoder", False):
+    is_wanted = not sees_all(config) or (head_of(task).is_new and config.model_type in ENCODERS)
+    if not is_wanted or getattr(config, "is_encoder_decoder", False):
         raise refused(config, "expected a decoder, whose tokens see none behind them")
-    untied = copy.deepcopy(config)
+    untied = copy.deepcopy(config_for(task, config))
     untied.tie_word_embeddings = False
     if reports_router(config):
         # Its loss is of all blocks and a whole batch, which no stage has.
-        untied.output_router_logits = False  # type: ignore[attr-defined]
-    build = partial(AutoModelForCausalLM.from_config, untied, dtype=torch.float32)
+        untied.output_router_logits = False
+    build = partial(head_of(task).auto.from_config, untied, dtype=torch.float32)
     with torch.device("meta"):
         try:
             skeleton: PreTrainedModel = build(attn_implementation="sdpa")
         except ValueError:  # of a family without it; if it is the numbers, this says so again
             skeleton = build(attn_implementation="eager")
+    if head_of(task).is_new and skeleton.config.pad_token_id is None:
+        # Classifiers ask for one, by which they find where samples end; here lengths say it.
+        skeleton.config.pad_token_id = 0
     return skeleton
 
 

@@ -42,6 +42,26 @@ WRONG: dict[str, tuple[dict[str, str | bytes], str, tuple[str, ...]]] = {
     "mixed types": ({"a.jsonl": '{"text": "a"}\n{"text": [1]}'}, "a.jsonl", ("line 2", "a list")),
     "missing value": ({"a.jsonl": '{"text": "a"}\n{}'}, "a.jsonl", ("line 2", "nothing")),
     "classification": ({"a.csv": "text,label\na,1\n"}, "a.csv", ("'label'", "--text-column text")),
+    "no classes": (
+        {"a.csv": "text\na\n"},
+        "a.csv --task classification",
+        ("'label'", "--label-column"),
+    ),
+    "one class": (
+        {"a.csv": "text,label\na,1\n"},
+        "a.csv --task classification",
+        ("two classes", "'1'"),
+    ),
+    "classes of text": (
+        {"a.txt": "hi"},
+        "a.txt --task classification",
+        ("columns of text and classes",),
+    ),
+    "no such class": (
+        {"a.csv": "text,label\na,c\n"},
+        "a.csv --task classification --labels a,b",
+        ("line 2", "'c'", "--labels"),
+    ),
     "no chat template": ({"a.jsonl": json.dumps(MESSAGES)}, "a.jsonl", ("chat template",)),
     "text column of text": ({"a.txt": "hi"}, "a.txt --text-column x", ("--text-column", "a.txt")),
     "torn Parquet": ({"a.parquet": b"PAR1 and no more"}, "a.parquet", ("a.parquet", "read")),

@@ -38,6 +38,7 @@ READING = {
     "--data-format",
     "--subset",
     "--text-column",
+    "--label-column",
     "--column-names",
     "--quotes",
     "--no-quotes",
@@ -57,8 +58,13 @@ JOB = READING | {
     "--eval-dataset",
     "--eval-split",
     "--max-eval-samples",
+    "--eval-strategy",
+    "--eval-steps",
+    "--eval-compression",
     "--epochs",
     "--steps",
+    "--task",
+    "--labels",
     "--batch-size",
     "--micro-batch-size",
     "--seq-length",
@@ -112,10 +118,7 @@ BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir", "--buffer-days"}
 OPTIONS = {
     ("demo",): JOB | BUFFERS | {"--stages", "--replicas", "--log-level"},
     ("client", "train"): JOB | SWARM,
-    ("client", "attach"): SWARM
-    | READING
-    | {"--run", "--model", "--eval-dataset", "--eval-split", "--max-eval-samples"}
-    | {"--out", "--json", "--trace"},
+    ("client", "attach"): SWARM | {"--run", "--model", "--out", "--json", "--trace"},
     ("client", "cancel"): SWARM | {"--run"},
     ("plan",): SWARM | (JOB - READING - OF_DATA) | {"--num-samples", "--json"},
     ("serve-stage",): DHT

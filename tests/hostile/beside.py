@@ -153,7 +153,7 @@ class Beside:
                 if isinstance(event, StepCommitted):
                     losses[event.step] = event.loss
                     await self._note_commit()
-                else:
+                elif isinstance(event, RunStatus):
                     self.status = event
         if self.status.phase is not RunPhase.FINISHED:
             raise RunFailed(f"run {self.run_id}: {self.status.phase.name} {self.status.detail}")

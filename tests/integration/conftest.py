@@ -120,7 +120,8 @@ def make_job(model_dir: Callable[[str], Path]) -> MakeJob:
         } | changes
         rng = np.random.default_rng(1)
         # Every sample repeats a few tokens, so that there is something to learn.
-        tokens = rng.integers(0, VOCAB_SIZE, (num_samples, 6)).repeat(4, axis=1).astype("<u4")
+        num_rows = num_samples + fields.get("num_eval_samples", 0)
+        tokens = rng.integers(0, VOCAB_SIZE, (num_rows, 6)).repeat(4, axis=1).astype("<u4")
         model_spec = open_checkpoint(str(model_dir(model))).describe()
         return Job(
             spec=RunSpec(model=model_spec, train=TrainSpec(**fields)),

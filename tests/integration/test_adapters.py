@@ -7,13 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from swarm_ft.client.evaluate import evaluate
 from swarm_ft.client.export import assemble
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.messages.client import RunEvent, RunPhase, StepCommitted
+from swarm_ft.protocol.messages.client import Evaluated, RunEvent, RunPhase, StepCommitted
 from swarm_ft.protocol.spec.run_spec import Adapter
 from swarm_ft.stage.adapters import WEIGHTS_FILE, save_adapter_config
 from swarm_ft.stage.checkpoint import open_checkpoint
@@ -21,6 +19,7 @@ from tests.integration.conftest import Job, MakeJob, QuietEvents
 from tests.integration.test_replicas import final_losses, last_status
 from tests.integration.test_take_over import CAUGHT_UP, NEWCOMER, STEPS, Story
 from tests.local_swarm import LocalSwarm
+from tests.whole_model import whole_loss
 
 LORA: dict[str, Any] = {"adapter": Adapter.LORA, "lora_r": 4, "lora_alpha": 16}
 UPPER: dict[str, Any] = {"train_layers": "3-", "clip_grad_norm": 0.0}
@@ -43,19 +42,21 @@ async def adapter_of(job: Job, directory: Path, layers: list[str]) -> tuple[list
 async def test_the_result_of_a_run_does_not_depend_on_where_the_model_is_cut(
     make_job: MakeJob, tmp_path: Path, model: str
 ) -> None:
-    job = make_job(model, num_steps=12, clip_grad_norm=0.0, **LORA)
-    results = []
+    job = make_job(model, num_steps=12, clip_grad_norm=0.0, num_eval_samples=5, **LORA)
+    results, held_out = [], job.tokens[job.spec.train.num_samples :]
     for number, layers in enumerate((["0-6"], ["0-2", "2-5", "5-6"])):
         (tmp_path / str(number)).mkdir()
         events, out = await adapter_of(job, tmp_path / str(number), layers)
         files = {path.name for path in out.iterdir()}
         assert files == {"adapter_config.json", WEIGHTS_FILE, "swarm_ft_export.json"}
-        samples = job.tokens.numpy().astype(np.uint32)
-        results.append((final_losses(events), evaluate(str(out), samples).loss))
+        evaluations = [event for event in events if isinstance(event, Evaluated)]
+        expected = [whole_loss(of, held_out) for of in (job.spec.model.reference, out)]
+        assert [one.eval_loss for one in evaluations] == pytest.approx(expected, rel=1e-6)
+        results.append((final_losses(events), whole_loss(out, job.tokens)))
     assert results[0] == results[1]
     losses, after = results[0]
     assert losses[-1] < losses[0]
-    assert after < evaluate(job.spec.model.reference, samples).loss
+    assert after < whole_loss(job.spec.model.reference, job.tokens)
 
 
 async def test_below_the_blocks_that_train_no_gradients_are_sent(

@@ -34,7 +34,7 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.reduction import FromReplica, PieceAck
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.stage.base import Engine, LossAndGradient
+from swarm_ft.stage.base import Engine, Lengths, LossAndGradient
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.grpc_transport import GrpcTransport
@@ -301,15 +301,21 @@ class Gate:
         gate, checkpoint = self, open_checkpoint(spec.model.reference)
 
         class GatedEngine(StageEngine):
-            def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
+            def forward(
+                self, microbatch: MicrobatchIndex, x: Tensor, lengths: Lengths = None
+            ) -> Tensor:
                 gate.wait()
-                return super().forward(microbatch, x)
+                return super().forward(microbatch, x, lengths)
 
             def forward_backward(
-                self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor
+                self,
+                microbatch: MicrobatchIndex,
+                x: Tensor,
+                labels: Tensor,
+                lengths: Lengths = None,
             ) -> LossAndGradient:
                 gate.wait()
-                return super().forward_backward(microbatch, x, labels)
+                return super().forward_backward(microbatch, x, labels, lengths)
 
         return GatedEngine(
             checkpoint, spec, layers, device=torch.device("cpu"), dtype=torch.float32

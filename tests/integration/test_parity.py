@@ -24,7 +24,7 @@ def losses_of(events: Iterable[RunEvent]) -> list[float]:
     return [event.loss for event in events if isinstance(event, StepCommitted)]
 
 
-def plain_loop(job: Job, *, untie: bool) -> tuple[list[float], Any]:
+def plain_loop(job: Job, *, untie: bool, steps: int | None = None) -> tuple[list[float], Any]:
     """One process, one batch a step: the loop that a swarm must equal. Losses and model."""
     train = job.spec.train
     model = AutoModelForCausalLM.from_pretrained(job.spec.model.reference).eval()
@@ -38,7 +38,7 @@ def plain_loop(job: Job, *, untie: bool) -> tuple[list[float], Any]:
     ]
     optimizer = torch.optim.AdamW(groups, lr=train.learning_rate)
     losses = []
-    for step in range(train.num_steps):
+    for step in range(train.num_steps if steps is None else steps):
         samples = list(step_samples(train, StepNumber(step)))
         tokens, labels = job.tokens[samples], job.labels[samples]
         logits = model(input_ids=tokens).logits[:, :-1]

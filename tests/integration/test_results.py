@@ -4,12 +4,11 @@ import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from swarm_ft.client.job import EvalData, Job
+from swarm_ft.client.job import Job
 from swarm_ft.client.options import Outputs
 from swarm_ft.client.report import RunProgress
 from swarm_ft.client.sample import write_sample
@@ -47,8 +46,7 @@ def job(make_job: MakeJob, tmp_path: Path) -> Job:
     checkpoint = open_checkpoint(made.model_dir)
     plain = make_job(num_samples=4, num_steps=3, save_steps=2)
     spec = RunSpec(model=checkpoint.describe(), train=plain.spec.train)
-    nothing = EvalData(samples=np.zeros((0, 2), np.uint32), source="")
-    return Job(spec=spec, checkpoint=checkpoint, samples=plain.samples, eval_data=nothing)
+    return Job(spec=spec, checkpoint=checkpoint, samples=plain.samples)
 
 
 def watched(swarm: LocalSwarm, run: RunStatus, job: Job, progress: RunProgress) -> WatchedRun:
@@ -56,7 +54,6 @@ def watched(swarm: LocalSwarm, run: RunStatus, job: Job, progress: RunProgress) 
         client=swarm.client,
         run_id=run.run_id,
         checkpoint=job.checkpoint,
-        baseline=None,
         progress=progress,
     )
 

@@ -55,7 +55,7 @@ class Customer:
     async def _submit(self, client: SwarmClient) -> RunId:
         """The run; one that was submitted already is the same run."""
         train = self._spec.train
-        samples = [sample_tokens(s, train.seq_length) for s in range(train.num_samples)]
+        samples = [sample_tokens(s, train.seq_length) for s in range(train.num_rows)]
         return (await client.submit(self._spec, samples, run_id=self._run_id)).run_id
 
     async def _watch(self, client: SwarmClient, machine: Machine, run_id: RunId) -> RunStatus:

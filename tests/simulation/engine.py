@@ -23,7 +23,7 @@ from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.stage.base import LossAndGradient, OpenStep
+from swarm_ft.stage.base import Lengths, LossAndCounts, LossAndGradient, OpenStep
 
 MODULUS = 16
 """More samples than this cannot be told apart."""
@@ -139,7 +139,7 @@ class TinyEngine:
         if self._watcher is not None:
             self._watcher.began(self, step)
 
-    def forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Tensor:
+    def forward(self, microbatch: MicrobatchIndex, x: Tensor, lengths: Lengths = None) -> Tensor:
         """See `Engine`."""
         output = self._forward(microbatch, x)
         if not self.has_backward:
@@ -149,7 +149,7 @@ class TinyEngine:
         return _sent(output)
 
     def forward_backward(
-        self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor
+        self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor, lengths: Lengths = None
     ) -> LossAndGradient:
         """See `Engine`."""
         output = self._forward(microbatch, x)
@@ -161,6 +161,19 @@ class TinyEngine:
             loss_sum=float(output.sum()),
             input_gradient=_sent(back) if self.sends_gradients else None,
         )
+
+    def infer(self, x: Tensor, lengths: Lengths = None) -> Tensor:
+        """See `Engine`."""
+        output = self._through(x)[0]
+        self._tell("evaluated")
+        return _sent(output)
+
+    def evaluate(self, x: Tensor, labels: Tensor, lengths: Lengths = None) -> LossAndCounts:
+        """See `Engine`; whoever watches is told the samples."""
+        output = self._through(x)[0]
+        self._tell("evaluated")
+        loss_sum = float(output[:, :, 1:].sum() + labels.numpy()[:, 1:].sum())
+        return LossAndCounts(loss_sum=loss_sum)
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """See `Engine`."""
@@ -281,13 +294,19 @@ class TinyEngine:
     def _forward(self, microbatch: MicrobatchIndex, x: Tensor) -> Ints:
         step = self._current()
         step.check_untouched(microbatch)
+        value, inputs = self._through(x)
+        step.graphs[microbatch] = inputs
+        self._holds(inputs)
+        return value
+
+    def _through(self, x: Tensor) -> tuple[Ints, list[Ints]]:
+        """The output of the last block, and the input of each."""
         value = _embedded(x, self._spec.model.hidden_size) if self.is_first else _received(x)
-        inputs = step.graphs[microbatch] = []
+        inputs = []
         for b, block in self._loaded().items():
             inputs.append(value)
             value = _mixed(value * 3 + block.weights + b, value)
-        self._holds(inputs)
-        return value
+        return value, inputs
 
     def _backward(self, microbatch: MicrobatchIndex, gradient: Ints) -> Ints:
         step = self._current()

@@ -8,7 +8,9 @@
    last step took from one to the other.
 5. Nothing ends with an error that is not of this package's tree.
 6. A job that is submitted again is the same run.
-7. Once nothing goes wrong any more, the run finishes and the client gets the result.
+7. An evaluation has each held-out sample once, with the weights of its step, and each that is due
+   is there at the end.
+8. Once nothing goes wrong any more, the run finishes and the client gets the result.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from swarm_ft.buffers import BufferKey, BufferStore, End
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
+    EvaluationRecord,
     PlanRecord,
     Record,
     RollbackRecord,
@@ -30,7 +33,7 @@ from swarm_ft.peer.node import PeerNode
 from swarm_ft.protocol.messages.boundary import Frame
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.protocol.spec.training_plan import step_samples
+from swarm_ft.protocol.spec.training_plan import evaluates_at, step_samples
 from tests.simulation.engine import Applied, TinyEngine
 from tests.simulation.quiet_run import quiet_run
 from tests.simulation.trace import Trace
@@ -65,7 +68,8 @@ class Invariants:
         self.num_rollbacks = 0
         self._spec = spec
         self._trace = trace
-        self._expected = quiet_run(spec)
+        self._expected, self._eval_losses = quiet_run(spec)
+        self._evaluated: set[int] = set()
         self._committed: dict[RunId, int] = {}
         self._ever_committed = 0
         self._last_attempt = 0
@@ -95,6 +99,7 @@ class Invariants:
                     self._trace.say(f"journal: back to step {first_void_step}")
                     committed = self._committed.get(run_id, 0)
                     self._committed[run_id] = min(committed, first_void_step)
+                    self._evaluated = {s for s in self._evaluated if s < first_void_step}
                     self.num_rollbacks += 1
                 case RunRecord(run):
                     self._committed.setdefault(run.run_id, 0)
@@ -106,10 +111,31 @@ class Invariants:
                     )
                     if run.phase is RunPhase.FINISHED:
                         self.on_moment("finished")
+                        self._check_evaluations()
+                case EvaluationRecord():
+                    self._evaluation(record)
                 case PlanRecord():
                     self.on_moment("planned")
                 case _:
                     pass
+
+    def _evaluation(self, record: EvaluationRecord) -> None:
+        found = record.evaluated
+        self._trace.say(f"journal: evaluation of {found.step} steps: {found.loss}")
+        if found.step != self._committed.get(record.run_id, 0) or found.step in self._evaluated:
+            self.fail(f"the journal has an evaluation of {found.step} steps at the wrong time")
+        self._evaluated.add(found.step)
+        asked, told = self._spec.train.eval_passes, (found.eval_loss, found.compressed_eval_loss)
+        expected = self._eval_losses[found.step]
+        if told != tuple(expected if one in asked else None for one in (False, True)):
+            self.fail(f"evaluation of {found.step} steps: {told}, expected {expected} of {asked}")
+
+    def _check_evaluations(self) -> None:
+        train = self._spec.train
+        steps = map(StepNumber, range(train.num_steps + 1))
+        due = {step for step in steps if evaluates_at(train, step)}
+        if self._evaluated != due:
+            self.fail(f"evaluations of {sorted(self._evaluated)} steps, expected {sorted(due)}")
 
     def _commit(self, record: CommitRecord) -> None:
         step = record.step.step

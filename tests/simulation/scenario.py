@@ -7,7 +7,13 @@ from enum import StrEnum
 from itertools import pairwise
 from random import Random
 
-from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.run_spec import (
+    EvalCompression,
+    LrSchedule,
+    ModelSpec,
+    RunSpec,
+    TrainSpec,
+)
 from tests.simulation.engine import MODULUS
 
 COORDINATOR, CLIENT = "coordinator", "client"
@@ -15,6 +21,8 @@ MAX_FAULTS = 8
 MAX_TURNS = 8
 TAKE_OVERS = 0.25
 """Of all scenarios."""
+EVALUATIONS = 0.5
+"""So too those in which held-out samples are evaluated."""
 FIRST_FAULT_S, LAST_FAULT_S = 0.05, 10.0
 """Faults begin within this time; most runs that meet none are over after a few seconds."""
 
@@ -76,6 +84,8 @@ class Moment(StrEnum):
     """A stage has the state of its other replicas, or of a snapshot."""
     COPIED = "copied"
     """A stage's state was copied, for a newcomer or for a snapshot."""
+    EVALUATED = "evaluated"
+    """A stage computed with held-out samples; only drawn where there are some."""
 
 
 PEERS_ONLY = frozenset({FaultKind.REPLACED, FaultKind.LEAVE})
@@ -153,7 +163,24 @@ def draw(seed: int) -> Scenario:
         mean_compute_s=10 ** rng.uniform(-3, -1),
     )
     own = Random(f"{seed}/take-over")
-    return _with_take_over(scenario, own) if own.random() < TAKE_OVERS else scenario
+    scenario = _with_take_over(scenario, own) if own.random() < TAKE_OVERS else scenario
+    own = Random(f"{seed}/evaluation")
+    return _with_evaluation(scenario, own) if own.random() < EVALUATIONS else scenario
+
+
+def _with_evaluation(scenario: Scenario, rng: Random) -> Scenario:
+    """Held-out samples are evaluated; a fault may hit just that."""
+    train = replace(
+        scenario.spec.train,
+        num_eval_samples=rng.randint(1, 6),
+        eval_steps=rng.choice((0, 1, 2)),
+        eval_compression=rng.choice(tuple(EvalCompression)),
+    )
+    faults = list(scenario.faults)
+    if faults and rng.random() < 0.5:
+        place = rng.randrange(len(faults))
+        faults[place] = replace(faults[place], moment=Moment.EVALUATED)
+    return replace(scenario, spec=replace(scenario.spec, train=train), faults=tuple(faults))
 
 
 def _with_take_over(scenario: Scenario, rng: Random) -> Scenario:
@@ -253,6 +280,6 @@ def _draw_fault(rng: Random, machines: list[str], layers: tuple[str, ...]) -> Fa
         machine=machine,
         other=other,
         amount=rng.random(),
-        moment=rng.choice(tuple(Moment)) if rng.random() < 0.5 else None,
+        moment=rng.choice(tuple(Moment)[:-1]) if rng.random() < 0.5 else None,
         turns=rng.randrange(MAX_TURNS),
     )

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from swarm_ft.protocol.spec.sample_rows import NO_LABEL
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -28,10 +30,12 @@ class Piece(NamedTuple):
 
     Attributes:
         is_target: whether a model should learn to write it, rather than to answer it.
+        label: the number of its class, if that is what a model learns of it.
     """
 
     text: str
     is_target: bool
+    label: int = NO_LABEL
 
 
 Document = tuple[Piece, ...]

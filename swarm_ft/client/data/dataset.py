@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,22 +10,25 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from swarm_ft.client.data.chat import Document, Piece
+from swarm_ft.client.data.classes import class_form_of, names_in
 from swarm_ft.client.data.files import Wanted, find_files, refused
 from swarm_ft.client.data.forms import PLAIN_TEXT, Form, form_of
 from swarm_ft.client.data.progress import ReadSoFar
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, file_rows, read_text
-from swarm_ft.client.data.samples import SampleFile, TokenArray, words_in
+from swarm_ft.client.data.samples import SampleFile, TokenArray, labelled_in, words_in
 from swarm_ft.client.data.stored import hub_rows, is_saved, may_be_on_hub, saved_rows, stored_rows
 from swarm_ft.client.options import DataFormat, ReadOptions
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.options import declared
-from swarm_ft.protocol.spec.sample_rows import Words, token_ids_of, words_of
+from swarm_ft.protocol.spec.sample_rows import NO_LABEL, Words, token_ids_of, words_of
+from swarm_ft.protocol.spec.tasks import CausalLm, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SHOWN_CHARS = 160
 """Of each piece of the first document."""
+MOST_CLASSES_TOLD = 8
 BATCH_DOCUMENTS = 1000
 BATCH_CHARS = 1 << 20
 """Tokenised at a time: enough for all cores, and some tens of megabytes of memory."""
@@ -87,7 +90,8 @@ class Dataset:
         self.source = source
         self._tokenizer = tokenizer
         self._end = _end_of(form, tokenizer, options)
-        self._packing = options.packing
+        self._form = form
+        self._packing = options.packing and not form.has_class
         self._num_blank = 0
         for first in rows:
             document = form.render(first)
@@ -132,7 +136,8 @@ class Dataset:
         )
         with file:
             for batch in _batches(self._documents):
-                file.add(self._tokenised([one.pieces for one in batch if one.pieces]))
+                documents = [one.pieces for one in batch if one.pieces]
+                file.add(self._tokenised(documents, seq_length))
                 so_far = _after(so_far, batch, file.num_samples)
                 on_batch(so_far)
                 if limit is not None and file.num_samples >= limit:
@@ -140,9 +145,14 @@ class Dataset:
             tokens = file.samples(limit)
         return Samples(tokens=tokens, words=self._told(so_far, file, len(tokens)))
 
-    def _tokenised(self, documents: list[Document]) -> Iterable[Words]:
-        """Documents, each with its end, which is learned."""
+    def _tokenised(self, documents: list[Document], seq_length: int) -> Iterable[Words]:
+        """Documents, each with its end, which is learned; or with classes."""
         if not documents:
+            return
+        if self._form.has_class:
+            yield from labelled_in(
+                documents, self._tokenizer, seq_length, of_words=self._form.are_of_words
+            )
             return
         end_id, text = self._end.token_id, self._end.text
         end: Document = (Piece(text, is_target=True),) if text else ()
@@ -164,6 +174,8 @@ class Dataset:
         if file.num_left_out:
             left_out = _counted(file.num_left_out, "sample")
             words.append(f"{left_out} without anything to learn left out")
+        if self._form.has_class:
+            return "; ".join([*words, _shares(self._form.classes, file.class_counts.tolist())])
         # The first token of a sample is read, whatever it is.
         share = file.num_targets / max(1, file.num_kept_tokens - file.num_samples)
         if share < 1.0:
@@ -172,7 +184,7 @@ class Dataset:
 
 
 _LOSS_OPTIONS = frozenset({"completion_only_loss", "assistant_only_loss"})
-_FOR_DOCUMENTS = _LOSS_OPTIONS | {"packing", "separator", "text_column"}
+_FOR_DOCUMENTS = _LOSS_OPTIONS | {"packing", "separator", "text_column", "label_column"}
 _FOR_TABLES = _FOR_DOCUMENTS | {"data_format", "column_names", "quotes"}
 _FOR_FORMAT = {
     DataFormat.TEXT: frozenset({"data_format", "packing"}),
@@ -199,6 +211,25 @@ class _Found:
     form: Form | None = None
 
 
+_CAUSAL_LM = CausalLm()
+
+
+def classes_in(path: str, wanted: Wanted, options: ReadOptions, task: Task) -> tuple[str, ...]:
+    """Names of all classes that some data has, for which it is read once.
+
+    Args:
+        path, wanted, options: see `open_dataset`.
+        task: what is learned of it; its own classes do not count.
+
+    Raises:
+        BadDataset: see `open_dataset`; or it has no classes, or too many.
+    """
+    found = _find(path, wanted, options)
+    if found.form is not None:
+        raise refused(path, f"expected columns of text and classes, and it is {found.words}")
+    return tuple(names_in(found.rows, options, task.kind, path))
+
+
 def open_dataset(
     path: str,
     wanted: Wanted,
@@ -206,6 +237,7 @@ def open_dataset(
     tokenizer: PreTrainedTokenizerBase,
     *,
     all_options: bool = True,
+    task: Task = _CAUSAL_LM,
 ) -> Dataset:
     """Find data and understand its first row.
 
@@ -215,6 +247,7 @@ def open_dataset(
         options: how it is read.
         tokenizer: of the model.
         all_options: whether each of `options` is to mean something for this data.
+        task: what is learned of it.
 
     Raises:
         BadDataset: it cannot be used, as far as its first document tells.
@@ -224,11 +257,16 @@ def open_dataset(
     if all_options:
         _check_means_something(path, found, options)
     form, rows = found.form, found.rows
+    if form is not None and task.labels:
+        raise refused(path, f"expected columns of text and classes, and it is {found.words}")
     if form is None:
         first = next(rows, None)
         if first is None:
             raise refused(path, "expected rows, found none; the data is empty")
-        form = form_of(first.values, options, tokenizer, path)
+        if task.labels:
+            form = class_form_of(list(first.values), options, task, path)
+        else:
+            form = form_of(first.values, options, tokenizer, path)
         if all_options:
             _check_is_asked(path, form, options)
         rows = chain((first,), rows)
@@ -265,7 +303,9 @@ def _check_means_something(path: str, found: _Found, options: ReadOptions) -> No
 def _check_is_asked(path: str, form: Form, options: ReadOptions) -> None:
     for one in declared(ReadOptions):
         value = getattr(options, one.field)
-        if one.field in _LOSS_OPTIONS - {form.asks} and value != one.default:
+        means_nothing = _LOSS_OPTIONS - {form.asks}
+        means_nothing |= {"packing", "separator"} if form.has_class else {"label_column"}
+        if one.field in means_nothing and value != one.default:
             raise BadOption(f"{one.arguments(value)[0]}: means nothing where {form.words}")
 
 
@@ -291,6 +331,15 @@ def _documents(form: Form, rows: Iterator[Row]) -> Iterator[_One]:
     for row in rows:
         document = form.render(row)
         yield _One(document if _has_text(document) else (), row.done)
+
+
+def _shares(names: Sequence[str], counts: Sequence[int]) -> str:
+    """How much of all there is of each class, of the first few."""
+    whole = max(1, sum(counts))
+    pairs = list(zip(names, counts, strict=False))
+    told = [f"{name} {count / whole:.1%}" for name, count in pairs[:MOST_CLASSES_TOLD]]
+    more = [f"and {len(names) - len(told)} more"] if len(names) > len(told) else []
+    return f"classes {', '.join([*told, *more])}"
 
 
 def _has_text(document: Document) -> bool:
@@ -338,6 +387,8 @@ def _shown(document: Document, end: _End, tokenizer: PreTrainedTokenizerBase) ->
     """The pieces of a document, whose spaces and line breaks are to be seen."""
     pieces = (*document, Piece(end.text, is_target=True))
     shown = [_quoted(piece) for piece in pieces if piece.text]
+    if any(piece.label != NO_LABEL for piece in document):
+        return " + ".join(shown)
     if end.token_id is not None:
         shown.append(str(tokenizer.eos_token))
     return " + ".join(shown)
@@ -345,4 +396,6 @@ def _shown(document: Document, end: _End, tokenizer: PreTrainedTokenizerBase) ->
 
 def _quoted(piece: Piece) -> str:
     text = f"{piece.text[:SHOWN_CHARS]!r}{'...' * (len(piece.text) > SHOWN_CHARS)}"
+    if piece.label != NO_LABEL:
+        return f"{text} is of class {piece.label}"
     return text if piece.is_target else f"[{text}]"

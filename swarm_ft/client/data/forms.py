@@ -16,7 +16,7 @@ from swarm_ft.errors import BadDataset
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-LABELS = ("label", "labels")
+LABEL_COLUMNS = ("label", "labels")
 ALPACA_HEAD = (
     "Below is an instruction that describes a task. Write a response that appropriately completes "
     "the request."
@@ -38,6 +38,8 @@ class Form:
         render: a row's document.
         has_end: whether documents bring their own end, as those of chat templates do.
         asks: the option that says what of a document is learned; empty if all of it is.
+        classes: names of those that are learned, of documents that are a sample each.
+        are_of_words: whether pieces have them, and not documents.
     """
 
     words: str
@@ -45,6 +47,13 @@ class Form:
     render: Callable[[Row], Document]
     has_end: bool = False
     asks: str = ""
+    classes: tuple[str, ...] = ()
+    are_of_words: bool = False
+
+    @property
+    def has_class(self) -> bool:
+        """Whether classes are learned."""
+        return bool(self.classes)
 
 
 PLAIN_TEXT = Form(
@@ -94,11 +103,11 @@ def form_of(
             f"dataset '{source}': expected the columns text; prompt and completion; messages; or "
             f"instruction, input and output; got {told}; --text-column says which one to train on"
         )
-    for label in LABELS:
+    for label in LABEL_COLUMNS:
         if label in names:
             raise BadDataset(
-                f"dataset '{source}': text with a '{label}' is for classification, which cannot be "
-                "trained yet; --text-column text trains on the text alone"
+                f"dataset '{source}': text with a '{label}' is for --task classification; "
+                "--text-column text trains on the text alone"
             )
     return _text(TEXT_COLUMN)
 
@@ -110,7 +119,7 @@ def _learned_by_half(form: Form, options: ReadOptions) -> Form:
         return form
 
     def render(row: Row) -> Document:
-        return tuple(Piece(text, is_target=True) for text, _ in form.render(row))
+        return tuple(Piece(one.text, is_target=True) for one in form.render(row))
 
     return replace(form, render=render)
 

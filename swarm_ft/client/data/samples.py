@@ -10,14 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 from swarm_ft.client.data.files import reason, refused
+from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
 from swarm_ft.protocol.spec.sample_rows import (
-    CONTEXT,
+    NO_LABEL,
     Flags,
     Words,
     counts_of,
     filled_up,
+    labelled,
+    labels_in,
     targets_in,
+    token_ids_of,
     words_of,
 )
 
@@ -46,6 +50,52 @@ def words_in(documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase) 
         found = zip(documents, encoded["input_ids"], encoded["offset_mapping"], strict=True)
         for document, ids, spans in found:
             yield words_of(ids, _learned(document, spans))
+
+
+def labelled_in(
+    documents: Sequence[Document],
+    tokenizer: PreTrainedTokenizerBase,
+    seq_length: int,
+    *,
+    of_words: bool,
+) -> Iterator[Words]:
+    """Each document as a sample, with special tokens as the tokenizer has them, cut if too long.
+
+    The class of its only piece stands at its last token; or, of words, each at its first.
+
+    Raises:
+        BadOption: words have classes, and the tokenizer does not tell where they are.
+    """
+    if of_words and not tokenizer.is_fast:
+        raise BadOption("--task token-classification: expected a model with a fast tokenizer")
+    encoded = tokenizer(
+        list(map(_text_of, documents)),
+        truncation=True,
+        max_length=seq_length,
+        return_attention_mask=False,
+        return_offsets_mapping=of_words,
+        verbose=False,
+    )
+    spans = encoded["offset_mapping"] if of_words else documents
+    for document, ids, places in zip(documents, encoded["input_ids"], spans, strict=True):
+        labels = np.full(len(ids), NO_LABEL)
+        if of_words:
+            _label_words(labels, document, places)
+        else:
+            labels[-1:] = document[0].label
+        yield labelled(ids, labels)
+
+
+def _label_words(
+    labels: npt.NDArray[np.int64], document: Document, spans: Sequence[tuple[int, int]]
+) -> None:
+    stops, at = np.array([stop for _, stop in spans], dtype=np.int64), 0
+    for piece in document:
+        begin = at + len(piece.text) - len(piece.text.lstrip())
+        at += len(piece.text)
+        # Special tokens end where they begin, at 0.
+        place = int(np.argmax(stops > begin)) if (stops > begin).any() else len(labels)
+        labels[place : place + 1] = piece.label
 
 
 def _encoded(
@@ -102,6 +152,7 @@ class SampleFile:
         num_left_out: samples without a target.
         num_kept_tokens: of the samples that are kept.
         num_targets: of these.
+        class_counts: of these, by their numbers; empty if they have none.
     """
 
     def __init__(
@@ -112,6 +163,7 @@ class SampleFile:
         self.num_left_out = 0
         self.num_kept_tokens = 0
         self.num_targets = 0
+        self.class_counts = np.zeros(0, dtype=np.int64)
         self._source = source
         self.seq_length = seq_length
         self._packing = packing
@@ -172,7 +224,7 @@ class SampleFile:
         return np.memmap(self._file, dtype="<u4", mode="r", shape=(count, self.seq_length))
 
     def _check_vocabulary(self, words: Words) -> None:
-        highest = int((words & ~np.uint32(CONTEXT)).max(initial=0))
+        highest = int(token_ids_of(words).max(initial=0))
         if highest >= self._vocab_size:
             raise refused(
                 self._source,
@@ -189,10 +241,17 @@ class SampleFile:
     def _apart(self, documents: Sequence[Words]) -> Words:
         return np.concatenate([filled_up(words, self.seq_length) for words in documents])
 
+    def _count_classes(self, rows: Words) -> None:
+        labels = labels_in(rows)
+        found = np.bincount(labels[labels != NO_LABEL], minlength=len(self.class_counts))
+        found[: len(self.class_counts)] += self.class_counts
+        self.class_counts = found
+
     def _keep(self, rows: Words) -> None:
         counts = counts_of(rows)
         self.num_samples += len(rows)
         self.num_targets += counts.num_targets
+        self._count_classes(rows)
         self.num_kept_tokens += sum(counts.lengths)
         try:
             self._file.write(rows.tobytes())

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from swarm_ft.coordinator.decide import attempts, losses
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
+    EvaluationRecord,
     PlanRecord,
     SnapshotRecord,
     Turn,
@@ -32,6 +33,8 @@ from swarm_ft.coordinator.plan.membership import (
 from swarm_ft.coordinator.plan.steps import (
     after_report,
     commit_step,
+    evaluated,
+    lacks_evaluation,
     plan_step,
     tokens_for,
     took_stock,
@@ -148,8 +151,10 @@ def step_ready(turn: Turn, run: Run, peer_id: PeerId, message: StepReady) -> Non
     if wrong:
         why = "told another gradient norm than its replicas"
         attempts.do_without(turn, run, dict.fromkeys(wrong, why))
-    else:
+    elif run.committed_steps < run.spec.train.num_steps:
         _go_on(turn, _commit(turn, run, step))
+    else:
+        _plan_or_export(turn, replace(_evaluate(turn, run, step), step=None))
 
 
 def stage_exported(turn: Turn, run: Run, peer_id: PeerId, message: StageExported) -> None:
@@ -180,7 +185,7 @@ def _finish(turn: Turn, run: Run) -> None:
 
 def _plan_or_export(turn: Turn, run: Run) -> None:
     run = _admit(turn, run)
-    if run.committed_steps < run.spec.train.num_steps:
+    if run.committed_steps < run.spec.train.num_steps or lacks_evaluation(run):
         _plan(turn, run)
         return
     late = run.listeners
@@ -218,8 +223,19 @@ def _plan(turn: Turn, run: Run) -> None:
         turn.say(peer, plan, tokens_for(run, plan, peer))
 
 
+def _evaluate(turn: Turn, run: Run, step: PlannedStep) -> Run:
+    """Write down what came of the evaluation in a step, if there was one."""
+    if not step.evaluation:
+        return run
+    run, found = evaluated(run, step)
+    turn.keep(run)
+    turn.write(EvaluationRecord(run.run_id, found))
+    turn.publish(run.run_id, found)
+    return run
+
+
 def _commit(turn: Turn, run: Run, step: PlannedStep) -> Run:
-    before = run
+    before = run = _evaluate(turn, run, step)
     run, committed, commit = commit_step(run, step, turn.now_s)
     turn.keep(run)
     turn.write(CommitRecord(run.run_id, committed, commit, run.past.sent, run.past.traffic))

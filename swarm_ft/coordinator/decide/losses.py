@@ -184,7 +184,7 @@ def heard(turn: Turn, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
     is_current = run.phase is RunPhase.LOADING or is_of_step
     if not is_current or alive.attempt != run.attempt.number:
         return
-    parts_begun = min(alive.parts_begun, PARTS * _share(run, peer_id)) if is_of_step else 0
+    parts_begun = min(alive.parts_begun, _num_parts(run, peer_id)) if is_of_step else 0
     awaited = run.attempt.awaited.told(peer_id, alive.waits_for, parts_begun, turn.now_s)
     run = run.with_awaited(awaited)
     turn.keep(run)
@@ -204,6 +204,15 @@ def _relieve(turn: Turn, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
         f"before; its share is divided anew"
     )
     attempts.interrupt(turn, replace(run, measured=measured, detail=detail))
+
+
+def _num_parts(run: Run, peer_id: PeerId) -> int:
+    """Of all microbatches that a peer computes of the step, see `pipeline.PARTS`."""
+    for index, stage in enumerate(run.computing):
+        if run.step is not None and peer_id in stage.peers:
+            held_out = run.step.eval_share(index, stage.peers.index(peer_id))
+            return PARTS * _share(run, peer_id) + held_out
+    return 0
 
 
 def _share(run: Run, peer_id: PeerId) -> int:

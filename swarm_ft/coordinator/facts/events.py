@@ -10,7 +10,7 @@ from swarm_ft.coordinator.facts.state import Run, Snapshot, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.errors import SwarmError
 from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.protocol.messages.client import RunEvent, StepCommitted
+from swarm_ft.protocol.messages.client import Evaluated, RunEvent, StepCommitted
 from swarm_ft.protocol.messages.control import CommitStep, FromPeer, PeerHello, ToPeer
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
 from swarm_ft.protocol.spec.grant import Grant
@@ -150,6 +150,14 @@ class CommitRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationRecord:
+    """Held-out samples were evaluated, each once."""
+
+    run_id: RunId
+    evaluated: Evaluated
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerRecord:
     """Others hold buffers of a run."""
 
@@ -193,6 +201,7 @@ Record = (
     RunRecord
     | PlanRecord
     | CommitRecord
+    | EvaluationRecord
     | LedgerRecord
     | RollbackRecord
     | SnapshotRecord

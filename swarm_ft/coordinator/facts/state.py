@@ -14,7 +14,7 @@ from swarm_ft.coordinator.facts.ledger import Ledger
 from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
-from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StageResult
+from swarm_ft.protocol.messages.client import Evaluated, RunPhase, RunStatus, StageResult
 from swarm_ft.protocol.messages.control import (
     CommitStep,
     Learner,
@@ -98,6 +98,7 @@ class Past:
         sent: what peers sent each other in the steps that count.
         traffic: of that, what went over each boundary.
         ledger: who holds the buffers of which sample; None if the run has none at both ends.
+        evaluations: of the held-out samples, steps rising.
         snapshot: the newest that is whole.
     """
 
@@ -109,6 +110,7 @@ class Past:
     sent: ByteCounts = field(default_factory=ByteCounts)
     traffic: tuple[Traffic, ...] = ()
     ledger: Ledger | None = None
+    evaluations: tuple[Evaluated, ...] = ()
     snapshot: Snapshot | None = None
 
     @property
@@ -125,6 +127,7 @@ class Past:
             sent=self.snapshot.sent,
             traffic=self.snapshot.traffic,
             ledger=self.ledger,
+            evaluations=tuple(e for e in self.evaluations if e.step < self.snapshot.step),
             snapshot=self.snapshot,
         )
 
@@ -236,12 +239,14 @@ class PlannedStep:
 
     Attributes:
         stages: those of its routes; empty if these are not known.
+        evaluation: held-out samples that pass the stages in it, forward alone.
         began_s: when it was planned.
         ready: peers that said StepReady since.
     """
 
     microbatches: tuple[Microbatch, ...]
     stages: tuple[Stage, ...] = ()
+    evaluation: tuple[Microbatch, ...] = ()
     began_s: float = 0.0
     ready: Mapping[PeerId, StepReady] = field(default_factory=_nothing)
 
@@ -253,8 +258,16 @@ class PlannedStep:
 
     def share(self, stage_index: int, replica: int) -> int:
         """How many of its microbatches a replica computes in this attempt."""
-        own = [b for b in self.microbatches if b.replica_at(stage_index) == replica]
-        return sum(stage_index not in batch.done for batch in own)
+        return _num_left(self.microbatches, stage_index, replica)
+
+    def eval_share(self, stage_index: int, replica: int) -> int:
+        """So too of those that are only evaluated."""
+        return _num_left(self.evaluation, stage_index, replica)
+
+
+def _num_left(batches: Iterable[Microbatch], stage_index: int, replica: int) -> int:
+    own = [b for b in batches if b.replica_at(stage_index) == replica]
+    return sum(stage_index not in batch.done for batch in own)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

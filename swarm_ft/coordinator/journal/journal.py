@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
+    EvaluationRecord,
     ForgetRecord,
     LedgerRecord,
     PlanRecord,
@@ -46,7 +47,7 @@ from swarm_ft.coordinator.plan.steps import MEASURED_STEPS
 from swarm_ft.errors import JournalError, SwarmError
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.private_files import FILE_MODE, make_private
-from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
+from swarm_ft.protocol.messages.client import Evaluated, RunPhase, StepCommitted
 from swarm_ft.protocol.messages.control import CommitStep, SavedStage, StageAssignment
 from swarm_ft.protocol.messages.reports import ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -71,6 +72,10 @@ CREATE TABLE IF NOT EXISTS commits (
     grad_norm REAL NOT NULL, num_samples INTEGER NOT NULL,
     seconds REAL NOT NULL, traffic TEXT NOT NULL, gradients TEXT NOT NULL,
     state_bytes INTEGER NOT NULL, sent TEXT NOT NULL, all_traffic TEXT NOT NULL,
+    PRIMARY KEY (run_id, step)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS evaluations (
+    run_id TEXT NOT NULL, step INTEGER NOT NULL, num_samples INTEGER NOT NULL,
+    eval_loss REAL, compressed_eval_loss REAL, counts TEXT NOT NULL,
     PRIMARY KEY (run_id, step)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS snapshots (
     run_id TEXT NOT NULL, step INTEGER NOT NULL, stages TEXT NOT NULL,
@@ -234,21 +239,36 @@ class Journal:
                 execute("INSERT OR REPLACE INTO plans VALUES (?, ?, ?, ?)", row)
             case CommitRecord():
                 self._write_commit(record)
+            case EvaluationRecord():
+                self._write_evaluation(record)
             case LedgerRecord():
                 self._write_ledger(record)
-            case StandingRecord(peer_id, standing, for_s):
-                reason = self._sealed(standing.reason.encode(), f"standing {peer_id}")
-                told = (peer_id, standing.times_aside, time.time() + for_s, reason)
-                execute("INSERT OR REPLACE INTO standings VALUES (?, ?, ?, ?)", told)
+            case StandingRecord():
+                self._write_standing(record)
             case SnapshotRecord(run_id, snapshot):
                 saved = (run_id, snapshot.step, _saved_text(snapshot.stages))
                 execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", saved)
             case RollbackRecord():
                 self._roll_back(record)
             case ForgetRecord(run_id):
-                for table in ("runs", "plans", "commits", "snapshots"):
-                    execute(f"DELETE FROM {table} WHERE run_id=?", (run_id,))
-                self._forget_ledger(run_id)
+                self._forget(run_id)
+
+    def _forget(self, run_id: RunId) -> None:
+        for table in ("runs", "plans", "commits", "evaluations", "snapshots"):
+            self._db.execute(f"DELETE FROM {table} WHERE run_id=?", (run_id,))
+        self._forget_ledger(run_id)
+
+    def _write_evaluation(self, record: EvaluationRecord) -> None:
+        found = record.evaluated
+        losses = found.eval_loss, found.compressed_eval_loss
+        row = (record.run_id, found.step, found.num_samples, *losses, json.dumps(found.counts))
+        self._db.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?)", row)
+
+    def _write_standing(self, record: StandingRecord) -> None:
+        peer_id, standing = record.peer_id, record.standing
+        reason = self._sealed(standing.reason.encode(), f"standing {peer_id}")
+        row = (peer_id, standing.times_aside, time.time() + record.for_s, reason)
+        self._db.execute("INSERT OR REPLACE INTO standings VALUES (?, ?, ?, ?)", row)
 
     def _write_state(self, run: Run) -> None:
         self._db.execute(
@@ -263,6 +283,7 @@ class Journal:
         run_id, execute = record.run_id, self._db.execute
         void = (run_id, record.first_void_step)
         execute("DELETE FROM commits WHERE run_id=? AND step>=?", void)
+        execute("DELETE FROM evaluations WHERE run_id=? AND step>=?", void)
         execute("DELETE FROM plans WHERE run_id=? AND step>=?", void)
         execute("DELETE FROM snapshots WHERE run_id=? AND step>?", void)
         if not record.first_void_step:
@@ -366,6 +387,7 @@ class Journal:
             # Until their hellos tell otherwise.
             exported=MappingProxyType(dict.fromkeys(peers if phase is RunPhase.FINISHED else ())),
             ledger=self._ledger(run_id, spec.train.num_samples),
+            evaluations=self.evaluations(run_id),
             snapshot=self._snapshot(run_id),
         )
         if last is not None:
@@ -462,6 +484,25 @@ class Journal:
                 (run_id, first, limit),
             ).fetchall()
         return tuple(_committed_from(row) for row in found)
+
+    def evaluations(self, run_id: RunId) -> tuple[Evaluated, ...]:
+        """Of a run, steps rising."""
+        with self._errors_named():
+            found = self._db.execute(
+                "SELECT step, num_samples, eval_loss, compressed_eval_loss, counts FROM evaluations"
+                " WHERE run_id=? ORDER BY step",
+                (run_id,),
+            ).fetchall()
+        return tuple(
+            Evaluated(
+                step=StepNumber(step),
+                num_samples=num_samples,
+                eval_loss=loss,
+                compressed_eval_loss=compressed_loss,
+                counts=tuple(map(int, json.loads(counts))),
+            )
+            for step, num_samples, loss, compressed_loss, counts in found
+        )
 
     def data_digest(self, run_id: RunId) -> bytes:
         """The digest of all tokens of a run that is here, `digest_of` them in a row."""

@@ -81,7 +81,7 @@ class TokenFiles:
             JournalFull: the disk has no room for them, beside those of other jobs that come in.
             JournalError: it refuses.
         """
-        total_bytes = spec.train.num_samples * self._form.record_bytes(spec)
+        total_bytes = spec.train.num_rows * self._form.record_bytes(spec)
         partial = self.folder / f"{_name(run_id)}.{next(self._numbers)}.partial"
         try:
             self._check_room(total_bytes)
@@ -115,10 +115,11 @@ class TokenFiles:
         try:
             with path.open("rb", buffering=0) as file:
                 for sample in samples:
-                    if not 0 <= sample < spec.train.num_samples:
+                    row = spec.train.row_of(sample)
+                    if not 0 <= row < spec.train.num_rows:
                         raise NotFound(f"run {run_id} has no sample {sample}")
-                    record = read_at(file.fileno(), size, sample * size)
-                    tokens = self._form.tokens(salt, sample, record)
+                    record = read_at(file.fileno(), size, row * size)
+                    tokens = self._form.tokens(salt, row, record)
                     if tokens is None:
                         raise JournalError(
                             f"{path}: sample {sample} of run {run_id} is torn or altered; submit "
@@ -179,7 +180,7 @@ class NewTokenFile:
         self._sample_bytes = spec.train.sample_bytes
         self._num_samples = 0
         self._unsynced_bytes = 0
-        self.awaited_bytes = spec.train.num_samples * form.record_bytes(spec)
+        self.awaited_bytes = spec.train.num_rows * form.record_bytes(spec)
         self._file = open_private(partial, "xb")
 
     def append(self, tokens: bytes) -> None:

@@ -14,6 +14,7 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, groupby, pairwise, zip_longest
 
 import numpy as np
@@ -319,6 +320,7 @@ def plan_again(
     stages: Sequence[Stage],
     done: Mapping[PeerId, frozenset[MicrobatchIndex]],
     seconds: Seconds,
+    num_held_out: int = 0,
 ) -> tuple[Microbatch, ...]:
     """The microbatches of a step that was planned before, on the way that costs the least now.
 
@@ -330,9 +332,11 @@ def plan_again(
         stages: the run's by now; the same stages, other peers.
         done: what peers say they are done with.
         seconds: how fast peers are.
+        num_held_out: microbatches of the step that are only evaluated, and numbered behind these.
     """
     planned = before.microbatches
-    accepted = [_accepted(stage, done, len(planned)) for stage in stages]
+    num_microbatches = len(planned) + num_held_out
+    accepted = [_accepted(stage, done, num_microbatches) for stage in stages]
     routes = [
         _kept_routes(before, index, stage, accepted[index], seconds)
         for index, stage in enumerate(stages)
@@ -347,6 +351,47 @@ def plan_again(
         )
         for batch in planned
     )
+
+
+def plan_evaluation(
+    held_out: Sequence[Microbatch],
+    stages: Sequence[Stage],
+    done: Mapping[PeerId, frozenset[MicrobatchIndex]],
+    seconds: Seconds,
+    ways: Ways = NO_WAYS,
+) -> tuple[Microbatch, ...]:
+    """Microbatches that are only evaluated, with their routes.
+
+    Nothing is kept of one but its loss, so it is done once the last stage is done with it; before
+    that it begins anew.
+
+    Args:
+        held_out: those microbatches, numbered behind all others of the step.
+        stages: the run's.
+        done: what peers say they are done with.
+        seconds: how fast peers are.
+        ways: who reaches whom.
+    """
+    if not held_out:
+        return ()
+    accepted = _accepted(stages[-1], done, held_out[-1].index + 1)
+    to_do = [batch for batch in held_out if batch.index not in accepted]
+    room = [Counter(_shares(len(to_do), stage, seconds)) for stage in stages]
+    routes = iter(assign([()] * len(to_do), room, Detours(stages, ways)))
+    is_plain = all(len(stage.peers) == 1 for stage in stages)
+    in_front, everywhere = (0,) * (len(stages) - 1), frozenset(range(len(stages)))
+    planned = []
+    for batch in held_out:
+        is_done = batch.index in accepted
+        route = (*in_front, accepted[batch.index]) if is_done else next(routes)
+        planned.append(
+            replace(
+                batch,
+                route=() if is_plain else route,
+                done=everywhere if is_done else frozenset(),
+            )
+        )
+    return tuple(planned)
 
 
 def _accepted(

@@ -12,10 +12,16 @@ from swarm_ft.coordinator.facts.ledger import Ledger, Side
 from swarm_ft.coordinator.facts.state import Measured, Past, PlannedStep, Run
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.plan.membership import joining_in_words
-from swarm_ft.coordinator.plan.routes import NO_WAYS, plan_again, plan_microbatches, routes_of
+from swarm_ft.coordinator.plan.routes import (
+    NO_WAYS,
+    plan_again,
+    plan_evaluation,
+    plan_microbatches,
+    routes_of,
+)
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import BlockIndex, PeerId, SampleId, StepNumber
-from swarm_ft.protocol.messages.client import StepCommitted
+from swarm_ft.protocol.messages.client import Evaluated, StepCommitted
 from swarm_ft.protocol.messages.control import CommitStep, PlanStep, StageReady, StepReady
 from swarm_ft.protocol.messages.reports import (
     Bitmap,
@@ -25,7 +31,15 @@ from swarm_ft.protocol.messages.reports import (
     summed_by_boundary,
 )
 from swarm_ft.protocol.spec.codec_spec import Direction
-from swarm_ft.protocol.spec.training_plan import clip_factor, learning_rate_at, step_samples
+from swarm_ft.protocol.spec.tasks import summed
+from swarm_ft.protocol.spec.training_plan import (
+    Microbatch,
+    clip_factor,
+    evaluates_at,
+    evaluation_microbatches,
+    learning_rate_at,
+    step_samples,
+)
 
 MEASURED_STEPS = 5
 """How many a peer's speed, and that of a step, is told from."""
@@ -40,21 +54,70 @@ def plan_step(run: Run, now_s: float, ways: Ways = NO_WAYS) -> tuple[Run, PlanSt
 
     What peers have done of it in earlier attempts stays done, and with whom.
     """
-    number, stages, seconds = StepNumber(run.committed_steps), run.computing, run.measured.seconds
-    if run.step is None:
-        train, ledger = run.spec.train, run.past.ledger
-        microbatches = plan_microbatches(train, number, stages, seconds, ledger, ways)
-    else:
-        microbatches = plan_again(run.step, stages, run.attempt.done, seconds)
+    number, stages = StepNumber(run.committed_steps), run.computing
+    microbatches, evaluation = _routed(run, number, ways)
     plan = PlanStep(
         run_id=run.run_id,
         attempt=run.attempt.number,
         step=number,
         microbatches=microbatches,
+        evaluation=evaluation,
         listeners=run.listeners,
     )
-    step = PlannedStep(microbatches=microbatches, stages=stages, began_s=now_s)
+    step = PlannedStep(
+        microbatches=microbatches, stages=stages, evaluation=evaluation, began_s=now_s
+    )
     return replace(run, step=step), plan
+
+
+def _routed(
+    run: Run, number: StepNumber, ways: Ways
+) -> tuple[tuple[Microbatch, ...], tuple[Microbatch, ...]]:
+    """Of a step, the microbatches that train and those that are only evaluated.
+
+    The weights do not change within a step, so it is a time to evaluate them; after the last one
+    there is a step that does nothing else.
+    """
+    train, stages, seconds = run.spec.train, run.computing, run.measured.seconds
+    before = run.step
+    microbatches: tuple[Microbatch, ...] = ()
+    if before is None and number < train.num_steps:
+        microbatches = plan_microbatches(train, number, stages, seconds, run.past.ledger, ways)
+    first = len(before.microbatches if before is not None else microbatches)
+    held_out = evaluation_microbatches(train, first) if evaluates_at(train, number) else ()
+    done = run.attempt.done if before is not None else {}
+    if before is not None:
+        microbatches = plan_again(before, stages, done, seconds, len(held_out))
+    return microbatches, plan_evaluation(held_out, stages, done, seconds, ways)
+
+
+def lacks_evaluation(run: Run) -> bool:
+    """Whether the weights after the last step are still to be evaluated."""
+    steps, train = StepNumber(run.committed_steps), run.spec.train
+    is_there = any(found.step == steps for found in run.past.evaluations)
+    return steps == train.num_steps and evaluates_at(train, steps) and not is_there
+
+
+def evaluated(run: Run, step: PlannedStep) -> tuple[Run, Evaluated]:
+    """The run after all are ready with a step that evaluated, and what came of that."""
+    train = run.spec.train
+    sums = [step.ready[peer].evaluation for peer in run.computing[-1].peers]
+    losses: dict[bool, float] = {}
+    counts: tuple[int, ...] = ()
+    for place, is_compressed in enumerate(train.eval_passes):
+        told = [of_peer[place] for of_peer in sums if place < len(of_peer)]
+        num_targets = sum(one.num_targets for one in told)
+        counts = counts or summed(one.counts for one in told)
+        losses[is_compressed] = math.fsum(one.loss_sum for one in told) / max(1, num_targets)
+    found = Evaluated(
+        step=StepNumber(run.committed_steps),
+        num_samples=train.num_eval_samples,
+        eval_loss=losses.get(False),
+        compressed_eval_loss=losses.get(True),
+        counts=counts,
+    )
+    past = replace(run.past, evaluations=(*run.past.evaluations, found))
+    return replace(run, past=past), found
 
 
 def tokens_for(run: Run, plan: PlanStep, peer: PeerId) -> tuple[SampleId, ...]:
@@ -65,7 +128,7 @@ def tokens_for(run: Run, plan: PlanStep, peer: PeerId) -> tuple[SampleId, ...]:
         sample
         for index, stage in ends.items()
         if peer in stage.peers
-        for batch in plan.microbatches
+        for batch in (*plan.microbatches, *plan.evaluation)
         if stage.peers[batch.replica_at(index)] == peer and index not in batch.done
         for sample in batch.samples
     )

@@ -5,7 +5,8 @@ quantised change against the buffer is sent, and both ends move their buffer by 
 are named by content: a delta says which buffer it builds on and which it makes, so ends that
 differ notice at once. Buffers have the run's bits, and what is used is what was decoded: the
 rounding of a buffer is part of the next change. Residuals of error feedback are buffers of the
-sender alone, of 16 bits. Synchronous; runs in a codec thread.
+sender alone, of 16 bits. Activations of held-out samples go direct. Synchronous; runs in a codec
+thread.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from swarm_ft.codec import Codec, encode_with_feedback, from_spec, pack_buffer, 
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.ids import BlockIndex, RunId, SampleId
 from swarm_ft.protocol.messages.boundary import EncodedTensor, Frame, FrameKey, FrameKind
-from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.sample_rows import MIN_LENGTH
@@ -48,6 +49,11 @@ class FrameCoder:
         self._codecs = {way: from_spec(spec.train.codec(way)) for way in Direction}
         self._fill_codec = from_spec(spec.train.fill_frame_codec)
         self._fill_microbatches = spec.train.fill_microbatches
+        self._train = spec.train
+        self._eval_codecs = (
+            from_spec(parse_codec_spec("none", Direction.FORWARD)),
+            from_spec(spec.train.compressed_eval_codec),
+        )
         self._key_codecs = {way: from_spec(spec.train.key_frame_codec(way)) for way in Direction}
         self._bits = spec.train.buffer_bits
 
@@ -78,6 +84,10 @@ class FrameCoder:
         tensor = codec.encode(x, base)
         digest = self._stage(End.SENT, key.sample, len(x), self._packed(codec.decode(tensor, base)))
         return Frame(key, FrameKind.DELTA, tensor, record.digest, _result(digest, tensor))
+
+    def is_held_out(self, key: FrameKey) -> bool:
+        """Whether a frame's sample is only evaluated."""
+        return self._train.is_held_out(key.sample)
 
     def encode_again(self, frame: Frame) -> Frame:
         """A delta frame of this end as a key frame of the same value, near enough.
@@ -143,6 +153,8 @@ class FrameCoder:
 
     def _codec_of(self, key: FrameKey) -> Codec:
         """Of all but key frames; a frame's name tells it."""
+        if self._train.is_held_out(key.sample):
+            return self._eval_codecs[self._train.is_compressed(key.sample)]
         fills = key.direction is Direction.FORWARD and key.microbatch < self._fill_microbatches
         return self._fill_codec if fills else self._codecs[key.direction]
 

@@ -55,6 +55,8 @@ class Boundary:
         coder: the arithmetic, with this end's buffers.
         pool: the codec threads.
         deliver: called with every decoded sample.
+        taken: called with the key of every held-out sample that this side sent, once the other
+            side has computed with it.
         timeline: told when frames are coded, sent and received.
     """
 
@@ -68,7 +70,10 @@ class Boundary:
         pool: Executor,
         deliver: Callable[[FrameKey, Tensor], None],
         timeline: Timeline,
+        taken: Callable[[FrameKey], None] = lambda _key: None,
     ) -> None:
+        self._taken = taken
+        self._untaken: set[FrameKey] = set()
         self.is_connected = asyncio.Event()
         self._hello = hello
         self._channel = channel
@@ -99,6 +104,7 @@ class Boundary:
         self._step = step
         self._expected = expected
         self._unencoded.clear()
+        self._untaken.clear()
         self._held.clear()
         self._apply(self._session.begin(step))
 
@@ -114,6 +120,13 @@ class Boundary:
         else:
             self._unencoded[key] = x
             self._encode_jobs.put_nowait(key)
+
+    def computed(self, key: FrameKey) -> None:
+        """This side computed with a held-out sample that came; it is acknowledged only now.
+
+        So the other side, which sends but a few that are not, does not get far ahead.
+        """
+        self._apply(self._session.accepted(key))
 
     def hold(self, key: FrameKey, x: Tensor) -> None:
         """As `send`, but for the sending: the other side has it, of an earlier attempt at the step.
@@ -183,6 +196,8 @@ class Boundary:
             frame = await run_in(self._pool, self._timed_encode, encode)
             if key.step == self._step:
                 self._unencoded.pop(key, None)
+                if self._coder.is_held_out(key):
+                    self._untaken.add(key)
                 self._encoded(frame)
 
     def _encoded(self, frame: Frame) -> None:
@@ -205,7 +220,8 @@ class Boundary:
                 logger.warning("boundary %d: %s", self._hello.boundary, value.reason)
                 self._apply(self._session.refused(frame.key, value.reason))
             elif frame.key.step == self._step:
-                self._apply(self._session.accepted(frame.key))
+                if not self._coder.is_held_out(frame.key):
+                    self._apply(self._session.accepted(frame.key))
                 self._deliver(frame.key, value)
 
     # In a codec thread: to wait for one is no part of a span.
@@ -237,6 +253,10 @@ class Boundary:
                     logger.warning("boundary %d: key frame for %s", self._hello.boundary, reason)
                     self._encode_jobs.put_nowait(frame)
         self._changed.set()
+        for key in [key for key in self._untaken if self._session.is_acknowledged(key)]:
+            self._untaken.discard(key)
+            self._session.forget(key)
+            self._taken(key)
 
     def _not_planned(self, frame: Frame) -> BadFrame:
         expected, tokens = self._expected.get(frame.key), frame.tensor.tokens
@@ -284,6 +304,8 @@ class Boundary:
         await send(frame)
         failpoints.reached("before-ack")
         traffic = counted(self._hello.boundary, frame, is_relayed=self._channel.is_relayed)
+        if self._coder.is_held_out(frame.key):
+            traffic = replace(traffic, key_frames=0)  # none that could have built on a buffer
         self._traffic += traffic
         self._add_span(SpanKind.SEND, frame, begin_s)
 

@@ -77,6 +77,7 @@ class StateExchange:
         self._givings: dict[PeerId, ShardName] = {}
         self._offering: dict[ShardName, asyncio.Task[None]] = {}
         self._saves: set[asyncio.Task[None]] = set()
+        self._one_save = asyncio.Lock()  # two of one step, asked for twice, have one file
 
     @property
     def is_behind(self) -> bool:
@@ -274,7 +275,8 @@ class StateExchange:
 
     async def _save(self, name: ShardName, contents: ShardContents) -> None:
         try:
-            entry = await self._put_by(name, contents)
+            async with self._one_save:
+                entry = await self._put_by(name, contents)
         except SwarmError as error:
             logger.warning("%s: cannot be saved: %s", name, error.message)
             return

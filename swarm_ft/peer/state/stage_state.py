@@ -46,6 +46,8 @@ def compile_codecs(spec: RunSpec) -> None:
     """Encode and decode a sample by each codec of the run, as frames will be."""
     train = spec.train
     codecs = [train.fill_frame_codec, train.reduction_codec]
+    if train.num_eval_samples and any(train.eval_passes):
+        codecs.append(train.compressed_eval_codec)
     for way in Direction:
         codecs += [train.codec(way), train.key_frame_codec(way)]
     for codec in codecs:
@@ -383,6 +385,11 @@ class StageState:
         await run_in(self._context.compute, begin, step, num_targets)
         self.store.rollback()
         self.residuals.rollback()
+        self.progress = StepProgress(step)
+        return self.progress
+
+    def begin_evaluation(self, step: StepNumber) -> StepProgress:
+        """Begin to evaluate the weights after the last step; no step is open meanwhile."""
         self.progress = StepProgress(step)
         return self.progress
 

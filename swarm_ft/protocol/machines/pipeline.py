@@ -11,6 +11,11 @@ are held as plain 1F1B needs, links counted as stages, since they take time as o
 al. 2021, arXiv 2104.04473, section 2.2, with links); where links take longer than stages, more are
 of use, and memory is their bound. Whatever bounds the stages have, no order of arrivals blocks the
 pipeline: wherever the oldest microbatch that is not done comes, nothing is held before it.
+
+Held-out microbatches, which are only evaluated, go forward alone and hold nothing here. They are
+computed in the time in which the stage would idle: whatever trains goes before them. Nothing comes
+back of them that would hold the stages in front; so a stage goes on with the next once the stage
+behind has computed with all but a few of those before.
 """
 
 from __future__ import annotations
@@ -33,6 +38,8 @@ class TaskKind(Enum):
     """The last stage: forward, loss and backward in one go."""
     WEIGHTS = auto()
     """The gradients of the weights; the microbatch is done then."""
+    EVALUATE = auto()
+    """The forward of a held-out microbatch; at the last stage, its loss as well."""
 
     @property
     def num_parts(self) -> int:
@@ -44,6 +51,8 @@ PARTS = 3
 """Of the work on a microbatch at any stage, about equal: forward, backward and weights."""
 KEPT_FREE = 2
 """Microbatches whose memory is left to the tasks themselves."""
+EVALUATED_AHEAD = 2
+"""Held-out microbatches on their way to the stage behind, or waiting there."""
 ALLOCATED = 1.25
 """Bytes that an allocator takes for one that is held, at most: there are gaps between tensors."""
 
@@ -76,7 +85,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """All microbatches of the step went through this stage both ways."""
+    """All microbatches of the step went through this stage: both ways, but those held out."""
 
 
 class StageSchedule:
@@ -89,6 +98,7 @@ class StageSchedule:
             forward, and nothing of it is held.
         microbatches: those that pass this peer, in the order in which they are computed.
         max_held: how many of them may hold memory at once; 1 or more.
+        held_out: those that are only evaluated, in the order in which they are computed.
     """
 
     def __init__(
@@ -99,8 +109,12 @@ class StageSchedule:
         microbatches: Sequence[MicrobatchIndex],
         max_held: int,
         has_backward: bool = True,
+        held_out: Sequence[MicrobatchIndex] = (),
     ) -> None:
         self._has_backward = has_backward
+        self._held_out = held_out
+        self._num_evaluated = 0
+        self._taken: set[MicrobatchIndex] = set()
         self._is_first = is_first
         self._is_last = is_last
         self._microbatches = microbatches
@@ -128,6 +142,12 @@ class StageSchedule:
         self._gradients.add(microbatch)
         return self._next()
 
+    def output_taken(self, microbatch: MicrobatchIndex) -> Task | StepDone | None:
+        """The stage behind has computed with the output of a held-out microbatch."""
+        self._check(microbatch)
+        self._taken.add(microbatch)
+        return self._next()
+
     def computed(self, task: Task) -> Task | StepDone | None:
         """The task that was handed out is finished.
 
@@ -140,6 +160,7 @@ class StageSchedule:
         self._next_forward += task.kind in (TaskKind.FORWARD, TaskKind.FORWARD_BACKWARD)
         self._next_backward += task.kind in (TaskKind.BACKWARD, TaskKind.FORWARD_BACKWARD)
         self._next_weights += task.kind is TaskKind.WEIGHTS
+        self._num_evaluated += task.kind is TaskKind.EVALUATE
         if not self._has_backward:
             self._next_backward = self._next_weights = self._next_forward
         return self._next()
@@ -154,25 +175,33 @@ class StageSchedule:
             found.append(TaskKind.FORWARD)
         if self._next_backward < self._next_forward:
             found.append(TaskKind.BACKWARD)
-        return tuple(Task(kind, self._microbatches[self._position(kind)]) for kind in found)
+        if self._may_evaluate and self._num_evaluated < len(self._held_out):
+            found.append(TaskKind.EVALUATE)
+        return tuple(self._task(kind) for kind in found)
 
     def _check(self, microbatch: MicrobatchIndex) -> None:
-        if microbatch not in self._microbatches:
+        if microbatch not in self._microbatches and microbatch not in self._held_out:
             raise OutOfTurn(f"microbatch {microbatch} does not pass here in this step")
 
     def _next(self) -> Task | StepDone | None:
         if self._running is not None:
             return None
-        if self._next_weights == len(self._microbatches):
+        is_trained = self._next_weights == len(self._microbatches)
+        if is_trained and self._num_evaluated == len(self._held_out):
             return StepDone()
-        kind = self._choose()
+        kind = self._choose() or (TaskKind.EVALUATE if self._can_evaluate else None)
         if kind is None:
             return None
-        self._running = Task(kind, self._microbatches[self._position(kind)])
+        self._running = self._task(kind)
         return self._running
 
+    def _task(self, kind: TaskKind) -> Task:
+        if kind is TaskKind.EVALUATE:
+            return Task(kind, self._held_out[self._num_evaluated])
+        return Task(kind, self._microbatches[self._position(kind)])
+
     def _choose(self) -> TaskKind | None:
-        """The stages around wait for the first two; the others make room."""
+        """Of what trains. The stages around wait for the first two; the others make room."""
         if self._can_backward and not self._is_first:
             return TaskKind.BACKWARD
         if self._can_forward:
@@ -193,6 +222,18 @@ class StageSchedule:
     def _can_backward(self) -> bool:
         is_computed = self._next_backward < self._next_forward
         return is_computed and self._is_in(self._gradients, self._next_backward)
+
+    @property
+    def _may_evaluate(self) -> bool:
+        on_their_way = self._num_evaluated - len(self._taken)
+        return self._is_last or on_their_way < EVALUATED_AHEAD
+
+    @property
+    def _can_evaluate(self) -> bool:
+        is_left = self._num_evaluated < len(self._held_out)
+        return (
+            is_left and self._may_evaluate and self._held_out[self._num_evaluated] in self._inputs
+        )
 
     def _is_in(self, arrived: set[MicrobatchIndex], position: int) -> bool:
         return position < len(self._microbatches) and self._microbatches[position] in arrived

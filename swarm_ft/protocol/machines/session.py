@@ -91,6 +91,14 @@ class BoundarySession:
         """Whether the other side has everything that was sent in this step."""
         return not self._outbox and not self._withheld
 
+    def is_acknowledged(self, key: FrameKey) -> bool:
+        """Whether the other side has said that it has this frame of this side."""
+        return self._outbox.find(key) is None and key not in self._withheld
+
+    def forget(self, key: FrameKey) -> None:
+        """Nobody will be sent this acknowledged frame again, in this attempt or another."""
+        self._sent.pop(key, None)
+
     def lacks(self, keys: Iterable[FrameKey]) -> bool:
         """Whether some of these frames of this step have not come."""
         return not self._received.union(self._decoding).issuperset(keys)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Annotated
 
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.protocol.messages.control import MAX_RUN_PEERS, Amount, StageAssignment, TokenIds
+from swarm_ft.protocol.messages.control import (
+    MAX_RUN_PEERS,
+    Amount,
+    StageAssignment,
+    Targets,
+    TokenIds,
+)
 from swarm_ft.protocol.messages.meeting import MAX_RELAYS
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile
@@ -15,6 +22,7 @@ from swarm_ft.protocol.spec.bounds import Digest, Endpoint, Length, Range, Text
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.tasks import MAX_COUNTS
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
 # ---- what clients ask of the coordinator, as frozen values whose types say what may come
@@ -208,7 +216,31 @@ class StepCommitted:
         )
 
 
-RunEvent = RunStatus | StepCommitted
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluated:
+    """How well the weights predict the held-out samples; losses are means over all targets.
+
+    Attributes:
+        step: how many steps are in the weights.
+        eval_loss: with nothing compressed; None if that was not asked for.
+        compressed_eval_loss: so too with compressed activations.
+        counts: that the task's metrics are made of; uncompressed, if that was asked for.
+    """
+
+    step: StepNumber
+    num_samples: int
+    eval_loss: Amount | None = None
+    compressed_eval_loss: Amount | None = None
+    counts: Annotated[tuple[Targets, ...], Length(MAX_COUNTS)] = ()
+
+    @property
+    def loss(self) -> float:
+        """The uncompressed one, or else the other."""
+        known = (self.eval_loss, self.compressed_eval_loss)
+        return next((loss for loss in known if loss is not None), math.nan)
+
+
+RunEvent = RunStatus | StepCommitted | Evaluated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,8 +33,16 @@ from swarm_ft.protocol.spec.bounds import (
     Text,
 )
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
-from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN, MAX_BATCH_SIZE, MAX_SEQ_LENGTH, RunSpec
+from swarm_ft.protocol.spec.run_spec import (
+    BYTES_PER_TOKEN,
+    MAX_BATCH_SIZE,
+    MAX_EVAL_SAMPLES,
+    MAX_MICROBATCHES,
+    MAX_SEQ_LENGTH,
+    RunSpec,
+)
 from swarm_ft.protocol.spec.sample_rows import MIN_LENGTH
+from swarm_ft.protocol.spec.tasks import MAX_COUNTS
 from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
@@ -43,6 +51,8 @@ from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 # Tokens travel as little-endian uint32 bytes, so that the coordinator can pass them on unread.
 
 MAX_RUN_PEERS = 1 << 14
+MAX_PLAN_SAMPLES = MAX_BATCH_SIZE + 2 * MAX_EVAL_SAMPLES
+MAX_EVAL_PASSES = 2
 MAX_KEPT_RUNS = 64
 STORAGE_KEY_BYTES = 32
 SomePeers = Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS, 1)]
@@ -179,36 +189,44 @@ class PlanStep:
     """Run one step: of all microbatches, those whose route passes this peer.
 
     Attributes:
+        microbatches: those that train; none where all steps are committed, and the last weights
+            are to be evaluated.
         listeners: peers that no microbatch passes, and that have no gradient; routes are over the
             others, in their order.
+        evaluation: held-out samples, which only go forward; numbered behind the others.
         tokens: sample to its row, at the first and the last stage, see `spec.sample_rows`.
-        num_targets: of all samples, over which the step's loss is a mean; 0 until they are counted.
-        lengths: tokens of each sample, in the order of the microbatches; none until then.
+        num_targets: of all samples that train, over which the step's loss is a mean; 0 until they
+            are counted.
+        lengths: tokens of each sample, in the order of `samples`; none until then.
         traced: whether somebody wants to know what peers do when, see `timeline`.
     """
 
     run_id: RunId
     attempt: Attempt
     step: StepNumber
-    microbatches: Annotated[tuple[Microbatch, ...], Length(MAX_BATCH_SIZE, 1)]
+    microbatches: Annotated[tuple[Microbatch, ...], Length(MAX_BATCH_SIZE)]
+    evaluation: Annotated[tuple[Microbatch, ...], Length(2 * MAX_EVAL_SAMPLES)] = ()
     listeners: Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS)] = ()
-    tokens: Annotated[dict[SampleId, TokenIds], Length(MAX_BATCH_SIZE)] = field(
+    tokens: Annotated[dict[SampleId, TokenIds], Length(MAX_PLAN_SAMPLES)] = field(
         default_factory=dict
     )
     traced: bool = False
     num_targets: Targets = 0
     lengths: Annotated[
-        tuple[Annotated[int, Range(MIN_LENGTH, MAX_SEQ_LENGTH)], ...], Length(MAX_BATCH_SIZE)
+        tuple[Annotated[int, Range(MIN_LENGTH, MAX_SEQ_LENGTH)], ...], Length(MAX_PLAN_SAMPLES)
     ] = ()
 
     def __post_init__(self) -> None:
-        if any(batch.index != place for place, batch in enumerate(self.microbatches)):
+        batches = (*self.microbatches, *self.evaluation)
+        if not batches or any(batch.index != place for place, batch in enumerate(batches)):
             raise MalformedMessage("expected microbatches numbered from 0")
-        samples = self.samples
-        if len(samples) > MAX_BATCH_SIZE or len(set(samples)) < len(samples):
+        samples, held_out = self.samples, sum(len(batch.samples) for batch in self.evaluation)
+        num_trained = len(samples) - held_out
+        is_bounded = num_trained <= MAX_BATCH_SIZE and held_out <= 2 * MAX_EVAL_SAMPLES
+        if not is_bounded or len(set(samples)) < len(samples):
             raise MalformedMessage(
                 f"expected at most {MAX_BATCH_SIZE} samples, each once, "
-                f"got {len(samples)}, {len(set(samples))} different ones"
+                f"got {num_trained} and {held_out} held out, {len(set(samples))} different ones"
             )
         if self.lengths and len(self.lengths) != len(samples):
             raise MalformedMessage(
@@ -217,8 +235,9 @@ class PlanStep:
 
     @property
     def samples(self) -> tuple[SampleId, ...]:
-        """Of all microbatches, in their order."""
-        return tuple(sample for batch in self.microbatches for sample in batch.samples)
+        """Of all microbatches, in their order, those of the evaluation last."""
+        batches = (*self.microbatches, *self.evaluation)
+        return tuple(sample for batch in batches for sample in batch.samples)
 
     @property
     def length_of(self) -> dict[SampleId, int]:
@@ -351,13 +370,13 @@ class StageReady:
 
     Attributes:
         done: microbatches of the first uncommitted step whose gradients are summed here already,
-            and whose frames are kept.
+            and whose frames are kept; or which are evaluated, at the last stage.
         buffers: that are here, at each of the stage's boundaries.
     """
 
     run_id: RunId
     attempt: Attempt
-    done: Annotated[frozenset[MicrobatchIndex], Length(MAX_BATCH_SIZE)] = frozenset()
+    done: Annotated[frozenset[MicrobatchIndex], Length(MAX_MICROBATCHES)] = frozenset()
     buffers: SomeHeld = ()
 
 
@@ -377,6 +396,20 @@ class CaughtUp:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EvalSum:
+    """Of the held-out samples that a peer of the last stage evaluated in one pass over them.
+
+    Attributes:
+        loss_sum: cross-entropy in nats, summed over `num_targets` targets.
+        counts: that metrics are made of, see `Task.num_counts`.
+    """
+
+    loss_sum: Measured = 0.0
+    num_targets: Targets = 0
+    counts: Annotated[tuple[Targets, ...], Length(MAX_COUNTS)] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepReady:
     """This peer did its part of the step: all gradients are summed, none is applied.
 
@@ -384,7 +417,8 @@ class StepReady:
         squared_grad_norm: of the stage's gradient, over all of its replicas.
         loss_sum: of this peer's microbatches, at the last stage.
         num_targets: that it is summed over.
-        compute_s: seconds that forwards and backwards took.
+        evaluation: at the last stage, of each pass over the held-out samples.
+        compute_s: seconds that forwards and backwards took, those of the evaluation left out.
         traffic: what it sent over its boundaries; all replicas behind one count as one.
         buffers: what is kept at each boundary.
         lost: buffers that are here no more since the peer told last.
@@ -396,6 +430,7 @@ class StepReady:
     squared_grad_norm: Annotated[float, Range(0.0, MAX_SQUARED_NORM)]
     loss_sum: Measured = 0.0
     num_targets: Targets = 0
+    evaluation: Annotated[tuple[EvalSum, ...], Length(MAX_EVAL_PASSES)] = ()
     compute_s: Measured = 0.0
     traffic: Annotated[tuple[Annotated[Traffic, OfOneStep()], ...], Length(MAX_BOUNDARIES)] = ()
     gradients: Annotated[GradientTraffic, OfOneStep()] = field(default_factory=GradientTraffic)

@@ -90,7 +90,7 @@ class Declared:
         if self.option.words is not None:
             return dict(zip(self.option.words, (False, True), strict=True))
         if issubclass(self.kind, Enum):
-            return {one.name.lower(): one for one in self.kind}
+            return {one.name.lower().replace("_", "-"): one for one in self.kind}
         few = next((bound.values for bound in self.bounds if isinstance(bound, OneOf)), ())
         return {str(value): value for value in few}
 

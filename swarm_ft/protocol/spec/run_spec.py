@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import Annotated
 
 from swarm_ft.errors import BadCodec, BadLayers, BadModel, BadOption
-from swarm_ft.ids import PeerId
+from swarm_ft.ids import PeerId, SampleId
 from swarm_ft.protocol.spec.bounds import Digest, Length, NameList, OneOf, Range
 from swarm_ft.protocol.spec.codec_spec import (
     MAX_SPEC_CHARS,
@@ -31,9 +31,14 @@ BUFFER_BITS = (16, 8, 4)
 MAX_SAMPLES = 1 << 24
 MAX_SEQ_LENGTH = 1 << 17
 MAX_HIDDEN_SIZE = 1 << 16
-MAX_VOCAB_SIZE = 1 << 24
+MAX_VOCAB_SIZE = 1 << 20
 MAX_STEPS = 1 << 31
 MAX_BATCH_SIZE = 1 << 16
+MAX_EVAL_SAMPLES = 1 << 14
+MAX_EVAL_BYTES = 32 << 20
+"""Of the held-out samples' rows, which go with a plan, in one message."""
+MAX_MICROBATCHES = MAX_BATCH_SIZE + 2 * MAX_EVAL_SAMPLES
+"""Of a step: those that train, and one of each held-out sample with and without compression."""
 MAX_REFERENCE_CHARS = 1000
 BYTES_PER_TOKEN = 4
 """Tokens travel and are kept as little-endian uint32."""
@@ -44,6 +49,9 @@ MAX_LORA_ALPHA = 1 << 16
 MAX_TARGETS = 64
 MAX_LORA_DROPOUT = 0.95
 MAX_TRAIN_LAYERS_CHARS = 16
+MAX_LABELS = 1 << 10
+MAX_LABELS_CHARS = 1 << 14
+MIN_LABELS = 2
 COPIES_PER_WEIGHT = 4
 """In a peer's memory, of what trains: the weight, its gradient and AdamW's two moments, all equally
 large. Of what is frozen there is the weight alone."""
@@ -53,12 +61,36 @@ CodecText = Annotated[str, Length(MAX_SPEC_CHARS)]
 """How users write a codec, such as `aq3+z`."""
 
 
+class TaskKind(IntEnum):
+    """What is learned, see `tasks`; the numbers are those of the wire."""
+
+    CAUSAL_LM = 1
+    CLASSIFICATION = 2
+    TOKEN_CLASSIFICATION = 3
+
+
 class LrSchedule(IntEnum):
     """How the learning rate moves; the numbers are those of the wire."""
 
     CONSTANT = 1
     LINEAR = 2
     COSINE = 3
+
+
+class EvalStrategy(IntEnum):
+    """When held-out samples are evaluated; the numbers are those of the wire."""
+
+    NO = 1
+    STEPS = 2
+    EPOCH = 3
+
+
+class EvalCompression(IntEnum):
+    """Whether activations of held-out samples are compressed; the numbers are those of the wire."""
+
+    OFF = 1
+    ON = 2
+    BOTH = 3
 
 
 class Adapter(IntEnum):
@@ -125,6 +157,24 @@ class TrainOptions:
         BadCodec: a codec is none, or makes no sense where it stands.
     """
 
+    task_kind: Annotated[
+        TaskKind,
+        Option(
+            "What is learned: to write text on, the class of a text, or the class of each word.",
+            name="task",
+        ),
+    ] = TaskKind.CAUSAL_LM
+    label_names: Annotated[
+        str,
+        Length(MAX_LABELS_CHARS),
+        Option(
+            "Of --task classification and token-classification: names of the classes; the numbers "
+            "in the data count them from 0.",
+            name="labels",
+            metavar="NAME,NAME,...",
+            default="all that the data has, sorted",
+        ),
+    ] = ""
     batch_size: Annotated[int, Range(1, MAX_BATCH_SIZE), Option("Samples a step.")] = 8
     micro_batch_size: Annotated[
         int,
@@ -274,6 +324,25 @@ class TrainOptions:
             default="never",
         ),
     ] = 0
+    eval_strategy: Annotated[
+        EvalStrategy,
+        Option(
+            "When held-out samples are evaluated, by the swarm: never (no), or before and after "
+            "training and meanwhile every --eval-steps or every epoch."
+        ),
+    ] = EvalStrategy.STEPS
+    eval_steps: Annotated[
+        int,
+        Range(0, MAX_STEPS),
+        Option("Steps from one evaluation to the next.", default="before and after training alone"),
+    ] = 0
+    eval_compression: Annotated[
+        EvalCompression,
+        Option(
+            "Whether activations of held-out samples are compressed, as a sample's first; both "
+            "evaluates them twice."
+        ),
+    ] = EvalCompression.OFF
     private_ends: Annotated[
         str,
         NameList(MAX_PRIVATE_ENDS),
@@ -307,6 +376,7 @@ class TrainOptions:
             )
         _check_codecs(self)
         _check_trained(self)
+        _check_labels(self)
 
     def codec(self, direction: Direction) -> CodecSpec:
         """The codec of one direction."""
@@ -326,6 +396,28 @@ class TrainOptions:
         if direction is Direction.FORWARD:
             return parse_key_spec(self.key_codec)
         return replace(self.codec(direction), feedback=Feedback.NONE)
+
+    @property
+    def eval_passes(self) -> tuple[bool, ...]:
+        """How often held-out samples are evaluated, and whether compressed."""
+        passes = {EvalCompression.OFF: (False,), EvalCompression.ON: (True,)}
+        return passes.get(self.eval_compression, (False, True))
+
+    @property
+    def compressed_eval_codec(self) -> CodecSpec:
+        """The codec of held-out samples' activations, where they are compressed."""
+        codec = self.codec(Direction.FORWARD)
+        return self.key_frame_codec(Direction.FORWARD) if codec.is_delta else codec
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of classes, by their numbers."""
+        return tuple(filter(None, self.label_names.split(",")))
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether targets are classes, and not tokens."""
+        return self.task_kind is not TaskKind.CAUSAL_LM
 
     @property
     def adapts(self) -> bool:
@@ -355,24 +447,62 @@ class TrainOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainSpec(TrainOptions):
-    """How to train on a text of which the length is known."""
+    """How to train on a text of which the length is known.
+
+    Samples from `num_samples` on are held out: no step trains on them. Where they are evaluated
+    twice, with and without compression, those of the second pass have names of their own.
+    """
 
     num_samples: Annotated[int, Range(1, MAX_SAMPLES)]
     num_steps: Annotated[int, Range(1, MAX_STEPS)]
+    num_eval_samples: Annotated[int, Range(0, MAX_EVAL_SAMPLES)] = 0
+
+    def __post_init__(self) -> None:
+        TrainOptions.__post_init__(self)
+        if self.has_classes and len(self.labels) < MIN_LABELS:
+            raise BadOption(
+                f"--labels: expected {MIN_LABELS} classes or more, got {self.label_names or 'none'}"
+            )
+        most = self.most_eval_samples(self, self.num_samples)
+        if self.num_eval_samples > most:
+            raise BadOption(
+                f"--max-eval-samples: expected at most {most} samples of {self.seq_length} tokens "
+                f"beside {self.num_samples} to train on, got {self.num_eval_samples}"
+            )
+
+    @staticmethod
+    def most_eval_samples(options: TrainOptions, num_samples: int) -> int:
+        """How many samples may be held out beside so many others."""
+        of_names = (MAX_SAMPLES - num_samples) // len(options.eval_passes)
+        sent_bytes = options.seq_length * BYTES_PER_TOKEN * len(options.eval_passes)
+        return min(MAX_EVAL_SAMPLES, of_names, MAX_EVAL_BYTES // sent_bytes)
 
     @classmethod
-    def of(cls, options: TrainOptions, *, num_samples: int, num_steps: int) -> TrainSpec:
+    def of(
+        cls,
+        options: TrainOptions,
+        *,
+        num_samples: int,
+        num_steps: int,
+        num_eval_samples: int = 0,
+    ) -> TrainSpec:
         """`options`, for a text.
 
         Args:
             num_samples: of the text.
             num_steps: optimizer steps in all.
+            num_eval_samples: that are held out.
 
         Raises:
             BadOption: there are too many of either.
         """
         chosen = {field.name: getattr(options, field.name) for field in fields(TrainOptions)}
-        return cls(**chosen, num_samples=num_samples, num_steps=num_steps)
+        return cls(
+            **chosen,
+            num_samples=num_samples,
+            num_steps=num_steps,
+            num_eval_samples=num_eval_samples,
+        )
 
     @property
     def steps_per_epoch(self) -> int:
@@ -387,7 +517,30 @@ class TrainSpec(TrainOptions):
     @property
     def data_bytes(self) -> int:
         """Of all samples' tokens."""
-        return self.num_samples * self.sample_bytes
+        return self.num_rows * self.sample_bytes
+
+    @property
+    def num_rows(self) -> int:
+        """Samples that the run has, held out or not."""
+        return self.num_samples + self.num_eval_samples
+
+    def row_of(self, sample: SampleId) -> int:
+        """Where a sample lies among the rows; a second pass has the rows of the first."""
+        is_second = self.num_eval_samples and sample >= self.num_rows
+        return sample - self.num_eval_samples if is_second else sample
+
+    def is_held_out(self, sample: SampleId) -> bool:
+        """Whether a sample is only evaluated."""
+        stop = self.num_samples + len(self.eval_passes) * self.num_eval_samples
+        return self.num_samples <= sample < stop
+
+    def pass_of(self, held_out: SampleId) -> int:
+        """In which of `eval_passes` a held-out sample is."""
+        return int(held_out >= self.num_rows)
+
+    def is_compressed(self, held_out: SampleId) -> bool:
+        """Whether a held-out sample's activations are compressed."""
+        return self.eval_passes[min(self.pass_of(held_out), len(self.eval_passes) - 1)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -415,6 +568,12 @@ class RunSpec:
             raise BadOption(
                 "--tied-embeddings sync: expected embeddings and head to train, but --train-layers "
                 f"{self.train.train_layers} leaves one of them out"
+            )
+
+        if self.train.has_classes and trained.stop < self.model.num_blocks:
+            raise BadOption(
+                f"--train-layers {self.train.train_layers}: a head of classes trains with the last "
+                f"block; expected {self.model.num_blocks - 1} among them"
             )
 
     @property
@@ -464,6 +623,8 @@ def _check_trained(options: TrainOptions) -> None:
     """What trains is told in one way, and there is something."""
     if options.merge and not options.adapts:
         raise BadOption("--merge: expected --adapter lora or dora beside it")
+    if options.adapts and options.has_classes:
+        raise BadOption("--adapter: expected --task causal-lm; heads of classes train whole")
     if options.adapts and options.sync_tied_embeddings:
         raise BadOption("--tied-embeddings sync: with --adapter they are frozen, and stay tied")
     if not all(options.targets):
@@ -472,6 +633,20 @@ def _check_trained(options: TrainOptions) -> None:
         parse_trained(options.train_layers, MAX_BLOCKS)
     except BadLayers as error:
         raise BadOption(f"--train-layers: {error.message}") from error
+
+
+def _check_labels(options: TrainOptions) -> None:
+    """Names of classes are names, each of one class, where there are classes."""
+    if not options.label_names:
+        return
+    names = options.label_names.split(",")
+    if not options.has_classes:
+        raise BadOption("--labels: expected --task classification or token-classification with it")
+    if len(names) > MAX_LABELS or len(set(names)) < len(names):
+        raise BadOption(f"--labels: expected {MAX_LABELS} different names at most, as NAME,NAME")
+    for name in names:
+        if not name.isprintable() or name != name.strip() or not name:
+            raise BadOption(f"--labels: expected printable names as NAME,NAME, got {name[:80]!a}")
 
 
 def _check_codecs(options: TrainOptions) -> None:

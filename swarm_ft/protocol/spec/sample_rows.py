@@ -1,9 +1,11 @@
 """A sample as it is kept and travels: a row of words, as many in each row of a run. Pure.
 
 A word is a token's id. With `CONTEXT` beside it the token is only read: nobody learns to write it.
-`NO_TOKEN` fills a row up behind its sample's last token. The targets of a sample are its tokens
-without `CONTEXT`, but for the first, in front of which nothing stands. So a row of plain text is
-its token ids, and what a sample's loss is over can be told from its bytes alone.
+`NO_TOKEN` fills a row up behind its sample's last token. A class, of a token or at the last one of
+a whole sample, stands in the bits between: of such a token the class is learned, not the id. The
+targets of a sample are its tokens without `CONTEXT`, but for the first, in front of which nothing
+stands, if it has no class. So a row of plain text is its token ids, and what a sample's loss is
+over can be told from its bytes alone.
 """
 
 from __future__ import annotations
@@ -15,12 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 CONTEXT = 1 << 31
-"""Far above every id, see `MAX_VOCAB_SIZE`."""
+CLASS_BIT = 20
+"""From this bit on a word holds one more than its token's class; 0 if it has none."""
+LABELLED = 1 << CLASS_BIT
+"""Above every id, see `MAX_VOCAB_SIZE`."""
 NO_TOKEN = (1 << 32) - 1
 NO_LABEL = -100
 """Of a token that is no target; transformers' and torch's own."""
-MIN_LENGTH = 2
-"""Tokens of a sample: one to read and one to write."""
+MIN_LENGTH = 1
+"""Tokens of a sample."""
+MIN_TEXT_LENGTH = 2
+"""One to read and one to write."""
 
 Words = npt.NDArray[np.uint32]
 Numbers = npt.NDArray[np.int64]
@@ -32,7 +39,8 @@ class Samples(NamedTuple):
 
     Attributes:
         token_ids: int64 [B, T]; 0 where there is no token.
-        labels: int64 [B, T]: of each token its id, if a model learns to write it, or `NO_LABEL`.
+        labels: int64 [B, T]: of each token its class, or its id if a model learns to write it, or
+            `NO_LABEL`.
         lengths: tokens of each sample, int64 [B].
     """
 
@@ -64,6 +72,18 @@ def words_of(token_ids: npt.ArrayLike, is_target: npt.ArrayLike = True) -> Words
     return np.where(is_target, ids, ids | np.uint32(CONTEXT)).astype("<u4")
 
 
+def labelled(token_ids: npt.ArrayLike, labels: npt.ArrayLike) -> Words:
+    """Tokens with their classes as words, uint32.
+
+    Args:
+        token_ids: below `LABELLED`.
+        labels: the class of each, below `run_spec.MAX_LABELS`; or `NO_LABEL`, and it is only read.
+    """
+    ids, classes = np.asarray(token_ids, dtype=np.int64), np.asarray(labels, dtype=np.int64)
+    word = np.where(classes == NO_LABEL, ids | CONTEXT, ids | (classes + 1) << CLASS_BIT)
+    return word.astype("<u4")
+
+
 def filled_up(words: Words, seq_length: int) -> Words:
     """Words of one document as rows [N, T], of which the last ends where its tokens do."""
     fill = np.full(-len(words) % seq_length, NO_TOKEN, dtype="<u4")
@@ -79,52 +99,89 @@ def rows_in(data: bytes | Sequence[bytes], seq_length: int) -> Words:
 def targets_in(rows: Words) -> Flags:
     """Which words of rows [N, T] are targets."""
     is_target = rows < CONTEXT
-    is_target[:, :1] = False
+    is_target[:, :1] &= rows[:, :1] >= LABELLED
     return is_target
+
+
+def labels_in(rows: Words) -> Numbers:
+    """Classes of words [N, T], int64; `NO_LABEL` where there is none."""
+    has_class = (rows >= LABELLED) & (rows < CONTEXT)
+    return np.where(has_class, (rows >> CLASS_BIT).astype(np.int64) - 1, NO_LABEL)
+
+
+def lengths_in(rows: Words) -> Numbers:
+    """Tokens of each of rows [N, T], int64 [N]."""
+    lengths: Numbers = (rows != NO_TOKEN).sum(axis=1)
+    return lengths
 
 
 def counts_of(rows: Words) -> Counts:
     """Targets and tokens of rows [N, T]."""
-    lengths = (rows != NO_TOKEN).sum(axis=1)
-    return Counts(int(targets_in(rows).sum()), tuple(map(int, lengths)))
+    return Counts(int(targets_in(rows).sum()), tuple(map(int, lengths_in(rows))))
 
 
 def samples_in(rows: Words) -> Samples:
-    """What rows [N, T], of which `refusal` says nothing, hold."""
-    lengths = (rows != NO_TOKEN).sum(axis=1)
+    """What rows [N, T], which no task refuses, hold."""
+    lengths = lengths_in(rows)
     rows = rows[:, : lengths.max(initial=0)]
-    token_ids = np.where(rows == NO_TOKEN, 0, rows & ~np.uint32(CONTEXT)).astype(np.int64)
-    labels = np.where(rows < CONTEXT, rows.astype(np.int64), NO_LABEL)
-    return Samples(token_ids, labels, lengths)
+    token_ids = np.where(rows == NO_TOKEN, 0, _ids_in(rows)).astype(np.int64)
+    learned = np.where(rows < LABELLED, rows.astype(np.int64), labels_in(rows))
+    return Samples(token_ids, learned, lengths)
 
 
 def token_ids_of(row: Words) -> Numbers:
     """The tokens of one row [T], int64."""
-    ids: Numbers = (row[row != NO_TOKEN] & ~np.uint32(CONTEXT)).astype(np.int64)
+    ids: Numbers = _ids_in(row[row != NO_TOKEN]).astype(np.int64)
     return ids
 
 
-def refusal(rows: Words, vocab_size: int) -> tuple[int, str] | None:
-    """The first of rows [N, T] that is no sample, and why; None if all are some."""
-    if rows.shape[1] >= MIN_LENGTH and rows.max(initial=0) < vocab_size:
+def text_refusal(rows: Words, vocab_size: int) -> tuple[int, str] | None:
+    """The first of rows [N, T] that is no sample of text, and why; None if all are some."""
+    if rows.shape[1] >= MIN_TEXT_LENGTH and rows.max(initial=0) < min(vocab_size, LABELLED):
         return None  # as plain text is: all of it is tokens that are learned
+    has_class = (labels_in(rows) != NO_LABEL).any(axis=1)
+    has_none = ~targets_in(rows).any(axis=1)
+    wrong = [
+        (has_class, "expected tokens without classes"),
+        (has_none, "expected a token that is to be learned, behind the first; all are only read"),
+    ]
+    return first_refused(rows, vocab_size, wrong, least=MIN_TEXT_LENGTH)
+
+
+def first_refused(
+    rows: Words,
+    vocab_size: int,
+    wrong: Sequence[tuple[Flags, str]],
+    *,
+    least: int = MIN_LENGTH,
+) -> tuple[int, str] | None:
+    """The first of rows [N, T] with which something is wrong, and what.
+
+    Args:
+        rows: of any words.
+        vocab_size: of the model.
+        wrong: what is so of rows [N], beside what no row may be, and why.
+        least: tokens of a sample.
+    """
     is_token = rows != NO_TOKEN
-    token_ids = rows & ~np.uint32(CONTEXT)
-    wrong = (
-        (is_token[:, 1:] & ~is_token[:, :-1]).any(axis=1),
-        is_token.sum(axis=1) < MIN_LENGTH,
-        ((token_ids >= vocab_size) & is_token).any(axis=1),
-        ~targets_in(rows).any(axis=1),
-    )
-    bad = np.flatnonzero(np.logical_or.reduce(wrong))
+    has_gap = (is_token[:, 1:] & ~is_token[:, :-1]).any(axis=1)
+    lengths, highest = is_token.sum(axis=1), np.where(is_token, _ids_in(rows), 0).max(axis=1)
+    flags = (has_gap, lengths < least, highest >= vocab_size, *(flags for flags, _ in wrong))
+    bad = np.flatnonzero(np.logical_or.reduce(flags))
     if not len(bad):
         return None
     row = int(bad[0])
     words = (
         "expected tokens without gaps between them",
-        f"expected {MIN_LENGTH} tokens or more, got {is_token[row].sum()}",
-        f"token id {token_ids[row][is_token[row]].max(initial=0)} is outside the model's "
+        f"expected {least} tokens or more, got {lengths[row]}",
+        f"token id {highest[row]} is outside the model's "
         f"vocabulary of {vocab_size}; does the tokenizer belong to the model?",
-        "expected a token that is to be learned, behind the first; all are only read",
+        *(why for _, why in wrong),
     )
-    return row, next(why for flags, why in zip(wrong, words, strict=True) if flags[row])
+    return row, next(why for of_rows, why in zip(flags, words, strict=True) if of_rows[row])
+
+
+def _ids_in(words: Words) -> Words:
+    """Token ids, of words that are tokens: below what marks them."""
+    is_labelled = (words >= LABELLED) & (words < CONTEXT)
+    return np.where(is_labelled, words % np.uint32(LABELLED), words & ~np.uint32(CONTEXT))

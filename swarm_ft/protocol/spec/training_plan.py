@@ -14,7 +14,12 @@ import numpy.typing as npt
 from swarm_ft.ids import MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.protocol.spec.bounds import Length
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS
-from swarm_ft.protocol.spec.run_spec import MAX_BATCH_SIZE, LrSchedule, TrainSpec
+from swarm_ft.protocol.spec.run_spec import (
+    MAX_BATCH_SIZE,
+    EvalStrategy,
+    LrSchedule,
+    TrainSpec,
+)
 
 NEVER = StepNumber(1 << 62)
 """Later than every step: of a sample that no step visits any more."""
@@ -181,6 +186,41 @@ def step_microbatches(spec: TrainSpec, step: StepNumber) -> tuple[Microbatch, ..
         Microbatch(MicrobatchIndex(i // size), samples[i : i + size])
         for i in range(0, len(samples), size)
     )
+
+
+# ---- evaluation: held-out samples pass the stages forward alone, in the time that a step leaves
+
+MAX_EVAL_BATCH = 32
+"""Samples that are evaluated together: a few microbatches of them fit into a boundary's window."""
+
+
+def evaluates_at(spec: TrainSpec, step: StepNumber) -> bool:
+    """Whether the weights after so many steps are evaluated: the first and last in any case."""
+    if spec.eval_strategy is EvalStrategy.NO or not spec.num_eval_samples:
+        return False
+    is_epoch = spec.eval_strategy is EvalStrategy.EPOCH
+    every = spec.steps_per_epoch if is_epoch else spec.eval_steps
+    return step in (0, spec.num_steps) or (every > 0 and step % every == 0)
+
+
+def evaluation_microbatches(spec: TrainSpec, first: int) -> tuple[Microbatch, ...]:
+    """All held-out samples, pass after pass, as microbatches that are numbered from `first` on."""
+    size = min(spec.micro_batch_size, MAX_EVAL_BATCH)
+    groups = [
+        range(start, min(start + size, stop))
+        for stop in eval_stops(spec)
+        for start in range(stop - spec.num_eval_samples, stop, size)
+    ]
+    return tuple(
+        Microbatch(MicrobatchIndex(first + place), tuple(map(SampleId, group)))
+        for place, group in enumerate(groups)
+    )
+
+
+def eval_stops(spec: TrainSpec) -> tuple[int, ...]:
+    """Behind the last sample of each pass."""
+    passes = range(1, len(spec.eval_passes) + 1)
+    return tuple(spec.num_samples + number * spec.num_eval_samples for number in passes)
 
 
 def learning_rate_at(spec: TrainSpec, step: StepNumber) -> float:

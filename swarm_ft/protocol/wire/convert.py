@@ -44,7 +44,7 @@ from swarm_ft.protocol.spec.bounds import (
     metadata,
 )
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS
-from swarm_ft.protocol.spec.run_spec import MAX_BATCH_SIZE, MAX_SAMPLES, MAX_STEPS
+from swarm_ft.protocol.spec.run_spec import MAX_MICROBATCHES, MAX_SAMPLES, MAX_STEPS
 from swarm_ft.protocol.spec.version import Spoken
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ IDS: Mapping[object, Bound] = {
     BlockIndex: Range(1, MAX_BLOCKS),
     SampleId: Range(0, MAX_SAMPLES - 1),
     StepNumber: Range(0, MAX_STEPS),
-    MicrobatchIndex: Range(0, MAX_BATCH_SIZE - 1),
+    MicrobatchIndex: Range(0, MAX_MICROBATCHES - 1),
 }
 """What names and numbers may be, wherever they stand. A block in a message is a boundary."""
 DEFAULTS: Mapping[object, Bound] = {float: Range(-math.inf), str: Line()}

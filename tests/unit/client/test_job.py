@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from swarm_ft.client.data.progress import Listener, ReadSoFar
-from swarm_ft.client.job import open_held_out, prepare_job
+from swarm_ft.client.job import InARow, open_held_out, prepare_job
 from swarm_ft.client.options import EvalOptions, JobOptions, ReadOptions
 from swarm_ft.client.sample import SampleInput
 from swarm_ft.client.train import reading
 from swarm_ft.errors import BadDataset, BadOption
-from swarm_ft.protocol.spec.run_spec import TrainOptions
+from swarm_ft.protocol.spec.run_spec import EvalStrategy, TrainOptions
 from swarm_ft.stage.checkpoint import open_checkpoint
 
 
@@ -56,7 +56,7 @@ def test_what_was_found_is_told_first_of_the_held_out_data_then_of_the_others(
     assert "20 documents" in told[2]
     assert "first document: 'train word" in told[4]
     assert f"40 documents, {job.spec.train.num_samples:,} samples of 16 tokens" in told[5]
-    assert job.eval_data.source == f"held-out {options.dataset} (test)"
+    assert job.spec.train.num_eval_samples == len(job.samples) - job.spec.train.num_samples > 0
 
 
 def test_nothing_is_told_of_data_that_is_refused(options: JobOptions) -> None:
@@ -78,9 +78,31 @@ def test_what_no_data_could_make_good_is_refused_before_it_is_read(options: JobO
 def test_as_many_samples_are_read_as_are_asked_for(options: JobOptions) -> None:
     evaluation = replace(options.evaluation, max_eval_samples=2)
     job = prepare_job(replace(options, max_samples=5, evaluation=evaluation))
-    assert len(job.samples) == job.spec.train.num_samples == 5
-    assert len(job.eval_data.samples) == 2
-    assert list(job.samples) == list(prepare_job(options).samples)[:5]
+    train, everything = job.spec.train, prepare_job(options)
+    assert (train.num_samples, train.num_eval_samples, len(job.samples)) == (5, 2, 7)
+    first = everything.spec.train.num_samples
+    assert list(job.samples[:5]) == list(everything.samples[:5])
+    assert list(job.samples[5:]) == list(everything.samples[first : first + 2])
+
+
+def test_without_held_out_data_the_first_samples_are_evaluated(options: JobOptions) -> None:
+    job = prepare_job(replace(options, evaluation=EvalOptions(max_eval_samples=3)))
+    assert job.spec.train.num_eval_samples == 3
+    assert list(job.samples[-3:]) == list(job.samples[:3])
+
+
+def test_nothing_is_held_out_where_nothing_is_evaluated(options: JobOptions) -> None:
+    train = replace(options.train, eval_strategy=EvalStrategy.NO)
+    job = prepare_job(replace(options, train=train))
+    assert (job.spec.train.num_eval_samples, len(job.samples)) == (0, job.spec.train.num_samples)
+
+
+def test_samples_in_a_row_are_one_sequence() -> None:
+    both = InARow([b"a", b"b"], [b"c"])
+    assert list(both) == [b"a", b"b", b"c"]
+    assert (both[-1], both[1:], both[::2]) == (b"c", [b"b", b"c"], [b"a", b"c"])
+    with pytest.raises(IndexError):
+        both[3]
 
 
 def test_a_split_to_evaluate_on_is_of_something(options: JobOptions) -> None:

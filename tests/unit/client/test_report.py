@@ -3,18 +3,20 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from swarm_ft.client.evaluate import Evaluation
-from swarm_ft.client.report import ProgressState, RunReport, StepTotals, kind_lines
+from swarm_ft.client.report import ProgressState, RunReport, StepTotals, eval_line, kind_lines
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
-from swarm_ft.protocol.messages.client import StepCommitted
+from swarm_ft.protocol.messages.client import Evaluated, StepCommitted
 from swarm_ft.protocol.messages.reports import ByteCounts, GradientTraffic, Traffic
+from swarm_ft.protocol.spec.run_spec import TaskKind
+from swarm_ft.protocol.spec.tasks import Classification
 
 
 def _step(number: int, *, loss: float = 2.0, keys: int = 4, relayed: int = 0) -> StepCommitted:
@@ -49,7 +51,13 @@ def _step(number: int, *, loss: float = 2.0, keys: int = 4, relayed: int = 0) ->
     )
 
 
-def _after(*steps: StepCommitted) -> ProgressState:
+def _evaluated(step: int, loss: float, compressed: float | None = None) -> Evaluated:
+    return Evaluated(
+        step=StepNumber(step), num_samples=5, eval_loss=loss, compressed_eval_loss=compressed
+    )
+
+
+def _after(*steps: StepCommitted | Evaluated) -> ProgressState:
     return reduce(ProgressState.after, steps, ProgressState(num_steps=9))
 
 
@@ -59,8 +67,7 @@ def _report(*steps: StepCommitted, before: float = 3.0, after: float = 1.0) -> R
         run_id=RunId("run-1"),
         losses=state.losses,
         totals=state.last,
-        eval_before=Evaluation(before),
-        eval_after=Evaluation(after),
+        evaluations=(_evaluated(0, before), _evaluated(len(state.losses), after)),
         model_dir="out/model",
     )
 
@@ -78,6 +85,10 @@ def test_the_document_has_the_promised_fields() -> None:
         "forecast": None,
         "eval_before": {"loss": 3.0, "perplexity": pytest.approx(math.exp(3))},
         "eval": {"loss": 1.0, "perplexity": pytest.approx(math.e)},
+        "evaluations": [
+            {"step": 0, "loss": 3.0, "perplexity": pytest.approx(math.exp(3))},
+            {"step": 2, "loss": 1.0, "perplexity": pytest.approx(math.e)},
+        ],
         "bytes_by_kind": {
             "forward": {"sent": 40, "uncompressed": 320},
             "backward": {"sent": 80, "uncompressed": 320},
@@ -117,6 +128,48 @@ def test_a_history_told_again_counts_once() -> None:
     assert _report(*steps, *steps) == _report(*steps)
 
 
+def test_evaluations_go_back_with_the_run_and_are_told_once() -> None:
+    first = (_evaluated(0, 5.0), _step(0), _step(1), _evaluated(2, 4.0), _step(2))
+    state = _after(*first, _evaluated(3, 9.0), _step(1))
+    assert [(one.step, one.loss) for one in state.evaluations] == [(0, 5.0)]
+    again = (*first, _evaluated(3, 3.0))
+    assert _after(*again, *again).evaluations == (
+        _evaluated(0, 5.0),
+        _evaluated(2, 4.0),
+        _evaluated(3, 3.0),
+    )
+
+
+def test_what_compression_costs_is_told_beside() -> None:
+    line = eval_line(_evaluated(2, 1.0, 2.0))
+    assert line == f"eval_loss 1.000  perplexity {math.e:.1f}  compressed {math.exp(2):.1f}"
+    compressed = Evaluated(step=StepNumber(0), num_samples=5, compressed_eval_loss=2.0)
+    assert compressed.loss == 2.0
+    assert eval_line(compressed).endswith("with activations compressed")
+
+
+def test_classes_are_told_by_their_metrics() -> None:
+    task = Classification(TaskKind.CLASSIFICATION, ("bad", "good"))
+    before, after = (
+        Evaluated(step=StepNumber(step), num_samples=4, eval_loss=0.5, counts=counts)
+        for step, counts in ((0, (0, 2, 0, 4, 2, 2)), (2, (2, 2, 2, 2, 2, 2)))
+    )
+    line = eval_line(before, task)
+    assert line == "eval_loss 0.500  accuracy 0.500  matthews_correlation 0.000  f1 0.667"
+    assert eval_line(replace(before, compressed_eval_loss=0.75), task).endswith("ed loss 0.750")
+    report = replace(_report(_step(0), _step(1)), evaluations=(before, after), task=task)
+    assert json.loads(report.to_json())["eval"] == {
+        "loss": 0.5,
+        "accuracy": 1.0,
+        "matthews_correlation": 1.0,
+        "f1": 1.0,
+    }
+    assert "accuracy             0.500 -> 1.000" in report.summary_lines()
+    assert not any("perplexity" in one for one in report.summary_lines())
+    # Of a coordinator that tells another number of them nothing is made.
+    assert eval_line(replace(before, counts=(1,)), task) == "eval_loss 0.500"
+
+
 def test_a_missing_step_is_an_error_and_not_a_shifted_loss() -> None:
     with pytest.raises(ProtocolError, match="expected step 1, got step 2"):
         _report(_step(0), _step(2))
@@ -127,8 +180,7 @@ def test_a_run_without_steps_or_evaluation_still_has_a_document() -> None:
         run_id=RunId("r"),
         losses=(),
         totals=StepTotals(),
-        eval_before=None,
-        eval_after=None,
+        evaluations=(),
         model_dir="m",
     )
     document = json.loads(report.to_json())

@@ -40,6 +40,7 @@ from swarm_ft.protocol.messages.control import (
     CaughtUp,
     ClockReply,
     CommitStep,
+    EvalSum,
     ExportStage,
     FromPeer,
     HeldStage,
@@ -51,6 +52,7 @@ from swarm_ft.protocol.messages.control import (
     ReleaseStage,
     Revoked,
     SaveStage,
+    Stage,
     StageAssignment,
     StageExported,
     StageFailed,
@@ -288,7 +290,7 @@ class FakePeer:
         if not self.has_state:
             assert self.peer_id in plan.listeners
         computing = stages_of(self.assign.assignments, but=plan.listeners)
-        for batch in plan.microbatches:
+        for batch in (*plan.microbatches, *plan.evaluation):
             for index, stage in enumerate(computing):
                 assert batch.replica_at(index) < len(stage.peers)
         self.visited = tuple(
@@ -299,7 +301,27 @@ class FakePeer:
             for sample in batch.samples
         )
         self.gradients_of_step, self.gradients_of_attempt = plan.step, plan.attempt
-        return self.step_ready(plan.step)
+        ready = self.step_ready(plan.step) if plan.microbatches else self._nothing_ready(plan)
+        return replace(ready, evaluation=self._evaluated(plan, computing[-1]))
+
+    def _nothing_ready(self, plan: PlanStep) -> StepReady:
+        return StepReady(
+            run_id=plan.run_id, attempt=plan.attempt, step=plan.step, squared_grad_norm=0.0
+        )
+
+    def _evaluated(self, plan: PlanStep, last: Stage) -> tuple[EvalSum, ...]:
+        """A held-out sample has one target, whose loss is the sample's number."""
+        if self.assign is None or self.peer_id not in last.peers:
+            return ()
+        train, replica = self.assign.spec.train, last.peers.index(self.peer_id)
+        index = len({stage.layers for stage in self.assign.assignments}) - 1
+        own = [batch for batch in plan.evaluation if batch.replica_at(index) == replica]
+        samples = [sample for batch in own for sample in batch.samples]
+        of_passes = [
+            [sample for sample in samples if train.pass_of(sample) == place]
+            for place in range(len(train.eval_passes))
+        ]
+        return tuple(EvalSum(loss_sum=sum(of), num_targets=len(of)) for of in of_passes)
 
     def step_ready(self, step: int) -> StepReady:
         """Step s has a loss of 10 - s per token; 100 bytes go forward, 30 come back."""

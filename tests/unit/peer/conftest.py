@@ -115,7 +115,10 @@ def frame_key(step: int, sample: int, direction: Direction) -> FrameKey:
 
 
 class End:
-    """One end of a boundary with its buffers; what it decodes is in `arrivals`."""
+    """One end of a boundary with its buffers; what it decodes is in `arrivals`.
+
+    In `taken` are held-out samples of its own that the other end computed with.
+    """
 
     boundary: Boundary
     """Once it has joined."""
@@ -124,6 +127,7 @@ class End:
         self.sends = sends
         self.store = BufferStore()
         self.arrivals: asyncio.Queue[tuple[FrameKey, torch.Tensor]] = asyncio.Queue()
+        self.taken: asyncio.Queue[FrameKey] = asyncio.Queue()
         self.timeline = Timeline(SystemClock(), lambda _message: None)
         self._spec = spec
         self._pool = pool
@@ -151,6 +155,7 @@ class End:
             pool=self._pool,
             deliver=lambda key, value: self.arrivals.put_nowait((key, value)),
             timeline=self.timeline,
+            taken=self.taken.put_nowait,
         )
 
     def begin(self, step: int, samples: Iterable[int]) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from swarm_ft.clock import SystemClock
-from swarm_ft.errors import MalformedMessage, NonFinite
+from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn
 from swarm_ft.ids import Attempt, MicrobatchIndex, RunId, SampleId, StepNumber
 from swarm_ft.peer.boundary.end import Boundary
 from swarm_ft.peer.context import PeerContext
@@ -22,11 +22,13 @@ from swarm_ft.peer.step import StageStep, StepProgress, StepRoutes
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.machines.pipeline import PARTS, least_held
 from swarm_ft.protocol.messages.boundary import FrameKey
-from swarm_ft.protocol.messages.control import PlanStep
+from swarm_ft.protocol.messages.control import EvalSum, PlanStep
 from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.run_spec import EvalCompression
 from swarm_ft.protocol.spec.sample_rows import CONTEXT, NO_TOKEN
 from swarm_ft.protocol.spec.training_plan import Microbatch
-from swarm_ft.stage.base import Engine, LossAndGradient
+from swarm_ft.stage.base import Engine, Lengths, LossAndCounts, LossAndGradient
+from tests.specs import train_spec
 
 TOKENS, CHANNELS = 3, 2
 PATIENCE_S = 30.0
@@ -46,7 +48,9 @@ class CountingEngine:
         self.done.append((kind, microbatch))
         self.after()
 
-    def forward(self, microbatch: MicrobatchIndex, x: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, microbatch: MicrobatchIndex, x: torch.Tensor, lengths: Lengths = None
+    ) -> torch.Tensor:
         self.did("forward", microbatch)
         return x.float() + 1 if x.dim() == 3 else x.float()[..., None].expand(-1, -1, CHANNELS)
 
@@ -57,8 +61,22 @@ class CountingEngine:
     def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
         self.did("weights", microbatch)
 
+    def infer(self, x: torch.Tensor, lengths: Lengths = None) -> torch.Tensor:
+        self.did("evaluated", MicrobatchIndex(int(x.flatten()[0]) // 10))
+        return x.float() if x.dim() == 3 else x.float()[..., None].expand(-1, -1, CHANNELS)
+
+    def evaluate(
+        self, x: torch.Tensor, labels: torch.Tensor, lengths: Lengths = None
+    ) -> LossAndCounts:
+        self.infer(x)
+        return LossAndCounts(loss_sum=float(labels.sum()))
+
     def forward_backward(
-        self, microbatch: MicrobatchIndex, x: torch.Tensor, labels: torch.Tensor
+        self,
+        microbatch: MicrobatchIndex,
+        x: torch.Tensor,
+        labels: torch.Tensor,
+        lengths: Lengths = None,
     ) -> LossAndGradient:
         self.did("both", microbatch)
         if not torch.isfinite(x.float()).all():
@@ -72,9 +90,21 @@ class Outbox:
     """What a stage gives to one of its boundaries."""
 
     sent: list[tuple[FrameKey, torch.Tensor]] = field(default_factory=list)
+    acknowledged: list[int] = field(default_factory=list)
+    is_fuller: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def computed(self, key: FrameKey) -> None:
+        self.acknowledged.append(key.sample)
 
     def send(self, key: FrameKey, x: torch.Tensor) -> None:
         self.sent.append((key, x))
+        self.is_fuller.set()
+
+    async def until(self, num_samples: int) -> None:
+        """Wait until so many were given to it."""
+        while len(self.sent) < num_samples:
+            self.is_fuller.clear()
+            await self.is_fuller.wait()
 
     @property
     def samples(self) -> Sequence[int]:
@@ -130,6 +160,7 @@ class MakeStep(Protocol):
         plan: PlanStep | None = None,
         with_tokens: bool | None = None,
         more_held: int = 0,
+        held_out: int = 0,
         has_backward: bool = True,
     ) -> tuple[StageStep, CountingEngine, Outbox, Outbox]:
         """The step, its engine, what it gives upstream and downstream."""
@@ -153,6 +184,7 @@ def make_step() -> Iterator[MakeStep]:
             plan: PlanStep | None = None,
             with_tokens: bool | None = None,
             more_held: int = 0,
+            held_out: int = 0,
             has_backward: bool = True,
         ) -> tuple[StageStep, CountingEngine, Outbox, Outbox]:
             engine = CountingEngine(
@@ -169,6 +201,7 @@ def make_step() -> Iterator[MakeStep]:
                 batches={batch.index: batch for batch in plan.microbatches},
                 upstream={} if engine.is_first else routed(indices, up),
                 downstream={} if engine.is_last else routed(indices, down),
+                held_out=frozenset(indices[microbatches - held_out :]),
             )
             clock = SystemClock()
             timeline = Timeline(clock, lambda _message: None)
@@ -430,3 +463,69 @@ async def test_weights_that_fail_are_not_tried_again(
         await step.run()
     assert step.progress.done == {}
     assert engine.done == [(kind, i) for kind in ("both", "weights") for i in (0, 1)]
+
+
+# ---- held-out microbatches
+
+
+async def test_held_out_microbatches_go_forward_alone_and_behind_the_others(
+    make_step: MakeStep,
+) -> None:
+    step, engine, up, down = make_step(1, of=3, microbatches=3, held_out=2)
+    assert step.expected(cast("Boundary", down), Direction.BACKWARD) == {
+        key(sample, Direction.BACKWARD): TOKENS for sample in (0, 1)
+    }
+    assert step.expected(cast("Boundary", up), Direction.FORWARD) == {
+        key(sample, Direction.FORWARD): TOKENS for sample in (0, 1, 10, 11, 20, 21)
+    }
+    arrive(step, [20, 21, 0, 1], Direction.FORWARD)
+    arrive(step, [0, 1], Direction.BACKWARD)
+    arrive(step, [10, 11], Direction.FORWARD)
+    await step.run()
+    assert engine.done == [
+        ("forward", 0),
+        ("backward", 0),
+        ("weights", 0),
+        ("evaluated", 1),
+        ("evaluated", 2),
+    ]
+    assert down.samples == [0, 1, 10, 11, 20, 21]
+    assert up.acknowledged == [10, 11, 20, 21]
+    assert step.parts_begun == PARTS + 2
+    assert dict(step.progress.done).keys() == {0}, "nothing of them is kept"
+    assert step.progress.evaluated == {}
+
+
+async def test_a_stage_evaluates_no_further_ahead_than_the_next_one_takes(
+    make_step: MakeStep,
+) -> None:
+    step, engine, _, down = make_step(0, of=2, microbatches=4, held_out=4)
+    running = asyncio.create_task(step.run())
+    for ahead in (2, 3, 4):
+        await down.until(2 * ahead)
+        assert len(engine.done) == ahead
+        for sample in (10 * (ahead - 2), 10 * (ahead - 2) + 1):
+            step.taken(key(sample, Direction.FORWARD))
+    await running
+    assert down.samples == [0, 1, 10, 11, 20, 21, 30, 31]
+
+
+async def test_the_last_stage_keeps_the_losses_of_each_pass(make_step: MakeStep) -> None:
+    step, engine, up, _ = make_step(1, of=2, microbatches=3, held_out=2)
+    arrive(step, [10, 11, 20, 21, 0, 1], Direction.FORWARD)
+    await step.run()
+    assert engine.done[-1] == ("evaluated", 2)
+    assert up.samples == [0, 1]
+    train = train_spec(
+        num_samples=10, num_eval_samples=10, eval_compression=EvalCompression.BOTH, batch_size=2
+    )
+    num_targets = 2 * (TOKENS - 1)
+    assert step.progress.eval_sums(train) == (
+        EvalSum(loss_sum=TOKENS * (10 + 11), num_targets=num_targets),
+        EvalSum(loss_sum=TOKENS * (20 + 21), num_targets=num_targets),
+    )
+    done = [Microbatch(index, one.samples) for index, one in step.progress.evaluated.items()]
+    first = Microbatch(MicrobatchIndex(0), (SampleId(0), SampleId(1)))
+    step.progress.check([first, *done])
+    with pytest.raises(OutOfTurn, match="by the plan"):
+        step.progress.check([first])

@@ -198,7 +198,7 @@ def test_a_plan_that_lacks_a_sample_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
 
     patch_plans(monkeypatch, too_few)
     scenario = quiet(TWO_STAGES)
-    train = replace(scenario.spec.train, batch_size=4, micro_batch_size=2)
+    train = replace(scenario.spec.train, batch_size=4, micro_batch_size=2, num_eval_samples=0)
     scenario = replace(scenario, spec=replace(scenario.spec, train=train))
     assert any("gradients of samples counted" in f for f in simulate(scenario).failures)
 

@@ -60,12 +60,14 @@ CONFIGS = {
 }
 
 
-def save_random_model(config: PretrainedConfig, directory: Path, **how: Any) -> Path:
+def save_random_model(
+    config: PretrainedConfig, directory: Path, *, auto: Any = AutoModelForCausalLM, **how: Any
+) -> Path:
     """A model whose every parameter, biases and norms too, is off its usual start."""
     generator = torch.Generator().manual_seed(7)
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        model = AutoModelForCausalLM.from_config(config)
+        model = auto.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.08 * torch.randn(parameter.shape, generator=generator))
@@ -167,10 +169,10 @@ class Pipeline:
         samples = samples_in(rows)
         tokens, labels = torch.from_numpy(samples.token_ids), torch.from_numpy(samples.labels)
         *upstream, last = self.stages
-        x = tokens
+        x, lengths = tokens, samples.lengths.tolist()
         for stage in upstream:
-            x = received(stage.forward(MicrobatchIndex(index), x), samples)
-        made = last.forward_backward(MicrobatchIndex(index), x, labels)
+            x = received(stage.forward(MicrobatchIndex(index), x, lengths), samples)
+        made = last.forward_backward(MicrobatchIndex(index), x, labels, lengths)
         gradient = made.input_gradient
         for stage in reversed(upstream):
             assert gradient is not None

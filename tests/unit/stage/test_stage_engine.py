@@ -151,7 +151,7 @@ def test_calls_before_load_or_before_a_step_are_refused(
         torch.zeros(2, 12),
         torch.zeros(12, dtype=torch.int64),
         torch.zeros(2, 13, dtype=torch.int64),
-        torch.zeros(2, 1, dtype=torch.int64),
+        torch.zeros(2, 0, dtype=torch.int64),
         torch.zeros(0, 12, dtype=torch.int64),
         torch.full((2, 12), 97),
         torch.full((2, 12), -1),

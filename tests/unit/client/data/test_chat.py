@@ -32,8 +32,8 @@ def test_what_the_assistant_says_is_told_apart(words: Words, template: str) -> N
     tokenizer = words(chat=template)
     messages = chat("w1", "w2 w3", "w4", "w5", "w6")
     pieces = pieces_of_chat(messages, tokenizer)
-    assert "".join(text for text, _ in pieces) == rendered(messages, tokenizer)
-    learned = [text.strip() for text, is_target in pieces if is_target]
+    assert "".join(one.text for one in pieces) == rendered(messages, tokenizer)
+    learned = [one.text.strip() for one in pieces if one.is_target]
     assert learned == ["w2 w3 </s>", "w5 </s>"]
     assert pieces[0].text == "<user> w1 </s> <assistant> "
 

@@ -32,7 +32,7 @@ def ids(data: Dataset, length: int = 2) -> list[int]:
 
 def pieces(words: Words, row: dict[str, Any], **options: Any) -> list[tuple[str, bool]]:
     form = form_of(row, ReadOptions(**options), words(chat=CHAT), "data")
-    return [(text, is_target) for text, is_target in form.render(Row(row, "here", None))]
+    return [(one.text, one.is_target) for one in form.render(Row(row, "here", None))]
 
 
 # ---- what columns mean
@@ -80,8 +80,11 @@ def test_what_a_table_filled_up_is_no_part_of_a_message(words: Words) -> None:
     [
         ({"body": "a"}, "got 'body'; --text-column says which"),
         ({"prompt": "a", "answer": "b"}, "got 'prompt', 'answer'"),
-        ({"text": "a", "label": 1}, "'label' is for classification.*--text-column text trains"),
-        ({"text": "a", "labels": [1]}, "'labels' is for classification"),
+        (
+            {"text": "a", "label": 1},
+            "'label' is for --task classification.*text-column text",
+        ),
+        ({"text": "a", "labels": [1]}, "'labels' is for --task classification"),
         ({"text": 5}, "line 1: expected 'text' to be text, got a number"),
         ({"text": None}, "line 1: expected 'text' to be text, got nothing"),
         ({"prompt": [{}], "completion": "b"}, "expected 'prompt' to be text, got a list"),

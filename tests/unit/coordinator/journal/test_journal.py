@@ -8,7 +8,14 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from swarm_ft.coordinator.facts.events import CommitRecord, PlanRecord, RollbackRecord, RunRecord
+from swarm_ft.coordinator.facts.events import (
+    CommitRecord,
+    EvaluationRecord,
+    ForgetRecord,
+    PlanRecord,
+    RollbackRecord,
+    RunRecord,
+)
 from swarm_ft.coordinator.facts.state import AttemptState, Past, PlannedStep, Run
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.tokens import NewTokenFile
@@ -23,7 +30,7 @@ from swarm_ft.ids import (
     SampleId,
     StepNumber,
 )
-from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
+from swarm_ft.protocol.messages.client import Evaluated, RunPhase, StepCommitted
 from swarm_ft.protocol.messages.control import CommitStep, StageAssignment
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -434,3 +441,24 @@ def test_a_journal_of_another_version_is_refused_and_left_as_it_is(tmp_path: Pat
         Journal(str(path))
     with closing(sqlite3.connect(path)) as old:
         assert old.execute("SELECT name FROM sqlite_master").fetchall() == [("runs",)]
+
+
+def evaluated(step: int, **losses: Any) -> EvaluationRecord:
+    return EvaluationRecord(RUN, Evaluated(step=StepNumber(step), num_samples=3, **losses))
+
+
+def test_evaluations_are_kept_until_the_run_goes_back(
+    journal: Journal, reopen: Reopen, run: Run
+) -> None:
+    journal.write_run(run, DIGEST)
+    found = [
+        evaluated(0, eval_loss=1.5),
+        evaluated(2, eval_loss=1.0, compressed_eval_loss=1.25, counts=(3, 0, 7)),
+    ]
+    journal.write([found[1], found[0], commit_record(0), commit_record(1)])
+    (loaded,) = reopen().load(NOW_S)
+    assert loaded.past.evaluations == tuple(record.evaluated for record in found)
+    journal.write([RollbackRecord(RUN, StepNumber(2)), evaluated(2, eval_loss=9.0)])
+    assert [one.eval_loss for one in journal.evaluations(RUN)] == [1.5, 9.0]
+    journal.write([ForgetRecord(RUN)])
+    assert journal.evaluations(RUN) == ()

@@ -415,7 +415,7 @@ ATTACKS = {
     "more tokens than a run's samples have": (
         lambda f: [replace(f, tensor=replace(f.tensor, tokens=TOKENS + 1))],
         BadFrame,
-        f"expected 2 to {TOKENS} tokens",
+        f"expected 1 to {TOKENS} tokens",
     ),
     "a payload of noise": (lambda f: [noise(f, b"\x5a")], BadFrame, "half"),
     "a payload of another size": (
@@ -646,3 +646,38 @@ async def test_a_tensor_that_is_not_finite_ends_the_attempt(
         with pytest.raises(ExceptionGroup) as caught:
             await site.running
         assert isinstance(caught.value.exceptions[0], NonFinite)
+
+
+# ---- held-out samples
+
+
+async def test_a_held_out_sample_is_acknowledged_once_it_was_computed_with(
+    make_spec: MakeSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
+) -> None:
+    spec = make_spec(num_eval_samples=2)
+    up, down = make_ends(spec)
+    held_out = spec.train.num_samples
+    x = tensors(0)[0]
+    async with at_work(down, up) as site:
+        up.begin(0, ())
+        down.begin(0, (held_out,))
+        async with site.dialled(up, transport):
+            up.send(0, {held_out: x})
+            arrived = await down.receive(1)
+        assert torch.equal(arrived[held_out], x), "uncompressed"
+        # Sent again over the next stream, it is not delivered again.
+        async with site.dialled(up, transport):
+            await up.boundary.is_connected.wait()
+            assert not up.boundary.is_answered
+            assert up.taken.empty()
+            down.boundary.computed(forward(held_out))
+            await up.boundary.settled()
+            assert await up.taken.get() == forward(held_out)
+    assert down.arrivals.empty()
+    assert list(up.boundary.sent()) == [], "nobody is sent it again"
+    for end in (up, down):
+        end.store.commit()
+        assert len(end.store) == 0, "it leaves no buffer"
+    traffic = up.boundary.take_traffic()
+    assert traffic.forward_bytes > 0
+    assert (traffic.key_frames, traffic.delta_frames) == (0, 0)

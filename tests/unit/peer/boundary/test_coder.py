@@ -18,8 +18,9 @@ from swarm_ft.peer.boundary.coder import FrameCoder, Refusal
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.digest import fingerprint_of
-from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.run_spec import EvalCompression, RunSpec
 from swarm_ft.protocol.wire.frames import LINK_MESSAGE, wire_bytes
+from tests.specs import model_spec, train_spec
 from tests.unit.peer.conftest import MakeSpec
 
 RUN, BLOCK = RunId("run"), BlockIndex(2)
@@ -990,6 +991,42 @@ def test_samples_of_different_lengths_have_buffers_of_their_own(
         ends.there.commit()
     frame, _ = ends.visit(1, torch.randn(3, 32, generator=generator))
     assert frame.kind is FrameKind.KEY, "a buffer of another length is of no use"
-    for tokens in (1, 17):
-        with pytest.raises(BadFrame, match="expected 2 to 16 tokens of 32 channels"):
+    for tokens in (0, 17):
+        with pytest.raises(BadFrame, match="expected 1 to 16 tokens of 32 channels"):
             ends.receiver.check(replace(frame, tensor=replace(frame.tensor, tokens=tokens)))
+
+
+# ---- held-out samples
+
+
+@pytest.mark.parametrize(
+    ("compression", "codecs"),
+    [
+        (EvalCompression.OFF, ["none", "none"]),
+        (EvalCompression.ON, ["q4tc", "q4tc"]),
+        (EvalCompression.BOTH, ["none", "none", "q4tc", "q4tc"]),
+    ],
+)
+def test_held_out_samples_go_direct_and_leave_nothing(
+    compression: EvalCompression, codecs: list[str]
+) -> None:
+    train = train_spec(key_codec="q4", num_eval_samples=2, eval_compression=compression)
+    ends = Ends(RunSpec(model=model_spec(), train=train))
+    x = torch.randn(*ends.shape, generator=torch.Generator().manual_seed(1))
+    for number, codec in enumerate(codecs):
+        for _ in range(2):
+            frame, value = ends.visit(train.num_samples + number, x)
+            assert (frame.kind, str(frame.tensor.codec)) == (FrameKind.DIRECT, codec)
+            assert torch.equal(value, x) == (codec == "none")
+            assert not ends.here.staged
+            assert not ends.there.staged
+            ends.here.commit()
+
+
+def test_a_held_out_sample_in_another_codec_is_refused() -> None:
+    train = train_spec(key_codec="q4", num_eval_samples=2)
+    ends = Ends(RunSpec(model=model_spec(), train=train))
+    x = torch.zeros(*ends.shape)
+    trained, _ = ends.visit(0, x)
+    with pytest.raises(BadFrame, match="forward codec"):
+        ends.receiver.decode(replace(trained, key=key(train.num_samples)))

@@ -104,7 +104,12 @@ class End:
         )
         state = StageState(context, RUN, assign.spec, lambda _spec, _layers: engine)
         self.connections = Connections(
-            context, assign, state, num_values=0, deliver=lambda _key, _value: None
+            context,
+            assign,
+            state,
+            num_values=0,
+            deliver=lambda _key, _value: None,
+            taken=lambda _key: None,
         )
         self.pairs = self.connections.tied.values()
 

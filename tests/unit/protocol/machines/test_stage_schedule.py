@@ -15,6 +15,7 @@ from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex
 from swarm_ft.protocol.machines.pipeline import (
     ALLOCATED,
+    EVALUATED_AHEAD,
     KEPT_FREE,
     PARTS,
     StageSchedule,
@@ -374,3 +375,109 @@ def test_what_is_held_beyond_the_least_fits_into_the_room(least: int, room: int,
     held = most_held(least, room_bytes=room, microbatch_bytes=each)
     assert held >= least
     assert held == least or (held + KEPT_FREE) * ALLOCATED * each <= room * (1 + 1e-12)
+
+
+# ---- held-out microbatches
+
+
+def happenings(num_trained: int, num_held_out: int) -> list[tuple[str, int]]:
+    """All that happens to a stage in a step, in no order."""
+    trained, held_out = range(num_trained), range(num_trained, num_trained + num_held_out)
+    return [
+        *(("input_ready", m) for m in (*trained, *held_out)),
+        *(("gradient_ready", m) for m in trained),
+    ]
+
+
+class Alone:
+    """A stage whose tasks take no time, and whose neighbour takes what was evaluated when told."""
+
+    def __init__(self, stage: StageSchedule) -> None:
+        self.stage = stage
+        self.done: list[Task] = []
+        self.is_over = False
+
+    def after(self, happening: str, microbatch: int) -> list[Task]:
+        """What it computes then."""
+        before = len(self.done)
+        pending = getattr(self.stage, happening)(MicrobatchIndex(microbatch))
+        while isinstance(pending, Task):
+            self.done.append(pending)
+            pending = self.stage.computed(pending)
+        self.is_over |= isinstance(pending, StepDone)
+        return self.done[before:]
+
+
+@given(
+    place=st.sampled_from([(1, 0), (2, 0), (3, 1), (2, 1)]),
+    num_trained=st.integers(0, 6),
+    num_held_out=st.integers(0, 6),
+    more_held=st.integers(0, 4),
+    seed=st.integers(0, 9999),
+)
+@settings(derandomize=True, deadline=None, max_examples=500)
+def test_what_is_evaluated_neither_delays_nor_reorders_what_trains(
+    place: tuple[int, int], num_trained: int, num_held_out: int, more_held: int, seed: int
+) -> None:
+    num_stages, index = place
+    held_out = [MicrobatchIndex(num_trained + m) for m in range(num_held_out)]
+    plain, whole = (
+        Alone(
+            StageSchedule(
+                is_first=index == 0,
+                is_last=index == num_stages - 1,
+                microbatches=first(num_trained),
+                max_held=least_held(num_stages, index) + more_held,
+                held_out=some,
+            )
+        )
+        for some in ((), held_out)
+    )
+    chance = random.Random(seed)
+    left = happenings(num_trained, num_held_out)
+    evaluated: list[int] = []
+    taken = 0
+    while left or taken < len(evaluated) < num_held_out or not whole.is_over:
+        can_take = index < num_stages - 1 and taken < len(evaluated)
+        if not left and not can_take:
+            break
+        if can_take and (not left or chance.random() < 0.3):
+            happening = "output_taken", evaluated[taken]
+            taken += 1
+        else:
+            happening = left.pop(chance.randrange(len(left)))
+        computed = whole.after(*happening)
+        evaluated += [t.microbatch for t in computed if t.kind is TaskKind.EVALUATE]
+        if index < num_stages - 1:
+            assert len(evaluated) - taken <= EVALUATED_AHEAD
+        is_training = happening[1] < num_trained and happening[0] != "output_taken"
+        expected = plain.after(*happening) if is_training else []
+        assert [t for t in computed if t.kind is not TaskKind.EVALUATE] == expected
+    assert evaluated == held_out, "each once, in order"
+    assert whole.is_over or not (num_trained or num_held_out)
+
+
+def test_what_is_evaluated_waits_for_the_stage_behind() -> None:
+    stage = StageSchedule(
+        is_first=True, is_last=False, microbatches=[], max_held=1, held_out=first(4)
+    )
+    alone = Alone(stage)
+    for m in range(4):
+        alone.after("input_ready", m)
+    assert [task.microbatch for task in alone.done] == [0, 1]
+    assert stage.lacks == (), "it lacks no input"
+    assert [task.microbatch for task in alone.after("output_taken", 1)] == [2]
+    assert [task.microbatch for task in alone.after("output_taken", 0)] == [3]
+    assert alone.is_over
+
+
+def test_the_last_stage_evaluates_what_comes_and_lacks_what_does_not() -> None:
+    stage = StageSchedule(
+        is_first=False, is_last=True, microbatches=[], max_held=1, held_out=first(3)
+    )
+    assert stage.lacks == (Task(TaskKind.EVALUATE, MicrobatchIndex(0)),)
+    alone = Alone(stage)
+    assert alone.after("input_ready", 1) == []
+    assert [task.microbatch for task in alone.after("input_ready", 0)] == [0, 1]
+    with pytest.raises(OutOfTurn, match="does not pass here"):
+        stage.input_ready(MicrobatchIndex(3))

@@ -72,7 +72,7 @@ def test_bounds_lie_at_any_depth() -> None:
     ("flag", "word"),
     [
         ("--what", ""),
-        ("--colour", "deep_blue"),
+        ("--colour", "deep-blue"),
         ("--n", "2"),
         ("--finish", "matt"),
         ("--bits", "4"),
@@ -87,7 +87,7 @@ def test_defaults_are_told_as_users_know_them(flag: str, word: str) -> None:
 
 
 def test_choices_are_values_by_their_words() -> None:
-    assert option("--colour").choices == {"red": Colour.RED, "deep_blue": Colour.DEEP_BLUE}
+    assert option("--colour").choices == {"red": Colour.RED, "deep-blue": Colour.DEEP_BLUE}
     assert option("--finish").choices == {"gloss": False, "matt": True}
     assert option("--bits").choices == {"8": 8, "4": 4}
     assert not option("--n").choices
@@ -114,7 +114,7 @@ def test_values_go_to_the_parts_that_declare_them() -> None:
         ({"hours": 0}, "--hours: expected 1 or more, got 0"),
         ({"coats": 4}, "--n: expected 1 to 3, got 4"),
         ({"bits": 5}, "--bits: expected 8 or 4, got 5"),
-        ({"colour": "green"}, "--colour: expected red or deep_blue, got 'green'"),
+        ({"colour": "green"}, "--colour: expected red or deep-blue, got 'green'"),
         ({"is_matt": "no"}, "--finish: expected gloss or matt, got 'no'"),
     ],
 )
@@ -152,5 +152,5 @@ class Roof:
 def test_a_choice_may_be_left_open_only_if_that_is_its_default() -> None:
     assert build(Roof, {"colour": None}) == build(Roof, {}) == Roof(colour=None)
     assert Roof(colour=Colour.RED).colour is Colour.RED
-    with pytest.raises(BadOption, match="--colour: expected red or deep_blue, got None"):
+    with pytest.raises(BadOption, match="--colour: expected red or deep-blue, got None"):
         Paint(colour=None)  # type: ignore[arg-type]

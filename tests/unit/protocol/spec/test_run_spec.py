@@ -7,11 +7,22 @@ from typing import Any
 import pytest
 
 from swarm_ft.errors import BadCodec, BadModel, BadOption
+from swarm_ft.ids import SampleId
 from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direction, Feedback
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import Adapter, LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.run_spec import (
+    MAX_EVAL_SAMPLES,
+    Adapter,
+    EvalCompression,
+    EvalStrategy,
+    LrSchedule,
+    ModelSpec,
+    RunSpec,
+    TaskKind,
+    TrainSpec,
+)
 
-PINNED_DIGEST = "f25f9fa0f79b3bd550589835caf044ec"
+PINNED_DIGEST = "2041c34a93cf3979eeb913042ac8adbe"
 
 OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
@@ -42,6 +53,10 @@ OTHER_TRAIN: dict[str, Any] = {
     "sync_tied_embeddings": True,
     "forward_codec": "aq3",
     "backward_codec": "none",
+    "num_eval_samples": 3,
+    "eval_strategy": EvalStrategy.EPOCH,
+    "eval_steps": 5,
+    "eval_compression": EvalCompression.BOTH,
     "key_codec": "q8",
     "dp_codec": "q4",
     "save_steps": 100,
@@ -57,7 +72,12 @@ OTHER_TRAIN: dict[str, Any] = {
     "target_modules": "q_proj,v_proj",
     "merge": True,
     "train_layers": "1-",
+    "task_kind": TaskKind.CLASSIFICATION,
+    "label_names": "a,b",
 }
+
+
+CLASSES: dict[str, Any] = {"task_kind": TaskKind.TOKEN_CLASSIFICATION, "label_names": "b,c,d"}
 
 
 def test_other_values_are_given_for_every_field() -> None:
@@ -76,10 +96,38 @@ def test_another_model_has_another_digest(run_spec: RunSpec, name: str) -> None:
 
 @pytest.mark.parametrize("name", OTHER_TRAIN)
 def test_another_training_has_another_digest(run_spec: RunSpec, name: str) -> None:
+    if name == "label_names":  # of classes
+        run_spec = replace(run_spec, train=replace(run_spec.train, **CLASSES))
     if name == "merge":  # of an adapter
         run_spec = replace(run_spec, train=replace(run_spec.train, adapter=Adapter.LORA))
-    other = replace(run_spec.train, **{name: OTHER_TRAIN[name]})
+    more = CLASSES if name == "task_kind" else {}
+    other = replace(run_spec.train, **{**more, name: OTHER_TRAIN[name]})
     assert replace(run_spec, train=other).digest() != run_spec.digest()
+
+
+def test_a_head_of_classes_trains_whatever_else_does(run_spec: RunSpec) -> None:
+    train = replace(run_spec.train, **CLASSES, train_layers="0-1")
+    with pytest.raises(BadOption, match="a head of classes trains with the last block"):
+        replace(run_spec, train=train)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"label_names": "a,b"}, "--labels: expected --task classification"),
+        ({**CLASSES, "label_names": ""}, "--labels: expected 2 classes or more, got none"),
+        ({**CLASSES, "label_names": "a"}, "--labels: expected 2 classes or more, got a"),
+        ({**CLASSES, "label_names": "a,b,a"}, "--labels: expected 1024 different names"),
+        ({**CLASSES, "label_names": "a,, b"}, "--labels: expected printable names"),
+        ({**CLASSES, "label_names": ",".join(map(str, range(1025)))}, "1024 different names"),
+        ({**CLASSES, "adapter": Adapter.LORA}, "--adapter: expected --task causal-lm"),
+    ],
+)
+def test_classes_have_names_and_whole_models(
+    run_spec: RunSpec, changes: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(BadOption, match=why):
+        replace(run_spec.train, **changes)
 
 
 def test_the_digest_is_stable(run_spec: RunSpec) -> None:
@@ -222,3 +270,37 @@ def test_a_reference_that_others_could_not_read_is_refused(
 ) -> None:
     with pytest.raises(BadModel, match="at most 1000 printable characters"):
         replace(model_spec, reference=reference)
+
+
+def test_held_out_samples_have_rows_behind_the_others_and_a_name_for_each_pass(
+    train_spec: TrainSpec,
+) -> None:
+    train = replace(
+        train_spec, num_samples=10, num_eval_samples=3, eval_compression=EvalCompression.BOTH
+    )
+    names = [SampleId(sample) for sample in range(16)]
+    assert [train.row_of(sample) for sample in names] == [*range(13), 10, 11, 12]
+    assert [train.is_held_out(sample) for sample in names] == [False] * 10 + [True] * 6
+    assert [train.is_compressed(sample) for sample in names[10:]] == [False] * 3 + [True] * 3
+    assert (train.num_rows, train.data_bytes) == (13, 13 * train.sample_bytes)
+    one = replace(train, eval_compression=EvalCompression.ON)
+    assert [one.is_compressed(sample) for sample in names[10:13]] == [True] * 3
+    assert not replace(train, num_eval_samples=0).is_held_out(SampleId(10))
+
+
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [
+        ({"seq_length": 16}, MAX_EVAL_SAMPLES),
+        ({"seq_length": 1 << 16}, 128),
+        ({"seq_length": 1 << 16, "eval_compression": EvalCompression.BOTH}, 64),
+        ({"seq_length": 16, "num_samples": (1 << 24) - 5}, 5),
+    ],
+)
+def test_no_more_are_held_out_than_go_into_a_plan(
+    train_spec: TrainSpec, changes: dict[str, Any], most: int
+) -> None:
+    held = replace(train_spec, **changes, num_eval_samples=most)
+    assert TrainSpec.most_eval_samples(held, held.num_samples) == most
+    with pytest.raises(BadOption, match="expected"):
+        replace(held, num_eval_samples=most + 1)

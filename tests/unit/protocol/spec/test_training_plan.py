@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 from transformers.optimization import get_scheduler
 
 from swarm_ft.ids import SampleId, StepNumber
-from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainSpec
+from swarm_ft.protocol.spec.run_spec import EvalCompression, EvalStrategy, LrSchedule, TrainSpec
 from swarm_ft.protocol.spec.training_plan import (
+    MAX_EVAL_BATCH,
     NEVER,
     VisitOrder,
     clip_factor,
+    evaluates_at,
+    evaluation_microbatches,
     learning_rate_at,
     step_microbatches,
     step_samples,
@@ -205,3 +208,65 @@ def test_clipping_is_that_of_torch(
 def test_a_bound_of_zero_turns_clipping_off(train_spec: TrainSpec) -> None:
     spec = replace(train_spec, clip_grad_norm=0.0)
     assert clip_factor(spec, 1e30) == clip_factor(spec, math.inf) == 1.0
+
+
+# ---- evaluation
+
+
+@pytest.mark.parametrize(
+    ("strategy", "eval_steps", "expected"),
+    [
+        (EvalStrategy.NO, 2, []),
+        (EvalStrategy.STEPS, 0, [0, 7]),
+        (EvalStrategy.STEPS, 3, [0, 3, 6, 7]),
+        (EvalStrategy.STEPS, 7, [0, 7]),
+        (EvalStrategy.EPOCH, 2, [0, 3, 6, 7]),
+    ],
+)
+def test_the_first_and_last_weights_are_evaluated_and_some_between(
+    train_spec: TrainSpec, strategy: EvalStrategy, eval_steps: int, expected: list[int]
+) -> None:
+    train = replace(
+        train_spec,
+        num_samples=9,
+        batch_size=4,
+        micro_batch_size=2,
+        num_steps=7,
+        num_eval_samples=1,
+        eval_strategy=strategy,
+        eval_steps=eval_steps,
+    )
+    assert [step for step in range(8) if evaluates_at(train, StepNumber(step))] == expected
+    nothing = replace(train, num_eval_samples=0)
+    assert not any(evaluates_at(nothing, StepNumber(step)) for step in range(8))
+
+
+@given(
+    num_eval_samples=st.integers(1, 90),
+    micro_batch_size=st.sampled_from([1, 2, 3, 40]),
+    compression=st.sampled_from(EvalCompression),
+    first=st.integers(0, 9),
+)
+@settings(derandomize=True, deadline=None)
+def test_each_pass_has_every_held_out_sample_once(
+    train_spec: TrainSpec,
+    num_eval_samples: int,
+    micro_batch_size: int,
+    compression: EvalCompression,
+    first: int,
+) -> None:
+    train = replace(
+        train_spec,
+        batch_size=micro_batch_size,
+        micro_batch_size=micro_batch_size,
+        num_eval_samples=num_eval_samples,
+        eval_compression=compression,
+    )
+    batches = evaluation_microbatches(train, first)
+    assert [batch.index for batch in batches] == list(range(first, first + len(batches)))
+    samples = [sample for batch in batches for sample in batch.samples]
+    stop = train.num_samples + len(train.eval_passes) * num_eval_samples
+    assert samples == list(range(train.num_samples, stop))
+    assert max(len(batch.samples) for batch in batches) <= min(micro_batch_size, MAX_EVAL_BATCH)
+    for batch in batches:
+        assert len({train.pass_of(sample) for sample in batch.samples}) == 1

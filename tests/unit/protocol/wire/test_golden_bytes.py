@@ -11,15 +11,16 @@ released may be taken out of the file by hand first, instead of raising it.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from swarm_ft.ids import SampleId
+from swarm_ft.ids import MicrobatchIndex, SampleId
 from swarm_ft.protocol.messages.boundary import Ack, EncodedTensor, FrameKind
-from swarm_ft.protocol.messages.control import WholeTokens
+from swarm_ft.protocol.messages.control import PlanStep, WholeTokens
 from swarm_ft.protocol.messages.reduction import PieceAck
 from swarm_ft.protocol.messages.reports import SampleSet
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList
@@ -55,7 +56,13 @@ def example_of(kind: Any, descriptor: Descriptor) -> Any:
     if kind in (Ack, PieceAck):
         return kind(example_of(hints["key"], descriptor))
     found = descriptor.fields_by_name
-    return kind(**{name: _example(hint, found[name], name) for name, hint in hints.items()})
+    values = {name: _example(hint, found[name], name) for name, hint in hints.items()}
+    if kind is PlanStep:  # whose microbatches are numbered, and have each sample once
+        (batch,) = values["evaluation"]
+        (first,) = batch.samples
+        held_out = replace(batch, index=MicrobatchIndex(1), samples=(SampleId(first + 1),))
+        values |= {"evaluation": (held_out,), "lengths": values["lengths"] * 2}
+    return kind(**values)
 
 
 def _example(hint: Any, field: FieldDescriptor, name: str) -> Any:

@@ -10,7 +10,14 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from swarm_ft.proto import run_pb2 as pb
 from swarm_ft.protocol.spec.bounds import Range, field_hints, metadata
-from swarm_ft.protocol.spec.run_spec import Adapter, LrSchedule, ModelSpec, TrainSpec
+from swarm_ft.protocol.spec.run_spec import (
+    Adapter,
+    EvalCompression,
+    EvalStrategy,
+    LrSchedule,
+    ModelSpec,
+    TrainSpec,
+)
 
 MESSAGES: dict[type, Any] = {
     ModelSpec: pb.ModelSpec.DESCRIPTOR,
@@ -25,6 +32,8 @@ KINDS: dict[object, set[int]] = {
     bytes: {FieldDescriptor.TYPE_BYTES},
     tuple[bytes, ...]: {FieldDescriptor.TYPE_BYTES},
     LrSchedule: {FieldDescriptor.TYPE_ENUM},
+    EvalStrategy: {FieldDescriptor.TYPE_ENUM},
+    EvalCompression: {FieldDescriptor.TYPE_ENUM},
     Adapter: {FieldDescriptor.TYPE_ENUM},
 }
 LARGEST = {FieldDescriptor.TYPE_UINT32: 2**32 - 1, FieldDescriptor.TYPE_UINT64: 2**64 - 1}
@@ -70,6 +79,8 @@ def test_numbers_of_a_training_are_bounded() -> None:
     ("kind", "descriptor", "prefix"),
     [
         (LrSchedule, pb.LrSchedule.DESCRIPTOR, "LR_SCHEDULE"),
+        (EvalStrategy, pb.EvalStrategy.DESCRIPTOR, "EVAL_STRATEGY"),
+        (EvalCompression, pb.EvalCompression.DESCRIPTOR, "EVAL_COMPRESSION"),
         (Adapter, pb.Adapter.DESCRIPTOR, "ADAPTER"),
     ],
 )

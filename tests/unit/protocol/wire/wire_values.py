@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 
-from swarm_ft.ids import SampleId
+from swarm_ft.ids import MicrobatchIndex, SampleId
 from swarm_ft.protocol.messages.boundary import Ack, EncodedTensor, Frame, FrameKind
 from swarm_ft.protocol.messages.control import PlanStep, WholeTokens
 from swarm_ft.protocol.messages.reduction import PieceAck
@@ -47,6 +47,7 @@ from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.sample_rows import MIN_LENGTH
+from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.protocol.wire.convert import DEFAULTS, IDS, WireType
@@ -278,13 +279,17 @@ def _plans(draw: st.DrawFn) -> PlanStep:
         for name, hint in field_hints(PlanStep).items()
     }
     made: list[Any] = []
-    for batch in drawn["microbatches"]:
+    for batch in (*drawn["microbatches"], *drawn["evaluation"]):
         mine, samples = tuple(samples[:3]), samples[3:]
         if mine:
             made.append(type(batch)(len(made), mine, batch.route, batch.done))
+    if not made:
+        made.append(Microbatch(MicrobatchIndex(0), (SampleId(samples[0]),)))
     num_samples = sum(len(batch.samples) for batch in made)
     lengths = tuple(range(MIN_LENGTH, MIN_LENGTH + num_samples)) if drawn["lengths"] else ()
-    return PlanStep(**drawn | {"microbatches": tuple(made), "lengths": lengths})
+    cut = draw(st.integers(0, len(made)))
+    batches = {"microbatches": tuple(made[:cut]), "evaluation": tuple(made[cut:])}
+    return PlanStep(**drawn | batches | {"lengths": lengths})
 
 
 @st.composite

@@ -1,0 +1,147 @@
+"""Rows with classes: of a text, or of each of its words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from swarm_ft.client.data.chat import Document, Piece
+from swarm_ft.client.data.files import refused
+from swarm_ft.client.data.forms import LABEL_COLUMNS, Form, text_in
+from swarm_ft.client.data.rows import TEXT_COLUMN, Row, kind_of
+from swarm_ft.client.options import ReadOptions
+from swarm_ft.errors import BadDataset
+from swarm_ft.protocol.spec.run_spec import MAX_LABELS, TaskKind
+from swarm_ft.protocol.spec.tasks import Task
+
+TAG_COLUMNS = ("labels", "ner_tags", "tags")
+WORDS_COLUMN = "tokens"
+_DEFAULTS = {
+    TaskKind.CLASSIFICATION: (TEXT_COLUMN, LABEL_COLUMNS),
+    TaskKind.TOKEN_CLASSIFICATION: (WORDS_COLUMN, TAG_COLUMNS),
+}
+
+
+def class_form_of(columns: Sequence[str], options: ReadOptions, task: Task, source: str) -> Form:
+    """The form of rows that have classes.
+
+    Args:
+        columns: of the first row.
+        options: which of them hold what.
+        task: whose classes these are.
+        source: whose columns these are, for errors.
+
+    Raises:
+        BadDataset: there are no such columns.
+    """
+    text, label = _columns_of(columns, options, task.kind, source)
+    numbers = {name: number for number, name in enumerate(task.labels)}
+
+    def of_text(row: Row) -> Document:
+        number = _number_of(row, label, row.values.get(label), numbers)
+        return (Piece(text_in(row, text), True, number),)
+
+    def of_words(row: Row) -> Document:
+        words, labels = _words_in(row, text, label)
+        found = [_number_of(row, label, one, numbers) for one in labels]
+        pieces = zip(words, found, strict=True)
+        return tuple(
+            Piece(f" {word}" if place else word, True, number)
+            for place, (word, number) in enumerate(pieces)
+        )
+
+    is_text = task.kind is TaskKind.CLASSIFICATION
+    return Form(
+        words=f"a document is '{text}', "
+        + (f"its class is '{label}'" if is_text else f"classes of its words are '{label}'"),
+        columns=(text, label),
+        render=of_text if is_text else of_words,
+        has_end=True,
+        classes=task.labels,
+        are_of_words=not is_text,
+    )
+
+
+def names_in(rows: Iterable[Row], options: ReadOptions, kind: TaskKind, source: str) -> list[str]:
+    """All classes that there are, sorted; as numbers, if all are.
+
+    Raises:
+        BadDataset: one is neither text nor a whole number, or there are too many, or too few.
+    """
+    found: set[str] = set()
+    for row in rows:
+        text, label = _columns_of(list(row.values), options, kind, source)
+        is_text = kind is TaskKind.CLASSIFICATION
+        many = [row.values.get(label)] if is_text else _words_in(row, text, label)[1]
+        found.update(_name_of(row, label, one) for one in many)
+        if len(found) > MAX_LABELS:
+            raise BadDataset(
+                f"{row.place}: '{label}' has more than {MAX_LABELS} different values; is it the "
+                "column of classes? --label-column names another"
+            )
+    if len(found) < 2:
+        told = ", ".join(f"'{name}'" for name in found) or "none"
+        raise refused(source, f"expected two classes or more, found {told}")
+    are_numbers = all(name.isdecimal() for name in found)
+    return sorted(found, key=lambda name: (int(name) if are_numbers else 0, name))
+
+
+def _columns_of(
+    columns: Sequence[str], options: ReadOptions, kind: TaskKind, source: str
+) -> tuple[str, str]:
+    text, labels = _DEFAULTS[kind]
+    text, labels = options.text_column or text, _asked(options) or labels
+    label = next((name for name in labels if name in columns), None)
+    if text in columns and label is not None:
+        return text, label
+    told = ", ".join(f"'{name}'" for name in columns)
+    missing, option = (labels[0], "--label-column") if text in columns else (text, "--text-column")
+    raise BadDataset(
+        f"dataset '{source}': expected a column '{missing}'; it has {told}; {option} names another"
+    )
+
+
+def _asked(options: ReadOptions) -> tuple[str, ...]:
+    return (options.label_column,) if options.label_column is not None else ()
+
+
+def _words_in(row: Row, text: str, label: str) -> tuple[list[str], list[object]]:
+    """Words and their classes."""
+    words, labels = row.values.get(text), row.values.get(label)
+    if not isinstance(words, list) or not isinstance(labels, list) or len(words) != len(labels):
+        raise BadDataset(
+            f"{row.place}: expected '{text}' and '{label}' to be lists of one length, got "
+            f"{kind_of(words)} and {kind_of(labels)}"
+        )
+    if not all(isinstance(word, str) for word in words):
+        raise BadDataset(f"{row.place}: expected '{text}' to be a list of words")
+    return words, labels
+
+
+def _name_of(row: Row, column: str, value: object) -> str:
+    """A class as it is told: a word, or a number without sign or point."""
+    name = str(int(value)) if isinstance(value, int) else value
+    if isinstance(name, str) and "," in name:
+        raise BadDataset(f"{row.place}: expected '{column}' to be a class without a comma in it")
+    if isinstance(name, str) and name.strip() and not name.startswith("-"):
+        return name.strip()
+    raise BadDataset(
+        f"{row.place}: expected '{column}' to be a class, a name or a number from 0 on, got "
+        f"{value if isinstance(value, int | float) else kind_of(value)}"
+    )
+
+
+def _number_of(row: Row, column: str, value: object, numbers: Mapping[str, int]) -> int:
+    name = _name_of(row, column, value)
+    number = numbers.get(name, int(name) if name.isdecimal() else len(numbers))
+    if number < len(numbers):
+        return number
+    raise BadDataset(
+        f"{row.place}: '{column}' is '{name}', which is none of the classes "
+        f"{_some(numbers)} (--labels)"
+    )
+
+
+def _some(names: Iterable[str], most: int = 10) -> str:
+    told: Iterator[str] = iter(names)
+    first = [name for name, _ in zip(told, range(most), strict=False)]
+    return ", ".join(first)

@@ -1,0 +1,184 @@
+"""What a model ends in, by its task: which class of transformers it is, and what it is asked.
+
+Where a checkpoint lacks a task's head, that begins with numbers that follow from the run's seed,
+by arithmetic that has one result on every machine.
+
+Shapes: B samples, T tokens, C channels, N targets, K what a target is one of.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
+)
+
+from swarm_ft.protocol.spec.run_spec import TaskKind
+from swarm_ft.protocol.spec.sample_rows import NO_LABEL
+from swarm_ft.protocol.spec.tasks import Task
+
+ENCODERS = frozenset({"bert", "camembert", "electra", "roberta", "xlm-roberta"})
+"""Types whose tokens see those behind them, and whose first token tells a sample's class."""
+
+
+class Ending(Protocol):
+    """A stage, as a head needs it."""
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether tokens see those behind them, as in encoders."""
+
+    def logits(self, hidden_btc: Tensor) -> Tensor:
+        """What the whole model makes of its last block's output, a row of logits for each."""
+
+    def normed(self, hidden_btc: Tensor) -> Tensor:
+        """The same without the head."""
+
+    def scores(self, normed: Tensor) -> Tensor:
+        """The head alone, a linear layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a task asks of a model.
+
+    Attributes:
+        auto: builds the model.
+        model_types: that it can build.
+        words: what it is, for people.
+        examples: some of the types.
+        is_new: whether it may begin with the run, where a checkpoint lacks it.
+        judge: logits [N, K] and targets [N] of a last block's output [B, T, C] and labels [B, T].
+    """
+
+    auto: Any
+    model_types: frozenset[str]
+    words: str
+    examples: str
+    is_new: bool
+    judge: Callable[[Ending, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def _next_tokens(stage: Ending, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
+    """Position t tells the token of t + 1."""
+    hidden_btc, targets_bt = hidden_btc[:, :-1], labels_bt[:, 1:]
+    is_target_bt = targets_bt != NO_LABEL
+    if not bool(is_target_bt.all()):
+        # Logits are the largest tensors there are: none of what is only read, or pads a
+        # sample. Each target is a sample of one token, for which any model has positions.
+        hidden_btc, targets_bt = hidden_btc[is_target_bt][:, None], targets_bt[is_target_bt]
+    return stage.logits(hidden_btc).flatten(0, 1), targets_bt.flatten()
+
+
+def _each(stage: Ending, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
+    """A token tells its own class."""
+    is_target_bt = labels_bt != NO_LABEL
+    return stage.logits(hidden_btc[is_target_bt][:, None])[:, 0], labels_bt[is_target_bt]
+
+
+def _of_all(stage: Ending, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
+    """One token tells its sample's class, which stands at the last; it is one that sees all."""
+    is_target_bt = labels_bt != NO_LABEL
+    if stage.sees_all:
+        return stage.logits(hidden_btc), labels_bt[is_target_bt]
+    normed_n1c = stage.normed(hidden_btc[is_target_bt][:, None])
+    return stage.scores(normed_n1c)[:, 0], labels_bt[is_target_bt]
+
+
+_KNOWN = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) | ENCODERS
+_HEADS = {
+    TaskKind.CAUSAL_LM: Head(
+        AutoModelForCausalLM,
+        frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+        "a decoder that AutoModelForCausalLM",
+        "gpt2, llama or qwen3",
+        False,
+        _next_tokens,
+    ),
+    TaskKind.CLASSIFICATION: Head(
+        AutoModelForSequenceClassification,
+        frozenset(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES) & _KNOWN,
+        "a model that AutoModelForSequenceClassification",
+        "gpt2, llama or bert",
+        True,
+        _of_all,
+    ),
+    TaskKind.TOKEN_CLASSIFICATION: Head(
+        AutoModelForTokenClassification,
+        frozenset(MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES) & _KNOWN,
+        "a model that AutoModelForTokenClassification",
+        "gpt2, llama or bert",
+        True,
+        _each,
+    ),
+}
+
+
+def head_of(task: Task) -> Head:
+    """What a task asks of a model."""
+    return _HEADS[task.kind]
+
+
+def config_for(task: Task, config: Any) -> Any:  # noqa: ANN401 - transformers' own
+    """A model's config with a task's classes in it."""
+    if not task.labels:
+        return config
+    named = copy.deepcopy(config)
+    named.id2label = dict(enumerate(task.labels))
+    named.label2id = {name: number for number, name in enumerate(task.labels)}
+    named.tie_word_embeddings = False  # there are no words at its end
+    return named
+
+
+def counts_by_class(told: Tensor, there: Tensor, num_classes: int) -> tuple[int, ...]:
+    """Of each class, targets that are told rightly, told so, and are so.
+
+    Args:
+        told: [N], int64.
+        there: [N], so too.
+        num_classes: how many there are.
+    """
+    of_each = (told[told == there], told, there)
+    counts = [torch.bincount(one.cpu(), minlength=num_classes) for one in of_each]
+    return tuple(torch.cat(counts).tolist())
+
+
+# ---- weights that begin with drawn numbers
+
+
+def drawn(seed: str, shape: torch.Size) -> Tensor:
+    """Multiples of 2^-23 in [-1, 1), exact in float32."""
+    data = hashlib.shake_128(seed.encode()).digest(4 * shape.numel())
+    units = (np.frombuffer(data, "<u4") >> 8).astype(np.float32) - np.float32(1 << 23)
+    return torch.from_numpy(units / np.float32(1 << 23)).view(shape)
+
+
+def begun(name: str, shape: torch.Size, seed: int, spread: float) -> Tensor:
+    """A head's tensor as it begins: biases 0, weights even, as wide as the model's own.
+
+    Args:
+        name: of the tensor.
+        shape: its own.
+        seed: the run's.
+        spread: standard deviation of weights.
+    """
+    if len(shape) < 2:
+        return torch.zeros(shape)
+    # The square root of 3, to a float's bits, is the same everywhere: IEEE 754 says so.
+    return drawn(f"{seed}/head/{name}", shape) * float(np.float32(spread * math.sqrt(3.0)))

@@ -1,0 +1,226 @@
+"""Rows with classes: which columns they are in, their numbers, and what becomes a sample.
+
+The tokenizer of these tests puts a token of its own in front, as its model wants it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from swarm_ft.client.data.dataset import Dataset, classes_in, open_dataset
+from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.options import DataFormat, ReadOptions
+from swarm_ft.errors import BadDataset, BadOption
+from swarm_ft.protocol.spec.run_spec import TaskKind
+from swarm_ft.protocol.spec.sample_rows import samples_in
+from swarm_ft.protocol.spec.tasks import Classification
+from tests.unit.client.data.conftest import Words
+
+VOCAB = 64
+WHOLE, EACH = TaskKind.CLASSIFICATION, TaskKind.TOKEN_CLASSIFICATION
+
+
+def write(path: Path, rows: Iterable[object]) -> str:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+def opened(
+    path: str, words: Words, names: Sequence[str], kind: TaskKind = WHOLE, **options: Any
+) -> Dataset:
+    task = Classification(kind, tuple(names))
+    return open_dataset(path, Wanted(), ReadOptions(**options), words(), task=task)
+
+
+def found_in(path: str, kind: TaskKind = WHOLE, **options: Any) -> tuple[str, ...]:
+    return classes_in(path, Wanted(), ReadOptions(**options), Classification(kind, ()))
+
+
+# ---- which classes there are
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["no", "yes", "no"], ("no", "yes")),
+        ([1, 0, 1], ("0", "1")),
+        ([10, 9, 2], ("2", "9", "10")),
+        (["10", "9"], ("9", "10")),
+        ([True, False], ("0", "1")),
+        (["10", "a"], ("10", "a")),
+    ],
+)
+def test_classes_are_all_that_the_data_has_sorted(
+    tmp_path: Path, values: list[object], expected: tuple[str, ...]
+) -> None:
+    path = write(tmp_path / "a.jsonl", [{"text": "w1", "label": value} for value in values])
+    assert found_in(path) == expected
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"text": "w1", "label": 0.5}, "line 2: expected 'label' to be a class.*got 0.5"),
+        ({"text": "w1", "label": -1}, "line 2: expected 'label' to be a class.*got -1"),
+        ({"text": "w1", "label": None}, "got nothing"),
+        ({"text": "w1", "label": "a,b"}, "line 2: expected 'label' to be a class without a comma"),
+        ({"text": "w1", "label": " "}, "expected 'label' to be a class"),
+        ({"text": "w1"}, "expected a column 'label'; it has 'text'; --label-column names"),
+        ({"body": "w1", "label": 1}, "expected a column 'text'; it has 'body', 'label'; --text-"),
+        ({"text": "w1", "label": 1}, "expected two classes or more, found '1'"),
+    ],
+)
+def test_values_that_are_no_classes_are_refused_by_their_line(
+    tmp_path: Path, row: object, why: str
+) -> None:
+    path = write(tmp_path / "a.jsonl", [{"text": "w1", "label": 1}, row])
+    with pytest.raises(BadDataset, match=why):
+        found_in(path)
+
+
+def test_a_column_with_a_value_for_each_row_is_no_column_of_classes(tmp_path: Path) -> None:
+    rows = [{"text": "w1", "label": number} for number in range(1100)]
+    with pytest.raises(BadDataset, match=r"more than 1024 different values.*--label-column"):
+        found_in(write(tmp_path / "a.jsonl", rows))
+
+
+def test_text_without_columns_has_no_classes(tmp_path: Path, words: Words) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("w1 w2")
+    for find in (found_in, lambda path: opened(path, words, "ab")):
+        with pytest.raises(BadDataset, match="expected columns of text and classes, and it is"):
+            find(str(path))
+
+
+# ---- what becomes a sample
+
+
+def test_each_text_is_a_sample_whose_class_is_at_its_last_token(
+    tmp_path: Path, words: Words
+) -> None:
+    rows = [{"text": "w1 w2 w3", "label": "b"}, {"text": "w4", "label": "a"}]
+    data = opened(write(tmp_path / "a.jsonl", rows), words, "ab")
+    made = data.samples(4, VOCAB)
+    samples = samples_in(np.array(made.tokens))
+    assert samples.lengths.tolist() == [4, 2]
+    assert [labels[labels >= 0].tolist() for labels in samples.labels] == [[1], [0]]
+    assert samples.labels[0, 3] == samples.labels[0].max() == 1
+    assert "2 documents, 2 samples of up to 4 tokens; classes a 50.0%, b 50.0%" in made.words
+    assert "a document is 'text', its class is 'label'" in data.describe()[0]
+    assert data.describe()[1].endswith("the first document: 'w1 w2 w3' is of class 1")
+
+
+def test_a_long_text_is_cut_and_keeps_its_class(tmp_path: Path, words: Words) -> None:
+    rows = [{"text": "w1 w2 w3 w4 w5 w6", "label": 1}]
+    data = opened(write(tmp_path / "a.jsonl", rows), words, "ab")
+    samples = samples_in(np.array(data.samples(4, VOCAB).tokens))
+    assert samples.lengths.tolist() == [4]
+    assert samples.labels[0, 3] == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "names", "number"),
+    [("b", "ab", 1), (1, "ab", 1), ("1", "ab", 1), (2, "123", 1), ("2", "123", 1), (0, "123", 0)],
+)
+def test_a_class_is_told_by_name_or_else_by_number(
+    tmp_path: Path, words: Words, value: object, names: str, number: int
+) -> None:
+    path = write(tmp_path / "a.jsonl", [{"text": "w1 w2", "label": value}])
+    samples = samples_in(np.array(opened(path, words, names).samples(4, VOCAB).tokens))
+    assert samples.labels[0, 2] == number
+
+
+def test_a_row_without_its_class_is_refused_by_its_line(tmp_path: Path, words: Words) -> None:
+    rows = [{"text": "w1 w2", "label": "a"}, {"text": "w1"}]
+    data = opened(write(tmp_path / "a.jsonl", rows), words, "ab")
+    with pytest.raises(BadDataset, match=r"line 2: expected 'label' to be.* got nothing"):
+        data.samples(4, VOCAB)
+
+
+def test_another_class_than_those_is_refused_by_its_line(tmp_path: Path, words: Words) -> None:
+    rows = [{"text": "w1 w2", "label": "a"}, {"text": "w1", "label": "c"}]
+    data = opened(write(tmp_path / "a.jsonl", rows), words, "ab")
+    with pytest.raises(BadDataset, match=r"line 2: 'label' is 'c', which is none of .* a, b"):
+        data.samples(4, VOCAB)
+
+
+def test_columns_of_a_tsv_without_names_are_named(tmp_path: Path, words: Words) -> None:
+    path = tmp_path / "in.tsv"
+    path.write_text("gj\t1\t\tw1 w2\ngj\t0\t*\tw3\n")
+    named: dict[str, Any] = {
+        "column_names": "source,label,mark,sentence",
+        "text_column": "sentence",
+    }
+    assert found_in(str(path), **named) == ("0", "1")
+    data = opened(str(path), words, ["bad", "good"], **named)
+    assert "not used: 'source', 'mark'" in data.describe()[0]
+    samples = samples_in(np.array(data.samples(4, VOCAB).tokens))
+    assert [labels.max() for labels in samples.labels] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "options", [{"packing": False}, {"separator": "|"}, {"completion_only_loss": False}]
+)
+def test_options_that_mean_nothing_for_classes_are_refused(
+    tmp_path: Path, words: Words, options: dict[str, Any]
+) -> None:
+    path = write(tmp_path / "a.jsonl", [{"text": "w1", "label": "a"}])
+    with pytest.raises(BadOption, match="means nothing"):
+        opened(path, words, "ab", **options)
+
+
+def test_a_column_of_classes_means_nothing_where_none_are_learned(
+    tmp_path: Path, words: Words
+) -> None:
+    path = write(tmp_path / "a.jsonl", [{"text": "w1", "mark": "a"}])
+    with pytest.raises(BadOption, match="--label-column: means nothing"):
+        open_dataset(path, Wanted(), ReadOptions(label_column="mark"), words())
+
+
+def test_a_blank_text_is_left_out(tmp_path: Path, words: Words) -> None:
+    rows = [{"text": text, "label": "a"} for text in ("w1", " ", "w2")]
+    made = opened(write(tmp_path / "a.jsonl", rows), words, "ab").samples(4, VOCAB)
+    assert len(made.tokens) == 2
+    assert "1 document without text left out" in made.words
+
+
+# ---- classes of words
+
+
+def test_each_word_has_its_class_at_its_first_token(tmp_path: Path, words: Words) -> None:
+    rows = [{"tokens": ["w1", "w2 w3", "w4"], "ner_tags": [2, 0, 1]}]
+    path = write(tmp_path / "a.jsonl", rows)
+    assert found_in(path, EACH) == ("0", "1", "2")
+    data = opened(path, words, "abc", EACH)
+    samples = samples_in(np.array(data.samples(8, VOCAB).tokens))
+    assert samples.labels.tolist() == [[-100, 2, 0, -100, 1]]
+    assert "classes of its words are 'ner_tags'" in data.describe()[0]
+
+
+def test_a_document_of_one_word_is_one_of_words(tmp_path: Path, words: Words) -> None:
+    path = write(tmp_path / "a.jsonl", [{"tokens": ["w1 w2"], "tags": [1]}])
+    samples = samples_in(np.array(opened(path, words, "abc", EACH).samples(8, VOCAB).tokens))
+    assert samples.labels.tolist() == [[-100, 1, -100]]
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"tokens": ["w1"], "tags": [0, 1]}, "lists of one length"),
+        ({"tokens": ["w1"], "tags": 0}, "lists of one length, got a list and a number"),
+        ({"tokens": [1], "tags": [0]}, "expected 'tokens' to be a list of words"),
+        ({"tokens": "w1", "tags": 0}, "lists of one length, got text and a number"),
+    ],
+)
+def test_words_without_their_classes_are_refused(
+    tmp_path: Path, words: Words, row: object, why: str
+) -> None:
+    path = write(tmp_path / "a.jsonl", [row])
+    with pytest.raises(BadDataset, match=why):
+        opened(path, words, "abc", EACH, data_format=DataFormat.JSONL)
