@@ -286,7 +286,10 @@ class StageEngine:
     def load(self) -> None:
         """See `Engine`."""
         train = self._spec.train
-        tensors = self._checkpoint.load(self.layers, self._spec.model)
+        # Frozen, both ends may read one tensor; synchronised, one parameter has both roles.
+        tensors = self._checkpoint.load(
+            self.layers, self._spec.model, device=self._device, tie=self._spec.keeps_tied
+        )
         module = StageModule(self._checkpoint.config, self.layers)
         # With both ends in one stage there is nothing to exchange: one parameter has both roles.
         tie = train.sync_tied_embeddings and self.is_first and self.is_last

@@ -93,7 +93,7 @@ class StageModule(nn.Module):
     def materialise(
         self, tensors: dict[str, Tensor], device: torch.device, *, tie: bool = False
     ) -> None:
-        """Take these float32 tensors as weights, without a copy on the CPU, and move to `device`.
+        """Take these tensors as weights, without a copy where they lie on `device`.
 
         Args:
             tensors: exactly this stage's, as `Checkpoint.load` gives them.
