@@ -226,6 +226,7 @@ def _ends_bytes(spec: RunSpec, layers: LayerRange, *, are_trained: bool = True) 
 def _memory_bytes(spec: RunSpec, layers: LayerRange) -> float:
     trained = _ends_bytes(spec, layers)
     frozen = _ends_bytes(spec, layers, are_trained=False)
+    frozen *= spec.train.held_dtype_bytes / FLOAT_BYTES if spec.train.adapts else 1
     return spec.held_bytes(layers) + frozen + COPIES_PER_WEIGHT * trained
 
 

@@ -20,6 +20,12 @@ class Adapter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ADAPTER_NONE: _ClassVar[Adapter]
     ADAPTER_LORA: _ClassVar[Adapter]
     ADAPTER_DORA: _ClassVar[Adapter]
+
+class BaseDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BASE_DTYPE_UNSPECIFIED: _ClassVar[BaseDtype]
+    BASE_DTYPE_FLOAT32: _ClassVar[BaseDtype]
+    BASE_DTYPE_BFLOAT16: _ClassVar[BaseDtype]
 LR_SCHEDULE_UNSPECIFIED: LrSchedule
 LR_SCHEDULE_CONSTANT: LrSchedule
 LR_SCHEDULE_LINEAR: LrSchedule
@@ -28,6 +34,9 @@ ADAPTER_UNSPECIFIED: Adapter
 ADAPTER_NONE: Adapter
 ADAPTER_LORA: Adapter
 ADAPTER_DORA: Adapter
+BASE_DTYPE_UNSPECIFIED: BaseDtype
+BASE_DTYPE_FLOAT32: BaseDtype
+BASE_DTYPE_BFLOAT16: BaseDtype
 
 class LayerRange(_message.Message):
     __slots__ = ("start", "stop")
@@ -38,7 +47,7 @@ class LayerRange(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("reference", "architecture", "num_blocks", "hidden_size", "vocab_size", "block_bytes", "embed_digest", "block_digests", "head_digest", "tied_embeddings")
+    __slots__ = ("reference", "architecture", "num_blocks", "hidden_size", "vocab_size", "block_bytes", "embed_digest", "block_digests", "head_digest", "tied_embeddings", "linear_bytes")
     REFERENCE_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -49,6 +58,7 @@ class ModelSpec(_message.Message):
     BLOCK_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     HEAD_DIGEST_FIELD_NUMBER: _ClassVar[int]
     TIED_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    LINEAR_BYTES_FIELD_NUMBER: _ClassVar[int]
     reference: str
     architecture: str
     num_blocks: int
@@ -59,10 +69,11 @@ class ModelSpec(_message.Message):
     block_digests: _containers.RepeatedScalarFieldContainer[bytes]
     head_digest: bytes
     tied_embeddings: bool
-    def __init__(self, reference: _Optional[str] = ..., architecture: _Optional[str] = ..., num_blocks: _Optional[int] = ..., hidden_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., embed_digest: _Optional[bytes] = ..., block_digests: _Optional[_Iterable[bytes]] = ..., head_digest: _Optional[bytes] = ..., tied_embeddings: _Optional[bool] = ...) -> None: ...
+    linear_bytes: int
+    def __init__(self, reference: _Optional[str] = ..., architecture: _Optional[str] = ..., num_blocks: _Optional[int] = ..., hidden_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., embed_digest: _Optional[bytes] = ..., block_digests: _Optional[_Iterable[bytes]] = ..., head_digest: _Optional[bytes] = ..., tied_embeddings: _Optional[bool] = ..., linear_bytes: _Optional[int] = ...) -> None: ...
 
 class TrainSpec(_message.Message):
-    __slots__ = ("num_samples", "seq_length", "batch_size", "micro_batch_size", "num_steps", "learning_rate", "lr_schedule", "warmup_steps", "weight_decay", "clip_grad_norm", "seed", "shuffle", "dropout", "sync_tied_embeddings", "forward_codec", "backward_codec", "key_codec", "dp_codec", "save_steps", "buffer_bits", "fill_codec", "fill_microbatches", "share_with", "private_ends", "adapter", "lora_r", "lora_alpha", "lora_dropout", "target_modules", "merge", "train_layers")
+    __slots__ = ("num_samples", "seq_length", "batch_size", "micro_batch_size", "num_steps", "learning_rate", "lr_schedule", "warmup_steps", "weight_decay", "clip_grad_norm", "seed", "shuffle", "dropout", "sync_tied_embeddings", "forward_codec", "backward_codec", "key_codec", "dp_codec", "save_steps", "buffer_bits", "fill_codec", "fill_microbatches", "share_with", "private_ends", "adapter", "lora_r", "lora_alpha", "lora_dropout", "target_modules", "merge", "train_layers", "base_dtype", "load_in_8bit", "load_in_4bit")
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SEQ_LENGTH_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +105,9 @@ class TrainSpec(_message.Message):
     TARGET_MODULES_FIELD_NUMBER: _ClassVar[int]
     MERGE_FIELD_NUMBER: _ClassVar[int]
     TRAIN_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    BASE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_IN_8BIT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_IN_4BIT_FIELD_NUMBER: _ClassVar[int]
     num_samples: int
     seq_length: int
     batch_size: int
@@ -125,7 +139,10 @@ class TrainSpec(_message.Message):
     target_modules: str
     merge: bool
     train_layers: str
-    def __init__(self, num_samples: _Optional[int] = ..., seq_length: _Optional[int] = ..., batch_size: _Optional[int] = ..., micro_batch_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., lr_schedule: _Optional[_Union[LrSchedule, str]] = ..., warmup_steps: _Optional[int] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., seed: _Optional[int] = ..., shuffle: _Optional[bool] = ..., dropout: _Optional[bool] = ..., sync_tied_embeddings: _Optional[bool] = ..., forward_codec: _Optional[str] = ..., backward_codec: _Optional[str] = ..., key_codec: _Optional[str] = ..., dp_codec: _Optional[str] = ..., save_steps: _Optional[int] = ..., buffer_bits: _Optional[int] = ..., fill_codec: _Optional[str] = ..., fill_microbatches: _Optional[int] = ..., share_with: _Optional[str] = ..., private_ends: _Optional[str] = ..., adapter: _Optional[_Union[Adapter, str]] = ..., lora_r: _Optional[int] = ..., lora_alpha: _Optional[int] = ..., lora_dropout: _Optional[float] = ..., target_modules: _Optional[str] = ..., merge: _Optional[bool] = ..., train_layers: _Optional[str] = ...) -> None: ...
+    base_dtype: BaseDtype
+    load_in_8bit: bool
+    load_in_4bit: bool
+    def __init__(self, num_samples: _Optional[int] = ..., seq_length: _Optional[int] = ..., batch_size: _Optional[int] = ..., micro_batch_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., lr_schedule: _Optional[_Union[LrSchedule, str]] = ..., warmup_steps: _Optional[int] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., seed: _Optional[int] = ..., shuffle: _Optional[bool] = ..., dropout: _Optional[bool] = ..., sync_tied_embeddings: _Optional[bool] = ..., forward_codec: _Optional[str] = ..., backward_codec: _Optional[str] = ..., key_codec: _Optional[str] = ..., dp_codec: _Optional[str] = ..., save_steps: _Optional[int] = ..., buffer_bits: _Optional[int] = ..., fill_codec: _Optional[str] = ..., fill_microbatches: _Optional[int] = ..., share_with: _Optional[str] = ..., private_ends: _Optional[str] = ..., adapter: _Optional[_Union[Adapter, str]] = ..., lora_r: _Optional[int] = ..., lora_alpha: _Optional[int] = ..., lora_dropout: _Optional[float] = ..., target_modules: _Optional[str] = ..., merge: _Optional[bool] = ..., train_layers: _Optional[str] = ..., base_dtype: _Optional[_Union[BaseDtype, str]] = ..., load_in_8bit: _Optional[bool] = ..., load_in_4bit: _Optional[bool] = ...) -> None: ...
 
 class RunSpec(_message.Message):
     __slots__ = ("version", "model", "train")

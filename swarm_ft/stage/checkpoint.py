@@ -38,6 +38,7 @@ from swarm_ft.stage.architecture import (
     settings_text,
 )
 from swarm_ft.stage.conversion import Recipe, recipes_for
+from swarm_ft.stage.forms import SCALES, Form, Forms, Packing, own_linears
 from swarm_ft.stage.skeleton import ModelConfig, build_skeleton
 from swarm_ft.stage.stored import (
     PIECE_BYTES,
@@ -230,13 +231,15 @@ class Checkpoint:
         if tied:
             digests[self._head] = digests[self._embedding]
         parts = {part: self._part_digest(names, digests) for part, names in self._parts.items()}
+        block_bytes, linear_bytes = self._block_bytes()
         return ModelSpec(
             reference=self.reference,
             architecture=self.config.model_type,
             num_blocks=self.config.num_hidden_layers,
             hidden_size=self.config.hidden_size,
             vocab_size=self.config.vocab_size,
-            block_bytes=self._block_bytes(),
+            block_bytes=block_bytes,
+            linear_bytes=linear_bytes,
             embed_digest=parts[EMBED_PART],
             block_digests=tuple(parts[block_part(i)] for i in range(self.config.num_hidden_layers)),
             head_digest=parts[HEAD_PART],
@@ -250,8 +253,9 @@ class Checkpoint:
         *,
         device: torch.device = CPU,
         tie: bool = False,
+        forms: Forms | None = None,
     ) -> dict[str, Tensor]:
-        """Float32 tensors of these blocks alone, checked against the run's digests.
+        """Tensors of these blocks alone, in float32, checked against the run's digests.
 
         The stage at 0 also gets the embeddings, the one at the end the final norm and its own
         copy of the head (of a tied checkpoint: of the embeddings) under the head's name. Each is
@@ -263,6 +267,7 @@ class Checkpoint:
             model: the run's.
             device: where the tensors are to lie.
             tie: with both ends of a tied checkpoint, one tensor for both, not a copy.
+            forms: in which some are to be held; a packed one is two tensors, see `forms.SCALES`.
 
         Raises:
             BadLayers: layers outside the model.
@@ -275,14 +280,17 @@ class Checkpoint:
         digests: dict[str, bytes] = {}
         tensors: dict[str, Tensor] = {}
         for name, tensor in self._read(dict.fromkeys(taken_as.values())):
-            digest = TensorDigest(tensor)
+            digest, own = TensorDigest(tensor), [one for one in taken_as if taken_as[one] == name]
+            form = torch.float32 if forms is None else forms.at(own)
             with self._reading(name):
-                tensors[name] = _placed(tensor, digest.passing(pieces_of(tensor)), device)
+                placed = _placed(tensor, form, digest.passing(pieces_of(tensor)), device)
+            tensors |= {f"{name}{end}": one for end, one in placed.items()}
             digests[name] = digest.digest()
         for part, names in parts.items():
             found = {name: digests[taken_as[name]] for name in names}
             self._check_part(part, self._part_digest(names, found), model)
-        named = {name: tensors[taken] for name, taken in taken_as.items()}
+        scales = {name: one for name, one in tensors.items() if name.endswith(SCALES)}
+        named = scales | {name: tensors[taken] for name, taken in taken_as.items()}
         if not tie and named.get(self._head) is named.get(self._embedding, ...):
             named[self._head] = named[self._head].clone()
         return named
@@ -357,13 +365,19 @@ class Checkpoint:
         embedding = digests[self._embedding]
         return self._may_tie and digests.get(self._head, embedding) == embedding
 
-    def _block_bytes(self) -> int:
-        """Of the largest block: in some families a few are smaller than the others."""
-        count = self.config.num_hidden_layers
-        return max(
-            sum(FLOAT32_BYTES * self._own[name].numel() for name in self._parts[block_part(index)])
-            for index in range(count)
-        )
+    def _block_bytes(self) -> tuple[int, int]:
+        """Of the largest block, and of its linear layers' weights, in float32.
+
+        In some families a few blocks are smaller than the others.
+        """
+        linear = {f"{name}.weight" for name in own_linears(self._skeleton)}
+
+        def count(names: Iterable[str]) -> int:
+            return sum(FLOAT32_BYTES * self._own[name].numel() for name in names)
+
+        parts = (self._parts[block_part(i)] for i in range(self.config.num_hidden_layers))
+        largest = max(parts, key=count)
+        return count(largest), count(name for name in largest if name in linear)
 
     def _taken(self, name: str, model: ModelSpec) -> str:
         tied_head = name == self._head and model.tied_embeddings
@@ -500,9 +514,14 @@ def _digest_in(model: ModelSpec, part: str) -> bytes:
     return digests[part]
 
 
-def _placed(tensor: AnyTensor, pieces: Iterator[Tensor], device: torch.device) -> Tensor:
-    """A tensor in float32, or as it is if it is none of floats, in memory of its own."""
-    dtype = torch.float32 if tensor.dtype.is_floating_point else tensor.dtype
-    placed = torch.empty(tensor.shape, dtype=dtype, device=device)
-    fill(placed, pieces)
-    return placed
+def _placed(
+    tensor: AnyTensor, form: Form, pieces: Iterator[Tensor], device: torch.device
+) -> dict[str, Tensor]:
+    """A tensor in its form, by what is added to its name; as it is, if it is none of floats."""
+    if isinstance(form, Packing):
+        codes, scales = form.packed(pieces, device)
+        return {"": codes, SCALES: scales}
+    dtype = form if tensor.dtype.is_floating_point else tensor.dtype
+    found = torch.empty(tensor.shape, dtype=dtype, device=device)
+    fill(found, pieces)
+    return {"": found}

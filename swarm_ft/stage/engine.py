@@ -25,6 +25,7 @@ from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.base import LossAndGradient, OpenStep
 from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.device import synchronise
+from swarm_ft.stage.forms import frozen_forms, prepare
 from swarm_ft.stage.module import DropoutSeeds, StageModule, WeightProduct
 from swarm_ft.stage.skeleton import reports_router
 from swarm_ft.stage.weights import StageWeights
@@ -287,10 +288,16 @@ class StageEngine:
         """See `Engine`."""
         train = self._spec.train
         # Frozen, both ends may read one tensor; synchronised, one parameter has both roles.
-        tensors = self._checkpoint.load(
-            self.layers, self._spec.model, device=self._device, tie=self._spec.keeps_tied
-        )
         module = StageModule(self._checkpoint.config, self.layers)
+        forms = frozen_forms(module, module.architecture.blocks, self._spec)
+        prepare(module, forms)
+        tensors = self._checkpoint.load(
+            self.layers,
+            self._spec.model,
+            device=self._device,
+            tie=self._spec.keeps_tied,
+            forms=forms,
+        )
         # With both ends in one stage there is nothing to exchange: one parameter has both roles.
         tie = train.sync_tied_embeddings and self.is_first and self.is_last
         module.materialise(tensors, self._device, tie=tie)

@@ -6,8 +6,7 @@ i inputs, o outputs of a linear layer.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
@@ -27,6 +25,7 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL
 from swarm_ft.stage.architecture import EMBED_PART, HEAD_PART, architecture_of, block_part, cut
 from swarm_ft.stage.device import drawing_apart
+from swarm_ft.stage.forms import own_linears, packing_of, weight_of
 from swarm_ft.stage.skeleton import ModelConfig, base_of, build_skeleton, fill_buffers
 
 # ---- dropout that draws the same numbers in every replay
@@ -328,7 +327,7 @@ class DeferredLinears:
         self._left: list[WeightProduct] = []
         self._casts: dict[nn.Parameter, Tensor] = {}
         # Weakly: a stage that is let go of must give its memory back at once.
-        self._layers = [ref(layer) for layer in _own_linears(module)]
+        self._layers = [ref(layer) for layer in own_linears(module).values()]
         for weak in self._layers:
             _there(weak).forward = partial(self._forward, weak)
 
@@ -356,13 +355,18 @@ class DeferredLinears:
         """A weight in the type that autocast computes in; copied once a step."""
         if parameter.dtype == dtype:
             return parameter.detach()
+        if parameter.dtype != torch.float32:  # it is held in fewer bits for its memory's sake
+            return parameter.detach().to(dtype)
         if parameter not in self._casts:
             self._casts[parameter] = parameter.detach().to(dtype)
         return self._casts[parameter]
 
     def weight_oi(self, layer: nn.Module, dtype: torch.dtype) -> Tensor:
         """A layer's weight, outputs first, cast."""
-        weight = self.cast(layer.get_parameter("weight"), dtype)
+        if packing_of(layer) is None:
+            weight = self.cast(layer.get_parameter("weight"), dtype)
+        else:
+            weight = weight_of(layer).to(dtype)
         return weight if isinstance(layer, nn.Linear) else weight.t()
 
     def left(self, product: WeightProduct) -> None:
@@ -429,16 +433,6 @@ def _there(layer: ref[nn.Module]) -> nn.Module:
     if found is None:
         raise OutOfTurn("a layer is asked to compute whose stage was let go of")
     return found
-
-
-def _own_linears(module: nn.Module) -> Iterator[nn.Module]:
-    every = module.named_parameters(remove_duplicate=False)
-    uses = Counter(id(parameter) for _, parameter in every)
-    for layer in module.modules():
-        # Some families' layers compute otherwise, by a forward of their own.
-        is_plain = type(layer).forward in (nn.Linear.forward, Conv1D.forward)
-        if is_plain and uses[id(layer.weight)] == 1:
-            yield layer
 
 
 def _add(parameter: nn.Parameter, gradient: Tensor) -> None:

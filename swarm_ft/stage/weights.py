@@ -17,6 +17,7 @@ from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, MAX_STEPS
 from swarm_ft.stage.adapters import adapter_weights, merged_weights
 from swarm_ft.stage.conversion import as_published
 from swarm_ft.stage.device import summable
+from swarm_ft.stage.forms import SCALES
 from swarm_ft.stage.module import DeferredLinears, StageModule
 
 BETAS = (0.9, 0.999)
@@ -53,8 +54,13 @@ class StageWeights:
     def num_bytes(self) -> int:
         """Of weights, gradients and moments, and of what is made of weights to compute with."""
         trained = sum(parameter.nbytes for parameter in self._by_name())
-        weights = sum(parameter.nbytes for parameter in self.module.parameters())
+        held = {tensor.data_ptr(): tensor.nbytes for tensor in self._held()}
+        weights = sum(held.values())
         return weights + (COPIES_PER_WEIGHT - 1) * trained + self.linears.cast_bytes
+
+    def _held(self) -> Iterator[Tensor]:
+        yield from self.module.parameters()
+        yield from (one for name, one in self.module.named_buffers() if name.endswith(SCALES))
 
     def zero_grad(self) -> None:
         """Drop all gradients, those that were yet to be computed too."""
