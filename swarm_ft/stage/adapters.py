@@ -27,7 +27,7 @@ from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.run_spec import ALL_LINEAR, Adapter, RunSpec, TrainOptions
 from swarm_ft.stage.architecture import Architecture, block_part
 from swarm_ft.stage.checkpoint import Checkpoint
-from swarm_ft.stage.device import drawing_apart
+from swarm_ft.stage.device import drawing_apart, summed
 from swarm_ft.stage.forms import in_float32, packing_of, weight_of
 from swarm_ft.stage.module import StageModule
 
@@ -229,13 +229,9 @@ def _drawn(seed: str, shape: torch.Size) -> Tensor:
 
 
 def _lengths(weight_oi: Tensor) -> Tensor:
-    """Euclidean, of the rows, summed in one order whatever computes it: halves on halves."""
+    """Euclidean, of the rows, summed in one order whatever computes it."""
     squares = weight_oi.detach().cpu().double().square()
-    while (count := squares.shape[1]) > 1:
-        half = count // 2
-        folded = squares[:, :half] + squares[:, half : 2 * half]
-        squares = torch.cat([folded, squares[:, 2 * half :]], dim=1)
-    return squares[:, 0].sqrt().float()
+    return summed(squares, 1)[:, 0].sqrt().float()
 
 
 # ---- what comes of it

@@ -306,8 +306,13 @@ class StageEngine:
         else:
             module.train_only(self._spec.trained_layers)
         module.train(train.dropout)
+        module.recomputes = train.gradient_checkpointing
         self._weights = StageWeights(
-            module, weight_decay=train.weight_decay, synchronised=self._spec.keeps_tied
+            module,
+            weight_decay=train.weight_decay,
+            synchronised=self._spec.keeps_tied,
+            optim=train.optim,
+            at_once=train.gradient_checkpointing,
         )
         if self.is_last and self._spec.model.tied_embeddings and not self._spec.keeps_tied:
             _log.info(

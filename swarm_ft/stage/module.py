@@ -16,6 +16,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from swarm_ft.errors import OutOfTurn
@@ -65,6 +66,9 @@ class StageModule(nn.Module):
     needs. Built without memory; `materialise` gives it its weights. Parameters have the names of
     the causal model's state dict, so any stage's weights are a shard of a Hugging Face checkpoint.
 
+    Attributes:
+        recomputes: of a forward, blocks' inputs alone are kept; a backward runs each block again.
+
     Raises:
         BadModel: the model cannot be cut into stages.
     """
@@ -82,6 +86,7 @@ class StageModule(nn.Module):
         for name, part in model.named_children():
             self.add_module(name, part)
         self._passage = _Passage(layers)
+        self.recomputes = False
         model.get_submodule(self.architecture.blocks).called_by = self._passage.door
 
     @property
@@ -146,6 +151,7 @@ class StageModule(nn.Module):
             dropout: seeds; None where the module is in eval mode, which draws nothing.
         """
         _, base = base_of(self.causal)
+        self._passage.recomputes = self.recomputes
         with nullcontext() if dropout is None else drawing_apart(x.device):
             if self.is_first:
                 return self._passage.through(partial(base, input_ids=x), None, dropout)
@@ -180,6 +186,7 @@ class _Passage:
 
     def __init__(self, layers: LayerRange) -> None:
         self._first, self._last = layers.start, layers.stop - 1
+        self.recomputes = False
         self._is_skipped = False
         self._with_graph = True
         self._form: Callable[[Tensor], object] = _form_of(None)
@@ -232,7 +239,13 @@ class _Passage:
             return self._form(self._hidden)
         if self._dropout is not None:
             self._dropout.draw_at(block_part(index))
-        result = block(*inputs, **named)
+        if self.recomputes and torch.is_grad_enabled():
+            # What draws begins again from the same seed, and the generators are put back.
+            draws = self._dropout is not None
+            run = partial(block, **named)
+            result = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=draws)
+        else:
+            result = block(*inputs, **named)
         if index == self._last:
             self._form = _form_of(result)
             self._hidden = result[0] if isinstance(result, tuple | list) else result
@@ -321,9 +334,12 @@ class DeferredLinears:
     Args:
         module: has its weights, and keeps them the same objects. Its layers compute through this
             one until `restore`.
+        at_once: a backward pass computes them itself: kept back, their operands would take the
+            memory of all that was not kept of a forward.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, at_once: bool = False) -> None:
+        self._at_once = at_once
         self._left: list[WeightProduct] = []
         self._casts: dict[nn.Parameter, Tensor] = {}
         # Weakly: a stage that is let go of must give its memory back at once.
@@ -371,7 +387,10 @@ class DeferredLinears:
 
     def left(self, product: WeightProduct) -> None:
         """A backward pass came by."""
-        self._left.append(product)
+        if self._at_once:
+            product.accumulate()
+        else:
+            self._left.append(product)
 
     def _forward(self, weak: ref[nn.Module], x: Tensor) -> Tensor:
         layer = _there(weak)

@@ -46,7 +46,7 @@ MAX_TARGETS = 64
 MAX_LORA_DROPOUT = 0.95
 MAX_TRAIN_LAYERS_CHARS = 16
 COPIES_PER_WEIGHT = 4
-"""In a peer's memory, of what trains: the weight, its gradient and AdamW's two moments, all equally
+"""In a peer's memory, of what AdamW trains: the weight, its gradient and two moments, all equally
 large. Of what is frozen there is the weight alone."""
 PACKED_VALUES = 64
 """Of a weight in 8 or 4 bits, that share one float32 scale."""
@@ -77,6 +77,14 @@ class BaseDtype(IntEnum):
 
     FLOAT32 = 1
     BFLOAT16 = 2
+
+
+class Optim(IntEnum):
+    """What steps the weights; the numbers are those of the wire."""
+
+    ADAMW = 1
+    ADAFACTOR = 2
+    SGD = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +161,18 @@ class TrainOptions:
         LrSchedule.LINEAR
     )
     warmup_steps: Annotated[int, Range(0, MAX_STEPS), Option("Steps from 0 to --lr.")] = 0
-    weight_decay: Annotated[float, Range(0.0), Option("Of AdamW; spares biases and norms.")] = 0.0
+    weight_decay: Annotated[float, Range(0.0), Option("Spares biases and norms.")] = 0.0
+    optim: Annotated[
+        Optim,
+        Option(
+            "What steps the weights: adamw keeps two values a weight, adafactor one a row and "
+            "column (its --lr is relative to the weights), sgd none."
+        ),
+    ] = Optim.ADAMW
+    gradient_checkpointing: Annotated[
+        bool,
+        Option("Keep blocks' inputs alone of a microbatch, and compute blocks a second time."),
+    ] = False
     clip_grad_norm: Annotated[
         float,
         Range(0.0),
@@ -360,6 +379,14 @@ class TrainOptions:
         return self.adapter is not Adapter.NONE
 
     @property
+    def copies_per_weight(self) -> float:
+        """In a peer's memory, of what trains: the weight, its gradient and what is kept of it."""
+        if self.optim is Optim.ADAMW:
+            return COPIES_PER_WEIGHT
+        # Adafactor's columns of a matrix with few rows, as adapters are, count.
+        return 2 + (1 / self.lora_r if self.adapts and self.optim is Optim.ADAFACTOR else 0)
+
+    @property
     def packed_bits(self) -> int:
         """Of a value of the blocks' linear layers; 0 where they are not packed."""
         return 8 * self.load_in_8bit or 4 * self.load_in_4bit
@@ -492,12 +519,13 @@ class RunSpec:
         return count * self.model.block_bytes * part
 
     def held_bytes(self, layers: LayerRange) -> float:
-        """Of blocks in a peer's memory: weights, and gradients and moments of what trains."""
+        """Of blocks in a peer's memory: weights, and gradients and optimizer of what trains."""
         weights: float = len(layers) * self.model.block_bytes
         if self.train.adapts:
-            weights -= len(layers) * self.model.linear_bytes * (1 - self.train.frozen_part)
-            return weights + COPIES_PER_WEIGHT * self.trained_bytes(layers)
-        return weights + (COPIES_PER_WEIGHT - 1) * self.trained_bytes(layers)
+            linear = min(self.model.linear_bytes, self.model.block_bytes)
+            weights -= len(layers) * linear * (1 - self.train.frozen_part)
+            return weights + self.train.copies_per_weight * self.trained_bytes(layers)
+        return weights + (self.train.copies_per_weight - 1) * self.trained_bytes(layers)
 
     def digest(self) -> bytes:
         """16 bytes that two equal specs share and two different ones do not."""

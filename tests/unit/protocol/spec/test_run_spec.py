@@ -9,9 +9,17 @@ import pytest
 from swarm_ft.errors import BadCodec, BadModel, BadOption
 from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direction, Feedback
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import Adapter, LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.run_spec import (
+    Adapter,
+    BaseDtype,
+    LrSchedule,
+    ModelSpec,
+    Optim,
+    RunSpec,
+    TrainSpec,
+)
 
-PINNED_DIGEST = "f25f9fa0f79b3bd550589835caf044ec"
+PINNED_DIGEST = "a87897e0d2ff39c857cb6b62cb39698b"
 
 OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
@@ -24,6 +32,7 @@ OTHER_MODEL: dict[str, Any] = {
     "block_digests": (b"1" * 16, b"0" * 16, b"2" * 16),
     "head_digest": b"x" * 16,
     "tied_embeddings": False,
+    "linear_bytes": 1,
 }
 OTHER_TRAIN: dict[str, Any] = {
     "num_samples": 11,
@@ -57,7 +66,15 @@ OTHER_TRAIN: dict[str, Any] = {
     "target_modules": "q_proj,v_proj",
     "merge": True,
     "train_layers": "1-",
+    "base_dtype": BaseDtype.BFLOAT16,
+    "load_in_8bit": True,
+    "load_in_4bit": True,
+    "optim": Optim.SGD,
+    "gradient_checkpointing": True,
 }
+
+
+OF_ADAPTERS = {"merge", "base_dtype", "load_in_8bit", "load_in_4bit"}
 
 
 def test_other_values_are_given_for_every_field() -> None:
@@ -76,7 +93,7 @@ def test_another_model_has_another_digest(run_spec: RunSpec, name: str) -> None:
 
 @pytest.mark.parametrize("name", OTHER_TRAIN)
 def test_another_training_has_another_digest(run_spec: RunSpec, name: str) -> None:
-    if name == "merge":  # of an adapter
+    if name in OF_ADAPTERS:
         run_spec = replace(run_spec, train=replace(run_spec.train, adapter=Adapter.LORA))
     other = replace(run_spec.train, **{name: OTHER_TRAIN[name]})
     assert replace(run_spec, train=other).digest() != run_spec.digest()
