@@ -10,7 +10,14 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from swarm_ft.proto import run_pb2 as pb
 from swarm_ft.protocol.spec.bounds import Range, field_hints, metadata
-from swarm_ft.protocol.spec.run_spec import Adapter, LrSchedule, ModelSpec, TrainSpec
+from swarm_ft.protocol.spec.run_spec import (
+    Adapter,
+    BaseDtype,
+    LrSchedule,
+    ModelSpec,
+    Optim,
+    TrainSpec,
+)
 
 MESSAGES: dict[type, Any] = {
     ModelSpec: pb.ModelSpec.DESCRIPTOR,
@@ -26,6 +33,8 @@ KINDS: dict[object, set[int]] = {
     tuple[bytes, ...]: {FieldDescriptor.TYPE_BYTES},
     LrSchedule: {FieldDescriptor.TYPE_ENUM},
     Adapter: {FieldDescriptor.TYPE_ENUM},
+    BaseDtype: {FieldDescriptor.TYPE_ENUM},
+    Optim: {FieldDescriptor.TYPE_ENUM},
 }
 LARGEST = {FieldDescriptor.TYPE_UINT32: 2**32 - 1, FieldDescriptor.TYPE_UINT64: 2**64 - 1}
 
@@ -71,6 +80,8 @@ def test_numbers_of_a_training_are_bounded() -> None:
     [
         (LrSchedule, pb.LrSchedule.DESCRIPTOR, "LR_SCHEDULE"),
         (Adapter, pb.Adapter.DESCRIPTOR, "ADAPTER"),
+        (BaseDtype, pb.BaseDtype.DESCRIPTOR, "BASE_DTYPE"),
+        (Optim, pb.Optim.DESCRIPTOR, "OPTIM"),
     ],
 )
 def test_enums_have_the_same_names_and_numbers(
