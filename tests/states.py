@@ -8,7 +8,7 @@ from torch import Tensor
 
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.stage.base import Engine
-from swarm_ft.stage.checkpoint import tensor_digest
+from swarm_ft.stage.stored import tensor_digest
 
 
 def state_digest(state: Mapping[str, Tensor]) -> bytes:

@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.quality.models import CutModel, flat_gradients, regime_of
 from benchmarks.quality.replicas import Replicas
 from benchmarks.quality.train import RATES, Task, deterministic, read_task
-from swarm_ft.stage.weights import BETAS
+from swarm_ft.stage.optimizers import BETAS
 
 _CODECS = "fp16,q8,q4,q4+z"
 

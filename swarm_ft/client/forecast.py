@@ -22,7 +22,7 @@ from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.capacity import PlacedPeer
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, RunSpec
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.sample_rows import counts_of, rows_in
 from swarm_ft.stage.speed import block_flops
 
@@ -54,7 +54,7 @@ class StageForecast:
     Attributes:
         layers: its blocks.
         peers: its replicas.
-        memory_bytes: of weights, gradients and moments, at each of them.
+        memory_bytes: of weights, gradients and optimizer, at each of them.
         compute_s: of a microbatch, there and back, at the mean replica.
         up_bytes: that each replica sends, in the whole run.
         down_bytes: that each receives.
@@ -226,16 +226,20 @@ def _ends_bytes(spec: RunSpec, layers: LayerRange, *, are_trained: bool = True) 
 def _memory_bytes(spec: RunSpec, layers: LayerRange) -> float:
     trained = _ends_bytes(spec, layers)
     frozen = _ends_bytes(spec, layers, are_trained=False)
-    return spec.held_bytes(layers) + frozen + COPIES_PER_WEIGHT * trained
+    frozen *= spec.train.held_dtype_bytes / FLOAT_BYTES if spec.train.adapts else 1
+    return spec.held_bytes(layers) + frozen + spec.train.copies_per_weight * trained
 
 
 def _part_computed(spec: RunSpec, layers: LayerRange) -> float:
-    """Of forward, backward and weights' gradients, about equal, those that the stage computes."""
+    """Of forward, backward and weights' gradients, about equal, those that the stage computes.
+
+    Blocks whose inputs alone are kept have their forward twice.
+    """
     trained = spec.trained_layers
     if not spec.gradients_cross(layers.stop):
         return 1 / 3
     has_weights = layers.start < trained.stop and not spec.train.adapts
-    return 1.0 if has_weights else 2 / 3
+    return (2 + has_weights + spec.train.gradient_checkpointing) / 3
 
 
 def _flops(spec: RunSpec, layers: LayerRange) -> float:

@@ -21,6 +21,19 @@ class Adapter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ADAPTER_LORA: _ClassVar[Adapter]
     ADAPTER_DORA: _ClassVar[Adapter]
 
+class BaseDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BASE_DTYPE_UNSPECIFIED: _ClassVar[BaseDtype]
+    BASE_DTYPE_FLOAT32: _ClassVar[BaseDtype]
+    BASE_DTYPE_BFLOAT16: _ClassVar[BaseDtype]
+
+class Optim(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OPTIM_UNSPECIFIED: _ClassVar[Optim]
+    OPTIM_ADAMW: _ClassVar[Optim]
+    OPTIM_ADAFACTOR: _ClassVar[Optim]
+    OPTIM_SGD: _ClassVar[Optim]
+
 class EvalStrategy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     EVAL_STRATEGY_UNSPECIFIED: _ClassVar[EvalStrategy]
@@ -49,6 +62,13 @@ ADAPTER_UNSPECIFIED: Adapter
 ADAPTER_NONE: Adapter
 ADAPTER_LORA: Adapter
 ADAPTER_DORA: Adapter
+BASE_DTYPE_UNSPECIFIED: BaseDtype
+BASE_DTYPE_FLOAT32: BaseDtype
+BASE_DTYPE_BFLOAT16: BaseDtype
+OPTIM_UNSPECIFIED: Optim
+OPTIM_ADAMW: Optim
+OPTIM_ADAFACTOR: Optim
+OPTIM_SGD: Optim
 EVAL_STRATEGY_UNSPECIFIED: EvalStrategy
 EVAL_STRATEGY_NO: EvalStrategy
 EVAL_STRATEGY_STEPS: EvalStrategy
@@ -71,7 +91,7 @@ class LayerRange(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("reference", "architecture", "num_blocks", "hidden_size", "vocab_size", "block_bytes", "embed_digest", "block_digests", "head_digest", "tied_embeddings")
+    __slots__ = ("reference", "architecture", "num_blocks", "hidden_size", "vocab_size", "block_bytes", "embed_digest", "block_digests", "head_digest", "tied_embeddings", "linear_bytes")
     REFERENCE_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +102,7 @@ class ModelSpec(_message.Message):
     BLOCK_DIGESTS_FIELD_NUMBER: _ClassVar[int]
     HEAD_DIGEST_FIELD_NUMBER: _ClassVar[int]
     TIED_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    LINEAR_BYTES_FIELD_NUMBER: _ClassVar[int]
     reference: str
     architecture: str
     num_blocks: int
@@ -92,10 +113,11 @@ class ModelSpec(_message.Message):
     block_digests: _containers.RepeatedScalarFieldContainer[bytes]
     head_digest: bytes
     tied_embeddings: bool
-    def __init__(self, reference: _Optional[str] = ..., architecture: _Optional[str] = ..., num_blocks: _Optional[int] = ..., hidden_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., embed_digest: _Optional[bytes] = ..., block_digests: _Optional[_Iterable[bytes]] = ..., head_digest: _Optional[bytes] = ..., tied_embeddings: _Optional[bool] = ...) -> None: ...
+    linear_bytes: int
+    def __init__(self, reference: _Optional[str] = ..., architecture: _Optional[str] = ..., num_blocks: _Optional[int] = ..., hidden_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., embed_digest: _Optional[bytes] = ..., block_digests: _Optional[_Iterable[bytes]] = ..., head_digest: _Optional[bytes] = ..., tied_embeddings: _Optional[bool] = ..., linear_bytes: _Optional[int] = ...) -> None: ...
 
 class TrainSpec(_message.Message):
-    __slots__ = ("num_samples", "seq_length", "batch_size", "micro_batch_size", "num_steps", "learning_rate", "lr_schedule", "warmup_steps", "weight_decay", "clip_grad_norm", "seed", "shuffle", "dropout", "sync_tied_embeddings", "forward_codec", "backward_codec", "key_codec", "dp_codec", "save_steps", "buffer_bits", "fill_codec", "fill_microbatches", "share_with", "num_eval_samples", "eval_strategy", "eval_steps", "eval_compression", "private_ends", "adapter", "lora_r", "lora_alpha", "lora_dropout", "target_modules", "merge", "task_kind", "label_names", "train_layers")
+    __slots__ = ("num_samples", "seq_length", "batch_size", "micro_batch_size", "num_steps", "learning_rate", "lr_schedule", "warmup_steps", "weight_decay", "clip_grad_norm", "seed", "shuffle", "dropout", "sync_tied_embeddings", "forward_codec", "backward_codec", "key_codec", "dp_codec", "save_steps", "buffer_bits", "fill_codec", "fill_microbatches", "share_with", "num_eval_samples", "eval_strategy", "eval_steps", "eval_compression", "private_ends", "adapter", "lora_r", "lora_alpha", "lora_dropout", "target_modules", "merge", "train_layers", "task_kind", "label_names", "base_dtype", "load_in_8bit", "load_in_4bit", "optim", "gradient_checkpointing")
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SEQ_LENGTH_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -130,9 +152,14 @@ class TrainSpec(_message.Message):
     LORA_DROPOUT_FIELD_NUMBER: _ClassVar[int]
     TARGET_MODULES_FIELD_NUMBER: _ClassVar[int]
     MERGE_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_LAYERS_FIELD_NUMBER: _ClassVar[int]
     TASK_KIND_FIELD_NUMBER: _ClassVar[int]
     LABEL_NAMES_FIELD_NUMBER: _ClassVar[int]
-    TRAIN_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    BASE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_IN_8BIT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_IN_4BIT_FIELD_NUMBER: _ClassVar[int]
+    OPTIM_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_CHECKPOINTING_FIELD_NUMBER: _ClassVar[int]
     num_samples: int
     seq_length: int
     batch_size: int
@@ -167,10 +194,15 @@ class TrainSpec(_message.Message):
     lora_dropout: float
     target_modules: str
     merge: bool
+    train_layers: str
     task_kind: TaskKind
     label_names: str
-    train_layers: str
-    def __init__(self, num_samples: _Optional[int] = ..., seq_length: _Optional[int] = ..., batch_size: _Optional[int] = ..., micro_batch_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., lr_schedule: _Optional[_Union[LrSchedule, str]] = ..., warmup_steps: _Optional[int] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., seed: _Optional[int] = ..., shuffle: _Optional[bool] = ..., dropout: _Optional[bool] = ..., sync_tied_embeddings: _Optional[bool] = ..., forward_codec: _Optional[str] = ..., backward_codec: _Optional[str] = ..., key_codec: _Optional[str] = ..., dp_codec: _Optional[str] = ..., save_steps: _Optional[int] = ..., buffer_bits: _Optional[int] = ..., fill_codec: _Optional[str] = ..., fill_microbatches: _Optional[int] = ..., share_with: _Optional[str] = ..., num_eval_samples: _Optional[int] = ..., eval_strategy: _Optional[_Union[EvalStrategy, str]] = ..., eval_steps: _Optional[int] = ..., eval_compression: _Optional[_Union[EvalCompression, str]] = ..., private_ends: _Optional[str] = ..., adapter: _Optional[_Union[Adapter, str]] = ..., lora_r: _Optional[int] = ..., lora_alpha: _Optional[int] = ..., lora_dropout: _Optional[float] = ..., target_modules: _Optional[str] = ..., merge: _Optional[bool] = ..., task_kind: _Optional[_Union[TaskKind, str]] = ..., label_names: _Optional[str] = ..., train_layers: _Optional[str] = ...) -> None: ...
+    base_dtype: BaseDtype
+    load_in_8bit: bool
+    load_in_4bit: bool
+    optim: Optim
+    gradient_checkpointing: bool
+    def __init__(self, num_samples: _Optional[int] = ..., seq_length: _Optional[int] = ..., batch_size: _Optional[int] = ..., micro_batch_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., lr_schedule: _Optional[_Union[LrSchedule, str]] = ..., warmup_steps: _Optional[int] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., seed: _Optional[int] = ..., shuffle: _Optional[bool] = ..., dropout: _Optional[bool] = ..., sync_tied_embeddings: _Optional[bool] = ..., forward_codec: _Optional[str] = ..., backward_codec: _Optional[str] = ..., key_codec: _Optional[str] = ..., dp_codec: _Optional[str] = ..., save_steps: _Optional[int] = ..., buffer_bits: _Optional[int] = ..., fill_codec: _Optional[str] = ..., fill_microbatches: _Optional[int] = ..., share_with: _Optional[str] = ..., num_eval_samples: _Optional[int] = ..., eval_strategy: _Optional[_Union[EvalStrategy, str]] = ..., eval_steps: _Optional[int] = ..., eval_compression: _Optional[_Union[EvalCompression, str]] = ..., private_ends: _Optional[str] = ..., adapter: _Optional[_Union[Adapter, str]] = ..., lora_r: _Optional[int] = ..., lora_alpha: _Optional[int] = ..., lora_dropout: _Optional[float] = ..., target_modules: _Optional[str] = ..., merge: _Optional[bool] = ..., train_layers: _Optional[str] = ..., task_kind: _Optional[_Union[TaskKind, str]] = ..., label_names: _Optional[str] = ..., base_dtype: _Optional[_Union[BaseDtype, str]] = ..., load_in_8bit: _Optional[bool] = ..., load_in_4bit: _Optional[bool] = ..., optim: _Optional[_Union[Optim, str]] = ..., gradient_checkpointing: _Optional[bool] = ...) -> None: ...
 
 class RunSpec(_message.Message):
     __slots__ = ("version", "model", "train")

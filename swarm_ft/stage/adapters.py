@@ -2,8 +2,7 @@
 
 The base is frozen. What an adapter begins with follows from the run's seed and its layer's name, by
 arithmetic that has one result on every machine: replicas begin with the same bits, and a run does
-not depend on where its model was cut. Layers are told by `is_linear` alone; peft takes them in
-other forms than float32, too.
+not depend on where its model was cut. Layers may be in any of `stage.forms`; adapters are float32.
 
 Shape suffixes: o outputs, i inputs of a layer, r the rank.
 """
@@ -26,7 +25,8 @@ from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.run_spec import ALL_LINEAR, Adapter, RunSpec, TrainOptions
 from swarm_ft.stage.architecture import Architecture, block_part
 from swarm_ft.stage.checkpoint import Checkpoint
-from swarm_ft.stage.device import drawing_apart
+from swarm_ft.stage.device import drawing_apart, summed
+from swarm_ft.stage.forms import in_float32, packing_of, weight_of
 from swarm_ft.stage.heads import drawn
 from swarm_ft.stage.module import StageModule
 
@@ -164,6 +164,10 @@ def attach(module: StageModule, spec: RunSpec) -> None:
     names = targets_of(module.causal, module.architecture, spec)
     if not names:
         return
+    for layer in map(module.causal.get_submodule, names):
+        packing = packing_of(layer)
+        if packing is not None:  # where peft looks for it, if the layer itself does not say
+            layer.weight.ds_shape = packing.shape
     with drawing_apart(torch.device("cpu")):
         _inject(module.causal, names, spec.train)
     for name, layer in _adapted(module).items():
@@ -205,6 +209,8 @@ def _adapted(module: StageModule) -> dict[str, LoraLayer]:
 @torch.no_grad()
 def _begin(layer: LoraLayer, seed: str) -> None:
     """A is drawn, evenly within 1 / sqrt(inputs) as peft has it; B is 0; DoRA's lengths are W's."""
+    for part in (layer.lora_A, layer.lora_B, layer.lora_magnitude_vector):
+        part.float()  # peft gives them the base's type
     a_ri = layer.lora_A[_NAME].weight
     a_ri.copy_(drawn(seed, a_ri.shape) * (1.0 / math.sqrt(a_ri.shape[1])))
     layer.lora_B[_NAME].weight.zero_()
@@ -215,13 +221,9 @@ def _begin(layer: LoraLayer, seed: str) -> None:
 
 
 def _lengths(weight_oi: Tensor) -> Tensor:
-    """Euclidean, of the rows, summed in one order whatever computes it: halves on halves."""
+    """Euclidean, of the rows, summed in one order whatever computes it."""
     squares = weight_oi.detach().cpu().double().square()
-    while (count := squares.shape[1]) > 1:
-        half = count // 2
-        folded = squares[:, :half] + squares[:, half : 2 * half]
-        squares = torch.cat([folded, squares[:, 2 * half :]], dim=1)
-    return squares[:, 0].sqrt().float()
+    return summed(squares, 1)[:, 0].sqrt().float()
 
 
 # ---- what comes of it
@@ -242,14 +244,14 @@ def merged_weights(module: StageModule) -> dict[str, Tensor]:
     """A stage's weights with its adapters added, by the names that they had without."""
     weights = {
         name.replace(".base_layer.", "."): tensor
-        for name, tensor in module.state_dict().items()
+        for name, tensor in in_float32(module).items()
         if not any(part.startswith("lora_") for part in name.split("."))
     }
     return weights | {f"{name}.weight": _merged(layer) for name, layer in _adapted(module).items()}
 
 
 def _merged(layer: LoraLayer) -> Tensor:
-    weight: Tensor = layer.get_base_layer().weight
+    weight = weight_of(layer.get_base_layer())
     if _NAME in layer.lora_variant:
         merged: Tensor = layer.lora_variant[_NAME].merge_safe(layer, _NAME, weight.clone())
     else:

@@ -249,7 +249,7 @@ class Engine(Protocol):
         """
 
     def apply(self, clip_factor: float, learning_rate: float) -> None:
-        """Scale the gradients, step AdamW and end the step.
+        """Scale the gradients, step the weights and end the step.
 
         Args:
             clip_factor: from 0 to 1, see `training_plan.clip_factor`.

@@ -13,10 +13,9 @@ import json
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -40,8 +39,19 @@ from swarm_ft.stage.architecture import (
     settings_text,
 )
 from swarm_ft.stage.conversion import Recipe, recipes_for
+from swarm_ft.stage.forms import SCALES, Form, Forms, Packing, own_linears
 from swarm_ft.stage.heads import begun, config_for, head_of
 from swarm_ft.stage.skeleton import ModelConfig, build_skeleton, is_below
+from swarm_ft.stage.stored import (
+    PIECE_BYTES,
+    AnyTensor,
+    StoredFile,
+    StoredTensor,
+    TensorDigest,
+    fill,
+    pieces_of,
+    tensor_digest,
+)
 
 # ---- safetensors files of one checkpoint: which file holds which tensor
 
@@ -104,25 +114,25 @@ class TensorFiles:
         return self._file_of
 
     @contextmanager
-    def reading(self) -> Iterator[Callable[[str], Tensor]]:
-        """A tensor as stored, by its name, so that a consumer can hold one at a time.
+    def reading(self) -> Iterator[Callable[[str], StoredTensor]]:
+        """A tensor as stored, by its name, of which nothing is in memory yet.
 
         Raises:
             BadModel: in the call: a file is missing or unreadable.
         """
         with ExitStack() as stack:
-            opened: dict[str, Any] = {}
+            opened: dict[str, StoredFile] = {}
+            scratch = torch.empty(PIECE_BYTES, dtype=torch.uint8)
 
-            def read(name: str) -> Tensor:
+            def read(name: str) -> StoredTensor:
                 file = self._file_of[name]
                 path = self._source.require(file)
                 try:
                     if file not in opened:
-                        opened[file] = stack.enter_context(safe_open(path, framework="pt"))
-                    tensor: Tensor = opened[file].get_tensor(name)
+                        opened[file] = stack.enter_context(closing(StoredFile(path, scratch)))
+                    return opened[file].tensor(name)
                 except (OSError, SafetensorError) as exc:
                     raise self._source.refused(f"cannot read {file} ({one_line(exc)})") from exc
-                return tensor
 
             yield read
 
@@ -138,13 +148,6 @@ def open_tensor_files(source: Source) -> TensorFiles:
     return TensorFiles(
         source, _indexed_file_names(source) if single is None else _file_names(source, single)
     )
-
-
-def tensor_digest(tensor: Tensor) -> bytes:
-    """Digest of a tensor's dtype, shape and bytes, as they are stored."""
-    header = f"{tensor.dtype} {list(tensor.shape)}".encode()
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return digest_of(header, flat.numpy().data)
 
 
 def _file_names(source: Source, single: Path) -> dict[str, str]:
@@ -186,6 +189,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 FLOAT32_BYTES = 4
 SPREAD = 0.02
 """Of a new head's weights, where the config does not say."""
+CPU = torch.device("cpu")
 
 
 class Checkpoint:
@@ -231,29 +235,51 @@ class Checkpoint:
             BadModel: a tensor is unreadable or of another shape than the config's.
         """
         there = [name for name in self._own if name in self._recipes or self._begins(name)]
-        digests = {name: tensor_digest(tensor) for name, tensor in self._read(there)}
+        digests: dict[str, bytes] = {}
+        for name, tensor in self._read(there):
+            with self._reading(name):
+                digests[name] = tensor_digest(tensor)
         tied = self._ties(digests)
         if tied:
             digests[self._head] = digests[self._embedding]
         parts = {part: self._part_digest(names, digests) for part, names in self._parts.items()}
+        block_bytes, linear_bytes = self._block_bytes()
         return ModelSpec(
             reference=self.reference,
             architecture=self.config.model_type,
             num_blocks=self.config.num_hidden_layers,
             hidden_size=self.config.hidden_size,
             vocab_size=self.config.vocab_size,
-            block_bytes=self._block_bytes(),
+            block_bytes=block_bytes,
+            linear_bytes=linear_bytes,
             embed_digest=parts[EMBED_PART],
             block_digests=tuple(parts[block_part(i)] for i in range(self.config.num_hidden_layers)),
             head_digest=parts[HEAD_PART],
             tied_embeddings=tied,
         )
 
-    def load(self, layers: LayerRange, model: ModelSpec) -> dict[str, Tensor]:
-        """Float32 tensors on the CPU of these blocks alone, checked against the run's digests.
+    def load(
+        self,
+        layers: LayerRange,
+        model: ModelSpec,
+        *,
+        device: torch.device = CPU,
+        tie: bool = False,
+        forms: Forms | None = None,
+    ) -> dict[str, Tensor]:
+        """Tensors of these blocks alone, in float32, checked against the run's digests.
 
         The stage at 0 also gets the embeddings, the one at the end the final norm and its own
-        copy of the head (of a tied checkpoint: of the embeddings) under the head's name.
+        copy of the head (of a tied checkpoint: of the embeddings) under the head's name. Each is
+        brought to where it stays in pieces: beside what is returned there are a few MiB, and of
+        tensors that are made of several (all experts of a block) those.
+
+        Args:
+            layers: which.
+            model: the run's.
+            device: where the tensors are to lie.
+            tie: with both ends of a tied checkpoint, one tensor for both, not a copy.
+            forms: in which some are to be held; a packed one is two tensors, see `forms.SCALES`.
 
         Raises:
             BadLayers: layers outside the model.
@@ -266,14 +292,20 @@ class Checkpoint:
         digests: dict[str, bytes] = {}
         tensors: dict[str, Tensor] = {}
         for name, tensor in self._read(dict.fromkeys(taken_as.values())):
-            digests[name] = tensor_digest(tensor)
-            # A copy, so that the weights do not hang on the mapped file.
-            dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
-            tensors[name] = tensor.to(dtype, copy=True)
+            digest, own = TensorDigest(tensor), [one for one in taken_as if taken_as[one] == name]
+            form = torch.float32 if forms is None else forms.at(own)
+            with self._reading(name):
+                placed = _placed(tensor, form, digest.passing(pieces_of(tensor)), device)
+            tensors |= {f"{name}{end}": one for end, one in placed.items()}
+            digests[name] = digest.digest()
         for part, names in parts.items():
             found = {name: digests[taken_as[name]] for name in names}
             self._check_part(part, self._part_digest(names, found), model)
-        return self._named(taken_as, tensors)
+        scales = {name: one for name, one in tensors.items() if name.endswith(SCALES)}
+        named = scales | {name: tensors[taken] for name, taken in taken_as.items()}
+        if not tie and named.get(self._head) is named.get(self._embedding, ...):
+            named[self._head] = named[self._head].clone()
+        return named
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer that lies beside the weights; for classes, with something to pad with.
@@ -358,28 +390,25 @@ class Checkpoint:
         embedding = digests[self._embedding]
         return self._may_tie and digests.get(self._head, embedding) == embedding
 
-    def _block_bytes(self) -> int:
-        """Of the largest block: in some families a few are smaller than the others."""
-        count = self.config.num_hidden_layers
-        return max(
-            sum(FLOAT32_BYTES * self._own[name].numel() for name in self._parts[block_part(index)])
-            for index in range(count)
-        )
+    def _block_bytes(self) -> tuple[int, int]:
+        """Of the largest block, and of its linear layers' weights, in float32.
+
+        In some families a few blocks are smaller than the others.
+        """
+        linear = {f"{name}.weight" for name in own_linears(self._skeleton)}
+
+        def count(names: Iterable[str]) -> int:
+            return sum(FLOAT32_BYTES * self._own[name].numel() for name in names)
+
+        parts = (self._parts[block_part(i)] for i in range(self.config.num_hidden_layers))
+        largest = max(parts, key=count)
+        return count(largest), count(name for name in largest if name in linear)
 
     def _taken(self, name: str, model: ModelSpec) -> str:
         tied_head = name == self._head and model.tied_embeddings
         return self._embedding if tied_head else name
 
-    def _named(
-        self, taken_as: Mapping[str, str], tensors: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        named = {name: tensors[taken] for name, taken in taken_as.items()}
-        embedding = named.get(self._embedding)
-        if embedding is not None and named.get(self._head) is embedding:
-            named[self._head] = embedding.clone()
-        return named
-
-    def _read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+    def _read(self, names: Iterable[str]) -> Iterator[tuple[str, AnyTensor]]:
         """The model's tensors, each made of stored ones when its turn comes.
 
         Raises:
@@ -389,27 +418,37 @@ class Checkpoint:
         spread = float(getattr(self.config, "initializer_range", None) or SPREAD)
         for name in filter(self._begins, asked):
             yield name, begun(name, self._own[name].shape, self._seed, spread)
-        wanted = [name for name in asked if not self._begins(name)]
+        wanted = dict.fromkeys(name for name in asked if not self._begins(name))
         recipes = {id(self._recipes[name]): self._recipes[name] for name in wanted}
         with self._files.reading() as read:
             for recipe in recipes.values():
                 made = self._made(recipe, {stored: read(stored) for stored in recipe.stored})
                 for name in recipe.makes:
                     if name in wanted:
-                        yield name, self._checked(name, made[name])
+                        yield name, self._checked(name, made.pop(name))
 
-    def _made(self, recipe: Recipe, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def _made(self, recipe: Recipe, stored: dict[str, StoredTensor]) -> dict[str, AnyTensor]:
+        if recipe.rule is None:
+            return {recipe.makes[0]: next(iter(stored.values()))}
         try:
-            return recipe.follow(self._skeleton, tensors)
+            wholes = {name: tensor.whole() for name, tensor in stored.items()}
+            return {**recipe.follow(self._skeleton, wholes)}
         except Exception as exc:
             raise self._source.refused(
                 f"tensor {recipe.makes[0]} cannot be made of {', '.join(recipe.stored)[:200]} "
                 f"({one_line(exc)})"
             ) from exc
 
-    def _checked(self, name: str, tensor: Tensor) -> Tensor:
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            raise self._source.refused(f"cannot read tensor {name} ({one_line(exc)})") from exc
+
+    def _checked(self, name: str, tensor: AnyTensor) -> AnyTensor:
         own = self._own[name]
-        if tensor.is_floating_point() != own.is_floating_point():
+        if tensor.dtype.is_floating_point != own.is_floating_point():
             raise self._source.refused(
                 f"tensor {name} is {tensor.dtype}; expected {own.dtype} (quantised checkpoints "
                 f"cannot be trained)"
@@ -524,3 +563,16 @@ def _digest_in(model: ModelSpec, part: str) -> bytes:
     digests = {block_part(index): digest for index, digest in enumerate(model.block_digests)}
     digests |= {EMBED_PART: model.embed_digest, HEAD_PART: model.head_digest}
     return digests[part]
+
+
+def _placed(
+    tensor: AnyTensor, form: Form, pieces: Iterator[Tensor], device: torch.device
+) -> dict[str, Tensor]:
+    """A tensor in its form, by what is added to its name; as it is, if it is none of floats."""
+    if isinstance(form, Packing):
+        codes, scales = form.packed(pieces, device)
+        return {"": codes, SCALES: scales}
+    dtype = form if tensor.dtype.is_floating_point else tensor.dtype
+    found = torch.empty(tensor.shape, dtype=dtype, device=device)
+    fill(found, pieces)
+    return {"": found}

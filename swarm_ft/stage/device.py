@@ -111,6 +111,16 @@ def summable(tensor: Tensor) -> Tensor:
     return tensor.cpu() if tensor.device.type == "mps" else tensor
 
 
+def summed(tensor: Tensor, dim: int) -> Tensor:
+    """The sum over a dimension, which stays, as 1; halves on halves, in one order everywhere."""
+    while (count := tensor.shape[dim]) > 1:
+        half = count // 2
+        folded = tensor.narrow(dim, 0, half) + tensor.narrow(dim, half, half)
+        left = tensor.narrow(dim, 2 * half, count % 2)
+        tensor = torch.cat([folded, left], dim) if count % 2 else folded
+    return tensor
+
+
 @contextmanager
 def drawing_apart(device: torch.device) -> Iterator[None]:
     """Torch's generators are put back after what runs inside."""

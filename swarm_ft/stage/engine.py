@@ -27,6 +27,7 @@ from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.base import Lengths, LossAndCounts, LossAndGradient, OpenStep
 from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.device import synchronise
+from swarm_ft.stage.forms import frozen_forms, prepare
 from swarm_ft.stage.heads import counts_by_class
 from swarm_ft.stage.module import DropoutSeeds, StageModule, WeightProduct
 from swarm_ft.stage.skeleton import reports_router
@@ -297,8 +298,17 @@ class StageEngine:
     def load(self) -> None:
         """See `Engine`."""
         train = self._spec.train
-        tensors = self._checkpoint.load(self.layers, self._spec.model)
+        # Frozen, both ends may read one tensor; synchronised, one parameter has both roles.
         module = StageModule(self._checkpoint.config, self.layers, self._task)
+        forms = frozen_forms(module, module.architecture.blocks, self._spec)
+        prepare(module, forms)
+        tensors = self._checkpoint.load(
+            self.layers,
+            self._spec.model,
+            device=self._device,
+            tie=self._spec.keeps_tied,
+            forms=forms,
+        )
         # With both ends in one stage there is nothing to exchange: one parameter has both roles.
         tie = train.sync_tied_embeddings and self.is_first and self.is_last
         module.materialise(tensors, self._device, tie=tie)
@@ -307,8 +317,13 @@ class StageEngine:
         else:
             module.train_only(self._spec.trained_layers)
         module.train(train.dropout)
+        module.recomputes = train.gradient_checkpointing
         self._weights = StageWeights(
-            module, weight_decay=train.weight_decay, synchronised=self._spec.keeps_tied
+            module,
+            weight_decay=train.weight_decay,
+            synchronised=self._spec.keeps_tied,
+            optim=train.optim,
+            at_once=train.gradient_checkpointing,
         )
         if self.is_last and self._spec.model.tied_embeddings and not self._spec.keeps_tied:
             _log.info(

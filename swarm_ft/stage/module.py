@@ -6,8 +6,7 @@ i inputs, o outputs of a linear layer.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -17,8 +16,8 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
@@ -27,6 +26,7 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.tasks import CausalLm, Task
 from swarm_ft.stage.architecture import EMBED_PART, HEAD_PART, architecture_of, block_part, cut
 from swarm_ft.stage.device import drawing_apart
+from swarm_ft.stage.forms import own_linears, packing_of, weight_of
 from swarm_ft.stage.heads import head_of
 from swarm_ft.stage.skeleton import (
     ModelConfig,
@@ -76,6 +76,9 @@ class StageModule(nn.Module):
     needs. Built without memory; `materialise` gives it its weights. Parameters have the names of
     the whole model's state dict, so any stage's weights are a shard of a Hugging Face checkpoint.
 
+    Attributes:
+        recomputes: of a forward, blocks' inputs alone are kept; a backward runs each block again.
+
     Raises:
         BadModel: the model cannot be cut into stages.
     """
@@ -94,6 +97,7 @@ class StageModule(nn.Module):
         for name, part in model.named_children():
             self.add_module(name, part)
         self._passage = _Passage(layers)
+        self.recomputes = False
         model.get_submodule(self.architecture.blocks).called_by = self._passage.door
 
     @property
@@ -104,7 +108,7 @@ class StageModule(nn.Module):
     def materialise(
         self, tensors: dict[str, Tensor], device: torch.device, *, tie: bool = False
     ) -> None:
-        """Take these float32 tensors as weights, without a copy on the CPU, and move to `device`.
+        """Take these tensors as weights, without a copy where they lie on `device`.
 
         Args:
             tensors: exactly this stage's, as `Checkpoint.load` gives them.
@@ -169,6 +173,7 @@ class StageModule(nn.Module):
             lengths: tokens of each sample [B]; None if all have T.
         """
         base = self._masked(base_of(self.causal)[1], x, lengths)
+        self._passage.recomputes = self.recomputes
         with nullcontext() if dropout is None else drawing_apart(x.device):
             if self.is_first:
                 return self._passage.through(partial(base, input_ids=x), None, dropout)
@@ -225,6 +230,7 @@ class _Passage:
 
     def __init__(self, layers: LayerRange) -> None:
         self._first, self._last = layers.start, layers.stop - 1
+        self.recomputes = False
         self._is_skipped = False
         self._with_graph = True
         self._form: Callable[[Tensor], object] = _form_of(None)
@@ -277,7 +283,13 @@ class _Passage:
             return self._form(self._hidden)
         if self._dropout is not None:
             self._dropout.draw_at(block_part(index))
-        result = block(*inputs, **named)
+        if self.recomputes and torch.is_grad_enabled():
+            # What draws begins again from the same seed, and the generators are put back.
+            draws = self._dropout is not None
+            run = partial(block, **named)
+            result = checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=draws)
+        else:
+            result = block(*inputs, **named)
         if index == self._last:
             self._form = _form_of(result)
             self._hidden = result[0] if isinstance(result, tuple | list) else result
@@ -366,13 +378,16 @@ class DeferredLinears:
     Args:
         module: has its weights, and keeps them the same objects. Its layers compute through this
             one until `restore`.
+        at_once: a backward pass computes them itself: kept back, their operands would take the
+            memory of all that was not kept of a forward.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, *, at_once: bool = False) -> None:
+        self._at_once = at_once
         self._left: list[WeightProduct] = []
         self._casts: dict[nn.Parameter, Tensor] = {}
         # Weakly: a stage that is let go of must give its memory back at once.
-        self._layers = [ref(layer) for layer in _own_linears(module)]
+        self._layers = [ref(layer) for layer in own_linears(module).values()]
         for weak in self._layers:
             _there(weak).forward = partial(self._forward, weak)
 
@@ -400,18 +415,26 @@ class DeferredLinears:
         """A weight in the type that autocast computes in; copied once a step."""
         if parameter.dtype == dtype:
             return parameter.detach()
+        if parameter.dtype != torch.float32:  # it is held in fewer bits for its memory's sake
+            return parameter.detach().to(dtype)
         if parameter not in self._casts:
             self._casts[parameter] = parameter.detach().to(dtype)
         return self._casts[parameter]
 
     def weight_oi(self, layer: nn.Module, dtype: torch.dtype) -> Tensor:
         """A layer's weight, outputs first, cast."""
-        weight = self.cast(layer.get_parameter("weight"), dtype)
+        if packing_of(layer) is None:
+            weight = self.cast(layer.get_parameter("weight"), dtype)
+        else:
+            weight = weight_of(layer).to(dtype)
         return weight if isinstance(layer, nn.Linear) else weight.t()
 
     def left(self, product: WeightProduct) -> None:
         """A backward pass came by."""
-        self._left.append(product)
+        if self._at_once:
+            product.accumulate()
+        else:
+            self._left.append(product)
 
     def _forward(self, weak: ref[nn.Module], x: Tensor) -> Tensor:
         layer = _there(weak)
@@ -473,16 +496,6 @@ def _there(layer: ref[nn.Module]) -> nn.Module:
     if found is None:
         raise OutOfTurn("a layer is asked to compute whose stage was let go of")
     return found
-
-
-def _own_linears(module: nn.Module) -> Iterator[nn.Module]:
-    every = module.named_parameters(remove_duplicate=False)
-    uses = Counter(id(parameter) for _, parameter in every)
-    for layer in module.modules():
-        # Some families' layers compute otherwise, by a forward of their own.
-        is_plain = type(layer).forward in (nn.Linear.forward, Conv1D.forward)
-        if is_plain and uses[id(layer.weight)] == 1:
-            yield layer
 
 
 def _add(parameter: nn.Parameter, gradient: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Weights, gradients and AdamW of one stage. Knows no microbatch, no step, no loss.
+"""Weights, gradients and optimizer of one stage. Knows no microbatch, no step, no loss.
 
 All but the export is about what trains, see `StageModule.trainable`. Tensors come and go on the
 CPU.
@@ -6,21 +6,20 @@ CPU.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from swarm_ft.errors import BadSnapshot, MalformedMessage
-from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, MAX_STEPS
+from swarm_ft.protocol.spec.run_spec import MAX_STEPS, Optim
 from swarm_ft.stage.adapters import adapter_weights, merged_weights
 from swarm_ft.stage.conversion import as_published
 from swarm_ft.stage.device import summable
+from swarm_ft.stage.forms import SCALES
 from swarm_ft.stage.module import DeferredLinears, StageModule
-
-BETAS = (0.9, 0.999)
-"""Of every stage's AdamW."""
+from swarm_ft.stage.optimizers import STEP, Kind, kind_of
 
 
 class StageWeights:
@@ -30,19 +29,30 @@ class StageWeights:
         linears: those layers of the module whose weights get their gradients later.
     """
 
-    def __init__(self, module: StageModule, *, weight_decay: float, synchronised: bool) -> None:
+    def __init__(
+        self,
+        module: StageModule,
+        *,
+        weight_decay: float,
+        synchronised: bool,
+        optim: Optim = Optim.ADAMW,
+        at_once: bool = False,
+    ) -> None:
         """Take a module that has its weights.
 
         Args:
             module: on the stage's device.
-            weight_decay: AdamW's, on all but biases and norms.
+            weight_decay: the optimizer's, on all but biases and norms.
             synchronised: embeddings and head are one tensor, held at both ends of the pipeline;
                 all that is counted or written once is so at the first stage.
+            optim: what steps the weights.
+            at_once: a backward computes the linear layers' weights' gradients too.
         """
         self.module = module
-        self.linears = DeferredLinears(module)
+        self.linears = DeferredLinears(module, at_once=at_once)
         self._synchronised = synchronised
-        self._optimizer = _adamw(module.trainable().values(), weight_decay)
+        self._kind = kind_of(optim)
+        self._optimizer = self._kind.over(module.trainable().values(), weight_decay)
 
     @property
     def num_values(self) -> int:
@@ -51,10 +61,16 @@ class StageWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Of weights, gradients and moments, and of what is made of weights to compute with."""
-        trained = sum(parameter.nbytes for parameter in self._by_name())
-        weights = sum(parameter.nbytes for parameter in self.module.parameters())
-        return weights + (COPIES_PER_WEIGHT - 1) * trained + self.linears.cast_bytes
+        """Of weights, gradients and what the optimizer keeps, and of weights' copies."""
+        gradients = sum(parameter.nbytes for parameter in self._by_name())
+        kept = self._kind.kept_bytes(self._by_name())
+        held = {tensor.data_ptr(): tensor.nbytes for tensor in self._held()}
+        weights = sum(held.values())
+        return weights + gradients + kept + self.linears.cast_bytes
+
+    def _held(self) -> Iterator[Tensor]:
+        yield from self.module.parameters()
+        yield from (one for name, one in self.module.named_buffers() if name.endswith(SCALES))
 
     def zero_grad(self) -> None:
         """Drop all gradients, those that were yet to be computed too."""
@@ -121,7 +137,7 @@ class StageWeights:
         weight.grad = gradient.to(weight.device, copy=True)
 
     def apply(self, clip_factor: float, learning_rate: float) -> None:
-        """Scale the gradients, step AdamW and drop the gradients."""
+        """Scale the gradients, step the weights and drop the gradients."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
             for parameter in group["params"]:
@@ -148,13 +164,14 @@ class StageWeights:
         return data
 
     def state(self) -> dict[str, Tensor]:
-        """Copies on the CPU of what trains and its moments; a shared weight is there once."""
+        """Copies on the CPU of what trains, and of what is kept of it; a shared weight is once."""
         state: dict[str, Tensor] = {}
         for name, parameter in self.module.trainable().items():
             state[name] = _copy(parameter)
-            held = self._optimizer.state.get(parameter) or _unstepped(parameter)
-            for kind in (EXP_AVG, EXP_AVG_SQ, STEP):
-                state[_key(kind, name)] = _copy(held[kind])
+            held = self._optimizer.state.get(parameter) or {}
+            for part, shape in self._kind.kept(parameter.shape).items():
+                kept = _copy(held[part]) if part in held else torch.zeros(shape)
+                state[_key(self._kind, part, name)] = kept
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -162,19 +179,18 @@ class StageWeights:
 
         Raises:
             BadSnapshot: a tensor is missing, unknown, of another shape or dtype, not finite, or
-                nothing that AdamW could have come to; nothing was changed.
+                nothing that the optimizer could have come to; nothing was changed.
         """
         parameters = self.module.trainable()
-        _check(parameters, state)
+        _check(self._kind, parameters, state)
         for name, parameter in parameters.items():
             parameter.detach().copy_(state[name])
             self._optimizer.state[parameter] = {
                 # torch keeps the count of steps on the CPU, and adds to it in place.
-                STEP: _copy(state[_key(STEP, name)]),
-                **{
-                    moment: state[_key(moment, name)].to(parameter.device, copy=True)
-                    for moment in (EXP_AVG, EXP_AVG_SQ)
-                },
+                part: state[_key(self._kind, part, name)].to(
+                    "cpu" if part == STEP else parameter.device, copy=True
+                )
+                for part in self._kind.kept(parameter.shape)
             }
         self.zero_grad()
 
@@ -192,47 +208,29 @@ def _parts(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
     return [piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)]
 
 
-def _adamw(parameters: Collection[nn.Parameter], weight_decay: float) -> torch.optim.AdamW:
-    """AdamW whose decay spares biases and norms: in these models, all that has one dimension."""
-    decayed = [p for p in parameters if p.ndim > 1]
-    spared = [p for p in parameters if p.ndim <= 1]
-    groups = [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": spared, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=0.0, betas=BETAS, eps=1e-8)
-
-
-# ---- all that a stage's training goes on from: what trains and AdamW's moments, by name
+# ---- all that a stage's training goes on from: what trains and what its optimizer keeps, by name
 #
-# One flat table of CPU tensors: a weight under its own name, and for each weight
-# `adamw/exp_avg/NAME`, `adamw/exp_avg_sq/NAME` and `adamw/step/NAME` (a float32 number, as torch
-# keeps it). A weight that was never stepped has zeros there, which is what AdamW begins with, so
-# stages that went on from equal states have equal tables. Learning rates come with each commit
-# and random numbers from (seed, step, microbatch, block), so neither is part of it; nor are frozen
-# weights, which every peer reads from the run's checkpoint for itself.
+# One flat table of CPU tensors: a weight under its own name, and what is kept of it under
+# `OPTIMIZER/PART/NAME`: of AdamW `adamw/exp_avg/NAME`, `adamw/exp_avg_sq/NAME` and
+# `adamw/step/NAME` (a float32 number, as torch keeps it). A weight that was never stepped has zeros
+# there, which is what optimizers begin with, so stages that went on from equal states have equal
+# tables. Learning rates come with each commit and random numbers from (seed, step, microbatch,
+# block), so neither is part of it; nor are frozen weights, which every peer reads from the run's
+# checkpoint for itself.
 
-EXP_AVG = "exp_avg"
-EXP_AVG_SQ = "exp_avg_sq"
-STEP = "step"
 _MAX_NAMES_TOLD = 3
 
 
-def _key(kind: str, name: str) -> str:
-    return f"adamw/{kind}/{name}"
-
-
-def _unstepped(parameter: nn.Parameter) -> dict[str, Tensor]:
-    shapes = {EXP_AVG: parameter.shape, EXP_AVG_SQ: parameter.shape, STEP: ()}
-    return {kind: torch.zeros(shape) for kind, shape in shapes.items()}
+def _key(kind: Kind, part: str, name: str) -> str:
+    return f"{kind.name}/{part}/{name}"
 
 
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
-def _check(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]) -> None:
-    shapes = dict(_shapes(parameters))
+def _check(kind: Kind, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]) -> None:
+    shapes = dict(_shapes(kind, parameters))
     _check_names(set(shapes), set(state))
     for name, shape in shapes.items():
         tensor = state[name]
@@ -241,16 +239,17 @@ def _check(parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]) 
                 f"state: expected {name} as float32 {list(shape)}, "
                 f"got {tensor.dtype} {list(tensor.shape)}"
             )
-    for name in parameters:
-        _check_values(name, state)
+    for name, parameter in parameters.items():
+        _check_finite(name, state[name])
+        for part in kind.kept(parameter.shape):
+            _check_kept(kind, part, _key(kind, part, name), state)
 
 
-def _shapes(parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Size]]:
+def _shapes(kind: Kind, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Size]]:
     for name, parameter in parameters.items():
         yield name, parameter.shape
-        yield _key(EXP_AVG, name), parameter.shape
-        yield _key(EXP_AVG_SQ, name), parameter.shape
-        yield _key(STEP, name), torch.Size()
+        for part, shape in kind.kept(parameter.shape).items():
+            yield _key(kind, part, name), shape
 
 
 def _check_names(expected: set[str], got: set[str]) -> None:
@@ -262,18 +261,23 @@ def _check_names(expected: set[str], got: set[str]) -> None:
         )
 
 
-def _check_values(name: str, state: Mapping[str, Tensor]) -> None:
-    for key in (name, _key(EXP_AVG, name), _key(EXP_AVG_SQ, name)):
-        if not bool(torch.isfinite(state[key]).all()):
-            raise BadSnapshot(f"state: {key} is inf or NaN somewhere; take it from another source")
-    # AdamW takes the root of it: a negative one would be NaN weights at the next step.
-    if bool((state[_key(EXP_AVG_SQ, name)] < 0).any()):
-        raise BadSnapshot(f"state: {_key(EXP_AVG_SQ, name)} is negative somewhere")
-    steps = float(state[_key(STEP, name)])
-    if not (0 <= steps <= MAX_STEPS and steps.is_integer()):
-        raise BadSnapshot(
-            f"state: expected {_key(STEP, name)} as a whole number of 0 to {MAX_STEPS}, got {steps}"
-        )
+def _check_finite(key: str, tensor: Tensor) -> None:
+    if not bool(torch.isfinite(tensor).all()):
+        raise BadSnapshot(f"state: {key} is inf or NaN somewhere; take it from another source")
+
+
+def _check_kept(kind: Kind, part: str, key: str, state: Mapping[str, Tensor]) -> None:
+    if part == STEP:
+        steps = float(state[key])
+        if not (0 <= steps <= MAX_STEPS and steps.is_integer()):
+            raise BadSnapshot(
+                f"state: expected {key} as a whole number of 0 to {MAX_STEPS}, got {steps}"
+            )
+        return
+    _check_finite(key, state[key])
+    # Optimizers take the root of it: a negative one would be NaN weights at the next step.
+    if part in kind.squares and bool((state[key] < 0).any()):
+        raise BadSnapshot(f"state: {key} is negative somewhere")
 
 
 def _some(names: list[str]) -> str:

@@ -40,6 +40,7 @@ MAX_EVAL_BYTES = 32 << 20
 MAX_MICROBATCHES = MAX_BATCH_SIZE + 2 * MAX_EVAL_SAMPLES
 """Of a step: those that train, and one of each held-out sample with and without compression."""
 MAX_REFERENCE_CHARS = 1000
+BYTES_PER_FLOAT = 4
 BYTES_PER_TOKEN = 4
 """Tokens travel and are kept as little-endian uint32."""
 MAX_PRIVATE_ENDS = 64
@@ -53,8 +54,10 @@ MAX_LABELS = 1 << 10
 MAX_LABELS_CHARS = 1 << 14
 MIN_LABELS = 2
 COPIES_PER_WEIGHT = 4
-"""In a peer's memory, of what trains: the weight, its gradient and AdamW's two moments, all equally
+"""In a peer's memory, of what AdamW trains: the weight, its gradient and two moments, all equally
 large. Of what is frozen there is the weight alone."""
+PACKED_VALUES = 64
+"""Of a weight in 8 or 4 bits, that share one float32 scale."""
 ALL_LINEAR = "all-linear"
 """Adapters at every linear layer of the blocks."""
 CodecText = Annotated[str, Length(MAX_SPEC_CHARS)]
@@ -101,6 +104,21 @@ class Adapter(IntEnum):
     DORA = 3
 
 
+class BaseDtype(IntEnum):
+    """What frozen weights are held in; the numbers are those of the wire."""
+
+    FLOAT32 = 1
+    BFLOAT16 = 2
+
+
+class Optim(IntEnum):
+    """What steps the weights; the numbers are those of the wire."""
+
+    ADAMW = 1
+    ADAFACTOR = 2
+    SGD = 3
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
     """The model as every peer must find it.
@@ -113,6 +131,7 @@ class ModelSpec:
         block_digests: one for each block.
         head_digest: of the final norm and the head.
         tied_embeddings: the checkpoint ties its head to its token embeddings.
+        linear_bytes: of `block_bytes`, those of weights that can be held in fewer bits.
     """
 
     reference: str
@@ -125,6 +144,7 @@ class ModelSpec:
     block_digests: Annotated[tuple[Digest, ...], Length(MAX_BLOCKS, 1)]
     head_digest: Digest
     tied_embeddings: bool
+    linear_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in (self.reference, self.architecture):
@@ -191,7 +211,18 @@ class TrainOptions:
         LrSchedule.LINEAR
     )
     warmup_steps: Annotated[int, Range(0, MAX_STEPS), Option("Steps from 0 to --lr.")] = 0
-    weight_decay: Annotated[float, Range(0.0), Option("Of AdamW; spares biases and norms.")] = 0.0
+    weight_decay: Annotated[float, Range(0.0), Option("Spares biases and norms.")] = 0.0
+    optim: Annotated[
+        Optim,
+        Option(
+            "What steps the weights: adamw keeps two values a weight, adafactor one a row and "
+            "column (its --lr is relative to the weights), sgd none."
+        ),
+    ] = Optim.ADAMW
+    gradient_checkpointing: Annotated[
+        bool,
+        Option("Keep blocks' inputs alone of a microbatch, and compute blocks a second time."),
+    ] = False
     clip_grad_norm: Annotated[
         float,
         Range(0.0),
@@ -303,6 +334,21 @@ class TrainOptions:
     merge: Annotated[
         bool,
         Option("Of --adapter: the result is the whole model with the adapter added to it."),
+    ] = False
+    base_dtype: Annotated[
+        BaseDtype,
+        Option(
+            "Of --adapter: what the frozen linear layers, embeddings and head are held in; in "
+            "products they are float32, or what --dtype of a peer says."
+        ),
+    ] = BaseDtype.FLOAT32
+    load_in_8bit: Annotated[
+        bool,
+        Option("Of --adapter lora: hold the blocks' linear layers in 8 bits a value."),
+    ] = False
+    load_in_4bit: Annotated[
+        bool,
+        Option("Of --adapter lora: hold the blocks' linear layers in 4 bits a value (nf4)."),
     ] = False
     train_layers: Annotated[
         str,
@@ -423,6 +469,31 @@ class TrainOptions:
     def adapts(self) -> bool:
         """Whether adapters train, and the model's own weights do not."""
         return self.adapter is not Adapter.NONE
+
+    @property
+    def copies_per_weight(self) -> float:
+        """In a peer's memory, of what trains: the weight, its gradient and what is kept of it."""
+        if self.optim is Optim.ADAMW:
+            return COPIES_PER_WEIGHT
+        # Adafactor's columns of a matrix with few rows, as adapters are, count.
+        return 2 + (1 / self.lora_r if self.adapts and self.optim is Optim.ADAFACTOR else 0)
+
+    @property
+    def packed_bits(self) -> int:
+        """Of a value of the blocks' linear layers; 0 where they are not packed."""
+        return 8 * self.load_in_8bit or 4 * self.load_in_4bit
+
+    @property
+    def held_dtype_bytes(self) -> int:
+        """Of a value of what is frozen, and not packed."""
+        return 2 if self.base_dtype is BaseDtype.BFLOAT16 else 4
+
+    @property
+    def frozen_part(self) -> float:
+        """What a frozen linear layer of a block takes, of what it takes in float32."""
+        if self.packed_bits:
+            return (self.packed_bits / 8 + BYTES_PER_FLOAT / PACKED_VALUES) / BYTES_PER_FLOAT
+        return self.held_dtype_bytes / BYTES_PER_FLOAT
 
     @property
     def trusted_with_ends(self) -> frozenset[PeerId]:
@@ -607,11 +678,13 @@ class RunSpec:
         return count * self.model.block_bytes * part
 
     def held_bytes(self, layers: LayerRange) -> float:
-        """Of blocks in a peer's memory: weights, and gradients and moments of what trains."""
-        weights = len(layers) * self.model.block_bytes
+        """Of blocks in a peer's memory: weights, and gradients and optimizer of what trains."""
+        weights: float = len(layers) * self.model.block_bytes
         if self.train.adapts:
-            return weights + COPIES_PER_WEIGHT * self.trained_bytes(layers)
-        return weights + (COPIES_PER_WEIGHT - 1) * self.trained_bytes(layers)
+            linear = min(self.model.linear_bytes, self.model.block_bytes)
+            weights -= len(layers) * linear * (1 - self.train.frozen_part)
+            return weights + self.train.copies_per_weight * self.trained_bytes(layers)
+        return weights + (self.train.copies_per_weight - 1) * self.trained_bytes(layers)
 
     def digest(self) -> bytes:
         """16 bytes that two equal specs share and two different ones do not."""
@@ -625,6 +698,7 @@ def _check_trained(options: TrainOptions) -> None:
         raise BadOption("--merge: expected --adapter lora or dora beside it")
     if options.adapts and options.has_classes:
         raise BadOption("--adapter: expected --task causal-lm; heads of classes train whole")
+    _check_base(options)
     if options.adapts and options.sync_tied_embeddings:
         raise BadOption("--tied-embeddings sync: with --adapter they are frozen, and stay tied")
     if not all(options.targets):
@@ -633,6 +707,17 @@ def _check_trained(options: TrainOptions) -> None:
         parse_trained(options.train_layers, MAX_BLOCKS)
     except BadLayers as error:
         raise BadOption(f"--train-layers: {error.message}") from error
+
+
+def _check_base(options: TrainOptions) -> None:
+    """Frozen weights are held in one way, which their adapters can be beside."""
+    packed = f"--load-in-{options.packed_bits}bit"
+    if options.load_in_8bit and options.load_in_4bit:
+        raise BadOption("--load-in-4bit: expected it or --load-in-8bit, got both")
+    if options.packed_bits and options.adapter is not Adapter.LORA:
+        raise BadOption(f"{packed}: expected --adapter lora beside it")
+    if options.base_dtype is not BaseDtype.FLOAT32 and not options.adapts:
+        raise BadOption("--base-dtype: expected --adapter lora or dora beside it")
 
 
 def _check_labels(options: TrainOptions) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +15,7 @@ from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.capacity import Machine, PlacedPeer
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import Adapter, RunSpec
+from swarm_ft.protocol.spec.run_spec import Adapter, BaseDtype, Optim, RunSpec
 from swarm_ft.protocol.spec.sample_rows import filled_up, words_of
 from tests.specs import model_spec, train_spec
 
@@ -158,3 +160,21 @@ def test_short_samples_take_what_they_are_long() -> None:
     short = of_mean_length(spec, samples)
     assert short == job(seq_length=32)
     assert of_mean_length(spec, samples[:1]).train.seq_length == 16
+
+
+def test_what_is_held_in_fewer_bits_or_recomputed_is_told() -> None:
+    def middle(**train: Any) -> tuple[float, float]:
+        spec = job(**train)
+        spec = replace(spec, model=replace(spec.model, linear_bytes=24_000_000))
+        stage = forecast(spec, on(FAST, FAST, FAST, FAST)).stages[1]
+        return stage.memory_bytes, stage.compute_s
+
+    plain, plain_s = middle(adapter=Adapter.LORA)
+    halves, _ = middle(adapter=Adapter.LORA, base_dtype=BaseDtype.BFLOAT16)
+    packed, _ = middle(adapter=Adapter.LORA, load_in_4bit=True)
+    assert plain - halves == 12_000_000
+    assert plain - packed == pytest.approx(24_000_000 * (1 - 0.5625 / 4))
+    held = [middle(optim=optim)[0] for optim in Optim]
+    assert held == [4 * 28_000_000, 2 * 28_000_000, 2 * 28_000_000]
+    _, again_s = middle(adapter=Adapter.LORA, gradient_checkpointing=True)
+    assert again_s == pytest.approx(1.5 * plain_s)

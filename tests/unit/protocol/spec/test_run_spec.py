@@ -13,16 +13,18 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import (
     MAX_EVAL_SAMPLES,
     Adapter,
+    BaseDtype,
     EvalCompression,
     EvalStrategy,
     LrSchedule,
     ModelSpec,
+    Optim,
     RunSpec,
     TaskKind,
     TrainSpec,
 )
 
-PINNED_DIGEST = "2041c34a93cf3979eeb913042ac8adbe"
+PINNED_DIGEST = "7b4a0cdeda1ed3cb77ac4e5585718553"
 
 OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
@@ -35,6 +37,7 @@ OTHER_MODEL: dict[str, Any] = {
     "block_digests": (b"1" * 16, b"0" * 16, b"2" * 16),
     "head_digest": b"x" * 16,
     "tied_embeddings": False,
+    "linear_bytes": 1,
 }
 OTHER_TRAIN: dict[str, Any] = {
     "num_samples": 11,
@@ -74,10 +77,16 @@ OTHER_TRAIN: dict[str, Any] = {
     "train_layers": "1-",
     "task_kind": TaskKind.CLASSIFICATION,
     "label_names": "a,b",
+    "base_dtype": BaseDtype.BFLOAT16,
+    "load_in_8bit": True,
+    "load_in_4bit": True,
+    "optim": Optim.SGD,
+    "gradient_checkpointing": True,
 }
 
 
 CLASSES: dict[str, Any] = {"task_kind": TaskKind.TOKEN_CLASSIFICATION, "label_names": "b,c,d"}
+OF_ADAPTERS = {"merge", "base_dtype", "load_in_8bit", "load_in_4bit"}
 
 
 def test_other_values_are_given_for_every_field() -> None:
@@ -98,7 +107,7 @@ def test_another_model_has_another_digest(run_spec: RunSpec, name: str) -> None:
 def test_another_training_has_another_digest(run_spec: RunSpec, name: str) -> None:
     if name == "label_names":  # of classes
         run_spec = replace(run_spec, train=replace(run_spec.train, **CLASSES))
-    if name == "merge":  # of an adapter
+    if name in OF_ADAPTERS:
         run_spec = replace(run_spec, train=replace(run_spec.train, adapter=Adapter.LORA))
     more = CLASSES if name == "task_kind" else {}
     other = replace(run_spec.train, **{**more, name: OTHER_TRAIN[name]})

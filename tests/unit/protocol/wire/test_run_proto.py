@@ -12,10 +12,13 @@ from swarm_ft.proto import run_pb2 as pb
 from swarm_ft.protocol.spec.bounds import Range, field_hints, metadata
 from swarm_ft.protocol.spec.run_spec import (
     Adapter,
+    BaseDtype,
     EvalCompression,
     EvalStrategy,
     LrSchedule,
     ModelSpec,
+    Optim,
+    TaskKind,
     TrainSpec,
 )
 
@@ -34,7 +37,10 @@ KINDS: dict[object, set[int]] = {
     LrSchedule: {FieldDescriptor.TYPE_ENUM},
     EvalStrategy: {FieldDescriptor.TYPE_ENUM},
     EvalCompression: {FieldDescriptor.TYPE_ENUM},
+    TaskKind: {FieldDescriptor.TYPE_ENUM},
     Adapter: {FieldDescriptor.TYPE_ENUM},
+    BaseDtype: {FieldDescriptor.TYPE_ENUM},
+    Optim: {FieldDescriptor.TYPE_ENUM},
 }
 LARGEST = {FieldDescriptor.TYPE_UINT32: 2**32 - 1, FieldDescriptor.TYPE_UINT64: 2**64 - 1}
 
@@ -81,7 +87,10 @@ def test_numbers_of_a_training_are_bounded() -> None:
         (LrSchedule, pb.LrSchedule.DESCRIPTOR, "LR_SCHEDULE"),
         (EvalStrategy, pb.EvalStrategy.DESCRIPTOR, "EVAL_STRATEGY"),
         (EvalCompression, pb.EvalCompression.DESCRIPTOR, "EVAL_COMPRESSION"),
+        (TaskKind, pb.TaskKind.DESCRIPTOR, "TASK_KIND"),
         (Adapter, pb.Adapter.DESCRIPTOR, "ADAPTER"),
+        (BaseDtype, pb.BaseDtype.DESCRIPTOR, "BASE_DTYPE"),
+        (Optim, pb.Optim.DESCRIPTOR, "OPTIM"),
     ],
 )
 def test_enums_have_the_same_names_and_numbers(

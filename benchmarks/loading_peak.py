@@ -1,0 +1,91 @@
+"""How much memory a stage takes while it loads, against what stays.
+
+    python -m benchmarks.loading_peak
+
+Makes two checkpoints of random weights, a GPT-2 (768 wide, 12 blocks, float32) and a Llama (1024
+wide, 8 blocks, bfloat16), and loads stages of them, each in a process of its own, since what a
+process had once it may keep. `peak` is the most that was resident (VmHWM) beyond what was before,
+`stays` what weights and buffers take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+
+from swarm_ft.protocol.spec.layers import parse_layers
+from swarm_ft.protocol.spec.run_spec import RunSpec, TrainSpec
+from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
+from swarm_ft.stage.engine import StageEngine
+
+MIB = 1 << 20
+LLAMA = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16}
+CONFIGS = {
+    "gpt2": (GPT2Config(), torch.float32),
+    "llama": (LlamaConfig(num_hidden_layers=8, vocab_size=32000, **LLAMA), torch.bfloat16),
+}
+STAGES = {"gpt2": ("0-12", "0-6", "6-12"), "llama": ("0-8", "2-6")}
+
+
+def main() -> None:
+    """Print a row a stage."""
+    options = _parser().parse_args()
+    if options.directory:
+        sys.stdout.write(_row(options.directory, options.layers))
+        return
+    sys.stdout.write("model   layers    stays     peak  peak/stays\n")
+    with TemporaryDirectory() as directory:
+        for name, (config, dtype) in CONFIGS.items():
+            path = Path(directory) / name
+            AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(path)
+            for layers in STAGES[name]:
+                _measure(path, layers)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--directory", type=Path, help="of one checkpoint; else all, made here")
+    parser.add_argument("--layers", default="", help="of one stage")
+    return parser
+
+
+def _measure(directory: Path, layers: str) -> None:
+    words = ["--directory", str(directory), "--layers", layers]
+    subprocess.run([sys.executable, "-m", __spec__.name, *words], check=True)
+
+
+def _row(directory: Path, layers_text: str) -> str:
+    checkpoint = open_checkpoint(str(directory))
+    spec = _spec(checkpoint)
+    layers = parse_layers(layers_text) or spec.model.layers
+    engine = StageEngine(checkpoint, spec, layers, device=torch.device("cpu"), dtype=torch.float32)
+    before = _status("VmRSS")
+    engine.load()
+    module = engine.weights.module
+    stays = sum(one.nbytes for one in (*module.parameters(), *module.buffers()))
+    peak = _status("VmHWM") - before
+    return (
+        f"{directory.name:<7} {layers_text:<6} {stays / MIB:6.0f} MiB {peak / MIB:4.0f} MiB  "
+        f"{peak / stays:.2f}\n"
+    )
+
+
+def _spec(checkpoint: Checkpoint) -> RunSpec:
+    train = TrainSpec(num_samples=8, num_steps=1, seq_length=32)
+    return RunSpec(model=checkpoint.describe(), train=train)
+
+
+def _status(key: str) -> int:
+    """Bytes, as Linux tells them of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+
+if __name__ == "__main__":
+    main()

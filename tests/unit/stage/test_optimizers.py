@@ -1,0 +1,112 @@
+"""Each optimizer steps as torch's own does, and a stage goes on from what it keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from swarm_ft.errors import BadSnapshot
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import Adapter, Optim
+from swarm_ft.stage.device import summed
+from swarm_ft.stage.optimizers import kind_of
+from tests.states import state_digest
+from tests.unit.stage.conftest import MakePipeline, Pipeline
+
+OTHERS = [Optim.ADAFACTOR, Optim.SGD]
+TORCHS: dict[Optim, Any] = {
+    Optim.ADAMW: torch.optim.AdamW,
+    Optim.ADAFACTOR: torch.optim.Adafactor,
+    Optim.SGD: torch.optim.SGD,
+}
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 64, 100])
+def test_a_sum_has_one_order_whatever_lies_beside_it(count: int) -> None:
+    values = drawn(5, count)
+    both = summed(values, 1)
+    assert torch.allclose(both, values.sum(1, keepdim=True), atol=1e-5)
+    assert torch.equal(both[2:3], summed(values[2:3], 1))
+    assert torch.equal(both, summed(values.t(), 0).t())
+
+
+@pytest.mark.parametrize("optim", Optim)
+def test_steps_are_torchs(optim: Optim) -> None:
+    shapes = [(6, 10), (9,), (3, 4, 5)]
+    ours = [nn.Parameter(drawn(*shape)) for shape in shapes]
+    theirs = [nn.Parameter(one.detach().clone()) for one in ours]
+    own = kind_of(optim).over(ours, weight_decay=0.1)
+    groups = [
+        {"params": [one for one in theirs if one.ndim > 1], "weight_decay": 0.1},
+        {"params": [one for one in theirs if one.ndim == 1], "weight_decay": 0.0},
+    ]
+    torchs = TORCHS[optim](groups, lr=0.01)
+    for group in own.param_groups:
+        group["lr"] = 0.01
+    for step in range(5):
+        for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            one.grad = drawn(*one.shape, seed=10 * step + index)
+            other.grad = one.grad.clone()
+        own.step()
+        torchs.step()
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optim", OTHERS)
+@pytest.mark.parametrize("adapter", [Adapter.NONE, Adapter.LORA])
+def test_a_stage_goes_on_from_what_is_kept(
+    optim: Optim, adapter: Adapter, make_pipeline: MakePipeline, samples: Tensor
+) -> None:
+    changes: dict[str, Any] = {"optim": optim, "adapter": adapter, "num_steps": 4}
+    kept, resumed = (make_pipeline("llama", 2, **changes) for _ in range(2))
+    begin = kept.digests()
+    for step in range(2):
+        loss_of(kept, step, samples)
+    assert all(one != other for one, other in zip(begin, kept.digests(), strict=True))
+    for stage, other in zip(kept.stages, resumed.stages, strict=True):
+        other.load_state(stage.state())
+    later = [loss_of(kept, step, samples) for step in (2, 3)]
+    assert [loss_of(resumed, step, samples) for step in (2, 3)] == later
+    for stage, other in zip(kept.stages, resumed.stages, strict=True):
+        assert state_digest(stage.state()) == state_digest(other.state())
+
+
+def loss_of(pipeline: Pipeline, step: int, samples: Tensor) -> float:
+    loss = pipeline.gradients(step, samples)
+    pipeline.commit(step)
+    return loss
+
+
+@pytest.mark.parametrize("optim", Optim)
+def test_a_stage_counts_what_its_optimizer_keeps(
+    optim: Optim, make_pipeline: MakePipeline, samples: Tensor
+) -> None:
+    pipeline = make_pipeline("llama", 4, optim=optim)
+    loss_of(pipeline, 0, samples)
+    middle = pipeline.stages[1]
+    state = {name: one for name, one in middle.state().items() if one.ndim}
+    gradients = sum(one.nbytes for one in middle.weights.module.trainable().values())
+    assert middle.state_bytes == gradients + sum(one.nbytes for one in state.values())
+    planned = pipeline.spec.held_bytes(LayerRange(1, 2))
+    assert middle.state_bytes == pytest.approx(planned, rel=0.1)
+
+
+def test_the_state_of_another_optimizer_is_refused(make_pipeline: MakePipeline) -> None:
+    adamw, adafactor = (
+        make_pipeline("llama", 2, optim=optim).stages[0] for optim in (Optim.ADAMW, Optim.ADAFACTOR)
+    )
+    with pytest.raises(BadSnapshot, match="lacks adafactor/"):
+        adafactor.load_state(adamw.state())
+    negative = adafactor.state()
+    name = next(name for name in negative if "row_var" in name)
+    negative[name] -= 1
+    with pytest.raises(BadSnapshot, match="negative"):
+        adafactor.load_state(negative)
