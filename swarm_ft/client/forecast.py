@@ -214,13 +214,20 @@ class _Stage:
 def _ends_bytes(spec: RunSpec, layers: LayerRange, *, are_trained: bool = True) -> float:
     """Of embeddings and head, as far as the stage has them, and they train or not."""
     model, trained = spec.model, spec.trained_layers
-    ends = (layers.start == 0) + (layers.stop == model.num_blocks)
-    trains = (layers.start == trained.start == 0) + (
-        layers.stop == trained.stop == model.num_blocks
+    ends = (
+        (model.vocab_size, layers.start == 0, trained.start == 0),
+        (_num_outputs(spec), layers.stop == model.num_blocks, trained.stop == model.num_blocks),
     )
-    trains = 0 if spec.train.adapts else trains
-    table = model.vocab_size * model.hidden_size * FLOAT_BYTES
-    return table * (trains if are_trained else ends - trains)
+    rows = sum(
+        count
+        for count, is_here, trains in ends
+        if is_here and (trains and not spec.train.adapts) == are_trained
+    )
+    return rows * model.hidden_size * FLOAT_BYTES
+
+
+def _num_outputs(spec: RunSpec) -> int:
+    return len(spec.train.labels) or spec.model.vocab_size
 
 
 def _memory_bytes(spec: RunSpec, layers: LayerRange) -> float:
@@ -249,7 +256,7 @@ def _flops(spec: RunSpec, layers: LayerRange) -> float:
     weights = model.block_bytes / FLOAT_BYTES
     flops = len(layers) * block_flops(weights, model.hidden_size, tokens, train.seq_length)
     if layers.stop == model.num_blocks:
-        flops += 6.0 * tokens * model.hidden_size * (len(train.labels) or model.vocab_size)
+        flops += 6.0 * tokens * model.hidden_size * _num_outputs(spec)
     return flops * _part_computed(spec, layers)
 
 

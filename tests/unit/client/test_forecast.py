@@ -15,7 +15,7 @@ from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.capacity import Machine, PlacedPeer
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import Adapter, BaseDtype, Optim, RunSpec
+from swarm_ft.protocol.spec.run_spec import Adapter, BaseDtype, Optim, RunSpec, TaskKind
 from swarm_ft.protocol.spec.sample_rows import filled_up, words_of
 from tests.specs import model_spec, train_spec
 
@@ -87,6 +87,13 @@ def test_what_is_frozen_is_held_once_computed_less_and_sent_nowhere() -> None:
     assert upper[0].down_bytes == 0 < whole[0].down_bytes
     assert upper[2].up_bytes < whole[2].up_bytes
     assert upper[3].up_bytes == whole[3].up_bytes
+
+
+def test_a_head_of_classes_is_small() -> None:
+    kind = {"task_kind": TaskKind.CLASSIFICATION, "label_names": "bad,good"}
+    stages = [forecast(job(**train), on(FAST, FAST)).stages for train in ({}, kind)]
+    less = [text.memory_bytes - classes.memory_bytes for text, classes in zip(*stages, strict=True)]
+    assert less == [0, 4 * (50257 - 2) * 768 * 4]
 
 
 def test_samples_that_come_again_are_sent_as_changes() -> None:

@@ -28,7 +28,7 @@ from transformers import (
 from swarm_ft.errors import BadModel, MalformedMessage
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import TaskKind
+from swarm_ft.protocol.spec.run_spec import Optim, TaskKind
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL, Words, filled_up, labelled, samples_in
 from swarm_ft.protocol.spec.training_plan import step_microbatches, step_samples
 from swarm_ft.stage.checkpoint import check_checkpoint, open_checkpoint
@@ -173,6 +173,39 @@ def test_stages_train_as_the_whole_classifier(
         if name.endswith("key.bias"):
             continue  # softmax ignores it: its gradient is rounding, which AdamW divides by itself
         assert relative_error(name, found[name], weight.detach()) < 1e-4, name
+
+
+@pytest.mark.parametrize("family", ["gpt2", "roberta"])
+def test_blocks_that_are_computed_twice_change_no_bit(
+    make_train_spec: MakeTrainSpec, tmp_path: Path, family: str
+) -> None:
+    source, kind = save_model(family, tmp_path), TaskKind.CLASSIFICATION
+    rows = rows_for(kind)
+    plain, again = (
+        pipeline_of(
+            source, make_train_spec, kind, 2, dropout=True, gradient_checkpointing=recomputes
+        )
+        for recomputes in (False, True)
+    )
+    for step in range(plain.spec.train.num_steps):
+        assert step_gradients(again, step, rows) == step_gradients(plain, step, rows)
+        again.commit(step)
+        plain.commit(step)
+    assert again.digests() == plain.digests()
+
+
+@pytest.mark.parametrize("optim", [Optim.ADAFACTOR, Optim.SGD])
+def test_other_optimizers_train_a_new_head(
+    make_train_spec: MakeTrainSpec, tmp_path: Path, optim: Optim
+) -> None:
+    source, kind = save_model("gpt2", tmp_path), TaskKind.CLASSIFICATION
+    pipeline = pipeline_of(source, make_train_spec, kind, 2, optim=optim, learning_rate=0.05)
+    rows, losses = rows_for(kind), []
+    for step in range(pipeline.spec.train.num_steps):
+        losses.append(evaluated(pipeline, rows)[0])
+        step_gradients(pipeline, step, rows)
+        pipeline.commit(step)
+    assert evaluated(pipeline, rows)[0] < losses[0]
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "roberta"])

@@ -35,11 +35,15 @@ def evaluated(pipeline: Pipeline, tokens: torch.Tensor) -> float:
     return last.evaluate(x, tokens).loss_sum
 
 
-@pytest.fixture
-def make_pipeline(tmp_path: Path, make_train_spec: MakeTrainSpec) -> Pipeline:
+@pytest.fixture(params=[False, True], ids=["", "gradient-checkpointing"])
+def make_pipeline(
+    request: pytest.FixtureRequest, tmp_path: Path, make_train_spec: MakeTrainSpec
+) -> Pipeline:
     """Of three stages, which train with dropout."""
     source = save_random_model(small_config("gpt2"), tmp_path / "source")
-    train = make_train_spec(batch_size=3, micro_batch_size=3, dropout=True)
+    train = make_train_spec(
+        batch_size=3, micro_batch_size=3, dropout=True, gradient_checkpointing=request.param
+    )
     return Pipeline(open_checkpoint(str(source)), train, 3, torch.float32)
 
 

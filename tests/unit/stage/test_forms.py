@@ -18,6 +18,7 @@ from swarm_ft.stage.adapters import adapter_weights
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.forms import NF4, Packing, in_float32, weight_of
 from tests.unit.stage.conftest import MakeModel, MakePipeline, MakeTrainSpec, Pipeline
+from tests.unit.stage.test_evaluation import evaluated
 
 CPU = torch.device("cpu")
 LORA: dict[str, Any] = {"adapter": Adapter.LORA, "lora_r": 4}
@@ -93,6 +94,7 @@ def test_a_run_has_the_bits_of_one_on_the_rounded_weights(
     source = rounded(packed, make_model(name), tmp_path / "rounded")
     plain = Pipeline(open_checkpoint(str(source)), make_train_spec(**LORA), 3, torch.float32)
     assert packed.train(samples) == plain.train(samples)
+    assert evaluated(packed, samples) == evaluated(plain, samples)
     for one, other in zip(packed.stages, plain.stages, strict=True):
         ours, theirs = (adapter_weights(stage.weights.module) for stage in (one, other))
         assert ours.keys() == theirs.keys()

@@ -14,10 +14,17 @@ import torch
 from safetensors.torch import save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import GPT2Config, LlamaConfig, PretrainedConfig
+from transformers import (
+    AutoModelForMaskedLM,
+    BertConfig,
+    GPT2Config,
+    LlamaConfig,
+    PretrainedConfig,
+)
 
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import TaskKind, TrainOptions
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.stored import PIECE_BYTES, StoredFile, pieces_of, tensor_digest
 from tests.unit.stage.conftest import save_random_model
@@ -78,6 +85,13 @@ CONFIGS = {
         vocab_size=20000,
     ),
 }
+ENCODER = BertConfig(
+    num_hidden_layers=2,
+    hidden_size=WIDE,
+    intermediate_size=3 * WIDE,
+    num_attention_heads=8,
+    vocab_size=20000,
+)
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -92,6 +106,18 @@ def test_a_stage_loads_with_one_piece_beside_what_stays(
     stays = sum(tensor.nbytes for tensor in tensors.values())
     assert alive.most <= stays + PIECE_BYTES
     assert alive.most <= 1.2 * stays
+
+
+@pytest.mark.parametrize("layers", [LayerRange(0, 2), LayerRange(1, 2)], ids=str)
+def test_a_stage_with_a_new_head_loads_so_too(layers: LayerRange, tmp_path: Path) -> None:
+    source = save_random_model(ENCODER, tmp_path, auto=AutoModelForMaskedLM)
+    train = TrainOptions(task_kind=TaskKind.CLASSIFICATION, label_names="bad,good")
+    checkpoint = open_checkpoint(str(source), train)
+    model = checkpoint.describe()
+    with BytesAlive() as alive:
+        tensors = checkpoint.load(layers, model)
+    assert {"bert.pooler.dense.weight", "classifier.weight"} <= tensors.keys()
+    assert alive.most <= sum(tensor.nbytes for tensor in tensors.values()) + PIECE_BYTES
 
 
 def test_a_model_is_described_in_the_memory_of_one_piece(tmp_path: Path) -> None:
