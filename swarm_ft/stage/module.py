@@ -451,6 +451,7 @@ class _Context(Protocol):
     layer: nn.Module
     owner: DeferredLinears
     shape: torch.Size
+    is_transposed: bool
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
 
@@ -472,6 +473,7 @@ class _Deferred(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             ctx.save_for_backward(x_ni)
         ctx.layer, ctx.owner, ctx.shape = layer, owner, x.shape
+        ctx.is_transposed = x_ni.stride() == (1, len(x_ni))
         bias = None if layer.bias is None else owner.cast(layer.get_parameter("bias"), x.dtype)
         output_no = linear(x_ni, owner.weight_oi(layer, x.dtype), bias)
         # Not a view, which nobody could change in place: some families do.
@@ -488,7 +490,11 @@ class _Deferred(torch.autograd.Function):
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
         weight_oi = ctx.owner.weight_oi(ctx.layer, gradient_no.dtype)
-        return gradient_no.mm(weight_oi).view(ctx.shape), None, None, None
+        if ctx.is_transposed:  # its gradient lies as it does, by which what comes next may round
+            gradient_ni = weight_oi.t().mm(gradient_no.t()).t()
+        else:
+            gradient_ni = gradient_no.mm(weight_oi)
+        return gradient_ni.view(ctx.shape), None, None, None
 
 
 def _there(layer: ref[nn.Module]) -> nn.Module:

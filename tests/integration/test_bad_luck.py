@@ -425,7 +425,7 @@ async def test_a_newcomer_that_never_catches_up_is_let_go(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(lateness, "hand_over_limit_s", lambda _model, _layers: 0.5)
+    monkeypatch.setattr(lateness, "hand_over_limit_s", lambda _spec, _layers: 0.5)
     late = Gate(0)
     async with LocalSwarm(tmp_path, []) as swarm:
         run_id = await joined_late(swarm, job, gate, late)

@@ -23,7 +23,7 @@ from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import Stage
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import ModelSpec
+from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec
 
 LOAD_S = 60.0
 """How long it may take to have a stage, whatever its size: codecs may have to be compiled."""
@@ -31,8 +31,6 @@ MIN_LOAD_BYTES_S = 1e6
 """A stage is read, fetched from a hub, or written down, at this rate at least."""
 MIN_STATE_BYTES_S = 0.25e6
 """A stage's state comes over links that carry a step's tensors too, at this rate at least."""
-STATE_PER_WEIGHT = 3
-"""Bytes of a state for each of its weights: AdamW keeps two moments."""
 FACTOR = 4.0
 """A peer may take so many times as long as it, or a replica, ever did."""
 CONNECT_S = 20.0
@@ -133,16 +131,17 @@ def _late_learners(run: Run, now_s: float) -> dict[PeerId, str]:
     return {
         peer: f"did not take its stage's state over in {seconds:.0f} s"
         for peer, seconds in took_s.items()
-        if seconds >= hand_over_limit_s(run.spec.model, _stage(run, peer).layers)
+        if seconds >= hand_over_limit_s(run.spec, _stage(run, peer).layers)
     }
 
 
 # ---- how long things may take
 
 
-def hand_over_limit_s(model: ModelSpec, layers: LayerRange) -> float:
+def hand_over_limit_s(spec: RunSpec, layers: LayerRange) -> float:
     """Within what time a newcomer has its stage's state, however slow its link is."""
-    return LOAD_S + STATE_PER_WEIGHT * _weight_bytes(model, layers) / MIN_STATE_BYTES_S
+    kept = spec.train.copies_per_weight - 1  # gradients are not handed over
+    return LOAD_S + kept * _weight_bytes(spec.model, layers) / MIN_STATE_BYTES_S
 
 
 def _limit_s(run: Run, peer: PeerId) -> float:
@@ -155,7 +154,7 @@ def _limit_s(run: Run, peer: PeerId) -> float:
         return LOAD_S
     awaited, learning = run.attempt.awaited, set(_learning(run))
     if peer in learning:
-        return hand_over_limit_s(run.spec.model, stage.layers)
+        return hand_over_limit_s(run.spec, stage.layers)
     took = [
         awaited.moved_s[p] - awaited.since_s
         for p in stage.peers

@@ -715,7 +715,8 @@ def _check_base(options: TrainOptions) -> None:
     if options.load_in_8bit and options.load_in_4bit:
         raise BadOption("--load-in-4bit: expected it or --load-in-8bit, got both")
     if options.packed_bits and options.adapter is not Adapter.LORA:
-        raise BadOption(f"{packed}: expected --adapter lora beside it")
+        got = options.adapter.name.lower()
+        raise BadOption(f"{packed}: expected --adapter lora beside it, got --adapter {got}")
     if options.base_dtype is not BaseDtype.FLOAT32 and not options.adapts:
         raise BadOption("--base-dtype: expected --adapter lora or dora beside it")
 

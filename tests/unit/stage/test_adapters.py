@@ -47,7 +47,7 @@ REFUSED = {
     "laguna": "reads .*shared_expert.* as something else",
 }
 # A state-space's loop computes with its operands at other places in memory.
-ROUNDED = CLOSE | {"recurrent_gemma"}
+ROUNDED = CLOSE
 OTHER_TARGETS = {"mamba": "in_proj,x_proj", "laguna": "q_proj,o_proj"}
 LORA: dict[str, Any] = {"adapter": Adapter.LORA, "lora_r": 4, "lora_alpha": 8}
 NUM_STAGES = 3

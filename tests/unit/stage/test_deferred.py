@@ -256,13 +256,17 @@ def both_ways(layer: nn.Module, x: Tensor, gradient: Tensor) -> list[list[Tensor
     for is_split in (False, True):
         own, x_own = copy.deepcopy(layer), x.detach().requires_grad_(x.requires_grad)
         linears = DeferredLinears(own) if is_split else None
+        of_input: list[Tensor] = []
+        if x.requires_grad:
+            # As it comes: what is kept lies as the input does.
+            x_own.register_hook(of_input.append)  # type: ignore[no-untyped-call]
         y = own(x_own)
         y.backward(gradient)
         if linears is not None:
             assert all(p.grad is None for p in own.parameters())
             for product in linears.take():
                 product.accumulate()
-        results.append([y, x_own.grad, *(p.grad for p in own.parameters())])
+        results.append([y, *of_input, *(p.grad for p in own.parameters())])
     return results
 
 
@@ -300,6 +304,17 @@ def test_gradients_with_gaps_between_rows_are_summed_alike(
     x = torch.randn(4, 9, 24, requires_grad=True)
     gradient = torch.randn(4, 40, 9).transpose(1, 2)
     assert_same(*both_ways(make_layer(), x, gradient))
+
+
+@pytest.mark.parametrize("make_layer", LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize("shape", [(1, 9, 24), (1, 1, 24), (9, 24)], ids=str)
+def test_an_inputs_gradient_lies_as_autograds(
+    make_layer: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
+    """The backward of what is in front, a GELU say, may round by it."""
+    *samples, tokens, channels = shape
+    x = torch.randn(*samples, channels, tokens).transpose(-1, -2).requires_grad_()
+    assert_same(*both_ways(make_layer(), x, torch.randn(*samples, tokens, 40)))
 
 
 def test_a_part_of_each_sample_is_summed_alike() -> None:

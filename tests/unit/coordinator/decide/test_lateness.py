@@ -18,7 +18,7 @@ from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.machines.pipeline import PARTS
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PeerAlive, ReleaseStage
-from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.run_spec import Optim, RunSpec
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN = RunId("run-1")
@@ -335,7 +335,7 @@ def test_a_newcomer_that_never_has_its_state_is_let_go_in_one_attempt(
     joined: Swarm, newcomer: FakePeer
 ) -> None:
     run = joined.run()
-    limit_s = hand_over_limit_s(run.spec.model, run.stages[1].layers)
+    limit_s = hand_over_limit_s(run.spec, run.stages[1].layers)
     assert run.attempt.learning_since_s.keys() == {"newcomer"}
     train_on(joined, limit_s - 5)
     assert joined.run().listeners == ("newcomer",)
@@ -350,10 +350,19 @@ def test_a_newcomer_that_never_has_its_state_is_let_go_in_one_attempt(
 
 
 def test_large_states_may_take_longer(make_spec: MakeSpec) -> None:
-    small, large = (make_spec(block_bytes=size).model for size in (1 << 20, 1 << 30))
-    layers = small.layers
+    small, large = (make_spec(block_bytes=size) for size in (1 << 20, 1 << 30))
+    layers = small.model.layers
     assert hand_over_limit_s(small, layers) < 2 * LOAD_S
     assert hand_over_limit_s(large, layers) > 4 * 3600.0
+
+
+@pytest.mark.parametrize("optim", [Optim.ADAFACTOR, Optim.SGD])
+def test_what_an_optimizer_does_not_keep_takes_no_time(make_spec: MakeSpec, optim: Optim) -> None:
+    with_moments, without = (
+        make_spec(block_bytes=1 << 30, optim=which) for which in (Optim.ADAMW, optim)
+    )
+    took_s = [hand_over_limit_s(s, s.model.layers) - LOAD_S for s in (with_moments, without)]
+    assert took_s[0] == pytest.approx(3 * took_s[1])
 
 
 def test_a_hand_over_goes_on_over_attempts_and_its_time_with_it(
@@ -390,7 +399,7 @@ def test_a_newcomer_for_which_all_wait_has_as_long_for_its_state_and_no_longer(
     swarm.join(newcomer)
     swarm.settle()
     assert swarm.run().phase is RunPhase.LOADING
-    limit_s = hand_over_limit_s(spec.model, swarm.run().stages[1].layers)
+    limit_s = hand_over_limit_s(spec, swarm.run().stages[1].layers)
     assert limit_s > LOAD_S + 40
     swarm.wait(limit_s - 5)
     assert not swarm.idlers()
