@@ -350,7 +350,7 @@ class Checkpoint:
 
     @property
     def skeleton(self) -> PreTrainedModel:
-        """The whole causal model, without memory."""
+        """The whole model, without memory."""
         return self._skeleton
 
     @property

@@ -298,10 +298,10 @@ class StageEngine:
     def load(self) -> None:
         """See `Engine`."""
         train = self._spec.train
-        # Frozen, both ends may read one tensor; synchronised, one parameter has both roles.
         module = StageModule(self._checkpoint.config, self.layers, self._task)
         forms = frozen_forms(module, module.architecture.blocks, self._spec)
         prepare(module, forms)
+        # Both ends that stay tied may be one tensor here: frozen, or one parameter, see below.
         tensors = self._checkpoint.load(
             self.layers,
             self._spec.model,
