@@ -23,6 +23,7 @@ KEYS = {
     "losses",
     "eval",
     "eval_before",
+    "evaluations",
     "bytes",
     "bytes_by_kind",
     "relayed_bytes",
@@ -43,6 +44,12 @@ TRAFFIC = (
 )
 
 
+def num_samples(text_file: Path, model_dir: Path) -> int:
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    text = text_file.read_text(encoding="utf-8")
+    return len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) // SEQ_LENGTH
+
+
 def perplexity(model_dir: str | Path, text_file: str | Path, seq_length: int) -> float:
     """As anybody would compute it with transformers alone."""
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
@@ -61,6 +68,10 @@ def assert_documented(report: dict[str, Any], *, steps: int, boundaries: list[st
     assert all(isinstance(loss, float) for loss in report["losses"])
     for name in ("eval", "eval_before"):
         assert set(report[name]) == {"loss", "perplexity"}
+    evaluations = report["evaluations"]
+    assert [one["step"] for one in (evaluations[0], evaluations[-1])] == [0, steps]
+    losses = [one["loss"] for one in (evaluations[0], evaluations[-1])]
+    assert losses == [report[name]["loss"] for name in ("eval_before", "eval")]
     assert set(report["bytes"]) == set(boundaries)
     for counts in report["bytes"].values():
         assert set(counts) == set(TRAFFIC)
@@ -83,12 +94,17 @@ def test_the_demo_trains_its_own_model_and_tells_what_came_of_it(shell: Shell) -
     assert report["samples"] == 48
     assert report["losses"][-1] < report["losses"][0]
     assert report["eval"]["loss"] < report["eval_before"]["loss"]
+    held_out = shell.cwd / "swarm-ft-output-demo" / "input" / "heldout.txt"
+    trained, evaluated = (
+        count * SEQ_LENGTH * 128 * 4
+        for count in (48, num_samples(held_out, shell.cwd / "swarm-ft-output"))
+    )
     for counts in report["bytes"].values():
         assert (counts["key_frames"], counts["delta_frames"]) == (48, 0)
-        assert counts["forward_uncompressed"] == 48 * SEQ_LENGTH * 128 * 4
-        assert counts["forward"] < counts["forward_uncompressed"] / 7
+        # The evaluation before training comes with the first step, and is not compressed.
+        assert counts["forward_uncompressed"] == trained + evaluated
+        assert counts["forward"] - evaluated < trained / 7
         assert counts["backward"] < counts["backward_uncompressed"] / 9
-    held_out = shell.cwd / "swarm-ft-output-demo" / "input" / "heldout.txt"
     own = perplexity(shell.cwd / "swarm-ft-output", held_out, SEQ_LENGTH)
     assert report["eval"]["perplexity"] == pytest.approx(own, rel=1e-3)
     logs = sorted(path.name for path in (shell.cwd / "swarm-ft-output-demo" / "logs").iterdir())
