@@ -40,6 +40,7 @@ from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import Handler, Method, Server, until_one_ends
 from swarm_ft.transport.grpc_options import GrpcOptions, check_address
 from swarm_ft.transport.grpc_transport import GrpcTransport
+from swarm_ft.transport.methods import MEASURE_LINK
 
 if TYPE_CHECKING:
     from swarm_ft.discovery.dht import DhtDirectory
@@ -178,7 +179,8 @@ class _Parts:
         if self.enrolment is None:
             return self.service.handlers()
         own = self.enrolment.handlers(), self._introductions.handlers()
-        return {**self.service.handlers(), **own[0], **own[1]}
+        served = {**self.service.handlers(), **own[0], **own[1]}
+        return served | {MEASURE_LINK: self.enrolment.for_invited(served[MEASURE_LINK])}
 
     async def lend_relay(self, endpoint: str, stack: AsyncExitStack) -> None:
         """Be a relay at this port, if there is to be one."""

@@ -30,6 +30,7 @@ from swarm_ft.systems import sync_data
 
 if TYPE_CHECKING:
     from swarm_ft.identity.invites import Invite
+    from swarm_ft.identity.keys import PrivateKey
     from swarm_ft.reach.doctor import Finding
     from swarm_ft.reach.meet import Reach
 
@@ -191,9 +192,13 @@ def written_mb_per_s(folder: Path) -> float:
 
 def _keys() -> Iterator[Finding]:
     """Those that this machine has; one that others read is theirs, too."""
-    for path in (client_key_file(), *sorted(homes().glob(f"*/{KEY_FILE}"))):
-        if path.exists():
-            yield _key(path)
+    for path in _key_files():
+        yield _key(path)
+
+
+def _key_files() -> list[Path]:
+    files = (client_key_file(), *sorted(homes().glob(f"*/{KEY_FILE}")))
+    return [path for path in files if path.exists()]
 
 
 def _key(path: Path) -> Finding:
@@ -212,12 +217,14 @@ def _key(path: Path) -> Finding:
 
 async def examine_link(invite: Invite) -> Finding:
     """How fast it is to the coordinator, and from there; takes some seconds, 45 MB at most."""
-    from swarm_ft.errors import SwarmError
+    from swarm_ft.errors import BadInvite, NotAllowed, SwarmError
     from swarm_ft.reach.doctor import Finding, Verdict
 
     try:
         async with asyncio.timeout(LINK_S):
             up_mbps, down_mbps = await _measured_mbps(invite)
+    except (BadInvite, NotAllowed) as error:
+        return Finding("invitation", Verdict.BAD, error.message)
     except (SwarmError, TimeoutError) as error:
         says = f"not measured: {error or f'it takes more than {LINK_S:g} s'}"
         return Finding("link", Verdict.NOTE, says, "try again later")
@@ -229,14 +236,32 @@ async def examine_link(invite: Invite) -> Finding:
 
 
 async def _measured_mbps(invite: Invite) -> tuple[float, float]:
-    from swarm_ft.enrol import as_newcomer
+    """With a key of this machine's: an invitation that it used up lets it in again."""
+    from swarm_ft.errors import BadInvite, NotAllowed
     from swarm_ft.identity.keys import new_key
+
+    for key in _own_keys():
+        with suppress(BadInvite, NotAllowed):
+            return await _measured_by(invite, key)
+    return await _measured_by(invite, new_key())
+
+
+def _own_keys() -> Iterator[PrivateKey]:
+    from swarm_ft.identity.keys import key_at
+
+    for path in _key_files():
+        with suppress(BadOption):  # `_key` told of it
+            yield key_at(path)
+
+
+async def _measured_by(invite: Invite, key: PrivateKey) -> tuple[float, float]:
+    from swarm_ft.enrol import as_newcomer
     from swarm_ft.peer.capacity import measured_link
     from swarm_ft.protocol.messages.capacity import Machine
 
     link = await as_newcomer(
         invite,
-        new_key(),
+        key,
         lambda channel: measured_link(channel, Machine(), Random(), enough_s=ENOUGH_S),
     )
     return 8e-6 * link.up_bytes_per_s, 8e-6 * link.down_bytes_per_s

@@ -12,7 +12,7 @@ from typing import Any
 from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.errors import BadOption, JournalError, NotAllowed
 from swarm_ft.identity.authority import Authority, utc_now
-from swarm_ft.identity.certificates import LIFETIME_S, RENEWED_AT, to_der
+from swarm_ft.identity.certificates import LIFETIME_S, RENEWED_AT, Role, to_der
 from swarm_ft.identity.invites import Invite
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.rate import Rate
@@ -75,6 +75,17 @@ class Enrolment:
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:
         """What this answers, for `Transport.serve`."""
         return {ENROL: self._enrol}
+
+    def for_invited(self, handler: Handler) -> Handler:
+        """The same for members, and for newcomers whose invitations would let them in now."""
+
+        async def checked(stream: MessageStream[Any, Any]) -> None:
+            if stream.caller is not None and stream.caller.role is Role.NEWCOMER:
+                self._check_rate(stream.remote)
+                await asyncio.to_thread(self._registry.check, stream.caller, utc_now())
+            await handler(stream)
+
+        return checked
 
     async def opens(self, endpoint: str, *, to_all: bool) -> Invite | None:
         """Where invitations lead from now on, unless their maker says otherwise.
@@ -157,9 +168,8 @@ class Enrolment:
 
     async def _enrol(self, stream: MessageStream[Enrolled, EnrolRequest]) -> None:
         await stream.receive()
-        caller, host = stream.caller, stream.remote.rpartition(":")[0]
-        now_s = asyncio.get_running_loop().time()
-        self._rate.check(address_of(host), now_s, f"keys at {host} enrol")
+        self._check_rate(stream.remote)
+        caller = stream.caller
         if caller is None:
             raise NotAllowed("this coordinator was started without keys; nobody is to enrol")
         member = await asyncio.to_thread(self._registry.admit, caller, utc_now())
@@ -172,3 +182,7 @@ class Enrolment:
                 dht_prefix=self._dht_prefix,
             )
         )
+
+    def _check_rate(self, remote: str) -> None:
+        host, now_s = remote.rpartition(":")[0], asyncio.get_running_loop().time()
+        self._rate.check(address_of(host), now_s, f"keys at {host} enrol")

@@ -17,7 +17,7 @@ logger = get_logger(__name__)
 
 FIRST_BYTES = 256 << 10
 MOST_BYTES = 16 << 20
-ENOUGH_S = 0.5
+ENOUGH_S = 1.0
 """A transfer that took so long says how fast the link is; a shorter one how TCP begins."""
 MAX_TRIES = 12
 """While the coordinator measures another peer's."""

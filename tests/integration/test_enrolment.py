@@ -10,21 +10,27 @@ from pathlib import Path
 
 import pytest
 
+from swarm_ft.cli.doctor import examine_link
+from swarm_ft.cli.joining import client_key_file
+from swarm_ft.clock import SystemClock
+from swarm_ft.coordinator.capacity import Capacity
 from swarm_ft.coordinator.enrolment import LOOK_EVERY_S, Enrolment
+from swarm_ft.coordinator.facts.state import SwarmState
 from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.enrol import Membership, enrol, stay_enrolled
 from swarm_ft.errors import BadInvite, BadOption, JournalError, NotAllowed, SwarmError, Unavailable
 from swarm_ft.identity.authority import Authority
 from swarm_ft.identity.certificates import COORDINATOR_NAME, Caller, Certificate, Role
 from swarm_ft.identity.invites import Invite
-from swarm_ft.identity.keys import PrivateKey, name_of, new_key
+from swarm_ft.identity.keys import PrivateKey, key_at, name_of, new_key
 from swarm_ft.identity.pinning import authority_at
 from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
+from swarm_ft.reach.doctor import Verdict
 from swarm_ft.transport.base import MessageStream, call
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcTransport
-from swarm_ft.transport.methods import STATUS
+from swarm_ft.transport.methods import MEASURE_LINK, STATUS
 
 DEADLINE_S = 30.0
 
@@ -56,7 +62,8 @@ async def office_in(folder: Path) -> AsyncIterator[Office]:
     registry = Registry(folder)
     enrolment = Enrolment(authority, registry, ("/ip4/203.0.113.7/tcp/1/p2p/x",), "a-swarm")
     transport = GrpcTransport(GrpcOptions(credentials=enrolment.credentials))
-    handlers = {**enrolment.handlers(), STATUS: status}
+    measured = enrolment.for_invited(Capacity(SystemClock(), SwarmState).measure)
+    handlers = {**enrolment.handlers(), STATUS: status, MEASURE_LINK: measured}
     server = await transport.serve("127.0.0.1", 0, handlers)
     try:
         async with asyncio.timeout(DEADLINE_S):
@@ -158,6 +165,23 @@ async def test_an_invitation_that_is_used_up_says_so(tmp_path: Path) -> None:
         error = await refusal(invite, new_key())
         assert isinstance(error, BadInvite)
         assert "used up" in error.message
+
+
+async def test_the_doctor_says_that_an_invitation_lets_this_machine_in_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    async with office_in(tmp_path / "keys") as office:
+        invite = await office.invite(Role.CLIENT)
+        assert (await examine_link(invite)).about == "link"
+        own = key_at(client_key_file())
+        await enrol(invite, own)
+        assert (await examine_link(invite)).about == "link", "it lets this machine in again"
+        client_key_file().unlink()
+        found = await examine_link(invite)
+        assert (found.about, found.verdict) == ("invitation", Verdict.BAD)
+        assert found.says == f"{invite.name} is used up or revoked; ask for another one"
 
 
 async def test_another_secret_is_no_invitation(tmp_path: Path) -> None:

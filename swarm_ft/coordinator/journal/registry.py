@@ -223,6 +223,21 @@ class Registry:
             self._db.execute("UPDATE members SET seen_unix_s=? WHERE name=?", (now_s, name))
         return Caller(role=role, name=name, key=caller.key)
 
+    def check(self, caller: Caller, now: datetime) -> None:
+        """Whether `admit` would let the caller in, now; nothing is used up.
+
+        Raises:
+            BadInvite: its invitation is used up, has expired or was revoked.
+            NotAllowed: its key was revoked.
+        """
+        name = name_of(caller.key)
+        with self._errors():
+            known = self._member(name)
+            if known is not None and known.is_revoked:
+                raise NotAllowed(f"{known.role} {name}: its key was revoked")
+            if known is None or caller.name != known.invitation:
+                self._still_good(caller.name, int(now.timestamp()))
+
     def grant_of(self, name: str) -> Grant:
         """What a member may host.
 
@@ -317,6 +332,12 @@ class Registry:
 
     def _use(self, invitation: str, now_s: int) -> tuple[str, str]:
         """Count an invitation down; the role and the grant that it gives."""
+        role, granted = self._still_good(invitation, now_s)
+        self._db.execute("UPDATE invitations SET uses_left=uses_left-1 WHERE name=?", (invitation,))
+        return role, granted
+
+    def _still_good(self, invitation: str, now_s: int) -> tuple[str, str]:
+        """The role and the grant that an invitation gives."""
         row = self._db.execute(
             "SELECT role, granted, uses_left, expires_unix_s FROM invitations WHERE name=?",
             (invitation,),
@@ -326,7 +347,6 @@ class Registry:
             raise BadInvite(f"{invitation} is used up or revoked; ask for another one")
         if expires_s is not None and now_s >= expires_s:
             raise BadInvite(f"{invitation} has expired; ask for another one")
-        self._db.execute("UPDATE invitations SET uses_left=uses_left-1 WHERE name=?", (invitation,))
         return role, granted
 
     def _member(self, name: str) -> MemberRecord | None:

@@ -97,6 +97,39 @@ def test_an_invitation_that_is_revoked_lets_nobody_in(registry: Registry) -> Non
         registry.revoke("nobody")
 
 
+@pytest.mark.parametrize("uses", [1, 2])
+@pytest.mark.parametrize("change", ["nothing", "used", "used by it", "invitation", "key", "later"])
+def test_a_check_says_what_an_admission_would_and_uses_nothing_up(
+    registry: Registry, uses: int, change: str
+) -> None:
+    invite, key = invited(registry, uses=uses, days=1), new_key().public_key()
+    caller, now = newcomer(invite, key), NOW
+    match change:
+        case "used":
+            registry.admit(newcomer(invite), NOW)
+        case "used by it":
+            registry.admit(caller, NOW)
+        case "invitation":
+            registry.revoke(invite.name)
+        case "key":
+            registry.admit(caller, NOW)
+            registry.revoke(name_of(key))
+        case "later":
+            now = NOW + timedelta(days=2)
+    before = registry.invitations(), registry.members()
+    checked = trouble(lambda: registry.check(caller, now))
+    assert (registry.invitations(), registry.members()) == before
+    assert checked == trouble(lambda: registry.admit(caller, now))
+
+
+def trouble(attempt: Callable[[], object]) -> str:
+    try:
+        attempt()
+    except (BadInvite, NotAllowed) as error:
+        return str(error)
+    return ""
+
+
 def test_nobody_is_a_member_by_its_own_word(registry: Registry) -> None:
     key = new_key().public_key()
     with pytest.raises(NotAllowed, match="no member"):
