@@ -1,4 +1,4 @@
-"""A swarm of two peers and a client, each a machine of a lab or this one, through one job."""
+"""A swarm of a few peers and a client, each a machine of a lab or this one, through one job."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ class Town:
         seen_at: the coordinator's address, as the others see it, and its port, where its router
             forwards nothing else; empty: its machine's own, and any.
         relay: where a relay of its own process is; None: there is only the coordinator's.
+        layers: what each peer is told to host.
     """
 
     folder: Path
     public: Host = THIS_MACHINE
-    peers: tuple[Host, Host] = (THIS_MACHINE, THIS_MACHINE)
+    peers: tuple[Host, ...] = (THIS_MACHINE, THIS_MACHINE)
     client: Host = THIS_MACHINE
     seen_at: tuple[str, int] | tuple[()] = ()
     relay: Host | None = None
+    layers: Sequence[str] = LAYERS
     running: dict[str, Spawned] = field(default_factory=dict)
     _shells: dict[str, Shell] = field(default_factory=dict)
 
@@ -150,8 +152,8 @@ class Town:
         self.start_coordinator()
         if self.relay:
             self._start_relay(public.invited("--role", "relay"))
-        word = public.invited("--uses", len(LAYERS))
-        for i, layers in enumerate(LAYERS):
+        word = public.invited("--uses", len(self.layers))
+        for i, layers in enumerate(self.layers):
             peer = self._shells[f"peer-{i}"].up("serve-stage", word, "--layers", layers)
             self.running[f"peer-{i}"] = peer
 

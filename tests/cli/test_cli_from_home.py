@@ -89,6 +89,20 @@ def test_a_swarm_behind_routers_trains_as_one_on_one_machine(
     assert [house.router.num_accepted for house in houses] == [0, 0, 0]
 
 
+def test_who_reaches_the_two_others_is_placed_between_them(
+    furnish: Furnish, quiet: Quiet, sample: SampleInput, tmp_path: Path
+) -> None:
+    """Of the three orders of a pipeline two would have half of the bytes relayed."""
+    public, client, *peers = (
+        furnish(nat).machines[0] for nat in ("open", "cone", "symmetric", "symmetric", "open")
+    )
+    town = Town(tmp_path, public, tuple(peers), client, layers=("auto",) * len(peers))
+    told = town.train(sample, NUM_STEPS)
+    one_boundary = quiet(NUM_STEPS)["bytes_by_kind"]["forward"]["uncompressed"]
+    assert told["bytes_by_kind"]["forward"]["uncompressed"] == 2 * one_boundary
+    assert told["relayed_bytes"] == 0
+
+
 def test_one_forwarded_port_is_all_that_a_coordinator_needs(
     internet: Internet, furnish: Furnish, quiet: Quiet, sample: SampleInput, tmp_path: Path
 ) -> None:
