@@ -129,9 +129,21 @@ class WatchedRun:
 
 
 async def submit(
-    client: SwarmClient, job: Job, options: JobOptions, progress: RunProgress
+    client: SwarmClient,
+    job: Job,
+    options: JobOptions,
+    progress: RunProgress,
+    *,
+    forecasts: bool = True,
 ) -> WatchedRun:
     """Submit the job; or find its run, with `options.resume`.
+
+    Args:
+        client: of the swarm.
+        job: what is to be trained.
+        options: what else was said.
+        progress: told of it.
+        forecasts: whether to say what it will take.
 
     Raises:
         NotFound: there is no run of the same model, data and options that could be resumed.
@@ -142,7 +154,7 @@ async def submit(
             "the model ties its head to its embeddings; they are trained apart, and the result is "
             "untied (--tied-embeddings sync keeps them tied)"
         )
-    expected = await _forecast(client, job, progress)
+    expected = await _forecast(client, job, progress) if forecasts else None
     if options.resume:
         run_id = await _resumed(client, job, progress)
     else:
