@@ -76,6 +76,8 @@ class WatchedRun:
             totals=state.last,
             evaluations=state.evaluations,
             model_dir=str(outputs.out),
+            num_steps=state.num_steps,
+            result_step=state.result_step,
             forecast=self.forecast,
             task=self.progress.task,
         )

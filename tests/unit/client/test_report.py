@@ -79,6 +79,8 @@ def test_the_document_has_the_promised_fields() -> None:
         "model_dir": "out/model",
         "losses": [3.5, 2.5],
         "steps": 2,
+        "stopped_early": False,
+        "result_step": 2,
         "samples": 8,
         "seconds": 1.0,
         "samples_per_second": 8.0,

@@ -16,6 +16,8 @@ from swarm_ft.protocol.spec.run_spec import (
     EvalStrategy,
     LrSchedule,
     ModelSpec,
+    SaveStrategy,
+    TaskKind,
     TrainSpec,
 )
 
@@ -35,6 +37,8 @@ KINDS: dict[object, set[int]] = {
     EvalStrategy: {FieldDescriptor.TYPE_ENUM},
     EvalCompression: {FieldDescriptor.TYPE_ENUM},
     Adapter: {FieldDescriptor.TYPE_ENUM},
+    SaveStrategy: {FieldDescriptor.TYPE_ENUM},
+    TaskKind: {FieldDescriptor.TYPE_ENUM},
 }
 LARGEST = {FieldDescriptor.TYPE_UINT32: 2**32 - 1, FieldDescriptor.TYPE_UINT64: 2**64 - 1}
 
@@ -82,6 +86,8 @@ def test_numbers_of_a_training_are_bounded() -> None:
         (EvalStrategy, pb.EvalStrategy.DESCRIPTOR, "EVAL_STRATEGY"),
         (EvalCompression, pb.EvalCompression.DESCRIPTOR, "EVAL_COMPRESSION"),
         (Adapter, pb.Adapter.DESCRIPTOR, "ADAPTER"),
+        (SaveStrategy, pb.SaveStrategy.DESCRIPTOR, "SAVE_STRATEGY"),
+        (TaskKind, pb.TaskKind.DESCRIPTOR, "TASK_KIND"),
     ],
 )
 def test_enums_have_the_same_names_and_numbers(
