@@ -23,6 +23,9 @@ KEYS = {
     "losses",
     "eval",
     "eval_before",
+    "evaluations",
+    "stopped_early",
+    "result_step",
     "bytes",
     "bytes_by_kind",
     "relayed_bytes",
@@ -43,13 +46,15 @@ TRAFFIC = (
 )
 
 
-def perplexity(model_dir: str | Path, text_file: str | Path, seq_length: int) -> float:
-    """As anybody would compute it with transformers alone."""
+def perplexity(
+    model_dir: str | Path, text_file: str | Path, seq_length: int, samples: int | None = None
+) -> float:
+    """As anybody would compute it with transformers alone, of so many samples."""
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir).eval()
     text = Path(text_file).read_text(encoding="utf-8")
     ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
-    ids = torch.tensor(ids[: len(ids) // seq_length * seq_length]).view(-1, seq_length)
+    ids = torch.tensor(ids[: len(ids) // seq_length * seq_length]).view(-1, seq_length)[:samples]
     with torch.no_grad():
         logits = model(ids).logits[:, :-1]
     return cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).exp().item()
@@ -118,6 +123,28 @@ def test_the_demo_trains_an_adapter_that_peft_loads(shell: Shell) -> None:
     assert all(name.endswith(".weight") for name in changed)
     own = perplexity(out, made / "heldout.txt", SEQ_LENGTH)
     assert report["eval"]["perplexity"] == pytest.approx(own, rel=1e-3)
+    assert shell.all_gone(), shell.alive()
+
+
+def test_the_demo_stops_early_and_gives_its_best_weights(shell: Shell) -> None:
+    overfits = ("--max-samples", 16, "--lr", 0.01, "--lr-schedule", "constant", "--steps", 80)
+    judged = ("--eval_steps", 2, "--max-eval-samples", 16, "--early_stopping_patience", 3)
+    kept = ("--load_best_model_at_end", "--save_steps", 2, "--save_total_limit", 1)
+    demo = shell.spawn("demo", *overfits, *judged, *kept, "--json", "report.json")
+    assert demo.ends(150) == 0, demo.err
+    report = json.loads((shell.cwd / "report.json").read_text())
+    losses = {one["step"]: one["loss"] for one in report["evaluations"]}
+    trained, best = report["steps"], report["result_step"]
+    assert report["stopped_early"]
+    assert losses.keys() == set(range(0, trained + 1, 2))
+    assert (trained, losses[best]) == (best + 6, min(losses[step] for step in losses if step))
+    assert report["eval"]["loss"] == losses[best] < losses[trained]
+    held_out = shell.cwd / "swarm-ft-output-demo" / "input" / "heldout.txt"
+    own = perplexity(shell.cwd / "swarm-ft-output", held_out, SEQ_LENGTH, 16)
+    assert report["eval"]["perplexity"] == pytest.approx(own, rel=1e-3)
+    words = f"stopped early        after step {trained} of 80"
+    assert any(line.startswith(words) for line in demo.out)
+    assert f"best weights         those of step {best}" in demo.out
     assert shell.all_gone(), shell.alive()
 
 
