@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -317,6 +317,17 @@ class RunReport:
     task: Task = _CAUSAL_LM
 
     @property
+    def sent(self) -> ByteCounts:
+        """Everything that peers sent each other, evaluations among it."""
+        return sum((found.sent for found in self.evaluations), self.totals.sent)
+
+    @property
+    def traffic(self) -> tuple[Traffic, ...]:
+        """So too over each boundary."""
+        of_evaluations = (one for found in self.evaluations for one in found.traffic)
+        return summed_by_boundary((*self.totals.traffic, *of_evaluations))
+
+    @property
     def steps_in_result(self) -> int:
         """How many steps are in the result."""
         return len(self.losses) if self.result_step is None else self.result_step
@@ -358,16 +369,22 @@ class RunReport:
             "eval_before": _eval_fields(self.eval_before, self.task),
             "eval": _eval_fields(self.eval_after, self.task),
             "evaluations": [
-                {"step": found.step, **(_eval_fields(found, self.task) or {})}
+                {
+                    "step": found.step,
+                    "samples": found.num_samples,
+                    "bytes": found.sent.evaluation_bytes,
+                    **(_eval_fields(found, self.task) or {}),
+                }
                 for found in self.evaluations
             ],
-            "bytes_by_kind": kind_fields(self.totals.sent),
-            "relayed_bytes": self.totals.sent.relayed_bytes,
+            "eval_samples": sum(found.num_samples for found in self.evaluations),
+            "bytes_by_kind": kind_fields(self.sent),
+            "relayed_bytes": self.sent.relayed_bytes,
             "bytes": {
                 str(one.boundary): {
                     name.removesuffix("_bytes"): count for name, count in one.counts().items()
                 }
-                for one in self.totals.traffic
+                for one in self.traffic
             },
             "losses": [_finite(loss) for loss in self.losses],
         }
@@ -436,9 +453,9 @@ class RunReport:
 
     def print_summary(self, console: Console) -> None:
         """The summary for people: bytes by boundary and by kind as tables, then the lines."""
-        if self.totals.traffic:
-            console.print(_traffic_table(self.totals.traffic))
-        for line in kind_lines(self.totals.sent):
+        if self.traffic:
+            console.print(_traffic_table(self.traffic))
+        for line in kind_lines(self.sent):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         for line in self.summary_lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -470,6 +487,7 @@ def _kinds(sent: ByteCounts) -> tuple[tuple[str, int, int], ...]:
         ("backward", sent.backward_bytes, sent.backward_uncompressed_bytes),
         ("gradients", sent.gradient_bytes, sent.gradient_uncompressed_bytes),
         ("state", sent.state_bytes, sent.state_bytes),
+        ("evaluation", sent.evaluation_bytes, sent.evaluation_uncompressed_bytes),
     )
 
 
@@ -527,6 +545,7 @@ def _forecast_fields(expected: Forecast | None) -> dict[str, Any] | None:
         "seconds": expected.seconds,
         "samples_per_second": expected.samples_per_s,
         "bound_by": expected.bound_by,
+        "evaluation": asdict(expected.evaluation) if expected.evaluation else None,
     }
 
 

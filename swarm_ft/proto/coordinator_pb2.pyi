@@ -153,7 +153,7 @@ class CaughtUp(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., state_bytes: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Traffic(_message.Message):
-    __slots__ = ("boundary", "forward_bytes", "backward_bytes", "forward_uncompressed_bytes", "backward_uncompressed_bytes", "key_frames", "delta_frames", "relayed_bytes")
+    __slots__ = ("boundary", "forward_bytes", "backward_bytes", "forward_uncompressed_bytes", "backward_uncompressed_bytes", "key_frames", "delta_frames", "relayed_bytes", "evaluation_bytes", "evaluation_uncompressed_bytes", "evaluation_relayed_bytes")
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
     FORWARD_BYTES_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,9 @@ class Traffic(_message.Message):
     KEY_FRAMES_FIELD_NUMBER: _ClassVar[int]
     DELTA_FRAMES_FIELD_NUMBER: _ClassVar[int]
     RELAYED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_UNCOMPRESSED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_RELAYED_BYTES_FIELD_NUMBER: _ClassVar[int]
     boundary: int
     forward_bytes: int
     backward_bytes: int
@@ -170,7 +173,10 @@ class Traffic(_message.Message):
     key_frames: int
     delta_frames: int
     relayed_bytes: int
-    def __init__(self, boundary: _Optional[int] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., key_frames: _Optional[int] = ..., delta_frames: _Optional[int] = ..., relayed_bytes: _Optional[int] = ...) -> None: ...
+    evaluation_bytes: int
+    evaluation_uncompressed_bytes: int
+    evaluation_relayed_bytes: int
+    def __init__(self, boundary: _Optional[int] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., key_frames: _Optional[int] = ..., delta_frames: _Optional[int] = ..., relayed_bytes: _Optional[int] = ..., evaluation_bytes: _Optional[int] = ..., evaluation_uncompressed_bytes: _Optional[int] = ..., evaluation_relayed_bytes: _Optional[int] = ...) -> None: ...
 
 class GradientTraffic(_message.Message):
     __slots__ = ("sent_bytes", "uncompressed_bytes", "relayed_bytes")
@@ -629,7 +635,7 @@ class BoundaryStatus(_message.Message):
     def __init__(self, boundary: _Optional[int] = ..., buffered_samples: _Optional[int] = ..., key_frames: _Optional[int] = ..., delta_frames: _Optional[int] = ..., kept: _Optional[_Union[BufferCounts, _Mapping]] = ...) -> None: ...
 
 class ByteCounts(_message.Message):
-    __slots__ = ("forward_bytes", "forward_uncompressed_bytes", "backward_bytes", "backward_uncompressed_bytes", "gradient_bytes", "gradient_uncompressed_bytes", "state_bytes", "relayed_bytes")
+    __slots__ = ("forward_bytes", "forward_uncompressed_bytes", "backward_bytes", "backward_uncompressed_bytes", "gradient_bytes", "gradient_uncompressed_bytes", "state_bytes", "relayed_bytes", "evaluation_bytes", "evaluation_uncompressed_bytes")
     FORWARD_BYTES_FIELD_NUMBER: _ClassVar[int]
     FORWARD_UNCOMPRESSED_BYTES_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -638,6 +644,8 @@ class ByteCounts(_message.Message):
     GRADIENT_UNCOMPRESSED_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     RELAYED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_UNCOMPRESSED_BYTES_FIELD_NUMBER: _ClassVar[int]
     forward_bytes: int
     forward_uncompressed_bytes: int
     backward_bytes: int
@@ -646,7 +654,9 @@ class ByteCounts(_message.Message):
     gradient_uncompressed_bytes: int
     state_bytes: int
     relayed_bytes: int
-    def __init__(self, forward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., gradient_uncompressed_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., relayed_bytes: _Optional[int] = ...) -> None: ...
+    evaluation_bytes: int
+    evaluation_uncompressed_bytes: int
+    def __init__(self, forward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., gradient_uncompressed_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., relayed_bytes: _Optional[int] = ..., evaluation_bytes: _Optional[int] = ..., evaluation_uncompressed_bytes: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("replica_only", "sees_tokens", "layers")
@@ -747,18 +757,20 @@ class StepCommitted(_message.Message):
     def __init__(self, step: _Optional[int] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., grad_norm: _Optional[float] = ..., num_samples: _Optional[int] = ..., seconds: _Optional[float] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
 class Evaluated(_message.Message):
-    __slots__ = ("step", "num_samples", "eval_loss", "compressed_eval_loss", "counts")
+    __slots__ = ("step", "num_samples", "eval_loss", "compressed_eval_loss", "counts", "traffic")
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     EVAL_LOSS_FIELD_NUMBER: _ClassVar[int]
     COMPRESSED_EVAL_LOSS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     step: int
     num_samples: int
     eval_loss: float
     compressed_eval_loss: float
     counts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., num_samples: _Optional[int] = ..., eval_loss: _Optional[float] = ..., compressed_eval_loss: _Optional[float] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
+    traffic: _containers.RepeatedCompositeFieldContainer[Traffic]
+    def __init__(self, step: _Optional[int] = ..., num_samples: _Optional[int] = ..., eval_loss: _Optional[float] = ..., compressed_eval_loss: _Optional[float] = ..., counts: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ...) -> None: ...
 
 class RunEvent(_message.Message):
     __slots__ = ("status", "step", "timeline", "evaluated")

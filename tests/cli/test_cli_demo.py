@@ -26,6 +26,7 @@ KEYS = {
     "evaluations",
     "stopped_early",
     "result_step",
+    "eval_samples",
     "bytes",
     "bytes_by_kind",
     "relayed_bytes",
@@ -43,6 +44,9 @@ TRAFFIC = (
     "key_frames",
     "delta_frames",
     "relayed",
+    "evaluation",
+    "evaluation_uncompressed",
+    "evaluation_relayed",
 )
 
 
@@ -70,9 +74,15 @@ def assert_documented(report: dict[str, Any], *, steps: int, boundaries: list[st
     for counts in report["bytes"].values():
         assert set(counts) == set(TRAFFIC)
         assert all(isinstance(count, int) for count in counts.values())
-    assert set(report["bytes_by_kind"]) == {"forward", "backward", "gradients", "state"}
+    assert set(report["bytes_by_kind"]) == {
+        "forward",
+        "backward",
+        "gradients",
+        "state",
+        "evaluation",
+    }
     assert report["bytes_by_kind"]["gradients"] == {"sent": 0, "uncompressed": 0}
-    for way in ("forward", "backward"):
+    for way in ("forward", "backward", "evaluation"):
         sent = sum(counts[way] for counts in report["bytes"].values())
         assert report["bytes_by_kind"][way]["sent"] == sent
     assert report["seconds"] > 0

@@ -127,7 +127,9 @@ OPTIONS = {
     ("client", "train"): JOB | SWARM,
     ("client", "attach"): SWARM | {"--run", "--model", "--out", "--json", "--trace"},
     ("client", "cancel"): SWARM | {"--run"},
-    ("plan",): SWARM | (JOB - READING - OF_DATA) | {"--num-samples", "--json"},
+    ("plan",): SWARM
+    | (JOB - READING - OF_DATA)
+    | {"--num-samples", "--num-eval-samples", "--json"},
     ("serve-stage",): DHT
     | LISTENING
     | BUFFERS

@@ -44,13 +44,13 @@ def assert_ended_with_the_best(events: list[RunEvent], job: Job) -> None:
     status = last_of(events)
     assert status.phase is RunPhase.FINISHED
     losses = {one.step: one.eval_loss for one in evaluations_of(events)}
-    of_loop = {}
+    of_loop: dict[int, float] = {}
     for step in losses:
         _, model = plain_loop(job, untie=True, steps=step)
         of_loop[step] = held_out_loss(model, job)
     assert losses == pytest.approx(of_loop, rel=1e-4)
     trained = status.committed_steps
-    best = min(range(1, trained + 1), key=lambda step: of_loop[step])
+    best = min(range(1, trained + 1), key=of_loop.__getitem__)
     assert (status.steps_in_result, trained) == (best, BEST + PATIENCE) == (BEST, trained)
     committed = {event.step for event in events if isinstance(event, StepCommitted)}
     assert sorted(committed) == list(range(trained))

@@ -100,6 +100,8 @@ def stage_saved(turn: Turn, peer_id: PeerId, message: StageSaved | StageUnsaved)
     run = turn.state.runs.get(message.name.run_id)
     if run is None or peer_id not in run.peers or run.phase > RunPhase.FINISHED:
         return
+    if not turn.state.carries(peer_id):
+        return  # who is on probation was not asked
     asked = run.saving.asked
     if asked is None or message.name.step != asked.step:
         return  # a later snapshot took its place

@@ -49,7 +49,12 @@ from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, St
 from swarm_ft.private_files import FILE_MODE, make_private
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase, StepCommitted
 from swarm_ft.protocol.messages.control import CommitStep, SavedStage, StageAssignment
-from swarm_ft.protocol.messages.reports import ByteCounts, GradientTraffic, Traffic
+from swarm_ft.protocol.messages.reports import (
+    ByteCounts,
+    GradientTraffic,
+    Traffic,
+    summed_by_boundary,
+)
 from swarm_ft.protocol.spec.best import Best, Judged
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import MAX_STEPS
@@ -78,6 +83,7 @@ CREATE TABLE IF NOT EXISTS commits (
 CREATE TABLE IF NOT EXISTS evaluations (
     run_id TEXT NOT NULL, step INTEGER NOT NULL, num_samples INTEGER NOT NULL,
     eval_loss REAL, compressed_eval_loss REAL, counts TEXT NOT NULL, judged TEXT NOT NULL,
+    traffic TEXT NOT NULL,
     PRIMARY KEY (run_id, step)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS snapshots (
     run_id TEXT NOT NULL, step INTEGER NOT NULL, stages TEXT NOT NULL,
@@ -271,9 +277,10 @@ class Journal:
     def _write_evaluation(self, record: EvaluationRecord) -> None:
         found = record.evaluated
         losses = found.eval_loss, found.compressed_eval_loss
-        texts = json.dumps(found.counts), _judged_text(record.judged)
+        judged, traffic = _judged_text(record.judged), _traffic_text(found.traffic)
+        texts = json.dumps(found.counts), judged, traffic
         row = (record.run_id, found.step, found.num_samples, *losses, *texts)
-        self._db.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        self._db.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def _write_standing(self, record: StandingRecord) -> None:
         peer_id, standing = record.peer_id, record.standing
@@ -408,8 +415,13 @@ class Journal:
             trained_steps=trained_steps,
         )
         if last is not None and newest is not None:
-            sent, traffic = newest.sent, newest.traffic
-            past = replace(past, last_commit=last.last_commit, sent=sent, traffic=traffic)
+            past = replace(
+                past, last_commit=last.last_commit, sent=newest.sent, traffic=newest.traffic
+            )
+        # An evaluation is counted with the next commit, and the last one is followed by none.
+        for found in self.evaluations(run_id, past.all_steps, past.all_steps + 1):
+            traffic = summed_by_boundary((*past.traffic, *found.traffic))
+            past = replace(past, sent=past.sent + found.sent, traffic=traffic)
         return Run(
             run_id=run_id,
             spec=spec,
@@ -515,8 +527,8 @@ class Journal:
         """Of a run, of weights with `first` steps in them to fewer than `stop`, steps rising."""
         with self._errors_named():
             found = self._db.execute(
-                "SELECT step, num_samples, eval_loss, compressed_eval_loss, counts FROM evaluations"
-                " WHERE run_id=? AND step>=? AND step<? ORDER BY step",
+                "SELECT step, num_samples, eval_loss, compressed_eval_loss, counts, traffic"
+                " FROM evaluations WHERE run_id=? AND step>=? AND step<? ORDER BY step",
                 (run_id, first, stop),
             ).fetchall()
         return tuple(
@@ -526,8 +538,9 @@ class Journal:
                 eval_loss=loss,
                 compressed_eval_loss=compressed_loss,
                 counts=tuple(map(int, json.loads(counts))),
+                traffic=_traffic_from(traffic),
             )
-            for step, num_samples, loss, compressed_loss, counts in found
+            for step, num_samples, loss, compressed_loss, counts, traffic in found
         )
 
     def data_digest(self, run_id: RunId) -> bytes:

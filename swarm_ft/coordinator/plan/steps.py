@@ -160,12 +160,21 @@ def evaluated(run: Run, step: PlannedStep) -> tuple[Run, Evaluated]:
         eval_loss=losses.get(False),
         compressed_eval_loss=losses.get(True),
         counts=counts,
+        traffic=summed_by_boundary(
+            sent.of_evaluation for peer in run.peers for sent in step.ready[peer].traffic
+        ),
     )
     value = metric_of(train, found.loss, found.counts)
     # After the last step they are with the peers, and need not be saved.
     is_saved = run.past.saved is not None or found.step == train.num_steps
     judged = run.past.judged.after(train, found.step, value, is_saved=is_saved)
-    return replace(run, past=replace(run.past, judged=judged)), found
+    past = replace(
+        run.past,
+        judged=judged,
+        sent=run.past.sent + found.sent,
+        traffic=summed_by_boundary((*run.past.traffic, *found.traffic)),
+    )
+    return replace(run, past=past), found
 
 
 def tokens_for(run: Run, plan: PlanStep, peer: PeerId) -> tuple[SampleId, ...]:
@@ -210,7 +219,7 @@ def commit_step(run: Run, step: PlannedStep, now_s: float) -> tuple[Run, StepCom
         grad_norm=grad_norm,
         num_samples=len(step_samples(train, number)),
         seconds=now_s - step.began_s,
-        traffic=summed_by_boundary(t for report in reports for t in report.traffic),
+        traffic=summed_by_boundary(t.of_training for report in reports for t in report.traffic),
         gradients=sum((report.gradients for report in reports), GradientTraffic()),
         state_bytes=run.measured.state_bytes,
     )

@@ -232,6 +232,7 @@ class Evaluated:
         eval_loss: with nothing compressed; None if that was not asked for.
         compressed_eval_loss: so too with compressed activations.
         counts: that the task's metrics are made of; uncompressed, if that was asked for.
+        traffic: what was sent for it, all peers at a boundary together.
     """
 
     step: StepNumber
@@ -239,6 +240,18 @@ class Evaluated:
     eval_loss: Amount | None = None
     compressed_eval_loss: Amount | None = None
     counts: Annotated[tuple[Targets, ...], Length(MAX_COUNTS)] = ()
+    traffic: tuple[Traffic, ...] = ()
+
+    @property
+    def sent(self) -> ByteCounts:
+        """All that was sent for it."""
+        return ByteCounts(
+            evaluation_bytes=sum(t.evaluation_bytes for t in self.traffic),
+            evaluation_uncompressed_bytes=sum(
+                t.evaluation_uncompressed_bytes for t in self.traffic
+            ),
+            relayed_bytes=sum(t.evaluation_relayed_bytes for t in self.traffic),
+        )
 
     @property
     def loss(self) -> float:

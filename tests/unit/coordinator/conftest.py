@@ -306,7 +306,18 @@ class FakePeer:
         )
         self.gradients_of_step, self.gradients_of_attempt = plan.step, plan.attempt
         ready = self.step_ready(plan.step) if plan.microbatches else self._nothing_ready(plan)
-        return replace(ready, evaluation=self._evaluated(plan, computing[-1]))
+        traffic = (*ready.traffic, *self._evaluation_traffic(plan))
+        return replace(ready, evaluation=self._evaluated(plan, computing[-1]), traffic=traffic)
+
+    def _evaluation_traffic(self, plan: PlanStep) -> tuple[Traffic, ...]:
+        """A byte of each held-out sample that goes on from the first stage."""
+        assert self.assign is not None
+        if self._stage.layers != self.assign.assignments[0].layers or len(self.boundaries) < 1:
+            return ()
+        count = sum(len(batch.samples) for batch in plan.evaluation)
+        (boundary,) = self.boundaries
+        own = Traffic(boundary=boundary, evaluation_bytes=count)
+        return (own,) if count else ()
 
     def _nothing_ready(self, plan: PlanStep) -> StepReady:
         return StepReady(

@@ -97,6 +97,11 @@ def test_a_run_stops_and_what_was_made_beside_the_evaluation_does_not_count(begi
     assert [peer.applied for peer in peers] == [list(range(5))] * 2
     assert swarm.run().status.result_step is None
     assert swarm.num_rollbacks == 0
+    told = swarm.run().status.sent
+    assert told.evaluation_bytes == 6 * HELD_OUT
+    assert told.forward_bytes == 5 * 100
+    swarm.restart()
+    assert swarm.run().status.sent == told
 
 
 def test_the_best_weights_are_the_result(begin: Begin) -> None:
@@ -108,8 +113,10 @@ def test_the_best_weights_are_the_result(begin: Begin) -> None:
     loading = next(assign for _, assign in swarm.said(Assign) if assign.saved)
     assert (loading.fresh, loading.committed_steps) == (True, 3)
     assert any("best weights (step 3, loss 3)" in told.detail for told in swarm.told_of())
-    counted = (step.sent for step in swarm.history[RUN])
-    assert swarm.run().past.sent == sum(counted, ByteCounts())
+    counted = sum((step.sent for step in swarm.history[RUN]), ByteCounts())
+    evaluations = ByteCounts(evaluation_bytes=(STEPS + 1) * HELD_OUT)
+    assert swarm.run().past.sent == counted + evaluations
+    assert sum(one.evaluation_bytes for one in swarm.run().past.traffic) == 18
 
 
 def test_where_the_last_weights_are_the_best_nothing_is_loaded(begin: Begin) -> None:

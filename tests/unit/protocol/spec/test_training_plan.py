@@ -27,6 +27,7 @@ from swarm_ft.protocol.spec.training_plan import (
     evaluates_at,
     evaluation_microbatches,
     learning_rate_at,
+    num_evaluations,
     saves_at,
     step_microbatches,
     step_samples,
@@ -273,6 +274,7 @@ def test_the_first_and_last_weights_are_evaluated_and_some_between(
         eval_steps=eval_steps,
     )
     assert [step for step in range(8) if evaluates_at(train, StepNumber(step))] == expected
+    assert num_evaluations(train) == len(expected)
     nothing = replace(train, num_eval_samples=0)
     assert not any(evaluates_at(nothing, StepNumber(step)) for step in range(8))
 
