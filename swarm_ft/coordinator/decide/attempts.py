@@ -226,7 +226,8 @@ def go_back(turn: Turn, run: Run) -> None:
     """Go back to the newest snapshot, or the beginning, with whoever is there."""
     past = run.past.rolled_back
     if past.trained_steps is None:
-        turn.write(RollbackRecord(run.run_id, StepNumber(past.committed_steps)))
+        is_evaluated = past.judged.step == past.committed_steps
+        turn.write(RollbackRecord(run.run_id, StepNumber(past.committed_steps), is_evaluated))
     turn.put(_at(run, past))
     if past.snapshot is None:
         release(turn, run, "the run goes back to its beginning")

@@ -183,10 +183,15 @@ class LedgerRecord:
 
 @dataclass(frozen=True, slots=True)
 class RollbackRecord:
-    """Steps from `first_void_step` on do not count any more."""
+    """Steps from `first_void_step` on do not count any more, nor evaluations after them.
+
+    Attributes:
+        is_evaluated: whether the weights that it goes back to are, and stay so; else they will be.
+    """
 
     run_id: RunId
     first_void_step: StepNumber
+    is_evaluated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,8 @@ class Snapshot:
         last_commit: the last one that is in it; as many steps are in it.
         sent: what peers sent each other in these steps.
         traffic: of that, what went over each boundary.
-        judged: what evaluations of earlier weights said; its own is made with the next step.
+        judged: what evaluations said when it was asked for; of its own weights there is none yet,
+            unless they are the last.
         stages: those that are saved, first to last once all are.
     """
 

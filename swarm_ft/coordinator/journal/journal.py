@@ -57,7 +57,6 @@ from swarm_ft.protocol.messages.reports import (
 )
 from swarm_ft.protocol.spec.best import Best, Judged
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import MAX_STEPS
 from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.sealing import Sealer
@@ -86,7 +85,7 @@ CREATE TABLE IF NOT EXISTS evaluations (
     traffic TEXT NOT NULL,
     PRIMARY KEY (run_id, step)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS snapshots (
-    run_id TEXT NOT NULL, step INTEGER NOT NULL, stages TEXT NOT NULL,
+    run_id TEXT NOT NULL, step INTEGER NOT NULL, stages TEXT NOT NULL, judged TEXT NOT NULL,
     PRIMARY KEY (run_id, step)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ledgers (
     run_id TEXT PRIMARY KEY, boundaries TEXT NOT NULL, peers TEXT NOT NULL) WITHOUT ROWID;
@@ -267,8 +266,9 @@ class Journal:
 
     def _write_snapshot(self, record: SnapshotRecord) -> None:
         run_id, snapshot, execute = record.run_id, record.snapshot, self._db.execute
-        saved = (run_id, snapshot.step, _saved_text(snapshot.stages))
-        execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", saved)
+        texts = _saved_text(snapshot.stages), _judged_text(snapshot.judged)
+        saved = (run_id, snapshot.step, *texts)
+        execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", saved)
         found = execute("SELECT step FROM snapshots WHERE run_id=?", (run_id,)).fetchall()
         for (step,) in found:
             if step not in record.kept:
@@ -301,7 +301,8 @@ class Journal:
         run_id, execute = record.run_id, self._db.execute
         void = (run_id, record.first_void_step)
         execute("DELETE FROM commits WHERE run_id=? AND step>=?", void)
-        execute("DELETE FROM evaluations WHERE run_id=? AND step>=?", void)
+        first_void = record.first_void_step + record.is_evaluated
+        execute("DELETE FROM evaluations WHERE run_id=? AND step>=?", (run_id, first_void))
         execute("DELETE FROM plans WHERE run_id=? AND step>=?", void)
         execute("DELETE FROM snapshots WHERE run_id=? AND step>?", void)
         if not record.first_void_step:
@@ -461,24 +462,25 @@ class Journal:
             last_commit=commit,
             sent=ByteCounts(**json.loads(sent)),
             traffic=_traffic_from(traffic),
-            judged=self._judged(run_id, committed_steps),
         )
 
-    def _judged(self, run_id: RunId, before_step: int = MAX_STEPS + 1) -> Judged:
-        """What evaluations of the weights of earlier steps say; of all, if none is named."""
+    def _judged(self, run_id: RunId) -> Judged:
+        """What all evaluations say."""
         row = self._db.execute(
-            "SELECT judged FROM evaluations WHERE run_id=? AND step<? ORDER BY step DESC LIMIT 1",
-            (run_id, before_step),
+            "SELECT judged FROM evaluations WHERE run_id=? ORDER BY step DESC LIMIT 1", (run_id,)
         ).fetchone()
         return _judged_from(row[0]) if row else Judged()
 
     def _snapshots(self, run_id: RunId) -> tuple[Snapshot, ...]:
         """Those that are there, steps rising."""
         found = self._db.execute(
-            "SELECT step, stages FROM snapshots WHERE run_id=? ORDER BY step", (run_id,)
+            "SELECT step, stages, judged FROM snapshots WHERE run_id=? ORDER BY step", (run_id,)
         ).fetchall()
-        known = ((self._as_of(run_id, step), stages) for step, stages in found)
-        return tuple(replace(one, stages=_saved_from(text)) for one, text in known if one)
+        return tuple(
+            replace(known, stages=_saved_from(stages), judged=_judged_from(judged))
+            for step, stages, judged in found
+            if (known := self._as_of(run_id, step))
+        )
 
     def _planned_step(self, run_id: RunId, committed_steps: int) -> PlannedStep | None:
         """The microbatches of the step under way; which peers they were to pass is not kept."""

@@ -298,6 +298,33 @@ def test_a_best_result_that_is_lost_is_loaded_again(begin: Begin) -> None:
     assert (b.applied, swarm.num_rollbacks) == ([0, 1, 2], 0)
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("save_steps", [4, 100])
+def test_a_last_result_that_is_lost_is_given_again_and_not_judged_again(
+    begin: Begin, save_steps: int, restarts: bool
+) -> None:
+    changes = {"load_best_model_at_end": False, "save_steps": save_steps}
+    swarm, peers = begin(LOSSES, early_stopping_patience=2, **changes)
+    swarm.settle()
+    before = outcome(swarm)
+    assert before == (RunPhase.FINISHED, 5, 5, list(range(6)), 5)
+    b = peers[-1]
+    if restarts:
+        swarm.restart()
+        swarm.join(*peers)
+        swarm.settle()
+    num_evaluated = len(evaluated(swarm))
+    swarm.leave(b)
+    b.forget()
+    swarm.join(b)
+    swarm.settle()
+    assert outcome(swarm) == before
+    assert (b.applied, swarm.num_rollbacks) == (list(range(5)), 1)
+    assert len(evaluated(swarm)) == num_evaluated
+    swarm.restart()
+    assert outcome(swarm) == before
+
+
 def test_a_run_that_goes_back_is_judged_as_of_then(begin: Begin) -> None:
     swarm, peers = begin(LOSSES, early_stopping_patience=2, save_steps=2, eval_steps=1)
     swarm.settle_until(lambda: swarm.run().committed_steps == 5)
