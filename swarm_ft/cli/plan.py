@@ -75,6 +75,8 @@ def forecast_lines(found: Forecast) -> Iterator[str]:
     for stage in found.stages:
         yield _stage_line(stage)
     yield found.line()
+    if found.evaluation is not None:
+        yield found.evaluation.line()
     if found.kwh:
         yield f"energy    {found.kwh:.2f} kWh, as volunteers stated their watts"
     for words in found.unknown:

@@ -16,6 +16,7 @@ from statistics import mean
 from typing import NamedTuple
 
 import torch
+from rich.filesize import decimal
 
 from swarm_ft.codec import from_spec
 from swarm_ft.ids import PeerId
@@ -24,6 +25,7 @@ from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.sample_rows import counts_of, rows_in
+from swarm_ft.protocol.spec.training_plan import num_evaluations
 from swarm_ft.stage.speed import block_flops
 
 FLOAT_BYTES = 4
@@ -69,6 +71,30 @@ class StageForecast:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EvalForecast:
+    """What evaluations take, which is in nothing else of a forecast.
+
+    Attributes:
+        times: how often held-out samples are evaluated, if the run does not stop early.
+        samples: that are evaluated each time, those of a second pass too.
+        sent_bytes: over all boundaries, in the whole run.
+        seconds: of them all, did nothing of it fit into the time in which stages idle.
+    """
+
+    times: int
+    samples: int
+    sent_bytes: float
+    seconds: float
+
+    def line(self) -> str:
+        """In one line, for people."""
+        return (
+            f"evaluation {self.times} times {self.samples} samples: sends "
+            f"{decimal(round(self.sent_bytes))} in all, {self.seconds:.3g} s if no stage idles"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
     """What a job will take.
 
@@ -80,6 +106,7 @@ class Forecast:
         samples_per_s: in the mean.
         bound_by: what no step can be faster for.
         kwh: of the machines whose watts are known.
+        evaluation: of held-out samples, apart from all else; None if there is none.
         unknown: what nobody measured, in words; the forecast leaves it out.
     """
 
@@ -90,6 +117,7 @@ class Forecast:
     samples_per_s: float
     bound_by: str
     kwh: float
+    evaluation: EvalForecast | None
     unknown: tuple[str, ...]
 
     def line(self) -> str:
@@ -126,6 +154,7 @@ def forecast(spec: RunSpec, placed: Sequence[PlacedPeer]) -> Forecast:
         samples_per_s=num_samples / seconds if seconds else 0.0,
         bound_by=bound_by,
         kwh=watts * seconds / 3.6e6,
+        evaluation=_evaluation(spec, stages),
         unknown=tuple(_unknown(placed)),
     )
 
@@ -171,12 +200,21 @@ class _Stage:
         self.trained_bytes = spec.trained_bytes(self.layers) + _ends_bytes(spec, self.layers)
         self.sends_gradients = spec.gradients_cross(self.layers.start)
         self._flops = _flops(spec, self.layers)
+        self._forward_flops = FORWARD_PART * _all_flops(spec, self.layers)
 
     @property
     def compute_s(self) -> float:
         """Of one microbatch, there and back, at the mean replica."""
+        return self._seconds(self._flops)
+
+    @property
+    def forward_s(self) -> float:
+        """Of one that is only evaluated."""
+        return self._seconds(self._forward_flops)
+
+    def _seconds(self, flops: float) -> float:
         speeds = [m.flops_per_s for m in self._machines if m.flops_per_s]
-        return self._flops / (sum(speeds) / len(speeds)) if speeds else 0.0
+        return flops / (sum(speeds) / len(speeds)) if speeds else 0.0
 
     @property
     def turn_s(self) -> float:
@@ -244,20 +282,29 @@ def _part_computed(spec: RunSpec, layers: LayerRange) -> float:
     """
     trained = spec.trained_layers
     if not spec.gradients_cross(layers.stop):
-        return 1 / 3
+        return FORWARD_PART
     has_weights = layers.start < trained.stop and not spec.train.adapts
     return (2 + has_weights + spec.train.gradient_checkpointing) / 3
 
 
+FORWARD_PART = 1 / 3
+"""Of a forward, a backward and the weights' gradients, which are about equal."""
+
+
 def _flops(spec: RunSpec, layers: LayerRange) -> float:
     """Of one microbatch, there and, where somebody waits for it, back."""
+    return _all_flops(spec, layers) * _part_computed(spec, layers)
+
+
+def _all_flops(spec: RunSpec, layers: LayerRange) -> float:
+    """Of one microbatch, were everything trained."""
     model, train = spec.model, spec.train
     tokens = train.micro_batch_size * train.seq_length
     weights = model.block_bytes / FLOAT_BYTES
     flops = len(layers) * block_flops(weights, model.hidden_size, tokens, train.seq_length)
     if layers.stop == model.num_blocks:
         flops += 6.0 * tokens * model.hidden_size * _num_outputs(spec)
-    return flops * _part_computed(spec, layers)
+    return flops
 
 
 # ---- bytes
@@ -327,6 +374,40 @@ def _sizes(stages: Sequence[_Stage], index: int, sizes: Bytes) -> tuple[float, f
     sent = has_next * sizes.forward + stages[index].sends_gradients * sizes.backward
     received = has_previous * sizes.forward + gets_gradients * sizes.backward
     return sent, received
+
+
+def _evaluation(spec: RunSpec, stages: Sequence[_Stage]) -> EvalForecast | None:
+    """Held-out samples follow each other at the pace of the slowest stage or link."""
+    train, times = spec.train, num_evaluations(spec.train)
+    if not times:
+        return None
+    sizes = [_evaluated_bytes(spec, is_compressed=one) for one in train.eval_passes]
+    seconds = 0.0
+    for size in sizes:
+        slowest_s = max(_forward_turns(stages, size))
+        seconds += slowest_s * train.num_eval_samples / train.micro_batch_size
+    of_samples = sum(sizes) * train.num_eval_samples / train.micro_batch_size
+    return EvalForecast(
+        times=times,
+        samples=train.num_eval_samples * len(sizes),
+        sent_bytes=times * of_samples * (len(stages) - 1),
+        seconds=times * seconds,
+    )
+
+
+def _evaluated_bytes(spec: RunSpec, *, is_compressed: bool) -> float:
+    """Of a held-out microbatch over one boundary."""
+    train = spec.train
+    rate = bytes_per_value(train.compressed_eval_codec) if is_compressed else FLOAT_BYTES
+    return train.micro_batch_size * (train.seq_length * spec.model.hidden_size * rate + FRAME_BYTES)
+
+
+def _forward_turns(stages: Sequence[_Stage], num_bytes: float) -> Iterable[float]:
+    """What each stage and each link needs for one more held-out microbatch."""
+    for index, stage in enumerate(stages):
+        yield stage.forward_s / len(stage.peers)
+        yield stage.up_s(num_bytes if index < len(stages) - 1 else 0.0)
+        yield stage.down_s(num_bytes if index else 0.0)
 
 
 def _told(spec: RunSpec, stages: Sequence[_Stage], index: int) -> StageForecast:

@@ -13,16 +13,19 @@ from swarm_ft.client.data.files import Wanted
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.data.samples import SampleBytes, TokenArray
 from swarm_ft.client.export import check_out_dir
-from swarm_ft.client.options import EvalOptions, JobOptions, Outputs, ReadOptions
+from swarm_ft.client.options import (
+    TRAINING_TEXT_EVAL_SAMPLES,
+    EvalOptions,
+    JobOptions,
+    Outputs,
+    ReadOptions,
+)
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainOptions, TrainSpec
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.stage.adapters import check_adapter
 from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
-
-TRAINING_TEXT_EVAL_SAMPLES = 256
-"""Without held-out text, this much of the training text is evaluated on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,10 +9,18 @@ from typing import Annotated
 
 from swarm_ft.protocol.spec.bounds import Range
 from swarm_ft.protocol.spec.options import Option, check
-from swarm_ft.protocol.spec.run_spec import MAX_STEPS, TrainOptions, TrainSpec
+from swarm_ft.protocol.spec.run_spec import (
+    MAX_EVAL_SAMPLES,
+    MAX_STEPS,
+    EvalStrategy,
+    TrainOptions,
+    TrainSpec,
+)
 
 Count = Annotated[int, Range(1)]
 Steps = Annotated[int, Range(1, MAX_STEPS)]
+TRAINING_TEXT_EVAL_SAMPLES = 256
+"""Without held-out text, this much of the training text is evaluated on."""
 
 
 class DataFormat(Enum):
@@ -191,6 +199,11 @@ class PlanOptions:
     num_samples: Annotated[
         Count, Option("Samples that the data has; `client train` counts them itself.")
     ] = 1000
+    num_eval_samples: Annotated[
+        int | None,
+        Range(0, MAX_EVAL_SAMPLES),
+        Option("Held-out samples that are evaluated.", default="256, or as many as there are"),
+    ] = None
     epochs: Annotated[Steps, Option("Passes over the data.")] = 3
     steps: Annotated[Steps | None, Option("Optimizer steps; wins over --epochs.")] = None
     train: TrainOptions = field(default_factory=TrainOptions)
@@ -204,7 +217,12 @@ class PlanOptions:
         Raises:
             BadOption: there are too many samples or steps.
         """
-        return _train_spec(self.train, self.num_samples, self.epochs, self.steps)
+        held_out = self.num_eval_samples
+        if held_out is None:
+            held_out = min(TRAINING_TEXT_EVAL_SAMPLES, self.num_samples)
+        if self.train.eval_strategy is EvalStrategy.NO:
+            held_out = 0
+        return _train_spec(self.train, self.num_samples, self.epochs, self.steps, held_out)
 
 
 def _train_spec(

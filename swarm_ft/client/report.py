@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -87,6 +87,7 @@ class ProgressState:
         evaluations: of the held-out samples, by the swarm, steps rising.
         committed_steps: steps that count, as last heard.
         detail: what the run waits for, if it does; printable characters only.
+        result_step: how many steps are in the result, if the best weights are it.
     """
 
     num_steps: int
@@ -95,6 +96,7 @@ class ProgressState:
     committed_steps: int = 0
     phase: RunPhase = RunPhase.QUEUED
     detail: str = ""
+    result_step: int | None = None
 
     def after(self, event: RunEvent) -> ProgressState:
         """The state after one more event.
@@ -110,6 +112,7 @@ class ProgressState:
                 committed_steps=event.committed_steps,
                 phase=event.phase,
                 detail=printable(event.detail),
+                result_step=event.result_step,
             )
         if isinstance(event, Evaluated):
             before = self._evaluations_up_to(event.step - 1)
@@ -297,6 +300,8 @@ class RunReport:
         totals: over these steps.
         evaluations: of the held-out samples, by the swarm, steps rising.
         model_dir: the exported checkpoint.
+        num_steps: that the run was to have.
+        result_step: how many of them are in the result; None: all that were trained.
         forecast: what was expected before it began; None if nothing was.
         task: what was learned.
     """
@@ -306,8 +311,31 @@ class RunReport:
     totals: StepTotals
     evaluations: tuple[Evaluated, ...]
     model_dir: str
+    num_steps: int | None = None
+    result_step: int | None = None
     forecast: Forecast | None = None
     task: Task = _CAUSAL_LM
+
+    @property
+    def sent(self) -> ByteCounts:
+        """Everything that peers sent each other, evaluations among it."""
+        return sum((found.sent for found in self.evaluations), self.totals.sent)
+
+    @property
+    def traffic(self) -> tuple[Traffic, ...]:
+        """So too over each boundary."""
+        of_evaluations = (one for found in self.evaluations for one in found.traffic)
+        return summed_by_boundary((*self.totals.traffic, *of_evaluations))
+
+    @property
+    def steps_in_result(self) -> int:
+        """How many steps are in the result."""
+        return len(self.losses) if self.result_step is None else self.result_step
+
+    @property
+    def has_stopped_early(self) -> bool:
+        """Whether evaluations ended the run."""
+        return self.num_steps is not None and len(self.losses) < self.num_steps
 
     @property
     def eval_before(self) -> Evaluated | None:
@@ -317,7 +345,7 @@ class RunReport:
     @property
     def eval_after(self) -> Evaluated | None:
         """Of the result; None if that was not evaluated."""
-        steps = len(self.losses)
+        steps = self.steps_in_result
         return next((found for found in self.evaluations if found.step == steps > 0), None)
 
     @property
@@ -332,6 +360,8 @@ class RunReport:
             "run_id": self.run_id,
             "model_dir": self.model_dir,
             "steps": len(self.losses),
+            "stopped_early": self.has_stopped_early,
+            "result_step": self.steps_in_result,
             "samples": self.totals.num_samples,
             "seconds": self.totals.seconds,
             "samples_per_second": self.samples_per_second,
@@ -339,16 +369,22 @@ class RunReport:
             "eval_before": _eval_fields(self.eval_before, self.task),
             "eval": _eval_fields(self.eval_after, self.task),
             "evaluations": [
-                {"step": found.step, **(_eval_fields(found, self.task) or {})}
+                {
+                    "step": found.step,
+                    "samples": found.num_samples,
+                    "bytes": found.sent.evaluation_bytes,
+                    **(_eval_fields(found, self.task) or {}),
+                }
                 for found in self.evaluations
             ],
-            "bytes_by_kind": kind_fields(self.totals.sent),
-            "relayed_bytes": self.totals.sent.relayed_bytes,
+            "eval_samples": sum(found.num_samples for found in self.evaluations),
+            "bytes_by_kind": kind_fields(self.sent),
+            "relayed_bytes": self.sent.relayed_bytes,
             "bytes": {
                 str(one.boundary): {
                     name.removesuffix("_bytes"): count for name, count in one.counts().items()
                 }
-                for one in self.totals.traffic
+                for one in self.traffic
             },
             "losses": [_finite(loss) for loss in self.losses],
         }
@@ -377,6 +413,7 @@ class RunReport:
                 f"({len(self.losses)} steps, {totals.num_samples} samples in "
                 f"{totals.seconds:.1f} s, {self.samples_per_second:.1f} samples/s)"
             )
+        lines += self._end_lines()
         if self.forecast and self.losses:
             expected = self.forecast.samples_per_s
             share = self.samples_per_second / expected if expected else math.nan
@@ -390,6 +427,16 @@ class RunReport:
                 told = _compressed(compressed, self.task)
                 lines.append(f"... with activations compressed    {told}")
         lines.append(f"result               {self.model_dir}")
+        return lines
+
+    def _end_lines(self) -> list[str]:
+        """Where the run ended before its last step, or its result is of an earlier one."""
+        lines = []
+        if self.has_stopped_early:
+            words = f"after step {len(self.losses)} of {self.num_steps}: no better for long enough"
+            lines.append(f"stopped early        {words}")
+        if self.steps_in_result < len(self.losses):
+            lines.append(f"best weights         those of step {self.steps_in_result}")
         return lines
 
     def _metric_lines(self) -> list[str]:
@@ -406,9 +453,9 @@ class RunReport:
 
     def print_summary(self, console: Console) -> None:
         """The summary for people: bytes by boundary and by kind as tables, then the lines."""
-        if self.totals.traffic:
-            console.print(_traffic_table(self.totals.traffic))
-        for line in kind_lines(self.totals.sent):
+        if self.traffic:
+            console.print(_traffic_table(self.traffic))
+        for line in kind_lines(self.sent):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         for line in self.summary_lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -440,6 +487,7 @@ def _kinds(sent: ByteCounts) -> tuple[tuple[str, int, int], ...]:
         ("backward", sent.backward_bytes, sent.backward_uncompressed_bytes),
         ("gradients", sent.gradient_bytes, sent.gradient_uncompressed_bytes),
         ("state", sent.state_bytes, sent.state_bytes),
+        ("evaluation", sent.evaluation_bytes, sent.evaluation_uncompressed_bytes),
     )
 
 
@@ -497,6 +545,7 @@ def _forecast_fields(expected: Forecast | None) -> dict[str, Any] | None:
         "seconds": expected.seconds,
         "samples_per_second": expected.samples_per_s,
         "bound_by": expected.bound_by,
+        "evaluation": asdict(expected.evaluation) if expected.evaluation else None,
     }
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import Busy, NotFound, ProtocolError, SwarmError, Unavailable
 from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
-from swarm_ft.ids import PeerId, RunId, SampleId, StepNumber
+from swarm_ft.ids import PeerId, RunId, SampleId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.capacity import Placed, PlaceRequest
 from swarm_ft.protocol.messages.client import (
@@ -271,7 +271,7 @@ class SwarmClient:
     async def _fetch_stage(self, status: RunStatus, stage: Stage, directory: Path) -> Path:
         name = ShardName(
             run_id=status.run_id,
-            step=StepNumber(status.committed_steps),
+            step=status.steps_in_result,
             layers=stage.layers,
             is_result=True,
         )

@@ -76,6 +76,8 @@ class WatchedRun:
             totals=state.last,
             evaluations=state.evaluations,
             model_dir=str(outputs.out),
+            num_steps=state.num_steps,
+            result_step=state.result_step,
             forecast=self.forecast,
             task=self.progress.task,
         )
@@ -181,6 +183,8 @@ async def _forecast(client: SwarmClient, job: Job, progress: RunProgress) -> For
     spec = await asyncio.to_thread(of_mean_length, job.spec, job.samples)
     found = forecast(spec, placed.peers)
     progress.message(found.line())
+    if found.evaluation is not None:
+        progress.message(found.evaluation.line())
     return found
 
 

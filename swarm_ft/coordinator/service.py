@@ -29,6 +29,7 @@ from swarm_ft.coordinator.facts.events import (
     RunRecord,
     RunSubmitted,
     Say,
+    SnapshotLost,
     SnapshotWritten,
     Tick,
     TokensLost,
@@ -43,17 +44,19 @@ from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import Watcher, Watchers, overview
 from swarm_ft.errors import JournalError, NotAllowed, NotFound, OutOfTurn, SwarmError, Unavailable
 from swarm_ft.identity.certificates import Caller
-from swarm_ft.ids import PeerId, StepNumber
+from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.client import (
     CancelRequest,
     CollectedRequest,
+    Evaluated,
     RunEvent,
     RunPhase,
     RunStatus,
     StatusRequest,
+    StepCommitted,
     SubmitPart,
     SwarmStatus,
     WatchRequest,
@@ -190,6 +193,7 @@ class CoordinatorService:
             begin=self._begin,
             quotas=quotas,
             runs=lambda: self._state.runs.values(),
+            keeps_snapshots=snapshots is not None,
         )
         self._capacity = Capacity(clock, lambda: self._state)
         self._joins_of_address: Rate[str] = Rate(per_s=JOINS_PER_S, burst=ADDRESS_BURST)
@@ -279,20 +283,36 @@ class CoordinatorService:
 
     async def _write_snapshot(self, effect: WriteSnapshot) -> None:
         run_id, snapshot = effect.run_id, effect.snapshot
-        if self._snapshots is None:
-            logger.warning("run %s: start the coordinator with --snapshots to keep any", run_id)
-            return
-        manifest = Manifest.of_run(run_id, effect.spec, snapshot.step, snapshot.stages)
         failpoints.reached_meanwhile("snapshot-saved")
         try:
-            await asyncio.to_thread(self._snapshots.commit, manifest)
-            await asyncio.to_thread(self._snapshots.prune, run_id)
+            await self._list_snapshot(effect)
         except SwarmError as error:
             logger.warning("run %s: snapshot of step %d: %s", run_id, snapshot.step, error.message)
+            with contextlib.suppress(SwarmError):
+                self._handle(SnapshotLost(run_id, snapshot, error.message))
             return
         logger.info("run %s: snapshot of step %d is whole", run_id, snapshot.step)
         with contextlib.suppress(SwarmError):  # a journal that fails ends `run`, which tells why
             self._handle(SnapshotWritten(run_id, snapshot))
+            await self._prune_snapshots(run_id)
+
+    async def _list_snapshot(self, effect: WriteSnapshot) -> None:
+        if self._snapshots is None:
+            raise Unavailable("start the coordinator with --snapshots to keep any")
+        snapshot = effect.snapshot
+        manifest = Manifest.of_run(effect.run_id, effect.spec, snapshot.step, snapshot.stages)
+        await asyncio.to_thread(self._snapshots.commit, manifest)
+
+    async def _prune_snapshots(self, run_id: RunId) -> None:
+        """Remove those that the run has no use for any more."""
+        run = self._state.runs.get(run_id)
+        if self._snapshots is None or run is None or run.phase > RunPhase.FINISHED:
+            return
+        kept = [snapshot.step for snapshot in run.past.snapshots]
+        try:
+            await asyncio.to_thread(self._snapshots.prune, run_id, kept)
+        except SwarmError as error:
+            logger.warning("run %s: old snapshots: %s", run_id, error.message)
 
     async def _forget_snapshots(self) -> None:
         """Of all runs that are over: what a peer was still writing comes late."""
@@ -443,15 +463,9 @@ class CoordinatorService:
         """What happened in a run, then what happens, until it is over."""
         status = run.status
         await stream.send(status)
-        evaluations = {found.step: found for found in run.past.evaluations}
-        for first in range(0, status.committed_steps, STEPS_AT_ONCE):
-            for step in self._journal.steps(run.run_id, first, STEPS_AT_ONCE):
-                if step.step in evaluations and step.step < status.committed_steps:
-                    await stream.send(evaluations[step.step])
-                if step.step < status.committed_steps:
-                    await stream.send(step)
-        if status.committed_steps in evaluations:
-            await stream.send(evaluations[StepNumber(status.committed_steps)])
+        for first in range(0, status.committed_steps + 1, STEPS_AT_ONCE):
+            for told in self._happened(run, first, status.committed_steps):
+                await stream.send(told)
         if status.phase.is_over:
             await stream.send(status)
             return
@@ -459,6 +473,16 @@ class CoordinatorService:
         while not (isinstance(event, RunStatus) and event.phase.is_over):
             event = await watcher.next()
             await stream.send(event)
+
+    def _happened(
+        self, run: Run, first: int, committed_steps: int
+    ) -> list[Evaluated | StepCommitted]:
+        """Some steps and evaluations, in order: weights are evaluated before the next step."""
+        stop = min(first + STEPS_AT_ONCE, committed_steps + 1)
+        steps = self._journal.steps(run.run_id, first, STEPS_AT_ONCE)
+        evaluations = self._journal.evaluations(run.run_id, first, stop)
+        counted = [step for step in steps if step.step < committed_steps]
+        return sorted([*evaluations, *counted], key=lambda told: told.step)
 
     async def _end(
         self,

@@ -18,7 +18,15 @@ from swarm_ft.coordinator.facts.quotas import Quotas, Upload
 from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.tokens import NewTokenFile, TokenFiles
-from swarm_ft.errors import BadDataset, Busy, MalformedMessage, OutOfTurn, RunMismatch, Unavailable
+from swarm_ft.errors import (
+    BadDataset,
+    BadOption,
+    Busy,
+    MalformedMessage,
+    OutOfTurn,
+    RunMismatch,
+    Unavailable,
+)
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.machines.rate import Floor
 from swarm_ft.protocol.messages.client import RunStatus, SampleTokens, SubmitHeader, SubmitPart
@@ -86,6 +94,7 @@ class Submissions:
         begin: told of a run that is new, with its tokens' digest, once these are on the disk.
         quotas: how much clients may submit.
         runs: all that are known.
+        keeps_snapshots: whether this coordinator was told where they lie.
     """
 
     def __init__(
@@ -96,12 +105,14 @@ class Submissions:
         begin: Callable[[Run, bytes], None],
         quotas: Quotas,
         runs: Callable[[], Collection[Run]],
+        keeps_snapshots: bool = False,
     ) -> None:
         self._journal = journal
         self._known = known
         self._begin = begin
         self._quotas = quotas
         self._runs = runs
+        self._keeps_snapshots = keeps_snapshots
         self._uploads: list[Upload] = []
         # One thread: what it is asked first, it does first, even if nobody waits for it any more.
         self._writer = ThreadPoolExecutor(1, "tokens")
@@ -114,6 +125,7 @@ class Submissions:
         Cancelled after the last sample, it still goes on to its end.
 
         Raises:
+            BadOption: the best weights are to be kept, and there is no place for snapshots.
             Busy: too many others are coming in, or all together have too much here.
             OverQuota: the client has as much here as it may have.
             RunMismatch: the client's digest of the RunSpec is not ours, or a run of that name has
@@ -127,6 +139,11 @@ class Submissions:
         """
         parts = _Parts(stream, self._quotas.bytes_per_s)
         job = _job(stream.remote, await parts.next())
+        if job.spec.train.load_best_model_at_end and not self._keeps_snapshots:
+            raise BadOption(
+                "--load-best-model-at-end: this coordinator keeps no snapshots; start it and the "
+                "peers with --snapshots URL"
+            )
         known = self._known(job.run_id)
         owner = stream.caller.name if stream.caller is not None else ""
         if known is not None and not _is_same(known, job, owner):

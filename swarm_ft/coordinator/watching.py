@@ -76,7 +76,7 @@ def _summary(run: Run, *, is_own: bool) -> RunSummary:
         run_id=run.run_id,
         phase=run.phase,
         detail=status.detail if is_own else _without_words(status.detail),
-        committed_steps=run.committed_steps,
+        committed_steps=run.past.all_steps,
         num_steps=run.spec.train.num_steps,
         spec_digest=run.spec.digest() if is_own else NO_DIGEST,
         assignments=tuple(

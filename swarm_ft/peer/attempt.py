@@ -428,6 +428,7 @@ class StageAttempt:
             step=plan.step,
             squared_grad_norm=0.0,
             evaluation=progress.eval_sums(train) if progress is not None else (),
+            traffic=progress.count(self.connections.take_traffic()) if progress is not None else (),
         )
 
     async def _begin(self, plan: PlanStep) -> StageStep:

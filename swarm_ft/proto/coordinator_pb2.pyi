@@ -153,7 +153,7 @@ class CaughtUp(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., state_bytes: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Traffic(_message.Message):
-    __slots__ = ("boundary", "forward_bytes", "backward_bytes", "forward_uncompressed_bytes", "backward_uncompressed_bytes", "key_frames", "delta_frames", "relayed_bytes")
+    __slots__ = ("boundary", "forward_bytes", "backward_bytes", "forward_uncompressed_bytes", "backward_uncompressed_bytes", "key_frames", "delta_frames", "relayed_bytes", "evaluation_bytes", "evaluation_uncompressed_bytes", "evaluation_relayed_bytes")
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
     FORWARD_BYTES_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,9 @@ class Traffic(_message.Message):
     KEY_FRAMES_FIELD_NUMBER: _ClassVar[int]
     DELTA_FRAMES_FIELD_NUMBER: _ClassVar[int]
     RELAYED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_UNCOMPRESSED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_RELAYED_BYTES_FIELD_NUMBER: _ClassVar[int]
     boundary: int
     forward_bytes: int
     backward_bytes: int
@@ -170,7 +173,10 @@ class Traffic(_message.Message):
     key_frames: int
     delta_frames: int
     relayed_bytes: int
-    def __init__(self, boundary: _Optional[int] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., key_frames: _Optional[int] = ..., delta_frames: _Optional[int] = ..., relayed_bytes: _Optional[int] = ...) -> None: ...
+    evaluation_bytes: int
+    evaluation_uncompressed_bytes: int
+    evaluation_relayed_bytes: int
+    def __init__(self, boundary: _Optional[int] = ..., forward_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., key_frames: _Optional[int] = ..., delta_frames: _Optional[int] = ..., relayed_bytes: _Optional[int] = ..., evaluation_bytes: _Optional[int] = ..., evaluation_uncompressed_bytes: _Optional[int] = ..., evaluation_relayed_bytes: _Optional[int] = ...) -> None: ...
 
 class GradientTraffic(_message.Message):
     __slots__ = ("sent_bytes", "uncompressed_bytes", "relayed_bytes")
@@ -294,8 +300,16 @@ class StageSaved(_message.Message):
     total_bytes: int
     def __init__(self, name: _Optional[_Union[_snapshot_pb2.ShardName, _Mapping]] = ..., digest: _Optional[bytes] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
+class StageUnsaved(_message.Message):
+    __slots__ = ("name", "reason")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    name: _snapshot_pb2.ShardName
+    reason: str
+    def __init__(self, name: _Optional[_Union[_snapshot_pb2.ShardName, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class FromPeer(_message.Message):
-    __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye", "alive", "offered", "saved", "caught_up", "timeline", "probe", "machine")
+    __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye", "alive", "offered", "saved", "caught_up", "timeline", "probe", "machine", "unsaved")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STAGE_READY_FIELD_NUMBER: _ClassVar[int]
     STEP_READY_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +323,7 @@ class FromPeer(_message.Message):
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
+    UNSAVED_FIELD_NUMBER: _ClassVar[int]
     hello: PeerHello
     stage_ready: StageReady
     step_ready: StepReady
@@ -322,7 +337,8 @@ class FromPeer(_message.Message):
     timeline: _timeline_pb2.StepTimeline
     probe: _timeline_pb2.ClockProbe
     machine: Machine
-    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ..., alive: _Optional[_Union[PeerAlive, _Mapping]] = ..., offered: _Optional[_Union[StageOffered, _Mapping]] = ..., saved: _Optional[_Union[StageSaved, _Mapping]] = ..., caught_up: _Optional[_Union[CaughtUp, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.StepTimeline, _Mapping]] = ..., probe: _Optional[_Union[_timeline_pb2.ClockProbe, _Mapping]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ...) -> None: ...
+    unsaved: StageUnsaved
+    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ..., alive: _Optional[_Union[PeerAlive, _Mapping]] = ..., offered: _Optional[_Union[StageOffered, _Mapping]] = ..., saved: _Optional[_Union[StageSaved, _Mapping]] = ..., caught_up: _Optional[_Union[CaughtUp, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.StepTimeline, _Mapping]] = ..., probe: _Optional[_Union[_timeline_pb2.ClockProbe, _Mapping]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., unsaved: _Optional[_Union[StageUnsaved, _Mapping]] = ...) -> None: ...
 
 class StageAssignment(_message.Message):
     __slots__ = ("peer_id", "layers", "endpoint")
@@ -571,7 +587,7 @@ class StatusRequest(_message.Message):
     def __init__(self, first_member: _Optional[int] = ..., first_run: _Optional[int] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "assignments", "sent", "attempt", "joining", "results")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "assignments", "sent", "attempt", "joining", "results", "result_step")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -582,6 +598,7 @@ class RunStatus(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     JOINING_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
+    RESULT_STEP_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: RunPhase
     detail: str
@@ -592,7 +609,8 @@ class RunStatus(_message.Message):
     attempt: int
     joining: _containers.RepeatedScalarFieldContainer[str]
     results: _containers.RepeatedCompositeFieldContainer[StageResult]
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ...) -> None: ...
+    result_step: int
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ..., result_step: _Optional[int] = ...) -> None: ...
 
 class StageResult(_message.Message):
     __slots__ = ("peer_id", "file")
@@ -617,7 +635,7 @@ class BoundaryStatus(_message.Message):
     def __init__(self, boundary: _Optional[int] = ..., buffered_samples: _Optional[int] = ..., key_frames: _Optional[int] = ..., delta_frames: _Optional[int] = ..., kept: _Optional[_Union[BufferCounts, _Mapping]] = ...) -> None: ...
 
 class ByteCounts(_message.Message):
-    __slots__ = ("forward_bytes", "forward_uncompressed_bytes", "backward_bytes", "backward_uncompressed_bytes", "gradient_bytes", "gradient_uncompressed_bytes", "state_bytes", "relayed_bytes")
+    __slots__ = ("forward_bytes", "forward_uncompressed_bytes", "backward_bytes", "backward_uncompressed_bytes", "gradient_bytes", "gradient_uncompressed_bytes", "state_bytes", "relayed_bytes", "evaluation_bytes", "evaluation_uncompressed_bytes")
     FORWARD_BYTES_FIELD_NUMBER: _ClassVar[int]
     FORWARD_UNCOMPRESSED_BYTES_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -626,6 +644,8 @@ class ByteCounts(_message.Message):
     GRADIENT_UNCOMPRESSED_BYTES_FIELD_NUMBER: _ClassVar[int]
     STATE_BYTES_FIELD_NUMBER: _ClassVar[int]
     RELAYED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_UNCOMPRESSED_BYTES_FIELD_NUMBER: _ClassVar[int]
     forward_bytes: int
     forward_uncompressed_bytes: int
     backward_bytes: int
@@ -634,7 +654,9 @@ class ByteCounts(_message.Message):
     gradient_uncompressed_bytes: int
     state_bytes: int
     relayed_bytes: int
-    def __init__(self, forward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., gradient_uncompressed_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., relayed_bytes: _Optional[int] = ...) -> None: ...
+    evaluation_bytes: int
+    evaluation_uncompressed_bytes: int
+    def __init__(self, forward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., gradient_uncompressed_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., relayed_bytes: _Optional[int] = ..., evaluation_bytes: _Optional[int] = ..., evaluation_uncompressed_bytes: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("replica_only", "sees_tokens", "layers")
@@ -735,18 +757,20 @@ class StepCommitted(_message.Message):
     def __init__(self, step: _Optional[int] = ..., loss: _Optional[float] = ..., learning_rate: _Optional[float] = ..., grad_norm: _Optional[float] = ..., num_samples: _Optional[int] = ..., seconds: _Optional[float] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ..., state_bytes: _Optional[int] = ...) -> None: ...
 
 class Evaluated(_message.Message):
-    __slots__ = ("step", "num_samples", "eval_loss", "compressed_eval_loss", "counts")
+    __slots__ = ("step", "num_samples", "eval_loss", "compressed_eval_loss", "counts", "traffic")
     STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     EVAL_LOSS_FIELD_NUMBER: _ClassVar[int]
     COMPRESSED_EVAL_LOSS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     step: int
     num_samples: int
     eval_loss: float
     compressed_eval_loss: float
     counts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., num_samples: _Optional[int] = ..., eval_loss: _Optional[float] = ..., compressed_eval_loss: _Optional[float] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
+    traffic: _containers.RepeatedCompositeFieldContainer[Traffic]
+    def __init__(self, step: _Optional[int] = ..., num_samples: _Optional[int] = ..., eval_loss: _Optional[float] = ..., compressed_eval_loss: _Optional[float] = ..., counts: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ...) -> None: ...
 
 class RunEvent(_message.Message):
     __slots__ = ("status", "step", "timeline", "evaluated")

@@ -41,6 +41,13 @@ class EvalStrategy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVAL_STRATEGY_STEPS: _ClassVar[EvalStrategy]
     EVAL_STRATEGY_EPOCH: _ClassVar[EvalStrategy]
 
+class SaveStrategy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SAVE_STRATEGY_UNSPECIFIED: _ClassVar[SaveStrategy]
+    SAVE_STRATEGY_NO: _ClassVar[SaveStrategy]
+    SAVE_STRATEGY_STEPS: _ClassVar[SaveStrategy]
+    SAVE_STRATEGY_EPOCH: _ClassVar[SaveStrategy]
+
 class EvalCompression(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     EVAL_COMPRESSION_UNSPECIFIED: _ClassVar[EvalCompression]
@@ -73,6 +80,10 @@ EVAL_STRATEGY_UNSPECIFIED: EvalStrategy
 EVAL_STRATEGY_NO: EvalStrategy
 EVAL_STRATEGY_STEPS: EvalStrategy
 EVAL_STRATEGY_EPOCH: EvalStrategy
+SAVE_STRATEGY_UNSPECIFIED: SaveStrategy
+SAVE_STRATEGY_NO: SaveStrategy
+SAVE_STRATEGY_STEPS: SaveStrategy
+SAVE_STRATEGY_EPOCH: SaveStrategy
 EVAL_COMPRESSION_UNSPECIFIED: EvalCompression
 EVAL_COMPRESSION_OFF: EvalCompression
 EVAL_COMPRESSION_ON: EvalCompression
@@ -117,7 +128,7 @@ class ModelSpec(_message.Message):
     def __init__(self, reference: _Optional[str] = ..., architecture: _Optional[str] = ..., num_blocks: _Optional[int] = ..., hidden_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., embed_digest: _Optional[bytes] = ..., block_digests: _Optional[_Iterable[bytes]] = ..., head_digest: _Optional[bytes] = ..., tied_embeddings: _Optional[bool] = ..., linear_bytes: _Optional[int] = ...) -> None: ...
 
 class TrainSpec(_message.Message):
-    __slots__ = ("num_samples", "seq_length", "batch_size", "micro_batch_size", "num_steps", "learning_rate", "lr_schedule", "warmup_steps", "weight_decay", "clip_grad_norm", "seed", "shuffle", "dropout", "sync_tied_embeddings", "forward_codec", "backward_codec", "key_codec", "dp_codec", "save_steps", "buffer_bits", "fill_codec", "fill_microbatches", "share_with", "num_eval_samples", "eval_strategy", "eval_steps", "eval_compression", "private_ends", "adapter", "lora_r", "lora_alpha", "lora_dropout", "target_modules", "merge", "train_layers", "task_kind", "label_names", "base_dtype", "load_in_8bit", "load_in_4bit", "optim", "gradient_checkpointing")
+    __slots__ = ("num_samples", "seq_length", "batch_size", "micro_batch_size", "num_steps", "learning_rate", "lr_schedule", "warmup_steps", "weight_decay", "clip_grad_norm", "seed", "shuffle", "dropout", "sync_tied_embeddings", "forward_codec", "backward_codec", "key_codec", "dp_codec", "save_steps", "buffer_bits", "fill_codec", "fill_microbatches", "share_with", "num_eval_samples", "eval_strategy", "eval_steps", "eval_compression", "private_ends", "adapter", "lora_r", "lora_alpha", "lora_dropout", "target_modules", "merge", "train_layers", "task_kind", "label_names", "base_dtype", "load_in_8bit", "load_in_4bit", "optim", "gradient_checkpointing", "save_strategy", "save_total_limit", "early_stopping_patience", "early_stopping_threshold", "metric_for_best_model", "load_best_model_at_end")
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SEQ_LENGTH_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +171,12 @@ class TrainSpec(_message.Message):
     LOAD_IN_4BIT_FIELD_NUMBER: _ClassVar[int]
     OPTIM_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_CHECKPOINTING_FIELD_NUMBER: _ClassVar[int]
+    SAVE_STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    SAVE_TOTAL_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOPPING_PATIENCE_FIELD_NUMBER: _ClassVar[int]
+    EARLY_STOPPING_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    METRIC_FOR_BEST_MODEL_FIELD_NUMBER: _ClassVar[int]
+    LOAD_BEST_MODEL_AT_END_FIELD_NUMBER: _ClassVar[int]
     num_samples: int
     seq_length: int
     batch_size: int
@@ -202,7 +219,13 @@ class TrainSpec(_message.Message):
     load_in_4bit: bool
     optim: Optim
     gradient_checkpointing: bool
-    def __init__(self, num_samples: _Optional[int] = ..., seq_length: _Optional[int] = ..., batch_size: _Optional[int] = ..., micro_batch_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., lr_schedule: _Optional[_Union[LrSchedule, str]] = ..., warmup_steps: _Optional[int] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., seed: _Optional[int] = ..., shuffle: _Optional[bool] = ..., dropout: _Optional[bool] = ..., sync_tied_embeddings: _Optional[bool] = ..., forward_codec: _Optional[str] = ..., backward_codec: _Optional[str] = ..., key_codec: _Optional[str] = ..., dp_codec: _Optional[str] = ..., save_steps: _Optional[int] = ..., buffer_bits: _Optional[int] = ..., fill_codec: _Optional[str] = ..., fill_microbatches: _Optional[int] = ..., share_with: _Optional[str] = ..., num_eval_samples: _Optional[int] = ..., eval_strategy: _Optional[_Union[EvalStrategy, str]] = ..., eval_steps: _Optional[int] = ..., eval_compression: _Optional[_Union[EvalCompression, str]] = ..., private_ends: _Optional[str] = ..., adapter: _Optional[_Union[Adapter, str]] = ..., lora_r: _Optional[int] = ..., lora_alpha: _Optional[int] = ..., lora_dropout: _Optional[float] = ..., target_modules: _Optional[str] = ..., merge: _Optional[bool] = ..., train_layers: _Optional[str] = ..., task_kind: _Optional[_Union[TaskKind, str]] = ..., label_names: _Optional[str] = ..., base_dtype: _Optional[_Union[BaseDtype, str]] = ..., load_in_8bit: _Optional[bool] = ..., load_in_4bit: _Optional[bool] = ..., optim: _Optional[_Union[Optim, str]] = ..., gradient_checkpointing: _Optional[bool] = ...) -> None: ...
+    save_strategy: SaveStrategy
+    save_total_limit: int
+    early_stopping_patience: int
+    early_stopping_threshold: float
+    metric_for_best_model: str
+    load_best_model_at_end: bool
+    def __init__(self, num_samples: _Optional[int] = ..., seq_length: _Optional[int] = ..., batch_size: _Optional[int] = ..., micro_batch_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., lr_schedule: _Optional[_Union[LrSchedule, str]] = ..., warmup_steps: _Optional[int] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., seed: _Optional[int] = ..., shuffle: _Optional[bool] = ..., dropout: _Optional[bool] = ..., sync_tied_embeddings: _Optional[bool] = ..., forward_codec: _Optional[str] = ..., backward_codec: _Optional[str] = ..., key_codec: _Optional[str] = ..., dp_codec: _Optional[str] = ..., save_steps: _Optional[int] = ..., buffer_bits: _Optional[int] = ..., fill_codec: _Optional[str] = ..., fill_microbatches: _Optional[int] = ..., share_with: _Optional[str] = ..., num_eval_samples: _Optional[int] = ..., eval_strategy: _Optional[_Union[EvalStrategy, str]] = ..., eval_steps: _Optional[int] = ..., eval_compression: _Optional[_Union[EvalCompression, str]] = ..., private_ends: _Optional[str] = ..., adapter: _Optional[_Union[Adapter, str]] = ..., lora_r: _Optional[int] = ..., lora_alpha: _Optional[int] = ..., lora_dropout: _Optional[float] = ..., target_modules: _Optional[str] = ..., merge: _Optional[bool] = ..., train_layers: _Optional[str] = ..., task_kind: _Optional[_Union[TaskKind, str]] = ..., label_names: _Optional[str] = ..., base_dtype: _Optional[_Union[BaseDtype, str]] = ..., load_in_8bit: _Optional[bool] = ..., load_in_4bit: _Optional[bool] = ..., optim: _Optional[_Union[Optim, str]] = ..., gradient_checkpointing: _Optional[bool] = ..., save_strategy: _Optional[_Union[SaveStrategy, str]] = ..., save_total_limit: _Optional[int] = ..., early_stopping_patience: _Optional[int] = ..., early_stopping_threshold: _Optional[float] = ..., metric_for_best_model: _Optional[str] = ..., load_best_model_at_end: _Optional[bool] = ...) -> None: ...
 
 class RunSpec(_message.Message):
     __slots__ = ("version", "model", "train")

@@ -178,8 +178,6 @@ def _digest(value: object) -> bytes:
 
 MANIFEST = "manifest.json"
 FORGET_TRIES = 8
-KEEP = 2
-"""The newest, and one to go back to should its files be spoiled."""
 
 logger = get_logger(__name__)
 
@@ -238,15 +236,13 @@ class SnapshotStore:
             )
         self._files.write(f"{folder}/{MANIFEST}", manifest.to_json())
 
-    def prune(self, run_id: RunId) -> None:
-        """Remove all but the newest snapshots of a run, `KEEP` of them, and what never became one.
+    def prune(self, run_id: RunId, kept: Collection[StepNumber]) -> None:
+        """Remove all snapshots of a run but those of these steps, and what never became one.
 
-        What is newer than the newest snapshot stays: it may be about to become one.
+        What is newer than the newest of these stays: it may be about to become one.
         """
-        steps = self._steps(run_id)
-        complete = [step for step in steps if self._whole(run_id, step) is not None]
-        for step in steps:
-            if complete and step < complete[-1] and step not in complete[-KEEP:]:
+        for step in self._steps(run_id):
+            if step < max(kept, default=0) and step not in kept:
                 # The manifest first: a half-removed snapshot is none.
                 self._files.remove(f"{_folder(run_id, step)}/{MANIFEST}")
                 self._files.remove_folder(_folder(run_id, step))

@@ -106,6 +106,23 @@ JOB = ("--model", "model", "--dataset", "good.txt")
         ((*JOB, "--trace", "full"), ("--trace full", "is a directory")),
         ((*JOB, "--out", "full"), ("full", "thesis.txt", "another directory")),
         ((*JOB, "--out", "empty.txt"), ("empty.txt", "directory")),
+        ((*JOB, "--early-stopping-patience", "2"), ("--early-stopping-patience", "--eval-steps")),
+        ((*JOB, "--early-stopping-patience", "-1"), ("--early-stopping-patience", "-1")),
+        (
+            (*JOB, "--early-stopping-threshold", "0.1"),
+            ("--early-stopping-threshold", "--early-stopping-patience"),
+        ),
+        ((*JOB, "--load-best-model-at-end"), ("--load-best-model-at-end", "--eval-steps")),
+        (
+            (*JOB, "--load-best-model-at-end", "--eval-steps", "4", "--save-steps", "6"),
+            ("--save-steps 4 or a multiple", "got 6"),
+        ),
+        (
+            (*JOB, "--load-best-model-at-end", "--eval-strategy", "epoch", "--save-steps", "6"),
+            ("--save-strategy epoch", "got steps"),
+        ),
+        ((*JOB, "--metric-for-best-model", "f1"), ("--metric-for-best-model", "loss", "'f1'")),
+        ((*JOB, "--save-total-limit", "0"), ("--save-total-limit", "0")),
         ((*JOB, "--frobnicate"), ("--frobnicate",)),
     ],
     ids=lambda value: " ".join(value[-2:]) if isinstance(value, tuple) else None,

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from swarm_ft.client.sample import SampleInput
 from tests.cli.conftest import Shell
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.xdist_group("swarm")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("swarm")]
 
 SEQ_LENGTH = 128
 KEYS = {
@@ -24,6 +24,9 @@ KEYS = {
     "eval",
     "eval_before",
     "evaluations",
+    "stopped_early",
+    "result_step",
+    "eval_samples",
     "bytes",
     "bytes_by_kind",
     "relayed_bytes",
@@ -41,22 +44,21 @@ TRAFFIC = (
     "key_frames",
     "delta_frames",
     "relayed",
+    "evaluation",
+    "evaluation_uncompressed",
+    "evaluation_relayed",
 )
 
 
-def num_samples(text_file: Path, model_dir: Path) -> int:
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    text = text_file.read_text(encoding="utf-8")
-    return len(tokenizer(text, add_special_tokens=False, verbose=False).input_ids) // SEQ_LENGTH
-
-
-def perplexity(model_dir: str | Path, text_file: str | Path, seq_length: int) -> float:
-    """As anybody would compute it with transformers alone."""
+def perplexity(
+    model_dir: str | Path, text_file: str | Path, seq_length: int, samples: int | None = None
+) -> float:
+    """As anybody would compute it with transformers alone, of so many samples."""
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir).eval()
     text = Path(text_file).read_text(encoding="utf-8")
     ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
-    ids = torch.tensor(ids[: len(ids) // seq_length * seq_length]).view(-1, seq_length)
+    ids = torch.tensor(ids[: len(ids) // seq_length * seq_length]).view(-1, seq_length)[:samples]
     with torch.no_grad():
         logits = model(ids).logits[:, :-1]
     return cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).exp().item()
@@ -76,9 +78,15 @@ def assert_documented(report: dict[str, Any], *, steps: int, boundaries: list[st
     for counts in report["bytes"].values():
         assert set(counts) == set(TRAFFIC)
         assert all(isinstance(count, int) for count in counts.values())
-    assert set(report["bytes_by_kind"]) == {"forward", "backward", "gradients", "state"}
+    assert set(report["bytes_by_kind"]) == {
+        "forward",
+        "backward",
+        "gradients",
+        "state",
+        "evaluation",
+    }
     assert report["bytes_by_kind"]["gradients"] == {"sent": 0, "uncompressed": 0}
-    for way in ("forward", "backward"):
+    for way in ("forward", "backward", "evaluation"):
         sent = sum(counts[way] for counts in report["bytes"].values())
         assert report["bytes_by_kind"][way]["sent"] == sent
     assert report["seconds"] > 0
@@ -88,23 +96,18 @@ def assert_documented(report: dict[str, Any], *, steps: int, boundaries: list[st
 
 def test_the_demo_trains_its_own_model_and_tells_what_came_of_it(shell: Shell) -> None:
     demo = shell.spawn("demo", "--steps", 6, "--json", "report.json")
-    assert demo.ends(120) == 0, demo.err
+    assert demo.ends(240) == 0, demo.err
     report = json.loads((shell.cwd / "report.json").read_text())
     assert_documented(report, steps=6, boundaries=["2", "4"])
     assert report["samples"] == 48
     assert report["losses"][-1] < report["losses"][0]
     assert report["eval"]["loss"] < report["eval_before"]["loss"]
-    held_out = shell.cwd / "swarm-ft-output-demo" / "input" / "heldout.txt"
-    trained, evaluated = (
-        count * SEQ_LENGTH * 128 * 4
-        for count in (48, num_samples(held_out, shell.cwd / "swarm-ft-output"))
-    )
     for counts in report["bytes"].values():
         assert (counts["key_frames"], counts["delta_frames"]) == (48, 0)
-        # The evaluation before training comes with the first step, and is not compressed.
-        assert counts["forward_uncompressed"] == trained + evaluated
-        assert counts["forward"] - evaluated < trained / 7
+        assert counts["forward_uncompressed"] == 48 * SEQ_LENGTH * 128 * 4
+        assert counts["forward"] < counts["forward_uncompressed"] / 7
         assert counts["backward"] < counts["backward_uncompressed"] / 9
+    held_out = shell.cwd / "swarm-ft-output-demo" / "input" / "heldout.txt"
     own = perplexity(shell.cwd / "swarm-ft-output", held_out, SEQ_LENGTH)
     assert report["eval"]["perplexity"] == pytest.approx(own, rel=1e-3)
     logs = sorted(path.name for path in (shell.cwd / "swarm-ft-output-demo" / "logs").iterdir())
@@ -120,7 +123,7 @@ def test_the_demo_trains_its_own_model_and_tells_what_came_of_it(shell: Shell) -
 def test_the_demo_trains_an_adapter_that_peft_loads(shell: Shell) -> None:
     chosen = ("--adapter", "lora", "--lora_r", 4, "--train-layers", "3-")
     demo = shell.spawn("demo", *chosen, "--steps", 6, "--json", "report.json")
-    assert demo.ends(120) == 0, demo.err
+    assert demo.ends(240) == 0, demo.err
     report = json.loads((shell.cwd / "report.json").read_text())
     assert report["losses"][-1] < report["losses"][0]
     assert [report["bytes"][name]["backward"] > 0 for name in ("2", "4")] == [False, True]
@@ -134,6 +137,28 @@ def test_the_demo_trains_an_adapter_that_peft_loads(shell: Shell) -> None:
     assert all(name.endswith(".weight") for name in changed)
     own = perplexity(out, made / "heldout.txt", SEQ_LENGTH)
     assert report["eval"]["perplexity"] == pytest.approx(own, rel=1e-3)
+    assert shell.all_gone(), shell.alive()
+
+
+def test_the_demo_stops_early_and_gives_its_best_weights(shell: Shell) -> None:
+    overfits = ("--max-samples", 16, "--lr", 0.01, "--lr-schedule", "constant", "--steps", 80)
+    judged = ("--eval_steps", 2, "--max-eval-samples", 16, "--early_stopping_patience", 3)
+    kept = ("--load_best_model_at_end", "--save_steps", 2, "--save_total_limit", 1)
+    demo = shell.spawn("demo", *overfits, *judged, *kept, "--json", "report.json")
+    assert demo.ends(240) == 0, demo.err
+    report = json.loads((shell.cwd / "report.json").read_text())
+    losses = {one["step"]: one["loss"] for one in report["evaluations"]}
+    trained, best = report["steps"], report["result_step"]
+    assert report["stopped_early"]
+    assert losses.keys() == set(range(0, trained + 1, 2))
+    assert (trained, losses[best]) == (best + 6, min(losses[step] for step in losses if step))
+    assert report["eval"]["loss"] == losses[best] < losses[trained]
+    held_out = shell.cwd / "swarm-ft-output-demo" / "input" / "heldout.txt"
+    own = perplexity(shell.cwd / "swarm-ft-output", held_out, SEQ_LENGTH, 16)
+    assert report["eval"]["perplexity"] == pytest.approx(own, rel=1e-3)
+    words = f"stopped early        after step {trained} of 80"
+    assert any(line.startswith(words) for line in demo.out)
+    assert f"best weights         those of step {best}" in demo.out
     assert shell.all_gone(), shell.alive()
 
 
@@ -195,7 +220,7 @@ def test_the_demo_takes_a_llama_a_directory_of_texts_and_other_codecs(
         *("--epochs", 2, "--batch-size", 4, "--shuffle", "--lr-schedule", "cosine"),
         *("--warmup-steps", 2, "--weight-decay", 0.1, "--json", "report.json"),
     )
-    assert demo.ends(120) == 0, demo.err
+    assert demo.ends(240) == 0, demo.err
     report = json.loads((shell.cwd / "report.json").read_text())
     (boundary,) = report["bytes"].values()
     distinct = boundary["key_frames"]
@@ -244,7 +269,7 @@ def test_the_demo_takes_a_directory_of_rows_and_says_what_their_columns_mean(
         *("demo", "--model", sample.model_dir, "--dataset", "rows", "--eval-split", "test"),
         *("--stages", 2, "--seq-length", 32, "--steps", 4, "--lr", "3e-3", "--json", "report.json"),
     )
-    assert demo.ends(120) == 0, demo.err
+    assert demo.ends(240) == 0, demo.err
     told = "\n".join(demo.err)
     assert "rows: JSON lines, split 'train'; a document is 'prompt' and 'completion'" in told
     assert "rows: JSON lines, split 'test'; " in told

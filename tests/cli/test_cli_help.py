@@ -109,6 +109,13 @@ JOB = READING | {
     "--fill-microbatches",
     "--buffer-bits",
     "--save-steps",
+    "--save-strategy",
+    "--save-total-limit",
+    "--early-stopping-patience",
+    "--early-stopping-threshold",
+    "--metric-for-best-model",
+    "--load-best-model-at-end",
+    "--no-load-best-model-at-end",
     "--private-ends",
     "--share-with",
     "--resume",
@@ -128,7 +135,9 @@ OPTIONS = {
     ("client", "train"): JOB | SWARM,
     ("client", "attach"): SWARM | {"--run", "--model", "--out", "--json", "--trace"},
     ("client", "cancel"): SWARM | {"--run"},
-    ("plan",): SWARM | (JOB - READING - OF_DATA) | {"--num-samples", "--json"},
+    ("plan",): SWARM
+    | (JOB - READING - OF_DATA)
+    | {"--num-samples", "--num-eval-samples", "--json"},
     ("serve-stage",): DHT
     | LISTENING
     | BUFFERS

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.messages.client import Evaluated, RunEvent, RunStatus
+from swarm_ft.protocol.messages.client import Evaluated, RunEvent, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.reports import ByteCounts
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import EvalCompression, EvalStrategy, RunSpec
 from swarm_ft.stage.base import Engine, Lengths, LossAndCounts
@@ -29,6 +30,11 @@ HELD_OUT = 7
 
 def evaluations_of(events: Iterable[RunEvent]) -> list[Evaluated]:
     return [event for event in events if isinstance(event, Evaluated)]
+
+
+def sent_for(events: Iterable[RunEvent]) -> list[ByteCounts]:
+    """What was sent to train, in each step."""
+    return [event.sent for event in events if isinstance(event, StepCommitted)]
 
 
 def held_out_loss(model: Any, job: Job) -> float:
@@ -71,6 +77,12 @@ async def test_evaluation_changes_nothing_of_the_training(
         await swarm.client.collected(status.run_id)
         events = await swarm.train(job.spec, job.samples)
     assert losses_of(events) == losses_of(without)
+    assert sent_for(events) == sent_for(without)
+    for found in evaluations_of(events):
+        (traffic,) = found.traffic
+        plain = HELD_OUT * job.spec.train.seq_length * job.spec.model.hidden_size * 4
+        assert traffic.evaluation_uncompressed_bytes == plain
+        assert plain < traffic.evaluation_bytes < 1.1 * plain
     assert [one.step for one in evaluations_of(events)] == list(range(7))
     for step in (2, 4):
         _, model = plain_loop(job, untie=True, steps=step)

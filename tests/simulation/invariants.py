@@ -10,11 +10,14 @@
 6. A job that is submitted again is the same run.
 7. An evaluation has each held-out sample once, with the weights of its step, and each that is due
    is there at the end.
-8. Once nothing goes wrong any more, the run finishes and the client gets the result.
+8. A run that evaluations may end is trained to the step at which the run without faults ends, and
+   the result has the best weights, of those that were saved when they were evaluated.
+9. Once nothing goes wrong any more, the run finishes and the client gets the result.
 """
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +30,9 @@ from swarm_ft.coordinator.facts.events import (
     Record,
     RollbackRecord,
     RunRecord,
+    SnapshotRecord,
 )
+from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
 from swarm_ft.peer.node import PeerNode
 from swarm_ft.protocol.messages.boundary import Frame
@@ -70,6 +75,9 @@ class Invariants:
         self._trace = trace
         self._expected, self._eval_losses = quiet_run(spec)
         self._evaluated: set[int] = set()
+        self._saved: frozenset[StepNumber] = frozenset()
+        self._loadable: set[int] = set()
+        self._result_step: int | None = None
         self._committed: dict[RunId, int] = {}
         self._ever_committed = 0
         self._last_attempt = 0
@@ -95,11 +103,13 @@ class Invariants:
             match record:
                 case CommitRecord():
                     self._commit(record)
-                case RollbackRecord(run_id, first_void_step):
+                case RollbackRecord(run_id, first_void_step, is_evaluated):
                     self._trace.say(f"journal: back to step {first_void_step}")
                     committed = self._committed.get(run_id, 0)
                     self._committed[run_id] = min(committed, first_void_step)
-                    self._evaluated = {s for s in self._evaluated if s < first_void_step}
+                    first_void = first_void_step + is_evaluated
+                    self._evaluated = {s for s in self._evaluated if s < first_void}
+                    self._loadable = {s for s in self._loadable if s < first_void}
                     self.num_rollbacks += 1
                 case RunRecord(run):
                     self._committed.setdefault(run.run_id, 0)
@@ -111,7 +121,9 @@ class Invariants:
                     )
                     if run.phase is RunPhase.FINISHED:
                         self.on_moment("finished")
-                        self._check_evaluations()
+                        self._check_evaluations(run)
+                case SnapshotRecord(kept=kept):
+                    self._saved = kept
                 case EvaluationRecord():
                     self._evaluation(record)
                 case PlanRecord():
@@ -125,17 +137,41 @@ class Invariants:
         if found.step != self._committed.get(record.run_id, 0) or found.step in self._evaluated:
             self.fail(f"the journal has an evaluation of {found.step} steps at the wrong time")
         self._evaluated.add(found.step)
+        if found.step and (found.step in self._saved or found.step == self._spec.train.num_steps):
+            self._loadable.add(found.step)
         asked, told = self._spec.train.eval_passes, (found.eval_loss, found.compressed_eval_loss)
         expected = self._eval_losses[found.step]
         if told != tuple(expected if one in asked else None for one in (False, True)):
             self.fail(f"evaluation of {found.step} steps: {told}, expected {expected} of {asked}")
 
-    def _check_evaluations(self) -> None:
-        train = self._spec.train
-        steps = map(StepNumber, range(train.num_steps + 1))
+    def _check_evaluations(self, run: Run) -> None:
+        train, trained = self._spec.train, self._last_step()
+        steps = map(StepNumber, range(trained + 1))
         due = {step for step in steps if evaluates_at(train, step)}
         if self._evaluated != due:
             self.fail(f"evaluations of {sorted(self._evaluated)} steps, expected {sorted(due)}")
+        if run.past.all_steps != trained:
+            self.fail(f"{run.past.all_steps} steps were trained, expected {trained}")
+        self._result_step = trained
+        if train.load_best_model_at_end and self._loadable:
+            self._result_step = min(
+                sorted(self._loadable), key=lambda step: self._eval_losses[step]
+            )
+        if run.committed_steps != self._result_step:
+            expected = f"expected {self._result_step} of {sorted(self._loadable)}"
+            self.fail(f"the result has {run.committed_steps} steps, {expected}")
+
+    def _last_step(self) -> int:
+        """How many steps are trained where nothing goes wrong."""
+        train, best, num_worse = self._spec.train, math.inf, 0
+        for step in map(StepNumber, range(1, train.num_steps)):
+            if evaluates_at(train, step):
+                loss = self._eval_losses[step]
+                num_worse = 0 if loss < best else num_worse + 1
+                best = min(best, loss)
+            if 0 < train.early_stopping_patience <= num_worse:
+                return step
+        return train.num_steps
 
     def _commit(self, record: CommitRecord) -> None:
         step = record.step.step
@@ -213,7 +249,8 @@ class Invariants:
     def fetched(self, weights: bytes) -> None:
         """The client has the result."""
         self._trace.say("client: has the result")
-        if weights != b"".join(self._expected[-1].values()):
+        step = self._spec.train.num_steps if self._result_step is None else self._result_step
+        if weights != b"".join(self._expected[step].values()):
             self.fail("the client's result is not that of the run without faults")
 
 

@@ -23,6 +23,8 @@ TAKE_OVERS = 0.25
 """Of all scenarios."""
 EVALUATIONS = 0.5
 """So too those in which held-out samples are evaluated."""
+JUDGED = 0.6
+"""Of these, those that evaluations may end, or whose best weights are the result."""
 FIRST_FAULT_S, LAST_FAULT_S = 0.05, 10.0
 """Faults begin within this time; most runs that meet none are over after a few seconds."""
 
@@ -165,7 +167,24 @@ def draw(seed: int) -> Scenario:
     own = Random(f"{seed}/take-over")
     scenario = _with_take_over(scenario, own) if own.random() < TAKE_OVERS else scenario
     own = Random(f"{seed}/evaluation")
-    return _with_evaluation(scenario, own) if own.random() < EVALUATIONS else scenario
+    scenario = _with_evaluation(scenario, own) if own.random() < EVALUATIONS else scenario
+    own = Random(f"{seed}/best")
+    is_judged = scenario.spec.train.num_eval_samples and own.random() < JUDGED
+    return _with_best(scenario, own) if is_judged else scenario
+
+
+def _with_best(scenario: Scenario, rng: Random) -> Scenario:
+    """Evaluations may end the run, and say which weights are its result."""
+    eval_steps = rng.choice((1, 2))
+    train = replace(
+        scenario.spec.train,
+        eval_steps=eval_steps,
+        save_steps=eval_steps * rng.choice((1, 1, 2)),
+        save_total_limit=rng.choice((1, 2, 3)),
+        early_stopping_patience=rng.choice((0, 1, 2)),
+        load_best_model_at_end=rng.random() < 0.7,
+    )
+    return replace(scenario, spec=replace(scenario.spec, train=train))
 
 
 def _with_evaluation(scenario: Scenario, rng: Random) -> Scenario:

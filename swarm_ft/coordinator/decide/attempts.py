@@ -12,7 +12,15 @@ from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.events import RollbackRecord, StandingRecord, Turn
 from swarm_ft.coordinator.facts.standing import Standing
-from swarm_ft.coordinator.facts.state import AttemptState, Awaited, Run, Saving, SwarmState
+from swarm_ft.coordinator.facts.state import (
+    AttemptState,
+    Awaited,
+    Past,
+    Run,
+    Saving,
+    Snapshot,
+    SwarmState,
+)
 from swarm_ft.coordinator.plan.membership import (
     able_for,
     arrangement,
@@ -217,11 +225,26 @@ def _is_waited_for(turn: Turn, run: Run, able: SwarmState) -> bool:
 def go_back(turn: Turn, run: Run) -> None:
     """Go back to the newest snapshot, or the beginning, with whoever is there."""
     past = run.past.rolled_back
-    turn.write(RollbackRecord(run.run_id, StepNumber(past.committed_steps)))
-    attempt = AttemptState(number=run.attempt.number)
-    turn.put(replace(run, past=past, attempt=attempt, step=None, saving=Saving()))
+    if past.trained_steps is None:
+        is_evaluated = past.judged.step == past.committed_steps
+        turn.write(RollbackRecord(run.run_id, StepNumber(past.committed_steps), is_evaluated))
+    turn.put(_at(run, past))
     if past.snapshot is None:
         release(turn, run, "the run goes back to its beginning")
+
+
+def load_best(turn: Turn, run: Run, best: Snapshot) -> None:
+    """The run is trained: all load its best weights, which are to be the result."""
+    worth = run.past.judged.saved
+    words = f", {run.spec.train.best_metric} {worth.value:.4g}" if worth else ""
+    detail = f"peers load the best weights (step {best.step}{words})"
+    turn.put(replace(_at(run, run.past.with_best(best)), phase=RunPhase.WAITING, detail=detail))
+
+
+def _at(run: Run, past: Past) -> Run:
+    """The run with another past, which nobody has yet."""
+    attempt = AttemptState(number=run.attempt.number)
+    return replace(run, past=past, attempt=attempt, step=None, saving=Saving())
 
 
 def _place(turn: Turn) -> None:
@@ -317,7 +340,7 @@ def _reachable(turn: Turn, stage: StageAssignment) -> StageAssignment:
 
 def _assignment(run: Run, *, fresh: bool) -> Assign:
     past, attempt = run.past, run.attempt
-    went_back = fresh and past.committed_steps and past.snapshot
+    went_back = fresh and past.committed_steps
     return Assign(
         run_id=run.run_id,
         spec=run.spec,
@@ -327,7 +350,7 @@ def _assignment(run: Run, *, fresh: bool) -> Assign:
         fresh=fresh,
         spec_digest=run.spec.digest(),
         learners=attempt.learners,
-        saved=past.snapshot.stages if went_back and past.snapshot else (),
+        saved=past.saved.stages if went_back and past.saved else (),
         last_attempt=past.last_commit.attempt if past.last_commit else NO_ATTEMPT,
         owner=run.owner,
         storage_key=run.storage_key,

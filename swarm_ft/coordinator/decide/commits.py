@@ -13,11 +13,13 @@ from swarm_ft.coordinator.facts.events import (
     CommitRecord,
     EvaluationRecord,
     PlanRecord,
+    SnapshotLost,
     SnapshotRecord,
+    SnapshotWritten,
     Turn,
     WriteSnapshot,
 )
-from swarm_ft.coordinator.facts.state import Awaited, PlannedStep, Run, Saving, Snapshot
+from swarm_ft.coordinator.facts.state import Awaited, PlannedStep, Run, Snapshot
 from swarm_ft.coordinator.plan.agreement import (
     outvoted_results,
     without_results_of,
@@ -32,14 +34,17 @@ from swarm_ft.coordinator.plan.membership import (
 )
 from swarm_ft.coordinator.plan.steps import (
     after_report,
+    best_to_load,
     commit_step,
     evaluated,
-    lacks_evaluation,
+    is_trained,
+    kept_snapshots,
+    lacks_snapshot,
     plan_step,
     tokens_for,
     took_stock,
 )
-from swarm_ft.ids import PeerId, RunId, StepNumber
+from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import (
     ExportStage,
@@ -49,38 +54,61 @@ from swarm_ft.protocol.messages.control import (
     StageExported,
     StageReady,
     StageSaved,
+    StageUnsaved,
     StepReady,
 )
 
 # ---- snapshots: each stage is saved by one of its replicas, then all of them count as one
 
 MAX_UNLISTED = 4
-"""Manifests that are being written; one whose writing fails is never heard of again."""
+"""Manifests that are being written."""
+SAVE_S = 600.0
+"""How long a step waits for the snapshot of the weights that it began with, if it does."""
 
 
 def _save(turn: Turn, run: Run) -> Run:
-    """Ask one replica of each stage to save the state as of the last commit."""
-    past = run.past
+    """Ask one replica of each stage to save the state as of the last commit.
+
+    Stages that were saved in an earlier attempt are not asked again.
+    """
+    past, saving, step = run.past, run.saving, StepNumber(run.committed_steps)
     if past.last_commit is None:
         return run
-    asked = Snapshot(last_commit=past.last_commit, sent=past.sent, traffic=past.traffic)
-    run = replace(run, saving=replace(run.saving, asked=asked))
+    asked = saving.asked
+    if asked is None or asked.step != step:
+        asked = Snapshot(
+            last_commit=past.last_commit, sent=past.sent, traffic=past.traffic, judged=past.judged
+        )
+    run = replace(run, saving=replace(saving, asked=asked, attempt=run.attempt.number))
     turn.keep(run)
-    step = StepNumber(run.committed_steps)
+    there = {stage.layers for stage in asked.stages}
     for stage in run.computing:
         saves = next(filter(turn.state.carries, stage.peers), stage.peers[0])
-        turn.say(saves, SaveStage(run_id=run.run_id, step=step))
+        if stage.layers not in there:
+            turn.say(saves, SaveStage(run_id=run.run_id, step=step))
     return run
 
 
-def stage_saved(turn: Turn, peer_id: PeerId, message: StageSaved) -> None:
-    """A stage lies among the run's snapshots; with the last one the snapshot is whole."""
+def _save_again(turn: Turn, run: Run) -> Run:
+    """Ask for a snapshot that is lacking since an attempt, or the coordinator, ended meanwhile."""
+    is_asked = run.saving.attempt == run.attempt.number
+    return run if is_asked or not lacks_snapshot(run) else _save(turn, run)
+
+
+def stage_saved(turn: Turn, peer_id: PeerId, message: StageSaved | StageUnsaved) -> None:
+    """A stage lies among the run's snapshots, with the last one the snapshot is whole; or not."""
     run = turn.state.runs.get(message.name.run_id)
     if run is None or peer_id not in run.peers or run.phase > RunPhase.FINISHED:
         return
+    if not turn.state.carries(peer_id):
+        return  # who is on probation was not asked
     asked = run.saving.asked
     if asked is None or message.name.step != asked.step:
         return  # a later snapshot took its place
+    if isinstance(message, StageUnsaved):
+        run = replace(run, saving=replace(run.saving, asked=None))
+        _without_snapshot(turn, run, asked.step, f"peer {peer_id}: {message.reason}")
+        return
     saved = SavedStage(
         layers=message.name.layers, digest=message.digest, total_bytes=message.total_bytes
     )
@@ -92,20 +120,33 @@ def stage_saved(turn: Turn, peer_id: PeerId, message: StageSaved) -> None:
         turn.keep(replace(run, saving=replace(run.saving, asked=asked)))
     else:
         unlisted = (*run.saving.unlisted, asked)[-MAX_UNLISTED:]
-        turn.keep(replace(run, saving=Saving(unlisted=unlisted)))
+        turn.keep(replace(run, saving=replace(run.saving, asked=None, unlisted=unlisted)))
         turn.effects.append(WriteSnapshot(run.run_id, run.spec, asked))
 
 
-def snapshot_written(turn: Turn, run_id: RunId, snapshot: Snapshot) -> None:
-    """The run can go back to the snapshot from now on, unless its history is void by now."""
-    run = turn.state.runs.get(run_id)
+def snapshot_listed(turn: Turn, event: SnapshotWritten | SnapshotLost) -> None:
+    """The run can go back to a snapshot from now on, unless its history is void by now; or not."""
+    run, snapshot = turn.state.runs.get(event.run_id), event.snapshot
     if run is None or run.phase > RunPhase.FINISHED or snapshot not in run.saving.unlisted:
+        return
+    if isinstance(event, SnapshotLost):
+        unlisted = tuple(other for other in run.saving.unlisted if other != snapshot)
+        run = replace(run, saving=replace(run.saving, unlisted=unlisted))
+        _without_snapshot(turn, run, snapshot.step, event.reason)
         return
     # An older one's manifest may be there later; the newest counts.
     unlisted = tuple(other for other in run.saving.unlisted if other.step > snapshot.step)
-    saving = replace(run.saving, unlisted=unlisted)
-    turn.keep(replace(run, past=replace(run.past, snapshot=snapshot), saving=saving))
-    turn.write(SnapshotRecord(run_id, snapshot))
+    saving, kept = replace(run.saving, unlisted=unlisted), kept_snapshots(run, snapshot)
+    turn.keep(replace(run, past=replace(run.past, snapshots=kept), saving=saving))
+    turn.write(SnapshotRecord(run.run_id, snapshot, frozenset(one.step for one in kept)))
+
+
+def _without_snapshot(turn: Turn, run: Run, step: StepNumber, reason: str) -> None:
+    if run.spec.train.load_best_model_at_end and not run.phase.is_over:
+        words = f"the weights of step {step} are not saved, and cannot be the best: {reason}"
+        turn.put(replace(run, detail=words))
+    else:
+        turn.keep(run)
 
 
 def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> None:
@@ -145,16 +186,47 @@ def step_ready(turn: Turn, run: Run, peer_id: PeerId, message: StepReady) -> Non
     step = replace(step, ready=MappingProxyType({**step.ready, peer_id: message}))
     run = _moved(replace(after_report(run, peer_id, message), step=step), peer_id, turn)
     turn.keep(run)
+    _step_done(turn, run, step)
+
+
+def look_after_saving(turn: Turn) -> None:
+    """Go on with a step that waited for a snapshot, and waits no more."""
+    run = turn.state.active_run
+    if run is not None and run.phase is RunPhase.TRAINING and run.step is not None:
+        _step_done(turn, run, run.step)
+
+
+def _step_done(turn: Turn, run: Run, step: PlannedStep) -> None:
+    """Once all did their part, and what is judged is saved."""
     if not step.ready.keys() >= set(run.peers):
         return
     wrong = wrong_norms(turn.state, run, step)
     if wrong:
         why = "told another gradient norm than its replicas"
         attempts.do_without(turn, run, dict.fromkeys(wrong, why))
-    elif run.committed_steps < run.spec.train.num_steps:
+        return
+    if _waits_for_snapshot(run, turn.now_s):
+        return
+    run = _evaluate(turn, run, step)
+    if run.committed_steps < run.spec.train.num_steps and not is_trained(run):
         _go_on(turn, _commit(turn, run, step))
     else:
-        _plan_or_export(turn, replace(_evaluate(turn, run, step), step=None))
+        _plan_or_export(turn, replace(run, step=None))
+
+
+def _waits_for_snapshot(run: Run, now_s: float) -> bool:
+    """Whether the weights that the step judges may be the best, and are yet being saved.
+
+    Where the best are loaded at the end they have to be there, however long they take to write;
+    meanwhile they are computed with, so that most of it costs nothing.
+    """
+    if not run.spec.train.load_best_model_at_end:
+        return False
+    on_their_way = {
+        snapshot.step for snapshot in (run.saving.asked, *run.saving.unlisted) if snapshot
+    }
+    is_late = now_s - run.attempt.awaited.newest_s >= SAVE_S
+    return run.committed_steps in on_their_way and not is_late
 
 
 def stage_exported(turn: Turn, run: Run, peer_id: PeerId, message: StageExported) -> None:
@@ -185,16 +257,23 @@ def _finish(turn: Turn, run: Run) -> None:
 
 def _plan_or_export(turn: Turn, run: Run) -> None:
     run = _admit(turn, run)
-    if run.committed_steps < run.spec.train.num_steps or lacks_evaluation(run):
-        _plan(turn, run)
+    if not is_trained(run):
+        _plan(turn, _save_again(turn, run))
         return
+    best = best_to_load(run)
+    if best is not None:
+        attempts.load_best(turn, run, best)
+    else:
+        _export(turn, run)
+
+
+def _export(turn: Turn, run: Run) -> None:
     late = run.listeners
     staying = tuple(a for a in run.attempt.assignments if a.peer_id not in late)
     awaited = Awaited(since_s=turn.now_s)
     attempt = replace(run.attempt, assignments=staying, learners=(), awaited=awaited)
     run = replace(run, attempt=attempt)
-    saved_steps = run.past.snapshot.step if run.past.snapshot else 0
-    if run.spec.train.save_steps and saved_steps < run.committed_steps:
+    if run.spec.train.takes_snapshots and run.past.saved is None:
         run = _save(turn, run)  # so that a lost result costs no training
     turn.put(replace(run, phase=RunPhase.EXPORTING, detail="peers write their stages down"))
     for peer in late:
@@ -229,13 +308,13 @@ def _evaluate(turn: Turn, run: Run, step: PlannedStep) -> Run:
         return run
     run, found = evaluated(run, step)
     turn.keep(run)
-    turn.write(EvaluationRecord(run.run_id, found))
+    turn.write(EvaluationRecord(run.run_id, found, run.past.judged))
     turn.publish(run.run_id, found)
     return run
 
 
 def _commit(turn: Turn, run: Run, step: PlannedStep) -> Run:
-    before = run = _evaluate(turn, run, step)
+    before = run
     run, committed, commit = commit_step(run, step, turn.now_s)
     turn.keep(run)
     turn.write(CommitRecord(run.run_id, committed, commit, run.past.sent, run.past.traffic))
@@ -249,8 +328,7 @@ def _commit(turn: Turn, run: Run, step: PlannedStep) -> Run:
 def _go_on(turn: Turn, run: Run) -> None:
     """After a commit: save if it is time, take newcomers in, and on to what is next."""
     is_last = run.committed_steps >= run.spec.train.num_steps
-    save_steps = run.spec.train.save_steps
-    if not is_last and save_steps and run.committed_steps % save_steps == 0:
+    if lacks_snapshot(run):
         run = _save(turn, run)
     grown = with_newcomers(able_for(turn.state, run, turn.now_s), run)
     if not is_last and grown is not run:

@@ -8,7 +8,11 @@ end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -
     all stages placed          attempt + 1; Assign to all                            -> LOADING
     StageReady from all        PlanStep of the first uncommitted step                -> TRAINING
     StepReady from all         commit: global clip factor, learning rate; plan the next
+    ... but evaluations were   the run ends with the step before, see `protocol.spec.best`
+        no better for long
     last step committed        ExportStage to all                                    -> EXPORTING
+    ... but the best weights   attempt + 1, in which all load these, then ExportStage -> WAITING
+        are others
     StageExported from all     the result can be fetched                             -> FINISHED
     a part of it is lost       back to the newest snapshot, or the beginning, see `results`
     a replica is lost          attempt + 1 without it; the step that did not commit runs again
@@ -38,6 +42,7 @@ from swarm_ft.coordinator.facts.events import (
     ResultCollected,
     RunCancelled,
     RunSubmitted,
+    SnapshotLost,
     SnapshotWritten,
     Tick,
     TokensLost,
@@ -81,6 +86,7 @@ from swarm_ft.protocol.messages.control import (
     StageOffered,
     StageReady,
     StageSaved,
+    StageUnsaved,
     StepReady,
 )
 from swarm_ft.protocol.spec.grant import Grant
@@ -111,22 +117,27 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
             _end(turn, run_id, RunPhase.CANCELLED, "cancelled by a client")
         case ResultCollected(run_id):
             _collected(turn, run_id)
-        case SnapshotWritten(run_id, snapshot):
-            commits.snapshot_written(turn, run_id, snapshot)
+        case SnapshotWritten() | SnapshotLost():
+            commits.snapshot_listed(turn, event)
         case TokensLost(run_id, reason):
             _end(turn, run_id, RunPhase.FAILED, f"its data cannot be read: {reason}")
         case Tick(ways):
             turn.state = replace(turn.state, ways=ways or turn.state.ways)
-            _dismiss_silent(turn)
-            attempts.expire(turn)
-            history.expire_results(turn)
-            history.forget(turn)
-            losses.drop_late(turn)
-            losses.tell(turn)
-            attempts.tell_idle(turn)
+            _time_passed(turn)
+    commits.look_after_saving(turn)
     losses.look_after(turn)
     attempts.advance(turn)
     return turn.state, turn.effects
+
+
+def _time_passed(turn: Turn) -> None:
+    _dismiss_silent(turn)
+    attempts.expire(turn)
+    history.expire_results(turn)
+    history.forget(turn)
+    losses.drop_late(turn)
+    losses.tell(turn)
+    attempts.tell_idle(turn)
 
 
 # ---- what peers say
@@ -146,7 +157,7 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
             attempts.caught_up(turn, run, peer_id, message)
         case StageFailed():
             _stage_failed(turn, peer_id, message)
-        case StageSaved():
+        case StageSaved() | StageUnsaved():
             commits.stage_saved(turn, peer_id, message)
         case PeerAlive() if run and peer_id in run.peers:
             losses.heard(turn, run, peer_id, message)

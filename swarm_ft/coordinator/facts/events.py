@@ -13,6 +13,7 @@ from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import Evaluated, RunEvent, StepCommitted
 from swarm_ft.protocol.messages.control import CommitStep, FromPeer, PeerHello, ToPeer
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
+from swarm_ft.protocol.spec.best import Judged
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch
@@ -78,6 +79,15 @@ class SnapshotWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotLost:
+    """The snapshot's manifest cannot be written, and why."""
+
+    run_id: RunId
+    snapshot: Snapshot
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TokensLost:
     """A run's tokens are not on the disk any more as they were."""
 
@@ -104,6 +114,7 @@ Event = (
     | RunCancelled
     | ResultCollected
     | SnapshotWritten
+    | SnapshotLost
     | TokensLost
     | Tick
 )
@@ -151,10 +162,15 @@ class CommitRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """Held-out samples were evaluated, each once."""
+    """Held-out samples were evaluated, each once.
+
+    Attributes:
+        judged: what all evaluations up to and with this one say.
+    """
 
     run_id: RunId
     evaluated: Evaluated
+    judged: Judged = field(default_factory=Judged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,18 +183,28 @@ class LedgerRecord:
 
 @dataclass(frozen=True, slots=True)
 class RollbackRecord:
-    """Steps from `first_void_step` on do not count any more."""
+    """Steps from `first_void_step` on do not count any more, nor evaluations after them.
+
+    Attributes:
+        is_evaluated: whether the weights that it goes back to are, and stay so; else they will be.
+    """
 
     run_id: RunId
     first_void_step: StepNumber
+    is_evaluated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRecord:
-    """A snapshot is whole."""
+    """A snapshot is whole.
+
+    Attributes:
+        kept: steps of those that are there from now on, itself among them.
+    """
 
     run_id: RunId
     snapshot: Snapshot
+    kept: frozenset[StepNumber]
 
 
 @dataclass(frozen=True, slots=True)

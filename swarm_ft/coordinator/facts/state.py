@@ -14,7 +14,7 @@ from swarm_ft.coordinator.facts.ledger import Ledger
 from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
-from swarm_ft.protocol.messages.client import Evaluated, RunPhase, RunStatus, StageResult
+from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StageResult
 from swarm_ft.protocol.messages.control import (
     CommitStep,
     Learner,
@@ -27,6 +27,7 @@ from swarm_ft.protocol.messages.control import (
 )
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile
+from swarm_ft.protocol.spec.best import Judged
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch
@@ -71,12 +72,15 @@ class Snapshot:
         last_commit: the last one that is in it; as many steps are in it.
         sent: what peers sent each other in these steps.
         traffic: of that, what went over each boundary.
+        judged: what evaluations said when it was asked for; of its own weights there is none yet,
+            unless they are the last.
         stages: those that are saved, first to last once all are.
     """
 
     last_commit: CommitStep
     sent: ByteCounts
     traffic: tuple[Traffic, ...] = ()
+    judged: Judged = field(default_factory=Judged)
     stages: tuple[SavedStage, ...] = ()
 
     @property
@@ -98,8 +102,10 @@ class Past:
         sent: what peers sent each other in the steps that count.
         traffic: of that, what went over each boundary.
         ledger: who holds the buffers of which sample; None if the run has none at both ends.
-        evaluations: of the held-out samples, steps rising.
-        snapshot: the newest that is whole.
+        judged: what its evaluations say; the journal has these.
+        snapshots: that are whole and kept, steps rising.
+        trained_steps: how many steps were trained, once the best weights took the place of the
+            last: then the committed steps are those in the best. None before, and otherwise.
     """
 
     committed_steps: int = 0
@@ -110,15 +116,40 @@ class Past:
     sent: ByteCounts = field(default_factory=ByteCounts)
     traffic: tuple[Traffic, ...] = ()
     ledger: Ledger | None = None
-    evaluations: tuple[Evaluated, ...] = ()
-    snapshot: Snapshot | None = None
+    judged: Judged = field(default_factory=Judged)
+    snapshots: tuple[Snapshot, ...] = ()
+    trained_steps: int | None = None
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The newest."""
+        return self.snapshots[-1] if self.snapshots else None
+
+    @property
+    def saved(self) -> Snapshot | None:
+        """That of the committed steps, if they were saved."""
+        found = (one for one in self.snapshots if one.step == self.committed_steps)
+        return next(found, None)
+
+    @property
+    def all_steps(self) -> int:
+        """How many steps count, whatever weights are the result."""
+        return self.committed_steps if self.trained_steps is None else self.trained_steps
 
     @property
     def rolled_back(self) -> Past:
         """As of the snapshot, or the beginning. Nobody holds weights of then, all load them.
 
-        The ledger of before stays until peers that loaded tell which buffers they have.
+        The ledger of before stays until peers that loaded tell which buffers they have. A run that
+        is trained, and has loaded its best weights, loads these again.
         """
+        if self.trained_steps is not None:
+            return replace(
+                self,
+                committers=frozenset(),
+                holds=_nothing(),
+                exported=_nothing(),
+            )
         if self.snapshot is None:
             return Past()
         return Past(
@@ -127,8 +158,20 @@ class Past:
             sent=self.snapshot.sent,
             traffic=self.snapshot.traffic,
             ledger=self.ledger,
-            evaluations=tuple(e for e in self.evaluations if e.step < self.snapshot.step),
-            snapshot=self.snapshot,
+            judged=self.snapshot.judged,
+            snapshots=self.snapshots,
+        )
+
+    def with_best(self, best: Snapshot) -> Past:
+        """Once the run is trained: its best weights in the place of the last, for all to load."""
+        return replace(
+            self,
+            committed_steps=best.step,
+            last_commit=best.last_commit,
+            committers=frozenset(),
+            holds=_nothing(),
+            exported=_nothing(),
+            trained_steps=self.committed_steps,
         )
 
 
@@ -276,10 +319,12 @@ class Saving:
 
     Attributes:
         asked: the one that peers were asked for last.
+        attempt: in which they were.
         unlisted: whole but for their manifests, which are being written.
     """
 
     asked: Snapshot | None = None
+    attempt: Attempt = NO_ATTEMPT
     unlisted: tuple[Snapshot, ...] = ()
 
 
@@ -377,7 +422,7 @@ class Run:
             run_id=self.run_id,
             phase=self.phase,
             detail=(self.notice if self.phase.is_working else "") or self.detail,
-            committed_steps=self.committed_steps,
+            committed_steps=self.past.all_steps,
             attempt=self.attempt.number,
             spec=self.spec,
             assignments=self.attempt.assignments,
@@ -388,6 +433,7 @@ class Run:
                 for peer in self.peers
                 if (file := self.past.exported.get(peer))
             ),
+            result_step=StepNumber(self.committed_steps) if self.past.trained_steps else None,
         )
 
     def with_assignments(self, assignments: Iterable[StageAssignment]) -> Run:

@@ -49,7 +49,13 @@ from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, St
 from swarm_ft.private_files import FILE_MODE, make_private
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase, StepCommitted
 from swarm_ft.protocol.messages.control import CommitStep, SavedStage, StageAssignment
-from swarm_ft.protocol.messages.reports import ByteCounts, GradientTraffic, Traffic
+from swarm_ft.protocol.messages.reports import (
+    ByteCounts,
+    GradientTraffic,
+    Traffic,
+    summed_by_boundary,
+)
+from swarm_ft.protocol.spec.best import Best, Judged
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.protocol.wire import RUN_SPEC
@@ -62,7 +68,7 @@ CREATE TABLE IF NOT EXISTS runs (
     position INTEGER PRIMARY KEY, run_id TEXT UNIQUE NOT NULL, spec BLOB NOT NULL,
     data_digest BLOB NOT NULL, owner TEXT NOT NULL, storage_key BLOB NOT NULL,
     phase INTEGER NOT NULL, detail BLOB NOT NULL, attempt INTEGER NOT NULL,
-    committed_steps INTEGER NOT NULL, stages TEXT NOT NULL);
+    committed_steps INTEGER NOT NULL, trained_steps INTEGER, stages TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS plans (
     run_id TEXT PRIMARY KEY, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
     microbatches TEXT NOT NULL) WITHOUT ROWID;
@@ -75,10 +81,11 @@ CREATE TABLE IF NOT EXISTS commits (
     PRIMARY KEY (run_id, step)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS evaluations (
     run_id TEXT NOT NULL, step INTEGER NOT NULL, num_samples INTEGER NOT NULL,
-    eval_loss REAL, compressed_eval_loss REAL, counts TEXT NOT NULL,
+    eval_loss REAL, compressed_eval_loss REAL, counts TEXT NOT NULL, judged TEXT NOT NULL,
+    traffic TEXT NOT NULL,
     PRIMARY KEY (run_id, step)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS snapshots (
-    run_id TEXT NOT NULL, step INTEGER NOT NULL, stages TEXT NOT NULL,
+    run_id TEXT NOT NULL, step INTEGER NOT NULL, stages TEXT NOT NULL, judged TEXT NOT NULL,
     PRIMARY KEY (run_id, step)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ledgers (
     run_id TEXT PRIMARY KEY, boundaries TEXT NOT NULL, peers TEXT NOT NULL) WITHOUT ROWID;
@@ -216,8 +223,8 @@ class Journal:
         with self._errors_named(), self._db:
             self._db.execute(
                 "INSERT INTO runs (run_id, spec, data_digest, owner,"
-                " storage_key, phase, detail, attempt, committed_steps, stages)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                " storage_key, phase, detail, attempt, committed_steps, trained_steps, stages)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     run.run_id,
                     self._sealed(RUN_SPEC.to_bytes(run.spec), f"spec {run.run_id}"),
@@ -245,9 +252,8 @@ class Journal:
                 self._write_ledger(record)
             case StandingRecord():
                 self._write_standing(record)
-            case SnapshotRecord(run_id, snapshot):
-                saved = (run_id, snapshot.step, _saved_text(snapshot.stages))
-                execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?)", saved)
+            case SnapshotRecord():
+                self._write_snapshot(record)
             case RollbackRecord():
                 self._roll_back(record)
             case ForgetRecord(run_id):
@@ -258,11 +264,23 @@ class Journal:
             self._db.execute(f"DELETE FROM {table} WHERE run_id=?", (run_id,))
         self._forget_ledger(run_id)
 
+    def _write_snapshot(self, record: SnapshotRecord) -> None:
+        run_id, snapshot, execute = record.run_id, record.snapshot, self._db.execute
+        texts = _saved_text(snapshot.stages), _judged_text(snapshot.judged)
+        saved = (run_id, snapshot.step, *texts)
+        execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", saved)
+        found = execute("SELECT step FROM snapshots WHERE run_id=?", (run_id,)).fetchall()
+        for (step,) in found:
+            if step not in record.kept:
+                execute("DELETE FROM snapshots WHERE run_id=? AND step=?", (run_id, step))
+
     def _write_evaluation(self, record: EvaluationRecord) -> None:
         found = record.evaluated
         losses = found.eval_loss, found.compressed_eval_loss
-        row = (record.run_id, found.step, found.num_samples, *losses, json.dumps(found.counts))
-        self._db.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?)", row)
+        judged, traffic = _judged_text(record.judged), _traffic_text(found.traffic)
+        texts = json.dumps(found.counts), judged, traffic
+        row = (record.run_id, found.step, found.num_samples, *losses, *texts)
+        self._db.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def _write_standing(self, record: StandingRecord) -> None:
         peer_id, standing = record.peer_id, record.standing
@@ -273,7 +291,7 @@ class Journal:
     def _write_state(self, run: Run) -> None:
         self._db.execute(
             "UPDATE runs SET storage_key=?, phase=?, detail=?, attempt=?, committed_steps=?,"
-            " stages=? WHERE run_id=?",
+            " trained_steps=?, stages=? WHERE run_id=?",
             (*self._run_row(run), run.run_id),
         )
         if run.phase > RunPhase.FINISHED:
@@ -283,7 +301,8 @@ class Journal:
         run_id, execute = record.run_id, self._db.execute
         void = (run_id, record.first_void_step)
         execute("DELETE FROM commits WHERE run_id=? AND step>=?", void)
-        execute("DELETE FROM evaluations WHERE run_id=? AND step>=?", void)
+        first_void = record.first_void_step + record.is_evaluated
+        execute("DELETE FROM evaluations WHERE run_id=? AND step>=?", (run_id, first_void))
         execute("DELETE FROM plans WHERE run_id=? AND step>=?", void)
         execute("DELETE FROM snapshots WHERE run_id=? AND step>?", void)
         if not record.first_void_step:
@@ -337,7 +356,7 @@ class Journal:
         with self._errors_named():
             found = self._db.execute(
                 "SELECT run_id, spec, owner, storage_key, phase, detail, attempt,"
-                " committed_steps, stages FROM runs ORDER BY position"
+                " committed_steps, trained_steps, stages FROM runs ORDER BY position"
             ).fetchall()
         try:
             with self._errors_named():
@@ -367,9 +386,12 @@ class Journal:
         }
 
     def _run(
-        self, row: tuple[str, bytes, str, bytes, int, bytes, int, int, str], now_s: float
+        self,
+        row: tuple[str, bytes, str, bytes, int, bytes, int, int, int | None, str],
+        now_s: float,
     ) -> Run:
-        name, sealed_spec, owner, key, phase_number, told, attempt, committed_steps, stages = row
+        name, sealed_spec, owner, key, phase_number, told, attempt = row[:7]
+        committed_steps, trained_steps, stages = row[7:]
         spec_bytes = self._opened(sealed_spec, f"spec {name}")
         detail = self._opened(told, f"detail {name}").decode()
         run_id, phase = RunId(name), RunPhase(phase_number)
@@ -381,17 +403,26 @@ class Journal:
         peers = [assignment.peer_id for assignment in assignments]
         spec = RUN_SPEC.from_bytes(spec_bytes)
         last = self._as_of(run_id, committed_steps)
+        # Of weights that are not the last, the sums are those of all steps.
+        newest = last if trained_steps is None else self._as_of(run_id, trained_steps)
         past = Past(
             committed_steps=committed_steps,
             committers=frozenset(peers),
             # Until their hellos tell otherwise.
             exported=MappingProxyType(dict.fromkeys(peers if phase is RunPhase.FINISHED else ())),
             ledger=self._ledger(run_id, spec.train.num_samples),
-            evaluations=self.evaluations(run_id),
-            snapshot=self._snapshot(run_id),
+            judged=self._judged(run_id),
+            snapshots=self._snapshots(run_id),
+            trained_steps=trained_steps,
         )
-        if last is not None:
-            past = replace(past, last_commit=last.last_commit, sent=last.sent, traffic=last.traffic)
+        if last is not None and newest is not None:
+            past = replace(
+                past, last_commit=last.last_commit, sent=newest.sent, traffic=newest.traffic
+            )
+        # An evaluation is counted with the next commit, and the last one is followed by none.
+        for found in self.evaluations(run_id, past.all_steps, past.all_steps + 1):
+            traffic = summed_by_boundary((*past.traffic, *found.traffic))
+            past = replace(past, sent=past.sent + found.sent, traffic=traffic)
         return Run(
             run_id=run_id,
             spec=spec,
@@ -433,14 +464,23 @@ class Journal:
             traffic=_traffic_from(traffic),
         )
 
-    def _snapshot(self, run_id: RunId) -> Snapshot | None:
-        """The newest."""
+    def _judged(self, run_id: RunId) -> Judged:
+        """What all evaluations say."""
         row = self._db.execute(
-            "SELECT step, stages FROM snapshots WHERE run_id=? ORDER BY step DESC LIMIT 1",
-            (run_id,),
+            "SELECT judged FROM evaluations WHERE run_id=? ORDER BY step DESC LIMIT 1", (run_id,)
         ).fetchone()
-        snapshot = self._as_of(run_id, row[0]) if row else None
-        return snapshot and replace(snapshot, stages=_saved_from(row[1]))
+        return _judged_from(row[0]) if row else Judged()
+
+    def _snapshots(self, run_id: RunId) -> tuple[Snapshot, ...]:
+        """Those that are there, steps rising."""
+        found = self._db.execute(
+            "SELECT step, stages, judged FROM snapshots WHERE run_id=? ORDER BY step", (run_id,)
+        ).fetchall()
+        return tuple(
+            replace(known, stages=_saved_from(stages), judged=_judged_from(judged))
+            for step, stages, judged in found
+            if (known := self._as_of(run_id, step))
+        )
 
     def _planned_step(self, run_id: RunId, committed_steps: int) -> PlannedStep | None:
         """The microbatches of the step under way; which peers they were to pass is not kept."""
@@ -485,13 +525,13 @@ class Journal:
             ).fetchall()
         return tuple(_committed_from(row) for row in found)
 
-    def evaluations(self, run_id: RunId) -> tuple[Evaluated, ...]:
-        """Of a run, steps rising."""
+    def evaluations(self, run_id: RunId, first: int, stop: int) -> tuple[Evaluated, ...]:
+        """Of a run, of weights with `first` steps in them to fewer than `stop`, steps rising."""
         with self._errors_named():
             found = self._db.execute(
-                "SELECT step, num_samples, eval_loss, compressed_eval_loss, counts FROM evaluations"
-                " WHERE run_id=? ORDER BY step",
-                (run_id,),
+                "SELECT step, num_samples, eval_loss, compressed_eval_loss, counts, traffic"
+                " FROM evaluations WHERE run_id=? AND step>=? AND step<? ORDER BY step",
+                (run_id, first, stop),
             ).fetchall()
         return tuple(
             Evaluated(
@@ -500,8 +540,9 @@ class Journal:
                 eval_loss=loss,
                 compressed_eval_loss=compressed_loss,
                 counts=tuple(map(int, json.loads(counts))),
+                traffic=_traffic_from(traffic),
             )
-            for step, num_samples, loss, compressed_loss, counts in found
+            for step, num_samples, loss, compressed_loss, counts, traffic in found
         )
 
     def data_digest(self, run_id: RunId) -> bytes:
@@ -513,13 +554,14 @@ class Journal:
 
     # ---- what of it is sealed
 
-    def _run_row(self, run: Run) -> tuple[bytes, int, bytes, int, int, str]:
-        """What changes of a run: key, phase, detail, attempt, committed steps, stages."""
+    def _run_row(self, run: Run) -> tuple[bytes, int, bytes, int, int, int | None, str]:
+        """What changes of a run: key, phase, detail, attempt, steps, stages."""
         assigned = run.attempt.assignments
         stages = json.dumps([(a.peer_id, a.layers.start, a.layers.stop) for a in assigned])
         key = self._sealed(run.storage_key, f"key {run.run_id}")
         detail = self._sealed(run.detail.encode(), f"detail {run.run_id}")
-        return key, run.phase, detail, run.attempt.number, run.committed_steps, stages
+        steps = run.committed_steps, run.past.trained_steps
+        return key, run.phase, detail, run.attempt.number, *steps, stages
 
     def _sealed(self, value: bytes, place: str) -> bytes:
         return value if self._sealer is None else self._sealer.seal(value, place.encode())
@@ -592,6 +634,18 @@ def _traffic_text(traffic: Sequence[Traffic]) -> str:
 def _traffic_from(text: str) -> tuple[Traffic, ...]:
     """Counts of a commit's row."""
     return tuple(Traffic(**fields) for fields in json.loads(text))
+
+
+def _judged_text(judged: Judged) -> str:
+    """What evaluations say."""
+    return json.dumps(asdict(judged))
+
+
+def _judged_from(text: str) -> Judged:
+    """What `_judged_text` wrote."""
+    fields = json.loads(text)
+    bests = {name: fields[name] and Best(**fields[name]) for name in ("best", "saved")}
+    return Judged(step=fields["step"], num_worse=fields["num_worse"], **bests)
 
 
 def _ledger_from(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.ledger import Ledger, Side
-from swarm_ft.coordinator.facts.state import Measured, Past, PlannedStep, Run
+from swarm_ft.coordinator.facts.state import Measured, Past, PlannedStep, Run, Snapshot
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.plan.membership import joining_in_words
 from swarm_ft.coordinator.plan.routes import (
@@ -30,14 +30,16 @@ from swarm_ft.protocol.messages.reports import (
     HeldBuffers,
     summed_by_boundary,
 )
+from swarm_ft.protocol.spec.best import metric_of
 from swarm_ft.protocol.spec.codec_spec import Direction
-from swarm_ft.protocol.spec.tasks import summed
+from swarm_ft.protocol.spec.tasks import summed, task_of
 from swarm_ft.protocol.spec.training_plan import (
     Microbatch,
     clip_factor,
     evaluates_at,
     evaluation_microbatches,
     learning_rate_at,
+    saves_at,
     step_samples,
 )
 
@@ -94,8 +96,51 @@ def _routed(
 def lacks_evaluation(run: Run) -> bool:
     """Whether the weights after the last step are still to be evaluated."""
     steps, train = StepNumber(run.committed_steps), run.spec.train
-    is_there = any(found.step == steps for found in run.past.evaluations)
+    is_there = run.past.judged.step == steps
     return steps == train.num_steps and evaluates_at(train, steps) and not is_there
+
+
+def is_trained(run: Run) -> bool:
+    """Whether no step is to follow: all were made, or evaluations were no better for long enough.
+
+    It may have stopped at the weights of the last evaluation alone: the step that was made with it
+    does not count.
+    """
+    past, train = run.past, run.spec.train
+    if past.trained_steps is not None:
+        return True
+    has_stopped = past.judged.step == past.committed_steps and past.judged.stops(train)
+    is_at_end = past.committed_steps >= train.num_steps and not lacks_evaluation(run)
+    return has_stopped or is_at_end
+
+
+def best_to_load(run: Run) -> Snapshot | None:
+    """Of a run that is trained: the best weights, if they are to be the result and are not here."""
+    past, best = run.past, run.past.judged.saved
+    if not run.spec.train.load_best_model_at_end or past.trained_steps is not None or best is None:
+        return None
+    is_here = best.step == past.committed_steps
+    return None if is_here else next((s for s in past.snapshots if s.step == best.step), None)
+
+
+def lacks_snapshot(run: Run) -> bool:
+    """Whether the weights after the last commit are to be saved, and are not yet."""
+    steps = StepNumber(run.committed_steps)
+    on_their_way = {snapshot.step for snapshot in run.saving.unlisted}
+    is_there = run.past.saved is not None or steps in on_their_way
+    is_last = steps >= run.spec.train.num_steps
+    return not is_last and saves_at(run.spec.train, steps) and not is_there
+
+
+def kept_snapshots(run: Run, new: Snapshot) -> tuple[Snapshot, ...]:
+    """Those that are there once a new one is: the newest, the best, then others, newest first."""
+    train, best = run.spec.train, run.past.judged.saved
+    others = [one for one in run.past.snapshots if one.step < new.step]
+    is_kept = train.load_best_model_at_end and best is not None
+    spared = [one for one in others if is_kept and best is not None and one.step == best.step]
+    room = max(0, train.save_total_limit - 1 - len(spared))
+    newest = [one for one in others if one not in spared][-room:] if room else []
+    return tuple(sorted((*spared, *newest, new), key=lambda one: one.step))
 
 
 def evaluated(run: Run, step: PlannedStep) -> tuple[Run, Evaluated]:
@@ -115,8 +160,20 @@ def evaluated(run: Run, step: PlannedStep) -> tuple[Run, Evaluated]:
         eval_loss=losses.get(False),
         compressed_eval_loss=losses.get(True),
         counts=counts,
+        traffic=summed_by_boundary(
+            sent.of_evaluation for peer in run.peers for sent in step.ready[peer].traffic
+        ),
     )
-    past = replace(run.past, evaluations=(*run.past.evaluations, found))
+    value = metric_of(train, found.loss, found.counts)
+    # After the last step they are with the peers, and need not be saved.
+    is_saved = run.past.saved is not None or found.step == train.num_steps
+    judged = run.past.judged.after(train, found.step, value, is_saved=is_saved)
+    past = replace(
+        run.past,
+        judged=judged,
+        sent=run.past.sent + found.sent,
+        traffic=summed_by_boundary((*run.past.traffic, *found.traffic)),
+    )
     return replace(run, past=past), found
 
 
@@ -162,7 +219,7 @@ def commit_step(run: Run, step: PlannedStep, now_s: float) -> tuple[Run, StepCom
         grad_norm=grad_norm,
         num_samples=len(step_samples(train, number)),
         seconds=now_s - step.began_s,
-        traffic=summed_by_boundary(t for report in reports for t in report.traffic),
+        traffic=summed_by_boundary(t.of_training for report in reports for t in report.traffic),
         gradients=sum((report.gradients for report in reports), GradientTraffic()),
         state_bytes=run.measured.state_bytes,
     )
@@ -278,6 +335,14 @@ def report_refusal(
             return MalformedMessage(
                 f"peer {peer_id}: buffers of boundary {boundary}; its stage has {expected}"
             )
+    if isinstance(report, StepReady):
+        num_counts = task_of(run.spec.train).num_counts
+        for told in report.evaluation:
+            if len(told.counts) not in (0, num_counts):
+                return MalformedMessage(
+                    f"peer {peer_id}: expected {num_counts} counts of an evaluation, "
+                    f"got {len(told.counts)}"
+                )
     bound = Bitmap(run.spec.train.num_samples)
     refusals = (bound.refusal(buffers.samples.bitmap) for buffers in held)
     words = next(filter(None, refusals), None)

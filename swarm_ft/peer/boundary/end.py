@@ -303,10 +303,12 @@ class Boundary:
         begin_s = self._timeline.now_s()
         await send(frame)
         failpoints.reached("before-ack")
-        traffic = counted(self._hello.boundary, frame, is_relayed=self._channel.is_relayed)
-        if self._coder.is_held_out(frame.key):
-            traffic = replace(traffic, key_frames=0)  # none that could have built on a buffer
-        self._traffic += traffic
+        self._traffic += counted(
+            self._hello.boundary,
+            frame,
+            is_relayed=self._channel.is_relayed,
+            is_held_out=self._coder.is_held_out(frame.key),
+        )
         self._add_span(SpanKind.SEND, frame, begin_s)
 
     def _add_span(self, kind: SpanKind, frame: Frame, begin_s: float) -> None:
@@ -314,10 +316,19 @@ class Boundary:
         self._timeline.add_frame(kind, frame.key, begin_s, boundary, num_bytes)
 
 
-def counted(boundary: BlockIndex, frame: Frame, *, is_relayed: bool = False) -> Traffic:
+def counted(
+    boundary: BlockIndex, frame: Frame, *, is_relayed: bool = False, is_held_out: bool = False
+) -> Traffic:
     """One sent frame as traffic."""
     num_bytes, plain = wire_bytes(frame), 4 * frame.tensor.tokens * frame.tensor.channels
     relayed_bytes = num_bytes if is_relayed else 0
+    if is_held_out:
+        return Traffic(
+            boundary=boundary,
+            evaluation_bytes=num_bytes,
+            evaluation_uncompressed_bytes=plain,
+            evaluation_relayed_bytes=relayed_bytes,
+        )
     if frame.key.direction is Direction.BACKWARD:
         return Traffic(
             boundary=boundary,

@@ -31,6 +31,7 @@ from swarm_ft.protocol.messages.control import (
     SaveStage,
     StageOffered,
     StageSaved,
+    StageUnsaved,
 )
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -279,6 +280,7 @@ class StateExchange:
                 entry = await self._put_by(name, contents)
         except SwarmError as error:
             logger.warning("%s: cannot be saved: %s", name, error.message)
+            self._context.say(StageUnsaved(name=name, reason=error.message))
             return
         self._context.say(StageSaved(name=name, digest=entry.digest, total_bytes=entry.total_bytes))
 

@@ -165,6 +165,7 @@ class RunStatus:
         joining: peers of the stages that take over while the others train.
         results: of a finished run, as far as its peers told (again, after a restart); of a stage's
             replicas those first that joined the run first.
+        result_step: how many steps are in the result, if the best weights are it, and not the last.
     """
 
     run_id: RunId
@@ -177,6 +178,12 @@ class RunStatus:
     sent: ByteCounts = field(default_factory=ByteCounts)
     joining: Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS)] = ()
     results: Annotated[tuple[StageResult, ...], Length(MAX_RUN_PEERS)] = ()
+    result_step: StepNumber | None = None
+
+    @property
+    def steps_in_result(self) -> StepNumber:
+        """How many steps are in the result, or would be."""
+        return StepNumber(self.committed_steps) if self.result_step is None else self.result_step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,6 +232,7 @@ class Evaluated:
         eval_loss: with nothing compressed; None if that was not asked for.
         compressed_eval_loss: so too with compressed activations.
         counts: that the task's metrics are made of; uncompressed, if that was asked for.
+        traffic: what was sent for it, all peers at a boundary together.
     """
 
     step: StepNumber
@@ -232,6 +240,18 @@ class Evaluated:
     eval_loss: Amount | None = None
     compressed_eval_loss: Amount | None = None
     counts: Annotated[tuple[Targets, ...], Length(MAX_COUNTS)] = ()
+    traffic: tuple[Traffic, ...] = ()
+
+    @property
+    def sent(self) -> ByteCounts:
+        """All that was sent for it."""
+        return ByteCounts(
+            evaluation_bytes=sum(t.evaluation_bytes for t in self.traffic),
+            evaluation_uncompressed_bytes=sum(
+                t.evaluation_uncompressed_bytes for t in self.traffic
+            ),
+            relayed_bytes=sum(t.evaluation_relayed_bytes for t in self.traffic),
+        )
 
     @property
     def loss(self) -> float:

@@ -520,6 +520,14 @@ class StageSaved:
     total_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageUnsaved:
+    """A stage's state cannot be put among the run's snapshots, and why."""
+
+    name: ShardName
+    reason: Text
+
+
 @dataclass(frozen=True, slots=True)
 class ClockProbe:
     """What time is it at the coordinator? `sent_us` is this peer's own."""
@@ -538,6 +546,7 @@ FromPeer = (
     | PeerAlive
     | StageOffered
     | StageSaved
+    | StageUnsaved
     | StepTimeline
     | ClockProbe
     | Machine

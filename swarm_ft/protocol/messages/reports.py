@@ -61,6 +61,7 @@ class Traffic(Counters):
 
     Attributes:
         relayed_bytes: of what it sent either way, what went over a relay.
+        evaluation_bytes: of held-out samples, which go forward alone and count as nothing else.
     """
 
     boundary: BlockIndex
@@ -71,6 +72,29 @@ class Traffic(Counters):
     key_frames: int = 0
     delta_frames: int = 0
     relayed_bytes: int = 0
+    evaluation_bytes: int = 0
+    evaluation_uncompressed_bytes: int = 0
+    evaluation_relayed_bytes: int = 0
+
+    @property
+    def of_training(self) -> Self:
+        """All but what was sent to evaluate."""
+        return replace(
+            self,
+            evaluation_bytes=0,
+            evaluation_uncompressed_bytes=0,
+            evaluation_relayed_bytes=0,
+        )
+
+    @property
+    def of_evaluation(self) -> Traffic:
+        """What was sent to evaluate, alone."""
+        return Traffic(
+            boundary=self.boundary,
+            evaluation_bytes=self.evaluation_bytes,
+            evaluation_uncompressed_bytes=self.evaluation_uncompressed_bytes,
+            evaluation_relayed_bytes=self.evaluation_relayed_bytes,
+        )
 
 
 def summed_by_boundary(counts: Iterable[Traffic]) -> tuple[Traffic, ...]:
@@ -103,6 +127,7 @@ class ByteCounts(Counters):
         gradient_bytes: of gradients that replicas of a stage summed.
         state_bytes: of weights and optimizer that newcomers took; never compressed.
         relayed_bytes: of all that was sent but state, what went over a relay.
+        evaluation_bytes: of the activations of held-out samples.
     """
 
     forward_bytes: int = 0
@@ -113,11 +138,19 @@ class ByteCounts(Counters):
     gradient_uncompressed_bytes: int = 0
     state_bytes: int = 0
     relayed_bytes: int = 0
+    evaluation_bytes: int = 0
+    evaluation_uncompressed_bytes: int = 0
 
     @property
     def sent_bytes(self) -> int:
         """Of all kinds."""
-        return self.forward_bytes + self.backward_bytes + self.gradient_bytes + self.state_bytes
+        return (
+            self.forward_bytes
+            + self.backward_bytes
+            + self.gradient_bytes
+            + self.state_bytes
+            + self.evaluation_bytes
+        )
 
     @property
     def uncompressed_bytes(self) -> int:
@@ -127,6 +160,7 @@ class ByteCounts(Counters):
             + self.backward_uncompressed_bytes
             + self.gradient_uncompressed_bytes
             + self.state_bytes
+            + self.evaluation_uncompressed_bytes
         )
 
 

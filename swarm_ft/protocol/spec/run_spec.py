@@ -58,6 +58,10 @@ COPIES_PER_WEIGHT = 4
 large. Of what is frozen there is the weight alone."""
 PACKED_VALUES = 64
 """Of a weight in 8 or 4 bits, that share one float32 scale."""
+MAX_METRIC_CHARS = 64
+METRIC_PREFIX = "eval_"
+CLASS_METRICS = ("accuracy", "matthews_correlation", "f1")
+"""Of tasks with classes, beside the loss."""
 ALL_LINEAR = "all-linear"
 """Adapters at every linear layer of the blocks."""
 CodecText = Annotated[str, Length(MAX_SPEC_CHARS)]
@@ -82,6 +86,14 @@ class LrSchedule(IntEnum):
 
 class EvalStrategy(IntEnum):
     """When held-out samples are evaluated; the numbers are those of the wire."""
+
+    NO = 1
+    STEPS = 2
+    EPOCH = 3
+
+
+class SaveStrategy(IntEnum):
+    """When snapshots are taken; the numbers are those of the wire."""
 
     NO = 1
     STEPS = 2
@@ -117,6 +129,15 @@ class Optim(IntEnum):
     ADAMW = 1
     ADAFACTOR = 2
     SGD = 3
+
+
+_FLOATS = (
+    "learning_rate",
+    "weight_decay",
+    "clip_grad_norm",
+    "lora_dropout",
+    "early_stopping_threshold",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -370,6 +391,18 @@ class TrainOptions:
             default="never",
         ),
     ] = 0
+    save_strategy: Annotated[
+        SaveStrategy,
+        Option("When snapshots are taken: never (no), every --save-steps, or every epoch."),
+    ] = SaveStrategy.STEPS
+    save_total_limit: Annotated[
+        int,
+        Range(1, MAX_STEPS),
+        Option(
+            "Snapshots that are kept, the newest; with --load-best-model-at-end the best is one of "
+            "them, two at least."
+        ),
+    ] = 2
     eval_strategy: Annotated[
         EvalStrategy,
         Option(
@@ -389,6 +422,35 @@ class TrainOptions:
             "evaluates them twice."
         ),
     ] = EvalCompression.OFF
+    early_stopping_patience: Annotated[
+        int,
+        Range(0, MAX_STEPS),
+        Option(
+            "End the run once so many evaluations in a row are no better than the best before.",
+            default="never",
+        ),
+    ] = 0
+    early_stopping_threshold: Annotated[
+        float,
+        Range(0.0),
+        Option("By more than this has an evaluation to be better, or it counts as none."),
+    ] = 0.0
+    metric_for_best_model: Annotated[
+        str,
+        Length(MAX_METRIC_CHARS),
+        Option(
+            "By which evaluations are compared: loss, and of --task classification and "
+            "token-classification accuracy, matthews_correlation or f1, of which more is better.",
+            metavar="NAME",
+        ),
+    ] = "loss"
+    load_best_model_at_end: Annotated[
+        bool,
+        Option(
+            "The result is the best of the weights that were evaluated, and not the last; needs "
+            "snapshots of them (--save-steps, --save-strategy)."
+        ),
+    ] = False
     private_ends: Annotated[
         str,
         NameList(MAX_PRIVATE_ENDS),
@@ -412,7 +474,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("learning_rate", "weight_decay", "clip_grad_norm", "lora_dropout"):
+        for name in _FLOATS:
             # 1 equals 1.0, and 0.0 equals -0.0: equal specs must have one digest.
             object.__setattr__(self, name, float(getattr(self, name)) + 0.0)
         if self.batch_size % self.micro_batch_size:
@@ -423,6 +485,7 @@ class TrainOptions:
         _check_codecs(self)
         _check_trained(self)
         _check_labels(self)
+        _check_best(self)
 
     def codec(self, direction: Direction) -> CodecSpec:
         """The codec of one direction."""
@@ -454,6 +517,28 @@ class TrainOptions:
         """The codec of held-out samples' activations, where they are compressed."""
         codec = self.codec(Direction.FORWARD)
         return self.key_frame_codec(Direction.FORWARD) if codec.is_delta else codec
+
+    @property
+    def evaluates_on_the_way(self) -> bool:
+        """Whether held-out samples are evaluated between the first step and the last."""
+        has_steps = self.eval_strategy is EvalStrategy.STEPS and self.eval_steps > 0
+        return has_steps or self.eval_strategy is EvalStrategy.EPOCH
+
+    @property
+    def takes_snapshots(self) -> bool:
+        """Whether any are taken."""
+        has_steps = self.save_strategy is SaveStrategy.STEPS and self.save_steps > 0
+        return has_steps or self.save_strategy is SaveStrategy.EPOCH
+
+    @property
+    def best_metric(self) -> str:
+        """By which evaluations are compared: the loss, or one of the task's metrics."""
+        return self.metric_for_best_model.removeprefix(METRIC_PREFIX)
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Of that metric."""
+        return self.best_metric.endswith("loss")
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -733,6 +818,42 @@ def _check_labels(options: TrainOptions) -> None:
     for name in names:
         if not name.isprintable() or name != name.strip() or not name:
             raise BadOption(f"--labels: expected printable names as NAME,NAME, got {name[:80]!a}")
+
+
+def _check_best(options: TrainOptions) -> None:
+    """Whoever decides by evaluations has some, and whoever loads the best has snapshots of them."""
+    patience, loads_best = options.early_stopping_patience, options.load_best_model_at_end
+    known = ("loss", *(CLASS_METRICS if options.has_classes else ()))
+    if options.best_metric not in known:
+        raise BadOption(
+            f"--metric-for-best-model: expected {' or '.join(known)} with this --task, "
+            f"got {options.metric_for_best_model!a}"
+        )
+    if options.early_stopping_threshold and not patience:
+        raise BadOption("--early-stopping-threshold: expected --early-stopping-patience beside it")
+    decides = "--early-stopping-patience" if patience else "--load-best-model-at-end"
+    if (patience or loads_best) and not options.evaluates_on_the_way:
+        raise BadOption(
+            f"{decides}: expected evaluations on the way; add --eval-steps N or "
+            "--eval-strategy epoch"
+        )
+    if loads_best:
+        _check_snapshots_of_the_best(options)
+
+
+def _check_snapshots_of_the_best(options: TrainOptions) -> None:
+    """Snapshots are of weights that are evaluated."""
+    of_eval, of_save = options.eval_strategy.name.lower(), options.save_strategy.name.lower()
+    if of_eval != of_save:
+        raise BadOption(
+            f"--load-best-model-at-end: expected --save-strategy {of_eval}, as --eval-strategy, "
+            f"got {of_save}"
+        )
+    if of_eval == "steps" and (not options.save_steps or options.save_steps % options.eval_steps):
+        raise BadOption(
+            f"--load-best-model-at-end: expected --save-steps {options.eval_steps} or a multiple, "
+            f"so that what is saved is evaluated (--eval-steps), got {options.save_steps or 'none'}"
+        )
 
 
 def _check_codecs(options: TrainOptions) -> None:

@@ -18,6 +18,7 @@ from swarm_ft.protocol.spec.run_spec import (
     MAX_BATCH_SIZE,
     EvalStrategy,
     LrSchedule,
+    SaveStrategy,
     TrainSpec,
 )
 
@@ -201,6 +202,24 @@ def evaluates_at(spec: TrainSpec, step: StepNumber) -> bool:
     is_epoch = spec.eval_strategy is EvalStrategy.EPOCH
     every = spec.steps_per_epoch if is_epoch else spec.eval_steps
     return step in (0, spec.num_steps) or (every > 0 and step % every == 0)
+
+
+def num_evaluations(spec: TrainSpec) -> int:
+    """How often held-out samples are evaluated, if all steps are made."""
+    if not evaluates_at(spec, StepNumber(0)):
+        return 0
+    is_epoch = spec.eval_strategy is EvalStrategy.EPOCH
+    every = spec.steps_per_epoch if is_epoch else spec.eval_steps
+    between = (spec.num_steps - 1) // every if every else 0
+    return 2 + between
+
+
+def saves_at(spec: TrainSpec, step: StepNumber) -> bool:
+    """Whether a snapshot is taken of the weights after so many steps."""
+    if not spec.takes_snapshots or not step:
+        return False
+    is_epoch = spec.save_strategy is SaveStrategy.EPOCH
+    return step % (spec.steps_per_epoch if is_epoch else spec.save_steps) == 0
 
 
 def evaluation_microbatches(spec: TrainSpec, first: int) -> tuple[Microbatch, ...]:

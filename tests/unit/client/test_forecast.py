@@ -15,7 +15,14 @@ from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.capacity import Machine, PlacedPeer
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import Adapter, BaseDtype, Optim, RunSpec, TaskKind
+from swarm_ft.protocol.spec.run_spec import (
+    Adapter,
+    BaseDtype,
+    EvalCompression,
+    Optim,
+    RunSpec,
+    TaskKind,
+)
 from swarm_ft.protocol.spec.sample_rows import filled_up, words_of
 from tests.specs import model_spec, train_spec
 
@@ -111,6 +118,26 @@ def test_what_nobody_measured_is_left_out_and_told() -> None:
     assert forecast(job(), on(FAST, FAST)).unknown == ()
 
 
+def test_evaluations_are_told_apart_from_training() -> None:
+    slow = Machine(flops_per_s=1e15, up_bytes_per_s=1e6, down_bytes_per_s=1e12)
+    changes = {"num_eval_samples": 10, "eval_steps": 7, "key_codec": "q8"}
+    quiet = forecast(job(key_codec="q8"), on(FAST, slow, FAST, FAST))
+    found = forecast(job(**changes), on(FAST, slow, FAST, FAST))
+    assert quiet.evaluation is None
+    assert replace(found, evaluation=None) == quiet
+    told = found.evaluation
+    assert told is not None
+    assert (told.times, told.samples) == (6, 10), "after 0, 7, 14, 21, 28 and 30 steps"
+    sample = 128 * 768 * 4
+    assert told.sent_bytes == pytest.approx(6 * 10 * 3 * sample, rel=0.01)
+    assert told.seconds == pytest.approx(6 * 10 * sample / 1e6, rel=0.01)
+    both = forecast(job(**changes, eval_compression=EvalCompression.BOTH), on(FAST, slow))
+    assert both.evaluation is not None
+    assert both.evaluation.samples == 20
+    assert both.evaluation.sent_bytes == pytest.approx(6 * 10 * sample * 1.25, rel=0.03)
+    assert told.line().startswith("evaluation 6 times 10 samples: sends 70.8 MB in all, 23.6 s")
+
+
 def test_energy_is_of_all_who_work() -> None:
     found = forecast(job(), on(FAST, FAST))
     assert found.kwh == pytest.approx(200 * found.seconds / 3.6e6)
@@ -125,6 +152,7 @@ def test_a_line_says_the_most_important() -> None:
         samples_per_s=3.14159,
         bound_by="the uplink of peer-1",
         kwh=0.0,
+        evaluation=None,
         unknown=(),
     )
     assert found.line() == (

@@ -13,10 +13,11 @@ from rich.console import Console
 from swarm_ft.client.report import ProgressState, RunReport, StepTotals, eval_line, kind_lines
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
-from swarm_ft.protocol.messages.client import Evaluated, StepCommitted
+from swarm_ft.protocol.messages.client import Evaluated, RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.messages.reports import ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.spec.run_spec import TaskKind
 from swarm_ft.protocol.spec.tasks import Classification
+from tests.specs import run_spec
 
 
 def _step(number: int, *, loss: float = 2.0, keys: int = 4, relayed: int = 0) -> StepCommitted:
@@ -51,9 +52,16 @@ def _step(number: int, *, loss: float = 2.0, keys: int = 4, relayed: int = 0) ->
     )
 
 
-def _evaluated(step: int, loss: float, compressed: float | None = None) -> Evaluated:
+def _evaluated(step: int, loss: float, compressed: float | None = None, sent: int = 0) -> Evaluated:
+    traffic = Traffic(
+        boundary=BlockIndex(2), evaluation_bytes=sent, evaluation_uncompressed_bytes=2 * sent
+    )
     return Evaluated(
-        step=StepNumber(step), num_samples=5, eval_loss=loss, compressed_eval_loss=compressed
+        step=StepNumber(step),
+        num_samples=5,
+        eval_loss=loss,
+        compressed_eval_loss=compressed,
+        traffic=(traffic,) if sent else (),
     )
 
 
@@ -79,6 +87,8 @@ def test_the_document_has_the_promised_fields() -> None:
         "model_dir": "out/model",
         "losses": [3.5, 2.5],
         "steps": 2,
+        "stopped_early": False,
+        "result_step": 2,
         "samples": 8,
         "seconds": 1.0,
         "samples_per_second": 8.0,
@@ -86,14 +96,22 @@ def test_the_document_has_the_promised_fields() -> None:
         "eval_before": {"loss": 3.0, "perplexity": pytest.approx(math.exp(3))},
         "eval": {"loss": 1.0, "perplexity": pytest.approx(math.e)},
         "evaluations": [
-            {"step": 0, "loss": 3.0, "perplexity": pytest.approx(math.exp(3))},
-            {"step": 2, "loss": 1.0, "perplexity": pytest.approx(math.e)},
+            {
+                "step": step,
+                "samples": 5,
+                "bytes": 0,
+                "loss": loss,
+                "perplexity": pytest.approx(math.exp(loss)),
+            }
+            for step, loss in ((0, 3.0), (2, 1.0))
         ],
+        "eval_samples": 10,
         "bytes_by_kind": {
             "forward": {"sent": 40, "uncompressed": 320},
             "backward": {"sent": 80, "uncompressed": 320},
             "gradients": {"sent": 14, "uncompressed": 112},
             "state": {"sent": 6, "uncompressed": 6},
+            "evaluation": {"sent": 0, "uncompressed": 0},
         },
         "relayed_bytes": 0,
         "bytes": {
@@ -105,6 +123,9 @@ def test_the_document_has_the_promised_fields() -> None:
                 "key_frames": 4,
                 "delta_frames": 4,
                 "relayed": 0,
+                "evaluation": 0,
+                "evaluation_uncompressed": 0,
+                "evaluation_relayed": 0,
             }
             for boundary in ("2", "10")
         },
@@ -239,6 +260,57 @@ def test_kinds_that_were_sent_have_a_line_each_and_one_together() -> None:
     ]
     assert kind_lines(ByteCounts()) == []
     assert len(kind_lines(ByteCounts(forward_bytes=1, forward_uncompressed_bytes=8))) == 1
+
+
+def test_evaluations_bytes_and_samples_are_told_apart() -> None:
+    report = replace(
+        _report(_step(0), _step(1)),
+        evaluations=(_evaluated(0, 3.0, sent=100), _evaluated(2, 1.0, sent=10)),
+    )
+    document = json.loads(report.to_json())
+    assert document["bytes_by_kind"]["evaluation"] == {"sent": 110, "uncompressed": 220}
+    assert document["bytes_by_kind"]["forward"] == {"sent": 40, "uncompressed": 320}
+    assert document["samples"] == 8
+    assert document["eval_samples"] == 10
+    assert [(one["samples"], one["bytes"]) for one in document["evaluations"]] == [
+        (5, 100),
+        (5, 10),
+    ]
+    assert document["bytes"]["2"]["evaluation"] == 110
+    assert document["bytes"]["10"]["evaluation"] == 0
+    assert kind_lines(report.sent)[-2:] == [
+        "evaluation           110 bytes of 220 bytes 2.0x",
+        "everything           250 bytes of 978 bytes 3.9x",
+    ]
+
+
+def test_a_run_that_stopped_early_tells_where_and_whose_weights_it_gives() -> None:
+    status = RunStatus(
+        run_id=RunId("run-1"),
+        phase=RunPhase.FINISHED,
+        detail="the result can be fetched",
+        committed_steps=3,
+        spec=run_spec(),
+        result_step=StepNumber(1),
+    )
+    before = _after(_step(0), _evaluated(1, 2.0), _step(1), _step(2), _evaluated(3, 5.0))
+    state = before.after(status)
+    assert state.losses == before.losses
+    assert (state.result_step, [one.step for one in state.evaluations]) == (1, [1, 3])
+    report = replace(
+        _report(_step(0), _step(1), _step(2)),
+        evaluations=(_evaluated(0, 9.0), *state.evaluations),
+        num_steps=9,
+        result_step=state.result_step,
+    )
+    document = json.loads(report.to_json())
+    assert (document["steps"], document["result_step"]) == (3, 1)
+    assert document["stopped_early"]
+    assert document["eval"]["loss"] == 2.0
+    text = "\n".join(report.summary_lines())
+    assert "stopped early        after step 3 of 9: no better for long enough" in text
+    assert "best weights         those of step 1" in text
+    assert "evaluation loss      9.000 -> 2.000" in text
 
 
 def test_what_went_over_relays_is_told_where_anything_did() -> None:

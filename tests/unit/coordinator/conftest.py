@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
@@ -59,6 +59,7 @@ from swarm_ft.protocol.messages.control import (
     StageOffered,
     StageReady,
     StageSaved,
+    StageUnsaved,
     StayIdle,
     StepReady,
     ToPeer,
@@ -100,6 +101,8 @@ class FakePeer:
         self.memory_bytes = memory_bytes
         self.endpoint = f"{name}.example:7001"
         self.squared_grad_norm = 4.0
+        self.eval_losses: Sequence[float] = ()
+        self.saves = True
         self.compute_s = 0.0
         self.done: frozenset[MicrobatchIndex] = frozenset()
         self.is_slow_to_take = False
@@ -165,7 +168,6 @@ class FakePeer:
                 self._apply(message)
             case ExportStage():
                 assert self.assign is not None
-                assert len(self.applied) == self.assign.spec.train.num_steps
                 assert self.has_state
                 trained = digest_of(self.result or str(self._stage.layers).encode())
                 self.exported = ShardFile(digest=trained, total_bytes=1)
@@ -271,10 +273,12 @@ class FakePeer:
         self.applied = list(range(assign.committed_steps))
         self.last_attempt = assign.last_attempt
 
-    def _save(self, save: SaveStage) -> StageSaved:
+    def _save(self, save: SaveStage) -> StageSaved | StageUnsaved:
         assert self.has_state
         assert save.step == len(self.applied)
         name = ShardName(run_id=save.run_id, step=save.step, layers=self._stage.layers)
+        if not self.saves:
+            return StageUnsaved(name=name, reason="full")
         return StageSaved(name=name, digest=bytes(16), total_bytes=1)
 
     def failed(self, code: str, message: str = "oh") -> StageFailed:
@@ -302,7 +306,18 @@ class FakePeer:
         )
         self.gradients_of_step, self.gradients_of_attempt = plan.step, plan.attempt
         ready = self.step_ready(plan.step) if plan.microbatches else self._nothing_ready(plan)
-        return replace(ready, evaluation=self._evaluated(plan, computing[-1]))
+        traffic = (*ready.traffic, *self._evaluation_traffic(plan))
+        return replace(ready, evaluation=self._evaluated(plan, computing[-1]), traffic=traffic)
+
+    def _evaluation_traffic(self, plan: PlanStep) -> tuple[Traffic, ...]:
+        """A byte of each held-out sample that goes on from the first stage."""
+        assert self.assign is not None
+        if self._stage.layers != self.assign.assignments[0].layers or len(self.boundaries) < 1:
+            return ()
+        count = sum(len(batch.samples) for batch in plan.evaluation)
+        (boundary,) = self.boundaries
+        own = Traffic(boundary=boundary, evaluation_bytes=count)
+        return (own,) if count else ()
 
     def _nothing_ready(self, plan: PlanStep) -> StepReady:
         return StepReady(
@@ -310,7 +325,7 @@ class FakePeer:
         )
 
     def _evaluated(self, plan: PlanStep, last: Stage) -> tuple[EvalSum, ...]:
-        """A held-out sample has one target, whose loss is the sample's number."""
+        """A held-out sample has one target, whose loss is the sample's number, or the weights'."""
         if self.assign is None or self.peer_id not in last.peers:
             return ()
         train, replica = self.assign.spec.train, last.peers.index(self.peer_id)
@@ -321,6 +336,9 @@ class FakePeer:
             [sample for sample in samples if train.pass_of(sample) == place]
             for place in range(len(train.eval_passes))
         ]
+        if plan.step < len(self.eval_losses):
+            loss = self.eval_losses[plan.step]
+            return tuple(EvalSum(loss_sum=loss * len(of), num_targets=len(of)) for of in of_passes)
         return tuple(EvalSum(loss_sum=sum(of), num_targets=len(of)) for of in of_passes)
 
     def step_ready(self, step: int) -> StepReady:
@@ -540,6 +558,8 @@ class Swarm:
     def _deliver(self, say: Say) -> None:
         peer = self.connected.get(say.peer_id)
         if peer is not None and say.peer_id not in self.deaf:
+            if isinstance(say.message, ExportStage):
+                assert len(peer.applied) == self.run(say.message.run_id).committed_steps
             self.pending.extend((say.peer_id, answer) for answer in peer.hear(say.message))
 
     def _cut(self, peer_id: PeerId) -> None:
@@ -572,7 +592,7 @@ class Swarm:
             case RunRecord(run):
                 known = self.written_runs.get(run.run_id)
                 assert known is None or run.attempt.number >= known.attempt.number
-                assert run.committed_steps == len(self.history.setdefault(run.run_id, []))
+                assert run.past.all_steps == len(self.history.setdefault(run.run_id, []))
                 self.written_runs[run.run_id] = run
             case PlanRecord(run_id, step) as plan:
                 assert step == len(self.history[run_id])
@@ -598,7 +618,7 @@ class Swarm:
                 assert run is not None
                 assert run.attempt.number == message.attempt
                 assert run.attempt.assignments == message.assignments
-                assert message.committed_steps == len(self.history[message.run_id])
+                assert message.committed_steps == run.committed_steps
                 assert bool(message.saved) == bool(message.fresh and message.committed_steps)
                 assert {learner.peer_id for learner in message.learners} < set(run.peers)
             case PlanStep():
@@ -614,7 +634,7 @@ class Swarm:
 
     def _check_state(self) -> None:
         for run in self.state.runs.values():
-            assert run.committed_steps == len(self.history[run.run_id])
+            assert run.past.all_steps == len(self.history[run.run_id])
             if run.stages:
                 cuts = [(s.layers.start, s.layers.stop) for s in run.stages]
                 edges = [0, *(stop for _, stop in cuts)]

@@ -23,6 +23,7 @@ from swarm_ft.peer.reduce.gradient_coder import EncodedSum
 from swarm_ft.protocol.messages.client import RunEvent, RunStatus
 from swarm_ft.protocol.messages.control import PlanStep
 from swarm_ft.protocol.messages.timeline import PeerTimeline
+from swarm_ft.protocol.spec.best import Judged
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from tests.simulation.disk import DiskJournal
 from tests.simulation.engine import TinyEngine
@@ -48,7 +49,9 @@ def with_fault(seed: int, **fields: Any) -> Scenario:
 def test_a_swarm_in_which_nothing_goes_wrong_gives_the_result(seed: int) -> None:
     outcome = simulate(quiet(seed))
     assert outcome.failures == ()
-    assert outcome.num_commits == quiet(seed).spec.train.num_steps
+    train = quiet(seed).spec.train
+    assert train.early_stopping_patience or outcome.num_commits == train.num_steps
+    assert outcome.num_commits <= train.num_steps
 
 
 @pytest.mark.parametrize("seed", range(110, 130))
@@ -190,6 +193,30 @@ def test_a_plan_that_has_a_sample_twice_never_gets_through(monkeypatch: pytest.M
     outcome = simulate(quiet(TWO_STAGES))
     assert outcome.failures[0].startswith("the run is not finished")
     assert outcome.num_commits == 0
+
+
+def test_a_run_that_does_not_stop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = judged(early_stopping_patience=1)
+    assert simulate(scenario).failures == ()
+    monkeypatch.setattr(Judged, "stops", lambda _self, _train: False)
+    assert any("steps were trained, expected" in f for f in simulate(scenario).failures)
+
+
+def test_a_result_that_is_not_the_best_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = judged(load_best_model_at_end=True)
+    assert simulate(scenario).failures == ()
+    monkeypatch.setattr("swarm_ft.coordinator.decide.commits.best_to_load", lambda _run: None)
+    assert any("the result has" in f for f in simulate(scenario).failures)
+
+
+def judged(**changes: object) -> Scenario:
+    """Every step is evaluated and saved."""
+    scenario = quiet(TWO_STAGES)
+    every = {"num_eval_samples": 3, "eval_steps": 1, "save_steps": 1, "num_steps": 8}
+    plain = {"early_stopping_patience": 0, "load_best_model_at_end": False}
+    options: dict[str, Any] = {**every, **plain, **changes}
+    train = replace(scenario.spec.train, **options)
+    return replace(scenario, spec=replace(scenario.spec, train=train))
 
 
 def test_a_plan_that_lacks_a_sample_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def save_next(folder: Path) -> None:
     """As a resumed run does: one snapshot more than the newest there is, then prune."""
     store = SnapshotStore(str(folder / "snapshots"))
     latest = latest_of(store)
-    step = latest.step + 1 if latest else 1
+    step = StepNumber(latest.step + 1 if latest else 1)
     entries = []
     for layers in CUTS:
         name = shard_name(step, layers)
@@ -47,7 +47,7 @@ def save_next(folder: Path) -> None:
         path = write_shard(folder, name, SPEC, contents(time.monotonic_ns() % 1000))
         entries.append(store.put_shard(name, path))
     store.commit(manifest_of(name, entries))
-    store.prune(RUN)
+    store.prune(RUN, [latest.step, step] if latest else [step])
 
 
 def save_until_killed(folder: Path, saved: Semaphore) -> None:

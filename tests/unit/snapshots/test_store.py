@@ -107,7 +107,7 @@ def test_a_manifest_is_readable_json(place: Place, save: SaveSnapshot) -> None:
 def test_nothing_is_there_before_anything_was_put(place: Place) -> None:
     assert place.store.list_snapshots(RUN, SPEC) == ()
     assert latest_of(place.store) is None
-    place.store.prune(RUN)
+    place.store.prune(RUN, [StepNumber(3)])
 
 
 def test_a_shard_is_moved_in_not_copied(place: Place, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_torn_snapshot_is_none_and_the_one_before_it_counts(
     latest = latest_of(place.store)
     assert latest is not None
     assert latest.step == 3
-    place.store.prune(RUN)
+    place.store.prune(RUN, [StepNumber(3)])
     assert steps(place.store) == [3]
     assert save(place.store, 7) == latest_of(place.store)
 
@@ -180,17 +180,32 @@ def test_runs_and_specs_are_kept_apart(place: Place, save: SaveSnapshot) -> None
     assert steps(place.store, RunId("a b*?[x]")) == [4]
     assert steps(place.store, RunId("*")) == []
     assert place.store.list_snapshots(RUN, bytes(16)) == ()
-    place.store.prune(RunId(".."))
+    place.store.prune(RunId(".."), [StepNumber(3)])
     assert len(place.files()) == 4 * 3
 
 
-@pytest.mark.parametrize(("saved", "left"), [([3], [3]), ([3, 5], [3, 5]), ([3, 5, 7, 9], [7, 9])])
-def test_prune_keeps_the_newest(
-    place: Place, save: SaveSnapshot, tmp_path: Path, saved: list[int], left: list[int]
+@pytest.mark.parametrize(
+    ("saved", "kept", "left"),
+    [
+        ([3], [3], [3]),
+        ([3, 5], [3, 5], [3, 5]),
+        ([3, 5, 7, 9], [7, 9], [7, 9]),
+        ([3, 5, 7, 9], [3, 9], [3, 9]),
+        ([3, 5, 7, 9], [5, 7], [5, 7, 9]),
+        ([3, 5], [], [3, 5]),
+    ],
+)
+def test_prune_keeps_what_it_is_told_to_and_what_is_newer(
+    place: Place,
+    save: SaveSnapshot,
+    tmp_path: Path,
+    saved: list[int],
+    kept: list[int],
+    left: list[int],
 ) -> None:
     for step in saved:
         save(place.store, step)
-    place.store.prune(RUN)
+    place.store.prune(RUN, list(map(StepNumber, kept)))
     assert steps(place.store) == left
     assert len(place.files()) == 3 * len(left)
     for manifest in place.store.list_snapshots(RUN, SPEC):
@@ -203,10 +218,10 @@ def test_prune_removes_what_never_became_a_snapshot_but_not_what_may_become_one(
     for step in (1, 5):
         name = shard_name(step)
         place.store.put_shard(name, write_shard(tmp_path, name, SPEC, contents(step)))
-    place.store.prune(RUN)
+    place.store.prune(RUN, [])
     assert len(place.files()) == 2
     save(place.store, 3)
-    place.store.prune(RUN)
+    place.store.prune(RUN, [StepNumber(3)])
     assert {path.split("/")[1] for path in place.files()} == {"step-00000003", "step-00000005"}
 
 

@@ -33,6 +33,7 @@ from swarm_ft.ids import (
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase, StepCommitted
 from swarm_ft.protocol.messages.control import CommitStep, StageAssignment
 from swarm_ft.protocol.messages.reports import Traffic
+from swarm_ft.protocol.spec.best import Best, Judged
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.training_plan import Microbatch
 from tests.unit.coordinator.conftest import MakeSpec
@@ -444,7 +445,14 @@ def test_a_journal_of_another_version_is_refused_and_left_as_it_is(tmp_path: Pat
 
 
 def evaluated(step: int, **losses: Any) -> EvaluationRecord:
-    return EvaluationRecord(RUN, Evaluated(step=StepNumber(step), num_samples=3, **losses))
+    found = Evaluated(step=StepNumber(step), num_samples=3, **losses)
+    return EvaluationRecord(RUN, found, judged_at(step))
+
+
+def judged_at(step: int) -> Judged:
+    """As if the weights before were the best."""
+    best = Best(StepNumber(step - 1), 0.1) if step else None
+    return Judged(step=StepNumber(step), best=best, num_worse=step)
 
 
 def test_evaluations_are_kept_until_the_run_goes_back(
@@ -457,8 +465,14 @@ def test_evaluations_are_kept_until_the_run_goes_back(
     ]
     journal.write([found[1], found[0], commit_record(0), commit_record(1)])
     (loaded,) = reopen().load(NOW_S)
-    assert loaded.past.evaluations == tuple(record.evaluated for record in found)
-    journal.write([RollbackRecord(RUN, StepNumber(2)), evaluated(2, eval_loss=9.0)])
-    assert [one.eval_loss for one in journal.evaluations(RUN)] == [1.5, 9.0]
+    assert loaded.past.judged == judged_at(2)
+    assert journal.evaluations(RUN, 0, 3) == tuple(record.evaluated for record in found)
+    assert journal.evaluations(RUN, 1, 3) == (found[1].evaluated,)
+    assert journal.evaluations(RUN, 0, 2) == (found[0].evaluated,)
+    journal.write([RollbackRecord(RUN, StepNumber(2))])
+    (loaded,) = reopen().load(NOW_S)
+    assert loaded.past.judged == judged_at(0)
+    journal.write([evaluated(2, eval_loss=9.0)])
+    assert [one.eval_loss for one in journal.evaluations(RUN, 0, 3)] == [1.5, 9.0]
     journal.write([ForgetRecord(RUN)])
-    assert journal.evaluations(RUN) == ()
+    assert journal.evaluations(RUN, 0, 3) == ()

@@ -679,5 +679,6 @@ async def test_a_held_out_sample_is_acknowledged_once_it_was_computed_with(
         end.store.commit()
         assert len(end.store) == 0, "it leaves no buffer"
     traffic = up.boundary.take_traffic()
-    assert traffic.forward_bytes > 0
-    assert (traffic.key_frames, traffic.delta_frames) == (0, 0)
+    assert traffic.evaluation_bytes > traffic.evaluation_uncompressed_bytes
+    assert traffic.evaluation_uncompressed_bytes == 2 * 4 * x.numel(), "it was sent twice"
+    assert traffic.of_training == Traffic(boundary=traffic.boundary), "it counts as nothing else"

@@ -20,11 +20,12 @@ from swarm_ft.protocol.spec.run_spec import (
     ModelSpec,
     Optim,
     RunSpec,
+    SaveStrategy,
     TaskKind,
     TrainSpec,
 )
 
-PINNED_DIGEST = "7b4a0cdeda1ed3cb77ac4e5585718553"
+PINNED_DIGEST = "76e08252580c8c8a682cddfe069dd540"
 
 OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
@@ -63,6 +64,12 @@ OTHER_TRAIN: dict[str, Any] = {
     "key_codec": "q8",
     "dp_codec": "q4",
     "save_steps": 100,
+    "save_strategy": SaveStrategy.EPOCH,
+    "save_total_limit": 5,
+    "early_stopping_patience": 3,
+    "early_stopping_threshold": 0.01,
+    "metric_for_best_model": "f1",
+    "load_best_model_at_end": True,
     "buffer_bits": 8,
     "fill_codec": "aq2",
     "fill_microbatches": 3,
@@ -109,6 +116,13 @@ def test_another_training_has_another_digest(run_spec: RunSpec, name: str) -> No
         run_spec = replace(run_spec, train=replace(run_spec.train, **CLASSES))
     if name in OF_ADAPTERS:
         run_spec = replace(run_spec, train=replace(run_spec.train, adapter=Adapter.LORA))
+    if name in ("early_stopping_patience", "load_best_model_at_end"):
+        run_spec = replace(run_spec, train=replace(run_spec.train, eval_steps=2, save_steps=4))
+    if name == "early_stopping_threshold":
+        patient = replace(run_spec.train, eval_steps=2, early_stopping_patience=1)
+        run_spec = replace(run_spec, train=patient)
+    if name == "metric_for_best_model":  # of classes
+        run_spec = replace(run_spec, train=replace(run_spec.train, **CLASSES))
     more = CLASSES if name == "task_kind" else {}
     other = replace(run_spec.train, **{**more, name: OTHER_TRAIN[name]})
     assert replace(run_spec, train=other).digest() != run_spec.digest()
@@ -137,6 +151,53 @@ def test_classes_have_names_and_whole_models(
 ) -> None:
     with pytest.raises(BadOption, match=why):
         replace(run_spec.train, **changes)
+
+
+PATIENT: dict[str, Any] = {"early_stopping_patience": 2}
+LOADS_BEST: dict[str, Any] = {"load_best_model_at_end": True}
+EVERY_EPOCH: dict[str, Any] = {"eval_strategy": EvalStrategy.EPOCH}
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (PATIENT, "--early-stopping-patience: expected evaluations on the way; add --eval-steps"),
+        ({**PATIENT, "eval_strategy": EvalStrategy.NO, "eval_steps": 2}, "expected evaluations on"),
+        ({"early_stopping_patience": -1}, "--early-stopping-patience: expected 0 to"),
+        ({"early_stopping_threshold": 0.1}, "expected --early-stopping-patience beside it"),
+        ({**PATIENT, "eval_steps": 2, "early_stopping_threshold": -1.0}, "threshold: expected"),
+        (LOADS_BEST, "--load-best-model-at-end: expected evaluations on the way"),
+        ({**LOADS_BEST, "eval_steps": 2}, "expected --save-steps 2 or a multiple.*got none"),
+        ({**LOADS_BEST, "eval_steps": 2, "save_steps": 3}, "--save-steps 2 or a multiple.*got 3"),
+        ({**LOADS_BEST, **EVERY_EPOCH, "save_steps": 3}, "--save-strategy epoch.*got steps"),
+        (
+            {**LOADS_BEST, "eval_steps": 2, "save_strategy": SaveStrategy.EPOCH},
+            "--save-strategy steps, as --eval-strategy, got epoch",
+        ),
+        ({"metric_for_best_model": "accuracy"}, "expected loss with this --task, got 'accuracy'"),
+        ({**CLASSES, "metric_for_best_model": "auc"}, "expected loss or accuracy or matthews"),
+        ({"save_total_limit": 0}, "--save-total-limit: expected 1 to"),
+    ],
+)
+def test_what_evaluations_decide_needs_evaluations_and_snapshots(
+    run_spec: RunSpec, changes: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(BadOption, match=why):
+        replace(run_spec.train, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {**PATIENT, **EVERY_EPOCH, "early_stopping_threshold": 1},
+        {**LOADS_BEST, "eval_steps": 2, "save_steps": 6},
+        {**LOADS_BEST, **EVERY_EPOCH, "save_strategy": SaveStrategy.EPOCH},
+        {**CLASSES, "metric_for_best_model": "eval_matthews_correlation"},
+        {"metric_for_best_model": "eval_loss"},
+    ],
+)
+def test_what_agrees_is_taken(run_spec: RunSpec, changes: dict[str, Any]) -> None:
+    assert replace(run_spec.train, **changes).num_steps == run_spec.train.num_steps
 
 
 def test_the_digest_is_stable(run_spec: RunSpec) -> None:

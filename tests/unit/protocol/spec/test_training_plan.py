@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from transformers.optimization import get_scheduler
 
 from swarm_ft.ids import SampleId, StepNumber
-from swarm_ft.protocol.spec.run_spec import EvalCompression, EvalStrategy, LrSchedule, TrainSpec
+from swarm_ft.protocol.spec.run_spec import (
+    EvalCompression,
+    EvalStrategy,
+    LrSchedule,
+    SaveStrategy,
+    TrainSpec,
+)
 from swarm_ft.protocol.spec.training_plan import (
     MAX_EVAL_BATCH,
     NEVER,
@@ -21,6 +27,8 @@ from swarm_ft.protocol.spec.training_plan import (
     evaluates_at,
     evaluation_microbatches,
     learning_rate_at,
+    num_evaluations,
+    saves_at,
     step_microbatches,
     step_samples,
 )
@@ -210,6 +218,35 @@ def test_a_bound_of_zero_turns_clipping_off(train_spec: TrainSpec) -> None:
     assert clip_factor(spec, 1e30) == clip_factor(spec, math.inf) == 1.0
 
 
+# ---- snapshots
+
+
+@pytest.mark.parametrize(
+    ("strategy", "save_steps", "expected"),
+    [
+        (SaveStrategy.NO, 2, []),
+        (SaveStrategy.STEPS, 0, []),
+        (SaveStrategy.STEPS, 3, [3, 6]),
+        (SaveStrategy.STEPS, 7, [7]),
+        (SaveStrategy.EPOCH, 0, [3, 6]),
+    ],
+)
+def test_snapshots_are_taken_every_few_steps_or_every_epoch(
+    train_spec: TrainSpec, strategy: SaveStrategy, save_steps: int, expected: list[int]
+) -> None:
+    train = replace(
+        train_spec,
+        num_samples=9,
+        batch_size=4,
+        micro_batch_size=2,
+        num_steps=7,
+        save_strategy=strategy,
+        save_steps=save_steps,
+    )
+    assert [step for step in range(8) if saves_at(train, StepNumber(step))] == expected
+    assert train.takes_snapshots == bool(expected)
+
+
 # ---- evaluation
 
 
@@ -237,6 +274,7 @@ def test_the_first_and_last_weights_are_evaluated_and_some_between(
         eval_steps=eval_steps,
     )
     assert [step for step in range(8) if evaluates_at(train, StepNumber(step))] == expected
+    assert num_evaluations(train) == len(expected)
     nothing = replace(train, num_eval_samples=0)
     assert not any(evaluates_at(nothing, StepNumber(step)) for step in range(8))
 

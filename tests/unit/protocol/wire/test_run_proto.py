@@ -18,6 +18,7 @@ from swarm_ft.protocol.spec.run_spec import (
     LrSchedule,
     ModelSpec,
     Optim,
+    SaveStrategy,
     TaskKind,
     TrainSpec,
 )
@@ -41,6 +42,7 @@ KINDS: dict[object, set[int]] = {
     Adapter: {FieldDescriptor.TYPE_ENUM},
     BaseDtype: {FieldDescriptor.TYPE_ENUM},
     Optim: {FieldDescriptor.TYPE_ENUM},
+    SaveStrategy: {FieldDescriptor.TYPE_ENUM},
 }
 LARGEST = {FieldDescriptor.TYPE_UINT32: 2**32 - 1, FieldDescriptor.TYPE_UINT64: 2**64 - 1}
 
@@ -91,6 +93,7 @@ def test_numbers_of_a_training_are_bounded() -> None:
         (Adapter, pb.Adapter.DESCRIPTOR, "ADAPTER"),
         (BaseDtype, pb.BaseDtype.DESCRIPTOR, "BASE_DTYPE"),
         (Optim, pb.Optim.DESCRIPTOR, "OPTIM"),
+        (SaveStrategy, pb.SaveStrategy.DESCRIPTOR, "SAVE_STRATEGY"),
     ],
 )
 def test_enums_have_the_same_names_and_numbers(
