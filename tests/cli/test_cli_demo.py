@@ -88,7 +88,7 @@ def assert_documented(report: dict[str, Any], *, steps: int, boundaries: list[st
 
 def test_the_demo_trains_its_own_model_and_tells_what_came_of_it(shell: Shell) -> None:
     demo = shell.spawn("demo", "--steps", 6, "--json", "report.json")
-    assert demo.ends(120) == 0, demo.err
+    assert demo.ends(240) == 0, demo.err
     report = json.loads((shell.cwd / "report.json").read_text())
     assert_documented(report, steps=6, boundaries=["2", "4"])
     assert report["samples"] == 48
@@ -120,7 +120,7 @@ def test_the_demo_trains_its_own_model_and_tells_what_came_of_it(shell: Shell) -
 def test_the_demo_trains_an_adapter_that_peft_loads(shell: Shell) -> None:
     chosen = ("--adapter", "lora", "--lora_r", 4, "--train-layers", "3-")
     demo = shell.spawn("demo", *chosen, "--steps", 6, "--json", "report.json")
-    assert demo.ends(120) == 0, demo.err
+    assert demo.ends(240) == 0, demo.err
     report = json.loads((shell.cwd / "report.json").read_text())
     assert report["losses"][-1] < report["losses"][0]
     assert [report["bytes"][name]["backward"] > 0 for name in ("2", "4")] == [False, True]
@@ -195,7 +195,7 @@ def test_the_demo_takes_a_llama_a_directory_of_texts_and_other_codecs(
         *("--epochs", 2, "--batch-size", 4, "--shuffle", "--lr-schedule", "cosine"),
         *("--warmup-steps", 2, "--weight-decay", 0.1, "--json", "report.json"),
     )
-    assert demo.ends(120) == 0, demo.err
+    assert demo.ends(240) == 0, demo.err
     report = json.loads((shell.cwd / "report.json").read_text())
     (boundary,) = report["bytes"].values()
     distinct = boundary["key_frames"]
@@ -244,7 +244,7 @@ def test_the_demo_takes_a_directory_of_rows_and_says_what_their_columns_mean(
         *("demo", "--model", sample.model_dir, "--dataset", "rows", "--eval-split", "test"),
         *("--stages", 2, "--seq-length", 32, "--steps", 4, "--lr", "3e-3", "--json", "report.json"),
     )
-    assert demo.ends(120) == 0, demo.err
+    assert demo.ends(240) == 0, demo.err
     told = "\n".join(demo.err)
     assert "rows: JSON lines, split 'train'; a document is 'prompt' and 'completion'" in told
     assert "rows: JSON lines, split 'test'; " in told
