@@ -90,7 +90,7 @@ class EvalForecast:
         """In one line, for people."""
         return (
             f"evaluation {self.times} times {self.samples} samples: sends "
-            f"{decimal(round(self.sent_bytes))} in all, {self.seconds:.3g} s if no stage idles"
+            f"{decimal(round(self.sent_bytes))} in all, at most {self.seconds:.3g} s"
         )
 
 

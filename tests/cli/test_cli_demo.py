@@ -140,12 +140,14 @@ def test_the_demo_trains_an_adapter_that_peft_loads(shell: Shell) -> None:
     assert shell.all_gone(), shell.alive()
 
 
+@pytest.mark.timeout(420)
 def test_the_demo_stops_early_and_gives_its_best_weights(shell: Shell) -> None:
     overfits = ("--max-samples", 16, "--lr", 0.01, "--lr-schedule", "constant", "--steps", 80)
     judged = ("--eval_steps", 2, "--max-eval-samples", 16, "--early_stopping_patience", 3)
     kept = ("--load_best_model_at_end", "--save_steps", 2, "--save_total_limit", 1)
-    demo = shell.spawn("demo", *overfits, *judged, *kept, "--json", "report.json")
-    assert demo.ends(240) == 0, demo.err
+    asked = ("--stages", 2, *overfits, *judged, *kept, "--json", "report.json")
+    demo = shell.spawn("demo", *asked)
+    assert demo.ends(400) == 0, demo.err
     report = json.loads((shell.cwd / "report.json").read_text())
     losses = {one["step"]: one["loss"] for one in report["evaluations"]}
     trained, best = report["steps"], report["result_step"]

@@ -84,9 +84,10 @@ def test_invariants_hold_in_runs_that_are_traced(timelines: list[PeerTimeline]) 
 
 def test_peers_of_a_traced_run_know_the_coordinators_clock(timelines: list[PeerTimeline]) -> None:
     """In a quiet simulation all clocks show the same."""
-    assert simulate(quiet(TWO_STAGES)).failures == ()
+    scenario = judged()
+    assert simulate(scenario).failures == ()
     clocks = [told.timeline.clock for told in timelines]
-    assert len(clocks) == 2 * quiet(TWO_STAGES).spec.train.num_steps
+    assert len(clocks) == 2 * scenario.spec.train.num_steps
     assert all(0 < clock.error_us < 100_000 for clock in clocks)
     assert all(abs(clock.offset_us) <= clock.error_us for clock in clocks)
     assert any(clock.offset_us for clock in clocks), "the ways there and back are uneven"
