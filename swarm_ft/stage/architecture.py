@@ -63,6 +63,11 @@ class Architecture:
         """Name of the head's tensor [V, C]."""
         return f"{self.head}.weight"
 
+    @property
+    def new_ends(self) -> tuple[str, ...]:
+        """What a model that never told classes lacks: the head, BERT's pooler in front of it."""
+        return (self.head, *(end for end in self.ends if end.endswith("pooler")))
+
     def part_of(self, name: str) -> str:
         """`embeddings`, `block N` or `head`, by a tensor's name."""
         if is_below(name, [self.blocks]):

@@ -336,9 +336,7 @@ class Checkpoint:
 
     def _begins(self, name: str) -> bool:
         """Whether a tensor is one of a head that the checkpoint lacks, and begins with the run."""
-        own = self.architecture
-        ends = [own.head, *(end for end in own.ends if end.endswith("pooler"))]
-        is_of_head = head_of(self.task).is_new and is_below(name, ends)
+        is_of_head = head_of(self.task).is_new and is_below(name, self.architecture.new_ends)
         return is_of_head and name not in self._recipes
 
     @property

@@ -623,8 +623,6 @@ def _check_trained(options: TrainOptions) -> None:
     """What trains is told in one way, and there is something."""
     if options.merge and not options.adapts:
         raise BadOption("--merge: expected --adapter lora or dora beside it")
-    if options.adapts and options.has_classes:
-        raise BadOption("--adapter: expected --task causal-lm; heads of classes train whole")
     if options.adapts and options.sync_tied_embeddings:
         raise BadOption("--tied-embeddings sync: with --adapter they are frozen, and stay tied")
     if not all(options.targets):

@@ -120,7 +120,6 @@ def test_a_head_of_classes_trains_whatever_else_does(run_spec: RunSpec) -> None:
         ({**CLASSES, "label_names": "a,b,a"}, "--labels: expected 1024 different names"),
         ({**CLASSES, "label_names": "a,, b"}, "--labels: expected printable names"),
         ({**CLASSES, "label_names": ",".join(map(str, range(1025)))}, "1024 different names"),
-        ({**CLASSES, "adapter": Adapter.LORA}, "--adapter: expected --task causal-lm"),
     ],
 )
 def test_classes_have_names_and_whole_models(
