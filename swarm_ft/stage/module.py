@@ -24,6 +24,7 @@ from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.sample_rows import SECOND
 from swarm_ft.protocol.spec.tasks import CausalLm, Task
 from swarm_ft.stage.architecture import EMBED_PART, HEAD_PART, architecture_of, block_part, cut
 from swarm_ft.stage.device import drawing_apart
@@ -34,6 +35,7 @@ from swarm_ft.stage.skeleton import (
     build_skeleton,
     fill_buffers,
     sees_all,
+    tells_texts,
 )
 
 # ---- dropout that draws the same numbers in every replay
@@ -164,15 +166,22 @@ class StageModule(nn.Module):
         """From tokens [B, T] (first stage) or hidden [B, T, C] to hidden [B, T, C].
 
         Args:
-            x: int64 tokens or float32 hidden, on the stage's device.
+            x: int64 tokens, see `Samples.token_ids`, or float32 hidden; on the stage's device.
             dropout: seeds; None where the module is in eval mode, which draws nothing.
             lengths: tokens of each sample [B]; None if all have T.
         """
         base = self._masked(base_of(self.causal)[1], x, lengths)
         with nullcontext() if dropout is None else drawing_apart(x.device):
             if self.is_first:
-                return self._passage.through(partial(base, input_ids=x), None, dropout)
+                return self._passage.through(self._reading(base, x), None, dropout)
             return self._passage.through(_in_shape_of(x, base), x, dropout)
+
+    def _reading(self, base: Callable[..., object], tokens_bt: Tensor) -> Callable[..., object]:
+        """The base, given tokens, and of which text each is if it learned to tell two."""
+        token_ids = tokens_bt % SECOND
+        if not tells_texts(self.causal.config):
+            return partial(base, input_ids=token_ids)
+        return partial(base, input_ids=token_ids, token_type_ids=tokens_bt // SECOND)
 
     def _masked(
         self, base: Callable[..., object], x: Tensor, lengths: Sequence[int] | None

@@ -66,6 +66,11 @@ def sees_all(config: ModelConfig) -> bool:
     return hasattr(config, "add_cross_attention") and not getattr(config, "is_decoder", True)
 
 
+def tells_texts(config: ModelConfig) -> bool:
+    """Whether tokens of a second text are told from those of a first."""
+    return getattr(config, "type_vocab_size", 0) > 1
+
+
 _CAUSAL_LM = CausalLm()
 
 

@@ -49,7 +49,8 @@ MAX_LORA_ALPHA = 1 << 16
 MAX_TARGETS = 64
 MAX_LORA_DROPOUT = 0.95
 MAX_TRAIN_LAYERS_CHARS = 16
-MAX_LABELS = 1 << 10
+MAX_LABELS = (1 << 10) - 1
+"""Beside none, in the bits of a word, see `sample_rows`."""
 MAX_LABELS_CHARS = 1 << 14
 MIN_LABELS = 2
 COPIES_PER_WEIGHT = 4

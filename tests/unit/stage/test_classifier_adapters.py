@@ -14,7 +14,7 @@ from torch import Tensor
 
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.spec.run_spec import Adapter, TaskKind
-from swarm_ft.protocol.spec.sample_rows import Words, samples_in
+from swarm_ft.protocol.spec.sample_rows import SECOND, Words, samples_in
 from swarm_ft.protocol.spec.training_plan import learning_rate_at, step_samples
 from swarm_ft.stage.adapters import CONFIG_FILE, check_adapter
 from tests.unit.stage.conftest import MakeTrainSpec, Pipeline
@@ -23,6 +23,7 @@ from tests.unit.stage.test_classifiers import (
     AUTO,
     NAMES,
     PAD,
+    has_types,
     pipeline_of,
     rows_for,
     save_model,
@@ -114,7 +115,9 @@ def logits_of(model: Any, rows: Words) -> Tensor:
     found = []
     with torch.no_grad():
         for row in range(len(ids)):
-            logits = model(input_ids=ids[row : row + 1, : lengths[row]]).logits[0]
+            own = ids[row : row + 1, : lengths[row]]
+            tells = {"token_type_ids": own // SECOND} if has_types(model) else {}
+            logits = model(input_ids=own % SECOND, **tells).logits[0]
             is_target = labels[row, : lengths[row]] >= 0
             found.append(logits[None] if logits.ndim == 1 else logits[is_target])
     return torch.cat(found)
