@@ -64,7 +64,8 @@ def labelled_in(
     The class of its one text, or two, stands at its last token; or, of words, each at its first.
 
     Raises:
-        BadOption: words have classes, and the tokenizer does not tell where they are.
+        BadOption: words have classes, and the tokenizer does not tell where they are; or samples
+            are too short for special tokens.
     """
     if of_words and not tokenizer.is_fast:
         raise BadOption("--task token-classification: expected a model with a fast tokenizer")
@@ -79,6 +80,8 @@ def labelled_in(
         verbose=False,
     )
     all_ids = encoded["input_ids"]
+    if any(len(ids) > seq_length for ids in all_ids):
+        raise BadOption(f"--seq-length {seq_length}: the tokenizer's own tokens alone are more")
     spans = encoded["offset_mapping"] if of_words else documents
     # Some models have no types of tokens, nor have their tokenizers.
     types = encoded.get("token_type_ids") or [[0]] * len(all_ids)

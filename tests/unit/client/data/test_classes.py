@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import processors
 
 from swarm_ft.client.data.dataset import Dataset, classes_in, open_dataset
 from swarm_ft.client.data.files import Wanted
@@ -224,6 +225,20 @@ def test_two_long_texts_are_cut_the_longer_one_first(tmp_path: Path, words: Word
     samples = samples_in(np.array(data.samples(4, VOCAB).tokens))
     assert samples.token_ids[0].tolist() == [12, 1, 2, SECOND | 7]
     assert samples.labels[0, 3] == 0
+
+
+def test_samples_without_room_for_special_tokens_are_refused(
+    tmp_path: Path, words: Words
+) -> None:
+    tokenizer = words()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B <s>", special_tokens=[("<s>", 12)]
+    )
+    path = write(tmp_path / "a.jsonl", [{"sentence1": "w1", "sentence2": "w2", "label": "a"}])
+    task = Classification(WHOLE, ("a", "b"))
+    data = open_dataset(path, Wanted(), ReadOptions(), tokenizer, task=task)
+    with pytest.raises(BadOption, match="--seq-length 2: the tokenizer's own tokens"):
+        data.samples(2, VOCAB)
 
 
 def test_one_of_two_texts_may_be_empty(tmp_path: Path, words: Words) -> None:
