@@ -100,7 +100,7 @@ def check_model_type(model_type: str, task: Task) -> None:
         BadModel: it has none.
     """
     head = head_of(task)
-    if model_type not in head.model_types:
+    if model_type not in head.class_names:
         raise BadModel(
             f"architecture '{model_type}': expected {head.words} of transformers builds, such as "
             f"{head.examples}; docs/models.md has the others"

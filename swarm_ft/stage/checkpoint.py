@@ -467,6 +467,18 @@ def open_checkpoint(reference: str, train: TrainOptions = _AS_BY_DEFAULT) -> Che
     return Checkpoint(source, config, files, skeleton, train)
 
 
+def labels_of(reference: str, task: Task) -> tuple[str, ...]:
+    """Names of the classes that a checkpoint tells already; none if it lacks the task's head.
+
+    Raises:
+        BadModel: its config cannot be read, or is of no model for this task.
+    """
+    config = _read_config(_find_source(reference), task)
+    if head_of(task).class_names[config.model_type] not in (config.architectures or ()):
+        return ()
+    return tuple(config.id2label[number] for number in sorted(config.id2label))
+
+
 def check_checkpoint(reference: str) -> None:
     """Whether a checkpoint can be trained for something.
 

@@ -27,7 +27,8 @@ class ModelConfig(Protocol):
     tie_word_embeddings: bool
     pad_token_id: int | None
     dtype: torch.dtype
-    architectures: list[str]
+    architectures: list[str] | None
+    id2label: dict[int, str]
 
     def save_pretrained(self, save_directory: str) -> None:
         """Write `config.json` into the directory."""

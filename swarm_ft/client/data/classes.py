@@ -161,11 +161,12 @@ def _number_of(row: Row, column: str, value: object, numbers: Mapping[str, int])
         return number
     raise BadDataset(
         f"{row.place}: '{column}' is '{name}', which is none of the classes "
-        f"{_some(numbers)} (--labels)"
+        f"{some_of(numbers)} (--labels)"
     )
 
 
-def _some(names: Iterable[str], most: int = 10) -> str:
+def some_of(names: Iterable[str], most: int = 10) -> str:
+    """The first few names, for people."""
     told: Iterator[str] = iter(names)
     first = [name for name, _ in zip(told, range(most), strict=False)]
     return ", ".join(first)

@@ -227,9 +227,7 @@ def test_two_long_texts_are_cut_the_longer_one_first(tmp_path: Path, words: Word
     assert samples.labels[0, 3] == 0
 
 
-def test_samples_without_room_for_special_tokens_are_refused(
-    tmp_path: Path, words: Words
-) -> None:
+def test_samples_without_room_for_special_tokens_are_refused(tmp_path: Path, words: Words) -> None:
     tokenizer = words()
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s> $B <s>", special_tokens=[("<s>", 12)]
