@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from swarm_ft.errors import BadModel, BadOption
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.tasks import Task
-from swarm_ft.stage.heads import head_of
+from swarm_ft.stage.heads import REFUSED_ENCODERS, head_of
 from swarm_ft.stage.skeleton import ModelConfig, base_of, fill_buffers, is_below, keep, refused
 
 EMBED_PART = "embeddings"
@@ -100,6 +100,8 @@ def check_model_type(model_type: str, task: Task) -> None:
         BadModel: it has none.
     """
     head = head_of(task)
+    if model_type in REFUSED_ENCODERS:
+        raise BadModel(f"architecture '{model_type}': {REFUSED_ENCODERS[model_type]}")
     if model_type not in head.class_names:
         raise BadModel(
             f"architecture '{model_type}': expected {head.words} of transformers builds, such as "

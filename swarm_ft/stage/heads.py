@@ -36,6 +36,13 @@ from swarm_ft.protocol.spec.tasks import Task
 ENCODERS = frozenset({"bert", "camembert", "electra", "roberta", "xlm-roberta"})
 """Types whose tokens see those behind them, and whose first token tells a sample's class."""
 
+_SHARED = (
+    "all its blocks read one table of relative positions and train it together; cut into stages, "
+    "each would have a part of its gradient"
+)
+REFUSED_ENCODERS = {"deberta": _SHARED, "deberta-v2": _SHARED}
+"""Others, of which people ask why."""
+
 
 class Ending(Protocol):
     """A stage, as a head needs it."""

@@ -18,6 +18,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     BertConfig,
+    DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
     PretrainedConfig,
@@ -361,6 +362,17 @@ def test_encoders_whose_heads_nobody_knows_are_refused(
         open_checkpoint(str(source), train)
     with pytest.raises(BadModel, match="'distilbert': expected a decoder"):
         check_checkpoint(str(source))
+
+
+@pytest.mark.parametrize("kind", list(AUTO))
+def test_deberta_is_refused_and_says_why(
+    make_train_spec: MakeTrainSpec, tmp_path: Path, kind: TaskKind
+) -> None:
+    config = DebertaV2Config(**_SIZES | {"relative_attention": True, "position_buckets": 8})
+    source = save_random_model(config, tmp_path, auto=AutoModelForMaskedLM)
+    train = make_train_spec(task_kind=kind, label_names="a,b")
+    with pytest.raises(BadModel, match="'deberta-v2': all its blocks read one table of relative"):
+        open_checkpoint(str(source), train)
 
 
 def test_classes_that_are_none_are_refused(make_train_spec: MakeTrainSpec, tmp_path: Path) -> None:
