@@ -25,7 +25,15 @@ from swarm_ft.errors import BadModel, BadOption
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.tasks import Task
 from swarm_ft.stage.heads import REFUSED_ENCODERS, head_of
-from swarm_ft.stage.skeleton import ModelConfig, base_of, fill_buffers, is_below, keep, refused
+from swarm_ft.stage.skeleton import (
+    ModelConfig,
+    base_of,
+    embedded_size,
+    fill_buffers,
+    is_below,
+    keep,
+    refused,
+)
 
 EMBED_PART = "embeddings"
 HEAD_PART = "head"
@@ -313,7 +321,7 @@ def _traced(
     """Trace of a model or stage, which is the same for tokens and for hidden states."""
     skeleton.eval()
     shape = (_NUM_SAMPLES, _NUM_TOKENS)
-    hidden = torch.zeros(*shape, skeleton.config.hidden_size, requires_grad=True).clone()
+    hidden = torch.zeros(*shape, embedded_size(skeleton, layers), requires_grad=True).clone()
     later = _run(skeleton, blocks, around, partial(base_of(skeleton)[1], inputs_embeds=hidden))
     trace = later
     if layers.start == 0:

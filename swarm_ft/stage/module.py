@@ -33,6 +33,7 @@ from swarm_ft.stage.skeleton import (
     ModelConfig,
     base_of,
     build_skeleton,
+    embedded_size,
     fill_buffers,
     sees_all,
     tells_texts,
@@ -95,7 +96,7 @@ class StageModule(nn.Module):
         self._unnamed = (model,)
         for name, part in model.named_children():
             self.add_module(name, part)
-        self._passage = _Passage(layers)
+        self._passage = _Passage(layers, embedded_size(model, layers))
         model.get_submodule(self.architecture.blocks).called_by = self._passage.door
 
     @property
@@ -174,7 +175,7 @@ class StageModule(nn.Module):
         with nullcontext() if dropout is None else drawing_apart(x.device):
             if self.is_first:
                 return self._passage.through(self._reading(base, x), None, dropout)
-            return self._passage.through(_in_shape_of(x, base), x, dropout)
+            return self._passage.through(self._passage.without_input(base, x), x, dropout)
 
     def _reading(self, base: Callable[..., object], tokens_bt: Tensor) -> Callable[..., object]:
         """The base, given tokens, and of which text each is if it learned to tell two."""
@@ -232,8 +233,9 @@ class _Passage:
     them, and another stage does too, is done without a graph, and reaches nobody.
     """
 
-    def __init__(self, layers: LayerRange) -> None:
+    def __init__(self, layers: LayerRange, embedded_size: int) -> None:
         self._first, self._last = layers.start, layers.stop - 1
+        self._embedded_size = embedded_size
         self._is_skipped = False
         self._with_graph = True
         self._form: Callable[[Tensor], object] = _form_of(None)
@@ -258,7 +260,13 @@ class _Passage:
     def beyond(self, model: Callable[..., Any], hidden: Tensor) -> Any:  # noqa: ANN401
         """What a causal model makes of what its last block gave, in transformers' own form."""
         self._hidden, self._is_skipped = hidden, True
-        return self._run(_in_shape_of(hidden, model), is_embedding=False)[0]
+        return self._run(self.without_input(model, hidden), is_embedding=False)[0]
+
+    def without_input(self, model: Callable[..., object], hidden: Tensor) -> Callable[..., object]:
+        """A forward pass in front of whose blocks nothing is computed that counts."""
+        # Not `hidden` itself: some families scale what they are given in place.
+        shape = (*hidden.shape[:-1], self._embedded_size)
+        return partial(model, inputs_embeds=hidden.new_zeros(shape))
 
     def _run(self, forward: Callable[..., object], *, is_embedding: bool) -> tuple[object, Tensor]:
         self._with_graph = torch.is_grad_enabled()
@@ -301,12 +309,6 @@ class _Passage:
         if inputs:
             return (self._hidden, *inputs[1:]), named
         return inputs, {**named, next(iter(named)): self._hidden}
-
-
-def _in_shape_of(hidden: Tensor, model: Callable[..., object]) -> Callable[..., object]:
-    """A forward pass in front of whose blocks nothing is computed that counts."""
-    # Not `hidden` itself: some families scale what they are given in place.
-    return partial(model, inputs_embeds=torch.zeros_like(hidden))
 
 
 def _form_of(result: object) -> Callable[[Tensor], object]:

@@ -61,6 +61,16 @@ def base_of(skeleton: PreTrainedModel) -> tuple[str, PreTrainedModel]:
     return found[0], children[found[0]]
 
 
+def embedded_size(model: PreTrainedModel, layers: LayerRange) -> int:
+    """Channels of what a model takes in the place of tokens, whole or cut to these blocks.
+
+    Some make more of them in front of the first block than their tokens' table has.
+    """
+    if layers.start > 0:
+        return int(model.config.hidden_size)
+    return int(model.get_input_embeddings().weight.shape[1])
+
+
 def sees_all(config: ModelConfig) -> bool:
     """Whether tokens see those behind them, and so what pads a sample has to be masked."""
     # Families of encoders, which have cross attention, become decoders by `is_decoder`.

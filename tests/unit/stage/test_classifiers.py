@@ -79,7 +79,7 @@ _SIZES: dict[str, Any] = {
 ENCODERS: dict[str, PretrainedConfig] = {
     "bert": BertConfig(**_SIZES),
     "roberta": RobertaConfig(**_SIZES, type_vocab_size=1),
-    "electra": ElectraConfig(**_SIZES, embedding_size=32),
+    "electra": ElectraConfig(**_SIZES, embedding_size=16),
 }
 
 
@@ -190,7 +190,7 @@ def test_stages_train_as_the_whole_classifier(
         assert relative_error(name, found[name], weight.detach()) < 1e-4, name
 
 
-@pytest.mark.parametrize("family", ["gpt2", "bert", "roberta"])
+@pytest.mark.parametrize("family", ["gpt2", "bert", "roberta", "electra"])
 @pytest.mark.parametrize("num_stages", [1, 3])
 def test_the_result_is_a_classifier_that_transformers_loads(
     make_train_spec: MakeTrainSpec, tmp_path: Path, num_stages: int, family: str
