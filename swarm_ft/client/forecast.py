@@ -251,16 +251,14 @@ class _Stage:
 
 def _ends_bytes(spec: RunSpec, layers: LayerRange, *, are_trained: bool = True) -> float:
     """Of embeddings and head, as far as the stage has them, and they train or not."""
-    model, trained = spec.model, spec.trained_layers
+    model, train, trained = spec.model, spec.train, spec.trained_layers
+    embeds = trained.start == 0 and not train.adapts
+    tells = trained.stop == model.num_blocks and (train.has_classes or not train.adapts)
     ends = (
-        (model.vocab_size, layers.start == 0, trained.start == 0),
-        (_num_outputs(spec), layers.stop == model.num_blocks, trained.stop == model.num_blocks),
+        (model.vocab_size, layers.start == 0, embeds),
+        (_num_outputs(spec), layers.stop == model.num_blocks, tells),
     )
-    rows = sum(
-        count
-        for count, is_here, trains in ends
-        if is_here and (trains and not spec.train.adapts) == are_trained
-    )
+    rows = sum(count for count, is_here, trains in ends if is_here and trains == are_trained)
     return rows * model.hidden_size * FLOAT_BYTES
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import overload
 
+from swarm_ft.client.data.classes import some_of
 from swarm_ft.client.data.dataset import Dataset, classes_in, open_dataset
 from swarm_ft.client.data.files import Wanted
 from swarm_ft.client.data.progress import Listener, ReadSoFar
@@ -20,12 +21,12 @@ from swarm_ft.client.options import (
     Outputs,
     ReadOptions,
 )
-from swarm_ft.errors import BadOption
+from swarm_ft.errors import BadDataset, BadOption
 from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainOptions, TrainSpec
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.stage.adapters import check_adapter
 from swarm_ft.stage.architecture import check_seq_length
-from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
+from swarm_ft.stage.checkpoint import Checkpoint, labels_of, open_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,15 +110,48 @@ def with_labels(options: JobOptions) -> TrainOptions:
     """How to train, with the names of all classes; the data is read for them if need be.
 
     Raises:
-        BadDataset: the data has none.
-        BadOption: they cannot be used.
+        BadDataset: the data has none, or others than the model tells already.
+        BadOption: they cannot be used, or are not those that the model tells already.
     """
     train = options.train
-    if not train.has_classes or train.labels:
+    if not train.has_classes:
+        return train
+    known = labels_of(_reference(options.model), task_of(train))
+    if any("," in name for name in known):
+        raise BadOption(f"--model {options.model}: its classes have commas in their names")
+    if train.labels:
+        _check_asked(train.labels, known)
         return train
     wanted = Wanted(split=options.split, format=options.reading.data_format)
-    names = classes_in(options.dataset, wanted, options.reading, task_of(train))
+    found = classes_in(options.dataset, wanted, options.reading, task_of(train))
+    names = found if not known else _as_known(found, known, options.dataset)
     return replace(train, label_names=",".join(names))
+
+
+def _check_asked(names: tuple[str, ...], known: tuple[str, ...]) -> None:
+    if known and names != known and not _are_free(names, known):
+        raise BadOption(
+            f"--labels: the model tells classes already, {some_of(known)}; expected these in this "
+            f"order, got {some_of(names)}; or give a model without a head of classes"
+        )
+
+
+def _as_known(found: tuple[str, ...], known: tuple[str, ...], dataset: str) -> tuple[str, ...]:
+    """The names of a model that tells classes already, in its order, of which data has some."""
+    are_numbers = all(name.isdecimal() and int(name) < len(known) for name in found)
+    if set(found) <= set(known) or are_numbers:
+        return known
+    if _are_free(found, known):
+        return found
+    raise BadDataset(
+        f"dataset '{dataset}': its classes are {some_of(found)}, and the model tells others "
+        f"already, {some_of(known)}; name them alike, or give a model without a head of classes"
+    )
+
+
+def _are_free(names: tuple[str, ...], known: tuple[str, ...]) -> bool:
+    """Whether a model's classes have transformers' names for those that nobody named."""
+    return len(names) == len(known) and known == tuple(f"LABEL_{i}" for i in range(len(known)))
 
 
 def _reference(model: str) -> str:

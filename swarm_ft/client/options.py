@@ -51,9 +51,10 @@ class ReadOptions:
     text_column: Annotated[
         str | None,
         Option(
-            "The column to train on.",
-            metavar="NAME",
-            default="text, prompt and completion, messages, or instruction, input and output",
+            "The column to train on; of two texts that have a class together, both.",
+            metavar="NAME|NAME,NAME",
+            default="text, prompt and completion, messages, or instruction, input and output; "
+            "where texts have classes, also sentence, or GLUE's pairs",
         ),
     ] = None
     label_column: Annotated[

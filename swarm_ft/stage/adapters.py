@@ -1,8 +1,9 @@
 """Low-rank adapters beside the linear layers of a stage's blocks: peft's modules, begun alike.
 
-The base is frozen. What an adapter begins with follows from the run's seed and its layer's name, by
-arithmetic that has one result on every machine: replicas begin with the same bits, and a run does
-not depend on where its model was cut. Layers may be in any of `stage.forms`; adapters are float32.
+The base is frozen, but for a head of classes, which trains whole beside them. What an adapter
+begins with follows from the run's seed and its layer's name, by arithmetic that has one result on
+every machine: replicas begin with the same bits, and a run does not depend on where its model was
+cut. Layers may be in any of `stage.forms`; adapters and heads are float32.
 
 Shape suffixes: o outputs, i inputs of a layer, r the rank.
 """
@@ -22,13 +23,14 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from swarm_ft.errors import BadOption
-from swarm_ft.protocol.spec.run_spec import ALL_LINEAR, Adapter, RunSpec, TrainOptions
+from swarm_ft.protocol.spec.run_spec import ALL_LINEAR, Adapter, RunSpec, TaskKind, TrainOptions
 from swarm_ft.stage.architecture import Architecture, block_part
 from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.device import drawing_apart, summed
 from swarm_ft.stage.forms import in_float32, packing_of, weight_of
 from swarm_ft.stage.heads import drawn
 from swarm_ft.stage.module import StageModule
+from swarm_ft.stage.skeleton import is_below
 
 if TYPE_CHECKING:  # peft is imported by runs with adapters alone: it takes its time
     from peft import LoraConfig
@@ -39,6 +41,12 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _NAME = "default"
 """peft's own, of an only adapter; it is in the names of a stage's state, and in no result."""
 _PREFIX = "base_model.model."
+_TASKS = {
+    TaskKind.CAUSAL_LM: "CAUSAL_LM",
+    TaskKind.CLASSIFICATION: "SEQ_CLS",
+    TaskKind.TOKEN_CLASSIFICATION: "TOKEN_CLS",
+}
+"""peft's own words."""
 
 
 # ---- which layers get one
@@ -162,16 +170,22 @@ def attach(module: StageModule, spec: RunSpec) -> None:
     """
     module.requires_grad_(False)
     names = targets_of(module.causal, module.architecture, spec)
-    if not names:
-        return
     for layer in map(module.causal.get_submodule, names):
         packing = packing_of(layer)
         if packing is not None:  # where peft looks for it, if the layer itself does not say
             layer.weight.ds_shape = packing.shape
-    with drawing_apart(torch.device("cpu")):
-        _inject(module.causal, names, spec.train)
+    if names:
+        with drawing_apart(torch.device("cpu")):
+            _inject(module.causal, names, spec.train)
     for name, layer in _adapted(module).items():
         _begin(layer, f"{spec.train.seed}/adapter/{name}")
+    for head in heads_in(module, spec):  # last: peft freezes all that is no adapter
+        module.get_submodule(head).requires_grad_(True)
+
+
+def heads_in(module: StageModule, spec: RunSpec) -> tuple[str, ...]:
+    """What of a stage trains whole beside adapters."""
+    return module.architecture.new_ends if spec.train.has_classes and module.is_last else ()
 
 
 def _inject(model: PreTrainedModel, names: Collection[str], train: TrainOptions) -> None:
@@ -187,7 +201,7 @@ def _config(model: PreTrainedModel, names: Collection[str], train: TrainOptions)
     from peft import LoraConfig
 
     return LoraConfig(
-        task_type="CAUSAL_LM",
+        task_type=_TASKS[train.task_kind],
         r=train.lora_r,
         lora_alpha=train.lora_alpha,
         lora_dropout=train.lora_dropout if train.dropout else 0.0,
@@ -230,12 +244,16 @@ def _lengths(weight_oi: Tensor) -> Tensor:
 
 
 def adapter_weights(module: StageModule) -> dict[str, Tensor]:
-    """A stage's part of `WEIGHTS_FILE`, by peft's names."""
-    if not _adapted(module):
-        return {}
-    from peft import get_peft_model_state_dict
+    """A stage's part of `WEIGHTS_FILE`, by peft's names; a head that trains whole is in it."""
+    found = {
+        name: weight.detach()
+        for name, weight in module.trainable().items()
+        if is_below(name, module.architecture.new_ends)
+    }
+    if _adapted(module):
+        from peft import get_peft_model_state_dict
 
-    found = get_peft_model_state_dict(module.causal, save_embedding_layers=False)
+        found |= get_peft_model_state_dict(module.causal, save_embedding_layers=False)
     return {f"{_PREFIX}{name}": tensor.contiguous() for name, tensor in found.items()}
 
 
@@ -271,6 +289,8 @@ def save_adapter_config(directory: Path, checkpoint: Checkpoint, spec: RunSpec) 
     config = _config(skeleton, names, spec.train)
     config.base_model_name_or_path, config.revision = checkpoint.reference, checkpoint.revision
     config.inference_mode = True
+    if spec.train.has_classes:
+        config.modules_to_save = [_end_of(name) for name in checkpoint.architecture.new_ends]
     config.target_modules = {_end_of(name) for name in names}
     if layers != spec.model.layers:
         config.layers_to_transform = list(range(layers.start, layers.stop))

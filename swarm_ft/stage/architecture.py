@@ -24,8 +24,16 @@ from transformers import PreTrainedModel
 from swarm_ft.errors import BadModel, BadOption
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.tasks import Task
-from swarm_ft.stage.heads import head_of
-from swarm_ft.stage.skeleton import ModelConfig, base_of, fill_buffers, is_below, keep, refused
+from swarm_ft.stage.heads import REFUSED_ENCODERS, head_of
+from swarm_ft.stage.skeleton import (
+    ModelConfig,
+    base_of,
+    embedded_size,
+    fill_buffers,
+    is_below,
+    keep,
+    refused,
+)
 
 EMBED_PART = "embeddings"
 HEAD_PART = "head"
@@ -63,6 +71,11 @@ class Architecture:
         """Name of the head's tensor [V, C]."""
         return f"{self.head}.weight"
 
+    @property
+    def new_ends(self) -> tuple[str, ...]:
+        """What a model that never told classes lacks: the head, BERT's pooler in front of it."""
+        return (self.head, *(end for end in self.ends if end.endswith("pooler")))
+
     def part_of(self, name: str) -> str:
         """`embeddings`, `block N` or `head`, by a tensor's name."""
         if is_below(name, [self.blocks]):
@@ -95,7 +108,9 @@ def check_model_type(model_type: str, task: Task) -> None:
         BadModel: it has none.
     """
     head = head_of(task)
-    if model_type not in head.model_types:
+    if model_type in REFUSED_ENCODERS:
+        raise BadModel(f"architecture '{model_type}': {REFUSED_ENCODERS[model_type]}")
+    if model_type not in head.class_names:
         raise BadModel(
             f"architecture '{model_type}': expected {head.words} of transformers builds, such as "
             f"{head.examples}; docs/models.md has the others"
@@ -306,7 +321,7 @@ def _traced(
     """Trace of a model or stage, which is the same for tokens and for hidden states."""
     skeleton.eval()
     shape = (_NUM_SAMPLES, _NUM_TOKENS)
-    hidden = torch.zeros(*shape, skeleton.config.hidden_size, requires_grad=True).clone()
+    hidden = torch.zeros(*shape, embedded_size(skeleton, layers), requires_grad=True).clone()
     later = _run(skeleton, blocks, around, partial(base_of(skeleton)[1], inputs_embeds=hidden))
     trace = later
     if layers.start == 0:

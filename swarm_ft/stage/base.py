@@ -149,8 +149,8 @@ class Engine(Protocol):
 
         Args:
             microbatch: its index in the step; computing it again replaces its graph.
-            x: at the first stage int64 tokens [B, T], else float32 [B, T, C]. It is kept: the
-                caller must not write to it before `backward`.
+            x: at the first stage int64 tokens [B, T], see `Samples.token_ids`, else float32
+                [B, T, C]. It is kept: the caller must not write to it before `backward`.
             lengths: tokens of each of its samples; what is behind them pads.
 
         Returns:

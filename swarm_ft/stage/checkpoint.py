@@ -368,9 +368,7 @@ class Checkpoint:
 
     def _begins(self, name: str) -> bool:
         """Whether a tensor is one of a head that the checkpoint lacks, and begins with the run."""
-        own = self.architecture
-        ends = [own.head, *(end for end in own.ends if end.endswith("pooler"))]
-        is_of_head = head_of(self.task).is_new and is_below(name, ends)
+        is_of_head = head_of(self.task).is_new and is_below(name, self.architecture.new_ends)
         return is_of_head and name not in self._recipes
 
     @property
@@ -506,6 +504,18 @@ def open_checkpoint(reference: str, train: TrainOptions = _AS_BY_DEFAULT) -> Che
     except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as exc:
         raise source.refused(f"{CONFIG_FILE} describes no model ({one_line(exc)})") from exc
     return Checkpoint(source, config, files, skeleton, train)
+
+
+def labels_of(reference: str, task: Task) -> tuple[str, ...]:
+    """Names of the classes that a checkpoint tells already; none if it lacks the task's head.
+
+    Raises:
+        BadModel: its config cannot be read, or is of no model for this task.
+    """
+    config = _read_config(_find_source(reference), task)
+    if head_of(task).class_names[config.model_type] not in (config.architectures or ()):
+        return ()
+    return tuple(config.id2label[number] for number in sorted(config.id2label))
 
 
 def check_checkpoint(reference: str) -> None:

@@ -20,9 +20,9 @@ from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import MAX_SQUARED_NORM
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.protocol.spec.sample_rows import MIN_LENGTH, NO_LABEL
+from swarm_ft.protocol.spec.sample_rows import MIN_LENGTH, NO_LABEL, SECOND
 from swarm_ft.protocol.spec.tasks import task_of
-from swarm_ft.stage.adapters import attach
+from swarm_ft.stage.adapters import attach, heads_in
 from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.base import Lengths, LossAndCounts, LossAndGradient, OpenStep
 from swarm_ft.stage.checkpoint import Checkpoint
@@ -37,7 +37,9 @@ from swarm_ft.stage.weights import StageWeights
 
 
 def check_tokens(tokens: Tensor, spec: RunSpec) -> None:
-    """Token ids: int64 [B, T], 1 <= T <= the run's `seq_length`, each inside the vocabulary.
+    """Tokens: int64 [B, T], 1 <= T <= the run's `seq_length`, each inside the vocabulary.
+
+    Those of a second text have `SECOND` beside their id.
 
     A token outside the embeddings' table is an exception on a CPU, but on a GPU it spoils the
     process.
@@ -52,7 +54,8 @@ def check_tokens(tokens: Tensor, spec: RunSpec) -> None:
             f"tokens: expected int64 [B, T] with T from {MIN_LENGTH} to {longest}, "
             f"got {_described(tokens)}"
         )
-    low, high = (int(bound) for bound in tokens.aminmax())
+    ids = torch.where(tokens // SECOND == 1, tokens - SECOND, tokens)
+    low, high = (int(bound) for bound in ids.aminmax())
     if low < 0 or high >= vocab_size:
         raise MalformedMessage(f"tokens: expected 0 to {vocab_size - 1}, got {low} to {high}")
 
@@ -299,7 +302,8 @@ class StageEngine:
         """See `Engine`."""
         train = self._spec.train
         module = StageModule(self._checkpoint.config, self.layers, self._task)
-        forms = frozen_forms(module, module.architecture.blocks, self._spec)
+        whole = heads_in(module, self._spec)
+        forms = frozen_forms(module, module.architecture.blocks, self._spec, whole)
         prepare(module, forms)
         # Both ends that stay tied may be one tensor here: frozen, or one parameter, see below.
         tensors = self._checkpoint.load(

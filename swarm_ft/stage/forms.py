@@ -9,7 +9,7 @@ adapter knows of forms but by `weight_of`. Packing is done on the CPU while the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from swarm_ft.protocol.spec.run_spec import PACKED_VALUES, RunSpec
+from swarm_ft.stage.skeleton import is_below
 
 SCALES = "_scales"
 """After a packed weight's name: that of its blocks' scales."""
@@ -137,13 +138,16 @@ class Forms:
         return found.pop() if len(found) == 1 else torch.float32
 
 
-def frozen_forms(module: nn.Module, blocks: str, spec: RunSpec) -> Forms:
+def frozen_forms(
+    module: nn.Module, blocks: str, spec: RunSpec, whole: Collection[str] = ()
+) -> Forms:
     """What a run says of a stage's weights. Norms and biases stay float32.
 
     Args:
         module: has no weights yet.
         blocks: name of the list of its blocks, in which linear layers may be packed.
         spec: the run.
+        whole: names of modules that train, beside adapters.
     """
     train = spec.train
     if not train.adapts:
@@ -158,7 +162,8 @@ def frozen_forms(module: nn.Module, blocks: str, spec: RunSpec) -> Forms:
             if type(layer).forward is nn.Embedding.forward
         }
         widened = tuple(tables.values())
-        found |= {f"{name}.weight": torch.bfloat16 for name in (*linears, *tables)}
+        frozen = [name for name in (*linears, *tables) if not is_below(name, whole)]
+        found |= {f"{name}.weight": torch.bfloat16 for name in frozen}
     for name, layer in linears.items() if train.packed_bits else ():
         shape = layer.get_parameter("weight").shape
         if name.startswith(f"{blocks}.") and shape.numel() % PACKED_VALUES == 0:

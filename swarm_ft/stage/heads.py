@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,6 +35,13 @@ from swarm_ft.protocol.spec.tasks import Task
 
 ENCODERS = frozenset({"bert", "camembert", "electra", "roberta", "xlm-roberta"})
 """Types whose tokens see those behind them, and whose first token tells a sample's class."""
+
+_SHARED = (
+    "all its blocks read one table of relative positions and train it together; cut into stages, "
+    "each would have a part of its gradient"
+)
+REFUSED_ENCODERS = {"deberta": _SHARED, "deberta-v2": _SHARED}
+"""Others, of which people ask why."""
 
 
 class Ending(Protocol):
@@ -60,7 +67,7 @@ class Head:
 
     Attributes:
         auto: builds the model.
-        model_types: that it can build.
+        class_names: what it builds, of each type of model that it can.
         words: what it is, for people.
         examples: some of the types.
         is_new: whether it may begin with the run, where a checkpoint lacks it.
@@ -68,7 +75,7 @@ class Head:
     """
 
     auto: Any
-    model_types: frozenset[str]
+    class_names: Mapping[str, str]
     words: str
     examples: str
     is_new: bool
@@ -102,10 +109,16 @@ def _of_all(stage: Ending, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tenso
 
 
 _KNOWN = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) | ENCODERS
+
+
+def _of_known(class_names: Mapping[str, str]) -> Mapping[str, str]:
+    return {model_type: name for model_type, name in class_names.items() if model_type in _KNOWN}
+
+
 _HEADS = {
     TaskKind.CAUSAL_LM: Head(
         AutoModelForCausalLM,
-        frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "a decoder that AutoModelForCausalLM",
         "gpt2, llama or qwen3",
         False,
@@ -113,7 +126,7 @@ _HEADS = {
     ),
     TaskKind.CLASSIFICATION: Head(
         AutoModelForSequenceClassification,
-        frozenset(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES) & _KNOWN,
+        _of_known(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES),
         "a model that AutoModelForSequenceClassification",
         "gpt2, llama or bert",
         True,
@@ -121,7 +134,7 @@ _HEADS = {
     ),
     TaskKind.TOKEN_CLASSIFICATION: Head(
         AutoModelForTokenClassification,
-        frozenset(MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES) & _KNOWN,
+        _of_known(MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES),
         "a model that AutoModelForTokenClassification",
         "gpt2, llama or bert",
         True,

@@ -23,6 +23,7 @@ from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.sample_rows import SECOND
 from swarm_ft.protocol.spec.tasks import CausalLm, Task
 from swarm_ft.stage.architecture import EMBED_PART, HEAD_PART, architecture_of, block_part, cut
 from swarm_ft.stage.device import drawing_apart
@@ -32,8 +33,10 @@ from swarm_ft.stage.skeleton import (
     ModelConfig,
     base_of,
     build_skeleton,
+    embedded_size,
     fill_buffers,
     sees_all,
+    tells_texts,
 )
 
 # ---- dropout that draws the same numbers in every replay
@@ -96,7 +99,7 @@ class StageModule(nn.Module):
         self._unnamed = (model,)
         for name, part in model.named_children():
             self.add_module(name, part)
-        self._passage = _Passage(layers)
+        self._passage = _Passage(layers, embedded_size(model, layers))
         self.recomputes = False
         model.get_submodule(self.architecture.blocks).called_by = self._passage.door
 
@@ -168,7 +171,7 @@ class StageModule(nn.Module):
         """From tokens [B, T] (first stage) or hidden [B, T, C] to hidden [B, T, C].
 
         Args:
-            x: int64 tokens or float32 hidden, on the stage's device.
+            x: int64 tokens, see `Samples.token_ids`, or float32 hidden; on the stage's device.
             dropout: seeds; None where the module is in eval mode, which draws nothing.
             lengths: tokens of each sample [B]; None if all have T.
         """
@@ -176,8 +179,15 @@ class StageModule(nn.Module):
         self._passage.recomputes = self.recomputes
         with nullcontext() if dropout is None else drawing_apart(x.device):
             if self.is_first:
-                return self._passage.through(partial(base, input_ids=x), None, dropout)
-            return self._passage.through(_in_shape_of(x, base), x, dropout)
+                return self._passage.through(self._reading(base, x), None, dropout)
+            return self._passage.through(self._passage.without_input(base, x), x, dropout)
+
+    def _reading(self, base: Callable[..., object], tokens_bt: Tensor) -> Callable[..., object]:
+        """The base, given tokens, and of which text each is if it learned to tell two."""
+        token_ids = tokens_bt % SECOND
+        if not tells_texts(self.causal.config):
+            return partial(base, input_ids=token_ids)
+        return partial(base, input_ids=token_ids, token_type_ids=tokens_bt // SECOND)
 
     def _masked(
         self, base: Callable[..., object], x: Tensor, lengths: Sequence[int] | None
@@ -228,8 +238,9 @@ class _Passage:
     them, and another stage does too, is done without a graph, and reaches nobody.
     """
 
-    def __init__(self, layers: LayerRange) -> None:
+    def __init__(self, layers: LayerRange, embedded_size: int) -> None:
         self._first, self._last = layers.start, layers.stop - 1
+        self._embedded_size = embedded_size
         self.recomputes = False
         self._is_skipped = False
         self._with_graph = True
@@ -255,7 +266,13 @@ class _Passage:
     def beyond(self, model: Callable[..., Any], hidden: Tensor) -> Any:  # noqa: ANN401
         """What a causal model makes of what its last block gave, in transformers' own form."""
         self._hidden, self._is_skipped = hidden, True
-        return self._run(_in_shape_of(hidden, model), is_embedding=False)[0]
+        return self._run(self.without_input(model, hidden), is_embedding=False)[0]
+
+    def without_input(self, model: Callable[..., object], hidden: Tensor) -> Callable[..., object]:
+        """A forward pass in front of whose blocks nothing is computed that counts."""
+        # Not `hidden` itself: some families scale what they are given in place.
+        shape = (*hidden.shape[:-1], self._embedded_size)
+        return partial(model, inputs_embeds=hidden.new_zeros(shape))
 
     def _run(self, forward: Callable[..., object], *, is_embedding: bool) -> tuple[object, Tensor]:
         self._with_graph = torch.is_grad_enabled()
@@ -304,12 +321,6 @@ class _Passage:
         if inputs:
             return (self._hidden, *inputs[1:]), named
         return inputs, {**named, next(iter(named)): self._hidden}
-
-
-def _in_shape_of(hidden: Tensor, model: Callable[..., object]) -> Callable[..., object]:
-    """A forward pass in front of whose blocks nothing is computed that counts."""
-    # Not `hidden` itself: some families scale what they are given in place.
-    return partial(model, inputs_embeds=torch.zeros_like(hidden))
 
 
 def _form_of(result: object) -> Callable[[Tensor], object]:

@@ -27,7 +27,8 @@ class ModelConfig(Protocol):
     tie_word_embeddings: bool
     pad_token_id: int | None
     dtype: torch.dtype
-    architectures: list[str]
+    architectures: list[str] | None
+    id2label: dict[int, str]
 
     def save_pretrained(self, save_directory: str) -> None:
         """Write `config.json` into the directory."""
@@ -60,10 +61,25 @@ def base_of(skeleton: PreTrainedModel) -> tuple[str, PreTrainedModel]:
     return found[0], children[found[0]]
 
 
+def embedded_size(model: PreTrainedModel, layers: LayerRange) -> int:
+    """Channels of what a model takes in the place of tokens, whole or cut to these blocks.
+
+    Some make more of them in front of the first block than their tokens' table has.
+    """
+    if layers.start > 0:
+        return int(model.config.hidden_size)
+    return int(model.get_input_embeddings().weight.shape[1])
+
+
 def sees_all(config: ModelConfig) -> bool:
     """Whether tokens see those behind them, and so what pads a sample has to be masked."""
     # Families of encoders, which have cross attention, become decoders by `is_decoder`.
     return hasattr(config, "add_cross_attention") and not getattr(config, "is_decoder", True)
+
+
+def tells_texts(config: ModelConfig) -> bool:
+    """Whether tokens of a second text are told from those of a first."""
+    return getattr(config, "type_vocab_size", 0) > 1
 
 
 _CAUSAL_LM = CausalLm()

@@ -1,4 +1,4 @@
-"""Rows with classes: of a text, or of each of its words."""
+"""Rows with classes: of a text, of two texts, or of each word of one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ from swarm_ft.protocol.spec.tasks import Task
 
 TAG_COLUMNS = ("labels", "ner_tags", "tags")
 WORDS_COLUMN = "tokens"
-_DEFAULTS = {
-    TaskKind.CLASSIFICATION: (TEXT_COLUMN, LABEL_COLUMNS),
-    TaskKind.TOKEN_CLASSIFICATION: (WORDS_COLUMN, TAG_COLUMNS),
+PAIRS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question", "sentence"),
+    ("question1", "question2"),
+)
+"""Columns of two texts, as GLUE's tasks name them."""
+_TEXTS = {
+    TaskKind.CLASSIFICATION: ((TEXT_COLUMN,), *PAIRS, ("sentence",)),
+    TaskKind.TOKEN_CLASSIFICATION: ((WORDS_COLUMN,),),
 }
+_LABELS = {TaskKind.CLASSIFICATION: LABEL_COLUMNS, TaskKind.TOKEN_CLASSIFICATION: TAG_COLUMNS}
 
 
 def class_form_of(columns: Sequence[str], options: ReadOptions, task: Task, source: str) -> Form:
@@ -33,15 +41,16 @@ def class_form_of(columns: Sequence[str], options: ReadOptions, task: Task, sour
     Raises:
         BadDataset: there are no such columns.
     """
-    text, label = _columns_of(columns, options, task.kind, source)
+    texts, label = _columns_of(columns, options, task.kind, source)
     numbers = {name: number for number, name in enumerate(task.labels)}
 
-    def of_text(row: Row) -> Document:
+    def of_texts(row: Row) -> Document:
         number = _number_of(row, label, row.values.get(label), numbers)
-        return (Piece(text_in(row, text), True, number),)
+        *others, last = (text_in(row, text) for text in texts)
+        return (*(Piece(text, True) for text in others), Piece(last, True, number))
 
     def of_words(row: Row) -> Document:
-        words, labels = _words_in(row, text, label)
+        words, labels = _words_in(row, texts[0], label)
         found = [_number_of(row, label, one, numbers) for one in labels]
         pieces = zip(words, found, strict=True)
         return tuple(
@@ -50,11 +59,12 @@ def class_form_of(columns: Sequence[str], options: ReadOptions, task: Task, sour
         )
 
     is_text = task.kind is TaskKind.CLASSIFICATION
+    told = " and ".join(f"'{text}'" for text in texts)
     return Form(
-        words=f"a document is '{text}', "
+        words=f"a document is {told}, "
         + (f"its class is '{label}'" if is_text else f"classes of its words are '{label}'"),
-        columns=(text, label),
-        render=of_text if is_text else of_words,
+        columns=(*texts, label),
+        render=of_texts if is_text else of_words,
         has_end=True,
         classes=task.labels,
         are_of_words=not is_text,
@@ -69,9 +79,9 @@ def names_in(rows: Iterable[Row], options: ReadOptions, kind: TaskKind, source: 
     """
     found: set[str] = set()
     for row in rows:
-        text, label = _columns_of(list(row.values), options, kind, source)
+        texts, label = _columns_of(list(row.values), options, kind, source)
         is_text = kind is TaskKind.CLASSIFICATION
-        many = [row.values.get(label)] if is_text else _words_in(row, text, label)[1]
+        many = [row.values.get(label)] if is_text else _words_in(row, texts[0], label)[1]
         found.update(_name_of(row, label, one) for one in many)
         if len(found) > MAX_LABELS:
             raise BadDataset(
@@ -87,17 +97,31 @@ def names_in(rows: Iterable[Row], options: ReadOptions, kind: TaskKind, source: 
 
 def _columns_of(
     columns: Sequence[str], options: ReadOptions, kind: TaskKind, source: str
-) -> tuple[str, str]:
-    text, labels = _DEFAULTS[kind]
-    text, labels = options.text_column or text, _asked(options) or labels
+) -> tuple[tuple[str, ...], str]:
+    """Those of the text, or of two, and that of the class."""
+    known, labels = _known_texts(columns, options, kind), _asked(options) or _LABELS[kind]
+    texts = next((names for names in known if set(names) <= set(columns)), None)
     label = next((name for name in labels if name in columns), None)
-    if text in columns and label is not None:
-        return text, label
+    if texts is not None and label is not None:
+        return texts, label
+    missing = labels[0] if texts is not None else next(x for x in known[0] if x not in columns)
+    option = "--label-column" if texts is not None else "--text-column"
     told = ", ".join(f"'{name}'" for name in columns)
-    missing, option = (labels[0], "--label-column") if text in columns else (text, "--text-column")
     raise BadDataset(
         f"dataset '{source}': expected a column '{missing}'; it has {told}; {option} names another"
     )
+
+
+def _known_texts(
+    columns: Sequence[str], options: ReadOptions, kind: TaskKind
+) -> tuple[tuple[str, ...], ...]:
+    """Columns that may be meant, the first that are there: one of a text, or two."""
+    asked = options.text_column
+    if asked is None:
+        return _TEXTS[kind]
+    pair = tuple(asked.split(","))
+    is_pair = asked not in columns and len(pair) == 2 and kind is TaskKind.CLASSIFICATION
+    return (pair if is_pair else (asked,),)
 
 
 def _asked(options: ReadOptions) -> tuple[str, ...]:
@@ -137,11 +161,12 @@ def _number_of(row: Row, column: str, value: object, numbers: Mapping[str, int])
         return number
     raise BadDataset(
         f"{row.place}: '{column}' is '{name}', which is none of the classes "
-        f"{_some(numbers)} (--labels)"
+        f"{some_of(numbers)} (--labels)"
     )
 
 
-def _some(names: Iterable[str], most: int = 10) -> str:
+def some_of(names: Iterable[str], most: int = 10) -> str:
+    """The first few names, for people."""
     told: Iterator[str] = iter(names)
     first = [name for name, _ in zip(told, range(most), strict=False)]
     return ", ".join(first)

@@ -61,29 +61,47 @@ def labelled_in(
 ) -> Iterator[Words]:
     """Each document as a sample, with special tokens as the tokenizer has them, cut if too long.
 
-    The class of its only piece stands at its last token; or, of words, each at its first.
+    The class of its one text, or two, stands at its last token; or, of words, each at its first.
 
     Raises:
-        BadOption: words have classes, and the tokenizer does not tell where they are.
+        BadOption: words have classes, and the tokenizer does not tell where they are; or samples
+            are too short for special tokens.
     """
     if of_words and not tokenizer.is_fast:
         raise BadOption("--task token-classification: expected a model with a fast tokenizer")
+    firsts, seconds = _texts_of(documents, of_words=of_words)
     encoded = tokenizer(
-        list(map(_text_of, documents)),
+        firsts,
+        seconds,
         truncation=True,
         max_length=seq_length,
         return_attention_mask=False,
         return_offsets_mapping=of_words,
         verbose=False,
     )
+    all_ids = encoded["input_ids"]
+    if any(len(ids) > seq_length for ids in all_ids):
+        raise BadOption(f"--seq-length {seq_length}: the tokenizer's own tokens alone are more")
     spans = encoded["offset_mapping"] if of_words else documents
-    for document, ids, places in zip(documents, encoded["input_ids"], spans, strict=True):
+    # Some models have no types of tokens, nor have their tokenizers.
+    types = encoded.get("token_type_ids") or [[0]] * len(all_ids)
+    for document, ids, places, of_ids in zip(documents, all_ids, spans, types, strict=True):
         labels = np.full(len(ids), NO_LABEL)
         if of_words:
             _label_words(labels, document, places)
         else:
-            labels[-1:] = document[0].label
-        yield labelled(ids, labels)
+            labels[-1:] = document[-1].label
+        yield labelled(ids, labels, np.array(of_ids) == 1)
+
+
+def _texts_of(
+    documents: Sequence[Document], *, of_words: bool
+) -> tuple[list[str], list[str] | None]:
+    """What a tokenizer takes of documents: texts and, where each is two, the second ones."""
+    if of_words or all(len(document) == 1 for document in documents):
+        return list(map(_text_of, documents)), None
+    firsts, seconds = zip(*documents, strict=True)
+    return [piece.text for piece in firsts], [piece.text for piece in seconds]
 
 
 def _label_words(

@@ -50,7 +50,8 @@ MAX_LORA_ALPHA = 1 << 16
 MAX_TARGETS = 64
 MAX_LORA_DROPOUT = 0.95
 MAX_TRAIN_LAYERS_CHARS = 16
-MAX_LABELS = 1 << 10
+MAX_LABELS = (1 << 10) - 1
+"""Beside none, in the bits of a word, see `sample_rows`."""
 MAX_LABELS_CHARS = 1 << 14
 MIN_LABELS = 2
 COPIES_PER_WEIGHT = 4
@@ -781,8 +782,6 @@ def _check_trained(options: TrainOptions) -> None:
     """What trains is told in one way, and there is something."""
     if options.merge and not options.adapts:
         raise BadOption("--merge: expected --adapter lora or dora beside it")
-    if options.adapts and options.has_classes:
-        raise BadOption("--adapter: expected --task causal-lm; heads of classes train whole")
     _check_base(options)
     if options.adapts and options.sync_tied_embeddings:
         raise BadOption("--tied-embeddings sync: with --adapter they are frozen, and stay tied")

@@ -2,9 +2,10 @@
 
 A word is a token's id. With `CONTEXT` beside it the token is only read: nobody learns to write it.
 `NO_TOKEN` fills a row up behind its sample's last token. A class, of a token or at the last one of
-a whole sample, stands in the bits between: of such a token the class is learned, not the id. The
-targets of a sample are its tokens without `CONTEXT`, but for the first, in front of which nothing
-stands, if it has no class. So a row of plain text is its token ids, and what a sample's loss is
+a whole sample, stands in the bits between: of such a token the class is learned, not the id. Of
+samples that are two texts, tokens of the second have `SECOND` beside them. The targets of a sample
+are its tokens without `CONTEXT`, but for the first, in front of which nothing stands, if it has no
+class. So a row of plain text is its token ids, and what a sample's loss is
 over can be told from its bytes alone.
 """
 
@@ -17,10 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 CONTEXT = 1 << 31
+SECOND = 1 << 30
 CLASS_BIT = 20
 """From this bit on a word holds one more than its token's class; 0 if it has none."""
 LABELLED = 1 << CLASS_BIT
 """Above every id, see `MAX_VOCAB_SIZE`."""
+_CLASSES = SECOND - LABELLED
+_IDS = LABELLED - 1
 NO_TOKEN = (1 << 32) - 1
 NO_LABEL = -100
 """Of a token that is no target; transformers' and torch's own."""
@@ -38,7 +42,8 @@ class Samples(NamedTuple):
     """Samples as a model takes them, padded on the right to the longest.
 
     Attributes:
-        token_ids: int64 [B, T]; 0 where there is no token.
+        token_ids: int64 [B, T], with `SECOND` beside those of a second text; 0 where there is no
+            token.
         labels: int64 [B, T]: of each token its class, or its id if a model learns to write it, or
             `NO_LABEL`.
         lengths: tokens of each sample, int64 [B].
@@ -72,14 +77,18 @@ def words_of(token_ids: npt.ArrayLike, is_target: npt.ArrayLike = True) -> Words
     return np.where(is_target, ids, ids | np.uint32(CONTEXT)).astype("<u4")
 
 
-def labelled(token_ids: npt.ArrayLike, labels: npt.ArrayLike) -> Words:
+def labelled(
+    token_ids: npt.ArrayLike, labels: npt.ArrayLike, is_second: npt.ArrayLike = False
+) -> Words:
     """Tokens with their classes as words, uint32.
 
     Args:
         token_ids: below `LABELLED`.
         labels: the class of each, below `run_spec.MAX_LABELS`; or `NO_LABEL`, and it is only read.
+        is_second: of each, or of all: whether it is of a second text.
     """
     ids, classes = np.asarray(token_ids, dtype=np.int64), np.asarray(labels, dtype=np.int64)
+    ids = np.where(is_second, ids | SECOND, ids)
     word = np.where(classes == NO_LABEL, ids | CONTEXT, ids | (classes + 1) << CLASS_BIT)
     return word.astype("<u4")
 
@@ -99,14 +108,20 @@ def rows_in(data: bytes | Sequence[bytes], seq_length: int) -> Words:
 def targets_in(rows: Words) -> Flags:
     """Which words of rows [N, T] are targets."""
     is_target = rows < CONTEXT
-    is_target[:, :1] &= rows[:, :1] >= LABELLED
+    is_target[:, :1] &= (rows[:, :1] & _CLASSES) > 0
     return is_target
 
 
 def labels_in(rows: Words) -> Numbers:
     """Classes of words [N, T], int64; `NO_LABEL` where there is none."""
-    has_class = (rows >= LABELLED) & (rows < CONTEXT)
-    return np.where(has_class, (rows >> CLASS_BIT).astype(np.int64) - 1, NO_LABEL)
+    classes = (rows & np.uint32(_CLASSES)) >> CLASS_BIT
+    return np.where((rows < CONTEXT) & (classes > 0), classes.astype(np.int64) - 1, NO_LABEL)
+
+
+def seconds_in(rows: Words) -> Flags:
+    """Which words of rows [N, T] are of a second text."""
+    is_second: Flags = (rows & np.uint32(SECOND) > 0) & (rows != NO_TOKEN)
+    return is_second
 
 
 def lengths_in(rows: Words) -> Numbers:
@@ -125,6 +140,7 @@ def samples_in(rows: Words) -> Samples:
     lengths = lengths_in(rows)
     rows = rows[:, : lengths.max(initial=0)]
     token_ids = np.where(rows == NO_TOKEN, 0, _ids_in(rows)).astype(np.int64)
+    token_ids |= np.where(seconds_in(rows), SECOND, 0)
     learned = np.where(rows < LABELLED, rows.astype(np.int64), labels_in(rows))
     return Samples(token_ids, learned, lengths)
 
@@ -143,6 +159,7 @@ def text_refusal(rows: Words, vocab_size: int) -> tuple[int, str] | None:
     has_none = ~targets_in(rows).any(axis=1)
     wrong = [
         (has_class, "expected tokens without classes"),
+        (seconds_in(rows).any(axis=1), "expected one text"),
         (has_none, "expected a token that is to be learned, behind the first; all are only read"),
     ]
     return first_refused(rows, vocab_size, wrong, least=MIN_TEXT_LENGTH)
@@ -182,6 +199,6 @@ def first_refused(
 
 
 def _ids_in(words: Words) -> Words:
-    """Token ids, of words that are tokens: below what marks them."""
-    is_labelled = (words >= LABELLED) & (words < CONTEXT)
-    return np.where(is_labelled, words % np.uint32(LABELLED), words & ~np.uint32(CONTEXT))
+    """Token ids, of words that are tokens: below what marks them; no id of those that are none."""
+    ids = words & np.uint32(_IDS | _CLASSES)
+    return np.where(words < CONTEXT, ids & np.uint32(_IDS), ids)

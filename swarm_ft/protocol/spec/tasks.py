@@ -14,6 +14,7 @@ import numpy as np
 
 from swarm_ft.protocol.spec.run_spec import MAX_LABELS, TaskKind, TrainOptions
 from swarm_ft.protocol.spec.sample_rows import (
+    CONTEXT,
     Flags,
     Words,
     first_refused,
@@ -112,6 +113,8 @@ class Classification:
         else:
             has_none: Flags = ~np.any(has_label, axis=1)
             wrong.append((has_none, "expected a token with a class"))
+        is_text: Flags = np.any(~has_label & (rows < CONTEXT), axis=1)
+        wrong.append((is_text, "expected tokens that have a class or are only read"))
         return first_refused(rows, vocab_size, wrong)
 
     @property

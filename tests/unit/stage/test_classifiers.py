@@ -18,6 +18,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     BertConfig,
+    DebertaV2Config,
     DistilBertConfig,
     ElectraConfig,
     PretrainedConfig,
@@ -29,7 +30,14 @@ from swarm_ft.errors import BadModel, MalformedMessage
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import Optim, TaskKind
-from swarm_ft.protocol.spec.sample_rows import NO_LABEL, Words, filled_up, labelled, samples_in
+from swarm_ft.protocol.spec.sample_rows import (
+    NO_LABEL,
+    SECOND,
+    Words,
+    filled_up,
+    labelled,
+    samples_in,
+)
 from swarm_ft.protocol.spec.training_plan import step_microbatches, step_samples
 from swarm_ft.stage.checkpoint import check_checkpoint, open_checkpoint
 from tests.families import small_config
@@ -71,7 +79,7 @@ _SIZES: dict[str, Any] = {
 ENCODERS: dict[str, PretrainedConfig] = {
     "bert": BertConfig(**_SIZES),
     "roberta": RobertaConfig(**_SIZES, type_vocab_size=1),
-    "electra": ElectraConfig(**_SIZES, embedding_size=32),
+    "electra": ElectraConfig(**_SIZES, embedding_size=16),
 }
 
 
@@ -83,18 +91,18 @@ def save_model(family: str, directory: Path) -> Path:
 
 
 def rows_for(kind: TaskKind, seed: int = 3, count: int = 11) -> Words:
-    """Samples of all lengths; a class at the last token, or at some."""
+    """Samples of all lengths, every other of two texts; a class at the last token, or at some."""
     rng = np.random.default_rng(seed)
     rows = []
-    for _ in range(count):
+    for number in range(count):
         length = int(rng.integers(1, SEQ_LENGTH + 1))
         labels = np.full(length, NO_LABEL)
         labels[-1] = rng.integers(len(NAMES))
         if kind is TaskKind.TOKEN_CLASSIFICATION:
             labels = np.where(rng.random(length) < 0.6, rng.integers(0, 3, length), labels)
-        rows.append(
-            filled_up(labelled(rng.integers(PAD + 1, VOCAB_SIZE, length), labels), SEQ_LENGTH)
-        )
+        ids = rng.integers(PAD + 1, VOCAB_SIZE, length)
+        is_second = np.arange(length) * (number % 2) > length // 3
+        rows.append(filled_up(labelled(ids, labels, is_second), SEQ_LENGTH))
     return np.concatenate(rows)
 
 
@@ -119,13 +127,20 @@ def whole_model(pipeline: Pipeline, kind: TaskKind) -> Any:
     return model.eval()
 
 
+def has_types(model: Any) -> bool:
+    """Whether it learned to tell two texts."""
+    return model.config.model_type in ("bert", "electra")
+
+
 def whole_loss(model: Any, rows: Words) -> Tensor:
     """Mean over targets, of a padded batch as people give it to transformers."""
     samples = samples_in(rows)
     labels = torch.from_numpy(samples.labels)
     mask = torch.arange(labels.shape[1]) < torch.from_numpy(samples.lengths)[:, None]
-    tokens = torch.where(mask, torch.from_numpy(samples.token_ids), PAD)
-    logits = model(input_ids=tokens, attention_mask=mask.long()).logits
+    ids, types = torch.from_numpy(samples.token_ids % SECOND), samples.token_ids // SECOND
+    tells = {"token_type_ids": torch.from_numpy(types)} if has_types(model) else {}
+    tokens = torch.where(mask, ids, PAD)
+    logits = model(input_ids=tokens, attention_mask=mask.long(), **tells).logits
     if logits.ndim == 2:
         labels = labels[labels != NO_LABEL]
     return cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=NO_LABEL)
@@ -208,7 +223,7 @@ def test_other_optimizers_train_a_new_head(
     assert evaluated(pipeline, rows)[0] < losses[0]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "bert", "roberta"])
+@pytest.mark.parametrize("family", ["gpt2", "bert", "roberta", "electra"])
 @pytest.mark.parametrize("num_stages", [1, 3])
 def test_the_result_is_a_classifier_that_transformers_loads(
     make_train_spec: MakeTrainSpec, tmp_path: Path, num_stages: int, family: str
@@ -261,7 +276,7 @@ def test_counts_are_those_of_the_whole_models_answers(
     model, samples = whole_model(pipeline, kind), samples_in(rows)
     told, there = [], []
     for ids, labels, length in zip(*samples, strict=True):
-        logits = model(input_ids=torch.from_numpy(ids[None, :length])).logits
+        logits = model(input_ids=torch.from_numpy(ids[None, :length] % SECOND)).logits
         told.append(int(logits.argmax()))
         there.append(int(labels[length - 1]))
     loss, counts = evaluated(pipeline, rows)
@@ -326,6 +341,28 @@ def test_what_pads_a_sample_changes_nothing_of_it(
     assert together == pytest.approx(alone, rel=1e-6)
 
 
+def test_two_texts_are_not_one(make_train_spec: MakeTrainSpec, tmp_path: Path) -> None:
+    labels = [NO_LABEL] * 5 + [1]
+    one, two = (
+        filled_up(labelled(range(2, 8), labels, np.arange(6) >= cut), SEQ_LENGTH) for cut in (9, 3)
+    )
+    for family, is_told in (("bert", True), ("roberta", False), ("gpt2", False)):
+        source = save_model(family, tmp_path / family)
+        pipeline = pipeline_of(source, make_train_spec, TaskKind.CLASSIFICATION, 2)
+        assert (evaluated(pipeline, one) != evaluated(pipeline, two)) == is_told
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB_SIZE, SECOND + VOCAB_SIZE, 2 * SECOND])
+def test_tokens_that_are_none_are_refused(
+    make_train_spec: MakeTrainSpec, tmp_path: Path, token: int
+) -> None:
+    pipeline = pipeline_of(
+        save_model("bert", tmp_path), make_train_spec, TaskKind.CLASSIFICATION, 2
+    )
+    with pytest.raises(MalformedMessage, match="tokens: expected 0 to 96"):
+        pipeline.stages[0].infer(torch.tensor([[2, token]]))
+
+
 def test_positions_that_are_for_what_pads_are_not_counted(
     make_train_spec: MakeTrainSpec, tmp_path: Path
 ) -> None:
@@ -358,6 +395,17 @@ def test_encoders_whose_heads_nobody_knows_are_refused(
         open_checkpoint(str(source), train)
     with pytest.raises(BadModel, match="'distilbert': expected a decoder"):
         check_checkpoint(str(source))
+
+
+@pytest.mark.parametrize("kind", list(AUTO))
+def test_deberta_is_refused_and_says_why(
+    make_train_spec: MakeTrainSpec, tmp_path: Path, kind: TaskKind
+) -> None:
+    config = DebertaV2Config(**_SIZES | {"relative_attention": True, "position_buckets": 8})
+    source = save_random_model(config, tmp_path, auto=AutoModelForMaskedLM)
+    train = make_train_spec(task_kind=kind, label_names="a,b")
+    with pytest.raises(BadModel, match="'deberta-v2': all its blocks read one table of relative"):
+        open_checkpoint(str(source), train)
 
 
 def test_classes_that_are_none_are_refused(make_train_spec: MakeTrainSpec, tmp_path: Path) -> None:

@@ -35,10 +35,13 @@ def words() -> Words:
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         # Like Llama's it puts a special token in front if let.
         tokenizer.post_processor = processors.TemplateProcessing(
-            single="<s> $A", special_tokens=[("<s>", 12)]
+            single="<s> $A", pair="<s> $A $B:1", special_tokens=[("<s>", 12)]
         )
         made = PreTrainedTokenizerFast(
-            tokenizer_object=tokenizer, model_max_length=max_length, eos_token=eos
+            tokenizer_object=tokenizer,
+            model_max_length=max_length,
+            eos_token=eos,
+            model_input_names=["input_ids", "token_type_ids", "attention_mask"],
         )
         made.chat_template = chat
         return made

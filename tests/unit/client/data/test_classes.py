@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import processors
 
 from swarm_ft.client.data.dataset import Dataset, classes_in, open_dataset
 from swarm_ft.client.data.files import Wanted
 from swarm_ft.client.options import DataFormat, ReadOptions
 from swarm_ft.errors import BadDataset, BadOption
 from swarm_ft.protocol.spec.run_spec import TaskKind
-from swarm_ft.protocol.spec.sample_rows import samples_in
+from swarm_ft.protocol.spec.sample_rows import NO_LABEL, SECOND, samples_in
 from swarm_ft.protocol.spec.tasks import Classification
 from tests.unit.client.data.conftest import Words
 
@@ -86,7 +87,7 @@ def test_values_that_are_no_classes_are_refused_by_their_line(
 
 def test_a_column_with_a_value_for_each_row_is_no_column_of_classes(tmp_path: Path) -> None:
     rows = [{"text": "w1", "label": number} for number in range(1100)]
-    with pytest.raises(BadDataset, match=r"more than 1024 different values.*--label-column"):
+    with pytest.raises(BadDataset, match=r"more than 1023 different values.*--label-column"):
         found_in(write(tmp_path / "a.jsonl", rows))
 
 
@@ -188,6 +189,82 @@ def test_a_blank_text_is_left_out(tmp_path: Path, words: Words) -> None:
     made = opened(write(tmp_path / "a.jsonl", rows), words, "ab").samples(4, VOCAB)
     assert len(made.tokens) == 2
     assert "1 document without text left out" in made.words
+
+
+# ---- two texts
+
+
+@pytest.mark.parametrize(
+    ("columns", "options"),
+    [
+        (("sentence1", "sentence2"), {}),
+        (("premise", "hypothesis"), {}),
+        (("question", "sentence"), {}),
+        (("question1", "question2"), {}),
+        (("left", "right"), {"text_column": "left,right"}),
+    ],
+)
+def test_a_class_may_be_of_two_texts(
+    tmp_path: Path, words: Words, columns: tuple[str, str], options: dict[str, Any]
+) -> None:
+    rows = [{columns[0]: "w1 w2", columns[1]: "w3", "label": 1, "idx": 0}]
+    path = write(tmp_path / "a.jsonl", [*rows, {**rows[0], "label": 0}])
+    assert found_in(path, **options) == ("0", "1")
+    data = opened(path, words, "ab", **options)
+    told, first = data.describe()
+    assert f"a document is '{columns[0]}' and '{columns[1]}', its class is 'label'; not" in told
+    assert first.endswith("the first document: 'w1 w2' + 'w3' is of class 1")
+    samples = samples_in(np.array(data.samples(8, VOCAB).tokens))
+    assert samples.token_ids[0].tolist() == [12, 1, 2, SECOND | 3]
+    assert samples.labels[0].tolist() == [NO_LABEL, NO_LABEL, NO_LABEL, 1]
+
+
+def test_two_long_texts_are_cut_the_longer_one_first(tmp_path: Path, words: Words) -> None:
+    row = {"sentence1": "w1 w2 w3 w4 w5 w6", "sentence2": "w7", "label": "a"}
+    data = opened(write(tmp_path / "a.jsonl", [row]), words, "ab")
+    samples = samples_in(np.array(data.samples(4, VOCAB).tokens))
+    assert samples.token_ids[0].tolist() == [12, 1, 2, SECOND | 7]
+    assert samples.labels[0, 3] == 0
+
+
+def test_samples_without_room_for_special_tokens_are_refused(tmp_path: Path, words: Words) -> None:
+    tokenizer = words()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B <s>", special_tokens=[("<s>", 12)]
+    )
+    path = write(tmp_path / "a.jsonl", [{"sentence1": "w1", "sentence2": "w2", "label": "a"}])
+    task = Classification(WHOLE, ("a", "b"))
+    data = open_dataset(path, Wanted(), ReadOptions(), tokenizer, task=task)
+    with pytest.raises(BadOption, match="--seq-length 2: the tokenizer's own tokens"):
+        data.samples(2, VOCAB)
+
+
+def test_one_of_two_texts_may_be_empty(tmp_path: Path, words: Words) -> None:
+    row = {"sentence1": "", "sentence2": "w7", "label": "a"}
+    data = opened(write(tmp_path / "a.jsonl", [row]), words, "ab")
+    samples = samples_in(np.array(data.samples(4, VOCAB).tokens))
+    assert samples.token_ids.tolist() == [[12, SECOND | 7]]
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "why"),
+    [
+        ({"sentence1": "w1", "label": 1}, {}, "expected a column 'text'; it has 'sentence1'"),
+        ({"a": "w1", "label": 1}, {"text_column": "a,b"}, "expected a column 'b'; it has 'a'"),
+        ({"sentence1": "w1", "sentence2": 3, "label": 1}, {}, "expected 'sentence2' to be text"),
+    ],
+)
+def test_a_pair_without_its_second_text_is_refused(
+    tmp_path: Path, words: Words, row: object, options: dict[str, Any], why: str
+) -> None:
+    path = write(tmp_path / "a.jsonl", [row])
+    with pytest.raises(BadDataset, match=why):
+        opened(path, words, ["0", "1"], **options)
+
+
+def test_a_sentence_alone_is_a_text(tmp_path: Path, words: Words) -> None:
+    path = write(tmp_path / "a.jsonl", [{"sentence": "w1", "label": 1}])
+    assert "a document is 'sentence'" in opened(path, words, "ab").describe()[0]
 
 
 # ---- classes of words

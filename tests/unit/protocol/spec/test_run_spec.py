@@ -140,10 +140,9 @@ def test_a_head_of_classes_trains_whatever_else_does(run_spec: RunSpec) -> None:
         ({"label_names": "a,b"}, "--labels: expected --task classification"),
         ({**CLASSES, "label_names": ""}, "--labels: expected 2 classes or more, got none"),
         ({**CLASSES, "label_names": "a"}, "--labels: expected 2 classes or more, got a"),
-        ({**CLASSES, "label_names": "a,b,a"}, "--labels: expected 1024 different names"),
+        ({**CLASSES, "label_names": "a,b,a"}, "--labels: expected 1023 different names"),
         ({**CLASSES, "label_names": "a,, b"}, "--labels: expected printable names"),
-        ({**CLASSES, "label_names": ",".join(map(str, range(1025)))}, "1024 different names"),
-        ({**CLASSES, "adapter": Adapter.LORA}, "--adapter: expected --task causal-lm"),
+        ({**CLASSES, "label_names": ",".join(map(str, range(1025)))}, "1023 different names"),
     ],
 )
 def test_classes_have_names_and_whole_models(

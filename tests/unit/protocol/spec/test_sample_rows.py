@@ -96,7 +96,7 @@ def test_no_id_is_taken_for_something_else() -> None:
         ((1, NO_TOKEN, NO_TOKEN, NO_TOKEN), "2 tokens or more, got 1"),
         ((1, VOCAB, 2, 3), "token id 50 is outside the model's vocabulary of 50"),
         ((1, 2, CONTEXT | VOCAB, 3), "token id 50 is outside"),
-        ((1, 2, NO_TOKEN - 1, 3), "token id 2147483646 is outside"),
+        ((1, 2, NO_TOKEN - 1, 3), "token id 1073741822 is outside"),
         ((CONTEXT - 1, 2, 3, 4), "token id 1048575 is outside"),
         ((1, CONTEXT | 2, CONTEXT | 3, CONTEXT | 4), "all are only read"),
         ((1, CONTEXT | 2, NO_TOKEN, NO_TOKEN), "all are only read"),

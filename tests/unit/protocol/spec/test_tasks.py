@@ -13,10 +13,12 @@ from swarm_ft.protocol.spec.sample_rows import (
     LABELLED,
     NO_LABEL,
     NO_TOKEN,
+    SECOND,
     Words,
     counts_of,
     filled_up,
     labelled,
+    labels_in,
     rows_in,
     samples_in,
     targets_in,
@@ -123,7 +125,7 @@ def test_whatever_bytes_come_they_are_refused_or_have_classes(data: bytes) -> No
         if task.refusal(rows, VOCAB) is None:
             samples = samples_in(rows)
             assert (samples.lengths >= 1).all()
-            assert (samples.token_ids < VOCAB).all()
+            assert (samples.token_ids % SECOND < VOCAB).all()
             assert ((samples.labels != NO_LABEL).sum(axis=1) >= 1).all()
             assert (samples.labels < len(NAMES)).all()
 
@@ -176,3 +178,43 @@ def test_counts_of_parts_sum_to_those_of_all(pairs: list[tuple[int, int]]) -> No
 
     assert summed([of(pairs[:1]), (), of(pairs[1:])]) == tuple(of(pairs))
     assert summed([]) == summed([()]) == ()
+
+
+# ---- two texts
+
+
+@given(st.lists(st.tuples(st.integers(0, VOCAB - 1), st.booleans()), min_size=1, max_size=LENGTH))
+def test_tokens_of_a_second_text_are_told_from_those_of_the_first(
+    made: list[tuple[int, bool]],
+) -> None:
+    ids, are_second = ([one[place] for one in made] for place in (0, 1))
+    labels = [*([NO_LABEL] * (len(ids) - 1)), 2]
+    rows = filled_up(labelled(ids, labels, are_second), LENGTH)
+    assert WHOLE.refusal(rows, VOCAB) is None
+    samples = samples_in(rows)
+    assert (samples.token_ids[0] % SECOND).tolist() == ids == token_ids_of(rows[0]).tolist()
+    assert (samples.token_ids[0] >= SECOND).tolist() == are_second
+    assert samples.labels[0].tolist() == labels
+    assert counts_of(rows) == counts_of(filled_up(labelled(ids, labels), LENGTH))
+
+
+def test_no_mark_of_a_word_is_another() -> None:
+    last = int(labelled([MAX_VOCAB_SIZE - 1], [MAX_LABELS - 1], True)[0])
+    assert SECOND | LABELLED <= last < CONTEXT
+    assert labels_in(row(last)).tolist() == [[MAX_LABELS - 1]]
+    read = int(labelled([MAX_VOCAB_SIZE - 1], [NO_LABEL], True)[0])
+    assert CONTEXT | SECOND < read < NO_TOKEN
+    assert samples_in(row(read, NO_TOKEN)).token_ids.tolist() == [[SECOND | MAX_VOCAB_SIZE - 1]]
+
+
+@pytest.mark.parametrize("second", [SECOND | 2, CONTEXT | SECOND | 2])
+def test_text_to_write_on_is_one(second: int) -> None:
+    for vocab_size in (VOCAB, CONTEXT):
+        refused = CausalLm().refusal(row(1, second, 3), vocab_size)
+        assert refused == (0, "expected one text")
+
+
+@pytest.mark.parametrize("task", [WHOLE, EACH])
+def test_tokens_to_write_are_refused_among_classes(task: Classification) -> None:
+    refused = task.refusal(row(1, 2, word(3, 1)), VOCAB)
+    assert refused == (0, "expected tokens that have a class or are only read")

@@ -1,0 +1,1 @@
+"""Pre-training, fine-tuning and a figure, see `__main__`."""
