@@ -6,11 +6,13 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import click
 
-from tests.fault_matrix.cells import Cell, Role, chosen_cells
+from swarm_ft.protocol.spec.run_spec import Adapter
+from tests.fault_matrix.cells import Role, chosen_cells
 from tests.fault_matrix.homes import AWAY_S, why_no_homes
 from tests.fault_matrix.matrix import run_matrix
 from tests.fault_matrix.table import as_dict, as_line, as_markdown
@@ -34,9 +36,16 @@ from tests.fault_matrix.trial import Outcome
     metavar="SECONDS",
     help="How long home:coordinator:away lasts.",
 )
+@click.option(
+    "--adapter",
+    type=click.Choice([one.name.lower() for one in Adapter]),
+    default="none",
+    show_default=True,
+    help="What trains in place of the model; homes train the model.",
+)
 @click.option("--logs", metavar="DIR", help="Where processes' logs go.  [default: a new one]")
 def fault_matrix(
-    cells: str, *, is_list: bool, as_json: bool, away_s: float, logs: str | None
+    cells: str, *, is_list: bool, as_json: bool, away_s: float, adapter: str, logs: str | None
 ) -> None:
     """Kill, freeze and cut off real processes of a swarm, and compare its losses."""
     chosen = chosen_cells(tuple(filter(None, cells.split(","))))
@@ -48,19 +57,18 @@ def fault_matrix(
         click.echo(f"home:* is left out: {reason}", err=True)
     directory = Path(logs or tempfile.mkdtemp(prefix="swarm-ft-faults-"))
     click.echo(f"{len(chosen)} cells; logs: {directory}", err=True)
-    outcomes = asyncio.run(_run(chosen, directory, away_s, as_json=as_json))
+    matrix = run_matrix(chosen, directory, away_s, Adapter[adapter.upper()])
+    outcomes = asyncio.run(_told(matrix, len(chosen), as_json=as_json))
     if not as_json:
         click.echo(as_markdown(outcomes))
     sys.exit(1 if any(outcome.problem for outcome in outcomes) else 0)
 
 
-async def _run(
-    cells: tuple[Cell, ...], directory: Path, away_s: float, *, as_json: bool
-) -> list[Outcome]:
+async def _told(matrix: AsyncIterator[Outcome], num_cells: int, *, as_json: bool) -> list[Outcome]:
     outcomes = []
-    async for outcome in run_matrix(cells, directory, away_s):
+    async for outcome in matrix:
         outcomes.append(outcome)
-        click.echo(f"{len(outcomes):3}/{len(cells)}  {as_line(outcome)}", err=True)
+        click.echo(f"{len(outcomes):3}/{num_cells}  {as_line(outcome)}", err=True)
         if as_json:
             click.echo(json.dumps(as_dict(outcome)))
     return outcomes

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from swarm_ft.client.job import Job, prepare_job
 from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
 from swarm_ft.client.sample import SampleInput, write_sample
 from swarm_ft.protocol.spec.options import arguments
-from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainOptions
+from swarm_ft.protocol.spec.run_spec import Adapter, LrSchedule, TrainOptions
 
 NUM_LAYERS = 3
 HIDDEN_SIZE = 192
@@ -21,28 +22,42 @@ LEARNING_RATE = 1e-3
 NO_CODEC = "none"
 
 
-def make_input(work_dir: Path) -> SampleInput:
-    """A model of three layers, and text."""
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What is trained on what.
+
+    Attributes:
+        sample: a model of three layers, and text.
+        adapter: that trains in place of the model's weights.
+    """
+
+    sample: SampleInput
+    adapter: Adapter
+
+
+def make_material(work_dir: Path, adapter: Adapter = Adapter.NONE) -> Material:
+    """Written anew."""
     directory = work_dir / "input"
-    return write_sample(
+    sample = write_sample(
         directory, seed=1, num_layers=NUM_LAYERS, hidden_size=HIDDEN_SIZE, vocab_size=300
     )
+    return Material(sample, adapter)
 
 
-def make_job(sample: SampleInput, work_dir: Path) -> Job:
+def make_job(material: Material, work_dir: Path) -> Job:
     """The job, to be submitted from this process; its steps are for the trial to set."""
-    return prepare_job(_options(sample, num_steps=1, out=work_dir / "unused"))
+    return prepare_job(_options(material, num_steps=1, out=work_dir / "unused"))
 
 
-def train_arguments(sample: SampleInput, num_steps: int, out: Path) -> list[str]:
+def train_arguments(material: Material, num_steps: int, out: Path) -> list[str]:
     """The same job for `swarm-ft client train`."""
-    return arguments(_options(sample, num_steps, out))
+    return arguments(_options(material, num_steps, out))
 
 
-def _options(sample: SampleInput, num_steps: int, out: Path) -> JobOptions:
+def _options(material: Material, num_steps: int, out: Path) -> JobOptions:
     return JobOptions(
-        model=sample.model_dir,
-        dataset=sample.train_file,
+        model=material.sample.model_dir,
+        dataset=material.sample.train_file,
         evaluation=EvalOptions(max_eval_samples=1),
         steps=num_steps,
         train=TrainOptions(
@@ -55,6 +70,7 @@ def _options(sample: SampleInput, num_steps: int, out: Path) -> JobOptions:
             backward_codec=NO_CODEC,
             key_codec=NO_CODEC,
             save_steps=SAVE_STEPS,
+            adapter=material.adapter,
         ),
         outputs=Outputs(out=out),
     )

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from swarm_ft.client.job import Job
 from swarm_ft.protocol.messages.client import RunEvent
+from swarm_ft.protocol.spec.run_spec import Adapter
 from tests.fault_matrix.cells import Cell, Role
 from tests.fault_matrix.homes import AWAY_S, Homes
-from tests.fault_matrix.job import make_input, make_job
+from tests.fault_matrix.job import Material, make_job, make_material
 from tests.fault_matrix.swarm import TWO_OF_EACH, Swarm
 from tests.fault_matrix.timeline import Timeline
 from tests.fault_matrix.trial import STEPS_WITH_NEWCOMER, Outcome, Trial, spec_of, watch
@@ -20,26 +21,30 @@ QUIET_TIMEOUT_S = 300.0
 
 
 async def run_matrix(
-    cells: Sequence[Cell], work_dir: Path, away_s: float = AWAY_S
+    cells: Sequence[Cell],
+    work_dir: Path,
+    away_s: float = AWAY_S,
+    adapter: Adapter = Adapter.NONE,
 ) -> AsyncGenerator[Outcome, None]:
     """Outcomes, one after the other, in the order of the cells; those of homes are the last.
 
     A trial that did not come out well leaves its swarm; the next one gets a new one.
     """
-    async for outcome in _of_processes(
-        [cell for cell in cells if cell.role is not Role.HOME], work_dir
-    ):
+    material = make_material(work_dir, adapter)
+    others = [cell for cell in cells if cell.role is not Role.HOME]
+    async for outcome in _of_processes(others, work_dir, material):
         yield outcome
     homes = Homes(work_dir / "homes", away_s)
     for cell in (cell for cell in cells if cell.role is Role.HOME):
         yield await asyncio.to_thread(homes.outcome, cell)
 
 
-async def _of_processes(remaining: list[Cell], work_dir: Path) -> AsyncGenerator[Outcome, None]:
-    sample = make_input(work_dir)
-    job, quiet, number = make_job(sample, work_dir), list[float](), 0
+async def _of_processes(
+    remaining: list[Cell], work_dir: Path, material: Material
+) -> AsyncGenerator[Outcome, None]:
+    job, quiet, number = make_job(material, work_dir), list[float](), 0
     while remaining:
-        swarm = Swarm(work_dir / f"swarm-{number}", sample)
+        swarm = Swarm(work_dir / f"swarm-{number}", material)
         number += 1
         try:
             await swarm.open()

@@ -14,7 +14,6 @@ from swarm_ft.cli.joining import WayIn
 from swarm_ft.cli.keys import first_invitations, leading_to
 from swarm_ft.cli.options import DHT_PREFIX
 from swarm_ft.cli.peer_home import KEY_FILE
-from swarm_ft.client.sample import SampleInput
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.errors import RunFailed, Unavailable
 from swarm_ft.identity.certificates import Role
@@ -22,7 +21,7 @@ from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.keys import key_pem, name_of, new_key, write_private
 from swarm_ft.ids import RunId
 from swarm_ft.private_files import private_folder
-from tests.fault_matrix.job import train_arguments
+from tests.fault_matrix.job import Material, train_arguments
 from tests.fault_matrix.processes import Command
 
 STAGES = ("0-1", "1-2", "2-3")
@@ -35,10 +34,10 @@ USES = 10_000
 class Swarm:
     """Two DHT nodes, a coordinator, any number of peers a stage. Use `open` and `close`."""
 
-    def __init__(self, work_dir: Path, sample: SampleInput) -> None:
+    def __init__(self, work_dir: Path, material: Material) -> None:
         work_dir.mkdir(parents=True)
         self._work_dir = work_dir
-        self._sample = sample
+        self._material = material
         self._journal = str(work_dir / "coordinator.db")
         self._addresses: list[str] = []
         self._dht_arguments: dict[str, list[str]] = {}
@@ -140,7 +139,7 @@ class Swarm:
     async def start_client(self, num_steps: int) -> Command:
         """Start a client with the job."""
         out = self._work_dir / f"out-{self._started}"
-        return await self._start_client("train", train_arguments(self._sample, num_steps, out))
+        return await self._start_client("train", train_arguments(self._material, num_steps, out))
 
     async def start_attached(self, run_id: RunId) -> Command:
         """Start a client that comes back to a run."""
