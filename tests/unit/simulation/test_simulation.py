@@ -104,8 +104,12 @@ def test_every_kind_of_fault_alone_is_survived(kind: FaultKind) -> None:
     assert outcome.faults[kind] == 1
 
 
-def test_a_result_that_its_peer_took_along_is_made_again() -> None:
-    scenario = with_fault(
+@pytest.mark.parametrize(("loads_best", "num_rollbacks"), [(False, 1), (True, 0)])
+def test_a_result_that_its_peer_took_along_is_made_again(
+    *, loads_best: bool, num_rollbacks: int
+) -> None:
+    """The last step is trained anew; the best weights are loaded anew, from where they lie."""
+    fault = with_fault(
         TWO_STAGES,
         kind=FaultKind.POWER_CUT,
         at_s=0.0,
@@ -113,9 +117,11 @@ def test_a_result_that_its_peer_took_along_is_made_again() -> None:
         machine="peer-1",
         moment=Moment.FINISHED,
     )
-    outcome = simulate(scenario)
+    train = judged(load_best_model_at_end=loads_best).spec.train
+    train = train if loads_best else replace(train, save_steps=0)
+    outcome = simulate(replace(fault, spec=replace(fault.spec, train=train)))
     assert outcome.failures == ()
-    assert outcome.num_rollbacks == 1
+    assert outcome.num_rollbacks == num_rollbacks
 
 
 SAY_DIGESTS = """
