@@ -18,6 +18,7 @@ from swarm_ft.protocol.spec.run_spec import (
 )
 
 Count = Annotated[int, Range(1)]
+EvalCount = Annotated[int, Range(0, MAX_EVAL_SAMPLES)]
 Steps = Annotated[int, Range(1, MAX_STEPS)]
 TRAINING_TEXT_EVAL_SAMPLES = 256
 """Without held-out text, this much of the training text is evaluated on."""
@@ -201,8 +202,7 @@ class PlanOptions:
         Count, Option("Samples that the data has; `client train` counts them itself.")
     ] = 1000
     num_eval_samples: Annotated[
-        int | None,
-        Range(0, MAX_EVAL_SAMPLES),
+        EvalCount | None,
         Option("Held-out samples that are evaluated.", default="256, or as many as there are"),
     ] = None
     epochs: Annotated[Steps, Option("Passes over the data.")] = 3

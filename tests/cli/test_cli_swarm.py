@@ -196,7 +196,8 @@ def test_a_plan_says_what_a_job_would_take_and_begins_nothing(
     planned = json.loads(run_here(*command, "--json").out)
     assert [stage["layers"] for stage in planned["stages"]] == ["0-1", "1-2", "2-3"]
     assert planned["seconds"] > 0
-    assert planned["unknown"] == ["3 of 3 peers did not say what it takes in watts"]
+    # Links are measured one after the other, and may be so still.
+    assert "3 of 3 peers did not say what it takes in watts" in planned["unknown"]
     assert "; bound by " in run_here(*command).out
     assert json.loads(run_here(*look).out) == before
 

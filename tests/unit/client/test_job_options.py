@@ -2,14 +2,15 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swarm_ft.cli.demo import SAMPLE_LR
-from swarm_ft.client.options import EvalOptions, JobOptions, Outputs
+from swarm_ft.client.options import EvalOptions, JobOptions, Outputs, PlanOptions
 from swarm_ft.errors import BadCodec, BadInput, BadOption
 from swarm_ft.protocol.spec.options import build, declared
-from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainOptions, TrainSpec
+from swarm_ft.protocol.spec.run_spec import EvalStrategy, LrSchedule, TrainOptions, TrainSpec
 
 NAMED = {"model": "gpt2", "dataset": "notes.txt"}
 
@@ -96,3 +97,22 @@ def test_the_learning_rates_that_help_tells_are_those_that_are_used() -> None:
     (lr,) = (one for one in declared(JobOptions) if one.flag == "--lr")
     told = [float(number) for number in re.findall(r"\de-\d", lr.option.default)]
     assert told == [TrainOptions().learning_rate, SAMPLE_LR]
+
+
+@pytest.mark.parametrize(
+    ("given", "num_eval_samples"),
+    [
+        ({}, 256),
+        ({"num_samples": 10}, 10),
+        ({"num_eval_samples": 7}, 7),
+        ({"train": TrainOptions(eval_strategy=EvalStrategy.NO)}, 0),
+    ],
+)
+def test_a_plan_evaluates_as_a_job_would(given: dict[str, Any], num_eval_samples: int) -> None:
+    options = PlanOptions(model="gpt2", **given)
+    assert options.train_spec().num_eval_samples == num_eval_samples
+
+
+def test_a_plans_numbers_are_bounded() -> None:
+    with pytest.raises(BadOption, match="--num-eval-samples"):
+        PlanOptions(model="gpt2", num_eval_samples=-1)
