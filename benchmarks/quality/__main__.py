@@ -74,7 +74,7 @@ def _is_done(out: Path, key: dict[str, object]) -> bool:
 def _summary(record: dict[str, object]) -> str:
     if record["diverged"]:
         return f"diverged: {record['diverged']}"
-    hidden = ("loss", "bits_fw", "bits_bw")
+    hidden = ("loss", "bits_fw", "bits_bw", "changes")
     last = {k: v for k, v in record["epochs"][-1].items() if k not in hidden}  # type: ignore[index]
     scores = ", ".join(f"{name} {value:.3f}" for name, value in last.items())
     bits = f"bits {record['bits_fw']:.2f} / {record['bits_bw']:.2f}"

@@ -19,6 +19,9 @@ from swarm_ft.codec.feedback import encode_with_feedback
 from swarm_ft.protocol.spec.codec_spec import Direction
 from tests.codecs import parse
 
+MOST = 0.9
+"""Of the changes' energy."""
+
 
 class AnyCodec(Protocol):
     """The project's, or a published one."""
@@ -51,6 +54,41 @@ class Tally:
 
 
 @dataclass(slots=True)
+class Changes:
+    """What samples' values did between two visits, over all tokens of them.
+
+    Attributes:
+        squared: of the values themselves, summed.
+        products: of a token's changes by channel, summed: float64 [channels, channels].
+    """
+
+    squared: float = 0.0
+    products: Tensor | None = None
+
+    def add(self, x: Tensor, base: Tensor) -> None:
+        """Count one sample, [tokens, channels], and what its last visit left."""
+        change = (x - base).double()
+        self.squared += x.double().square().sum().item()
+        products = change.T @ change
+        self.products = products if self.products is None else self.products + products
+
+    @property
+    def size(self) -> float:
+        """Root mean square of the change, of that of the values."""
+        if self.products is None:
+            return 0.0
+        return (self.products.trace().item() / self.squared) ** 0.5
+
+    @property
+    def directions(self) -> int:
+        """How many orthogonal ones hold nine tenths of the changes' energy."""
+        if self.products is None:
+            return 0
+        energy = torch.linalg.eigvalsh(self.products).flip(0).cumsum(0)
+        return int((energy < MOST * energy[-1]).sum()) + 1
+
+
+@dataclass(slots=True)
 class Channel:
     """One direction of one boundary, with what its ends remember of each sample.
 
@@ -68,6 +106,7 @@ class Channel:
     fill: AnyCodec | None = None
     bits: int = DEFAULT_BITS
     tally: Tally = field(default_factory=Tally)
+    changes: Changes = field(default_factory=Changes)
     seen: set[int] = field(default_factory=set)
     buffers: dict[int, bytes] = field(default_factory=dict)
     residuals: dict[int, Tensor] = field(default_factory=dict)
@@ -96,6 +135,8 @@ class Channel:
             encoded, self.residuals[sample] = encode_with_feedback(codec, x, residual)
             return encoded, self.codec.decode(encoded)
         base = self._base_of(sample, x) if self.is_delta else None
+        if base is not None:
+            self.changes.add(x, base)
         used = self.fill if fills and self.fill else self.codec
         encoded = used.encode(x, base)
         return encoded, used.decode(encoded, base)
@@ -158,6 +199,15 @@ class Cuts:
     def rates(self) -> tuple[float, float]:
         """Bits a value since the last call, forward and backward."""
         return self._rate("forward"), self._rate("backward")
+
+    def changes(self) -> list[tuple[float, int]]:
+        """Size and directions of what activations did since the last call, by boundary."""
+        found = [
+            (each.forward.changes.size, each.forward.changes.directions) for each in self.boundaries
+        ]
+        for boundary in self.boundaries:
+            boundary.forward.changes = Changes()
+        return found
 
     def _rate(self, direction: str) -> float:
         total = Tally()

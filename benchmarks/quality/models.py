@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -26,6 +27,9 @@ class Regime:
 
     Attributes:
         cuts: a boundary lies after each of these blocks, counted from 1.
+        lora_r: rank of the adapters that the task `lora` trains.
+        lora_from: the first block that has them, counted from 0.
+        lora_mlp: whether the feed-forward layers have some, too; 0 or 1.
     """
 
     layers: int = 4
@@ -40,14 +44,40 @@ class Regime:
     batch: int = 8
     cola_sentences: int = 2000
     cola_tokens: int = 32
+    lora_r: int = 0
+    lora_from: int = 0
+    lora_mlp: int = 1
 
     def backbone(self) -> Regime:
         """With only what pre-training depends on."""
-        return replace(self, cuts=(), train_samples=0, cola_sentences=0, cola_tokens=0)
+        plain = self.without_adapters()
+        return replace(plain, cuts=(), train_samples=0, cola_sentences=0, cola_tokens=0)
+
+    def without_adapters(self) -> Regime:
+        """Where all weights train."""
+        return replace(self, **_NO_ADAPTERS)
+
+    @property
+    def trains(self) -> str:
+        """What of the model does, in words."""
+        if not self.lora_r:
+            return "all"
+        layers = "all linear layers" if self.lora_mlp else "attention"
+        blocks = f", blocks {self.lora_from}-" if self.lora_from else ""
+        return f"LoRA of rank {self.lora_r}, {layers}{blocks}"
 
     def digest(self) -> str:
-        """A short name that differs where any field does."""
-        return hashlib.sha256(repr(sorted(asdict(self).items())).encode()).hexdigest()[:8]
+        """A short name that differs where any field does.
+
+        Where all weights train it is what it was before there were adapters.
+        """
+        values = asdict(self)
+        if not self.lora_r:
+            values = {name: value for name, value in values.items() if name not in _NO_ADAPTERS}
+        return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:8]
+
+
+_NO_ADAPTERS: dict[str, Any] = {"lora_r": 0, "lora_from": 0, "lora_mlp": 1}
 
 
 def regime_of(settings: list[str]) -> Regime:
@@ -120,7 +150,8 @@ def steps(
     model: CutModel, dataset: Dataset, batch: int, epochs: int, rate: float, seed: int
 ) -> Iterator[tuple[int, Tensor]]:
     """Train: AdamW, linear decay, norm clipped at 1; yields (epoch, loss) after each step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.01)
     generator = torch.Generator().manual_seed(seed)
     total, step = epochs * (len(dataset) // batch), 0
     for epoch in range(epochs):
@@ -212,4 +243,22 @@ def fine_tunable(
     torch.manual_seed(seed)
     model = CutModel(regime, classes)
     model.body.load_state_dict(weights)
+    if regime.lora_r:
+        _adapt(model.body, regime)
     return model
+
+
+def _adapt(body: GPT2Model, regime: Regime) -> None:
+    """Freeze all, and put peft's adapters beside the linear layers of the blocks that get some."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    body.requires_grad_(False)
+    layers = ["attn.c_attn", "attn.c_proj", *["mlp.c_fc", "mlp.c_proj"] * regime.lora_mlp]
+    blocks = range(regime.lora_from, regime.layers)
+    config = LoraConfig(
+        r=regime.lora_r,
+        lora_alpha=2 * regime.lora_r,
+        target_modules=[f"h.{block}.{layer}" for block in blocks for layer in layers],
+        fan_in_fan_out=True,
+    )
+    inject_adapter_in_model(config, body)

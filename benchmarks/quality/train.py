@@ -23,7 +23,7 @@ Record = dict[str, Any]
 PRETRAIN_TEXT = "wikitext2-valid.txt"
 Parts = tuple[data.Dataset, data.Dataset]
 """Train and held out."""
-RATES = {"lm": 2e-3, "wikitext": 3e-4, "cola": 4e-3}
+RATES = {"lm": 2e-3, "wikitext": 3e-4, "cola": 4e-3, "lora": 8e-3}
 """The best of the grid, by task; `--rates` runs the grid again."""
 
 
@@ -56,7 +56,7 @@ class Task:
 
 
 def read_task(name: str, regime: Regime, folder: Path, cache: Path) -> Task:
-    """Task `lm`, `wikitext` or `cola`, from the texts in `folder`."""
+    """Task `lm`, `wikitext`, `cola` or `lora`, from the texts in `folder`."""
     text = (folder / PRETRAIN_TEXT).read_text()
     tokenizer = data.train_tokenizer(text, regime.vocabulary)
     pretrain = data.language_samples(tokenizer, text, regime.tokens)
@@ -87,7 +87,7 @@ def _cola_labels(tokenizer: Tokenizer, regime: Regime, folder: Path) -> Parts:
     return train, data.cola_sentences(tokenizer, folder / "cola-dev.tsv", *args)
 
 
-_READERS = {"lm": _cola_text, "wikitext": _wikitext, "cola": _cola_labels}
+_READERS = {"lm": _cola_text, "wikitext": _wikitext, "cola": _cola_labels, "lora": _cola_text}
 
 
 def run(task: Task, config: Config, seed: int, rate: float) -> Record:
@@ -97,6 +97,7 @@ def run(task: Task, config: Config, seed: int, rate: float) -> Record:
     model.cuts = Cuts(config, len(task.regime.cuts))
     model.replicas = Replicas(config.dp) if config.dp else None
     record = key_of(task, config, seed, rate) | {"diverged": "", "epochs": []}
+    record["trains"] = task.regime.trains
     record["start"] = _scores(model, task, "off")
     try:
         _epochs(model, task, config, rate, seed, record)
@@ -153,13 +154,15 @@ def _epochs(
 def _epoch(model: CutModel, task: Task, losses: list[float]) -> Record:
     cuts = model.cuts
     bits_fw, bits_bw = cuts.rates() if cuts else (0.0, 0.0)
+    changes = cuts.changes() if cuts else []
     plain = _scores(model, task, "off")
-    changes = any(boundary.changes_inference for boundary in (cuts.boundaries if cuts else ()))
-    compressed = _scores(model, task, "compressed") if changes else plain
+    differs = any(boundary.changes_inference for boundary in (cuts.boundaries if cuts else ()))
+    compressed = _scores(model, task, "compressed") if differs else plain
     return {
         "loss": math.fsum(losses) / len(losses),
         "bits_fw": bits_fw,
         "bits_bw": bits_bw,
+        "changes": changes,
         **plain,
         **{f"{name}_compressed": value for name, value in compressed.items()},
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,13 +38,13 @@ def plan(options: PlanOptions, way: WayIn, as_json: bool) -> None:
         from swarm_ft.client.forecast import forecast
         from swarm_ft.errors import Unavailable
         from swarm_ft.protocol.spec.run_spec import RunSpec
-        from swarm_ft.stage.adapters import check_adapter
+        from swarm_ft.stage.adapters import with_adapters
         from swarm_ft.stage.checkpoint import open_checkpoint
 
         train = options.train_spec()
         checkpoint = await asyncio.to_thread(open_checkpoint, options.model, train)
         spec = RunSpec(model=await asyncio.to_thread(checkpoint.describe), train=train)
-        check_adapter(checkpoint, spec)
+        spec = replace(spec, model=with_adapters(checkpoint, spec))
         async with connected(way) as swarm:
             placed = await swarm.place(spec)
         if not placed.peers:

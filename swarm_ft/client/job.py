@@ -24,7 +24,7 @@ from swarm_ft.client.options import (
 from swarm_ft.errors import BadDataset, BadOption
 from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainOptions, TrainSpec
 from swarm_ft.protocol.spec.tasks import task_of
-from swarm_ft.stage.adapters import check_adapter
+from swarm_ft.stage.adapters import with_adapters
 from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.checkpoint import Checkpoint, labels_of, open_checkpoint
 
@@ -80,7 +80,7 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     check_seq_length(checkpoint.architecture, options.train.seq_length)
     seq_length, model = options.train.seq_length, checkpoint.describe()
     # Refuses, before anything long begins, what no data could make good.
-    check_adapter(checkpoint, RunSpec(model=model, train=options.train_spec(num_samples=1)))
+    model = with_adapters(checkpoint, RunSpec(model=model, train=options.train_spec(num_samples=1)))
     wanted = Wanted(split=options.split, format=options.reading.data_format)
     tokenizer, task = checkpoint.tokenizer(), task_of(options.train)
     data = open_dataset(options.dataset, wanted, options.reading, tokenizer, task=task)

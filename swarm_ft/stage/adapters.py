@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,15 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from swarm_ft.errors import BadOption
-from swarm_ft.protocol.spec.run_spec import ALL_LINEAR, Adapter, RunSpec, TaskKind, TrainOptions
+from swarm_ft.protocol.spec.run_spec import (
+    ALL_LINEAR,
+    BYTES_PER_FLOAT,
+    Adapter,
+    ModelSpec,
+    RunSpec,
+    TaskKind,
+    TrainOptions,
+)
 from swarm_ft.stage.architecture import Architecture, block_part
 from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.device import drawing_apart, summed
@@ -101,14 +110,16 @@ def _end_of(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def check_adapter(checkpoint: Checkpoint, spec: RunSpec) -> None:
-    """Refuse, before a job is submitted, adapters that the model's stages cannot have.
+def with_adapters(checkpoint: Checkpoint, spec: RunSpec) -> ModelSpec:
+    """The run's model, which then tells what its adapters weigh, if the run trains any.
+
+    Refuses, before a job is submitted, those that the model's stages cannot have.
 
     Raises:
         BadOption: a target is no layer of the blocks, or peft does not take it.
     """
     if not spec.train.adapts:
-        return
+        return spec.model
     names = targets_of(checkpoint.skeleton, checkpoint.architecture, spec)
     for target in spec.train.targets:
         if not any(_ends_with(name, target) for name in names) and target != ALL_LINEAR:
@@ -118,26 +129,34 @@ def check_adapter(checkpoint: Checkpoint, spec: RunSpec) -> None:
             )
     if not names:
         raise BadOption("--adapter: the blocks that train have no linear layers")
-    _try(copy.deepcopy(checkpoint.skeleton), names, spec.train)
+    model = copy.deepcopy(checkpoint.skeleton)
+    by_block = Counter[str]()
+    for name, tensor in _tried(model, names, spec.train).items():
+        layer = name.partition(".lora_")[0]
+        by_block[checkpoint.architecture.part_of(layer)] += tensor.numel() * BYTES_PER_FLOAT
+    return replace(spec.model, adapter_bytes=max(by_block.values()))
 
 
-def _try(model: PreTrainedModel, names: Collection[str], train: TrainOptions) -> None:
-    """Put adapters into a model without memory, and read them back as peft does."""
+def _tried(
+    model: PreTrainedModel, names: Collection[str], train: TrainOptions
+) -> dict[str, Tensor]:
+    """Adapters put into a model without memory, and read back as peft does."""
     from peft import get_peft_model_state_dict
     from peft.utils.transformers_weight_conversion import (
         convert_peft_adapter_state_dict_for_transformers as converted,
     )
 
     _inject(model, names, train)
-    own = get_peft_model_state_dict(model, save_embedding_layers=False)
-    own = {f"{_PREFIX}{name}": tensor for name, tensor in own.items()}
+    own: dict[str, Tensor] = get_peft_model_state_dict(model, save_embedding_layers=False)
+    written = {f"{_PREFIX}{name}": tensor for name, tensor in own.items()}
     config = _config(model, names, train)
-    lost = own.keys() - converted(model, config, own, _NAME).keys()
+    lost = written.keys() - converted(model, config, written, _NAME).keys()
     if lost:
         raise BadOption(
             f"--target-modules {train.target_modules}: peft reads {min(lost)} as something else; "
             f"name other layers"
         )
+    return own
 
 
 def _is_meant(name: str, train: TrainOptions) -> bool:

@@ -154,6 +154,7 @@ class ModelSpec:
         head_digest: of the final norm and the head.
         tied_embeddings: the checkpoint ties its head to its token embeddings.
         linear_bytes: of `block_bytes`, those of weights that can be held in fewer bits.
+        adapter_bytes: float32 weights of the run's adapters beside one block; 0 without any.
     """
 
     reference: str
@@ -167,6 +168,7 @@ class ModelSpec:
     head_digest: Digest
     tied_embeddings: bool
     linear_bytes: int = 0
+    adapter_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in (self.reference, self.architecture):
@@ -756,12 +758,11 @@ class RunSpec:
         """
         return boundary > self.trained_layers.start
 
-    def trained_bytes(self, layers: LayerRange) -> float:
-        """Of what trains in blocks, in float32; for adapters, of as many of usual shapes."""
+    def trained_bytes(self, layers: LayerRange) -> int:
+        """Of what trains in blocks, in float32."""
         trained = self.trained_layers
         count = max(0, min(layers.stop, trained.stop) - max(layers.start, trained.start))
-        part = 2 * self.train.lora_r / self.model.hidden_size if self.train.adapts else 1.0
-        return count * self.model.block_bytes * part
+        return count * (self.model.adapter_bytes if self.train.adapts else self.model.block_bytes)
 
     def held_bytes(self, layers: LayerRange) -> float:
         """Of blocks in a peer's memory: weights, and gradients and optimizer of what trains."""

@@ -33,7 +33,9 @@ def job(**train: object) -> RunSpec:
     """A GPT-2 of four blocks; eight microbatches a step, ten steps an epoch."""
     wanted: dict[str, object] = {"batch_size": 16, "micro_batch_size": 2, "seq_length": 128}
     wanted |= {"num_samples": 160, "num_steps": 30, **train}
-    model = model_spec(hidden_size=768, vocab_size=50257, block_bytes=28_000_000)
+    model = model_spec(
+        hidden_size=768, vocab_size=50257, block_bytes=28_000_000, adapter_bytes=800_000
+    )
     return RunSpec(model=model, train=train_spec(**wanted))
 
 
@@ -87,7 +89,7 @@ def test_what_is_frozen_is_held_once_computed_less_and_sent_nowhere() -> None:
     block, table = 28_000_000, 50257 * 768 * 4
     assert memory[0] == [4 * (block + table), 4 * block, 4 * block, 4 * (block + table)]
     assert memory[1] == [block + table, block, 4 * block, 4 * (block + table)]
-    assert memory[2][1] == pytest.approx(block * (1 + 4 * 2 * 16 / 768))
+    assert memory[2][1] == block + 4 * 800_000
     parts = [a.compute_s / b.compute_s for a, b in zip(upper, whole, strict=True)]
     assert parts == pytest.approx([1 / 3, 1 / 3, 1, 1])
     assert lora[1].compute_s == pytest.approx(whole[1].compute_s * 2 / 3)

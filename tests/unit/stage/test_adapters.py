@@ -22,9 +22,9 @@ from swarm_ft.protocol.spec.training_plan import learning_rate_at, step_microbat
 from swarm_ft.stage.adapters import (
     CONFIG_FILE,
     WEIGHTS_FILE,
-    check_adapter,
     save_adapter_config,
     targets_of,
+    with_adapters,
 )
 from swarm_ft.stage.checkpoint import open_checkpoint
 from tests.families import small_config
@@ -149,7 +149,7 @@ def test_stages_train_as_pefts_whole_model_does(
         whole.commit(step)
     expected = whole.parameters()
     assert all(torch.equal(value, expected[name]) for name, value in trained(pipeline).items())
-    check_adapter(pipeline.checkpoint, pipeline.spec)
+    with_adapters(pipeline.checkpoint, pipeline.spec)
     again = loaded(pipeline, adapter_dir(pipeline, tmp_path / "out"))
     with torch.no_grad():
         models = (whole.model, again)
@@ -165,9 +165,9 @@ def test_adapters_that_peft_does_not_read_are_refused(
     checkpoint = open_checkpoint(str(source))
     spec = RunSpec(model=checkpoint.describe(), train=make_train_spec(**LORA))
     with pytest.raises(BadOption, match=REFUSED[family]):
-        check_adapter(checkpoint, spec)
+        with_adapters(checkpoint, spec)
     named = replace(spec, train=replace(spec.train, target_modules=OTHER_TARGETS[family]))
-    check_adapter(checkpoint, named)
+    with_adapters(checkpoint, named)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "falcon"])
@@ -286,7 +286,7 @@ def test_the_result_is_an_adapter_that_peft_loads(
     told: dict[str, Any],
 ) -> None:
     pipeline = make_pipeline("llama", 2, **LORA | changes)
-    check_adapter(pipeline.checkpoint, pipeline.spec)
+    with_adapters(pipeline.checkpoint, pipeline.spec)
     pipeline.train(samples)
     directory = adapter_dir(pipeline, tmp_path / "out")
     config = json.loads((directory / CONFIG_FILE).read_text())
@@ -354,7 +354,7 @@ def test_adapters_that_the_model_cannot_have_are_refused(
 ) -> None:
     checkpoint = open_checkpoint(str(make_model("llama")))
     with pytest.raises(BadOption, match=why):
-        check_adapter(
+        with_adapters(
             checkpoint,
             RunSpec(model=checkpoint.describe(), train=make_train_spec(**LORA | changes)),
         )

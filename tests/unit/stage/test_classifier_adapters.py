@@ -16,7 +16,7 @@ from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.spec.run_spec import Adapter, BaseDtype, TaskKind
 from swarm_ft.protocol.spec.sample_rows import SECOND, Words, samples_in
 from swarm_ft.protocol.spec.training_plan import learning_rate_at, step_samples
-from swarm_ft.stage.adapters import CONFIG_FILE, check_adapter
+from swarm_ft.stage.adapters import CONFIG_FILE, with_adapters
 from tests.unit.stage.conftest import MakeTrainSpec, Pipeline
 from tests.unit.stage.test_adapters import LORA, adapter_dir, trained
 from tests.unit.stage.test_classifiers import (
@@ -73,7 +73,7 @@ def test_stages_train_as_pefts_whole_classifier_does(
 ) -> None:
     source = save_model(family, tmp_path / "model")
     pipeline = adapted(source, make_train_spec, kind, 3, adapter=adapter)
-    check_adapter(pipeline.checkpoint, pipeline.spec)
+    with_adapters(pipeline.checkpoint, pipeline.spec)
     train, rows = pipeline.spec.train, rows_for(kind)
     begun = adapter_dir(pipeline, tmp_path / "begun")
     model = loaded(pipeline, kind, begun, is_trainable=True)

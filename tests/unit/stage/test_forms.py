@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import Adapter, BaseDtype, TrainOptions
-from swarm_ft.stage.adapters import adapter_weights
+from swarm_ft.stage.adapters import adapter_weights, with_adapters
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.forms import NF4, Packing, in_float32, weight_of
 from tests.unit.stage.conftest import MakeModel, MakePipeline, MakeTrainSpec, Pipeline
@@ -144,14 +145,16 @@ def test_a_merged_result_is_of_the_weights_that_trained(
     assert torch.equal(merged[embedding], before[embedding])
 
 
-def test_a_stage_holds_what_the_plan_says_of_it(make_pipeline: MakePipeline) -> None:
-    for form in ({}, *FORMS.values()):
-        pipeline = make_pipeline("llama", 4, **LORA, **form)
-        middle = pipeline.stages[1]
-        trained = sum(one.nbytes for one in middle.weights.module.trainable().values())
-        usual = pipeline.spec.trained_bytes(LayerRange(1, 2))
-        planned = pipeline.spec.held_bytes(LayerRange(1, 2)) + 4 * (trained - usual)
-        assert middle.state_bytes == planned
+DORA: dict[str, Any] = {"adapter": Adapter.DORA, "target_modules": "q_proj,down_proj"}
+
+
+@pytest.mark.parametrize("form", [{}, *FORMS.values(), DORA], ids=json.dumps)
+def test_a_stage_holds_what_the_plan_says_of_it(
+    make_pipeline: MakePipeline, form: dict[str, Any]
+) -> None:
+    pipeline = make_pipeline("llama", 4, **LORA | form)
+    spec = replace(pipeline.spec, model=with_adapters(pipeline.checkpoint, pipeline.spec))
+    assert pipeline.stages[1].state_bytes == spec.held_bytes(LayerRange(1, 2))
 
 
 @pytest.mark.parametrize(

@@ -163,18 +163,17 @@ def test_memory_holds_weights_gradients_and_two_moments(model: MakeModel) -> Non
 
 
 def test_frozen_blocks_take_their_weights_alone(model: MakeModel) -> None:
-    def with_memory(num_bytes: float, **train: Any) -> str:
-        pair = [member(name, "auto", memory_bytes=int(num_bytes)) for name in "ab"]
-        return placed(replace(model(4), train=replace(model(4).train, **train)), *pair)
+    def with_memory(num_bytes: int, **train: Any) -> str:
+        pair = [member(name, "auto", memory_bytes=num_bytes) for name in "ab"]
+        weighed = replace(model(4).model, adapter_bytes=50)
+        return placed(RunSpec(model=weighed, train=replace(model(4).train, **train)), *pair)
 
     assert with_memory(2 * 1000, train_layers="0-2") == (
         "waiting for more peers: layers 0-2 fit into nobody's memory"
     )
-    spec = replace(model(4), train=replace(model(4).train, adapter=Adapter.LORA, lora_r=1))
-    needed = spec.held_bytes(LayerRange(0, 2))
-    assert 2 * 1000 < needed < 2 * 1000 * COPIES_PER_WEIGHT
-    assert with_memory(needed, adapter=Adapter.LORA, lora_r=1) == "a:0-2 b:2-4"
-    assert with_memory(needed - 1, adapter=Adapter.LORA, lora_r=1).startswith("waiting for more")
+    needed = 2 * (1000 + 50 * COPIES_PER_WEIGHT)
+    assert with_memory(needed, adapter=Adapter.LORA) == "a:0-2 b:2-4"
+    assert with_memory(needed - 1, adapter=Adapter.LORA).startswith("waiting for more")
 
 
 def test_a_peer_that_is_too_small_does_not_keep_the_others_from_working(model: MakeModel) -> None:

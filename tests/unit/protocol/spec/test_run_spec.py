@@ -25,7 +25,7 @@ from swarm_ft.protocol.spec.run_spec import (
     TrainSpec,
 )
 
-PINNED_DIGEST = "76e08252580c8c8a682cddfe069dd540"
+PINNED_DIGEST = "3ff893ae4e41ab14508a757f37bbcf8e"
 
 OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
@@ -39,6 +39,7 @@ OTHER_MODEL: dict[str, Any] = {
     "head_digest": b"x" * 16,
     "tied_embeddings": False,
     "linear_bytes": 1,
+    "adapter_bytes": 1,
 }
 OTHER_TRAIN: dict[str, Any] = {
     "num_samples": 11,
