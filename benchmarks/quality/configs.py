@@ -99,9 +99,7 @@ GROUPS: dict[str, str] = {
     """,
     # What adapters change of activations, by `--task lora --set lora_r=16`, and by `--task lm`.
     "adapters": """
-        none  aq4/q8
-        aq3+z/q3+z@q4+z  aq2+z/q2+z@q4+z  aq1.5+z/q1.5+z@q4+z  aq1+z/q1.5+z@q4+z
-        q3+z/q3+z  q2+z/q2+z
+        none  aq4/q8  aq2+z/q2+z@q4+z  aq1+z/q1.5+z@q4+z  q2+z/q2+z
     """,
     # Sentences to classify; `--group cola` sets the task.
     "cola": """

@@ -417,7 +417,9 @@ class RunReport:
         if self.forecast and self.losses:
             expected = self.forecast.samples_per_s
             share = self.samples_per_second / expected if expected else math.nan
-            lines.append(f"forecast             {expected:.1f} samples/s; it was {share:.2f} of it")
+            told = ", evaluations included" if self.forecast.evaluation else ""
+            words = f"{expected:.1f} samples/s; it was {share:.2f} of it{told}"
+            lines.append(f"forecast             {words}")
         if self.eval_before and self.eval_after:
             before, after = self.eval_before.loss, self.eval_after.loss
             lines.append(f"evaluation loss      {before:.3f} -> {after:.3f}")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from swarm_ft.client.forecast import EvalForecast, Forecast
 from swarm_ft.client.report import ProgressState, RunReport, StepTotals, eval_line, kind_lines
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
@@ -311,6 +312,26 @@ def test_a_run_that_stopped_early_tells_where_and_whose_weights_it_gives() -> No
     assert "stopped early        after step 3 of 9: no better for long enough" in text
     assert "best weights         those of step 1" in text
     assert "evaluation loss      9.000 -> 2.000" in text
+
+
+def test_the_summary_sets_the_forecast_beside_what_happened() -> None:
+    report = _report(_step(0), _step(1))
+    expected = Forecast(
+        stages=(),
+        first_step_s=1.0,
+        step_s=1.0,
+        seconds=2.0,
+        samples_per_s=2 * report.samples_per_second,
+        bound_by="the uplink of peer-1",
+        kwh=0.0,
+        evaluation=None,
+        unknown=(),
+    )
+    evaluated = EvalForecast(times=2, samples=8, sent_bytes=1e6, seconds=1.0)
+    for evaluation, end in ((None, "of it"), (evaluated, "of it, evaluations included")):
+        told = replace(report, forecast=replace(expected, evaluation=evaluation))
+        (line,) = (one for one in told.summary_lines() if one.startswith("forecast "))
+        assert line.endswith(f"samples/s; it was 0.50 {end}")
 
 
 def test_what_went_over_relays_is_told_where_anything_did() -> None:
