@@ -68,7 +68,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
         num_key_value_heads=8,
         **FEW,
     ),
-    "OLMoE 1B-7B (2048, 64 experts)": OlmoeConfig(**FEW),
+    "OLMoE 1B-7B (2048)": OlmoeConfig(**FEW),
     "Mistral 7B (4096)": MistralConfig(**FEW),
 }
 COLUMNS = (
