@@ -65,11 +65,11 @@ def _row(directory: Path, layers_text: str) -> str:
     spec = _spec(checkpoint)
     layers = parse_layers(layers_text) or spec.model.layers
     engine = StageEngine(checkpoint, spec, layers, device=torch.device("cpu"), dtype=torch.float32)
-    before = _status("VmRSS")
+    before = status_bytes("VmRSS")
     engine.load()
     module = engine.weights.module
     stays = sum(one.nbytes for one in (*module.parameters(), *module.buffers()))
-    peak = _status("VmHWM") - before
+    peak = status_bytes("VmHWM") - before
     return (
         f"{directory.name:<7} {layers_text:<6} {stays / MIB:6.0f} MiB {peak / MIB:4.0f} MiB  "
         f"{peak / stays:.2f}\n"
@@ -81,7 +81,7 @@ def _spec(checkpoint: Checkpoint) -> RunSpec:
     return RunSpec(model=checkpoint.describe(), train=train)
 
 
-def _status(key: str) -> int:
+def status_bytes(key: str) -> int:
     """Bytes, as Linux tells them of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))

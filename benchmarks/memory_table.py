@@ -34,6 +34,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from benchmarks.loading_peak import status_bytes
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import Adapter, BaseDtype, Optim, RunSpec, TrainSpec
@@ -133,11 +134,11 @@ def _row(directory: Path, changes: dict[str, Any], seq_length: int) -> str:
     _step(_engine(checkpoint, spec), x[:, :8])  # what libraries keep of a first time
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again at what is there
-    before = _status("VmRSS")
+    before = status_bytes("VmRSS")
     _step(engine, x)
-    peak = _status("VmHWM") - before
-    again = {**changes, "gradient_checkpointing": True}
-    recomputing = _engine(checkpoint, _spec(checkpoint, again, seq_length))
+    peak = status_bytes("VmHWM") - before
+    again = replace(spec, train=replace(spec.train, gradient_checkpointing=True))
+    recomputing = _engine(checkpoint, again)
     planned = spec.held_bytes(BLOCK)
     held, microbatch = engine.state_bytes, engine.microbatch_bytes
     _step(recomputing, x)
@@ -147,15 +148,15 @@ def _row(directory: Path, changes: dict[str, Any], seq_length: int) -> str:
 
 
 def _spec(checkpoint: Checkpoint, changes: dict[str, Any], seq_length: int) -> RunSpec:
-    sizes: dict[str, Any] = {
-        "num_samples": 1,
-        "num_steps": 1,
-        "batch_size": 1,
-        "micro_batch_size": 1,
-    }
-    train = TrainSpec(**sizes, seq_length=seq_length, **changes)
-    spec = RunSpec(model=checkpoint.describe(), train=train)
-    return replace(spec, model=with_adapters(checkpoint, spec))
+    train = TrainSpec(
+        num_samples=1,
+        num_steps=1,
+        batch_size=1,
+        micro_batch_size=1,
+        seq_length=seq_length,
+        **changes,
+    )
+    return with_adapters(checkpoint, RunSpec(model=checkpoint.describe(), train=train))
 
 
 def _engine(checkpoint: Checkpoint, spec: RunSpec) -> StageEngine:
@@ -169,12 +170,6 @@ def _step(engine: StageEngine, x: torch.Tensor) -> None:
     engine.backward(MicrobatchIndex(0), torch.ones_like(output))
     engine.weight_gradients(MicrobatchIndex(0))
     engine.apply(1.0, 1e-4)
-
-
-def _status(key: str) -> int:
-    """Bytes, as Linux tells them of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
 if __name__ == "__main__":

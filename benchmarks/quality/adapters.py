@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.quality.table import read_records
+from benchmarks.quality.table import Rows, change, read_records, row, spread
 from benchmarks.quality.train import Record
 
 NEAR_LOSSLESS = "aq4/q8@fp16"
@@ -65,44 +65,36 @@ def _losses(kinds: dict[Kind, list[Record]]) -> Iterable[list[str]]:
     configs = sorted({r["config"] for runs in kinds.values() for r in runs}, key=_place)
     yield ["what trains", "rate", "start", "`none`", *(f"`{config}`" for config in configs[1:])]
     for (trains, rate), records in kinds.items():
-        by_config: dict[str, dict[int, Record]] = defaultdict(dict)
+        rows: Rows = defaultdict(list)
         for record in records:
-            by_config[record["config"]][record["seed"]] = record
-        plain = by_config["none"]
-        ends = [_end(record) for record in plain.values()]
-        start = statistics.fmean(record["start"]["ppl"] for record in plain.values())
-        cells = [_against(by_config[config], plain) for config in configs[1:]]
-        yield [trains, f"{rate:g}", f"{start:.0f}", _spread(ends, ""), *cells]
+            rows[record["config"], record["planned_epochs"]].append(record)
+        plain = [record for record in records if record["config"] == "none"]
+        start = statistics.fmean(record["start"]["ppl"] for record in plain)
+        end = spread([record["epochs"][-1]["ppl"] for record in plain], ".2f")
+        yield [
+            trains,
+            f"{rate:g}",
+            f"{start:.0f}",
+            end,
+            *(_against(one, rows) for one in configs[1:]),
+        ]
 
 
-def _against(runs: dict[int, Record], plain: dict[int, Record]) -> str:
-    """Final perplexity against the uncompressed run of the same seed, and bits a value."""
-    both = [seed for seed in runs if seed in plain]
-    if not both:
-        return ""
-    changes = [100 * (_end(runs[seed]) / _end(plain[seed]) - 1) for seed in both]
-    return f"{_spread(changes, '+')} %"
-
-
-def _end(record: Record) -> float:
-    perplexity: float = record["epochs"][-1]["ppl"]
-    return perplexity
+def _against(config: str, rows: Rows) -> str:
+    """Final perplexity against the uncompressed run of the same seed."""
+    runs = [record for (name, _), found in rows.items() if name == config for record in found]
+    if not runs:
+        return "-"
+    return f"{spread([change(record, rows) for record in runs], '+.2f')} %"
 
 
 def _place(config: str) -> tuple[int, str]:
     return (_ORDER.index(config) if config in _ORDER else len(_ORDER), config)
 
 
-def _spread(values: list[float], sign: str) -> str:
-    mean = f"{statistics.fmean(values):{sign}.2f}"
-    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.2f}"
-
-
 def _print(rows: Iterable[list[str]]) -> None:
     for number, cells in enumerate(rows):
-        sys.stdout.write("| " + " | ".join(cells) + " |\n")
-        if number == 0:
-            sys.stdout.write("|" + "---|" * len(cells) + "\n")
+        row(cells, header=number == 0)
     sys.stdout.write("\n")
 
 

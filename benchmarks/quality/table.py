@@ -13,6 +13,8 @@ from pathlib import Path
 from benchmarks.quality.configs import DEFAULT_EPOCHS, GROUPS, Config, configs_of
 from benchmarks.quality.train import RATES, Record
 
+ALL = "all"
+"""What trains where a record does not say."""
 Rows = dict[tuple[str, int], list[Record]]
 """Records of each (config, epochs), one a seed, at the task's rate."""
 
@@ -93,8 +95,12 @@ def print_tables(records: list[Record], group: str | None, configs: list[Config]
     for task in RATES:
         of_task = [record for record in records if record["task"] == task]
         if of_task and (group is None or (task == "cola") == (group == "cola")):
-            _print_rates(of_task, task)
-            _print_runs(rows_of(of_task, task), task, wanted(of_task, group, configs))
+            for trains in dict.fromkeys(record.get("trains", ALL) for record in of_task):
+                alike = [record for record in of_task if record.get("trains", ALL) == trains]
+                if trains != ALL:
+                    _say(f"\n## {task}: {trains}")
+                _print_rates(alike, task)
+                _print_runs(rows_of(alike, task), task, wanted(alike, group, configs))
 
 
 def change(record: Record, rows: Rows) -> float | None:
@@ -113,11 +119,11 @@ def _print_rates(records: list[Record], task: str) -> None:
         if record["config"] == "none" and record["planned_epochs"] == DEFAULT_EPOCHS
     ]
     _say(f"\n### {task}: learning rates, uncompressed (used: {RATES[task]:g})\n")
-    _row(["rate", "seed", "start", "end", "change"], header=True)
+    row(["rate", "seed", "start", "end", "change"], header=True)
     for record in sorted(tried, key=lambda r: (r["rate"], r["seed"])):
         start, end = record["start"][name], record["epochs"][-1][name]
         cells = [f"{record['rate']:g}", str(record["seed"]), f"{start:.2f}", f"{end:.2f}"]
-        _row([*cells, f"{100 * (end / start - 1):+.1f} %"])
+        row([*cells, f"{100 * (end / start - 1):+.1f} %"])
 
 
 def _print_runs(rows: Rows, task: str, configs: list[Config]) -> None:
@@ -127,18 +133,18 @@ def _print_runs(rows: Rows, task: str, configs: list[Config]) -> None:
     if any(config.dp for config in configs):
         columns.append(Column("bits between replicas", lambda record: record.get("bits_dp")))
     _say(f"\n### {task}: runs\n")
-    _row(["config", "epochs", "seeds", *(column.heading for column in columns)], header=True)
+    row(["config", "epochs", "seeds", *(column.heading for column in columns)], header=True)
     for config in configs:
         runs = rows.get((str(config), config.epochs), [])
         finished = [run for run in runs if not run["diverged"]]
         if not runs:
             continue
         seeds = str(len(runs)) + f", {len(runs) - len(finished)} diverged" * (runs != finished)
-        cells = [_spread([column.of(run) for run in finished], column.form) for column in columns]
-        _row([f"`{config}`", str(config.epochs), seeds, *cells])
+        cells = [spread([column.of(run) for run in finished], column.form) for column in columns]
+        row([f"`{config}`", str(config.epochs), seeds, *cells])
 
 
-def _spread(found: list[float | None], form: str) -> str:
+def spread(found: list[float | None], form: str) -> str:
     """Mean and standard deviation; a spread of less than the last digit is left out."""
     values = [value for value in found if value is not None]
     if not values:
@@ -149,7 +155,8 @@ def _spread(found: list[float | None], form: str) -> str:
     return f"{mean} ± {statistics.stdev(values):{form.removeprefix('+')}}"
 
 
-def _row(cells: list[str], header: bool = False) -> None:
+def row(cells: list[str], header: bool = False) -> None:
+    """A line of a Markdown table."""
     _say("| " + " | ".join(cells) + " |")
     if header:
         _say("|" + "---|" * len(cells))

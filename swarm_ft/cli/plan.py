@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -44,7 +44,7 @@ def plan(options: PlanOptions, way: WayIn, as_json: bool) -> None:
         train = options.train_spec()
         checkpoint = await asyncio.to_thread(open_checkpoint, options.model, train)
         spec = RunSpec(model=await asyncio.to_thread(checkpoint.describe), train=train)
-        spec = replace(spec, model=with_adapters(checkpoint, spec))
+        spec = with_adapters(checkpoint, spec)
         async with connected(way) as swarm:
             placed = await swarm.place(spec)
         if not placed.peers:

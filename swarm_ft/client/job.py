@@ -80,7 +80,8 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     check_seq_length(checkpoint.architecture, options.train.seq_length)
     seq_length, model = options.train.seq_length, checkpoint.describe()
     # Refuses, before anything long begins, what no data could make good.
-    model = with_adapters(checkpoint, RunSpec(model=model, train=options.train_spec(num_samples=1)))
+    tried = RunSpec(model=model, train=options.train_spec(num_samples=1))
+    model = with_adapters(checkpoint, tried).model
     wanted = Wanted(split=options.split, format=options.reading.data_format)
     tokenizer, task = checkpoint.tokenizer(), task_of(options.train)
     data = open_dataset(options.dataset, wanted, options.reading, tokenizer, task=task)

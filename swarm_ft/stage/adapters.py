@@ -28,7 +28,6 @@ from swarm_ft.protocol.spec.run_spec import (
     ALL_LINEAR,
     BYTES_PER_FLOAT,
     Adapter,
-    ModelSpec,
     RunSpec,
     TaskKind,
     TrainOptions,
@@ -110,8 +109,8 @@ def _end_of(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def with_adapters(checkpoint: Checkpoint, spec: RunSpec) -> ModelSpec:
-    """The run's model, which then tells what its adapters weigh, if the run trains any.
+def with_adapters(checkpoint: Checkpoint, spec: RunSpec) -> RunSpec:
+    """The run, whose model then tells what its adapters weigh, if it trains any.
 
     Refuses, before a job is submitted, those that the model's stages cannot have.
 
@@ -119,7 +118,7 @@ def with_adapters(checkpoint: Checkpoint, spec: RunSpec) -> ModelSpec:
         BadOption: a target is no layer of the blocks, or peft does not take it.
     """
     if not spec.train.adapts:
-        return spec.model
+        return spec
     names = targets_of(checkpoint.skeleton, checkpoint.architecture, spec)
     for target in spec.train.targets:
         if not any(_ends_with(name, target) for name in names) and target != ALL_LINEAR:
@@ -129,12 +128,11 @@ def with_adapters(checkpoint: Checkpoint, spec: RunSpec) -> ModelSpec:
             )
     if not names:
         raise BadOption("--adapter: the blocks that train have no linear layers")
-    model = copy.deepcopy(checkpoint.skeleton)
     by_block = Counter[str]()
-    for name, tensor in _tried(model, names, spec.train).items():
+    for name, tensor in _tried(copy.deepcopy(checkpoint.skeleton), names, spec.train).items():
         layer = name.partition(".lora_")[0]
         by_block[checkpoint.architecture.part_of(layer)] += tensor.numel() * BYTES_PER_FLOAT
-    return replace(spec.model, adapter_bytes=max(by_block.values()))
+    return replace(spec, model=replace(spec.model, adapter_bytes=max(by_block.values())))
 
 
 def _tried(

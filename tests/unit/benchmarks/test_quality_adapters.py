@@ -12,6 +12,7 @@ from benchmarks.quality.boundary import Changes
 from benchmarks.quality.data import Batch
 from benchmarks.quality.models import CutModel, Regime, fine_tunable
 
+ROOT = Path(__file__).parents[3]
 TINY: dict[str, Any] = {
     "layers": 2,
     "width": 32,
@@ -27,7 +28,7 @@ def test_changes_have_a_size_and_directions() -> None:
     direction = torch.tensor([3.0, 4.0, 0.0, 0.0]) / 5
     changes = Changes()
     assert (changes.size, changes.directions) == (0.0, 0)
-    changes.add(base + 0.1 * torch.randn(10, 1) * direction, base)
+    changes.add(base + 0.1 * torch.linspace(-1, 1, 10)[:, None] * direction, base)
     assert changes.directions == 1
     changes = Changes()
     x = base + torch.eye(4).repeat(3, 1)[:10] * 0.5
@@ -37,7 +38,7 @@ def test_changes_have_a_size_and_directions() -> None:
 
 
 def test_where_all_trains_a_regime_has_the_name_that_published_runs_have() -> None:
-    first = Path("docs/quality/results.jsonl").read_text(encoding="utf-8").partition("\n")[0]
+    first = (ROOT / "docs/quality/results.jsonl").read_text(encoding="utf-8").partition("\n")[0]
     assert json.loads(first)["task"] == "lm"
     plain = Regime(cola_sentences=0, cola_tokens=0)
     assert plain.digest() == json.loads(first)["regime"]
@@ -67,7 +68,7 @@ def test_the_tables_compare_with_the_run_of_the_same_seed(
         changes = [[0.25, 7]]
         epochs = [{"ppl": end, "changes": changes}] * 2
         known = {"config": config, "seed": seed, "rate": 0.002, "trains": "all", "diverged": ""}
-        return known | {"epochs": epochs, "start": {"ppl": 100.0}}
+        return known | {"planned_epochs": 2, "epochs": epochs, "start": {"ppl": 100.0}}
 
     runs = [("none", 0, 10.0), ("none", 1, 20.0), ("aq4/q8@fp16", 0, 11.0), ("q2/q2", 1, 25.0)]
     file = tmp_path / "runs.jsonl"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +152,7 @@ def test_a_stage_holds_what_the_plan_says_of_it(
     make_pipeline: MakePipeline, form: dict[str, Any]
 ) -> None:
     pipeline = make_pipeline("llama", 4, **LORA | form)
-    spec = replace(pipeline.spec, model=with_adapters(pipeline.checkpoint, pipeline.spec))
+    spec = with_adapters(pipeline.checkpoint, pipeline.spec)
     assert pipeline.stages[1].state_bytes == spec.held_bytes(LayerRange(1, 2))
 
 
