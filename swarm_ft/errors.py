@@ -168,6 +168,12 @@ class Busy(Unavailable):
     code = "busy"
 
 
+class BuffersLost(Unavailable):
+    """What a step was planned with is not kept here any more; planned anew, it goes without."""
+
+    code = "buffers-lost"
+
+
 class JournalError(SwarmError):
     """The coordinator's journal cannot be read or written."""
 

@@ -38,6 +38,7 @@ from swarm_ft.protocol.messages.reports import GradientTraffic, Traffic
 from swarm_ft.protocol.messages.timeline import SpanKind
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.stage.base import Engine
@@ -53,6 +54,7 @@ class Connections:
         pipeline: the run's stages and all of their peers.
         index: of this peer's stage.
         upstream: boundaries to the replicas of the stage in front, by peer; none at the first.
+        constants: what reads the stage's inputs that it has kept; None if it keeps none.
         downstream: to those of the stage behind; none at the last.
         reducer: sums gradients with the other replicas of this stage; None if there are none.
         tied: by the other end's peer, what sums the gradient of tied embeddings with it.
@@ -88,6 +90,7 @@ class Connections:
         self.index = next(
             i for i, stage in enumerate(self.pipeline) if context.peer_id in stage.peers
         )
+        self.constants: FrameCoder | None = None
         self.upstream = self._boundaries(self.index - 1, Direction.BACKWARD)
         self.downstream = self._boundaries(self.index + 1, Direction.FORWARD)
         self.reducer = self._make_reducer(num_values)
@@ -210,9 +213,17 @@ class Connections:
             attempt=assign.attempt,
             window_frames=WINDOW_FRAMES,
         )
+        own = self.pipeline[self.index].layers
+        keeps_input = index < self.index and assign.spec.keeps_input(own)
         coder = FrameCoder(
-            assign.spec, run_id=assign.run_id, boundary=block, store=self._state.store
+            assign.spec,
+            run_id=assign.run_id,
+            boundary=block,
+            store=self._state.store,
+            keeps_input=keeps_input,
         )
+        if keeps_input:
+            self.constants = coder
         return {
             peer: Boundary(
                 hello,
@@ -310,9 +321,9 @@ class StageAttempt:
 
         Raises:
             OutOfTurn: a step is waiting already.
-            MalformedMessage: a route names a replica that there is not.
+            MalformedMessage: a route names a replica that there is not, or begins where it cannot.
         """
-        _check_routes(plan, self._computing_in(plan))
+        _check_routes(plan, self._computing_in(plan), self.assign.spec)
         if self._plans.full():
             raise OutOfTurn(f"step {plan.step} was planned while another one waits")
         self._timeline.planned(plan)
@@ -435,12 +446,14 @@ class StageAttempt:
         """Open the step here, with what of it is done by the plan, or nothing."""
         self._computing = self._computing_in(plan)
         replica = self._computing[self._index].peers.index(self._context.peer_id)
-        own = [b for b in plan.microbatches if b.replica_at(self._index) == replica]
+        passing = [b for b in plan.microbatches if b.entry <= self._index]
+        own = [b for b in passing if b.replica_at(self._index) == replica]
         done = [batch for batch in own if self._index in batch.done]
-        held_out = [b for b in plan.evaluation if b.replica_at(self._index) == replica]
+        evaluating = (b for b in plan.evaluation if b.entry <= self._index)
+        held_out = [b for b in evaluating if b.replica_at(self._index) == replica]
         evaluated = [b for b in held_out if self._index in b.done] if self._engine.is_last else []
         progress = await self._open(plan, [*done, *evaluated])
-        others = [b for b in plan.microbatches if b.replica_at(self._index) != replica]
+        others = [b for b in passing if b.replica_at(self._index) != replica]
         self.buffers.planned(plan.step, here=own, elsewhere=others)
         batches = [batch for batch in (*own, *held_out) if self._index not in batch.done]
         step = self._step = self._make_step(plan, batches, progress)
@@ -473,11 +486,13 @@ class StageAttempt:
     def _make_step(
         self, plan: PlanStep, batches: list[Microbatch], progress: StepProgress
     ) -> StageStep:
+        coming = [batch for batch in batches if batch.entry < self._index]
         routes = StepRoutes(
             stage_index=self._index,
             batches={batch.index: batch for batch in batches},
-            upstream=self._routed(batches, self._index - 1, self.connections.upstream),
+            upstream=self._routed(coming, self._index - 1, self.connections.upstream),
             downstream=self._routed(batches, self._index + 1, self.connections.downstream),
+            kept=self.connections.constants,
             held_out=frozenset(batch.index for batch in plan.evaluation),
             learned=task_of(self.assign.spec.train),
         )
@@ -561,9 +576,18 @@ class StageAttempt:
             self._step.taken(key)
 
 
-def _check_routes(plan: PlanStep, pipeline: Sequence[Stage]) -> None:
-    """Every microbatch is to pass a replica of every stage, of those that compute."""
+def _check_routes(plan: PlanStep, pipeline: Sequence[Stage], spec: RunSpec) -> None:
+    """Every microbatch is to pass a replica of every stage, of those that compute.
+
+    It may enter where constants are kept.
+    """
+    kept = next((i for i, stage in enumerate(pipeline) if spec.keeps_input(stage.layers)), 0)
     for batch in (*plan.microbatches, *plan.evaluation):
+        if batch.entry not in (0, kept):
+            raise MalformedMessage(
+                f"plan of step {plan.step}: expected microbatches to enter at stage 0 or {kept}, "
+                f"got {batch.entry}"
+            )
         route = batch.route or (0,) * len(pipeline)
         counts = [len(stage.peers) for stage in pipeline]
         if len(route) != len(counts) or any(r >= n for r, n in zip(route, counts, strict=True)):

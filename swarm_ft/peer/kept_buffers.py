@@ -191,13 +191,15 @@ def _boundaries(ends: Iterable[_KeptEnd]) -> list[BlockIndex]:
 
 
 def _shared_ends(spec: RunSpec, layers: LayerRange) -> Iterator[_KeptEnd]:
-    """What neighbours have too, with the same bytes."""
+    """What the coordinator is told of: constants, and what neighbours have with the same bytes."""
+    if spec.keeps_input(layers):
+        yield BlockIndex(layers.start), End.RECEIVED
     for direction in Direction:
         if spec.train.codec(direction).is_delta:
             is_forward = direction is Direction.FORWARD
-            if layers.start > 0:
+            if layers.start > 0 and not spec.is_constant(layers.start):
                 yield BlockIndex(layers.start), End.RECEIVED if is_forward else End.SENT
-            if layers.stop < spec.model.num_blocks:
+            if layers.stop < spec.model.num_blocks and not spec.is_constant(layers.stop):
                 yield BlockIndex(layers.stop), End.SENT if is_forward else End.RECEIVED
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -16,8 +17,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from swarm_ft import failpoints
-from swarm_ft.errors import MalformedMessage, OutOfTurn
+from swarm_ft.errors import BuffersLost, MalformedMessage, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
+from swarm_ft.peer.boundary.coder import FrameCoder
 from swarm_ft.peer.boundary.end import Boundary
 from swarm_ft.peer.context import PeerContext, run_in, to_its_end
 from swarm_ft.protocol.machines.pipeline import PARTS, StageSchedule, StepDone, Task, TaskKind
@@ -131,6 +133,10 @@ class StepProgress:
         return self._traffic
 
 
+READ_AHEAD = 2
+"""Microbatches whose inputs are kept here, and are in memory before they are computed with."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRoutes:
     """The microbatches of a step that pass this peer and are not done here.
@@ -138,8 +144,10 @@ class StepRoutes:
     Attributes:
         stage_index: of this peer's stage.
         batches: all of them, in the order in which they are computed.
-        upstream: the boundary that each comes through; empty at the first stage.
+        upstream: the boundary that each comes through; empty at the first stage, and without those
+            whose inputs are kept here.
         downstream: the boundary that each leaves through; empty at the last.
+        kept: what reads inputs that are kept here; None if none are.
         held_out: those of them that are only evaluated.
         learned: what of their samples is, and how.
     """
@@ -148,6 +156,7 @@ class StepRoutes:
     batches: Mapping[MicrobatchIndex, Microbatch]
     upstream: Mapping[MicrobatchIndex, Boundary]
     downstream: Mapping[MicrobatchIndex, Boundary]
+    kept: FrameCoder | None = None
     held_out: frozenset[MicrobatchIndex] = frozenset()
     learned: Learned = CausalLm()  # noqa: RUF009 - frozen, and without fields
 
@@ -203,6 +212,9 @@ class StageStep:
         self._lengths = plan.length_of
         needs_tokens = engine.is_first or engine.is_last
         batches = routes.batches.values() if needs_tokens else ()
+        entering = [b for b in routes.batches.values() if 0 < b.entry == routes.stage_index]
+        self._entered = frozenset(batch.index for batch in entering)
+        self._unread = deque(entering)
         self._rows = {batch.index: _rows_of(plan, batch, routes.learned) for batch in batches}
         self.parts_begun = 0
         self._compute_s = self._evaluate_s = 0.0
@@ -238,10 +250,11 @@ class StageStep:
             is_forward = task.kind in (TaskKind.FORWARD, TaskKind.EVALUATE)
             direction = Direction.FORWARD if is_forward else Direction.BACKWARD
             batch = self._routes.batches[task.microbatch]
-            boundary = (self._routes.upstream if is_forward else self._routes.downstream)[
-                batch.index
-            ]
-            if boundary.lacks(self._key(batch, sample, direction) for sample in batch.samples):
+            routed = self._routes.upstream if is_forward else self._routes.downstream
+            boundary = routed.get(batch.index)  # of what was kept here nobody sends anything
+            if boundary is not None and boundary.lacks(
+                self._key(batch, sample, direction) for sample in batch.samples
+            ):
                 found[boundary.peer_id] = None
         return tuple(found)
 
@@ -276,6 +289,7 @@ class StageStep:
 
         Raises:
             NonFinite: an activation, a loss or a gradient is inf or NaN.
+            BuffersLost: what this stage had kept of a sample is not here any more.
         """
         try:
             await self._run()
@@ -283,17 +297,36 @@ class StageStep:
             await to_its_end(asyncio.create_task(self._complete()))
 
     async def _run(self) -> None:
-        pending = self._schedule.begin() or self._first_inputs()
+        pending = self._schedule.begin() or await self._first_inputs()
         while True:
             while isinstance(pending, Task):
                 # Half a gradient is of no use to anybody.
                 await to_its_end(asyncio.create_task(self._compute(pending)))
                 while not self._arrivals.empty():
                     self._assemble(*self._arrivals.get_nowait())
+                await self._read_kept()
                 pending = self._schedule.computed(pending)
             if isinstance(pending, StepDone):
                 return
             pending = await self._wait()
+
+    async def _read_kept(self) -> Task | StepDone | None:
+        """Bring inputs that are kept here, a few ahead of what computes with them."""
+        pending = None
+        while self._unread and len(self._entered & self._inputs.keys()) < READ_AHEAD:
+            batch = self._unread.popleft()
+            self._inputs[batch.index] = _stacked([await self._kept(one) for one in batch.samples])
+            pending = self._schedule.input_ready(batch.index) or pending
+        return pending
+
+    async def _kept(self, sample: SampleId) -> Tensor:
+        value = None
+        if self._routes.kept is not None:
+            read, tokens = self._routes.kept.constant, self._lengths[sample]
+            value = await run_in(self._context.codecs, read, sample, tokens)
+        if value is None:
+            raise BuffersLost(f"sample {sample}: what frozen stages made of it is not kept here")
+        return value
 
     async def _wait(self) -> Task | StepDone | None:
         """What can be done next, once all it needs is here."""
@@ -307,8 +340,8 @@ class StageStep:
             timeline.add(kind, begin_s, microbatch=pending.microbatch)
         return pending
 
-    def _first_inputs(self) -> Task | StepDone | None:
-        pending = None
+    async def _first_inputs(self) -> Task | StepDone | None:
+        pending = await self._read_kept()
         if self._engine.is_first:
             for index, rows in self._rows.items():
                 self._inputs[index] = rows.token_ids
@@ -395,7 +428,7 @@ class StageStep:
             infer = timed(SpanKind.FORWARD, self._engine.infer, index)
             output = await run_in(self._context.compute, infer, x, lengths)
             self._send(index, output, Direction.FORWARD)
-        if not self._engine.is_first:
+        if index in self._routes.upstream:
             for sample in batch.samples:
                 key = self._key(batch, sample, Direction.FORWARD)
                 self._routes.upstream[index].computed(key)

@@ -421,16 +421,18 @@ class CatchUp(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[bytes] = ..., sources: _Optional[_Iterable[str]] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class Microbatch(_message.Message):
-    __slots__ = ("index", "samples", "route", "done")
+    __slots__ = ("index", "samples", "route", "done", "entry")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
     index: int
     samples: _containers.RepeatedScalarFieldContainer[int]
     route: _containers.RepeatedScalarFieldContainer[int]
     done: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, index: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ..., route: _Optional[_Iterable[int]] = ..., done: _Optional[_Iterable[int]] = ...) -> None: ...
+    entry: int
+    def __init__(self, index: _Optional[int] = ..., samples: _Optional[_Iterable[int]] = ..., route: _Optional[_Iterable[int]] = ..., done: _Optional[_Iterable[int]] = ..., entry: _Optional[int] = ...) -> None: ...
 
 class SampleTokens(_message.Message):
     __slots__ = ("sample", "token_ids")

@@ -278,7 +278,9 @@ def _with_frozen_blocks(spec: RunSpec) -> RunSpec:
         return spec
     start = rng.randrange(num_blocks)
     stop = rng.choice((num_blocks, rng.randint(start + 1, num_blocks)))
-    return replace(spec, train=replace(spec.train, train_layers=f"{start}-{stop}"))
+    codec = rng.choice(("none", "fp16", "q8t"))
+    train = replace(spec.train, train_layers=f"{start}-{stop}", frozen_codec=codec)
+    return replace(spec, train=train)
 
 
 def _draw_fault(rng: Random, machines: list[str], layers: tuple[str, ...]) -> Fault:

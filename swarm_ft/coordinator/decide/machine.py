@@ -65,6 +65,7 @@ from swarm_ft.coordinator.plan.membership import (
 from swarm_ft.coordinator.plan.steps import report_refusal
 from swarm_ft.errors import (
     BadInput,
+    BuffersLost,
     NonFinite,
     NotAllowed,
     OutOfTurn,
@@ -204,6 +205,8 @@ def _stage_failed(turn: Turn, peer_id: PeerId, failed: StageFailed) -> None:
         return
     elif isinstance(error, NonFinite):
         _doubted(turn, run, peer_id, error)
+    elif isinstance(error, BuffersLost) and run.lost_at.get(peer_id) != run.committed_steps:
+        _lost(turn, run, peer_id, error)
     else:
         _failed(turn, run, peer_id, error, failed.about)
 
@@ -239,6 +242,16 @@ def _doubted(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
         return
     run = replace(run, doubts=MappingProxyType({**run.doubts, peer_id: step}))
     _failed(turn, run, peer_id, error)
+
+
+def _lost(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
+    """What went to make room since it last told of it is nobody's fault: once a step.
+
+    With the next attempt it tells what it has, and the step is planned with that.
+    """
+    lost_at = {**run.lost_at, peer_id: StepNumber(run.committed_steps)}
+    detail = f"peer {peer_id}: {error.message}"
+    attempts.interrupt(turn, replace(run, lost_at=MappingProxyType(lost_at), detail=detail))
 
 
 def _failed(

@@ -49,19 +49,23 @@ class Ledger:
         num_samples: of the run.
         peers: whose number is their place, counted from 1.
         chunks: of `CHUNK_SAMPLES` samples each, entries as little-endian uint16 in C order.
+        entry: the stage that keeps constants, if not 0: what frozen stages in front of it made of
+            samples. Its end of the boundary is the only one there, and in front of it none is kept.
     """
 
     boundaries: tuple[BlockIndex, ...]
     num_samples: int
     peers: tuple[PeerId, ...] = ()
     chunks: tuple[bytes, ...]
+    entry: int = 0
 
     @classmethod
-    def empty(cls, boundaries: tuple[BlockIndex, ...], num_samples: int) -> Ledger:
+    def empty(cls, boundaries: tuple[BlockIndex, ...], num_samples: int, entry: int = 0) -> Ledger:
         """In which nobody holds anything."""
         nothing = bytes(CHUNK_SAMPLES * len(boundaries) * 2 * _NUMBER.itemsize)
         num_chunks = -(-num_samples // CHUNK_SAMPLES)
-        return cls(boundaries=boundaries, num_samples=num_samples, chunks=(nothing,) * num_chunks)
+        chunks = (nothing,) * num_chunks
+        return cls(boundaries=boundaries, num_samples=num_samples, chunks=chunks, entry=entry)
 
     # ---- questions
 
@@ -94,8 +98,14 @@ class Ledger:
                 is_here = np.zeros(len(self.peers) + 1, np.bool_)
                 is_here[[numbers[peer] for peer in stage.peers if peer in numbers]] = True
                 ends.append(is_here[entries[:, i, side]])
-            counts[boundary] = int(np.count_nonzero(ends[0] & ends[1]))
+            has_both = ends[1] if i == self.entry - 1 else ends[0] & ends[1]
+            counts[boundary] = int(np.count_nonzero(has_both)) if i >= self.entry - 1 else 0
         return counts
+
+    def keepers(self, samples: Iterable[SampleId]) -> list[PeerId | None]:
+        """Who keeps the constants of each sample, if anybody does."""
+        found = self.entries(samples)[:, self.entry - 1, Side.DOWNSTREAM].tolist()
+        return [self.peers[number - 1] if number else None for number in found]
 
     # ---- what became of it
 

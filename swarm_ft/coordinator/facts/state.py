@@ -310,7 +310,7 @@ class PlannedStep:
 
 def _num_left(batches: Iterable[Microbatch], stage_index: int, replica: int) -> int:
     own = [b for b in batches if b.replica_at(stage_index) == replica]
-    return sum(stage_index not in batch.done for batch in own)
+    return sum(batch.is_to_do(stage_index) for batch in own)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -360,6 +360,7 @@ class Run:
         step: the first uncommitted step, once it was planned.
         misfits: peers that cannot host it, whatever the stage, and why; until they join again.
         doubts: peers by which a step that is not committed is inf or NaN, and which step.
+        lost_at: peers that lacked a buffer with which this step was planned, the last of each.
         unplaced_since_s: when it first had nobody to go on with since the last commit.
         finished_since_s: when it was first seen to be finished; infinite while it is not.
         gather_until_s: until then peers that are away are waited for, replicas or not.
@@ -380,6 +381,7 @@ class Run:
     measured: Measured = field(default_factory=Measured)
     misfits: Mapping[PeerId, str] = field(default_factory=_nothing)
     doubts: Mapping[PeerId, StepNumber] = field(default_factory=_nothing)
+    lost_at: Mapping[PeerId, StepNumber] = field(default_factory=_nothing)
     unplaced_since_s: float = math.inf
     finished_since_s: float = math.inf
     gather_until_s: float = -math.inf

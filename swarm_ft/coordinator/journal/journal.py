@@ -410,7 +410,7 @@ class Journal:
             committers=frozenset(peers),
             # Until their hellos tell otherwise.
             exported=MappingProxyType(dict.fromkeys(peers if phase is RunPhase.FINISHED else ())),
-            ledger=self._ledger(run_id, spec.train.num_samples),
+            ledger=self._ledger(run_id, spec.num_kept),
             judged=self._judged(run_id),
             snapshots=self._snapshots(run_id),
             trained_steps=trained_steps,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, groupby, pairwise, zip_longest
 
@@ -26,7 +26,7 @@ from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.messages.control import Stage
 from swarm_ft.protocol.spec.digest import digest_of
-from swarm_ft.protocol.spec.run_spec import TrainSpec
+from swarm_ft.protocol.spec.run_spec import RunSpec, TrainSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch, step_microbatches, step_samples
 
 # ---- what a few measured times say of the next one
@@ -84,10 +84,13 @@ class Affinity:
         self, ledger: Ledger, stages: Sequence[Stage], samples: Sequence[SampleId]
     ) -> None:
         self._samples = samples
+        self._entry = ledger.entry
         self._rows = {sample: row for row, sample in enumerate(samples)}
         # [samples, boundaries, 2]: the replica at each end; ANY unless both are of the pipeline.
         self._ends = _held_ends(ledger, stages, samples)
-        self._routes: list[Route] = [tuple(r) for r in _held_routes(self._ends).tolist()]
+        self._routes: list[Route] = [
+            tuple(r) for r in _held_routes(self._ends, ledger.entry).tolist()
+        ]
 
     def groups(self, size: int, room: Sequence[Counter[int]]) -> list[tuple[SampleId, ...]]:
         """The samples cut into groups of `size`, the last one smaller, that are held together.
@@ -146,6 +149,8 @@ class Affinity:
             along: routes, one for each or one for all, [samples, stages].
         """
         pairs = np.stack([along[:, :-1], along[:, 1:]], axis=2)
+        if self._entry:
+            pairs[:, self._entry - 1, Side.UPSTREAM] = pairs[:, self._entry - 1, Side.DOWNSTREAM]
         is_there = (self._ends[rows] == pairs) & (pairs != ANY)
         weights: NDArray[np.int64] = is_there.all(axis=2).sum(axis=1)
         return weights
@@ -255,17 +260,23 @@ def _held_ends(
             ends[:, index - 1, Side.DOWNSTREAM] = replicas[entries[:, index - 1, Side.DOWNSTREAM]]
         if index < len(stages) - 1:
             ends[:, index, Side.UPSTREAM] = replicas[entries[:, index, Side.UPSTREAM]]
+    if ledger.entry:
+        below = ledger.entry - 1
+        ends[:, :below] = ANY
+        ends[:, below, Side.UPSTREAM] = ends[:, below, Side.DOWNSTREAM]
     ends[(ends == ANY).any(axis=2)] = ANY
     return ends
 
 
-def _held_routes(ends: NDArray[np.int64]) -> NDArray[np.int64]:
+def _held_routes(ends: NDArray[np.int64], entry: int) -> NDArray[np.int64]:
     """The replica of each stage that holds a sample's buffers, [samples, stages]."""
     num_samples, num_boundaries, _ = ends.shape
     routes = np.full((num_samples, num_boundaries + 1), ANY)
     for boundary in range(num_boundaries):
         for side in Side:
             stage = boundary + side
+            if stage < entry:
+                continue
             is_open = routes[:, stage] == ANY
             routes[is_open, stage] = ends[is_open, boundary, side]
     return routes
@@ -359,11 +370,12 @@ def plan_evaluation(
     done: Mapping[PeerId, frozenset[MicrobatchIndex]],
     seconds: Seconds,
     ways: Ways = NO_WAYS,
+    ledger: Ledger | None = None,
 ) -> tuple[Microbatch, ...]:
     """Microbatches that are only evaluated, with their routes.
 
     Nothing is kept of one but its loss, so it is done once the last stage is done with it; before
-    that it begins anew.
+    that it begins anew. Who keeps constants of their samples gets them again.
 
     Args:
         held_out: those microbatches, numbered behind all others of the step.
@@ -371,13 +383,18 @@ def plan_evaluation(
         done: what peers say they are done with.
         seconds: how fast peers are.
         ways: who reaches whom.
+        ledger: who keeps constants, if anybody does.
     """
     if not held_out:
         return ()
     accepted = _accepted(stages[-1], done, held_out[-1].index + 1)
     to_do = [batch for batch in held_out if batch.index not in accepted]
     room = [Counter(_shares(len(to_do), stage, seconds)) for stage in stages]
-    routes = iter(assign([()] * len(to_do), room, Detours(stages, ways)))
+    wishes: list[list[tuple[int, Route]]] = [[] for _ in to_do]
+    if ledger and ledger.entry:
+        affinity = Affinity(ledger, stages, [s for b in to_do for s in b.samples])
+        wishes = [affinity.wishes(batch.samples) for batch in to_do]
+    routes = iter(assign(wishes, room, Detours(stages, ways)))
     is_plain = all(len(stage.peers) == 1 for stage in stages)
     in_front, everywhere = (0,) * (len(stages) - 1), frozenset(range(len(stages)))
     planned = []
@@ -392,6 +409,42 @@ def plan_evaluation(
             )
         )
     return tuple(planned)
+
+
+def entry_stage(spec: RunSpec, stages: Sequence[Stage]) -> int:
+    """The stage that keeps what frozen ones in front of it make of samples; 0 if none does."""
+    keepers = (index for index, stage in enumerate(stages) if spec.keeps_input(stage.layers))
+    return next(keepers, 0)
+
+
+def with_entries(
+    batches: Sequence[Microbatch],
+    stages: Sequence[Stage],
+    ledger: Ledger | None,
+    only: Collection[MicrobatchIndex] | None = None,
+) -> tuple[Microbatch, ...]:
+    """Microbatches, of which those begin at the stage that keeps constants that can.
+
+    Args:
+        batches: with their routes.
+        stages: the run's.
+        ledger: who keeps constants, if anybody does.
+        only: of a step that is planned again, those that began there before: of others, the stages
+            in front may have computed some. None: any.
+    """
+    if ledger is None or not ledger.entry:
+        return tuple(batches)
+    return tuple(
+        replace(batch, entry=ledger.entry)
+        if (only is None or batch.index in only) and _may_enter(batch, stages, ledger)
+        else batch
+        for batch in batches
+    )
+
+
+def _may_enter(batch: Microbatch, stages: Sequence[Stage], ledger: Ledger) -> bool:
+    host = stages[ledger.entry].peers[batch.replica_at(ledger.entry)]
+    return ledger.entry in batch.done or set(ledger.keepers(batch.samples)) == {host}
 
 
 def _accepted(

@@ -14,10 +14,12 @@ from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.plan.membership import joining_in_words
 from swarm_ft.coordinator.plan.routes import (
     NO_WAYS,
+    entry_stage,
     plan_again,
     plan_evaluation,
     plan_microbatches,
     routes_of,
+    with_entries,
 )
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import BlockIndex, PeerId, SampleId, StepNumber
@@ -83,14 +85,19 @@ def _routed(
     train, stages, seconds = run.spec.train, run.computing, run.measured.seconds
     before = run.step
     microbatches: tuple[Microbatch, ...] = ()
+    ledger = run.past.ledger
     if before is None and number < train.num_steps:
-        microbatches = plan_microbatches(train, number, stages, seconds, run.past.ledger, ways)
+        planned = plan_microbatches(train, number, stages, seconds, ledger, ways)
+        microbatches = with_entries(planned, stages, ledger)
     first = len(before.microbatches if before is not None else microbatches)
     held_out = evaluation_microbatches(train, first) if evaluates_at(train, number) else ()
     done = run.attempt.done if before is not None else {}
     if before is not None:
-        microbatches = plan_again(before, stages, done, seconds, len(held_out))
-    return microbatches, plan_evaluation(held_out, stages, done, seconds, ways)
+        again = plan_again(before, stages, done, seconds, len(held_out))
+        began_there = {batch.index for batch in before.microbatches if batch.entry}
+        microbatches = with_entries(again, stages, ledger, only=began_there)
+    evaluation = plan_evaluation(held_out, stages, done, seconds, ways, ledger)
+    return microbatches, with_entries(evaluation, stages, ledger)
 
 
 def lacks_evaluation(run: Run) -> bool:
@@ -186,7 +193,7 @@ def tokens_for(run: Run, plan: PlanStep, peer: PeerId) -> tuple[SampleId, ...]:
         for index, stage in ends.items()
         if peer in stage.peers
         for batch in (*plan.microbatches, *plan.evaluation)
-        if stage.peers[batch.replica_at(index)] == peer and index not in batch.done
+        if stage.peers[batch.replica_at(index)] == peer and batch.is_to_do(index)
         for sample in batch.samples
     )
 
@@ -246,8 +253,14 @@ def _past_after(run: Run, step: PlannedStep, committed: StepCommitted, commit: C
         holds=MappingProxyType(dict.fromkeys(computing, steps)),
         sent=past.sent + committed.sent,
         traffic=summed_by_boundary((*past.traffic, *committed.traffic)),
-        ledger=past.ledger and past.ledger.after(routes_of(step.microbatches, step.stages)),
+        ledger=past.ledger
+        and past.ledger.after(routes_of(_that_leave_buffers(run, step), step.stages)),
     )
+
+
+def _that_leave_buffers(run: Run, step: PlannedStep) -> tuple[Microbatch, ...]:
+    """Held-out samples leave none but constants."""
+    return (*step.microbatches, *(step.evaluation if run.spec.keeps_constants else ()))
 
 
 def _measured_after(run: Run, step: PlannedStep, committed: StepCommitted) -> Measured:
@@ -298,17 +311,19 @@ MAX_COUNT = 1 << 48
 
 
 def with_ledger(run: Run) -> Run:
-    """The run with a ledger of its pipeline's boundaries, if both ends of these keep buffers.
+    """The run with a ledger of its pipeline's boundaries, if these have buffers.
 
     What is known of other boundaries is of no use.
     """
     train = run.spec.train
     boundaries = tuple(BlockIndex(stage.layers.start) for stage in run.stages[1:])
-    if not boundaries or not any(train.codec(direction).is_delta for direction in Direction):
+    has_buffers = any(train.codec(direction).is_delta for direction in Direction)
+    entry, ledger = entry_stage(run.spec, run.stages), run.past.ledger
+    if not boundaries or not (has_buffers or entry):
         return run.with_ledger(None)
-    if run.past.ledger is not None and run.past.ledger.boundaries == boundaries:
-        return run
-    return run.with_ledger(Ledger.empty(boundaries, train.num_samples))
+    if ledger is not None and ledger.boundaries == boundaries:
+        return run.with_ledger(replace(ledger, entry=entry))
+    return run.with_ledger(Ledger.empty(boundaries, run.spec.num_kept, entry))
 
 
 def ends_of(run: Run, peer_id: PeerId) -> dict[BlockIndex, Side]:
@@ -343,7 +358,7 @@ def report_refusal(
                     f"peer {peer_id}: expected {num_counts} counts of an evaluation, "
                     f"got {len(told.counts)}"
                 )
-    bound = Bitmap(run.spec.train.num_samples)
+    bound = Bitmap(run.spec.num_kept)
     refusals = (bound.refusal(buffers.samples.bitmap) for buffers in held)
     words = next(filter(None, refusals), None)
     return MalformedMessage(f"peer {peer_id}: set of samples: {words}") if words else None

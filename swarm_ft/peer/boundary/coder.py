@@ -5,8 +5,9 @@ quantised change against the buffer is sent, and both ends move their buffer by 
 are named by content: a delta says which buffer it builds on and which it makes, so ends that
 differ notice at once. Buffers have the run's bits, and what is used is what was decoded: the
 rounding of a buffer is part of the next change. Residuals of error feedback are buffers of the
-sender alone, of 16 bits. Activations of held-out samples go direct. Synchronous; runs in a codec
-thread.
+sender alone, of 16 bits. Activations of held-out samples go direct, and so do those below all that
+trains: they are constants of the samples, and the receiver above them keeps what came, to compute
+with it at all later visits. Synchronous; runs in a codec thread.
 """
 
 from __future__ import annotations
@@ -40,8 +41,22 @@ class FrameCoder:
     """
 
     def __init__(
-        self, spec: RunSpec, *, run_id: RunId, boundary: BlockIndex, store: BufferStore
+        self,
+        spec: RunSpec,
+        *,
+        run_id: RunId,
+        boundary: BlockIndex,
+        store: BufferStore,
+        keeps_input: bool = False,
     ) -> None:
+        """Whatever is kept of it is in the store.
+
+        Args:
+            spec, run_id: of the run.
+            boundary: the block that it is in front of.
+            store: the buffers of this peer's stage.
+            keeps_input: whether this end receives constants, and keeps them.
+        """
         self._run_id = run_id
         self._boundary = boundary
         self._store = store
@@ -56,6 +71,9 @@ class FrameCoder:
         )
         self._key_codecs = {way: from_spec(spec.train.key_frame_codec(way)) for way in Direction}
         self._bits = spec.train.buffer_bits
+        is_constant, constants = spec.is_constant(boundary), spec.train.constant_codec
+        self._constant_codec = from_spec(constants) if is_constant else None
+        self._keeps_input = keeps_input
 
     def encode(self, key: FrameKey, x: Tensor) -> Frame:
         """One sample's tensor as a frame; stage the buffer or the residual that it makes.
@@ -112,7 +130,10 @@ class FrameCoder:
         tensor, sample = frame.tensor, frame.key.sample
         codec = self._codec_of(frame.key)
         if frame.kind is FrameKind.DIRECT:
-            return codec.decode(tensor)
+            value = codec.decode(tensor)
+            if self._keeps_input:
+                self._stage(End.RECEIVED, sample, tensor.tokens, tensor.payload)
+            return value
         if frame.kind is FrameKind.KEY:
             value = self._key_codecs[frame.key.direction].decode(tensor)
         else:
@@ -125,6 +146,13 @@ class FrameCoder:
             return self._differs(frame)
         self._stage(End.RECEIVED, sample, tensor.tokens, payload)
         return value
+
+    def constant(self, sample: SampleId, tokens: int) -> Tensor | None:
+        """What came of a sample at an earlier visit, float32 [tokens, channels], if it is here."""
+        codec, record = self._constant_codec, self._record(End.RECEIVED, sample, tokens)
+        if codec is None or record is None:
+            return None
+        return codec.decode(EncodedTensor(codec.spec, tokens, self._channels, record.payload))
 
     def check(self, frame: Frame) -> None:
         """Whether the frame's header and size fit the run; its payload is not read.
@@ -153,6 +181,8 @@ class FrameCoder:
 
     def _codec_of(self, key: FrameKey) -> Codec:
         """Of all but key frames; a frame's name tells it."""
+        if self._constant_codec is not None:
+            return self._constant_codec
         if self._train.is_held_out(key.sample):
             return self._eval_codecs[self._train.is_compressed(key.sample)]
         fills = key.direction is Direction.FORWARD and key.microbatch < self._fill_microbatches

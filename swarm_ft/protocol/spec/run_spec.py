@@ -310,6 +310,16 @@ class TrainOptions:
         Range(1, MAX_BATCH_SIZE),
         Option("The first of a step, which --fill is for."),
     ] = 1
+    frozen_codec: Annotated[
+        CodecText,
+        Option(
+            "Codec of the activations below the lowest block that trains, which are the same at "
+            "every visit and sent once: q8, fp16, none ...",
+            name="frozen",
+            long_name="frozen-codec",
+            metavar="SPEC",
+        ),
+    ] = "q8"
     dp_codec: Annotated[
         CodecText,
         Option(
@@ -379,8 +389,8 @@ class TrainOptions:
         Length(MAX_TRAIN_LAYERS_CHARS),
         Option(
             "Blocks that train, or get adapters; all others are frozen, the embeddings too unless "
-            "block 0 trains, norm and head unless the last does. Stages below them compute no "
-            "gradients and are sent none.",
+            "block 0 trains, norm and head unless the last does. What is below them is computed "
+            "and sent once a sample; gradients are not.",
             metavar="START-|START-STOP",
             default="all",
         ),
@@ -499,6 +509,11 @@ class TrainOptions:
     def fill_frame_codec(self) -> CodecSpec:
         """The codec of the activations that fill the pipeline."""
         return parse_codec_spec(self.fill_codec or self.forward_codec, Direction.FORWARD)
+
+    @property
+    def constant_codec(self) -> CodecSpec:
+        """The codec of activations that are the same at every visit."""
+        return parse_codec_spec(self.frozen_codec, Direction.FORWARD)
 
     def key_frame_codec(self, direction: Direction) -> CodecSpec:
         """The codec of the frames that begin a buffer.
@@ -688,10 +703,14 @@ class TrainSpec(TrainOptions):
         is_second = self.num_eval_samples and sample >= self.num_rows
         return sample - self.num_eval_samples if is_second else sample
 
+    @property
+    def num_names(self) -> int:
+        """Samples, those that are held out once for each pass over them."""
+        return self.num_samples + len(self.eval_passes) * self.num_eval_samples
+
     def is_held_out(self, sample: SampleId) -> bool:
         """Whether a sample is only evaluated."""
-        stop = self.num_samples + len(self.eval_passes) * self.num_eval_samples
-        return self.num_samples <= sample < stop
+        return self.num_samples <= sample < self.num_names
 
     def pass_of(self, held_out: SampleId) -> int:
         """In which of `eval_passes` a held-out sample is."""
@@ -757,6 +776,29 @@ class RunSpec:
         Below one that they do not cross, activations are constants of the samples.
         """
         return boundary > self.trained_layers.start
+
+    @property
+    def keeps_constants(self) -> bool:
+        """Whether what is below all that trains is computed once a sample, and kept above it.
+
+        Not where a sample is met once; nor with dropout, which makes another value at every visit.
+        """
+        is_met_again = self.train.num_steps > self.train.steps_per_epoch
+        return is_met_again and self.trained_layers.start > 0 and not self.train.dropout
+
+    def is_constant(self, boundary: int) -> bool:
+        """Whether what crosses the boundary in front of a block is sent once a sample."""
+        return self.keeps_constants and not self.gradients_cross(boundary)
+
+    def keeps_input(self, layers: LayerRange) -> bool:
+        """Whether a stage keeps what it is sent: the lowest that trains, if it is not the first."""
+        has_constants = layers.start > 0 and self.is_constant(layers.start)
+        return has_constants and self.gradients_cross(layers.stop)
+
+    @property
+    def num_kept(self) -> int:
+        """Samples that buffers may be of, numbered from 0."""
+        return self.train.num_names if self.keeps_constants else self.train.num_samples
 
     def trained_bytes(self, layers: LayerRange) -> int:
         """Of what trains in blocks, in float32."""
@@ -863,6 +905,7 @@ def _check_codecs(options: TrainOptions) -> None:
         ("--bw", lambda: options.codec(Direction.BACKWARD)),
         ("--fill", lambda: options.fill_frame_codec),
         ("--key", lambda: options.key_frame_codec(Direction.FORWARD)),
+        ("--frozen", lambda: options.constant_codec),
         ("--dp", lambda: options.reduction_codec),
     )
     for option, parse in parsers:
@@ -870,6 +913,10 @@ def _check_codecs(options: TrainOptions) -> None:
             parse()
         except BadCodec as error:
             raise BadCodec(f"{option}: {error.message}") from error
+    if options.constant_codec.is_delta:
+        raise BadOption(
+            f"--frozen: expected a codec without buffers, such as q8, got {options.frozen_codec}"
+        )
     if not options.fill_codec:
         return
     is_delta = options.codec(Direction.FORWARD).is_delta

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swarm_ft.ids import MicrobatchIndex, SampleId, StepNumber
-from swarm_ft.protocol.spec.bounds import Length
+from swarm_ft.protocol.spec.bounds import Length, Range
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS
 from swarm_ft.protocol.spec.run_spec import (
     MAX_BATCH_SIZE,
@@ -34,16 +34,23 @@ class Microbatch:
         route: the replica of each stage that it passes, first stage to last, counted from 0;
             empty where every stage has one.
         done: stages that are done with it, as an earlier attempt at the step got so far.
+        entry: the first stage that it passes, counted from 0: if it is not the first of all, it
+            has kept what comes of the frozen ones in front of it.
     """
 
     index: MicrobatchIndex
     samples: Annotated[tuple[SampleId, ...], Length(MAX_BATCH_SIZE, 1)]
     route: Annotated[tuple[int, ...], Length(MAX_BLOCKS)] = ()
     done: Annotated[frozenset[int], Length(MAX_BLOCKS)] = frozenset()
+    entry: Annotated[int, Range(0, MAX_BLOCKS)] = 0
 
     def replica_at(self, stage_index: int) -> int:
         """Which replica of a stage it passes."""
         return self.route[stage_index] if self.route else 0
+
+    def is_to_do(self, stage_index: int) -> bool:
+        """Whether a stage has yet to compute it."""
+        return stage_index >= self.entry and stage_index not in self.done
 
 
 # ---- a permutation of 0..n-1 that is drawn from a salt and stored nowhere
@@ -156,7 +163,8 @@ class VisitOrder:
     def next_visits(self, samples: Numbers, after_step: int) -> Numbers:
         """The same of many samples, int64 [n] each; -1 stands before the first step.
 
-        A sample that the run does not have is never visited.
+        A held-out sample is visited where it is evaluated, after the last step too; one that the
+        run does not have, never.
         """
         first = max(0, after_step + 1)
         epoch = first // self._spec.steps_per_epoch
@@ -168,6 +176,8 @@ class VisitOrder:
             visits[left[is_ahead]] = steps[is_ahead]
             left = left[~is_ahead]
         visits[visits >= self._spec.num_steps] = NEVER
+        is_held_out = (samples >= self._spec.num_samples) & (samples < self._spec.num_names)
+        visits[is_held_out] = next_evaluation(self._spec, first)
         return visits
 
     def _steps(self, samples: Numbers, epoch: int) -> Numbers:
@@ -199,19 +209,32 @@ def evaluates_at(spec: TrainSpec, step: StepNumber) -> bool:
     """Whether the weights after so many steps are evaluated: the first and last in any case."""
     if spec.eval_strategy is EvalStrategy.NO or not spec.num_eval_samples:
         return False
-    is_epoch = spec.eval_strategy is EvalStrategy.EPOCH
-    every = spec.steps_per_epoch if is_epoch else spec.eval_steps
+    every = _steps_between_evaluations(spec)
     return step in (0, spec.num_steps) or (every > 0 and step % every == 0)
+
+
+def next_evaluation(spec: TrainSpec, first: int) -> StepNumber:
+    """The first evaluation at or after a step; `NEVER` if there is none."""
+    if first > spec.num_steps or not evaluates_at(spec, StepNumber(0)):
+        return NEVER
+    every = _steps_between_evaluations(spec)
+    following = -(-first // every) * every if every else spec.num_steps * bool(first)
+    return StepNumber(min(following, spec.num_steps))
 
 
 def num_evaluations(spec: TrainSpec) -> int:
     """How often held-out samples are evaluated, if all steps are made."""
     if not evaluates_at(spec, StepNumber(0)):
         return 0
-    is_epoch = spec.eval_strategy is EvalStrategy.EPOCH
-    every = spec.steps_per_epoch if is_epoch else spec.eval_steps
+    every = _steps_between_evaluations(spec)
     between = (spec.num_steps - 1) // every if every else 0
     return 2 + between
+
+
+def _steps_between_evaluations(spec: TrainSpec) -> int:
+    """0: before the first step and after the last alone."""
+    is_epoch = spec.eval_strategy is EvalStrategy.EPOCH
+    return spec.steps_per_epoch if is_epoch else spec.eval_steps
 
 
 def saves_at(spec: TrainSpec, step: StepNumber) -> bool:

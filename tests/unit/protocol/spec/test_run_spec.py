@@ -25,7 +25,7 @@ from swarm_ft.protocol.spec.run_spec import (
     TrainSpec,
 )
 
-PINNED_DIGEST = "3ff893ae4e41ab14508a757f37bbcf8e"
+PINNED_DIGEST = "594e0c1a45f8079ccc2d27e4212ee9e0"
 
 OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
@@ -63,6 +63,7 @@ OTHER_TRAIN: dict[str, Any] = {
     "eval_steps": 5,
     "eval_compression": EvalCompression.BOTH,
     "key_codec": "q8",
+    "frozen_codec": "fp16",
     "dp_codec": "q4",
     "save_steps": 100,
     "save_strategy": SaveStrategy.EPOCH,
