@@ -21,7 +21,7 @@ from rich.filesize import decimal
 from swarm_ft.codec import from_spec
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.capacity import PlacedPeer
-from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction
+from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.sample_rows import counts_of, rows_in
@@ -29,6 +29,7 @@ from swarm_ft.protocol.spec.training_plan import num_evaluations
 from swarm_ft.stage.speed import block_flops
 
 FLOAT_BYTES = 4
+UNCOMPRESSED = parse_codec_spec("none", Direction.FORWARD)
 PROBED_TOKENS, PROBED_CHANNELS = 64, 1024
 """Of the noise by which a codec's size is told."""
 PROBED_SAMPLES = 1000
@@ -40,13 +41,8 @@ FRAME_BYTES = 64
 class Bytes(NamedTuple):
     """Of one microbatch over one boundary."""
 
-    forward: float
-    backward: float
-
-    @property
-    def both(self) -> float:
-        """Both ways."""
-        return self.forward + self.backward
+    forward: float = 0.0
+    backward: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +97,7 @@ class Forecast:
     Attributes:
         stages: first to last.
         first_step_s: while samples are met for the first time.
-        step_s: after that.
+        step_s: after that; without frozen stages in front, if what these made is kept.
         seconds: of all steps.
         samples_per_s: in the mean.
         bound_by: what no step can be faster for.
@@ -140,8 +136,8 @@ def forecast(spec: RunSpec, placed: Sequence[PlacedPeer]) -> Forecast:
     """
     stages = [_Stage(spec, tuple(group)) for _, group in groupby(placed, lambda one: one.layers)]
     train = spec.train
-    first_s, _ = _step(spec, stages, _boundary_bytes(spec, is_first=True))
-    step_s, bound_by = _step(spec, stages, _boundary_bytes(spec, is_first=False))
+    first_s, _ = _step(spec, stages, is_first=True)
+    step_s, bound_by = _step(spec, stages[_entry(spec, stages) :], is_first=False)
     num_first = min(train.num_steps, train.steps_per_epoch)
     seconds = num_first * first_s + (train.num_steps - num_first) * step_s
     num_samples = min(train.num_steps * train.batch_size, _visits(spec))
@@ -198,7 +194,11 @@ class _Stage:
         self.layers = peers[0].layers
         self._machines = [peer.machine for peer in peers]
         self.trained_bytes = spec.trained_bytes(self.layers) + _ends_bytes(spec, self.layers)
-        self.sends_gradients = spec.gradients_cross(self.layers.start)
+        self.keeps_input = spec.keeps_input(self.layers)
+        self._comes = {
+            is_first: _boundary_bytes(spec, self.layers.start, is_first=is_first)
+            for is_first in (True, False)
+        }
         self._flops = _flops(spec, self.layers)
         self._forward_flops = FORWARD_PART * _all_flops(spec, self.layers)
 
@@ -206,6 +206,10 @@ class _Stage:
     def compute_s(self) -> float:
         """Of one microbatch, there and back, at the mean replica."""
         return self._seconds(self._flops)
+
+    def comes(self, *, is_first: bool) -> Bytes:
+        """Over the boundary in front of it, of a microbatch."""
+        return self._comes[is_first]
 
     @property
     def forward_s(self) -> float:
@@ -316,19 +320,28 @@ def bytes_per_value(spec: CodecSpec) -> float:
     return len(from_spec(spec).encode(noise, base).payload) / noise.numel()
 
 
-def _boundary_bytes(spec: RunSpec, *, is_first: bool) -> Bytes:
+def _entry(spec: RunSpec, stages: Sequence[_Stage]) -> int:
+    """The stage at which samples begin that come again; 0 if at the first."""
+    return next((index for index, stage in enumerate(stages) if stage.keeps_input), 0)
+
+
+def _boundary_bytes(spec: RunSpec, boundary: int, *, is_first: bool) -> Bytes:
     """Of a microbatch, as its samples come for the first time, or again."""
     train = spec.train
     forward = train.codec(Direction.FORWARD)
     if is_first and forward.is_delta:
         forward = train.key_frame_codec(Direction.FORWARD)
+    if spec.is_constant(boundary):
+        forward = train.constant_codec
+    backward = train.codec(Direction.BACKWARD) if spec.gradients_cross(boundary) else None
+    return Bytes(_frames_bytes(spec, forward), _frames_bytes(spec, backward) if backward else 0.0)
+
+
+def _frames_bytes(spec: RunSpec, codec: CodecSpec) -> float:
+    """Of a microbatch's frames."""
+    train = spec.train
     values = train.seq_length * spec.model.hidden_size
-    return Bytes(
-        *(
-            train.micro_batch_size * (values * bytes_per_value(codec) + FRAME_BYTES)
-            for codec in (forward, train.codec(Direction.BACKWARD))
-        )
-    )
+    return train.micro_batch_size * (values * bytes_per_value(codec) + FRAME_BYTES)
 
 
 def _reduced_bytes(spec: RunSpec, stage: _Stage) -> float:
@@ -342,36 +355,37 @@ def _reduced_bytes(spec: RunSpec, stage: _Stage) -> float:
 # ---- a step
 
 
-def _step(spec: RunSpec, stages: Sequence[_Stage], sizes: Bytes) -> tuple[float, str]:
-    """Seconds of a step, and what it is bound by."""
+def _step(spec: RunSpec, stages: Sequence[_Stage], *, is_first: bool) -> tuple[float, str]:
+    """Seconds of a step over these stages, and what it is bound by."""
     microbatches = spec.train.batch_size // spec.train.micro_batch_size
     alone_s = sum(stage.compute_s for stage in stages)
     for one, other in pairwise(stages):
-        alone_s += one.hop_s(sizes.forward, other)
-        alone_s += other.hop_s(sizes.backward, one) if other.sends_gradients else 0.0
-    slowest_s, bound_by = max(_turns(stages, sizes), key=lambda turn: turn[0])
+        size = other.comes(is_first=is_first)
+        alone_s += one.hop_s(size.forward, other)
+        alone_s += other.hop_s(size.backward, one) if size.backward else 0.0
+    turns = _turns(stages, is_first=is_first)
+    slowest_s, bound_by = max(turns, key=lambda turn: turn[0])
     reduced_s = max(_reduced_bytes(spec, stage) / stage.slowest_up for stage in stages)
     told_s = 2 * max(stage.round_trip_s for stage in stages)
     return alone_s + (microbatches - 1) * slowest_s + reduced_s + told_s, bound_by
 
 
-def _turns(stages: Sequence[_Stage], sizes: Bytes) -> Iterable[tuple[float, str]]:
+def _turns(stages: Sequence[_Stage], *, is_first: bool) -> Iterable[tuple[float, str]]:
     """What each stage and each link needs for one more microbatch."""
     for index, stage in enumerate(stages):
         names = " and ".join(peer.peer_id for peer in stage.peers)
-        sent, received = _sizes(stages, index, sizes)
+        sent, received = _sizes(stages, index, is_first=is_first)
         yield stage.turn_s, f"what {names} computes (layers {stage.layers})"
         yield stage.up_s(sent), f"the uplink of {names}"
         yield stage.down_s(received), f"the downlink of {names}"
 
 
-def _sizes(stages: Sequence[_Stage], index: int, sizes: Bytes) -> tuple[float, float]:
+def _sizes(stages: Sequence[_Stage], index: int, *, is_first: bool) -> tuple[float, float]:
     """Bytes that a stage sends and receives for a microbatch."""
-    has_next, has_previous = index < len(stages) - 1, index > 0
-    gets_gradients = has_next and stages[index + 1].sends_gradients
-    sent = has_next * sizes.forward + stages[index].sends_gradients * sizes.backward
-    received = has_previous * sizes.forward + gets_gradients * sizes.backward
-    return sent, received
+    has_next = index < len(stages) - 1
+    comes = stages[index].comes(is_first=is_first) if index else Bytes()
+    goes = stages[index + 1].comes(is_first=is_first) if has_next else Bytes()
+    return goes.forward + comes.backward, comes.forward + goes.backward
 
 
 def _evaluation(spec: RunSpec, stages: Sequence[_Stage]) -> EvalForecast | None:
@@ -379,43 +393,53 @@ def _evaluation(spec: RunSpec, stages: Sequence[_Stage]) -> EvalForecast | None:
     train, times = spec.train, num_evaluations(spec.train)
     if not times:
         return None
-    sizes = [_evaluated_bytes(spec, is_compressed=one) for one in train.eval_passes]
-    seconds = 0.0
-    for size in sizes:
-        slowest_s = max(_forward_turns(stages, size))
-        seconds += slowest_s * train.num_eval_samples / train.micro_batch_size
-    of_samples = sum(sizes) * train.num_eval_samples / train.micro_batch_size
+    seconds = sent_bytes = 0.0
+    num_microbatches = train.num_eval_samples / train.micro_batch_size
+    for begins_at, count in ((0, 1), (_entry(spec, stages), times - 1)):
+        for is_compressed in train.eval_passes:
+            sizes = _evaluated_bytes(spec, stages[begins_at:], is_compressed=is_compressed)
+            slowest_s = max(_forward_turns(stages[begins_at:], sizes))
+            seconds += count * num_microbatches * slowest_s
+            sent_bytes += count * num_microbatches * sum(sizes)
     return EvalForecast(
         times=times,
-        samples=train.num_eval_samples * len(sizes),
-        sent_bytes=times * of_samples * (len(stages) - 1),
-        seconds=times * seconds,
+        samples=train.num_eval_samples * len(train.eval_passes),
+        sent_bytes=sent_bytes,
+        seconds=seconds,
     )
 
 
-def _evaluated_bytes(spec: RunSpec, *, is_compressed: bool) -> float:
-    """Of a held-out microbatch over one boundary."""
+def _evaluated_bytes(
+    spec: RunSpec, stages: Sequence[_Stage], *, is_compressed: bool
+) -> list[float]:
+    """Of a held-out microbatch, over each boundary between these stages."""
     train = spec.train
-    rate = bytes_per_value(train.compressed_eval_codec) if is_compressed else FLOAT_BYTES
-    return train.micro_batch_size * (train.seq_length * spec.model.hidden_size * rate + FRAME_BYTES)
+    usual = train.compressed_eval_codec if is_compressed else UNCOMPRESSED
+    codecs = (
+        train.constant_codec if spec.is_constant(stage.layers.start) else usual
+        for stage in stages[1:]
+    )
+    return [_frames_bytes(spec, codec) for codec in codecs]
 
 
-def _forward_turns(stages: Sequence[_Stage], num_bytes: float) -> Iterable[float]:
+def _forward_turns(stages: Sequence[_Stage], sizes: Sequence[float]) -> Iterable[float]:
     """What each stage and each link needs for one more held-out microbatch."""
-    for index, stage in enumerate(stages):
+    for stage, comes, goes in zip(stages, (0.0, *sizes), (*sizes, 0.0), strict=True):
         yield stage.forward_s / len(stage.peers)
-        yield stage.up_s(num_bytes if index < len(stages) - 1 else 0.0)
-        yield stage.down_s(num_bytes if index else 0.0)
+        yield stage.up_s(goes)
+        yield stage.down_s(comes)
 
 
 def _told(spec: RunSpec, stages: Sequence[_Stage], index: int) -> StageForecast:
     stage, train = stages[index], spec.train
     num_first = min(train.num_steps, train.steps_per_epoch)
     sent = received = 0.0
-    for steps, is_first in ((num_first, True), (train.num_steps - num_first, False)):
-        own = _sizes(stages, index, _boundary_bytes(spec, is_first=is_first))
-        microbatches = steps * train.batch_size / train.micro_batch_size / len(stage.peers)
-        sent, received = sent + microbatches * own[0], received + microbatches * own[1]
+    visits = ((0, num_first, True), (_entry(spec, stages), train.num_steps - num_first, False))
+    for begins_at, steps, is_first in visits:
+        if index >= begins_at:
+            own = _sizes(stages[begins_at:], index - begins_at, is_first=is_first)
+            microbatches = steps * train.batch_size / train.micro_batch_size / len(stage.peers)
+            sent, received = sent + microbatches * own[0], received + microbatches * own[1]
     reduced = train.num_steps * _reduced_bytes(spec, stage)
     return StageForecast(
         layers=stage.layers,

@@ -98,6 +98,24 @@ def test_what_is_frozen_is_held_once_computed_less_and_sent_nowhere() -> None:
     assert upper[3].up_bytes == whole[3].up_bytes
 
 
+def test_what_is_frozen_is_computed_and_sent_once_a_sample() -> None:
+    narrow = Machine(flops_per_s=1e12, up_bytes_per_s=1e6, down_bytes_per_s=1e12)
+    evaluated = {"num_eval_samples": 8, "eval_steps": 10}
+    once = job(train_layers="2-", frozen_codec="fp16", **evaluated)
+    found = forecast(once, on(narrow, narrow, FAST, FAST))
+    microbatch = 2 * 128 * 768 * 2 / 1e6
+    assert found.first_step_s == pytest.approx(9 * microbatch, rel=0.1)
+    assert found.step_s < 0.02 * found.first_step_s
+    assert found.stages[0].up_bytes == pytest.approx(10 * 8 * microbatch * 1e6, rel=1e-2)
+    assert found.evaluation is not None
+    at_first, later = 4 * (2 + 2), 4 * 2  # four microbatches over two constant boundaries and one
+    evaluated_bytes = (at_first + 3 * later) * microbatch * 1e6
+    assert found.evaluation.sent_bytes == pytest.approx(evaluated_bytes, rel=1e-2)
+    always = forecast(replace(once, train=replace(once.train, dropout=True)), on(*4 * [narrow]))
+    assert always.stages[0].up_bytes > 0.1 * found.stages[0].up_bytes
+    assert always.step_s > found.step_s
+
+
 def test_a_head_of_classes_is_small() -> None:
     kind = {"task_kind": TaskKind.CLASSIFICATION, "label_names": "bad,good"}
     stages = [forecast(job(**train), on(FAST, FAST)).stages for train in ({}, kind)]
