@@ -142,3 +142,19 @@ async def test_what_went_to_make_room_fails_nobody(make_job: MakeJob, tmp_path: 
     assert last_status(again).phase is RunPhase.FINISHED
     assert not any("set aside" in e.detail for e in again if isinstance(e, RunStatus))
     assert losses_of(again) == losses_of(events)
+
+
+async def test_who_has_nothing_to_do_any_more_takes_over_layers_above(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    changes = UPPER | {"train_layers": "5-", "num_steps": 10 * STEPS_PER_EPOCH}
+    job = make_job(num_samples=NUM_SAMPLES, batch_size=BATCH_SIZE, **changes)
+    quiet = await events_of(job, tmp_path / "quiet", ["0-5", "5-6"])
+    events = await events_of(job, tmp_path / "moves", ["0-5", "5-6", "auto"])
+    details = [event.detail for event in events if isinstance(event, RunStatus)]
+    moves = "peer peer-2 (layers 0-5) moves to layers 5-6: these are passed by from now on"
+    assert moves in details
+    assert any(words.startswith("peer peer-2 (layers 5-6) has caught up") for words in details)
+    hosts = {one.peer_id: str(one.layers) for one in last_status(events).assignments}
+    assert hosts == {"peer-0": "0-5", "peer-1": "5-6", "peer-2": "5-6"}
+    assert losses_of(events) == pytest.approx(losses_of(quiet), rel=1e-4)

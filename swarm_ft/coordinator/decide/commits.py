@@ -31,6 +31,7 @@ from swarm_ft.coordinator.plan.membership import (
     joining_in_words,
     with_caught_up,
     with_newcomers,
+    with_some_let_go,
 )
 from swarm_ft.coordinator.plan.steps import (
     after_report,
@@ -330,9 +331,27 @@ def _go_on(turn: Turn, run: Run) -> None:
     is_last = run.committed_steps >= run.spec.train.num_steps
     if lacks_snapshot(run):
         run = _save(turn, run)
-    grown = with_newcomers(able_for(turn.state, run, turn.now_s), run)
+    able = able_for(turn.state, run, turn.now_s)
+    fewer = with_some_let_go(able, run)
+    grown = with_newcomers(able, fewer)
     if not is_last and grown is not run:
-        newcomers = ", ".join(peer for peer in grown.peers if peer not in run.peers)
-        attempts.interrupt(turn, replace(run, detail=f"joined by {newcomers}"))
+        attempts.interrupt(turn, _let_go(turn, run, fewer, grown))
     else:
         _plan_or_export(turn, run)
+
+
+def _let_go(turn: Turn, run: Run, fewer: Run, grown: Run) -> Run:
+    """The run as its next attempt is to find it: without who has nothing to do where it is.
+
+    Newcomers are found again when it begins, and who moves is one of them.
+    """
+    before = {a.peer_id: a.layers for a in run.attempt.assignments}
+    new = {a.peer_id: a.layers for a in grown.attempt.assignments}
+    words = [f"joined by {peer}" for peer in new if peer not in before]
+    for peer in before.keys() - {a.peer_id for a in fewer.attempt.assignments}:
+        to = f"moves to layers {new[peer]}" if peer in new else "is let go"
+        words.append(f"peer {peer} (layers {before[peer]}) {to}: these are passed by from now on")
+        if peer not in new:
+            reason = "what its layers made of all samples is kept"
+            turn.say(peer, ReleaseStage(run_id=run.run_id, reason=reason))
+    return replace(fewer, detail="; ".join(words))

@@ -9,7 +9,7 @@ ledger that has another chunk there and shares the rest, so a state that is kept
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -106,6 +106,16 @@ class Ledger:
         """Who keeps the constants of each sample, if anybody does."""
         found = self.entries(samples)[:, self.entry - 1, Side.DOWNSTREAM].tolist()
         return [self.peers[number - 1] if number else None for number in found]
+
+    def keeps_all(self, peers: Collection[PeerId], num_samples: int) -> bool:
+        """Whether these peers, together, keep the constants of the first so many samples."""
+        if not self.entry:
+            return False
+        numbers = self.numbers()
+        is_there = np.zeros(len(self.peers) + 1, np.bool_)
+        is_there[[numbers[peer] for peer in peers if peer in numbers]] = True
+        found = self.all_entries()[:num_samples, self.entry - 1, Side.DOWNSTREAM]
+        return bool(is_there[found].all())
 
     # ---- what became of it
 

@@ -296,6 +296,38 @@ def with_newcomers(state: SwarmState, run: Run) -> Run:
     return run
 
 
+def passed_by(run: Run) -> tuple[Stage, ...]:
+    """Stages that no sample passes any more: what they made of every one is kept above them."""
+    ledger, stages = run.past.ledger, run.stages
+    if ledger is None or not ledger.entry or run.committed_steps < run.spec.train.steps_per_epoch:
+        return ()
+    keepers = stages[ledger.entry].peers
+    keeps_all = ledger.keeps_all(keepers, run.spec.train.num_samples)
+    return stages[: ledger.entry] if keeps_all else ()
+
+
+def with_some_let_go(state: SwarmState, run: Run) -> Run:
+    """The run without replicas that have nothing to do any more, and may host other layers.
+
+    One of each stage stays: a sample whose constants are lost passes it again.
+    """
+    spare = {peer for stage in passed_by(run) for peer in _spare(state, run, stage)}
+    if not spare:
+        return run
+    for peer in spare:
+        run = without_state(run, peer)
+    kept = [a for a in run.attempt.assignments if a.peer_id not in spare]
+    return run.with_assignments(kept)
+
+
+def _spare(state: SwarmState, run: Run, stage: Stage) -> list[PeerId]:
+    able = [p for p in stage.peers if _is_able(state, run, p, stage.layers)]
+    carrying = [p for p in able if state.carries(p)]
+    bound = [p for p in carrying if state.members[p].hello.layers is not None]
+    stays = next(iter(bound or carrying), None)
+    return [p for p in able if stays not in (None, p) and state.members[p].hello.layers is None]
+
+
 def _can_listen(run: Run) -> bool:
     """Whether somebody who joins now takes over while the others train, and nobody waits for it."""
     is_tied = run.spec.train.sync_tied_embeddings
@@ -369,8 +401,9 @@ def _wanted_layers(run: Run, member: Member, ways: Ways) -> LayerRange | None:
     hello = member.hello
     if hello.peer_id in run.peers:
         return None
+    idle = passed_by(run)
     held = hello.held.layers if hello.held and hello.held.run_id == run.run_id else None
-    choice = hello.layers or held
+    choice = hello.layers or (held if held not in {stage.layers for stage in idle} else None)
     fitting = [stage for stage in run.stages if choice in (None, stage.layers)]
     affordable = [s for s in fitting if choice or fits(run.spec, s.layers, hello)]
     allowed = [s for s in affordable if not refusal(run.spec, member, s.layers)]
@@ -379,7 +412,8 @@ def _wanted_layers(run: Run, member: Member, ways: Ways) -> LayerRange | None:
         index = run.stages.index(stage)
         beside = [p for s in run.stages[max(0, index - 1) : index + 2] for p in s.peers]
         relayed = mean(ways.relayed_percent(hello.peer_id, peer) for peer in beside)
-        return len(stage.layers) / len(stage.peers), -relayed
+        work = 0.0 if stage in idle else run.spec.work(stage.layers)
+        return work / len(stage.peers), -relayed
 
     best = max(allowed, key=helps, default=None)
     return best.layers if best else None

@@ -1,13 +1,15 @@
 """Which peer hosts which blocks, and why nobody does yet. Pure.
 
 Peers that name their layers keep them; peers that leave the choice (`--layers auto`) share what
-is left, as evenly as their memory allows. Whoever is left over then is a replica of a stage. Nobody
+is left, as evenly as their memory allows; blocks below all that trains have their forward alone, so
+fewer share these. Whoever is left over then is a replica of a stage. Nobody
 hosts what it may not, see `hosting`; replicas on probation are given no part here: they join what
 others host, see `membership`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -101,7 +103,7 @@ def _filled(
     # All of them if their memory allows; else the larger ones, for an even share may be too much.
     asked = _least_free_first(spec, free)
     most = min(len(free), sum(len(gap) for gap in gaps))
-    ways = _ways_to_cut(gaps, free)
+    ways = _ways_to_cut(spec, gaps, free)
     tries = (_fill(spec, parts, way, asked, n) for n in range(most, 0, -1) for way in ways)
     refused = next(tries)
     return next((fit for fit in (refused, *tries) if fit.assignments), refused)
@@ -127,12 +129,19 @@ def _host(spec: RunSpec, layers: LayerRange, asked: Sequence[Member]) -> Member 
     return next((m for m in able if not refusal(spec, m, layers)), None)
 
 
-def _ways_to_cut(gaps: Sequence[LayerRange], free: Sequence[Member]) -> list[Sequence[LayerRange]]:
-    """The gaps as they are, and cut where members that are bound to layers may begin or end."""
+def _ways_to_cut(
+    spec: RunSpec, gaps: Sequence[LayerRange], free: Sequence[Member]
+) -> list[Sequence[LayerRange]]:
+    """The gaps as they are, and cut where members that are bound to layers may begin or end.
+
+    Each of these comes first with a cut below all that trains, if there is something.
+    """
     bound = [m.grant.layers for m in free if m.grant.layers]
     starts, stops = {layers.start for layers in bound}, {layers.stop for layers in bound}
     edges = (stops, starts, starts | stops) if bound else ()
-    return [gaps, *([part for gap in gaps for part in _cut(gap, at)] for at in edges)]
+    ways = [gaps, *([part for gap in gaps for part in _cut(gap, at)] for at in edges)]
+    lowest = spec.trained_layers.start
+    return [[part for gap in way for part in _cut(gap, {lowest})] for way in ways] + ways
 
 
 def _cut(gap: LayerRange, edges: Collection[int]) -> list[LayerRange]:
@@ -160,7 +169,7 @@ def _with_replicas(
             open_to = [r for r in hosts if fits(spec, r, hello)]
         open_to = [r for r in open_to if not refusal(spec, member, r)]
         if open_to:
-            busiest = max(open_to, key=lambda r: len(r) / len(hosts[r]))
+            busiest = max(open_to, key=lambda r: spec.work(r) / len(hosts[r]))
             hosts[busiest].append(StageAssignment(peer_id=hello.peer_id, layers=busiest))
     return tuple(assignment for replicas in hosts.values() for assignment in replicas)
 
@@ -220,7 +229,9 @@ def _fill(
     num_peers: int,
 ) -> Placement:
     """Let so many of those who are asked, or fewer, share the gaps."""
-    shares = _shares(gaps, num_peers)
+    shares = _shares(
+        spec, gaps, num_peers, most_bytes=max((m.hello.memory_bytes for m in asked), default=0)
+    )
     if shares is None:
         listed = _listed(gaps)
         return Placement((), f"waiting for peers: {num_peers} to share layers {listed}")
@@ -247,17 +258,33 @@ def _fill(
     return Placement(tuple(chosen), "")
 
 
-def _shares(gaps: Sequence[LayerRange], num_peers: int) -> dict[LayerRange, int] | None:
-    """How many peers share each gap: one each, then wherever the parts are longest."""
+def _shares(
+    spec: RunSpec, gaps: Sequence[LayerRange], num_peers: int, most_bytes: int
+) -> dict[LayerRange, int] | None:
+    """How many peers share each gap: as few as it fits into, then wherever the parts are most work.
+
+    Args:
+        spec: of the run.
+        gaps: blocks that are to be hosted.
+        num_peers: in all.
+        most_bytes: that any of them lends.
+    """
     if num_peers < len(gaps):
         return None
-    shares = dict.fromkeys(gaps, 1)
-    for _ in range(num_peers - len(gaps)):
-        longest = max(gaps, key=lambda gap: len(gap) / shares[gap])
-        if shares[longest] == len(longest):
+    shares = {gap: min(len(gap), _least_share(spec, gap, most_bytes)) for gap in gaps}
+    if sum(shares.values()) > num_peers:
+        shares = dict.fromkeys(gaps, 1)  # they are too few, however it is cut
+    for _ in range(num_peers - sum(shares.values())):
+        open_to = [gap for gap in gaps if shares[gap] < len(gap)]
+        if not open_to:
             break
-        shares[longest] += 1
+        shares[max(open_to, key=lambda gap: spec.work(gap) / shares[gap])] += 1
     return shares
+
+
+def _least_share(spec: RunSpec, gap: LayerRange, most_bytes: int) -> int:
+    """Peers of so much memory that hold a gap, at least."""
+    return max(1, math.ceil(spec.held_bytes(gap) / max(1, most_bytes)))
 
 
 def _listed(gaps: Sequence[LayerRange]) -> str:

@@ -800,6 +800,15 @@ class RunSpec:
         """Samples that buffers may be of, numbered from 0."""
         return self.train.num_names if self.keeps_constants else self.train.num_samples
 
+    def work(self, layers: LayerRange) -> float:
+        """What blocks compute of a sample at its first visit, in blocks that train.
+
+        Of those below all that trains it is the forward alone: a third of what a block computes,
+        and half of it where adapters train, which want no gradients of the block's own weights.
+        """
+        below = max(0, min(layers.stop, self.trained_layers.start) - layers.start)
+        return len(layers) - below * (1 / 2 if self.train.adapts else 2 / 3)
+
     def trained_bytes(self, layers: LayerRange) -> int:
         """Of what trains in blocks, in float32."""
         trained = self.trained_layers
