@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,13 +10,13 @@ from hypothesis import strategies as st
 
 from benchmarks.key_frames import Way, measure
 from swarm_ft.coordinator.facts.ledger import Ledger
-from swarm_ft.coordinator.plan.routes import plan_microbatches, routes_of
+from swarm_ft.coordinator.plan.routes import plan_microbatches, routes_of, with_entries
 from swarm_ft.ids import BlockIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.messages.control import Stage
 from swarm_ft.protocol.messages.reports import SampleSet
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import TrainSpec
-from swarm_ft.protocol.spec.training_plan import Microbatch, step_samples
+from swarm_ft.protocol.spec.training_plan import Microbatch, step_microbatches, step_samples
 from tests.specs import train_spec
 
 STRANGER = PeerId("stranger")
@@ -137,6 +138,43 @@ def test_who_replaces_a_replica_gets_what_nobody_else_holds() -> None:
     stages[0] = Stage(layers=stages[0].layers, peers=(PeerId("s0r0"), PeerId("new")))
     routes = routes_of(plan_microbatches(spec, FIRST, stages, {}, ledger), stages)
     assert [routes[sample] for sample in samples] == [("s0r0", "s1r0"), ("new", "s1r1")] * 4
+
+
+def test_constants_are_with_the_receiver_alone_whoever_sent_them() -> None:
+    stages, spec = stages_of_sizes(2, 2, 2), spec_of(8, 1)
+    samples = step_samples(spec, FIRST)
+    ledger = replace(empty(stages, spec), entry=1)
+    for i, sample in enumerate(samples):
+        ledger = held_by(ledger, sample, (0, i % 2, i % 2))
+    ledger = ledger.without(PeerId("s0r0"), ledger.boundaries[0], SampleSet.of(samples))
+    planned = with_entries(plan_microbatches(spec, FIRST, stages, {}, ledger), stages, ledger)
+    assert [batch.entry for batch in planned] == [1] * len(planned)
+    routes = routes_of(planned, stages)
+    assert [routes[sample][1:] for sample in samples] == [("s1r0", "s2r0"), ("s1r1", "s2r1")] * 4
+    assert ledger.keepers(samples) == [PeerId("s1r0"), PeerId("s1r1")] * 4
+    assert ledger.buffered(stages)[ledger.boundaries[0]] == len(samples)
+    assert not ledger.keeps_all(stages[1].peers, spec.num_samples)
+    for sample in map(SampleId, range(spec.num_samples)):
+        ledger = held_by(ledger, sample, (0, 0, 0))
+    assert ledger.keeps_all(stages[1].peers, spec.num_samples)
+    assert not ledger.keeps_all(stages[1].peers[1:], spec.num_samples)
+
+
+def test_a_microbatch_begins_above_the_frozen_stages_only_where_all_of_it_is_kept() -> None:
+    stages, spec = stages_of_sizes(1, 1), spec_of(2, 2)
+    first, *others = step_microbatches(spec, FIRST)
+    ledger = replace(empty(stages, spec), entry=1)
+    for sample in (*first.samples, *others[0].samples[1:]):
+        ledger = held_by(ledger, sample, (0, 0))
+    planned = with_entries([first, *others], stages, ledger)
+    assert [batch.entry for batch in planned] == [1, 0]
+    # What began at the first stage may be under way there.
+    again = with_entries([first, *others], stages, ledger, only={others[0].index})
+    assert [batch.entry for batch in again] == [0, 0]
+    done = [replace(batch, done=frozenset({1})) for batch in (first, *others)]
+    assert [b.entry for b in with_entries(done, stages, empty(stages, spec))] == [0, 0]
+    lost = replace(empty(stages, spec), entry=1)
+    assert [b.entry for b in with_entries(done, stages, lost, only={first.index})] == [1, 0]
 
 
 @pytest.mark.parametrize("size", [1, 4])

@@ -176,6 +176,31 @@ def test_frozen_blocks_take_their_weights_alone(model: MakeModel) -> None:
     assert with_memory(needed - 1, adapter=Adapter.LORA).startswith("waiting for more")
 
 
+@pytest.mark.parametrize(
+    ("train", "hosts"),
+    [
+        ({"train_layers": "6-"}, "a:0-6 b:6-8 c:8-10 d:10-12"),
+        ({"train_layers": "6-", "adapter": Adapter.LORA}, "a:0-3 b:3-6 c:6-9 d:9-12"),
+        ({"train_layers": "9-"}, "b:0-4 a:4-9 d:9-10 c:10-12"),
+        ({"train_layers": "0-6"}, "a:0-3 b:3-6 c:6-9 d:9-12"),
+    ],
+)
+def test_fewer_share_what_is_frozen_below_all_that_trains(
+    model: MakeModel, train: dict[str, Any], hosts: str
+) -> None:
+    assert placed(model(12, **train), *(member(name, "auto") for name in "abcd")) == hosts
+
+
+def test_as_many_share_it_as_it_fits_into(model: MakeModel) -> None:
+    spec, needed = model(12, train_layers="6-"), 2 * COPIES_PER_WEIGHT * 1000
+    five = [member(name, "auto", memory_bytes=needed) for name in "abcde"]
+    assert placed(spec, *five[:4]) == "a:0-6 b:6-8 c:8-10 d:10-12"
+    assert placed(spec, *five) == "a:0-3 b:3-6 c:6-8 d:8-10 e:10-12"
+    heavy = replace(spec.model, block_bytes=2000)
+    two_of_these = replace(spec, model=heavy, train=replace(spec.train, train_layers="10-"))
+    assert placed(two_of_these, *five) == "b:0-3 c:3-6 a:6-10 d:10-11 e:11-12"
+
+
 def test_a_peer_that_is_too_small_does_not_keep_the_others_from_working(model: MakeModel) -> None:
     small = member("small", "auto", memory_bytes=1)
     large = member("large", "auto", memory_bytes=4 * 1000 * COPIES_PER_WEIGHT)

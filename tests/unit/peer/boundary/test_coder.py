@@ -57,6 +57,35 @@ class WatchedStore(BufferStore):
         self.staged.clear()
 
 
+@pytest.mark.parametrize("codec", ["none", "q8", "q4+z"])
+@pytest.mark.parametrize("forward", ["none", "aq4"])
+def test_constants_are_kept_as_they_came_at_the_receiver_alone(codec: str, forward: str) -> None:
+    train = {"train_layers": "2-", "num_samples": 4, "batch_size": 2, "num_steps": 4}
+    wanted = {"frozen_codec": codec, "forward_codec": forward, "num_eval_samples": 2, **train}
+    spec = RunSpec(
+        model=model_spec(hidden_size=CHANNELS),
+        train=train_spec(seq_length=TOKENS, micro_batch_size=2, **wanted),
+    )
+    here, there = WatchedStore(), WatchedStore()
+    sender = FrameCoder(spec, run_id=RUN, boundary=BLOCK, store=here)
+    receiver = FrameCoder(spec, run_id=RUN, boundary=BLOCK, store=there, keeps_input=True)
+    for sample in (1, 4):  # one to train on, one that is held out
+        x = torch.randn(TOKENS - 1, CHANNELS)
+        frame = sender.encode(key(sample), x)
+        assert frame.kind is FrameKind.DIRECT
+        value = receiver.decode(frame)
+        assert isinstance(value, torch.Tensor)
+        assert receiver.constant(SampleId(sample), TOKENS - 1) is None, "the step is open"
+        there.commit()
+        found = receiver.constant(SampleId(sample), TOKENS - 1)
+        assert found is not None
+        assert torch.equal(found, value)
+        assert there.kept(received(sample)).payload == frame.tensor.payload
+        assert receiver.constant(SampleId(sample), TOKENS) is None, "it has other tokens"
+    assert not here.staged
+    assert sender.constant(SampleId(1), TOKENS - 1) is None
+
+
 def sent(sample: int) -> BufferKey:
     return BufferKey(RUN, BLOCK, End.SENT, SampleId(sample))
 

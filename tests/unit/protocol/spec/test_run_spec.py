@@ -206,6 +206,27 @@ def test_the_digest_is_stable(run_spec: RunSpec) -> None:
     assert run_spec.digest().hex() == PINNED_DIGEST
 
 
+def test_what_is_below_all_that_trains_is_constant_if_samples_come_again(run_spec: RunSpec) -> None:
+    def of(**changes: Any) -> RunSpec:
+        train = replace(run_spec.train, num_samples=8, batch_size=4, micro_batch_size=2)
+        wanted: dict[str, Any] = {"train_layers": "2-", "num_steps": 3, "dropout": False}
+        wanted |= changes
+        return replace(run_spec, train=replace(train, **wanted))
+
+    twice = of()
+    assert [twice.is_constant(boundary) for boundary in (1, 2, 3)] == [True, True, False]
+    keeps = {layers: of().keeps_input(LayerRange(*layers)) for layers in ((0, 2), (0, 3), (1, 2))}
+    assert keeps == {(0, 2): False, (0, 3): False, (1, 2): False}
+    assert twice.keeps_input(LayerRange(1, 3))
+    assert twice.keeps_input(LayerRange(2, 3))
+    for never in (of(num_steps=2), of(dropout=True), of(train_layers="0-2")):
+        assert not never.is_constant(1)
+        assert not never.keeps_input(LayerRange(2, 3))
+    assert of(train_layers="0-2").work(LayerRange(0, 3)) == 3
+    assert twice.work(LayerRange(0, 3)) == pytest.approx(1 + 2 / 3)
+    assert of(adapter=Adapter.LORA).work(LayerRange(1, 2)) == 1 / 2
+
+
 def test_equal_specs_share_a_digest(run_spec: RunSpec) -> None:
     train = replace(run_spec.train, weight_decay=0.0, clip_grad_norm=1.0, learning_rate=1.0)
     same = replace(run_spec.train, weight_decay=-0.0, clip_grad_norm=1, learning_rate=1)

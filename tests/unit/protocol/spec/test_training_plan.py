@@ -109,6 +109,31 @@ def test_the_next_visit_is_the_first_step_to_come_that_has_the_sample(
         assert [order.next_visit(i, after) for i in samples] == expected
 
 
+@pytest.mark.parametrize("strategy", list(EvalStrategy))
+@pytest.mark.parametrize("eval_steps", [0, 1, 3, 20])
+@pytest.mark.parametrize("compression", [EvalCompression.OFF, EvalCompression.BOTH])
+def test_a_held_out_sample_is_visited_where_it_is_evaluated(
+    train_spec: TrainSpec, strategy: EvalStrategy, eval_steps: int, compression: EvalCompression
+) -> None:
+    spec = replace(
+        train_spec,
+        num_samples=9,
+        batch_size=2,
+        micro_batch_size=1,
+        num_steps=14,
+        num_eval_samples=3,
+        eval_strategy=strategy,
+        eval_steps=eval_steps,
+        eval_compression=compression,
+    )
+    held_out = np.arange(spec.num_samples, spec.num_names)
+    for after in range(-1, spec.num_steps + 2):
+        due = (s for s in range(after + 1, spec.num_steps + 1) if evaluates_at(spec, StepNumber(s)))
+        expected = [next(due, NEVER)] * len(held_out)
+        assert VisitOrder(spec).next_visits(held_out, after).tolist() == expected
+    assert VisitOrder(spec).next_visit(SampleId(spec.num_names), 0) == NEVER
+
+
 @given(num_samples=st.integers(1, 30), micro_batch_size=st.integers(1, 6), step=st.integers(0, 9))
 @settings(derandomize=True, deadline=None)
 def test_microbatches_cut_a_step_in_order(
