@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 
-from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn
+from swarm_ft.errors import BadOption, MalformedMessage, NonFinite, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import MAX_SQUARED_NORM
@@ -29,7 +29,7 @@ from swarm_ft.stage.base import Lengths, LossAndCounts, LossAndGradient, OpenSte
 from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.device import synchronise
 from swarm_ft.stage.forms import frozen_forms, prepare
-from swarm_ft.stage.heads import counts_by_class
+from swarm_ft.stage.heads import FLOAT32_ALONE, counts_by_class
 from swarm_ft.stage.module import DropoutSeeds, StageModule, WeightProduct
 from swarm_ft.stage.skeleton import reports_router
 from swarm_ft.stage.weights import StageWeights
@@ -240,9 +240,15 @@ class StageEngine:
             dtype: float32, or bfloat16 for autocast over float32 weights.
 
         Raises:
-            BadOption: the run's samples are too long for the model.
+            BadOption: the run's samples are too long for the model, or it does not compute in
+                bfloat16.
         """
         check_seq_length(checkpoint.architecture, spec.train.seq_length)
+        if dtype is not torch.float32 and spec.model.architecture in FLOAT32_ALONE:
+            raise BadOption(
+                f"--dtype: '{spec.model.architecture}' computes in float32 alone, got {dtype}; "
+                f"start this peer with --dtype float32"
+            )
         self.layers = layers
         self.is_first = layers.start == 0
         self.is_last = layers.stop == spec.model.num_blocks

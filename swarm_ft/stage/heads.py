@@ -37,6 +37,8 @@ ENCODERS = frozenset(
     {"bert", "camembert", "deberta", "deberta-v2", "electra", "roberta", "xlm-roberta"}
 )
 """Types whose tokens see those behind them, and whose first token tells a sample's class."""
+FLOAT32_ALONE = frozenset({"deberta"})
+"""Types whose own code fails in autocast: it masks scores in bfloat16 with the least float32."""
 
 
 class Ending(Protocol):

@@ -13,7 +13,7 @@ from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForMaskedLM, DebertaV2Config
 
-from swarm_ft.errors import BadModel, MalformedMessage, RunMismatch
+from swarm_ft.errors import BadModel, BadOption, MalformedMessage, RunMismatch
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import BaseDtype, TaskKind
@@ -215,6 +215,21 @@ def test_a_model_without_them_shares_nothing(
     assert pipeline.checkpoint.architecture.shared == ()
     assert pipeline.spec.model.shared_bytes == pipeline.spec.shared_values == 0
     assert pipeline.spec.sharing(pipeline.stages) == ()
+
+
+def test_the_first_deberta_is_not_computed_in_bfloat16_and_the_others_are(
+    make_train_spec: MakeTrainSpec, tmp_path: Path
+) -> None:
+    train, rows = make_train_spec(task_kind=KIND, label_names="bad,fair,good"), rows_for(KIND)
+    first, third = (
+        open_checkpoint(str(save_model(family, tmp_path / family)), train)
+        for family in ("deberta", "deberta-v3")
+    )
+    with pytest.raises(BadOption, match="'deberta' computes in float32 alone"):
+        Pipeline(first, train, 2, torch.bfloat16)
+    loss = step_gradients(Pipeline(third, train, 2, torch.bfloat16), 0, rows)
+    exact = step_gradients(Pipeline(third, train, 2, torch.float32), 0, rows)
+    assert exact != loss == pytest.approx(exact, rel=0.01)
 
 
 def test_a_convolution_between_two_blocks_is_refused(
