@@ -39,7 +39,6 @@ class EmulatedEngine:
         work: seconds of each pass, as they are to be waited for.
     """
 
-    exchanges_tied_gradient = False
     has_backward = True
 
     def __init__(self, work: Work, spec: RunSpec, layers: LayerRange) -> None:
@@ -132,12 +131,12 @@ class EmulatedEngine:
     ) -> None:
         """Nothing follows from it."""
 
-    def tied_gradient(self) -> Tensor:
-        """There is none; see `exchanges_tied_gradient`."""
+    def shared_gradient(self) -> Tensor:
+        """There is none."""
         return torch.zeros(0)
 
-    def set_tied_gradient(self, gradient: Tensor) -> None:
-        """See `tied_gradient`."""
+    def set_shared_gradient(self, total: Tensor) -> None:
+        """See `shared_gradient`."""
 
     # ---- the end
 

@@ -83,7 +83,7 @@ def real_training(job: StageJob) -> Training:
     stage = StageModule(checkpoint.config, layers)
     stage.materialise(checkpoint.load(layers, spec), torch.device("cpu"))
     stage.eval()  # without dropout
-    weights = StageWeights(stage, weight_decay=WEIGHT_DECAY, synchronised=False)
+    weights = StageWeights(stage, weight_decay=WEIGHT_DECAY)
     weights.linears.restore()  # torch's own backward passes
     tokens = random_tokens(work, spec.vocab_size)
     num_targets = work.batch_size * (work.tokens - 1)

@@ -344,12 +344,22 @@ def _frames_bytes(spec: RunSpec, codec: CodecSpec) -> float:
     return train.micro_batch_size * (values * bytes_per_value(codec) + FRAME_BYTES)
 
 
-def _reduced_bytes(spec: RunSpec, stage: _Stage) -> float:
-    """That each replica sends to sum a step's gradients over all of them."""
-    replicas = len(stage.peers)
-    shared = 2 * (replicas - 1) / replicas
+def _reduced_bytes(spec: RunSpec, stages: Sequence[_Stage], stage: _Stage) -> float:
+    """That each replica sends to sum a step's gradients.
+
+    Over the stage's replicas all of them, and those of weights that several stages train over one
+    replica of each of these.
+    """
     rate = bytes_per_value(spec.train.reduction_codec)
-    return shared * rate * stage.trained_bytes / FLOAT_BYTES
+    of_replicas = rate * stage.trained_bytes / FLOAT_BYTES
+    sharing = spec.sharing(stages)
+    of_stages = spec.shared_values * FLOAT_BYTES if stage in sharing else 0.0
+    return _times(len(stage.peers)) * of_replicas + _times(len(sharing)) * of_stages
+
+
+def _times(members: int) -> float:
+    """How often each member of a sum sends its gradient: in shares, and as the sum of its own."""
+    return 2 * (members - 1) / members if members else 0.0
 
 
 # ---- a step
@@ -365,7 +375,7 @@ def _step(spec: RunSpec, stages: Sequence[_Stage], *, is_first: bool) -> tuple[f
         alone_s += other.hop_s(size.backward, one) if size.backward else 0.0
     turns = _turns(stages, is_first=is_first)
     slowest_s, bound_by = max(turns, key=lambda turn: turn[0])
-    reduced_s = max(_reduced_bytes(spec, stage) / stage.slowest_up for stage in stages)
+    reduced_s = max(_reduced_bytes(spec, stages, one) / one.slowest_up for one in stages)
     told_s = 2 * max(stage.round_trip_s for stage in stages)
     return alone_s + (microbatches - 1) * slowest_s + reduced_s + told_s, bound_by
 
@@ -440,7 +450,7 @@ def _told(spec: RunSpec, stages: Sequence[_Stage], index: int) -> StageForecast:
             own = _sizes(stages[begins_at:], index - begins_at, is_first=is_first)
             microbatches = steps * train.batch_size / train.micro_batch_size / len(stage.peers)
             sent, received = sent + microbatches * own[0], received + microbatches * own[1]
-    reduced = train.num_steps * _reduced_bytes(spec, stage)
+    reduced = train.num_steps * _reduced_bytes(spec, stages, stage)
     return StageForecast(
         layers=stage.layers,
         peers=tuple(peer.peer_id for peer in stage.peers),

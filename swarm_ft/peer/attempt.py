@@ -16,7 +16,7 @@ from swarm_ft.peer.boundary.end import Boundary
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.kept_buffers import AttemptBuffers
 from swarm_ft.peer.links import LinkChannel
-from swarm_ft.peer.reduce.all_reduce import GradientReducer, synchronise, tied_pairs
+from swarm_ft.peer.reduce.all_reduce import GradientReducer, Group, groups_of, synchronise
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.state.learner import CatchingUp
 from swarm_ft.peer.state.stage_state import StageState
@@ -33,10 +33,10 @@ from swarm_ft.protocol.messages.control import (
     StepReady,
     stages_of,
 )
-from swarm_ft.protocol.messages.reduction import ReduceHello
+from swarm_ft.protocol.messages.reduction import ReduceHello, Scope
 from swarm_ft.protocol.messages.reports import GradientTraffic, Traffic
 from swarm_ft.protocol.messages.timeline import SpanKind
-from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_dp_spec
+from swarm_ft.protocol.spec.codec_spec import Direction, parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.tasks import task_of
@@ -48,7 +48,7 @@ R = TypeVar("R")
 
 
 class Connections:
-    """What joins a stage to the rest of its run: neighbours, replicas, the other end.
+    """What joins a stage to the rest of its run: neighbours, replicas, who holds the same weights.
 
     Attributes:
         pipeline: the run's stages and all of their peers.
@@ -57,7 +57,9 @@ class Connections:
         constants: what reads the stage's inputs that it has kept; None if it keeps none.
         downstream: to those of the stage behind; none at the last.
         reducer: sums gradients with the other replicas of this stage; None if there are none.
-        tied: by the other end's peer, what sums the gradient of tied embeddings with it.
+        group: with whom it sums the gradients of weights that other stages hold too; None if there
+            are no such, or none that train.
+        sharer: sums them; None so too.
     """
 
     def __init__(
@@ -94,7 +96,8 @@ class Connections:
         self.upstream = self._boundaries(self.index - 1, Direction.BACKWARD)
         self.downstream = self._boundaries(self.index + 1, Direction.FORWARD)
         self.reducer = self._make_reducer(num_values)
-        self.tied = self._make_tied()
+        self.group = self._make_group()
+        self.sharer = self._make_sharer()
 
     @property
     def boundaries(self) -> tuple[Boundary, ...]:
@@ -103,7 +106,7 @@ class Connections:
 
     @property
     def _reducers(self) -> tuple[GradientReducer, ...]:
-        return (*([self.reducer] if self.reducer is not None else ()), *self.tied.values())
+        return tuple(one for one in (self.reducer, self.sharer) if one is not None)
 
     def start(self, group: asyncio.TaskGroup) -> None:
         """Connect, and work until the group is cancelled."""
@@ -155,48 +158,42 @@ class Connections:
         if len(stage.peers) == 1:
             return None
         codec = self._assign.spec.train.reduction_codec
-        return self._reducer_of(
-            stage.peers, stage.layers, num_values, codec=codec, residuals=self._state.residuals
+        others = tuple(peer for peer in stage.peers if peer != self._context.peer_id)
+        return GradientReducer(
+            self._reduce_hello(Scope.REPLICAS, stage.layers, num_values),
+            stage.peers,
+            self._channels(others),
+            codec=codec,
+            residuals=self._state.residuals,
+            pool=self._context.codecs,
         )
 
-    def _make_tied(self) -> dict[PeerId, GradientReducer]:
-        model, own = self._assign.spec.model, self._context.peer_id
-        if not self._assign.spec.train.sync_tied_embeddings or len(self.pipeline) == 1:
-            return {}
-        return {
-            last if own == first else first: self._reducer_of(
-                (first, last),
-                model.layers,
-                model.vocab_size * model.hidden_size,
-                codec=parse_dp_spec("none"),
-                residuals=Residuals(),
-            )
-            for first, last in tied_pairs(self.pipeline[0], self.pipeline[-1])
-            if own in (first, last)
-        }
+    def _make_group(self) -> Group | None:
+        groups = groups_of(self._assign.spec.sharing(self.pipeline))
+        return next((one for one in groups if self._context.peer_id in one.members), None)
 
-    def _reducer_of(
-        self,
-        members: tuple[PeerId, ...],
-        layers: LayerRange,
-        num_values: int,
-        *,
-        codec: CodecSpec,
-        residuals: Residuals,
-    ) -> GradientReducer:
-        own = self._context.peer_id
-        hello = ReduceHello(
+    def _make_sharer(self) -> GradientReducer | None:
+        if self.group is None:
+            return None
+        spec = self._assign.spec
+        return GradientReducer(
+            self._reduce_hello(Scope.STAGES, spec.model.layers, spec.shared_values),
+            self.group.members,
+            self._channels(self.group.heard_by(self._context.peer_id)),
+            codec=parse_dp_spec("none"),
+            residuals=Residuals(),
+            pool=self._context.codecs,
+        )
+
+    def _reduce_hello(self, scope: Scope, layers: LayerRange, num_values: int) -> ReduceHello:
+        return ReduceHello(
             run_id=self._assign.run_id,
             spec_digest=self._assign.spec_digest,
             attempt=self._assign.attempt,
-            peer_id=own,
+            peer_id=self._context.peer_id,
             layers=layers,
+            scope=scope,
             num_values=num_values,
-        )
-        channels = {peer: self._channel(peer) for peer in members if peer != own}
-        pool = self._context.codecs
-        return GradientReducer(
-            hello, members, channels, codec=codec, residuals=residuals, pool=pool
         )
 
     def _boundaries(self, index: int, sends: Direction) -> dict[PeerId, Boundary]:
@@ -238,6 +235,9 @@ class Connections:
             for peer in self.pipeline[index].peers
         }
 
+    def _channels(self, peers: tuple[PeerId, ...]) -> dict[PeerId, LinkChannel]:
+        return {peer: self._channel(peer) for peer in peers}
+
     def _channel(self, peer: PeerId) -> LinkChannel:
         return self._context.links.channel(peer, self._endpoints[peer])
 
@@ -246,7 +246,7 @@ class StageAttempt:
     """See the module's docstring; `run` until cancelled, plans come in through `plan`.
 
     Attributes:
-        connections: to neighbours and replicas, and to the other end.
+        connections: to neighbours, replicas, and those who hold the same weights.
         buffers: reads ahead what this stage keeps of samples, and tells what is here.
     """
 
@@ -407,10 +407,9 @@ class StageAttempt:
         if not plan.microbatches:
             await self._settled()
             return self._evaluated(plan, progress)
-        if self.connections.reducer is not None or self._engine.exchanges_tied_gradient:
+        if self.connections.reducer is not None or self.connections.sharer is not None:
             progress.gradient = await self._of_gradient(self._engine.flat_gradient)
-        gradients = await self._reduce(plan, progress)
-        await self._tie(plan)
+        gradients = await self._reduce(plan, progress) + await self._tie(plan)
         await self._settled()
         norm = await self._of_gradient(self._engine.squared_grad_norm)
         self._state.summed_in = plan.attempt
@@ -548,13 +547,16 @@ class StageAttempt:
         await self._of_gradient(self._engine.take_sum, total)
         return sent
 
-    async def _tie(self, plan: PlanStep) -> None:
-        """Keep tied embeddings tied, where they are to be."""
-        pairs = self.connections.tied.values()
-        if pairs:
-            began_s = self._timeline.now_s()
-            await synchronise(pairs, plan.step, self._engine, self._context.compute)
-            self._timeline.add(SpanKind.TIE, began_s)
+    async def _tie(self, plan: PlanStep) -> GradientTraffic:
+        """Have copies of one weight stay one, where other stages hold some."""
+        sharer, group = self.connections.sharer, self.connections.group
+        if sharer is None or group is None:
+            return GradientTraffic()
+        began_s, compute = self._timeline.now_s(), self._context.compute
+        await synchronise(sharer, group, plan.step, self._engine, compute)
+        sent = sharer.take_traffic()
+        self._timeline.add(SpanKind.TIE, began_s, num_bytes=sent.sent_bytes)
+        return sent
 
     async def _settled(self) -> None:
         """Wait until neighbours have all that they were sent."""

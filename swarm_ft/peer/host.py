@@ -210,7 +210,7 @@ class StageHost:
         self._exchange.follow(assign, layers)
         if self._exchange.catching_up is not None:
             self._drop_result()
-            if assign.spec.train.sync_tied_embeddings:
+            if assign.spec.shared_values:
                 await self._exchange.catching_up.run()
             return
         if self._exchange.is_outdated(assign, layers):

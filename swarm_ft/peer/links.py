@@ -65,7 +65,7 @@ does not name: who was told of an attempt sooner waits on it for this peer to he
 call again. A member that no assignment names is gone by then."""
 MAX_IDLE_LINKS = 64
 """To peers that nobody here has a use for (yet), and that the present assignment does not name."""
-MAX_ANSWERS = 2 * WINDOW_FRAMES + 4 * WINDOW_PIECES
+MAX_ANSWERS = 2 * WINDOW_FRAMES + 8 * WINDOW_PIECES
 """Acknowledgements and the like that wait to be sent: two for each message that the other side may
 have on its way. More means that it sends, and does not read what it is answered."""
 

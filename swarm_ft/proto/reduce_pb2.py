@@ -25,19 +25,21 @@ _sym_db = _symbol_database.Default()
 from swarm_ft.proto import run_pb2 as swarm__ft_dot_proto_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bswarm_ft/proto/reduce.proto\x12\x0bswarm_ft.v1\x1a\x18swarm_ft/proto/run.proto\"a\n\x08PieceKey\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\'\n\x05phase\x18\x03 \x01(\x0e\x32\x18.swarm_ft.v1.ReducePhase\x12\r\n\x05piece\x18\x04 \x01(\r\"C\n\rGradientPiece\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.swarm_ft.v1.PieceKey\x12\x0e\n\x06tensor\x18\x02 \x01(\x0c\"\x91\x01\n\x0bReduceHello\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bspec_digest\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0f\n\x07peer_id\x18\x04 \x01(\t\x12\'\n\x06layers\x18\x05 \x01(\x0b\x32\x17.swarm_ft.v1.LayerRange\x12\x12\n\nnum_values\x18\x06 \x01(\x04*Y\n\x0bReducePhase\x12\x1c\n\x18REDUCE_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12REDUCE_PHASE_SHARE\x10\x01\x12\x14\n\x10REDUCE_PHASE_SUM\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bswarm_ft/proto/reduce.proto\x12\x0bswarm_ft.v1\x1a\x18swarm_ft/proto/run.proto\"\x8a\x01\n\x08PieceKey\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\'\n\x05phase\x18\x03 \x01(\x0e\x32\x18.swarm_ft.v1.ReducePhase\x12\r\n\x05piece\x18\x04 \x01(\r\x12\'\n\x05scope\x18\x05 \x01(\x0e\x32\x18.swarm_ft.v1.ReduceScope\"C\n\rGradientPiece\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.swarm_ft.v1.PieceKey\x12\x0e\n\x06tensor\x18\x02 \x01(\x0c\"\xba\x01\n\x0bReduceHello\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bspec_digest\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0f\n\x07peer_id\x18\x04 \x01(\t\x12\'\n\x06layers\x18\x05 \x01(\x0b\x32\x17.swarm_ft.v1.LayerRange\x12\x12\n\nnum_values\x18\x06 \x01(\x04\x12\'\n\x05scope\x18\x07 \x01(\x0e\x32\x18.swarm_ft.v1.ReduceScope*Y\n\x0bReducePhase\x12\x1c\n\x18REDUCE_PHASE_UNSPECIFIED\x10\x00\x12\x16\n\x12REDUCE_PHASE_SHARE\x10\x01\x12\x14\n\x10REDUCE_PHASE_SUM\x10\x02*_\n\x0bReduceScope\x12\x1c\n\x18REDUCE_SCOPE_UNSPECIFIED\x10\x00\x12\x19\n\x15REDUCE_SCOPE_REPLICAS\x10\x01\x12\x17\n\x13REDUCE_SCOPE_STAGES\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarm_ft.proto.reduce_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REDUCEPHASE']._serialized_start=386
-  _globals['_REDUCEPHASE']._serialized_end=475
-  _globals['_PIECEKEY']._serialized_start=70
-  _globals['_PIECEKEY']._serialized_end=167
-  _globals['_GRADIENTPIECE']._serialized_start=169
-  _globals['_GRADIENTPIECE']._serialized_end=236
-  _globals['_REDUCEHELLO']._serialized_start=239
-  _globals['_REDUCEHELLO']._serialized_end=384
+  _globals['_REDUCEPHASE']._serialized_start=469
+  _globals['_REDUCEPHASE']._serialized_end=558
+  _globals['_REDUCESCOPE']._serialized_start=560
+  _globals['_REDUCESCOPE']._serialized_end=655
+  _globals['_PIECEKEY']._serialized_start=71
+  _globals['_PIECEKEY']._serialized_end=209
+  _globals['_GRADIENTPIECE']._serialized_start=211
+  _globals['_GRADIENTPIECE']._serialized_end=278
+  _globals['_REDUCEHELLO']._serialized_start=281
+  _globals['_REDUCEHELLO']._serialized_end=467
 # @@protoc_insertion_point(module_scope)

@@ -1,8 +1,9 @@
 """Where a model keeps its parts, found by running what lies around its blocks. Knows no weights.
 
 Any causal model of transformers will do that is one stack of blocks, which hand one hidden tensor
-on and need nothing else of the text. No table says which are: the model runs without memory, its
-blocks replaced by probes that note what they are given.
+on and need nothing else of the text. What they all are given of weights alone, such as a table of
+relative positions, every stage makes for itself. No table says which is what: the model runs
+without memory, its blocks replaced by probes that note what they are given.
 
 Shapes: B samples, T tokens, C channels, V vocabulary.
 """
@@ -11,20 +12,22 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map
 from transformers import PreTrainedModel
 
 from swarm_ft.errors import BadModel, BadOption
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.tasks import Task
-from swarm_ft.stage.heads import REFUSED_ENCODERS, head_of
+from swarm_ft.stage.heads import head_of
 from swarm_ft.stage.skeleton import (
     ModelConfig,
     base_of,
@@ -36,7 +39,10 @@ from swarm_ft.stage.skeleton import (
 )
 
 EMBED_PART = "embeddings"
+SHARED_PART = "shared by all blocks"
 HEAD_PART = "head"
+_POOLER = "pooler"
+"""How the name ends of what makes one vector of a text, in front of the head."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +54,7 @@ class Architecture:
         blocks: the list of transformer blocks.
         embeddings: modules that only the first stage needs.
         ends: modules that only the last stage needs: the final norm and the head, mostly.
+        shared: modules that every stage needs, since all blocks are given what they make.
         token_embeddings: the tokens' table, one of `embeddings`.
         head: what makes logits of channels, one of `ends`; a linear layer, but for some of classes.
         positions: how many tokens there are positions for, where these are a table.
@@ -57,6 +64,7 @@ class Architecture:
     blocks: str
     embeddings: tuple[str, ...]
     ends: tuple[str, ...]
+    shared: tuple[str, ...]
     token_embeddings: str
     head: str
     positions: int | None
@@ -74,12 +82,14 @@ class Architecture:
     @property
     def new_ends(self) -> tuple[str, ...]:
         """What a model that never told classes lacks: the head, BERT's pooler in front of it."""
-        return (self.head, *(end for end in self.ends if end.endswith("pooler")))
+        return (self.head, *(end for end in self.ends if end.endswith(_POOLER)))
 
     def part_of(self, name: str) -> str:
-        """`embeddings`, `block N` or `head`, by a tensor's name."""
+        """The part that a tensor is of, by its name; `EMBED_PART`, or another of them."""
         if is_below(name, [self.blocks]):
             return block_part(int(name.removeprefix(f"{self.blocks}.").partition(".")[0]))
+        if is_below(name, self.shared):
+            return SHARED_PART
         return EMBED_PART if is_below(name, self.embeddings) else HEAD_PART
 
 
@@ -108,8 +118,6 @@ def check_model_type(model_type: str, task: Task) -> None:
         BadModel: it has none.
     """
     head = head_of(task)
-    if model_type in REFUSED_ENCODERS:
-        raise BadModel(f"architecture '{model_type}': {REFUSED_ENCODERS[model_type]}")
     if model_type not in head.class_names:
         raise BadModel(
             f"architecture '{model_type}': expected {head.words} of transformers builds, such as "
@@ -147,7 +155,8 @@ def architecture_of(skeleton: PreTrainedModel) -> Architecture:
     table = _name_of(skeleton, skeleton.get_input_embeddings(), "token embeddings")
     fill_buffers(skeleton, but=(blocks, *around))
     trace = _traced(skeleton, blocks, around, LayerRange(0, skeleton.config.num_hidden_layers))
-    before, after = _sides(skeleton, trace.called, around)
+    shared = tuple(name for name in around if name in trace.shared)
+    before, after = _sides(skeleton, trace.called, [one for one in around if one not in shared])
     if not (is_below(table, before) and is_below(head, after)):
         raise _refused(skeleton, f"expected {table} in front of all blocks, {head} behind them")
     return Architecture(
@@ -155,6 +164,7 @@ def architecture_of(skeleton: PreTrainedModel) -> Architecture:
         blocks=blocks,
         embeddings=before,
         ends=after,
+        shared=shared,
         token_embeddings=table,
         head=head,
         positions=_positions(skeleton, table, before),
@@ -167,7 +177,7 @@ def cut(skeleton: PreTrainedModel, architecture: Architecture, layers: LayerRang
     Raises:
         BadModel: in the stage the blocks would be given something else than in the whole.
     """
-    around = (*architecture.embeddings, *architecture.ends)
+    around = (*architecture.embeddings, *architecture.shared, *architecture.ends)
     absent = (*architecture.embeddings,) if layers.start > 0 else ()
     absent += (*architecture.ends,) if layers.stop < architecture.num_blocks else ()
     whole = _traced(skeleton, architecture.blocks, around, LayerRange(0, architecture.num_blocks))
@@ -252,7 +262,7 @@ def _head_of(skeleton: PreTrainedModel) -> str:
         return _name_of(skeleton, skeleton.get_output_embeddings(), "output embeddings")
     base, _ = base_of(skeleton)
     beside = [name for name, child in skeleton.named_children() if child.state_dict()]
-    names: list[str] = [name for name in beside if name != base]
+    names: list[str] = [name for name in beside if name != base and not name.endswith(_POOLER)]
     if len(names) != 1:
         raise _refused(
             skeleton, f"expected one head of classes, found {', '.join(names) or 'none'}"
@@ -265,10 +275,14 @@ def _sides(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Modules that are called in front of the blocks and behind them; who is not called, too."""
     first, last = called.index(_BLOCK), len(called) - called[::-1].index(_BLOCK)
-    before, after = called[:first], called[last:]
+    before, after = [name for name in called[:first] if name in around], called[last:]
     for name in around:
         if name in called[first:last] or (name in before and name in after):
-            raise _refused(skeleton, f"expected {name} in front of the blocks or behind them")
+            raise _refused(
+                skeleton,
+                f"expected all but its blocks in front of these or behind them; {name} is between "
+                f"two of them, or at both ends",
+            )
     return tuple(dict.fromkeys(before)), tuple(name for name in around if name not in before)
 
 
@@ -309,10 +323,12 @@ class _Trace:
     Attributes:
         called: names of modules around the blocks, and `_BLOCK` for each of these, in order.
         given: what each block got beside its hidden states, by name.
+        shared: names of modules of whose weights alone some of that is made.
     """
 
     called: list[str] = field(default_factory=list)
     given: list[dict[str, object]] = field(default_factory=list)
+    shared: set[str] = field(default_factory=set)
 
 
 def _traced(
@@ -362,7 +378,7 @@ def _probed(
 ) -> Iterator[None]:
     with ExitStack() as stack:
         for index, block in enumerate(skeleton.get_submodule(blocks).children()):
-            probe = partial(_block_probe, skeleton, trace, form, index)
+            probe = partial(_block_probe, skeleton, around, trace, form, index)
             _replace_forward(stack, block, probe)
         for name in around:
             module = skeleton.get_submodule(name)
@@ -377,6 +393,7 @@ def _replace_forward(stack: ExitStack, module: nn.Module, forward: Callable[...,
 
 def _block_probe(
     skeleton: PreTrainedModel,
+    around: Collection[str],
     trace: _Trace,
     form: Callable[[Tensor], object],
     index: int,
@@ -399,11 +416,14 @@ def _block_probe(
     trace.given.append(given)
     for name, value in _leaves(given):
         if isinstance(value, Tensor) and value.requires_grad:
-            raise _refused(
-                skeleton,
-                f"expected its blocks to take hidden states alone of what depends on the text or "
-                f"on weights; they take {name} too",
-            )
+            makers = _makers(skeleton, around, value)
+            if makers is None:
+                raise _refused(
+                    skeleton,
+                    f"expected its blocks to take hidden states alone of what depends on the text; "
+                    f"they take {name} too",
+                )
+            trace.shared |= makers
     return form(hidden)
 
 
@@ -414,18 +434,70 @@ def _weightless(
     trace.called.append(name)
     with torch.device("meta"):
         result = own(*tree_map(_on_meta, inputs), **tree_map(_on_meta, named))
-    return tree_map(_zeros, result)
+    given = [value for _, value in _leaves({"inputs": inputs, "named": named})]
+    return tree_map(
+        partial(_zeros, name, [one for one in given if isinstance(one, Tensor)]), result
+    )
 
 
 def _on_meta(value: object) -> object:
     return value.to("meta") if isinstance(value, Tensor) else value
 
 
-def _zeros(value: object) -> object:
+def _zeros(module: str, given: list[Tensor], value: object) -> object:
     if not isinstance(value, Tensor):
         return value
-    zeros = torch.zeros(value.shape, dtype=value.dtype)
-    return zeros.requires_grad_().clone() if value.is_floating_point() else zeros
+    if not value.is_floating_point():
+        return torch.zeros(value.shape, dtype=value.dtype)
+    made: Tensor = _Made.apply(module, value, _WEIGHT, *given)  # type: ignore[no-untyped-call]
+    return made.clone()  # some families change what they were given in place
+
+
+_WEIGHT = torch.zeros((), requires_grad=True)
+"""In the place of all that a module without memory has."""
+
+
+class _MadeBy(Protocol):
+    """What is remembered of a result: by which module, and whether of the text."""
+
+    module: str
+    is_of_text: bool
+
+
+class _Made(torch.autograd.Function):
+    """Zeros in the place of a module's result, which remember what they are made of.
+
+    Whatever is no floating-point number is of the text: tokens, or their places.
+    """
+
+    @staticmethod
+    def forward(ctx: _MadeBy, module: str, result: Tensor, *given: Tensor) -> Tensor:
+        ctx.module = module
+        ctx.is_of_text = not all(one.is_floating_point() for one in given)
+        return torch.zeros(result.shape, dtype=result.dtype)
+
+
+def _makers(
+    skeleton: PreTrainedModel, around: Collection[str], value: Tensor
+) -> frozenset[str] | None:
+    """Of which modules' weights a tensor is made, and of nothing else; None if of the text."""
+    names = {id(weight): name for name, weight in skeleton.named_parameters()}
+    found: set[str] = set()
+    left, seen = [get_gradient_edge(value).node], set[object]()
+    while left:
+        node: Any = left.pop()
+        seen.add(node)
+        if getattr(node, "is_of_text", False):
+            return None
+        if hasattr(node, "module"):
+            found.add(node.module)
+        if hasattr(node, "variable") and node.variable is not _WEIGHT:
+            owners = [one for one in around if is_below(names.get(id(node.variable), ""), [one])]
+            if not owners:
+                return None
+            found |= set(owners)
+        left += [one for one, _ in node.next_functions if one is not None and one not in seen]
+    return frozenset(found)
 
 
 def _leaves(given: Mapping[str, object]) -> list[tuple[str, object]]:
@@ -448,5 +520,5 @@ def _compare(
 
 def _is_same(one: object, other: object) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
+        return one is other or torch.equal(one, other)
     return type(one) is type(other) and (not isinstance(one, int | float | str) or one == other)

@@ -54,10 +54,10 @@ class Engine(Protocol):
     `forward_backward`) and `weight_gradients`, then `squared_grad_norm` and `apply`. A backward
     computes what the stage upstream waits for; `weight_gradients` does the rest whenever there is
     time, and then the microbatch is counted. Gradients are summed in the order of these calls.
-    With synchronised tied embeddings, first and last stage exchange `tied_gradient` and both
-    `set_tied_gradient` the sum in between, before `squared_grad_norm`. A step that is begun again
-    keeps no trace of its first attempt; one that is resumed keeps the microbatches that were
-    counted. `OpenStep` keeps the books of this for any engine.
+    Stages that hold copies of a weight that trains (`RunSpec.sharing`) exchange `shared_gradient`
+    and all `set_shared_gradient` the sum in between, before `squared_grad_norm`. A step that is
+    begun again keeps no trace of its first attempt; one that is resumed keeps the microbatches that
+    were counted. `OpenStep` keeps the books of this for any engine.
     """
 
     @property
@@ -71,10 +71,6 @@ class Engine(Protocol):
     @property
     def is_last(self) -> bool:
         """Whether it has the head and the loss."""
-
-    @property
-    def exchanges_tied_gradient(self) -> bool:
-        """Whether this stage holds one of two synchronised tensors and another stage the other."""
 
     @property
     def has_backward(self) -> bool:
@@ -240,12 +236,12 @@ class Engine(Protocol):
     def squared_grad_norm(self) -> float:
         """Sum of squares of this stage's gradients, accumulated in float64.
 
-        With synchronised tied embeddings the tied tensor counts once, at the first stage.
+        Weights of which several stages hold copies count once, at the first stage.
 
         Raises:
             NonFinite: a gradient is inf, NaN or as good as that, see `bounds.MAX_SQUARED_NORM`.
             OutOfTurn: a microbatch has had its backward and no `weight_gradients`; so too for
-                `apply`, `flat_gradient` and `tied_gradient`.
+                `apply`, `flat_gradient` and `shared_gradient`.
         """
 
     def apply(self, clip_factor: float, learning_rate: float) -> None:
@@ -283,17 +279,17 @@ class Engine(Protocol):
             MalformedMessage: of another length or dtype.
         """
 
-    def tied_gradient(self) -> Tensor:
-        """Gradient [V, C] of this end's tied tensor; zeros if there is none.
+    def shared_gradient(self) -> Tensor:
+        """Gradients of weights that other stages hold and train too, float32 [n], in one order.
 
-        The first stage gives its token embeddings', the last its head's. Not to be written to.
+        Of tied embeddings the first stage gives its token embeddings', the last its head's.
         """
 
-    def set_tied_gradient(self, gradient: Tensor) -> None:
-        """Take the sum of both ends' gradients [V, C]; the same bits at both ends.
+    def set_shared_gradient(self, total: Tensor) -> None:
+        """Take the sum [n] of all these stages' gradients; the same bits at all of them.
 
         Raises:
-            MalformedMessage: of another shape or dtype.
+            MalformedMessage: of another length or dtype.
         """
 
     # ---- the stage as tensors
@@ -312,7 +308,7 @@ class Engine(Protocol):
     def export(self) -> bytes:
         """This stage's weights as a safetensors shard, float32.
 
-        With synchronised tied embeddings the head is left out: the first stage's shard has it.
+        Of what several stages hold the first one's shard alone has it.
         """
 
 

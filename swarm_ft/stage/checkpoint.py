@@ -1,9 +1,10 @@
 """A pre-trained checkpoint: what it is, and single blocks of it. Knows no device and no training.
 
 A tensor's digest covers its dtype as stored, its shape and bytes; a part's digest covers the
-config's settings and the names and digests of its tensors, by the names of transformers. Files and
-shards do not matter: a copy that is cut into other shards, saved without the base model's prefix,
-or with a block's experts in one tensor, is the same model.
+config's settings and the names and digests of its tensors, by the names of transformers; what all
+blocks share is of each block's part. Files and shards do not matter: a copy that is cut into other
+shards, saved without the base model's prefix, or with a block's experts in one tensor, is the same
+model.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from swarm_ft.protocol.spec.tasks import Task, task_of
 from swarm_ft.stage.architecture import (
     EMBED_PART,
     HEAD_PART,
+    SHARED_PART,
     architecture_of,
     block_part,
     check_cuts,
@@ -224,6 +226,9 @@ class Checkpoint:
         self._parts: defaultdict[str, list[str]] = defaultdict(list)
         for name in sorted(self._own):
             self._parts[self.architecture.part_of(name)].append(name)
+        self._shared = self._parts.pop(SHARED_PART, [])
+        for block in range(config.num_hidden_layers):
+            self._parts[block_part(block)] += self._shared
         self._check_complete()
 
     def describe(self) -> ModelSpec:
@@ -252,6 +257,7 @@ class Checkpoint:
             vocab_size=self.config.vocab_size,
             block_bytes=block_bytes,
             linear_bytes=linear_bytes,
+            shared_bytes=self._bytes_of(self._shared),
             embed_digest=parts[EMBED_PART],
             block_digests=tuple(parts[block_part(i)] for i in range(self.config.num_hidden_layers)),
             head_digest=parts[HEAD_PART],
@@ -394,13 +400,13 @@ class Checkpoint:
         In some families a few blocks are smaller than the others.
         """
         linear = {f"{name}.weight" for name in own_linears(self._skeleton)}
-
-        def count(names: Iterable[str]) -> int:
-            return sum(FLOAT32_BYTES * self._own[name].numel() for name in names)
-
         parts = (self._parts[block_part(i)] for i in range(self.config.num_hidden_layers))
-        largest = max(parts, key=count)
-        return count(largest), count(name for name in largest if name in linear)
+        own = ([name for name in part if name not in self._shared] for part in parts)
+        largest = max(own, key=self._bytes_of)
+        return self._bytes_of(largest), self._bytes_of(name for name in largest if name in linear)
+
+    def _bytes_of(self, names: Iterable[str]) -> int:
+        return sum(FLOAT32_BYTES * self._own[name].numel() for name in names)
 
     def _taken(self, name: str, model: ModelSpec) -> str:
         tied_head = name == self._head and model.tied_embeddings
@@ -464,13 +470,14 @@ class Checkpoint:
     def _check_layers(self, layers: LayerRange, model: ModelSpec) -> None:
         if layers.stop > model.num_blocks:
             raise BadLayers(f"layers {layers}: the model has blocks {model.layers}")
-        config = self.config
+        config, shared_bytes = self.config, self._bytes_of(self._shared)
         here = (config.model_type, config.num_hidden_layers, config.hidden_size, config.vocab_size)
         run = (model.architecture, model.num_blocks, model.hidden_size, model.vocab_size)
-        if here != run:
+        if (*here, shared_bytes) != (*run, model.shared_bytes):
             raise RunMismatch(
                 f"model '{self.reference}': expected the run's architecture, blocks, channels and "
-                f"vocabulary {run}, got {here}"
+                f"vocabulary {run}, and {model.shared_bytes} bytes that all blocks share, "
+                f"got {here} and {shared_bytes}"
             )
 
     def _check_part(self, part: str, digest: bytes, model: ModelSpec) -> None:

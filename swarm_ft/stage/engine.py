@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 
-from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn
+from swarm_ft.errors import BadOption, MalformedMessage, NonFinite, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import MAX_SQUARED_NORM
@@ -23,12 +24,12 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.sample_rows import MIN_LENGTH, NO_LABEL, SECOND
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.stage.adapters import attach, heads_in
-from swarm_ft.stage.architecture import check_seq_length
+from swarm_ft.stage.architecture import SHARED_PART, check_seq_length
 from swarm_ft.stage.base import Lengths, LossAndCounts, LossAndGradient, OpenStep
 from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.device import synchronise
 from swarm_ft.stage.forms import frozen_forms, prepare
-from swarm_ft.stage.heads import counts_by_class
+from swarm_ft.stage.heads import FLOAT32_ALONE, counts_by_class
 from swarm_ft.stage.module import DropoutSeeds, StageModule, WeightProduct
 from swarm_ft.stage.skeleton import reports_router
 from swarm_ft.stage.weights import StageWeights
@@ -239,9 +240,15 @@ class StageEngine:
             dtype: float32, or bfloat16 for autocast over float32 weights.
 
         Raises:
-            BadOption: the run's samples are too long for the model.
+            BadOption: the run's samples are too long for the model, or it does not compute in
+                bfloat16.
         """
         check_seq_length(checkpoint.architecture, spec.train.seq_length)
+        if dtype is not torch.float32 and spec.model.architecture in FLOAT32_ALONE:
+            raise BadOption(
+                f"--dtype: '{spec.model.architecture}' computes in float32 alone, got {dtype}; "
+                f"start this peer with --dtype float32"
+            )
         self.layers = layers
         self.is_first = layers.start == 0
         self.is_last = layers.stop == spec.model.num_blocks
@@ -259,11 +266,6 @@ class StageEngine:
     @property
     def _num_outputs(self) -> int:
         return self._task.num_outputs(self._spec.model.vocab_size)
-
-    @property
-    def exchanges_tied_gradient(self) -> bool:
-        """See `Engine`."""
-        return self._spec.train.sync_tied_embeddings and self.is_first != self.is_last
 
     @property
     def state_bytes(self) -> int:
@@ -302,7 +304,7 @@ class StageEngine:
         """See `Engine`."""
         train = self._spec.train
         module = StageModule(self._checkpoint.config, self.layers, self._task)
-        whole = heads_in(module, self._spec)
+        whole = (*heads_in(module, self._spec), *module.architecture.shared)
         forms = frozen_forms(module, module.architecture.blocks, self._spec, whole)
         prepare(module, forms)
         # Both ends that stay tied may be one tensor here: frozen, or one parameter, see below.
@@ -322,10 +324,12 @@ class StageEngine:
             module.train_only(self._spec.trained_layers)
         module.train(train.dropout)
         module.recomputes = train.gradient_checkpointing
+        shared, copies = self._shared_in(module)
         self._weights = StageWeights(
             module,
             weight_decay=train.weight_decay,
-            synchronised=self._spec.keeps_tied,
+            shared=shared,
+            copies=copies,
             optim=train.optim,
             at_once=train.gradient_checkpointing,
         )
@@ -341,6 +345,17 @@ class StageEngine:
                 "stages train without it (docs/models.md)",
                 self.layers,
             )
+
+    def _shared_in(self, module: StageModule) -> tuple[list[str], list[str]]:
+        """Names of weights that several stages hold, and which are copies of the first stage's."""
+        architecture = module.architecture
+        names = [name for name, _ in module.named_parameters()]
+        shared = [name for name in names if architecture.part_of(name) == SHARED_PART]
+        copies = [] if self.is_first else list(shared)
+        if self._spec.keeps_tied:
+            shared += [architecture.embedding_weight, architecture.head_weight]
+            copies += [architecture.head_weight]
+        return shared, copies
 
     def begin_step(self, step: StepNumber, num_targets: int) -> None:
         """See `Engine`."""
@@ -430,9 +445,11 @@ class StageEngine:
 
     def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
         """See `Engine`."""
-        products = self.open_step.count(microbatch)
-        while products:  # each is let go of as soon as it is done
-            products.pop().accumulate()
+        # In the order of the backward pass: a layer may have been called twice. Each is let go of
+        # as soon as it is done.
+        products = deque(self.open_step.count(microbatch))
+        while products:
+            products.popleft().accumulate()
         # Or all that is left would be queued at once, in front of what others wait for.
         synchronise(self._device)
 
@@ -460,13 +477,13 @@ class StageEngine:
         self.weights.check_flat(total)
         self.weights.set_flat_gradient(total)
 
-    def tied_gradient(self) -> Tensor:
+    def shared_gradient(self) -> Tensor:
         """See `Engine`."""
-        return self._summed().tied_gradient()
+        return self._summed().shared_gradient()
 
-    def set_tied_gradient(self, gradient: Tensor) -> None:
+    def set_shared_gradient(self, total: Tensor) -> None:
         """See `Engine`."""
-        self.weights.set_tied_gradient(gradient)
+        self.weights.set_shared_gradient(total)
 
     def apply(self, clip_factor: float, learning_rate: float) -> None:
         """See `Engine`."""

@@ -33,15 +33,12 @@ from swarm_ft.protocol.spec.run_spec import TaskKind
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL
 from swarm_ft.protocol.spec.tasks import Task
 
-ENCODERS = frozenset({"bert", "camembert", "electra", "roberta", "xlm-roberta"})
-"""Types whose tokens see those behind them, and whose first token tells a sample's class."""
-
-_SHARED = (
-    "all its blocks read one table of relative positions and train it together; cut into stages, "
-    "each would have a part of its gradient"
+ENCODERS = frozenset(
+    {"bert", "camembert", "deberta", "deberta-v2", "electra", "roberta", "xlm-roberta"}
 )
-REFUSED_ENCODERS = {"deberta": _SHARED, "deberta-v2": _SHARED}
-"""Others, of which people ask why."""
+"""Types whose tokens see those behind them, and whose first token tells a sample's class."""
+FLOAT32_ALONE = frozenset({"deberta"})
+"""Types whose own code fails in autocast: it masks scores in bfloat16 with the least float32."""
 
 
 class Ending(Protocol):

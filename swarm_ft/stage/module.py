@@ -25,7 +25,14 @@ from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.sample_rows import SECOND
 from swarm_ft.protocol.spec.tasks import CausalLm, Task
-from swarm_ft.stage.architecture import EMBED_PART, HEAD_PART, architecture_of, block_part, cut
+from swarm_ft.stage.architecture import (
+    EMBED_PART,
+    HEAD_PART,
+    SHARED_PART,
+    architecture_of,
+    block_part,
+    cut,
+)
 from swarm_ft.stage.device import drawing_apart
 from swarm_ft.stage.forms import own_linears, packing_of, weight_of
 from swarm_ft.stage.heads import head_of
@@ -130,11 +137,12 @@ class StageModule(nn.Module):
     def train_only(self, layers: LayerRange) -> None:
         """Freeze all but these blocks.
 
-        The embeddings train with the model's first block, norm and head with its last.
+        The embeddings train with the model's first block, and so does what all blocks share; norm
+        and head with its last.
         """
         whole = self.architecture.num_blocks
         parts = {block_part(index) for index in range(layers.start, layers.stop)}
-        parts |= {EMBED_PART} if layers.start == 0 else set()
+        parts |= {EMBED_PART, SHARED_PART} if layers.start == 0 else set()
         parts |= {HEAD_PART} if layers.stop == whole else set()
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(self.architecture.part_of(name) in parts)
@@ -234,8 +242,9 @@ class StageModule(nn.Module):
 class _Passage:
     """Enters and leaves transformers' forward at the blocks of a stage.
 
-    That forward goes from tokens to logits. What it does in front of the stage's blocks or behind
-    them, and another stage does too, is done without a graph, and reaches nobody.
+    That forward goes from tokens to logits. What it does in front of the stage's blocks is nothing,
+    but for the embeddings of the first stage, and what all blocks share. What it does behind them,
+    and another stage does too, is done without a graph, and reaches nobody.
     """
 
     def __init__(self, layers: LayerRange, embedded_size: int) -> None:
@@ -261,23 +270,24 @@ class _Passage:
         self._hidden, self._dropout, self._is_skipped = hidden, dropout, False
         if dropout is not None:
             dropout.draw_at(EMBED_PART)
-        return self._run(base, is_embedding=hidden is None)[1]
+        return self._run(base, leads_in=True)[1]
 
     def beyond(self, model: Callable[..., Any], hidden: Tensor) -> Any:  # noqa: ANN401
         """What a causal model makes of what its last block gave, in transformers' own form."""
         self._hidden, self._is_skipped = hidden, True
-        return self._run(self.without_input(model, hidden), is_embedding=False)[0]
+        return self._run(self.without_input(model, hidden), leads_in=False)[0]
 
     def without_input(self, model: Callable[..., object], hidden: Tensor) -> Callable[..., object]:
-        """A forward pass in front of whose blocks nothing is computed that counts."""
+        """A forward pass that embeds nothing."""
         # Not `hidden` itself: some families scale what they are given in place.
         shape = (*hidden.shape[:-1], self._embedded_size)
         return partial(model, inputs_embeds=hidden.new_zeros(shape))
 
-    def _run(self, forward: Callable[..., object], *, is_embedding: bool) -> tuple[object, Tensor]:
+    def _run(self, forward: Callable[..., object], *, leads_in: bool) -> tuple[object, Tensor]:
+        """The result, and the hidden states; what is in front of the blocks counts, or not."""
         self._with_graph = torch.is_grad_enabled()
         try:
-            with torch.set_grad_enabled(self._with_graph and is_embedding):
+            with torch.set_grad_enabled(self._with_graph and leads_in):
                 result = forward(use_cache=False)
             if self._hidden is None:
                 raise OutOfTurn("the model's base went by its blocks")

@@ -73,8 +73,10 @@ def embedded_size(model: PreTrainedModel, layers: LayerRange) -> int:
 
 def sees_all(config: ModelConfig) -> bool:
     """Whether tokens see those behind them, and so what pads a sample has to be masked."""
-    # Families of encoders, which have cross attention, become decoders by `is_decoder`.
-    return hasattr(config, "add_cross_attention") and not getattr(config, "is_decoder", True)
+    # Families of encoders that have cross attention become decoders by `is_decoder`.
+    may_decode = hasattr(config, "add_cross_attention")
+    is_encoder = not getattr(config, "is_decoder", True)
+    return is_encoder if may_decode else config.model_type in ENCODERS
 
 
 def tells_texts(config: ModelConfig) -> bool:
@@ -218,7 +220,8 @@ def keep(skeleton: nn.Module, blocks: str, layers: LayerRange, absent: Iterable[
     own = {index: whole[index] for index in range(layers.start, layers.stop)}
     setattr(base, attribute, Blocks(own))
     # Blocks read the config that they were built with; their base counts its own by this one.
-    vars(base)["config"] = _config_of(base.config, len(whole), layers)
+    if hasattr(base, "config"):
+        vars(base)["config"] = _config_of(base.config, len(whole), layers)
 
 
 def _config_of(config: Any, num_blocks: int, layers: LayerRange) -> Any:  # noqa: ANN401

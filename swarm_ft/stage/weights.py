@@ -6,7 +6,8 @@ CPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from typing import TypeVar
 
 import torch
 from safetensors.torch import save
@@ -21,6 +22,8 @@ from swarm_ft.stage.forms import SCALES
 from swarm_ft.stage.module import DeferredLinears, StageModule
 from swarm_ft.stage.optimizers import STEP, Kind, kind_of
 
+T = TypeVar("T")
+
 
 class StageWeights:
     """A stage's module with its optimizer.
@@ -34,7 +37,8 @@ class StageWeights:
         module: StageModule,
         *,
         weight_decay: float,
-        synchronised: bool,
+        shared: Collection[str] = (),
+        copies: Collection[str] = (),
         optim: Optim = Optim.ADAMW,
         at_once: bool = False,
     ) -> None:
@@ -43,14 +47,15 @@ class StageWeights:
         Args:
             module: on the stage's device.
             weight_decay: the optimizer's, on all but biases and norms.
-            synchronised: embeddings and head are one tensor, held at both ends of the pipeline;
-                all that is counted or written once is so at the first stage.
+            shared: names of weights that several stages hold, whether this one does or not.
+            copies: of these, whatever is counted or written once elsewhere, or by another name.
             optim: what steps the weights.
             at_once: a backward computes the linear layers' weights' gradients too.
         """
         self.module = module
         self.linears = DeferredLinears(module, at_once=at_once)
-        self._synchronised = synchronised
+        self._shared = sorted(shared)
+        self._copies = frozenset(copies)
         self._kind = kind_of(optim)
         self._optimizer = self._kind.over(module.trainable().values(), weight_decay)
 
@@ -78,10 +83,8 @@ class StageWeights:
         self.linears.forget()
 
     def squared_grad_norm(self) -> float:
-        """Sum of squares of the gradients, accumulated in float64; the tied tensor counts once."""
-        own = self.module.trainable()
-        if self._synchronised and not self.module.is_first:
-            own.pop(self.module.architecture.head_weight, None)
+        """Sum of squares of the gradients, accumulated in float64; shared weights count once."""
+        own = self._told_here(self.module.trainable())
         norms = [
             torch.linalg.vector_norm(summable(parameter.grad), dtype=torch.float64)
             for parameter in own.values()
@@ -91,11 +94,8 @@ class StageWeights:
 
     def flat_gradient(self) -> Tensor:
         """All gradients, float32 [n], parameters in the order of their names; zeros for none."""
-        flat, parameters = torch.zeros(self.num_values), self._by_name()
-        for part, parameter in zip(_parts(flat, parameters), parameters, strict=True):
-            if parameter.grad is not None:
-                part.copy_(parameter.grad)
-        return flat
+        parameters = self._by_name()
+        return _flat(parameters) if parameters else torch.zeros(1)
 
     def check_flat(self, values: Tensor) -> None:
         """Whether there is one value for each of this stage's parameters.
@@ -103,38 +103,25 @@ class StageWeights:
         Raises:
             MalformedMessage: of another length or dtype.
         """
-        if values.shape != (self.num_values,) or values.dtype != torch.float32:
-            raise MalformedMessage(
-                f"stage: expected a float32 gradient [{self.num_values}], "
-                f"got {values.dtype} {list(values.shape)}"
-            )
+        _check_flat(values, self.num_values, "stage")
 
     def set_flat_gradient(self, gradient: Tensor) -> None:
         """Take gradients [n], of `check_flat`, in the place of the present ones."""
-        parameters = self._by_name()
-        for part, parameter in zip(_parts(gradient, parameters), parameters, strict=True):
-            parameter.grad = part.to(parameter.device, copy=True)
+        _set_flat(self._by_name(), gradient)
 
-    def tied_gradient(self) -> Tensor:
-        """Gradient [V, C] of this end's tied tensor, zeros if it has none; not to be written to."""
-        weight = self._tied_weight()
-        gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        return gradient.detach().cpu()
+    def shared_gradient(self) -> Tensor:
+        """Gradients [n] of the weights that other stages train too; zeros for none."""
+        return _flat(self._shared_weights())
 
-    def set_tied_gradient(self, gradient: Tensor) -> None:
-        """Take the sum of both ends' gradients [V, C].
+    def set_shared_gradient(self, total: Tensor) -> None:
+        """Take the sum [n] of all these stages' gradients.
 
         Raises:
-            MalformedMessage: of another shape or dtype.
+            MalformedMessage: of another length or dtype.
         """
-        weight = self._tied_weight()
-        if gradient.shape != weight.shape or gradient.dtype != torch.float32:
-            raise MalformedMessage(
-                f"tied embeddings: expected a float32 gradient {list(weight.shape)}, "
-                f"got {gradient.dtype} {list(gradient.shape)}"
-            )
-        # A copy: in one process both ends may be given the same tensor, and `apply` scales it.
-        weight.grad = gradient.to(weight.device, copy=True)
+        weights = self._shared_weights()
+        _check_flat(total, sum(weight.numel() for weight in weights), "shared weights")
+        _set_flat(weights, total)
 
     def apply(self, clip_factor: float, learning_rate: float) -> None:
         """Scale the gradients, step the weights and drop the gradients."""
@@ -149,11 +136,9 @@ class StageWeights:
     def export(self) -> bytes:
         """A shard of float32 weights under Hugging Face's names, adapters added to them.
 
-        Synchronised embeddings are in the first stage's shard alone.
+        What several stages hold is in the first one's shard alone.
         """
-        weights = merged_weights(self.module)
-        if self._synchronised:
-            weights.pop(self.module.architecture.head_weight, None)
+        weights = self._told_here(merged_weights(self.module))
         weights = as_published(self.module.causal, weights)
         data: bytes = save(weights, metadata={"format": "pt"})
         return data
@@ -198,8 +183,35 @@ class StageWeights:
         own = self.module.trainable()
         return [own[name] for name in sorted(own)]
 
-    def _tied_weight(self) -> nn.Parameter:
-        return self.module.embedding_weight if self.module.is_first else self.module.head_weight
+    def _shared_weights(self) -> list[nn.Parameter]:
+        own = self.module.trainable()
+        return [own[name] for name in self._shared if name in own]
+
+    def _told_here(self, own: dict[str, T]) -> dict[str, T]:
+        return {name: one for name, one in own.items() if name not in self._copies}
+
+
+def _flat(parameters: list[nn.Parameter]) -> Tensor:
+    """Their gradients on the CPU, float32 [n], one after the other; zeros for none."""
+    flat = torch.zeros(sum(parameter.numel() for parameter in parameters))
+    for part, parameter in zip(_parts(flat, parameters), parameters, strict=True):
+        if parameter.grad is not None:
+            part.copy_(parameter.grad)
+    return flat
+
+
+def _set_flat(parameters: list[nn.Parameter], gradient: Tensor) -> None:
+    """Give each its own of gradients [n]; copies, since `apply` scales them."""
+    for part, parameter in zip(_parts(gradient, parameters), parameters, strict=True):
+        parameter.grad = part.to(parameter.device, copy=True)
+
+
+def _check_flat(values: Tensor, num_values: int, whose: str) -> None:
+    if values.shape != (num_values,) or values.dtype != torch.float32:
+        raise MalformedMessage(
+            f"{whose}: expected a float32 gradient [{num_values}], "
+            f"got {values.dtype} {list(values.shape)}"
+        )
 
 
 def _parts(flat: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:

@@ -31,7 +31,7 @@ from swarm_ft.protocol.messages.control import (
     StageFailed,
     ToPeer,
 )
-from swarm_ft.protocol.messages.reduction import FromReplica, PieceAck
+from swarm_ft.protocol.messages.reduction import PieceAck, PieceMessage
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.base import Engine, Lengths, LossAndGradient
@@ -403,7 +403,7 @@ async def test_a_listener_that_never_acknowledges_is_done_without(
 ) -> None:
     write = GradientReducer.write
 
-    async def mute(self: GradientReducer, member: int, message: FromReplica, send: Send) -> None:
+    async def mute(self: GradientReducer, member: int, message: PieceMessage, send: Send) -> None:
         if not (self.hello.peer_id == "late" and isinstance(message, PieceAck)):
             await write(self, member, message, send)
 

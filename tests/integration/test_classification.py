@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import (
+    AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
-    BertForMaskedLM,
+    DebertaV2Config,
+    PretrainedConfig,
 )
 
 from swarm_ft.client.data.progress import Listener
@@ -22,7 +25,7 @@ from swarm_ft.client.report import RunProgress
 from swarm_ft.client.sample import write_sample
 from swarm_ft.client.train import WatchedRun
 from swarm_ft.protocol.messages.client import RunStatus
-from swarm_ft.protocol.spec.run_spec import TaskKind, TrainOptions
+from swarm_ft.protocol.spec.run_spec import Adapter, TaskKind, TrainOptions
 from tests.local_swarm import LocalSwarm
 
 WORDS = ("def", "class", "import", "return")
@@ -48,35 +51,49 @@ class Quiet(RunProgress):
         self.lines.append(text)
 
 
-def save_encoder(model_dir: Path) -> None:
+_SIZES: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "initializer_range": 0.2,
+}
+BERT = BertConfig(**_SIZES)
+DEBERTA = DebertaV2Config(
+    **_SIZES,
+    relative_attention=True,
+    position_buckets=8,
+    norm_rel_ebd="layer_norm",
+    share_att_key=True,
+    pos_att_type=["p2c", "c2p"],
+    position_biased_input=False,
+)
+
+
+def save_encoder(config: PretrainedConfig, model_dir: Path) -> None:
     """In the place of a decoder, whose tokenizer it keeps."""
-    config = BertConfig(
-        vocab_size=300,
-        hidden_size=32,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=64,
-        initializer_range=0.2,
-    )
     torch.manual_seed(4)
-    BertForMaskedLM(config).save_pretrained(model_dir)
+    AutoModelForMaskedLM.from_config(config).save_pretrained(model_dir)
 
 
 @pytest.mark.parametrize(
-    ("layers", "is_encoder"),
+    ("layers", "encoder", "more"),
     [
-        (["0-4"], False),
-        (["0-1", "1-3", "3-4"], False),
-        (["0-2", "2-4", "2-4"], False),
-        (["0-1", "1-3", "3-4"], True),
+        (["0-4"], None, {}),
+        (["0-1", "1-3", "3-4"], None, {}),
+        (["0-2", "2-4", "2-4"], None, {}),
+        (["0-1", "1-3", "3-4"], BERT, {}),
+        (["0-1", "1-3", "1-3", "3-4"], DEBERTA, {}),
+        (["0-1", "1-3", "3-4"], DEBERTA, {"adapter": Adapter.LORA, "merge": True}),
     ],
 )
 async def test_a_swarm_learns_classes_of_a_tsv(
-    tmp_path: Path, layers: list[str], is_encoder: bool
+    tmp_path: Path, layers: list[str], encoder: PretrainedConfig | None, more: dict[str, Any]
 ) -> None:
     made = write_sample(tmp_path / "input", seed=0, num_layers=4, hidden_size=32, vocab_size=300)
-    if is_encoder:
-        save_encoder(Path(made.model_dir))
+    if encoder is not None:
+        save_encoder(encoder, Path(made.model_dir))
     write_tsv(tmp_path / "train.tsv", 24, 0)
     held_out = write_tsv(tmp_path / "test.tsv", 14, 100)
     options = JobOptions(
@@ -93,6 +110,7 @@ async def test_a_swarm_learns_classes_of_a_tsv(
             learning_rate=5e-3,
             forward_codec="none",
             backward_codec="none",
+            **more,
         ),
     )
     told: list[str] = []

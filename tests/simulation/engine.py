@@ -86,8 +86,6 @@ class TinyEngine:
         check_disk: raises OSError if the disk is full.
     """
 
-    exchanges_tied_gradient = False
-
     def __init__(
         self,
         spec: RunSpec,
@@ -246,21 +244,21 @@ class TinyEngine:
                 part[:] = values[at : at + len(part)]
                 at += len(part)
 
-    def tied_gradient(self) -> Tensor:
+    def shared_gradient(self) -> Tensor:
         """See `Engine`.
 
         Raises:
-            OutOfTurn: always; nothing is tied here.
+            OutOfTurn: always; nothing is shared here.
         """
-        raise OutOfTurn(f"layers {self.layers}: no tensor here is tied to another")
+        raise OutOfTurn(f"layers {self.layers}: no weight here is held by other stages")
 
-    def set_tied_gradient(self, gradient: Tensor) -> None:
+    def set_shared_gradient(self, total: Tensor) -> None:
         """See `Engine`.
 
         Raises:
-            OutOfTurn: always; nothing is tied here.
+            OutOfTurn: always; nothing is shared here.
         """
-        raise OutOfTurn(f"layers {self.layers}: no tensor here is tied to another")
+        raise OutOfTurn(f"layers {self.layers}: no weight here is held by other stages")
 
     def state(self) -> dict[str, Tensor]:
         """See `Engine`."""

@@ -406,11 +406,11 @@ class Run:
     def listeners(self) -> tuple[PeerId, ...]:
         """Learners that the others do not wait for: no microbatch passes them.
 
-        Where tied embeddings are synchronised there are none, since what first and last stage add
-        to each other's sums goes past them.
+        Where several stages train one weight there are none, since what these add to each other's
+        sums goes past them.
         """
-        is_tied = self.spec.train.sync_tied_embeddings
-        return () if is_tied else tuple(learner.peer_id for learner in self.attempt.learners)
+        all_wait = self.spec.shared_values > 0
+        return () if all_wait else tuple(learner.peer_id for learner in self.attempt.learners)
 
     @property
     def computing(self) -> tuple[Stage, ...]:

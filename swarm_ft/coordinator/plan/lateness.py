@@ -179,7 +179,7 @@ def _weight_bytes(model: ModelSpec, layers: LayerRange) -> int:
     """Of a stage, float32."""
     num_ends = (layers.start == 0) + (layers.stop == model.num_blocks)
     embedding_bytes = 4 * model.vocab_size * model.hidden_size
-    return len(layers) * model.block_bytes + num_ends * embedding_bytes
+    return len(layers) * model.block_bytes + model.shared_bytes + num_ends * embedding_bytes
 
 
 def _stage(run: Run, peer: PeerId) -> Stage:

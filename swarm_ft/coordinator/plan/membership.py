@@ -330,8 +330,8 @@ def _spare(state: SwarmState, run: Run, stage: Stage) -> list[PeerId]:
 
 def _can_listen(run: Run) -> bool:
     """Whether somebody who joins now takes over while the others train, and nobody waits for it."""
-    is_tied = run.spec.train.sync_tied_embeddings
-    return bool(run.committed_steps) and run.phase is not RunPhase.LOADING and not is_tied
+    is_training = bool(run.committed_steps) and run.phase is not RunPhase.LOADING
+    return is_training and not run.spec.shared_values
 
 
 def learners_of(state: SwarmState, run: Run) -> Iterator[Learner]:

@@ -1,4 +1,4 @@
-"""Peers sum their gradients: one member's part in it, on channels to all others.
+"""Peers sum their gradients: one member's part in it, on channels to the others.
 
 `protocol.machines.all_reduce` decides, the coder computes in the codec threads; this shell only
 moves things between them and the channels. Pieces are encoded, sent, received and summed side by
@@ -8,8 +8,9 @@ side.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
@@ -35,8 +36,8 @@ from swarm_ft.protocol.messages.control import Stage
 from swarm_ft.protocol.messages.reduction import (
     Division,
     EncodeShare,
-    FromReplica,
     GradientPiece,
+    PieceMessage,
     PieceTask,
     ReduceHello,
     SumShares,
@@ -75,10 +76,10 @@ class GradientReducer:
 
         Args:
             hello: what to say to each of the others first. Its layers are the stage that the
-                members are replicas of, or all of the model where they are its two ends; it has
+                members are replicas of, or all of the model where they are of several; it has
                 no values if this peer has no weights yet, and only listens.
             members: all of them, in the order in which their gradients are added up.
-            channels: the ways to the others.
+            channels: the ways to the others that it says something to, or hears from.
             codec: of the pieces.
             residuals: of error feedback; the caller commits them with the step.
             pool: the codec threads.
@@ -90,7 +91,9 @@ class GradientReducer:
         self._residuals = residuals
         self._pool = pool
         self._codec = PieceCodec(codec)
-        self._machine = AllReduce(attempt=hello.attempt, num_members=len(members), own=self._own)
+        self._machine = AllReduce(
+            attempt=hello.attempt, num_members=len(members), own=self._own, scope=hello.scope
+        )
         self._channels = {members.index(peer): channel for peer, channel in channels.items()}
         self._connected: set[int] = set()
         self._told_values = {self._own: hello.num_values}
@@ -118,8 +121,8 @@ class GradientReducer:
         Args:
             step: its number, higher than that of the last one.
             gradient: float32 [n] on the CPU, n the same at all members; not written to, and the
-                result where there is one member only.
-            listeners: members that have no gradient and get the sum.
+                result where there is one member only. Of one that listens it tells n alone.
+            listeners: members whose gradient does not count, and who get the sum.
 
         Raises:
             MalformedMessage: the gradient has another shape or dtype.
@@ -268,7 +271,7 @@ class GradientReducer:
         self._connected.discard(member)
         self._note_connections()
 
-    def receive(self, member: int, message: FromReplica) -> None:
+    def receive(self, member: int, message: PieceMessage) -> None:
         """It said this.
 
         Raises:
@@ -278,7 +281,7 @@ class GradientReducer:
             self._codec.check(message.tensor)  # before it is held: that bounds the memory
         self._apply(self._machine.receive(member, message))
 
-    async def write(self, member: int, message: FromReplica, send: Send) -> None:
+    async def write(self, member: int, message: PieceMessage, send: Send) -> None:
         """Send a member a message, in its turn."""
         if isinstance(message, GradientPiece):  # counted first: its answer may come at once
             self._count(member, message)
@@ -327,40 +330,66 @@ class _MemberEnd:
         self.write = partial(reducer.write, member)
 
 
-# ---- tied embeddings stay tied: first and last stage add up their gradients, each for itself
+# ---- copies of one weight stay one: the stages that hold it add up their gradients of it
 #
-# It is an all-reduce of two members, the first stage and the last, uncompressed: both end with
-# first + last in float32, in that order, so both apply the same update to the same bits.
+# Each of these peers is in one group. In a group one replica of each stage gives its stage's sum,
+# uncompressed, and the others listen. All end with first + second + ... in float32, in the order
+# of the stages, and so apply the same update to the same bits.
 
 
-def tied_pairs(first: Stage, last: Stage) -> tuple[tuple[PeerId, PeerId], ...]:
-    """Who of the first stage exchanges with whom of the last; every replica is in one pair or more.
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Who sums with whom.
 
-    All replicas of a stage hold the same sum by then, so whichever is asked gives the same bits.
+    Attributes:
+        givers: one of each stage, in the order of the stages.
+        listeners: other replicas of theirs.
     """
-    count = max(len(first.peers), len(last.peers))
+
+    givers: tuple[PeerId, ...]
+    listeners: tuple[PeerId, ...]
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        """All of them."""
+        return self.givers + self.listeners
+
+    def heard_by(self, peer: PeerId) -> tuple[PeerId, ...]:
+        """Whom one of them has a channel to: those who listen say nothing to each other."""
+        others = self.givers if peer in self.listeners else self.members
+        return tuple(other for other in others if other != peer)
+
+
+def groups_of(stages: Sequence[Stage]) -> tuple[Group, ...]:
+    """As many groups as the stage with the fewest replicas has, the others' shared out evenly.
+
+    All replicas of a stage hold the same sum by then, so whichever gives it gives the same bits.
+    """
+    count = min((len(stage.peers) for stage in stages), default=0)
     return tuple(
-        (first.peers[i % len(first.peers)], last.peers[i % len(last.peers)]) for i in range(count)
+        Group(
+            givers=tuple(stage.peers[i] for stage in stages),
+            listeners=tuple(peer for stage in stages for peer in stage.peers[count + i :: count]),
+        )
+        for i in range(count)
     )
 
 
 async def synchronise(
-    pairs: Collection[GradientReducer], step: StepNumber, engine: Engine, compute: Executor
+    reducer: GradientReducer, group: Group, step: StepNumber, engine: Engine, compute: Executor
 ) -> None:
-    """Exchange the step's gradients of the tied embeddings; the engine then has their sum.
+    """Sum the step's gradients of weights that several stages hold; the engine then has the sum.
 
     Args:
-        pairs: that this peer is in, at least one.
+        reducer: of the group's members.
+        group: that this peer is in.
         step: its number.
-        engine: of the first or of the last stage, its gradients summed over the replicas.
+        engine: its gradients summed over the replicas.
         compute: the thread in which it lives.
 
     Raises:
-        ExceptionGroup: of NonFinite, if this stage's gradient is infinite, NaN or as good as that.
+        NonFinite: this stage's gradient is infinite, NaN or as good as that.
     """
-    own = (await run_in(compute, engine.tied_gradient)).detach().cpu().float()
-    async with asyncio.TaskGroup() as group:
-        flat = own.reshape(-1)
-        sums = [group.create_task(pair.reduce(step, flat)) for pair in pairs]
-    total = sums[0].result().reshape(own.shape)  # all have the same bits
-    await run_in(compute, engine.set_tied_gradient, total)
+    own = await run_in(compute, engine.shared_gradient)
+    total = await reducer.reduce(step, own, frozenset(group.listeners))
+    await run_in(compute, engine.set_shared_gradient, total)

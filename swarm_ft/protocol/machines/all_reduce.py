@@ -29,12 +29,13 @@ from swarm_ft.protocol.messages.reduction import (
     ROW_VALUES,
     Division,
     EncodeShare,
-    FromReplica,
     GradientPiece,
     Phase,
     PieceAck,
     PieceKey,
+    PieceMessage,
     PieceSpan,
+    Scope,
     SumShares,
     TakeSum,
 )
@@ -88,8 +89,11 @@ class _Other:
 class AllReduce:
     """See the module's docstring. Members are numbered in the order in which they are summed."""
 
-    def __init__(self, *, attempt: Attempt, num_members: int, own: int) -> None:
+    def __init__(
+        self, *, attempt: Attempt, num_members: int, own: int, scope: Scope = Scope.REPLICAS
+    ) -> None:
         self._attempt = attempt
+        self._scope = scope
         self._own = own
         self._num_members = num_members
         self._step = StepNumber(-1)
@@ -208,7 +212,7 @@ class AllReduce:
         for box in self._others[member].outboxes.values():
             box.disconnected()
 
-    def receive(self, member: int, message: FromReplica) -> Effects:
+    def receive(self, member: int, message: PieceMessage) -> Effects:
         """Something arrived from a member.
 
         Raises:
@@ -317,7 +321,7 @@ class AllReduce:
         return bool(self._to_encode[member]) and len(self._open_shares[member]) < WINDOW_PIECES
 
     def _key(self, phase: Phase, index: int) -> PieceKey:
-        return PieceKey(self._attempt, self._step, phase, index)
+        return PieceKey(self._attempt, self._step, phase, index, self._scope)
 
 
 def _check_window(held: set[int], what: str) -> None:

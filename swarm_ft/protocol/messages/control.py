@@ -124,7 +124,7 @@ class Learner:
     """A peer that takes its stage's state over from other replicas.
 
     It listens meanwhile: it gets the sums of their gradients, to apply them once it has the
-    state. Where tied embeddings are synchronised it cannot, and all wait for it.
+    state. Where several stages train one weight it cannot, and all wait for it.
 
     Attributes:
         step: how many steps are in the state.

@@ -1,7 +1,7 @@
 """What two peers say to each other over the one stream between them, as frozen values.
 
 A stream begins with a `LinkHello` of either side. After it come channels, of each kind one: whose
-channel a message is follows from its type.
+channel a message is follows from its type and, of sums, their scope.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated
 
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.boundary import BoundaryHello, BoundaryMessage
-from swarm_ft.protocol.messages.reduction import ReduceHello, ReduceMessage
+from swarm_ft.protocol.messages.reduction import ReduceHello, ReduceMessage, Scope, scope_of
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
 
@@ -21,8 +21,10 @@ class ChannelKind(Enum):
 
     BOUNDARY = "boundary"
     """Frames between neighbours."""
-    REDUCTION = "reduction"
-    """Gradients between replicas, or between the pipeline's two ends."""
+    REPLICAS = "replicas"
+    """Gradients of replicas of a stage."""
+    STAGES = "stages"
+    """Gradients of weights that several stages hold."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,5 +49,6 @@ LinkMessage = LinkHello | ChannelMessage
 
 def kind_of(message: ChannelMessage) -> ChannelKind:
     """Which channel a message goes over."""
-    is_boundary = isinstance(message, BoundaryMessage)
-    return ChannelKind.BOUNDARY if is_boundary else ChannelKind.REDUCTION
+    if isinstance(message, BoundaryMessage):
+        return ChannelKind.BOUNDARY
+    return ChannelKind.REPLICAS if scope_of(message) is Scope.REPLICAS else ChannelKind.STAGES

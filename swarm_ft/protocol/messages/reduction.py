@@ -1,4 +1,4 @@
-"""A piece of a stage's gradient on its way between replicas, and who sums which. No torch, no I/O.
+"""A piece of a gradient on its way between those who sum it, and who sums which. No torch, no I/O.
 
 The flat gradient of n values is cut into rows of 128, the rows are shared out evenly among the
 members in their order, and each member's share of them, its shard, is cut into pieces. Members
@@ -37,6 +37,18 @@ class Phase(IntEnum):
     """The sum of all members' values, for each of them."""
 
 
+class Scope(IntEnum):
+    """Whose gradients are summed; the numbers are those of the wire.
+
+    Two replicas of a stage may have both sums with each other.
+    """
+
+    REPLICAS = 1
+    """All gradients of one stage, over its replicas."""
+    STAGES = 2
+    """Those of weights that several stages hold copies of, over these."""
+
+
 class PieceKey(NamedTuple):
     """Names a piece for ever between two members; a second arrival changes nothing."""
 
@@ -44,6 +56,7 @@ class PieceKey(NamedTuple):
     step: StepNumber
     phase: Phase
     piece: int
+    scope: Scope = Scope.REPLICAS
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +79,8 @@ class ReduceHello:
     """First message of either side.
 
     Attributes:
-        layers: the stage that both are replicas of; all of the model between its two ends, which
-            sum the gradient of tied embeddings.
+        scope: what is summed.
+        layers: the stage that both are replicas of; all of the model among stages.
         num_values: of the gradient; 0 if this side does not know, since it has no weights.
     """
 
@@ -76,12 +89,18 @@ class ReduceHello:
     attempt: Attempt
     peer_id: PeerId
     layers: LayerRange
+    scope: Scope = Scope.REPLICAS
     num_values: Annotated[int, Range(0, MAX_GRADIENT_VALUES)] = 0
 
 
-FromReplica = GradientPiece | PieceAck
+PieceMessage = GradientPiece | PieceAck
 """What follows the hellos."""
-ReduceMessage = ReduceHello | FromReplica
+ReduceMessage = ReduceHello | PieceMessage
+
+
+def scope_of(message: ReduceMessage) -> Scope:
+    """Of which sum a message is."""
+    return message.scope if isinstance(message, ReduceHello) else message.key.scope
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ def summed_by_boundary(counts: Iterable[Traffic]) -> tuple[Traffic, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GradientTraffic(Counters):
-    """Bytes of gradients that replicas of a stage sent each other, and what float32 would take.
+    """Bytes of gradients that peers sent each other to sum, and what float32 would take.
 
     Attributes:
         relayed_bytes: of those that were sent, what went over a relay.
@@ -124,7 +124,7 @@ class ByteCounts(Counters):
     """What peers sent each other, by kind, and what it would be as plain float32.
 
     Attributes:
-        gradient_bytes: of gradients that replicas of a stage summed.
+        gradient_bytes: of gradients that were summed, by replicas of a stage or by stages.
         state_bytes: of weights and optimizer that newcomers took; never compressed.
         relayed_bytes: of all that was sent but state, what went over a relay.
         evaluation_bytes: of the activations of held-out samples.

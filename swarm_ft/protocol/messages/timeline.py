@@ -114,7 +114,7 @@ class SpanKind(IntEnum):
     REDUCE = 14
     """Replicas of the stage sum their gradients."""
     TIE = 15
-    """First and last stage sum the gradients of tied embeddings."""
+    """Stages sum the gradients of weights that several of them hold, such as tied embeddings."""
     STEP = 16
     """From a step's plan until its commit is applied, or its attempt over."""
     PLAN = 17

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import IntEnum
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from swarm_ft.errors import BadCodec, BadLayers, BadModel, BadOption
 from swarm_ft.ids import PeerId, SampleId
@@ -24,6 +24,8 @@ from swarm_ft.protocol.spec.codec_spec import (
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange, parse_trained
 from swarm_ft.protocol.spec.options import Option, check
+
+T = TypeVar("T")
 
 VERSION = 8
 BUFFER_BITS = (16, 8, 4)
@@ -155,6 +157,7 @@ class ModelSpec:
         tied_embeddings: the checkpoint ties its head to its token embeddings.
         linear_bytes: of `block_bytes`, those of weights that can be held in fewer bits.
         adapter_bytes: float32 weights of the run's adapters beside one block; 0 without any.
+        shared_bytes: float32 weights that every stage holds, since all blocks read them.
     """
 
     reference: str
@@ -169,6 +172,7 @@ class ModelSpec:
     tied_embeddings: bool
     linear_bytes: int = 0
     adapter_bytes: int = 0
+    shared_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in (self.reference, self.architecture):
@@ -738,6 +742,11 @@ class RunSpec:
             raise BadOption(
                 "--tied-embeddings sync: expected a model with tied embeddings, got an untied one"
             )
+        if self.train.sync_tied_embeddings and self.model.shared_bytes:
+            raise BadOption(
+                "--tied-embeddings sync: expected a model whose blocks share no weights, as those "
+                f"of {self.model.architecture} do; leave it out"
+            )
         try:
             trained = self.trained_layers
         except BadLayers as error:
@@ -769,6 +778,30 @@ class RunSpec:
         trained, last = self.trained_layers, self.model.num_blocks
         are_frozen = self.train.adapts or (trained.start > 0 and trained.stop < last)
         return self.model.tied_embeddings and (self.train.sync_tied_embeddings or are_frozen)
+
+    @property
+    def shared_values(self) -> int:
+        """Of weights that train and of which several stages hold copies; see `sharing`."""
+        if self.train.sync_tied_embeddings:
+            return self.model.vocab_size * self.model.hidden_size
+        return self._shared_trained_bytes // BYTES_PER_FLOAT
+
+    def sharing(self, stages: Sequence[T]) -> tuple[T, ...]:
+        """Of a pipeline's stages those that add up their gradients of a weight; two, or none.
+
+        Each holds a copy of it, takes the same sum and so keeps the same bits.
+
+        Args:
+            stages: all, or whatever stands for each of them, first to last.
+        """
+        if not self.shared_values or len(stages) == 1:
+            return ()
+        return tuple(stages) if self._shared_trained_bytes else (stages[0], stages[-1])
+
+    @property
+    def _shared_trained_bytes(self) -> int:
+        is_frozen = self.train.adapts or self.trained_layers.start > 0
+        return 0 if is_frozen else self.model.shared_bytes
 
     def gradients_cross(self, boundary: int) -> bool:
         """Whether anything below the boundary in front of a block trains, and waits for gradients.
@@ -810,14 +843,18 @@ class RunSpec:
         return len(layers) - below * (1 / 2 if self.train.adapts else 2 / 3)
 
     def trained_bytes(self, layers: LayerRange) -> int:
-        """Of what trains in blocks, in float32."""
+        """Of what trains in blocks, or beside them at every stage, in float32."""
         trained = self.trained_layers
         count = max(0, min(layers.stop, trained.stop) - max(layers.start, trained.start))
-        return count * (self.model.adapter_bytes if self.train.adapts else self.model.block_bytes)
+        of_block = self.model.adapter_bytes if self.train.adapts else self.model.block_bytes
+        return count * of_block + self._shared_trained_bytes
 
     def held_bytes(self, layers: LayerRange) -> float:
-        """Of blocks in a peer's memory: weights, and gradients and optimizer of what trains."""
-        weights: float = len(layers) * self.model.block_bytes
+        """Of blocks in a peer's memory: weights, and gradients and optimizer of what trains.
+
+        What all blocks share is with them, at each stage.
+        """
+        weights: float = len(layers) * self.model.block_bytes + self.model.shared_bytes
         if self.train.adapts:
             linear = min(self.model.linear_bytes, self.model.block_bytes)
             weights -= len(layers) * linear * (1 - self.train.frozen_part)

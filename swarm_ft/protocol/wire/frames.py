@@ -1,6 +1,6 @@
 """What two peers say to each other, to and from protobuf: there are thousands of messages a step.
 
-Frames and acknowledgements over a boundary, pieces of gradients between replicas. Checked here:
+Frames and acknowledgements over a boundary, pieces of gradients among members. Checked here:
 presence, ranges, sizes of digests and lists. Whether a frame or a piece fits the run (its shape,
 its codec, its turn) is for those who know the run.
 """
@@ -31,6 +31,7 @@ from swarm_ft.protocol.messages.reduction import (
     PieceAck,
     PieceKey,
     ReduceHello,
+    Scope,
 )
 from swarm_ft.protocol.spec.bounds import DIGEST, Range, checked, checked_text
 from swarm_ft.protocol.spec.codec_spec import Direction
@@ -153,7 +154,7 @@ def _key_from_wire(key: boundary_pb2.FrameKey) -> FrameKey:
     )
 
 
-# ---- between replicas
+# ---- of sums
 
 
 def _piece_to_wire(piece: GradientPiece, tensor: bytes) -> reduce_pb2.GradientPiece:
@@ -166,6 +167,7 @@ def _piece_key_to_wire(key: PieceKey) -> reduce_pb2.PieceKey:
         step=key.step,
         phase=reduce_pb2.ReducePhase.Name(key.phase),
         piece=key.piece,
+        scope=reduce_pb2.ReduceScope.Name(key.scope),
     )
 
 
@@ -175,6 +177,7 @@ def _piece_key_from_wire(key: reduce_pb2.PieceKey) -> PieceKey:
         step=StepNumber(key.step),
         phase=Phase(checked("phase of an all-reduce", key.phase, Range(1, 2))),
         piece=key.piece,
+        scope=Scope(checked("scope of an all-reduce", key.scope, Range(1, 2))),
     )
 
 

@@ -129,7 +129,7 @@ def losses_of(model_dir: str, work: Work) -> list[float]:
     layers = LayerRange(0, spec.num_blocks)
     stage = StageModule(checkpoint.config, layers)
     stage.materialise(checkpoint.load(layers, spec), torch.device("cpu"))
-    weights = StageWeights(stage.eval(), weight_decay=WEIGHT_DECAY, synchronised=False)
+    weights = StageWeights(stage.eval(), weight_decay=WEIGHT_DECAY)
     weights.linears.restore()
     tokens = random_tokens(work, spec.vocab_size)
     losses = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_ft.client.forecast import Forecast, bytes_per_value, forecast, of_mean_length
+from swarm_ft.client.forecast import (
+    Forecast,
+    StageForecast,
+    bytes_per_value,
+    forecast,
+    of_mean_length,
+)
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.capacity import Machine, PlacedPeer
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
@@ -114,6 +121,32 @@ def test_what_is_frozen_is_computed_and_sent_once_a_sample() -> None:
     always = forecast(replace(once, train=replace(once.train, dropout=True)), on(*4 * [narrow]))
     assert always.stages[0].up_bytes > 0.1 * found.stages[0].up_bytes
     assert always.step_s > found.step_s
+
+
+def test_what_all_stages_hold_is_at_each_and_summed_over_them() -> None:
+    def stages(*, shared_bytes: int, **train: object) -> Sequence[StageForecast]:
+        spec = job(num_steps=1, **train)
+        spec = replace(spec, model=replace(spec.model, shared_bytes=shared_bytes))
+        return forecast(spec, on(*[FAST] * 4)).stages
+
+    table = 1_500_000
+    for train, copies in (({}, 4), ({"train_layers": "2-"}, 1), ({"adapter": Adapter.LORA}, 1)):
+        pairs = list(
+            zip(stages(shared_bytes=table, **train), stages(shared_bytes=0, **train), strict=True)
+        )
+        assert [a.memory_bytes - b.memory_bytes for a, b in pairs] == [copies * table] * 4
+        # Of four members each sends three quarters in shares, and three times a quarter's sum.
+        more = 1.5 * table if copies > 1 else 0.0
+        assert [a.up_bytes - b.up_bytes for a, b in pairs] == pytest.approx([more] * 4)
+
+
+def test_tied_embeddings_are_summed_over_both_ends_alone() -> None:
+    spec = job(num_steps=1)
+    spec = replace(spec, model=replace(spec.model, tied_embeddings=True))
+    tied = replace(spec, train=replace(spec.train, sync_tied_embeddings=True))
+    pairs = zip(*(forecast(one, on(*[FAST] * 4)).stages for one in (tied, spec)), strict=True)
+    more = [a.up_bytes - b.up_bytes for a, b in pairs]
+    assert more == pytest.approx([50257 * 768 * 4, 0, 0, 50257 * 768 * 4])
 
 
 def test_a_head_of_classes_is_small() -> None:

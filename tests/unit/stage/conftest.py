@@ -175,8 +175,9 @@ class Pipeline:
         made = last.forward_backward(MicrobatchIndex(index), x, labels, lengths)
         gradient = made.input_gradient
         for stage in reversed(upstream):
-            assert gradient is not None
-            gradient = stage.backward(MicrobatchIndex(index), received(gradient, samples))
+            assert (gradient is not None) == stage.has_backward
+            if gradient is not None:
+                gradient = stage.backward(MicrobatchIndex(index), received(gradient, samples))
         for stage in self.stages:
             stage.weight_gradients(MicrobatchIndex(index))
         return made.loss_sum
@@ -191,11 +192,12 @@ class Pipeline:
         return loss / num_targets
 
     def commit(self, step: int) -> None:
-        first, last = self.stages[0], self.stages[-1]
-        if first.exchanges_tied_gradient:
-            total = first.tied_gradient() + last.tied_gradient()
-            first.set_tied_gradient(total)
-            last.set_tied_gradient(total)
+        sharing = self.spec.sharing(self.stages)
+        if sharing:
+            first, *others = [stage.shared_gradient() for stage in sharing]
+            total = sum(others, first)
+            for stage in sharing:
+                stage.set_shared_gradient(total)
         norm = math.sqrt(sum(stage.squared_grad_norm() for stage in self.stages))
         self.grad_norms.append(norm)
         train = self.spec.train

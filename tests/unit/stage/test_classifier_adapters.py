@@ -37,6 +37,9 @@ CASES = [
     ("llama", TaskKind.CLASSIFICATION, Adapter.DORA, {"score"}),
     ("bert", TaskKind.CLASSIFICATION, Adapter.LORA, {"classifier", "pooler"}),
     ("roberta", TaskKind.CLASSIFICATION, Adapter.LORA, {"classifier"}),
+    ("deberta-v3", TaskKind.CLASSIFICATION, Adapter.LORA, {"classifier", "pooler"}),
+    ("deberta-v3", TaskKind.TOKEN_CLASSIFICATION, Adapter.LORA, {"classifier"}),
+    ("deberta", TaskKind.CLASSIFICATION, Adapter.LORA, {"classifier", "pooler"}),
     ("llama", TaskKind.TOKEN_CLASSIFICATION, Adapter.LORA, {"score"}),
     ("bert", TaskKind.TOKEN_CLASSIFICATION, Adapter.DORA, {"classifier"}),
 ]

@@ -151,7 +151,7 @@ def test_gradients_are_not_given_away_before_they_are_complete(pair: list[StageE
         for early in (
             stage.squared_grad_norm,
             stage.flat_gradient,
-            stage.tied_gradient,
+            stage.shared_gradient,
             lambda stage=stage: stage.apply(1.0, 1e-3),
         ):
             with pytest.raises(OutOfTurn, match=r"microbatches \[0\] are still to be computed"):

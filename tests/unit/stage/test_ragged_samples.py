@@ -25,7 +25,7 @@ from tests.unit.stage.test_families import ALL, OTHERS
 
 # Attention, learned positions, a window, linear attention, a state space, no positions at all.
 FAST = ("gpt2", "llama", "opt", "gemma3_text", "qwen3_next", "mamba", "bloom", "mixtral")
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """In these, what pads a sample shares products with others: zeros in a stage, and not in the whole.
 On most machines that changes no bit either."""
 NO_SHIFT = ("trocr",)

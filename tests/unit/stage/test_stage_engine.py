@@ -199,8 +199,8 @@ def test_gradients_of_another_shape_are_refused(pair: list[StageEngine], tokens:
     for bad in (output[:1], output.half()):
         with pytest.raises(MalformedMessage, match="gradient"):
             pair[0].backward(MICROBATCH, bad)
-    with pytest.raises(MalformedMessage, match="gradient"):
-        pair[0].set_tied_gradient(torch.zeros(3, 3))
+    with pytest.raises(MalformedMessage, match="shared weights: expected a float32 gradient"):
+        pair[0].set_shared_gradient(torch.zeros(3))
 
 
 def test_tokens_and_activations_of_different_samples_are_refused(
@@ -245,9 +245,12 @@ def test_graph_is_freed_by_its_backward(pair: list[StageEngine], tokens: Tensor)
     assert last.open_step.graphs == {}
 
 
-def test_tied_gradient_is_zero_before_any_backward(pair: list[StageEngine]) -> None:
-    assert not pair[0].tied_gradient().any()
-    assert pair[0].tied_gradient().shape == (97, CHANNELS)
+def test_shared_gradient_is_zero_before_any_backward(make_pipeline: MakePipeline) -> None:
+    pipeline = make_pipeline("gpt2-tied", 3, sync_tied_embeddings=True)
+    first, middle, last = (stage.shared_gradient() for stage in pipeline.stages)
+    assert torch.equal(first, torch.zeros(97 * CHANNELS))
+    assert torch.equal(last, first)
+    assert not len(middle)
 
 
 @pytest.mark.parametrize("num_stages", [2, 3])
@@ -258,7 +261,6 @@ def test_synchronised_ends_stay_equal_bit_for_bit(
     pipeline.train(samples)
     first, last = pipeline.stages[0], pipeline.stages[-1]
     assert torch.equal(first.weights.module.embedding_weight, last.weights.module.head_weight)
-    assert not pipeline.stages[1].exchanges_tied_gradient or num_stages == 2
 
 
 def test_dropout_draws_the_same_in_a_replay_and_leaves_torchs_generator_alone(

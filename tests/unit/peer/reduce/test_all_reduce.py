@@ -31,11 +31,11 @@ from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES, AllReduce, Redu
 from swarm_ft.protocol.messages.reduction import (
     ROW_VALUES,
     Division,
-    FromReplica,
     GradientPiece,
     Phase,
     PieceAck,
     PieceKey,
+    PieceMessage,
     PieceSpan,
     ReduceHello,
 )
@@ -375,7 +375,7 @@ def until_heard(monkeypatch: pytest.MonkeyPatch) -> UntilHeard:
         heard, receive, pieces = asyncio.Event(), AllReduce.receive, []
 
         def receive_and_tell(
-            machine: AllReduce, member: int, message: FromReplica
+            machine: AllReduce, member: int, message: PieceMessage
         ) -> list[ReduceEffect]:
             effects = receive(machine, member, message)
             if isinstance(message, GradientPiece):
@@ -898,6 +898,7 @@ def test_the_hello_names_what_both_sides_must_agree_on() -> None:
         "attempt",
         "peer_id",
         "layers",
+        "scope",
         "num_values",
     }
 

@@ -30,11 +30,11 @@ from swarm_ft.protocol.messages.reduction import (
     ROW_VALUES,
     Division,
     EncodeShare,
-    FromReplica,
     GradientPiece,
     Phase,
     PieceAck,
     PieceKey,
+    PieceMessage,
     PieceSpan,
     PieceTask,
     SumShares,
@@ -134,8 +134,8 @@ class Stream:
 
     def __init__(self, one: Member, other: Member) -> None:
         self.ends = {one.index: one, other.index: other}
-        self.to: dict[int, deque[FromReplica]] = {index: deque() for index in self.ends}
-        self.read: dict[int, list[FromReplica]] = {index: [] for index in self.ends}
+        self.to: dict[int, deque[PieceMessage]] = {index: deque() for index in self.ends}
+        self.read: dict[int, list[PieceMessage]] = {index: [] for index in self.ends}
         self.unacknowledged: dict[int, dict[Phase, set[PieceKey]]] = {
             index: {phase: set() for phase in Phase} for index in self.ends
         }
@@ -157,7 +157,7 @@ class Stream:
                 del end.streams[self.other(index)]
                 end.machine.disconnected(self.other(index))
 
-    def say(self, index: int, message: FromReplica) -> None:
+    def say(self, index: int, message: PieceMessage) -> None:
         if isinstance(message, GradientPiece):
             open_pieces = self.unacknowledged[index][message.key.phase]
             assert message.key not in open_pieces, "sent twice on one stream"
@@ -172,7 +172,7 @@ class Stream:
             self.unacknowledged[index][message.key.phase].discard(message.key)
         self.hear(index, message)
 
-    def hear(self, index: int, message: FromReplica) -> None:
+    def hear(self, index: int, message: PieceMessage) -> None:
         end = self.ends[index]
         end.apply(end.machine.receive(self.other(index), message))
 

@@ -22,11 +22,12 @@ from swarm_ft.protocol.machines.link import (
 )
 from swarm_ft.protocol.messages.boundary import Ack, BoundaryHello, FrameKey
 from swarm_ft.protocol.messages.link import ChannelHello, ChannelKind, LinkHello, LinkMessage
-from swarm_ft.protocol.messages.reduction import Phase, PieceAck, PieceKey, ReduceHello
+from swarm_ft.protocol.messages.reduction import Phase, PieceAck, PieceKey, ReduceHello, Scope
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.layers import LayerRange
 
-BOUNDARY, REDUCTION = ChannelKind
+BOUNDARY, REPLICAS, STAGES = ChannelKind
+SCOPES = {REPLICAS: Scope.REPLICAS, STAGES: Scope.STAGES}
 RUN = RunId("run")
 
 
@@ -47,6 +48,7 @@ def hello(kind: ChannelKind, attempt: int, run: str = RUN, peer: str = "a") -> C
         attempt=Attempt(attempt),
         peer_id=PeerId(peer),
         layers=LayerRange(0, 2),
+        scope=SCOPES[kind],
     )
 
 
@@ -55,7 +57,8 @@ def message(kind: ChannelKind, attempt: int, number: int = 0) -> Ack | PieceAck:
     if kind is BOUNDARY:
         name = Attempt(attempt), StepNumber(0), MicrobatchIndex(0), SampleId(number)
         return Ack(FrameKey(*name, Direction.FORWARD))
-    return PieceAck(PieceKey(Attempt(attempt), StepNumber(0), Phase.SUM, number))
+    key = PieceKey(Attempt(attempt), StepNumber(0), Phase.SUM, number, SCOPES[kind])
+    return PieceAck(key)
 
 
 @pytest.fixture
@@ -74,7 +77,7 @@ def test_a_channel_greets_when_it_opens_and_on_every_stream() -> None:
     assert link.up() == [Greet(BOUNDARY)]
     assert link.down() == []
     assert link.up() == [Greet(BOUNDARY)]
-    assert link.open(hello(REDUCTION, 1)) == [Greet(REDUCTION)]
+    assert link.open(hello(REPLICAS, 1)) == [Greet(REPLICAS)]
 
 
 def test_a_hello_of_the_same_attempt_connects(link: LinkMachine) -> None:
@@ -132,17 +135,17 @@ def test_what_an_attempt_left_on_its_way_is_void_in_the_next(link: LinkMachine) 
 def test_a_stream_that_breaks_disconnects_and_is_forgotten(link: LinkMachine) -> None:
     link.open(hello(BOUNDARY, 1))
     link.receive(hello(BOUNDARY, 1))
-    link.receive(hello(REDUCTION, 1))
+    link.receive(hello(REPLICAS, 1))
     assert link.down() == [Disconnected(BOUNDARY)]
     link.up()
-    assert link.open(hello(REDUCTION, 1)) == [Greet(REDUCTION)]
+    assert link.open(hello(REPLICAS, 1)) == [Greet(REPLICAS)]
 
 
 def test_channels_know_nothing_of_each_other(link: LinkMachine) -> None:
     link.open(hello(BOUNDARY, 1))
-    assert link.receive(hello(REDUCTION, 1)) == []
+    assert link.receive(hello(REPLICAS, 1)) == []
     assert not link.is_connected(BOUNDARY)
-    assert [type(e) for e in link.open(hello(REDUCTION, 1))] == [Greet, Connected]
+    assert [type(e) for e in link.open(hello(REPLICAS, 1))] == [Greet, Connected]
 
 
 def test_a_second_hello_is_out_of_turn(link: LinkMachine) -> None:

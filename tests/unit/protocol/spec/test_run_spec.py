@@ -11,6 +11,7 @@ from swarm_ft.ids import SampleId
 from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direction, Feedback
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import (
+    COPIES_PER_WEIGHT,
     MAX_EVAL_SAMPLES,
     Adapter,
     BaseDtype,
@@ -24,8 +25,10 @@ from swarm_ft.protocol.spec.run_spec import (
     TaskKind,
     TrainSpec,
 )
+from tests.specs import model_spec as model_spec_of
+from tests.specs import train_spec as train_spec_of
 
-PINNED_DIGEST = "594e0c1a45f8079ccc2d27e4212ee9e0"
+PINNED_DIGEST = "fc29dc3b9a95ffc9cf582c19b9df4e96"
 
 OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
@@ -40,6 +43,7 @@ OTHER_MODEL: dict[str, Any] = {
     "tied_embeddings": False,
     "linear_bytes": 1,
     "adapter_bytes": 1,
+    "shared_bytes": 4,
 }
 OTHER_TRAIN: dict[str, Any] = {
     "num_samples": 11,
@@ -354,6 +358,39 @@ def test_only_tied_embeddings_can_be_kept_tied(
             model=replace(model_spec, tied_embeddings=False),
             train=replace(train_spec, sync_tied_embeddings=True),
         )
+
+
+@pytest.mark.parametrize(
+    ("shared", "train", "values", "sharing"),
+    [
+        (0, {}, 0, ""),
+        (48, {}, 12, "abc"),
+        (48, {"train_layers": "1-"}, 0, ""),
+        (48, {"train_layers": "0-2"}, 12, "abc"),
+        (48, {"adapter": Adapter.LORA}, 0, ""),
+        (0, {"sync_tied_embeddings": True}, 32 * 8, "ac"),
+    ],
+)
+def test_stages_that_train_one_weight_sum_its_gradients(
+    shared: int, train: dict[str, Any], values: int, sharing: str
+) -> None:
+    model = model_spec_of(num_blocks=3, shared_bytes=shared, tied_embeddings=True)
+    spec = RunSpec(model=model, train=train_spec_of(**train))
+    assert spec.shared_values == values
+    assert spec.sharing("abc") == tuple(sharing)
+    assert spec.sharing("a") == ()
+    # Held at every stage, with its gradient and moments where it trains.
+    plain = RunSpec(model=replace(model, shared_bytes=0), train=spec.train)
+    layers = LayerRange(1, 2)
+    copies = COPIES_PER_WEIGHT if shared and values else 1
+    assert spec.held_bytes(layers) == plain.held_bytes(layers) + copies * shared
+    assert spec.trained_bytes(layers) == plain.trained_bytes(layers) + (shared if values else 0)
+
+
+def test_tied_embeddings_are_not_kept_tied_beside_other_shared_weights() -> None:
+    model = model_spec_of(shared_bytes=48, tied_embeddings=True)
+    with pytest.raises(BadOption, match="expected a model whose blocks share no weights"):
+        RunSpec(model=model, train=train_spec_of(sync_tied_embeddings=True))
 
 
 @pytest.mark.parametrize("reference", ["dir\nwith a line", "d" * 1001])

@@ -92,6 +92,7 @@ def test_a_tensor_takes_twelve_bytes_beside_its_payload() -> None:
         (PIECE, "piece", None, "expected a body"),
         (PIECE, "piece.key", None, "phase of an all-reduce: expected 1 to 2, got 0"),
         (PIECE, "piece.key.phase", 3, "phase of an all-reduce: expected 1 to 2, got 3"),
+        (PIECE, "piece.key.scope", 3, "scope of an all-reduce: expected 1 to 2, got 3"),
         (PIECE, "piece.tensor", b"", "tensor: expected a header of 12 bytes, got 0"),
         (PIECE, "piece.tensor", b"\xff" * 12, "tensor: codec header .* names none"),
         (
@@ -99,6 +100,12 @@ def test_a_tensor_takes_twelve_bytes_beside_its_payload() -> None:
             "piece_ack.phase",
             0,
             "phase of an all-reduce: expected 1 to 2, got 0",
+        ),
+        (
+            PieceAck(PIECE_KEY),
+            "piece_ack.scope",
+            0,
+            "scope of an all-reduce: expected 1 to 2, got 0",
         ),
     ],
 )

@@ -1,7 +1,6 @@
-"""First and last stage add up the gradients of the tied embeddings, to the same bits."""
+"""Stages that hold copies of one weight add up their gradients of it, to the same bits."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
@@ -18,7 +17,7 @@ from swarm_ft.ids import Attempt, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.peer.attempt import Connections
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.links import Links
-from swarm_ft.peer.reduce.all_reduce import synchronise, tied_pairs
+from swarm_ft.peer.reduce.all_reduce import Group, groups_of, synchronise
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import Assign, Stage, StageAssignment
@@ -36,7 +35,6 @@ from tests.doubles.memory_transport import MemoryTransport
 RUN, STEP, BATCH = RunId("run"), StepNumber(3), MicrobatchIndex(0)
 FIRST, LAST = LayerRange(0, 1), LayerRange(1, 2)
 SHAPES = [(1, 1), (2, 1), (1, 2), (3, 2)]
-counts = st.integers(1, 7)
 
 
 @pytest.fixture(autouse=True)
@@ -44,18 +42,34 @@ def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm_ft.peer.links.MIN_BACKOFF_S", 0.0)
 
 
-@given(num_firsts=counts, num_lasts=counts)
-def test_everybody_has_a_partner_and_no_pair_is_there_twice(
-    num_firsts: int, num_lasts: int
-) -> None:
-    first = Stage(layers=FIRST, peers=tuple(PeerId(f"first-{i}") for i in range(num_firsts)))
-    last = Stage(layers=LAST, peers=tuple(PeerId(f"last-{i}") for i in range(num_lasts)))
-    pairs = tied_pairs(first, last)
-    assert len(set(pairs)) == len(pairs) == max(num_firsts, num_lasts)
-    for stage, side in ((first, 0), (last, 1)):
-        partners = Counter(pair[side] for pair in pairs)
-        assert partners.keys() == set(stage.peers)
-        assert max(partners.values()) - min(partners.values()) <= 1
+@given(counts=st.lists(st.integers(1, 7), min_size=2, max_size=5))
+def test_everybody_is_in_one_group_with_one_giver_of_each_stage(counts: list[int]) -> None:
+    stages = [
+        Stage(layers=LayerRange(n, n + 1), peers=tuple(PeerId(f"{n}-{i}") for i in range(count)))
+        for n, count in enumerate(counts)
+    ]
+    groups = groups_of(stages)
+    assert len(groups) == min(counts)
+    members = [peer for group in groups for peer in group.members]
+    assert sorted(members) == sorted(peer for stage in stages for peer in stage.peers)
+    for group in groups:
+        assert [giver.partition("-")[0] for giver in group.givers] == [
+            str(n) for n in range(len(stages))
+        ]
+    for stage in stages:  # evenly
+        sizes = [len(set(stage.peers) & set(group.members)) for group in groups]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_who_listens_hears_givers_alone() -> None:
+    a, b, c, d = (PeerId(name) for name in "abcd")
+    group = Group(givers=(a, b), listeners=(c, d))
+    assert group.heard_by(a) == (b, c, d)
+    assert group.heard_by(c) == group.heard_by(d) == (a, b)
+
+
+def test_of_no_stages_there_are_no_groups() -> None:
+    assert groups_of(()) == ()
 
 
 @pytest.fixture
@@ -111,7 +125,13 @@ class End:
             deliver=lambda _key, _value: None,
             taken=lambda _key: None,
         )
-        self.pairs = self.connections.tied.values()
+        sharer, group = self.connections.sharer, self.connections.group
+        assert sharer is not None
+        assert group is not None
+        self.sharer, self.group = sharer, group
+
+    async def sum(self, pool: Executor) -> None:
+        await synchronise(self.sharer, self.group, STEP, self.engine, pool)
 
 
 class Net:
@@ -167,7 +187,7 @@ async def at_work(spec: RunSpec, shape: tuple[int, int], net: Net) -> AsyncItera
         End(stage.peer_id, assign, engines(spec)[stage.layers == LAST], net)
         for stage in assign.assignments
     ]
-    running = [asyncio.create_task(pair.run()) for end in ends for pair in end.pairs]
+    running = [asyncio.create_task(end.sharer.run()) for end in ends]
     try:
         yield ends
     finally:
@@ -185,26 +205,26 @@ def bits(gradient: torch.Tensor) -> torch.Tensor:
 async def test_all_replicas_of_both_ends_get_the_same_bits(
     spec: RunSpec, transport: Transport, pool: Executor, shape: tuple[int, int]
 ) -> None:
-    first, last = (engine.tied_gradient() for engine in engines(spec))
+    first, last = (engine.shared_gradient() for engine in engines(spec))
     assert bool((first != 0).any())
     assert bool((last != 0).any())
     async with at_work(spec, shape, Net(pool, transport, transport)) as ends:
-        await asyncio.gather(*(synchronise(e.pairs, STEP, e.engine, pool) for e in ends))
+        await asyncio.gather(*(end.sum(pool) for end in ends))
     for end in ends:
-        assert torch.equal(bits(end.engine.tied_gradient()), bits(first + last))
+        assert torch.equal(bits(end.engine.shared_gradient()), bits(first + last))
 
 
 async def test_an_exchange_that_breaks_goes_on_over_the_next_stream(
     spec: RunSpec, pool: Executor
 ) -> None:
-    first, last = (engine.tied_gradient() for engine in engines(spec))
+    first, last = (engine.shared_gradient() for engine in engines(spec))
     inner = MemoryTransport()
     faulty = FaultyTransport(inner, cut_sends={LINK: [3]}, cut_receives={LINK: [5]})
     async with at_work(spec, (1, 1), Net(pool, inner, faulty)) as ends:
-        await asyncio.gather(*(synchronise(e.pairs, STEP, e.engine, pool) for e in ends))
+        await asyncio.gather(*(end.sum(pool) for end in ends))
     assert faulty.num_cuts == 2
     for end in ends:
-        assert torch.equal(end.engine.tied_gradient(), first + last)
+        assert torch.equal(end.engine.shared_gradient(), first + last)
 
 
 async def test_a_gradient_that_is_not_finite_is_told_at_its_own_end(
@@ -213,12 +233,11 @@ async def test_a_gradient_that_is_not_finite_is_told_at_its_own_end(
     net = Net(pool, inner := MemoryTransport(), inner)
     async with at_work(spec, (2, 1), net) as ends:
         last = ends[-1]
-        spoiled = last.engine.tied_gradient().detach().clone()
-        spoiled[3, 3] = float("inf")
-        last.engine.set_tied_gradient(spoiled)
-        with pytest.raises(ExceptionGroup) as raised:
-            await synchronise(last.pairs, STEP, last.engine, pool)
-        assert raised.group_contains(NonFinite, match="inf or NaN")
+        spoiled = last.engine.shared_gradient()
+        spoiled[3] = float("inf")
+        last.engine.set_shared_gradient(spoiled)
+        with pytest.raises(NonFinite, match="inf or NaN"):
+            await last.sum(pool)
 
 
 async def test_a_partner_that_is_nowhere_is_given_up(
@@ -228,10 +247,9 @@ async def test_a_partner_that_is_nowhere_is_given_up(
     net = Net(pool, inner := MemoryTransport(), inner)
     assign = await assign_of(spec, 1, 1, net)
     end = End(PeerId("first-0"), assign, engines(spec)[0], net)
-    (pair,) = end.pairs
     await net.close()
     with pytest.raises(ExceptionGroup) as raised:
-        await pair.run()
+        await end.sharer.run()
     assert raised.group_contains(Unavailable, match="peer last-0 cannot be reached")
 
 
@@ -241,8 +259,12 @@ async def test_partners_and_replicas_are_summed_with_and_nobody_else(
     net = Net(pool, inner := MemoryTransport(), inner)
     assign = await assign_of(spec, 2, 2, net)
     connections = End(PeerId("first-0"), assign, engines(spec)[0], net).connections
-    assert connections.tied.keys() == {"last-0"}, "last-1 is the other replica's partner"
-    assert connections.tied[PeerId("last-0")].hello.layers == spec.model.layers
+    assert connections.group == Group((PeerId("first-0"), PeerId("last-0")), ()), (
+        "the others have their own"
+    )
+    assert connections.sharer is not None
+    assert connections.sharer.missing == ("last-0",)
+    assert connections.sharer.hello.layers == spec.model.layers
     assert connections.reducer is not None
     assert connections.reducer.hello.layers == FIRST
     await net.close()
