@@ -1,0 +1,88 @@
+"""What a client and a peer say while a text is continued at a trained stage, as frozen values.
+
+A text is one call: `BeginText`, then part after part what stands in it, in order, each of which is
+answered before the next. The first stage is told tokens and the others what the one in front of
+them made of these; the last stage answers with the token that is to follow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from swarm_ft.protocol.messages.control import TokenIds
+from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.spec.bounds import Length, Range
+from swarm_ft.protocol.spec.run_spec import MAX_HIDDEN_SIZE, MAX_VOCAB_SIZE
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
+
+MAX_TEXT_TOKENS = 1 << 17
+"""Of a text with what is added to it; how many a peer has room for, it says."""
+FLOAT32_BYTES = 4
+MAX_VALUES_BYTES = 4 << 20
+"""Of a part's activations: a second of a home link, and at least 16 tokens."""
+MAX_SEED = (1 << 63) - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How a token is drawn, as `generate` of transformers draws it.
+
+    Attributes:
+        temperature: by which logits are divided.
+        top_k: so many of the likeliest are left; 0 leaves all.
+        top_p: of these, the likeliest that come to this probability.
+        seed: of all draws of a text; each also depends on its place, so that a text that is
+            continued elsewhere goes on as it would have.
+    """
+
+    temperature: Annotated[float, Range(1e-3, 1e3)] = 1.0
+    top_k: Annotated[int, Range(0, MAX_VOCAB_SIZE)] = 50
+    top_p: Annotated[float, Range(1e-6, 1.0)] = 1.0
+    seed: Annotated[int, Range(0, MAX_SEED)] = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BeginText:
+    """A text begins.
+
+    Attributes:
+        name: the trained stage, as its result is fetched by.
+        max_tokens: that will be told at most; the peer keeps room for them.
+        sampling: None chooses the likeliest token.
+    """
+
+    name: ShardName
+    max_tokens: Annotated[int, Range(1, MAX_TEXT_TOKENS)]
+    sampling: Sampling | None = None
+    protocol_version: Annotated[int, Spoken("client", "peer")] = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextTokens:
+    """The next tokens of a text, little-endian uint32."""
+
+    token_ids: TokenIds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextActivation:
+    """What a stage made of the next tokens, float32 [tokens, channels], little-endian."""
+
+    values: Annotated[bytes, Length(MAX_VALUES_BYTES, FLOAT32_BYTES)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NextToken:
+    """Which token follows all that was told, by the last stage."""
+
+    token: Annotated[int, Range(0, MAX_VOCAB_SIZE - 1)]
+
+
+ToStage = BeginText | TextTokens | TextActivation
+FromStage = TextActivation | NextToken
+
+
+def tokens_in_part(channels: int) -> int:
+    """How many tokens are told at once, so that no stage's activations of them are too many."""
+    return max(1, MAX_VALUES_BYTES // (FLOAT32_BYTES * min(channels, MAX_HIDDEN_SIZE)))
