@@ -43,7 +43,6 @@ from swarm_ft.protocol.messages.generation import (
 )
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec
-from swarm_ft.protocol.spec.tasks import CausalLm, task_of
 from swarm_ft.transport.base import MessageStream
 from swarm_ft.transport.methods import GENERATE
 
@@ -99,10 +98,10 @@ def check_generates(status: RunStatus) -> None:
         RunFailed: there is no result any more, or there will be none.
         Unavailable: it is not finished yet.
     """
-    if not isinstance(task_of(status.spec.train), CausalLm):
+    if status.spec.train.has_classes:
         raise BadOption(
             f"run {status.run_id}: expected a causal language model, this run trains "
-            f"{status.spec.train.task.name.lower().replace('_', ' ')}"
+            f"{status.spec.train.task_kind.name.lower().replace('_', ' ')}"
         )
     if status.phase is RunPhase.COLLECTED:
         raise RunFailed(
@@ -156,7 +155,7 @@ async def generate(
             on_trouble(f"{failed}; the text so far goes to others")
 
 
-class _PeerFailed(Exception):  # noqa: N818 - it is caught here
+class _PeerFailed(Exception):
     """A peer does not continue the text, or not any more."""
 
     def __init__(self, layers: LayerRange, peer: PeerId, error: SwarmError) -> None:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Self
 from weakref import ref
 
@@ -32,7 +31,7 @@ from swarm_ft.stage.choosing import choose
 from swarm_ft.stage.device import synchronise
 from swarm_ft.stage.forms import frozen_forms, prepare
 from swarm_ft.stage.heads import counts_by_class
-from swarm_ft.stage.kept import TRIED, CacheSize, StageCache, try_out
+from swarm_ft.stage.kept import TRIED, Keeping, StageCache, try_out
 from swarm_ft.stage.module import DropoutSeeds, StageModule, WeightProduct
 from swarm_ft.stage.skeleton import reports_router
 from swarm_ft.stage.weights import StageWeights
@@ -269,7 +268,7 @@ class StageEngine:
         self._weights: StageWeights | None = None
         self._held = HeldBytes()
         self._step: _Step | None = None
-        self._text_size: CacheSize | None = None
+        self._keeping: Keeping | None = None
 
     @property
     def _num_outputs(self) -> int:
@@ -444,37 +443,42 @@ class StageEngine:
         positions = self._checkpoint.architecture.positions
         if positions is not None and max_tokens > positions:
             raise MalformedMessage(f"a text of {max_tokens} tokens: the model has {positions}")
-        if self._text_size is None:
-            self._text_size = self._tried()
-        return StageText(self, max_tokens, self._text_size.of(max_tokens))
+        if self._keeping is None:
+            self._keeping = self._tried()
+        return StageText(self, max_tokens, self._keeping)
 
-    def _tried(self) -> CacheSize:
-        """What a text takes; see `kept.try_out`."""
+    def _tried(self) -> Keeping:
+        """See `kept.try_out`."""
         size = 1, sum(TRIED)
         x = torch.arange(size[1])[None] % self._spec.model.vocab_size
         if not self.is_first:
             random = torch.Generator().manual_seed(0)
             x = torch.randn(*size, self._spec.model.hidden_size, generator=random)
         rtol = TRIED_BFLOAT16_RTOL if self._is_narrow else TRIED_RTOL
-        read = partial(self.read, longest=size[1])
-        return try_out(self._checkpoint.config, self.layers, x, read, rtol)
+        return try_out(self._checkpoint.config, self.layers, x, self.read, rtol)
 
     def empty_cache(self) -> StageCache:
         """For a text of which nothing is read."""
         return StageCache(self._checkpoint.config, self.layers)
 
-    def read(self, x: Tensor, cache: StageCache | None, longest: int) -> Tensor:
+    def check_input(self, x: Tensor, longest: int) -> None:
+        """Whether it is what this stage takes, of at most so many tokens.
+
+        Raises:
+            MalformedMessage: it is not.
+        """
+        (check_tokens if self.is_first else check_hidden)(x, self._spec, longest)
+
+    def read(self, x: Tensor, cache: StageCache | None) -> Tensor:
         """The output [1, T, C], float32 on the CPU, for tokens that follow those in the cache.
 
         Args:
-            x: as `Text.read` takes it.
+            x: as `Text.read` takes it; checked.
             cache: grows by them; None if nothing stands in front of them.
-            longest: that `x` may be.
 
         Raises:
-            MalformedMessage, NonFinite: see `Text.read`.
+            NonFinite: the output is inf or NaN.
         """
-        (check_tokens if self.is_first else check_hidden)(x, self._spec, longest)
         with self._evaluating() as module:
             output: Tensor = module(x.to(self._device), None, None, cache).float()
         self._check_evaluated(output, "output", "text")
@@ -625,21 +629,29 @@ class StageText:
     Args:
         engine: of the stage.
         max_tokens: that it may have.
-        num_bytes: that it then takes.
+        keeping: how the stage keeps it.
     """
 
-    def __init__(self, engine: StageEngine, max_tokens: int, num_bytes: int) -> None:
-        self.num_bytes = num_bytes
+    def __init__(self, engine: StageEngine, max_tokens: int, keeping: Keeping) -> None:
         self._engine = engine
+        self._keeping = keeping
         self._cache = engine.empty_cache()
         self._num_tokens, self._max_tokens = 0, max_tokens
+
+    @property
+    def num_bytes(self) -> int:
+        """See `Text`."""
+        return self._keeping.num_bytes(self._max_tokens)
 
     def read(self, x: Tensor) -> Tensor:
         """See `Text`."""
         room = self._max_tokens - self._num_tokens
         if room < 1:
             raise MalformedMessage(f"expected {self._max_tokens} tokens of a text, got another one")
-        output = self._engine.read(x, self._cache, room)
+        self._engine.check_input(x, room)
+        singly = self._keeping.singly and self._num_tokens > 0
+        parts = torch.split(x, 1, dim=1) if singly else (x,)
+        output = torch.cat([self._engine.read(part, self._cache) for part in parts], dim=1)
         self._num_tokens += x.shape[1]
         return output
 

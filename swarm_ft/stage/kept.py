@@ -1,9 +1,9 @@
 """What a stage keeps of a text that is continued: transformers' own cache of keys and values.
 
-Blocks find their layer of a cache by the number that they have in the whole model, their base asks
-layer 0 for the length of the text, or the first layer of a kind for its mask. So a stage's cache has
-a layer for every block of the model: those of other stages are one of its own of the same kind, or,
-where there is none, count tokens and keep nothing of them.
+Blocks find their layer of a cache by the number that they have in the whole model; their base asks
+layer 0 how long the text is, and the first layer of a kind for its mask. So a stage's cache has a
+layer for every block of the model: those of other stages are one of its own of the same kind, or,
+where there is none, only count tokens.
 
 Whether a family's blocks keep what they need there is not written down anywhere: it is tried, on a
 few tokens.
@@ -11,7 +11,7 @@ few tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,14 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 
-from swarm_ft.errors import BadModel
+from swarm_ft.errors import BadModel, SwarmError
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.stage.skeleton import ModelConfig
 
 TRIED = (3, 1, 2)
 """Tokens that are read one part after the other: of a prompt, a token, more of a text."""
+TRIED_SINGLY = (3, 1, 1, 1)
+"""The same by blocks that go on from what they keep with one token at a time."""
 
 
 class StageCache(DynamicCache):  # type: ignore[misc] # transformers has no types
@@ -51,53 +53,49 @@ class StageCache(DynamicCache):  # type: ignore[misc] # transformers has no type
 
     def passed(self, num_tokens: int) -> None:
         """The stage's blocks have read so many tokens more."""
-        nothing = torch.empty(1, 1, num_tokens, 0)
+        little = torch.zeros(1, 1, num_tokens, 1)  # of nothing, a layer would count no tokens
         for layer in self._counting:
-            layer.update(nothing, nothing)
+            layer.update(little, little)
 
 
 def bytes_in(cache: StageCache) -> int:
     """What the cache's tensors take."""
-    tensors = [t for layer in cache.layers for t in _tensors_in(vars(layer))]
+    tensors = (tensor for layer in cache.layers for tensor in _tensors_in(vars(layer)))
     return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
 
 
-def _tensors_in(value: object) -> list[Tensor]:
+def _tensors_in(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
-        return [value]
-    values = value.values() if isinstance(value, dict) else value
-    return [t for one in values for t in _tensors_in(one)] if _holds(value) else []
-
-
-def _holds(value: object) -> bool:
-    return isinstance(value, dict | list | tuple)
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(one)
 
 
 @dataclass(frozen=True, slots=True)
-class CacheSize:
-    """What a text takes at a stage.
+class Keeping:
+    """How a stage keeps texts.
 
     Attributes:
-        fixed: bytes, however long it is.
-        per_token: bytes of each token.
+        singly: tokens are read one at a time, but for those that a text begins with.
+        fixed_bytes: of a text, however long it is.
+        token_bytes: of each token.
     """
 
-    fixed: int
-    per_token: int
+    singly: bool
+    fixed_bytes: int
+    token_bytes: int
 
-    def of(self, num_tokens: int) -> int:
-        """Bytes of a text of so many tokens; no fewer than it takes."""
-        return self.fixed + self.per_token * num_tokens
+    def num_bytes(self, num_tokens: int) -> int:
+        """Of a text of so many tokens; no fewer than it takes."""
+        return self.fixed_bytes + self.token_bytes * num_tokens
 
 
-def try_out(
-    config: ModelConfig,
-    layers: LayerRange,
-    x: Tensor,
-    run: Callable[[Tensor, StageCache | None], Tensor],
-    rtol: float,
-) -> CacheSize:
-    """Whether a stage gives for a text in parts what it gives for all of it at once.
+Run = Callable[[Tensor, StageCache | None], Tensor]
+
+
+def try_out(config: ModelConfig, layers: LayerRange, x: Tensor, run: Run, rtol: float) -> Keeping:
+    """Whether a stage gives for a text in parts what it gives for all of it at once, and how.
 
     Args:
         config: the whole model's.
@@ -106,37 +104,50 @@ def try_out(
         run: the stage, with a cache or without one.
         rtol: how far a token's output [C] may be off, relative to its norm.
 
-    Returns:
-        What a text takes, as these few tokens tell.
-
     Raises:
         BadModel: it does not; says why.
     """
     try:
-        cache = StageCache(config, layers)
-        parts, sizes = [], []
-        for part in x.split(TRIED, dim=1):
-            parts.append(run(part, cache))
-            sizes.append(bytes_in(cache))
-    except Exception as exc:  # noqa: BLE001 - of some family's own code, for any reason
+        whole = run(x, None)
+        for parts in (TRIED, TRIED_SINGLY):
+            inparts, sizes = _in_parts(layers, config, x, parts, run)
+            off = float(((whole - inparts).norm(dim=-1) / whole.norm(dim=-1)).max())
+            if off <= rtol and sizes[-1]:
+                token_bytes = -(-(sizes[-1] - sizes[0]) // sum(parts[1:]))
+                fixed_bytes = max(0, sizes[-1] - token_bytes * sum(parts))
+                return Keeping(parts is TRIED_SINGLY, fixed_bytes, token_bytes)
+    except SwarmError:
+        raise
+    except Exception as exc:  # of some family's own code, for any reason
         why = f"{type(exc).__name__}: {exc}".partition("\n")[0]
         raise _refused(config, f"they do not run with it ({why})") from exc
     if not sizes[-1]:
         raise _refused(config, "they left nothing in it")
-    whole, inparts = run(x, None), torch.cat(parts, dim=1)
-    off = float(((whole - inparts).norm(dim=-1) / whole.norm(dim=-1).clamp_min(1e-30)).max())
-    if not off <= rtol:  # so is NaN
-        raise _refused(
-            config,
-            f"layers {layers} give for a text in parts something else than for the whole "
-            f"(off by {off:.2g} of it, expected {rtol:g} at most)",
-        )
-    per_token = -(-(sizes[2] - sizes[1]) // TRIED[2])
-    return CacheSize(max(0, sizes[2] - per_token * sum(TRIED)), per_token)
+    raise _refused(
+        config,
+        f"layers {layers} give for a text in parts something else than for the whole "
+        f"(off by {off:.2g} of it, expected {rtol:g} at most)",
+    )
+
+
+def _in_parts(
+    layers: LayerRange, config: ModelConfig, x: Tensor, parts: Sequence[int], run: Run
+) -> tuple[Tensor, list[int]]:
+    """The output of all of a text, and what it takes after each part.
+
+    Another text is read in between: blocks that keep something elsewhere take it from that one.
+    """
+    cache, another = StageCache(config, layers), StageCache(config, layers)
+    outputs, sizes = [], []
+    for index, part in enumerate(torch.split(x, list(parts), dim=1)):
+        outputs.append(run(part, cache))
+        sizes.append(bytes_in(cache))
+        run(x.flip(1)[:, index : index + 1], another)
+    return torch.cat(outputs, dim=1), sizes
 
 
 def _refused(config: ModelConfig, why: str) -> BadModel:
     return BadModel(
-        f"architecture '{config.model_type}' cannot generate by stages: expected its blocks to keep "
-        f"what they need of a text in transformers' own cache; {why}"
+        f"architecture '{config.model_type}' cannot generate by stages: expected its blocks to "
+        f"keep what they need of a text in transformers' own cache; {why}"
     )

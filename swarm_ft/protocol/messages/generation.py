@@ -21,7 +21,11 @@ MAX_TEXT_TOKENS = 1 << 17
 FLOAT32_BYTES = 4
 MAX_VALUES_BYTES = 4 << 20
 """Of a part's activations: a second of a home link, and at least 16 tokens."""
-MAX_SEED = (1 << 63) - 1
+
+Temperature = Annotated[float, Range(0.01, 100.0)]
+TopK = Annotated[int, Range(0, MAX_VOCAB_SIZE)]
+TopP = Annotated[float, Range(0.001, 1.0)]
+Seed = Annotated[int, Range(0, (1 << 63) - 1)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,10 +40,10 @@ class Sampling:
             continued elsewhere goes on as it would have.
     """
 
-    temperature: Annotated[float, Range(1e-3, 1e3)] = 1.0
-    top_k: Annotated[int, Range(0, MAX_VOCAB_SIZE)] = 50
-    top_p: Annotated[float, Range(1e-6, 1.0)] = 1.0
-    seed: Annotated[int, Range(0, MAX_SEED)] = 0
+    temperature: Temperature = 1.0
+    top_k: TopK = 50
+    top_p: TopP = 1.0
+    seed: Seed = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
