@@ -31,11 +31,9 @@ from swarm_ft.protocol.messages.client import RunPhase, RunStatus
 from swarm_ft.protocol.messages.control import Stage, stages_of
 from swarm_ft.protocol.messages.generation import (
     FLOAT32_BYTES,
-    MAX_TEXT_TOKENS,
     BeginText,
     FromStage,
     NextToken,
-    Sampling,
     TextActivation,
     TextTokens,
     ToStage,
@@ -43,6 +41,7 @@ from swarm_ft.protocol.messages.generation import (
 )
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec
+from swarm_ft.protocol.spec.sampling import MAX_TEXT_TOKENS, Sampling
 from swarm_ft.transport.base import MessageStream
 from swarm_ft.transport.methods import GENERATE
 

@@ -7,14 +7,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
-from swarm_ft.protocol.messages.generation import (
-    MAX_TEXT_TOKENS,
-    Sampling,
-    Seed,
-    Temperature,
-    TopK,
-    TopP,
-)
 from swarm_ft.protocol.spec.bounds import Range
 from swarm_ft.protocol.spec.options import Option, check
 from swarm_ft.protocol.spec.run_spec import (
@@ -23,6 +15,14 @@ from swarm_ft.protocol.spec.run_spec import (
     EvalStrategy,
     TrainOptions,
     TrainSpec,
+)
+from swarm_ft.protocol.spec.sampling import (
+    MAX_TEXT_TOKENS,
+    Sampling,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
 )
 
 Count = Annotated[int, Range(1)]

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from swarm_ft.errors import MalformedMessage, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
-from swarm_ft.protocol.messages.generation import Sampling
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.sampling import Sampling
 
 Lengths = Sequence[int] | None
 """Tokens of each sample of a microbatch; None if all are as long as its tensor."""

@@ -11,8 +11,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from swarm_ft.protocol.messages.generation import Sampling
 from swarm_ft.protocol.spec.digest import digest_of
+from swarm_ft.protocol.spec.sampling import Sampling
 
 
 def choose(logits_v: Tensor, sampling: Sampling | None, place: int) -> int:

@@ -17,11 +17,11 @@ from torch.nn.functional import cross_entropy
 from swarm_ft.errors import BadModel, MalformedMessage, NonFinite, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.log import get_logger
-from swarm_ft.protocol.messages.generation import Sampling
 from swarm_ft.protocol.spec.bounds import MAX_SQUARED_NORM
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.sample_rows import MIN_LENGTH, NO_LABEL, SECOND
+from swarm_ft.protocol.spec.sampling import Sampling
 from swarm_ft.protocol.spec.tasks import CausalLm, task_of
 from swarm_ft.stage.adapters import attach, heads_in
 from swarm_ft.stage.architecture import check_seq_length

@@ -14,36 +14,12 @@ from swarm_ft.protocol.messages.control import TokenIds
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.bounds import Length, Range
 from swarm_ft.protocol.spec.run_spec import MAX_HIDDEN_SIZE, MAX_VOCAB_SIZE
+from swarm_ft.protocol.spec.sampling import MAX_TEXT_TOKENS, Sampling
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
-MAX_TEXT_TOKENS = 1 << 17
-"""Of a text with what is added to it; how many a peer has room for, it says."""
 FLOAT32_BYTES = 4
 MAX_VALUES_BYTES = 4 << 20
 """Of a part's activations: a second of a home link, and at least 16 tokens."""
-
-Temperature = Annotated[float, Range(0.01, 100.0)]
-TopK = Annotated[int, Range(0, MAX_VOCAB_SIZE)]
-TopP = Annotated[float, Range(0.001, 1.0)]
-Seed = Annotated[int, Range(0, (1 << 63) - 1)]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sampling:
-    """How a token is drawn, as `generate` of transformers draws it.
-
-    Attributes:
-        temperature: by which logits are divided.
-        top_k: so many of the likeliest are left; 0 leaves all.
-        top_p: of these, the likeliest that come to this probability.
-        seed: of all draws of a text; each also depends on its place, so that a text that is
-            continued elsewhere goes on as it would have.
-    """
-
-    temperature: Temperature = 1.0
-    top_k: TopK = 50
-    top_p: TopP = 1.0
-    seed: Seed = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
