@@ -33,7 +33,7 @@ logger = get_logger(__name__)
 
 MAX_TEXTS = 16
 """At one stage, at a time; each computes in turn with the others."""
-SILENCE_S = 120.0
+SILENCE_S = 600.0
 """Between two parts of a text; its client waits for all other stages meanwhile."""
 MAX_TEXT_S = 3600.0
 """Of a text from its beginning."""

@@ -442,7 +442,10 @@ class StageEngine:
             raise BadModel("expected a run of a causal language model; this one tells classes")
         positions = self._checkpoint.architecture.positions
         if positions is not None and max_tokens > positions:
-            raise MalformedMessage(f"a text of {max_tokens} tokens: the model has {positions}")
+            raise MalformedMessage(
+                f"a text of {max_tokens} tokens: expected at most {positions}, as many as the "
+                "model has positions"
+            )
         if self._keeping is None:
             self._keeping = self._tried()
         return StageText(self, max_tokens, self._keeping)

@@ -18,8 +18,8 @@ from swarm_ft.protocol.spec.sampling import MAX_TEXT_TOKENS, Sampling
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
 FLOAT32_BYTES = 4
-MAX_VALUES_BYTES = 4 << 20
-"""Of a part's activations: a second of a home link, and at least 16 tokens."""
+MAX_VALUES_BYTES = 1 << 20
+"""Of a part's activations: some seconds of a poor home link; 4 tokens at least."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
