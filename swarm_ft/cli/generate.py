@@ -18,6 +18,7 @@ from swarm_ft.errors import BadOption
 
 if TYPE_CHECKING:
     from swarm_ft.client.generate import Wanted
+    from swarm_ft.client.swarm import SwarmClient
     from swarm_ft.protocol.messages.client import RunStatus
     from swarm_ft.stage.words import Words
 
@@ -63,47 +64,53 @@ def generate(
         import asyncio
 
         from swarm_ft.client.generate import check_generates
-        from swarm_ft.client.generate import generate as continued
-        from swarm_ft.client.text import NewText, showable
         from swarm_ft.ids import RunId
 
         async with connected(way) as swarm:
             status = await swarm.run(RunId(run_name) if run_name else None)
             check_generates(status)
             words = await asyncio.to_thread(_words_of, status, model)
+            for name in words.unheeded:
+                click.echo(f"the model's generation_config asks for {name}: left out", err=True)
             wanted = _wanted(text, words, options)
-            new, pieces = NewText(words.tokenizer, wanted.prompt), list[str]()
-
-            def show(piece: str) -> None:
-                pieces.append(piece)
-                if not as_json:
-                    click.echo(showable(piece), nl=False)
-
-            started_s = time.monotonic()
-            tokens = await continued(
-                swarm,
-                status,
-                wanted,
-                on_token=lambda token: show(new.add(token)),
-                on_trouble=lambda trouble: click.echo(showable(trouble), err=True),
-            )
-            show(new.end())
-            seconds = time.monotonic() - started_s
-        if not as_json:
-            click.echo()
-            return
-        fields = {
-            "run": status.run_id,
-            "text": "".join(pieces),
-            "token_ids": tokens,
-            "prompt_tokens": len(wanted.prompt),
-            "ended": tokens[-1] in wanted.ends,
-            "seed": wanted.sampling.seed if wanted.sampling else None,
-            "seconds": seconds,
-        }
-        click.echo(json.dumps(fields))
+            fields = await _written(swarm, status, wanted, words, is_shown=not as_json)
+        click.echo(json.dumps(fields) if as_json else "")
 
     run_async(work)
+
+
+async def _written(
+    swarm: SwarmClient, status: RunStatus, wanted: Wanted, words: Words, *, is_shown: bool
+) -> dict[str, object]:
+    """Generate and show a text; what `--json` prints of it."""
+    from swarm_ft.client.generate import generate as generated
+    from swarm_ft.client.text import NewText, showable
+
+    new, pieces = NewText(words.tokenizer, wanted.prompt), list[str]()
+
+    def write(piece: str) -> None:
+        pieces.append(piece)
+        if is_shown:
+            click.echo(showable(piece), nl=False)
+
+    started_s = time.monotonic()
+    token_ids = await generated(
+        swarm,
+        status,
+        wanted,
+        on_token=lambda token: write(new.add(token)),
+        on_trouble=lambda trouble: click.echo(showable(trouble), err=True),
+    )
+    write(new.end())
+    return {
+        "run": status.run_id,
+        "text": "".join(pieces),
+        "token_ids": token_ids,
+        "prompt_tokens": len(wanted.prompt),
+        "ended": token_ids[-1] in wanted.ends,
+        "seed": wanted.sampling.seed if wanted.sampling else None,
+        "seconds": time.monotonic() - started_s,
+    }
 
 
 def _prompt(prompt: str | None, prompt_file: IO[str] | None) -> str:

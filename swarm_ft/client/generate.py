@@ -139,8 +139,8 @@ async def generate(
     """
     new: list[int] = []
     holding = _Holding(status)
+    chosen = holding.chosen()
     while True:
-        chosen = holding.chosen()
         try:
             async with _chain(client, status, wanted, chosen) as chain:
                 unread: Sequence[int] = (*wanted.prompt, *new)
@@ -151,6 +151,7 @@ async def generate(
                 return new
         except _PeerFailed as failed:
             holding.drop(failed)
+            chosen = holding.chosen()
             on_trouble(f"{failed}; the text so far goes to others")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -28,11 +29,25 @@ class Words:
     Attributes:
         ends: tokens behind which a text ends, as `generate` of transformers knows them.
         positions: that a text may have; None if any number.
+        unheeded: what its `generation_config.json` asks of `generate`, and stages do not do.
     """
 
     tokenizer: PreTrainedTokenizerBase
     ends: frozenset[int]
     positions: int | None
+    unheeded: tuple[str, ...] = ()
+
+
+_UNHEEDED = {
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    **dict.fromkeys(("bad_words_ids", "suppress_tokens", "begin_suppress_tokens")),
+    **dict.fromkeys(("sequence_bias", "exponential_decay_length_penalty", "forced_eos_token_id")),
+    **dict.fromkeys(("forced_bos_token_id", "min_length", "min_new_tokens", "watermarking_config")),
+    "num_beams": 1,
+}
+"""What changes even the likeliest token, and its value that changes nothing, as None does."""
 
 
 def open_words(reference: str) -> Words:
@@ -50,19 +65,33 @@ def open_words(reference: str) -> Words:
         architecture = architecture_of(build_skeleton(config))
     except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as exc:
         raise source.refused(f"{CONFIG_FILE} describes no model ({one_line(exc)})") from exc
+    settings = _generation_settings(source)
     return Words(
         tokenizer=tokenizer_in(source),
-        ends=_ends_in(source, config),
+        ends=_ends_in(source, settings, config),
         positions=architecture.positions,
+        unheeded=tuple(
+            f"{name} {settings[name]}"
+            for name, neutral in _UNHEEDED.items()
+            if settings.get(name) not in (None, 0, neutral)
+        ),
     )
 
 
-def _ends_in(source: Source, config: ModelConfig) -> frozenset[int]:
+def _generation_settings(source: Source) -> dict[str, Any]:
     path = source.find(GENERATION_FILE)
     try:
-        fields = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
-        ends = fields.get("eos_token_id", getattr(config, "eos_token_id", None))
-        several = ends if isinstance(ends, list) else [ends]
-        return frozenset(int(end) for end in several if end is not None)
-    except (OSError, ValueError, TypeError, AttributeError) as exc:
+        settings = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
+    except (OSError, ValueError) as exc:
         raise source.refused(f"{GENERATION_FILE} is unreadable ({one_line(exc)})") from exc
+    if not isinstance(settings, dict):
+        raise source.refused(f"{GENERATION_FILE} is unreadable (expected an object)")
+    return settings
+
+
+def _ends_in(source: Source, settings: dict[str, Any], config: ModelConfig) -> frozenset[int]:
+    ends = settings.get("eos_token_id", getattr(config, "eos_token_id", None))
+    several = ends if isinstance(ends, list) else [ends]
+    if not all(end is None or isinstance(end, int) for end in several):
+        raise source.refused(f"{GENERATION_FILE} is unreadable (eos_token_id: {ends!a:.80})")
+    return frozenset(end for end in several if end is not None)

@@ -154,7 +154,8 @@ async def test_a_text_goes_on_at_another_replica_when_a_peer_dies(
 
         await swarm.kill_peer(PeerId(other))
         with pytest.raises(Unavailable, match=r"layers 2-5: peer .* no other peer holds these"):
-            await generate(swarm.client, status, wanted, silent, silent)
+            await generate(swarm.client, status, wanted, silent, troubles.append)
+        assert len(troubles) <= 2, "that the other died is told once, and by the error"
 
 
 @asynccontextmanager

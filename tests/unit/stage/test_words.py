@@ -45,6 +45,12 @@ def test_texts_end_where_generate_ends_them(model_dir: Path, told: Any, ends: se
     assert open_words(str(model_dir)).ends == ends
 
 
+def test_what_stages_do_not_do_is_told(model_dir: Path) -> None:
+    path = model_dir / "generation_config.json"
+    path.write_text(json.dumps({"repetition_penalty": 1.1, "num_beams": 1, "temperature": 0.6}))
+    assert open_words(str(model_dir)).unheeded == ("repetition_penalty 1.1",)
+
+
 @pytest.mark.parametrize("told", ["{", '{"eos_token_id": "x"}', "[]"])
 def test_a_damaged_config_is_refused(model_dir: Path, told: str) -> None:
     (model_dir / "generation_config.json").write_text(told)
