@@ -159,7 +159,8 @@ class _PeerFailed(Exception):
     """A peer does not continue the text, or not any more."""
 
     def __init__(self, layers: LayerRange, peer: PeerId, error: SwarmError) -> None:
-        super().__init__(f"layers {layers}: peer {peer}: {error.message}")
+        words = error.message.removeprefix(f"peer {peer}: ")
+        super().__init__(f"layers {layers}: peer {peer}: {words}")
         self.layers, self.peer, self.error = layers, peer, error
 
 

@@ -633,12 +633,15 @@ class StageText:
         engine: of the stage.
         max_tokens: that it may have.
         keeping: how the stage keeps it.
+
+    Attributes:
+        cache: what is kept of it.
     """
 
     def __init__(self, engine: StageEngine, max_tokens: int, keeping: Keeping) -> None:
         self._engine = engine
         self._keeping = keeping
-        self._cache = engine.empty_cache()
+        self.cache = engine.empty_cache()
         self._num_tokens, self._max_tokens = 0, max_tokens
 
     @property
@@ -654,7 +657,7 @@ class StageText:
         self._engine.check_input(x, room)
         singly = self._keeping.singly and self._num_tokens > 0
         parts = torch.split(x, 1, dim=1) if singly else (x,)
-        output = torch.cat([self._engine.read(part, self._cache) for part in parts], dim=1)
+        output = torch.cat([self._engine.read(part, self.cache) for part in parts], dim=1)
         self._num_tokens += x.shape[1]
         return output
 

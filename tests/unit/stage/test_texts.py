@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from swarm_ft.errors import BadModel
+from swarm_ft.errors import BadModel, MalformedMessage
+from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import split_evenly
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.base import Text
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
+from swarm_ft.stage.kept import bytes_in
 from tests.families import VOCAB_SIZE, small_config
 from tests.unit.stage.conftest import MakeTrainSpec, save_random_model
 from tests.unit.stage.test_families import ALL, OTHERS
@@ -124,3 +126,72 @@ def test_families_whose_blocks_keep_nothing_in_a_cache_are_refused(
         BadModel, match=f"'{family}' cannot generate by stages: expected its blocks"
     ):
         stage.begin_text(20)
+
+
+# ---- one stage
+
+
+def test_texts_do_not_know_each_other(model_dir: Any, make_train_spec: MakeTrainSpec) -> None:
+    (stage,) = engines(model_dir("llama"), make_train_spec(), 1)
+    tokens = torch.arange(2 * 8).view(2, 8) % VOCAB_SIZE
+    alone = [stage.begin_text(8).read(one[None]) for one in tokens]
+    texts = [stage.begin_text(8) for _ in tokens]
+    parts = [
+        [text.read(one[None, place : place + 2]) for text, one in zip(texts, tokens, strict=True)]
+        for place in range(0, 8, 2)
+    ]
+    for of_text, whole in zip(zip(*parts, strict=True), alone, strict=True):
+        torch.testing.assert_close(torch.cat(of_text, dim=1), whole)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_a_text_takes_no_more_than_was_said(
+    model_dir: Any, make_train_spec: MakeTrainSpec, family: str, num_stages: int
+) -> None:
+    for stage in engines(model_dir(family), make_train_spec(), num_stages):
+        text = stage.begin_text(40)
+        shape = (1, 40) if stage.is_first else (1, 40, 32)
+        text.read(torch.ones(shape, dtype=torch.int64 if stage.is_first else torch.float32))
+        assert 0 < bytes_in(text.cache) <= text.num_bytes
+
+
+def test_in_bfloat16_texts_are_continued_too(
+    model_dir: Any, make_train_spec: MakeTrainSpec
+) -> None:
+    checkpoint = open_checkpoint(str(model_dir("llama")))
+    run = RunSpec(model=checkpoint.describe(), train=make_train_spec())
+    stage = StageEngine(
+        checkpoint, run, run.model.layers, device=torch.device("cpu"), dtype=torch.bfloat16
+    )
+    stage.load()
+    assert len(continued([stage.begin_text(30)], torch.ones(1, 4, dtype=torch.int64), 2)) > 1
+
+
+def test_a_text_has_no_more_tokens_than_the_model_has_positions(
+    model_dir: Any, make_train_spec: MakeTrainSpec
+) -> None:
+    (stage,) = engines(model_dir("gpt2"), make_train_spec(), 1)
+    stage.begin_text(64)
+    with pytest.raises(MalformedMessage, match="expected at most 64, as many as the model"):
+        stage.begin_text(65)
+    (stage,) = engines(model_dir("llama"), make_train_spec(), 1)
+    stage.begin_text(65)
+
+
+def test_steps_go_on_as_if_no_text_had_been_read(
+    model_dir: Any, make_train_spec: MakeTrainSpec
+) -> None:
+    tokens = torch.arange(2 * 12).view(2, 12) % VOCAB_SIZE
+    losses = []
+    for speaks in (False, True):
+        (stage,) = engines(model_dir("llama"), make_train_spec(), 1)
+        for step in range(2):
+            stage.begin_step(StepNumber(step), 22)
+            index = MicrobatchIndex(0)
+            losses.append(stage.forward_backward(index, tokens, tokens).loss_sum)
+            stage.weight_gradients(index)
+            if speaks:
+                stage.begin_text(12).read(tokens[:1])
+            stage.apply(1.0, 1e-2)
+    assert losses[:2] == losses[2:]
