@@ -56,8 +56,14 @@ def client() -> None:
     )
 )
 @takes("options", JobOptions)
+@click.option(
+    "--detach",
+    "detaches",
+    is_flag=True,
+    help="Leave when the job is submitted; `client attach` fetches what comes of it.",
+)
 @swarm_options
-def train(options: JobOptions, way: WayIn) -> None:
+def train(options: JobOptions, detaches: bool, way: WayIn) -> None:
     """Fine-tune a model; Ctrl-C detaches, and the run goes on."""
 
     async def begin(swarm: SwarmClient) -> WatchedRun:
@@ -72,7 +78,7 @@ def train(options: JobOptions, way: WayIn) -> None:
             progress.message(line)
         return await submit(swarm, job, options, progress)
 
-    run_async(lambda: _see_through(begin, options.outputs, way))
+    run_async(lambda: _see_through(begin, options.outputs, way, detaches=detaches))
 
 
 def who_sees(*, is_encrypted: bool) -> tuple[str, ...]:
@@ -255,6 +261,8 @@ async def _see_through(
     begin: Callable[[SwarmClient], Awaitable[WatchedRun]],
     outputs: Outputs,
     way: WayIn,
+    *,
+    detaches: bool = False,
 ) -> None:
     """Begin, or find, a run and watch it until it is reported on, or a stop signal detaches."""
     from swarm_ft.client.job import check_outputs
@@ -262,7 +270,7 @@ async def _see_through(
     check_outputs(outputs)
     async with connected(way) as swarm:
         run = await begin(swarm)
-        report = await _report_of(run, outputs)
+        report = None if detaches else await _report_of(run, outputs)
     if report is not None:
         conclude(report, outputs.json_file)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swarm_ft.client.sample import SampleInput
 from tests.cli.conftest import RunHere, Shell, free_port
-from tests.cli.test_cli_swarm import submitted
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("swarm")]
 
@@ -42,9 +42,9 @@ def test_a_finished_run_speaks_until_it_is_fetched(
         shell.up("serve-stage", peer_way, "--layers", layers)
     job = ("--model", sample.model_dir, "--dataset", sample.train_file, "--max-samples", 40)
     more = ("--steps", 20, "--batch-size", 4, "--seq-length", 32, "--lr", "1e-2")
-    client = shell.spawn("client", "train", *job, *more, *way)
-    run_id = submitted(client)
-    assert client.interrupted() == 0, "it is detached, and nobody fetches the result"
+    left = run_here("client", "train", *job, *more, "--detach", *way)
+    assert left.code == 0, left.err
+    (run_id,) = set(re.findall(r"run-[0-9a-f]+", left.out))
     asked = ("client", "generate", PROMPT, "--max-new-tokens", NEW_TOKENS, *way)
     early = run_here(*asked)
     assert (early.code, early.out) == (1, ""), early.err

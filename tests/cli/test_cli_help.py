@@ -133,7 +133,7 @@ LISTENING = {"--host", "--port", "--announce"}
 BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir", "--buffer-days"}
 OPTIONS = {
     ("demo",): JOB | BUFFERS | {"--stages", "--replicas", "--log-level"},
-    ("client", "train"): JOB | SWARM,
+    ("client", "train"): JOB | SWARM | {"--detach"},
     ("client", "attach"): SWARM | {"--run", "--model", "--out", "--json", "--trace"},
     ("client", "generate"): SWARM
     | {"--prompt-file", "--run", "--model", "--json", "--chat", "--max-new-tokens", "--do-sample"}
