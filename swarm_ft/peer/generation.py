@@ -19,6 +19,7 @@ from swarm_ft.log import get_logger
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.protocol.messages.generation import (
     FLOAT32_BYTES,
+    MAX_PART_TOKENS,
     BeginText,
     FromStage,
     NextToken,
@@ -122,10 +123,11 @@ class Texts:
             case TextTokens(token_ids=token_ids) if self._engine.is_first:
                 return torch.from_numpy(np.frombuffer(token_ids, "<u4").astype(np.int64))[None]
             case TextActivation(values=values) if not self._engine.is_first:
-                if len(values) % (FLOAT32_BYTES * self._channels):
+                num_tokens, rest = divmod(len(values), FLOAT32_BYTES * self._channels)
+                if rest or num_tokens > MAX_PART_TOKENS:
                     raise MalformedMessage(
-                        f"{remote}: expected float32 of {self._channels} channels a token, got "
-                        f"{len(values)} bytes"
+                        f"{remote}: expected float32 of {self._channels} channels for each of at "
+                        f"most {MAX_PART_TOKENS} tokens, got {len(values)} bytes"
                     )
                 numbers = np.frombuffer(values, "<f4").astype(np.float32)
                 return torch.from_numpy(numbers).view(1, -1, self._channels)

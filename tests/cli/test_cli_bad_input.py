@@ -197,7 +197,7 @@ def test_client_attach_checks_where_it_writes_before_it_looks_for_a_swarm(
         (("hi", "--prompt-file", "good.txt"), "--prompt-file: expected a file or PROMPT, got both"),
         (("--prompt-file", "missing.txt"), "missing.txt"),
         (("--prompt-file", "latin1.txt"), "UTF-8"),
-        (("hi", "--max-new-tokens", "0"), "--max-new-tokens: expected 1 to 131072, got 0"),
+        (("hi", "--max-new-tokens", "0"), "--max-new-tokens: expected 1 to 32768, got 0"),
         (("hi", "--temperature", "0"), "--temperature"),
         (("hi", "--temperature", "nan"), "--temperature"),
         (("hi", "--top-p", "1.1"), "--top-p"),

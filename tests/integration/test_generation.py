@@ -270,6 +270,7 @@ async def test_what_is_no_part_of_a_text_ends_it_and_nothing_else(
     of_last: list[tuple[ToStage, type[SwarmError], str]] = [
         (token, OutOfTurn, "expected activations of the text, got TextTokens"),
         (TextActivation(values=bytes(4)), MalformedMessage, "float32 of 32 channels"),
+        (TextActivation(values=bytes(4 * 32 * 257)), MalformedMessage, "at most 256 tokens"),
         (TextActivation(values=b"\0\0\xc0\x7f" * 32), SwarmError, "inf or NaN"),
     ]
     async with LocalSwarm(tmp_path, ["0-3", "3-6"]) as swarm:
@@ -299,8 +300,8 @@ async def test_texts_are_bounded_in_number_and_in_size(make_job: MakeJob, tmp_pa
     token, peer, layers = TextTokens(token_ids=bytes(4)), PeerId("peer-0"), LayerRange(0, 6)
     async with LocalSwarm(tmp_path, ["0-6"], memory_bytes=8 << 20) as swarm:
         status = await finished(swarm, job)
-        async with text_at(swarm.client, status, peer, layers, max_tokens=100_000) as stream:
-            with pytest.raises(Busy, match=r"a text of 100000 tokens takes .* bytes here, and"):
+        async with text_at(swarm.client, status, peer, layers, max_tokens=30_000) as stream:
+            with pytest.raises(Busy, match=r"a text of 30000 tokens takes .* bytes here, and"):
                 await said(stream, token)
         channel = await swarm.client.peer_channel(peer)
         begin, open_ones = BeginText(name=result_name(status, layers), max_tokens=20), []

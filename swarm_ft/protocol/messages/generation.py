@@ -13,13 +13,15 @@ from typing import Annotated
 from swarm_ft.protocol.messages.control import TokenIds
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.bounds import Length, Range
-from swarm_ft.protocol.spec.run_spec import MAX_HIDDEN_SIZE, MAX_VOCAB_SIZE
+from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN, MAX_HIDDEN_SIZE, MAX_VOCAB_SIZE
 from swarm_ft.protocol.spec.sampling import MAX_TEXT_TOKENS, Sampling
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
 FLOAT32_BYTES = 4
 MAX_VALUES_BYTES = 1 << 20
 """Of a part's activations: some seconds of a poor home link; 4 tokens at least."""
+MAX_PART_TOKENS = 256
+"""Read at once: memory for their attention to a whole text is taken beside what is kept."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +44,7 @@ class BeginText:
 class TextTokens:
     """The next tokens of a text, little-endian uint32."""
 
-    token_ids: TokenIds
+    token_ids: Annotated[TokenIds, Length(BYTES_PER_TOKEN * MAX_PART_TOKENS)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,5 +66,6 @@ FromStage = TextActivation | NextToken
 
 
 def tokens_in_part(channels: int) -> int:
-    """How many tokens are told at once, so that no stage's activations of them are too many."""
-    return max(1, MAX_VALUES_BYTES // (FLOAT32_BYTES * min(channels, MAX_HIDDEN_SIZE)))
+    """How many tokens are told at once, of a model of so many channels."""
+    fitting = MAX_VALUES_BYTES // (FLOAT32_BYTES * min(channels, MAX_HIDDEN_SIZE))
+    return min(MAX_PART_TOKENS, fitting)

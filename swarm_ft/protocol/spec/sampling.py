@@ -8,7 +8,7 @@ from typing import Annotated
 from swarm_ft.protocol.spec.bounds import Range
 from swarm_ft.protocol.spec.run_spec import MAX_VOCAB_SIZE
 
-MAX_TEXT_TOKENS = 1 << 17
+MAX_TEXT_TOKENS = 1 << 15
 """Of a text with what is added to it; how many a peer has room for, it says."""
 
 Temperature = Annotated[float, Range(0.01, 100.0)]

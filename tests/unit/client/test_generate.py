@@ -25,13 +25,13 @@ from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StageResult
 from swarm_ft.protocol.messages.control import StageAssignment
 from swarm_ft.protocol.messages.generation import (
-    MAX_VALUES_BYTES,
     BeginText,
     FromStage,
     NextToken,
     TextActivation,
     TextTokens,
     ToStage,
+    tokens_in_part,
 )
 from swarm_ft.protocol.messages.shard import ShardFile
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -170,7 +170,7 @@ async def test_a_text_ends_behind_its_end(swarm: Swarm) -> None:
 async def test_a_long_prompt_goes_in_parts(swarm: Swarm) -> None:
     await swarm.add("a", FIRST, honest_first)
     await swarm.add("b", LAST, honest_last)
-    fits = MAX_VALUES_BYTES // (4 * CHANNELS)
+    fits = tokens_in_part(CHANNELS)
     prompt = (1,) * (fits + 5)
     assert await swarm.generate(Wanted(prompt=prompt, max_new_tokens=1)) == continued(prompt, 1)
     (said,) = swarm.heard["a"]

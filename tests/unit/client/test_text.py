@@ -87,7 +87,7 @@ def test_nothing_steers_a_terminal() -> None:
     [
         ((), 5, None, "prompt: expected a token at least"),
         ((1, 2, 3), 15, 16, "the prompt has 3 tokens, and together they may be 17"),
-        ((1, 2, 3), 1 << 17, None, "--max-new-tokens 131072"),
+        ((1, 2, 3), 1 << 15, None, "--max-new-tokens 32768"),
     ],
 )
 def test_texts_that_are_too_long_are_refused(
