@@ -110,7 +110,7 @@ async def serve_chunk_list(stream: MessageStream[ChunkList, ShardName], offers: 
     name = await stream.receive()
     if name is None:
         raise MalformedMessage(f"{stream.remote}: expected the name of a shard")
-    await stream.send(_found(offers, name, stream.caller).chunks)
+    await stream.send(offered_to(stream.caller, name, offers).chunks)
 
 
 async def serve_chunks(stream: MessageStream[ChunkPart, FetchRequest], offers: Offers) -> None:
@@ -126,7 +126,7 @@ async def serve_chunks(stream: MessageStream[ChunkPart, FetchRequest], offers: O
     if request is None:
         raise MalformedMessage(f"{stream.remote}: expected a request for chunks")
     name, wanted = request.name, request.chunks
-    offered = _found(offers, name, stream.caller)
+    offered = offered_to(stream.caller, name, offers)
     if wanted.stop > len(offered.chunks):
         raise MalformedMessage(
             f"{stream.remote}: expected chunks below {len(offered.chunks)} of {name}, got "
@@ -139,7 +139,13 @@ async def serve_chunks(stream: MessageStream[ChunkPart, FetchRequest], offers: O
             await stream.send(ChunkPart(chunk=index, data=chunk[start : start + PART_BYTES]))
 
 
-def _found(offers: Offers, name: ShardName, caller: Caller | None) -> OfferedShard:
+def offered_to(caller: Caller | None, name: ShardName, offers: Offers) -> OfferedShard:
+    """What is offered by a name, if it is for who asks.
+
+    Raises:
+        NotFound: no such shard is offered here.
+        NotAllowed: it is for others.
+    """
     offered = offers.get(name)
     if offered is None:
         raise NotFound(f"{name}: this peer does not offer it (any more)")

@@ -13,13 +13,14 @@ from transformers import AutoModelForCausalLM
 
 def whole_loss(model_dir: Path | str, tokens: Tensor) -> float:
     """Mean loss of samples [B, T] with a checkpoint, or with an adapter beside its model."""
-    model = _loaded(Path(model_dir)).eval()
+    model = whole_model(Path(model_dir)).eval()
     with torch.no_grad():
         loss: float = model(input_ids=tokens, labels=tokens, use_cache=False).loss.item()
     return loss
 
 
-def _loaded(model_dir: Path) -> Any:
+def whole_model(model_dir: Path) -> Any:
+    """A checkpoint's model, or an adapter's with the model that it stands beside."""
     if not (model_dir / "adapter_config.json").is_file():
         return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     from peft import PeftConfig, PeftModel
@@ -27,4 +28,4 @@ def _loaded(model_dir: Path) -> Any:
     base = PeftConfig.from_pretrained(str(model_dir)).base_model_name_or_path or ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of transformers, about peft
-        return PeftModel.from_pretrained(_loaded(Path(base)), str(model_dir))
+        return PeftModel.from_pretrained(whole_model(Path(base)), str(model_dir))

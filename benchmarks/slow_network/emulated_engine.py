@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.slow_network.work import Work
-from swarm_ft.errors import OutOfTurn
+from swarm_ft.errors import BadModel, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL
-from swarm_ft.stage.base import Lengths, LossAndCounts, LossAndGradient
+from swarm_ft.stage.base import Lengths, LossAndCounts, LossAndGradient, Text
 
 CHANGE = 0.3
 """Of an activation between two visits, relative to its spread."""
@@ -143,6 +143,10 @@ class EmulatedEngine:
     def export(self) -> bytes:
         """An empty file stands for the trained stage."""
         return b""
+
+    def begin_text(self, max_tokens: int) -> Text:
+        """Nothing is said either."""
+        raise BadModel("an emulated stage has no weights")
 
     def state(self) -> dict[str, Tensor]:
         """Nothing is learned."""

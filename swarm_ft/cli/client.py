@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -13,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarm_ft.cli.joining import WayIn, client_key_file, joined, way_in
+from swarm_ft.cli.generate import generate
+from swarm_ft.cli.joining import WayIn, connected, way_in
 from swarm_ft.cli.keys import grant_fields
 from swarm_ft.cli.options import (
     examples,
     json_flag,
     log_option,
+    run_option,
     stack,
     takes,
 )
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from swarm_ft.protocol.messages.client import BoundaryStatus, SwarmStatus
 
 swarm_options = stack(way_in(), log_option)
-run_option = click.option("--run", "run_name", metavar="ID", help="The run.  [default: the newest]")
 
 
 class _InOrder(click.Group):
@@ -44,7 +44,7 @@ class _InOrder(click.Group):
 
 @click.group(cls=_InOrder)
 def client() -> None:
-    """Submit a job to a swarm, watch it, fetch its result."""
+    """Submit a job to a swarm, watch it, try and fetch its result."""
 
 
 @client.command(
@@ -56,8 +56,14 @@ def client() -> None:
     )
 )
 @takes("options", JobOptions)
+@click.option(
+    "--detach",
+    "detaches",
+    is_flag=True,
+    help="Leave when the job is submitted; `client attach` fetches what comes of it.",
+)
 @swarm_options
-def train(options: JobOptions, way: WayIn) -> None:
+def train(options: JobOptions, detaches: bool, way: WayIn) -> None:
     """Fine-tune a model; Ctrl-C detaches, and the run goes on."""
 
     async def begin(swarm: SwarmClient) -> WatchedRun:
@@ -72,7 +78,7 @@ def train(options: JobOptions, way: WayIn) -> None:
             progress.message(line)
         return await submit(swarm, job, options, progress)
 
-    run_async(lambda: _see_through(begin, options.outputs, way))
+    run_async(lambda: _see_through(begin, options.outputs, way, detaches=detaches))
 
 
 def who_sees(*, is_encrypted: bool) -> tuple[str, ...]:
@@ -109,6 +115,9 @@ def attach(
         return await attach_to(swarm, run_name, model)
 
     run_async(lambda: _see_through(begin, outputs, way))
+
+
+client.add_command(generate)
 
 
 @client.command(epilog=examples("swarm-ft client cancel --run run-1a2b3c4d --invite swarm1..."))
@@ -248,30 +257,12 @@ def _about(status: BoundaryStatus) -> Iterator[str]:
 # ---- parts
 
 
-@asynccontextmanager
-async def connected(way: WayIn, key_file: Path | None = None) -> AsyncIterator[SwarmClient]:
-    """A client of the swarm, with this key or else this user's own; raises as `joined` does."""
-    from swarm_ft.client.swarm import SwarmClient
-    from swarm_ft.reach.transport import HomeTransport
-    from swarm_ft.transport.grpc_options import GrpcOptions
-    from swarm_ft.transport.grpc_transport import GrpcTransport
-
-    async with joined(way, key_file or client_key_file()) as swarm:
-        transport = swarm.transport(GrpcTransport(GrpcOptions(credentials=swarm.credentials)))
-        if not isinstance(transport, HomeTransport):
-            yield SwarmClient(swarm.directory, transport)
-            return
-        transport.start()
-        try:
-            yield SwarmClient(swarm.directory, transport)
-        finally:
-            await transport.close()
-
-
 async def _see_through(
     begin: Callable[[SwarmClient], Awaitable[WatchedRun]],
     outputs: Outputs,
     way: WayIn,
+    *,
+    detaches: bool = False,
 ) -> None:
     """Begin, or find, a run and watch it until it is reported on, or a stop signal detaches."""
     from swarm_ft.client.job import check_outputs
@@ -279,7 +270,7 @@ async def _see_through(
     check_outputs(outputs)
     async with connected(way) as swarm:
         run = await begin(swarm)
-        report = await _report_of(run, outputs)
+        report = None if detaches else await _report_of(run, outputs)
     if report is not None:
         conclude(report, outputs.json_file)
         return

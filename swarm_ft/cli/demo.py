@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarm_ft.cli.client import conclude, connected
-from swarm_ft.cli.joining import WayIn
+from swarm_ft.cli.client import conclude
+from swarm_ft.cli.joining import WayIn, connected
 from swarm_ft.cli.keys import first_invitations, keys_folder, leading_to
 from swarm_ft.cli.options import (
     DHT_PREFIX,

@@ -25,6 +25,7 @@ from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.bounds import is_loopback
 
 if TYPE_CHECKING:
+    from swarm_ft.client.swarm import SwarmClient
     from swarm_ft.discovery import Directory
     from swarm_ft.discovery.remembering import RememberingDirectory
     from swarm_ft.enrol import Membership
@@ -222,6 +223,26 @@ async def joined(way: WayIn, key_file: Path | None = None) -> AsyncIterator[Join
         renewing.cancel()
         await asyncio.gather(renewing, return_exceptions=True)
         await directory.close()
+
+
+@asynccontextmanager
+async def connected(way: WayIn, key_file: Path | None = None) -> AsyncIterator[SwarmClient]:
+    """A client of the swarm, with this key or else this user's own; raises as `joined` does."""
+    from swarm_ft.client.swarm import SwarmClient
+    from swarm_ft.reach.transport import HomeTransport
+    from swarm_ft.transport.grpc_options import GrpcOptions
+    from swarm_ft.transport.grpc_transport import GrpcTransport
+
+    async with joined(way, key_file or client_key_file()) as swarm:
+        transport = swarm.transport(GrpcTransport(GrpcOptions(credentials=swarm.credentials)))
+        if not isinstance(transport, HomeTransport):
+            yield SwarmClient(swarm.directory, transport)
+            return
+        transport.start()
+        try:
+            yield SwarmClient(swarm.directory, transport)
+        finally:
+            await transport.close()
 
 
 async def _directory_of(

@@ -16,6 +16,14 @@ from swarm_ft.protocol.spec.run_spec import (
     TrainOptions,
     TrainSpec,
 )
+from swarm_ft.protocol.spec.sampling import (
+    MAX_TEXT_TOKENS,
+    Sampling,
+    Seed,
+    Temperature,
+    TopK,
+    TopP,
+)
 
 Count = Annotated[int, Range(1)]
 EvalCount = Annotated[int, Range(0, MAX_EVAL_SAMPLES)]
@@ -224,6 +232,52 @@ class PlanOptions:
         if self.train.eval_strategy is EvalStrategy.NO:
             held_out = 0
         return _train_spec(self.train, self.num_samples, self.epochs, self.steps, held_out)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateOptions:
+    """How a text is continued, by the names that `generate` of transformers has for it.
+
+    Raises:
+        BadOption: a value is out of its bounds.
+    """
+
+    max_new_tokens: Annotated[
+        int, Range(1, MAX_TEXT_TOKENS), Option("Tokens behind the prompt, at most.")
+    ] = 50
+    chat: Annotated[
+        bool,
+        Option("Put the model's chat template around the prompt, and let it answer.", has_no=False),
+    ] = False
+    do_sample: Annotated[
+        bool, Option("Draw each token; or take the likeliest each time, always the same ones.")
+    ] = False
+    temperature: Annotated[
+        Temperature, Option("With --do-sample: below 1 the likely becomes likelier.")
+    ] = 1.0
+    top_k: Annotated[
+        TopK, Option("With --do-sample: of the likeliest so many alone; 0 for all.")
+    ] = 50
+    top_p: Annotated[
+        TopP, Option("With --do-sample: of these the likeliest that come to this probability.")
+    ] = 1.0
+    seed: Annotated[
+        Seed | None, Option("Of what is drawn; the same again is the same text.", default="drawn")
+    ] = None
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def sampling(self, drawn_seed: int) -> Sampling | None:
+        """How tokens are drawn, or None; with this seed if none was given."""
+        if not self.do_sample:
+            return None
+        return Sampling(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            seed=drawn_seed if self.seed is None else self.seed,
+        )
 
 
 def _train_spec(

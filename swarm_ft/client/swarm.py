@@ -34,6 +34,7 @@ from swarm_ft.protocol.messages.client import (
 from swarm_ft.protocol.messages.control import Stage, stages_of
 from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import PeerTimeline
+from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.transfer import Downloader
 from swarm_ft.transport.base import Channel, Transport, call
@@ -269,15 +270,10 @@ class SwarmClient:
         return tuple([await self._fetch_stage(status, stage, directory) for stage in stages])
 
     async def _fetch_stage(self, status: RunStatus, stage: Stage, directory: Path) -> Path:
-        name = ShardName(
-            run_id=status.run_id,
-            step=status.steps_in_result,
-            layers=stage.layers,
-            is_result=True,
-        )
+        name = result_name(status, stage.layers)
         peers = " or ".join(stage.peers)
         trouble = f"layers {stage.layers} of the result: peer {peers} does not answer"
-        for file, sources in _holders(status, stage):
+        for file, sources in holders(status, stage):
             # Named by its digest, it is what it should be in whatever call it was fetched.
             path = directory / f"{file.digest.hex()}.safetensors"
             if path.exists():
@@ -293,6 +289,15 @@ class SwarmClient:
             else:
                 return path
         raise Unavailable(f"{trouble}; waiting until it is back, or the result is made again")
+
+    async def peer_channel(self, peer: PeerId) -> Channel:
+        """A way to a peer.
+
+        Raises:
+            Unavailable: nobody here knows where it is.
+        """
+        found = await self._directory.find(Role.PEER)
+        return self._transport.connect(found.get(peer, ""), peer)
 
     @asynccontextmanager
     async def _coordinator(self) -> AsyncIterator[Channel]:
@@ -317,7 +322,14 @@ class SwarmClient:
         return next(iter(found.values()))
 
 
-def _holders(status: RunStatus, stage: Stage) -> list[tuple[ShardFile, list[PeerId]]]:
+def result_name(status: RunStatus, layers: LayerRange) -> ShardName:
+    """What a stage's part of a finished run's result is called."""
+    return ShardName(
+        run_id=status.run_id, step=status.steps_in_result, layers=layers, is_result=True
+    )
+
+
+def holders(status: RunStatus, stage: Stage) -> list[tuple[ShardFile, list[PeerId]]]:
     """Who of a stage's replicas gives which file, the most common one first, then the first told.
 
     All should have the same one. Should they not, each is still a trained stage.

@@ -16,6 +16,7 @@ from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.attempt import StageAttempt
 from swarm_ft.peer.context import PeerContext
+from swarm_ft.peer.generation import Texts
 from swarm_ft.peer.state.exchange import StateExchange
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.protocol.messages.control import (
@@ -69,12 +70,17 @@ class StageHost:
         self._attempt: StageAttempt | None = None
         self._task: asyncio.Task[None] | None = None
         self._result: ShardName | None = None
+        self._texts: Texts | None = None
         self._clients: frozenset[str] = frozenset()
 
     @property
     def has_result(self) -> bool:
         """Whether a trained stage lies here that nobody collected yet."""
         return self._result is not None
+
+    def texts_at(self, name: ShardName) -> Texts | None:
+        """The texts that clients continue at the trained stage of this name; None: not here."""
+        return self._texts if name == self._result else None
 
     @property
     def buffers(self) -> BufferStore:
@@ -157,6 +163,7 @@ class StageHost:
         offered = await asyncio.to_thread(offer, path, name, clients=self._clients, files=files)
         self._context.offers[name] = offered
         self._result = name
+        self._texts = Texts(self._context, self._state.engine, self._spec.model.hidden_size)
         logger.info("run %s: trained; the result waits for its client", self.run_id)
         self._context.say(StageExported(run_id=self.run_id, file=offered.chunks.file))
 
@@ -169,6 +176,9 @@ class StageHost:
 
     def _drop_result(self) -> None:
         """Nobody wants it any more, or another one is made."""
+        if self._texts is not None:
+            self._texts.close()
+            self._texts = None
         if self._result is not None:
             self._context.offers.pop(self._result).path.unlink(missing_ok=True)
             self._result = None

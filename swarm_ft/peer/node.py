@@ -18,12 +18,13 @@ from typing import Any
 from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.directory import Directory
-from swarm_ft.errors import MalformedMessage, OutOfTurn, RunMismatch, Unavailable
+from swarm_ft.errors import MalformedMessage, NotFound, OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.capacity import measure_link
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.coordinator_link import CoordinatorLink
+from swarm_ft.peer.generation import TextStream, first_of
 from swarm_ft.peer.host import StageHost, stage_failed
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.links import Links
@@ -52,9 +53,9 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.sealing import Sealer
 from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.store import SnapshotStore
-from swarm_ft.transfer import serve_chunk_list, serve_chunks
+from swarm_ft.transfer import offered_to, serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Channel, Handler, Method, Transport, until_one_ends
-from swarm_ft.transport.methods import FETCH_CHUNKS, LINK, LIST_CHUNKS
+from swarm_ft.transport.methods import FETCH_CHUNKS, GENERATE, LINK, LIST_CHUNKS
 
 logger = get_logger(__name__)
 
@@ -162,9 +163,19 @@ class PeerNode:
         """What a peer answers, for `Transport.serve`."""
         return {
             LINK: self._links.answer,
+            GENERATE: self._generate,
             FETCH_CHUNKS: partial(serve_chunks, offers=self._context.offers),
             LIST_CHUNKS: partial(serve_chunk_list, offers=self._context.offers),
         }
+
+    async def _generate(self, stream: TextStream) -> None:
+        """A text is continued by whom the result is for, as long as it lies here."""
+        begin = await first_of(stream)
+        offered_to(stream.caller, begin.name, self._context.offers)
+        texts = self._host.texts_at(begin.name) if self._host is not None else None
+        if texts is None:
+            raise NotFound(f"{begin.name}: this peer does not host it (any more)")
+        await texts.serve(stream, begin)
 
     @property
     def buffers(self) -> BufferStore | None:

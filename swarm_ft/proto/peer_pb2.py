@@ -22,16 +22,17 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from swarm_ft.proto import generation_pb2 as swarm__ft_dot_proto_dot_generation__pb2
 from swarm_ft.proto import link_pb2 as swarm__ft_dot_proto_dot_link__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19swarm_ft/proto/peer.proto\x12\x0bswarm_ft.v1\x1a\x19swarm_ft/proto/link.proto2F\n\x04Peer\x12>\n\x04Link\x12\x18.swarm_ft.v1.LinkMessage\x1a\x18.swarm_ft.v1.LinkMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19swarm_ft/proto/peer.proto\x12\x0bswarm_ft.v1\x1a\x1fswarm_ft/proto/generation.proto\x1a\x19swarm_ft/proto/link.proto2\x84\x01\n\x04Peer\x12>\n\x04Link\x12\x18.swarm_ft.v1.LinkMessage\x1a\x18.swarm_ft.v1.LinkMessage(\x01\x30\x01\x12<\n\x08Generate\x12\x14.swarm_ft.v1.ToStage\x1a\x16.swarm_ft.v1.FromStage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarm_ft.proto.peer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PEER']._serialized_start=69
-  _globals['_PEER']._serialized_end=139
+  _globals['_PEER']._serialized_start=103
+  _globals['_PEER']._serialized_end=235
 # @@protoc_insertion_point(module_scope)

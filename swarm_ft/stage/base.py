@@ -16,6 +16,7 @@ from torch import Tensor
 from swarm_ft.errors import MalformedMessage, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.sampling import Sampling
 
 Lengths = Sequence[int] | None
 """Tokens of each sample of a microbatch; None if all are as long as its tensor."""
@@ -45,6 +46,39 @@ class LossAndCounts:
 
     loss_sum: float
     counts: tuple[int, ...] = ()
+
+
+class Text(Protocol):
+    """A text that is continued at a stage, which keeps what its blocks need of it."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes once it has as many tokens as it may have."""
+
+    def read(self, x: Tensor) -> Tensor:
+        """Compute the stage's output for the tokens that follow.
+
+        Args:
+            x: at the first stage int64 tokens [1, T], else float32 [1, T, C].
+
+        Returns:
+            Float32 [1, T, C], not to be written to.
+
+        Raises:
+            MalformedMessage: `x` is not what this stage takes, or more than the text may have.
+            NonFinite: the output is inf or NaN.
+        """
+
+    def next_token(self, output: Tensor, sampling: Sampling | None) -> int:
+        """The token that is to follow all that was read, at the last stage.
+
+        Args:
+            output: of `read`, with the last token's at its end.
+            sampling: how it is drawn; None chooses the likeliest.
+
+        Raises:
+            NonFinite: a logit is inf or NaN.
+        """
 
 
 class Engine(Protocol):
@@ -203,6 +237,18 @@ class Engine(Protocol):
         Raises:
             MalformedMessage: as `forward_backward`.
             NonFinite: the loss is inf or NaN.
+        """
+
+    # ---- a text that is continued: no step need be open
+
+    def begin_text(self, max_tokens: int) -> Text:
+        """Make room for a text of at most so many tokens, nothing of which is read.
+
+        Raises:
+            BadModel: the model's blocks do not keep what they need of a text in transformers' own
+                cache, or it tells classes.
+            MalformedMessage: the model has fewer positions.
+            OutOfTurn: not loaded.
         """
 
     # ---- what trains, back

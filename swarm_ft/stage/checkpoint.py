@@ -319,17 +319,7 @@ class Checkpoint:
         Raises:
             BadModel: there is none, or it cannot be read.
         """
-        if not any(self._source.find(name) for name in TOKENIZER_FILES):
-            raise self._source.refused(
-                f"expected a tokenizer beside the weights ({' or '.join(TOKENIZER_FILES)}), found "
-                f"none"
-            )
-        try:
-            found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                self.reference, revision=self._source.revision or "main", trust_remote_code=False
-            )
-        except (OSError, ValueError, LookupError, TypeError) as exc:
-            raise self._source.refused(f"its tokenizer cannot be read ({one_line(exc)})") from exc
+        found = tokenizer_in(self._source)
         if self.task.labels and found.pad_token is None:
             found.pad_token = found.eos_token
         return found
@@ -503,8 +493,8 @@ def open_checkpoint(reference: str, train: TrainOptions = _AS_BY_DEFAULT) -> Che
         BadModel: missing, without config or safetensors, incomplete, or of an unknown
             architecture.
     """
-    source = _find_source(reference)
-    config = config_for(task_of(train), _read_config(source, task_of(train)))
+    source = find_source(reference)
+    config = config_for(task_of(train), read_config(source, task_of(train)))
     files = open_tensor_files(source)
     try:
         skeleton = build_skeleton(config, task_of(train))
@@ -519,7 +509,7 @@ def labels_of(reference: str, task: Task) -> tuple[str, ...]:
     Raises:
         BadModel: its config cannot be read, or is of no model for this task.
     """
-    config = _read_config(_find_source(reference), task)
+    config = read_config(find_source(reference), task)
     if head_of(task).class_names[config.model_type] not in (config.architectures or ()):
         return ()
     return tuple(config.id2label[number] for number in sorted(config.id2label))
@@ -540,7 +530,31 @@ def check_checkpoint(reference: str) -> None:
         raise
 
 
-def _find_source(reference: str) -> Source:
+def tokenizer_in(source: Source) -> PreTrainedTokenizerBase:
+    """The tokenizer that lies there.
+
+    Raises:
+        BadModel: there is none, or it cannot be read.
+    """
+    if not any(source.find(name) for name in TOKENIZER_FILES):
+        raise source.refused(
+            f"expected a tokenizer beside the weights ({' or '.join(TOKENIZER_FILES)}), found none"
+        )
+    try:
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source.reference, revision=source.revision or "main", trust_remote_code=False
+        )
+    except (OSError, ValueError, LookupError, TypeError) as exc:
+        raise source.refused(f"its tokenizer cannot be read ({one_line(exc)})") from exc
+    return found
+
+
+def find_source(reference: str) -> Source:
+    """Where a checkpoint lies; of the hub its config is fetched.
+
+    Raises:
+        BadModel: nowhere.
+    """
     directory, source = Path(reference), Source(reference=reference)
     if directory.is_dir():
         return source
@@ -551,7 +565,12 @@ def _find_source(reference: str) -> Source:
     return replace(source, revision=config.parent.name)
 
 
-def _read_config(source: Source, task: Task) -> ModelConfig:
+def read_config(source: Source, task: Task) -> ModelConfig:
+    """The transformers config that lies there, of a model for a task.
+
+    Raises:
+        BadModel: there is none, or it cannot be used.
+    """
     path = source.require(CONFIG_FILE)
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))

@@ -15,21 +15,24 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 
-from swarm_ft.errors import BadOption, MalformedMessage, NonFinite, OutOfTurn
+from swarm_ft.errors import BadModel, BadOption, MalformedMessage, NonFinite, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import MAX_SQUARED_NORM
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.sample_rows import MIN_LENGTH, NO_LABEL, SECOND
-from swarm_ft.protocol.spec.tasks import task_of
+from swarm_ft.protocol.spec.sampling import Sampling
+from swarm_ft.protocol.spec.tasks import CausalLm, task_of
 from swarm_ft.stage.adapters import attach, heads_in
 from swarm_ft.stage.architecture import SHARED_PART, check_seq_length
 from swarm_ft.stage.base import Lengths, LossAndCounts, LossAndGradient, OpenStep
 from swarm_ft.stage.checkpoint import Checkpoint
+from swarm_ft.stage.choosing import choose
 from swarm_ft.stage.device import synchronise
 from swarm_ft.stage.forms import frozen_forms, prepare
 from swarm_ft.stage.heads import FLOAT32_ALONE, counts_by_class
+from swarm_ft.stage.kept import TRIED, Keeping, StageCache, try_out
 from swarm_ft.stage.module import DropoutSeeds, StageModule, WeightProduct
 from swarm_ft.stage.skeleton import reports_router
 from swarm_ft.stage.weights import StageWeights
@@ -37,18 +40,21 @@ from swarm_ft.stage.weights import StageWeights
 # ---- checks of tensors that other processes sent
 
 
-def check_tokens(tokens: Tensor, spec: RunSpec) -> None:
-    """Tokens: int64 [B, T], 1 <= T <= the run's `seq_length`, each inside the vocabulary.
+def check_tokens(tokens: Tensor, spec: RunSpec, longest: int | None = None) -> None:
+    """Tokens: int64 [B, T], 1 <= T <= `longest`, each inside the vocabulary.
 
     Those of a second text have `SECOND` beside their id.
 
     A token outside the embeddings' table is an exception on a CPU, but on a GPU it spoils the
     process.
 
+    Args:
+        longest: the run's `seq_length` if None.
+
     Raises:
         MalformedMessage: anything else.
     """
-    longest, vocab_size = spec.train.seq_length, spec.model.vocab_size
+    longest, vocab_size = longest or spec.train.seq_length, spec.model.vocab_size
     fits = tokens.ndim == 2 and len(tokens) > 0 and MIN_LENGTH <= tokens.shape[1] <= longest
     if tokens.dtype != torch.int64 or not fits:
         raise MalformedMessage(
@@ -79,13 +85,16 @@ def check_labels(labels: Tensor, x: Tensor, num_outputs: int) -> None:
         )
 
 
-def check_hidden(hidden: Tensor, spec: RunSpec) -> None:
-    """Activations: float32 [B, T, C] of the run's channels, 1 <= T <= its `seq_length`.
+def check_hidden(hidden: Tensor, spec: RunSpec, longest: int | None = None) -> None:
+    """Activations: float32 [B, T, C] of the run's channels, 1 <= T <= `longest`.
+
+    Args:
+        longest: the run's `seq_length` if None.
 
     Raises:
         MalformedMessage: anything else.
     """
-    longest, channels = spec.train.seq_length, spec.model.hidden_size
+    longest, channels = longest or spec.train.seq_length, spec.model.hidden_size
     fits = hidden.ndim == 3 and len(hidden) > 0 and MIN_LENGTH <= hidden.shape[1] <= longest
     if hidden.dtype != torch.float32 or not fits or hidden.shape[2] != channels:
         raise MalformedMessage(
@@ -215,6 +224,9 @@ class _Graph:
     output: Tensor
 
 
+TRIED_RTOL, TRIED_BFLOAT16_RTOL = 1e-3, 0.1
+"""How far rounding may take a token's output that is computed in another order."""
+
 _Step = OpenStep[_Graph, list[WeightProduct]]
 
 
@@ -258,10 +270,12 @@ class StageEngine:
         self._spec = spec
         self._task = task_of(spec.train)
         self._device = device
-        self._autocast = torch.autocast(device.type, torch.bfloat16, dtype is torch.bfloat16)
+        self._is_narrow = dtype is torch.bfloat16
+        self._autocast = torch.autocast(device.type, torch.bfloat16, self._is_narrow)
         self._weights: StageWeights | None = None
         self._held = HeldBytes()
         self._step: _Step | None = None
+        self._keeping: Keeping | None = None
 
     @property
     def _num_outputs(self) -> int:
@@ -431,9 +445,75 @@ class StageEngine:
         output: Tensor = module(x.to(self._device), None, lengths).float()
         return output
 
-    def _check_evaluated(self, tensor: Tensor, what: str) -> None:
+    def _check_evaluated(self, tensor: Tensor, what: str, of: str = "evaluation") -> None:
         if not bool(torch.isfinite(tensor).all()):
-            raise NonFinite(f"evaluation: the {what} of layers {self.layers} is inf or NaN")
+            raise NonFinite(f"{of}: the {what} of layers {self.layers} is inf or NaN")
+
+    # ---- texts that are continued
+
+    def begin_text(self, max_tokens: int) -> StageText:
+        """See `Engine`."""
+        if not isinstance(self._task, CausalLm):
+            raise BadModel("expected a run of a causal language model; this one tells classes")
+        positions = self._checkpoint.architecture.positions
+        if positions is not None and max_tokens > positions:
+            raise MalformedMessage(
+                f"a text of {max_tokens} tokens: expected at most {positions}, as many as the "
+                "model has positions"
+            )
+        if self._keeping is None:
+            self._keeping = self._tried()
+        return StageText(self, max_tokens, self._keeping)
+
+    def _tried(self) -> Keeping:
+        """See `kept.try_out`."""
+        size = 1, sum(TRIED)
+        x = torch.arange(size[1])[None] % self._spec.model.vocab_size
+        if not self.is_first:
+            random = torch.Generator().manual_seed(0)
+            x = torch.randn(*size, self._spec.model.hidden_size, generator=random)
+        rtol = TRIED_BFLOAT16_RTOL if self._is_narrow else TRIED_RTOL
+        return try_out(self._checkpoint.config, self.layers, x, self.read, rtol)
+
+    def empty_cache(self) -> StageCache:
+        """For a text of which nothing is read."""
+        return StageCache(self._checkpoint.config, self.layers)
+
+    def check_input(self, x: Tensor, longest: int) -> None:
+        """Whether it is what this stage takes, of at most so many tokens.
+
+        Raises:
+            MalformedMessage: it is not.
+        """
+        (check_tokens if self.is_first else check_hidden)(x, self._spec, longest)
+
+    def read(self, x: Tensor, cache: StageCache | None) -> Tensor:
+        """The output [1, T, C], float32 on the CPU, for tokens that follow those in the cache.
+
+        Args:
+            x: as `Text.read` takes it; checked.
+            cache: grows by them; None if nothing stands in front of them.
+
+        Raises:
+            NonFinite: the output is inf or NaN.
+        """
+        with self._evaluating() as module:
+            output: Tensor = module(x.to(self._device), None, None, cache).float()
+        self._check_evaluated(output, "output", "text")
+        if cache is not None:
+            cache.passed(x.shape[1])
+        return output.cpu()
+
+    def last_logits(self, output: Tensor) -> Tensor:
+        """Logits [V] in float32 of the last token of an output [1, T, C], at the last stage.
+
+        Raises:
+            NonFinite: one is inf or NaN.
+        """
+        with self._evaluating() as module:
+            logits_v = module.logits(output[:, -1:].to(self._device))[0, -1].float()
+        self._check_evaluated(logits_v, "next token's logits", "text")
+        return logits_v
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """See `Engine`."""
@@ -561,3 +641,43 @@ class StageEngine:
         if self._step is not None:
             self._step.check_complete()
         return self.weights
+
+
+class StageText:
+    """See `Text`, which it is.
+
+    Args:
+        engine: of the stage.
+        max_tokens: that it may have.
+        keeping: how the stage keeps it.
+
+    Attributes:
+        cache: what is kept of it.
+    """
+
+    def __init__(self, engine: StageEngine, max_tokens: int, keeping: Keeping) -> None:
+        self._engine = engine
+        self._keeping = keeping
+        self.cache = engine.empty_cache()
+        self._num_tokens, self._max_tokens = 0, max_tokens
+
+    @property
+    def num_bytes(self) -> int:
+        """See `Text`."""
+        return self._keeping.num_bytes(self._max_tokens)
+
+    def read(self, x: Tensor) -> Tensor:
+        """See `Text`."""
+        room = self._max_tokens - self._num_tokens
+        if room < 1:
+            raise MalformedMessage(f"expected {self._max_tokens} tokens of a text, got another one")
+        self._engine.check_input(x, room)
+        singly = self._keeping.singly and self._num_tokens > 0
+        parts = torch.split(x, 1, dim=1) if singly else (x,)
+        output = torch.cat([self._engine.read(part, self.cache) for part in parts], dim=1)
+        self._num_tokens += x.shape[1]
+        return output
+
+    def next_token(self, output: Tensor, sampling: Sampling | None) -> int:
+        """See `Text`."""
+        return choose(self._engine.last_logits(output), sampling, self._num_tokens)

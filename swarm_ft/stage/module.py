@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
@@ -175,6 +175,7 @@ class StageModule(nn.Module):
         x: Tensor,
         dropout: DropoutSeeds | None = None,
         lengths: Sequence[int] | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """From tokens [B, T] (first stage) or hidden [B, T, C] to hidden [B, T, C].
 
@@ -182,13 +183,17 @@ class StageModule(nn.Module):
             x: int64 tokens, see `Samples.token_ids`, or float32 hidden; on the stage's device.
             dropout: seeds; None where the module is in eval mode, which draws nothing.
             lengths: tokens of each sample [B]; None if all have T.
+            cache: of what stands in front of these tokens, see `stage.kept`; it grows by them.
         """
         base = self._masked(base_of(self.causal)[1], x, lengths)
+        if cache is not None:
+            base = partial(base, past_key_values=cache)
         self._passage.recomputes = self.recomputes
         with nullcontext() if dropout is None else drawing_apart(x.device):
             if self.is_first:
-                return self._passage.through(self._reading(base, x), None, dropout)
-            return self._passage.through(self._passage.without_input(base, x), x, dropout)
+                return self._passage.through(self._reading(base, x), None, dropout, cache)
+            entered = self._passage.without_input(base, x)
+            return self._passage.through(entered, x, dropout, cache)
 
     def _reading(self, base: Callable[..., object], tokens_bt: Tensor) -> Callable[..., object]:
         """The base, given tokens, and of which text each is if it learned to tell two."""
@@ -258,7 +263,11 @@ class _Passage:
         self._dropout: DropoutSeeds | None = None
 
     def through(
-        self, base: Callable[..., object], hidden: Tensor | None, dropout: DropoutSeeds | None
+        self,
+        base: Callable[..., object],
+        hidden: Tensor | None,
+        dropout: DropoutSeeds | None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """What the last block gives.
 
@@ -266,11 +275,12 @@ class _Passage:
             base: the model without its head, with its input.
             hidden: what the first block is to take; None for what the base gives it.
             dropout: seeds for what draws.
+            cache: what the base was given; None if it is to keep nothing.
         """
         self._hidden, self._dropout, self._is_skipped = hidden, dropout, False
         if dropout is not None:
             dropout.draw_at(EMBED_PART)
-        return self._run(base, leads_in=True)[1]
+        return self._run(base, leads_in=True, use_cache=cache is not None)[1]
 
     def beyond(self, model: Callable[..., Any], hidden: Tensor) -> Any:  # noqa: ANN401
         """What a causal model makes of what its last block gave, in transformers' own form."""
@@ -283,12 +293,14 @@ class _Passage:
         shape = (*hidden.shape[:-1], self._embedded_size)
         return partial(model, inputs_embeds=hidden.new_zeros(shape))
 
-    def _run(self, forward: Callable[..., object], *, leads_in: bool) -> tuple[object, Tensor]:
+    def _run(
+        self, forward: Callable[..., object], *, leads_in: bool, use_cache: bool = False
+    ) -> tuple[object, Tensor]:
         """The result, and the hidden states; what is in front of the blocks counts, or not."""
         self._with_graph = torch.is_grad_enabled()
         try:
             with torch.set_grad_enabled(self._with_graph and leads_in):
-                result = forward(use_cache=False)
+                result = forward(use_cache=use_cache)
             if self._hidden is None:
                 raise OutOfTurn("the model's base went by its blocks")
             return result, self._hidden

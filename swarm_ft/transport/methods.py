@@ -24,6 +24,7 @@ from swarm_ft.protocol.messages.client import (
 )
 from swarm_ft.protocol.messages.control import FromPeer, ToPeer
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
+from swarm_ft.protocol.messages.generation import MAX_VALUES_BYTES, FromStage, ToStage
 from swarm_ft.protocol.messages.link import LinkMessage
 from swarm_ft.protocol.messages.meeting import FromMember, FromRelay, RelayWelcome, ToMember
 from swarm_ft.protocol.messages.shard import ChunkList, ChunkPart, FetchRequest, ShardName
@@ -64,6 +65,7 @@ BYTES = {
     "MeasureLink": (SMALL, SMALL),
     "Relay": (SMALL, SMALL),
     "Link": (MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES),
+    "Generate": (MAX_VALUES_BYTES + SMALL, MAX_VALUES_BYTES + SMALL),
     "ListChunks": (SMALL, MAX_LIST_BYTES),
     "FetchChunks": (SMALL, MAX_CHUNK_PART_BYTES),
 }
@@ -152,6 +154,7 @@ MEASURE_LINK: Method[LinkSample, LinkEcho] = _method(
 RELAY: Method[FromRelay, RelayWelcome] = _method(_COORDINATOR, "Relay", FromRelay, RelayWelcome)
 
 LINK: Method[LinkMessage, LinkMessage] = _method(_PEER, "Link", LinkMessage, LinkMessage)
+GENERATE: Method[ToStage, FromStage] = _method(_PEER, "Generate", ToStage, FromStage)
 
 LIST_CHUNKS: Method[ShardName, ChunkList] = _method(_SNAPSHOTS, "ListChunks", ShardName, ChunkList)
 FETCH_CHUNKS: Method[FetchRequest, ChunkPart] = _method(

@@ -27,6 +27,7 @@ RULES: dict[str, frozenset[Role]] = {
     methods.MEASURE_LINK.path: frozenset({Role.NEWCOMER, Role.PEER}),
     methods.RELAY.path: frozenset({Role.RELAY}),
     methods.LINK.path: frozenset({Role.PEER}),
+    methods.GENERATE.path: frozenset({Role.CLIENT}),
     methods.LIST_CHUNKS.path: frozenset({Role.PEER, Role.CLIENT}),
     methods.FETCH_CHUNKS.path: frozenset({Role.PEER, Role.CLIENT}),
 }

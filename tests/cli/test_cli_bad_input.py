@@ -192,11 +192,33 @@ def test_client_attach_checks_where_it_writes_before_it_looks_for_a_swarm(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("hi", "--prompt-file", "good.txt"), "--prompt-file: expected a file or PROMPT, got both"),
+        (("--prompt-file", "missing.txt"), "missing.txt"),
+        (("--prompt-file", "latin1.txt"), "UTF-8"),
+        (("hi", "--max-new-tokens", "0"), "--max-new-tokens: expected 1 to 32768, got 0"),
+        (("hi", "--temperature", "0"), "--temperature"),
+        (("hi", "--temperature", "nan"), "--temperature"),
+        (("hi", "--top-p", "1.1"), "--top-p"),
+        (("hi", "--top-k", "-1"), "--top-k"),
+        (("hi", "--seed", "-1"), "--seed"),
+    ],
+)
+def test_client_generate_checks_what_is_asked_before_it_looks_for_a_swarm(
+    run_here: RunHere, place: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    way = (INSECURE, "--initial-peers", DEAD_PEER)
+    assert words in refused(run_here, place, "client", "generate", *arguments, *way)
+
+
+@pytest.mark.parametrize(
     "command",
     [
         ("serve-stage", "--layers", "0-1"),
         ("client", "train", *JOB),
         ("client", "attach"),
+        ("client", "generate", "hi"),
         ("client", "cancel"),
         ("status",),
     ],

@@ -22,6 +22,7 @@ COMMANDS = (
     ("client",),
     ("client", "train"),
     ("client", "attach"),
+    ("client", "generate"),
     ("client", "cancel"),
     ("coordinator",),
     ("dht",),
@@ -132,8 +133,11 @@ LISTENING = {"--host", "--port", "--announce"}
 BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir", "--buffer-days"}
 OPTIONS = {
     ("demo",): JOB | BUFFERS | {"--stages", "--replicas", "--log-level"},
-    ("client", "train"): JOB | SWARM,
+    ("client", "train"): JOB | SWARM | {"--detach"},
     ("client", "attach"): SWARM | {"--run", "--model", "--out", "--json", "--trace"},
+    ("client", "generate"): SWARM
+    | {"--prompt-file", "--run", "--model", "--json", "--chat", "--max-new-tokens", "--do-sample"}
+    | {"--no-do-sample", "--temperature", "--top-k", "--top-p", "--seed"},
     ("client", "cancel"): SWARM | {"--run"},
     ("plan",): SWARM
     | (JOB - READING - OF_DATA)

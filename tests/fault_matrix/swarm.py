@@ -9,8 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from types import MappingProxyType
 
-from swarm_ft.cli.client import connected
-from swarm_ft.cli.joining import WayIn
+from swarm_ft.cli.joining import WayIn, connected
 from swarm_ft.cli.keys import first_invitations, leading_to
 from swarm_ft.cli.options import DHT_PREFIX
 from swarm_ft.cli.peer_home import KEY_FILE

@@ -21,7 +21,7 @@ from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.errors import RunFailed
 from swarm_ft.identity.certificates import Caller, Role, caller_of, from_pem
 from swarm_ft.identity.keys import name_of
-from swarm_ft.peer import links
+from swarm_ft.peer import links, node
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.rules import RULES
 from tests.hostile import suite
@@ -78,7 +78,7 @@ def _nothing(*_: object) -> None:
     return None
 
 
-def _found(offers: Mapping[Any, Any], name: object, _caller: object) -> Any:
+def _found(_caller: object, name: object, offers: Mapping[Any, Any]) -> Any:
     return offers[name]
 
 
@@ -109,8 +109,13 @@ OTHERS = (
     ),
     Mutation(
         "files are for everybody",
-        _patched((transfer, "_found", _found)),
+        _patched((transfer, "offered_to", _found)),
         ("ListChunks:*", "FetchChunks:*"),
+    ),
+    Mutation(
+        "trained stages speak to everybody",
+        _patched((node, "offered_to", _found)),
+        ("Generate:client",),
     ),
     Mutation(
         "keys are not taken back",

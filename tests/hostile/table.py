@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
 from swarm_ft.proto import coordinator_pb2 as pb
-from swarm_ft.proto import link_pb2, meeting_pb2, run_pb2, snapshot_pb2
+from swarm_ft.proto import generation_pb2, link_pb2, meeting_pb2, run_pb2, snapshot_pb2
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from tests.hostile.attacker import (
     COORDINATOR,
@@ -191,6 +191,23 @@ async def _link(scene: Scene, kind: Kind) -> Answer:
     return await ask(callee, PEER + "Link", who, link_pb2.LinkMessage(hello=hello), limit=1)
 
 
+async def _generate(scene: Scene, kind: Kind) -> Answer:
+    async with scene.beside.finished() as status:
+        begin = generation_pb2.BeginText(
+            name=result_name(status.run_id, status.committed_steps),
+            max_tokens=1,
+            protocol_version=PROTOCOL_VERSION,
+        )
+        one = generation_pb2.TextActivation(
+            values=bytes(4 * scene.beside.job.spec.model.hidden_size)
+        )
+        said = (
+            generation_pb2.ToStage(begin_text=begin),
+            generation_pb2.ToStage(text_activation=one),
+        )
+        return await ask(_middle(scene), PEER + "Generate", scene.callers[kind], *said, limit=1)
+
+
 async def _list_chunks(scene: Scene, kind: Kind) -> Answer:
     async with scene.beside.finished() as status:
         who, name = scene.callers[kind], result_name(status.run_id, status.committed_steps)
@@ -220,6 +237,7 @@ OF_THE_FILE = _row(
     | _all(PEERS, NOT_FOR_YOU)
     | {Kind.CLIENT: NOT_FOR_YOU, Kind.OWNER: ALLOWED}
 )
+OF_THE_TEXT = _row(_all(NEWCOMERS, UNHEARD) | {Kind.CLIENT: NOT_FOR_YOU, Kind.OWNER: ALLOWED})
 OF_A_RUN = _row({Kind.CLIENT: NOT_YOURS, Kind.OWNER: ALLOWED})
 
 TABLE = (
@@ -246,6 +264,7 @@ TABLE = (
     MethodCells("MeasureLink", _measure_link, _row(_all((*NEWCOMERS, *PEERS), ALLOWED))),
     MethodCells("Relay", _relay, _row({Kind.RELAY: ALLOWED})),
     MethodCells("Link", _link, _row(_all(NEWCOMERS, UNHEARD) | _all(PEERS, ALLOWED))),
+    MethodCells("Generate", _generate, OF_THE_TEXT),
     MethodCells("ListChunks", _list_chunks, OF_THE_FILE),
     MethodCells("FetchChunks", _fetch_chunks, OF_THE_FILE),
 )

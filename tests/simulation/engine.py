@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.errors import OutOfTurn
+from swarm_ft.errors import BadModel, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.stage.base import Lengths, LossAndCounts, LossAndGradient, OpenStep
+from swarm_ft.stage.base import Lengths, LossAndCounts, LossAndGradient, OpenStep, Text
 
 MODULUS = 16
 """More samples than this cannot be told apart."""
@@ -259,6 +259,10 @@ class TinyEngine:
             OutOfTurn: always; nothing is shared here.
         """
         raise OutOfTurn(f"layers {self.layers}: no weight here is held by other stages")
+
+    def begin_text(self, max_tokens: int) -> Text:
+        """Its values say nothing."""
+        raise BadModel(f"layers {self.layers}: an engine for steps alone has no texts")
 
     def state(self) -> dict[str, Tensor]:
         """See `Engine`."""

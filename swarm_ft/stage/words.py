@@ -1,0 +1,97 @@
+"""What there is of a causal language model beside its weights: how it reads, and where it ends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from swarm_ft.protocol.spec.tasks import CausalLm
+from swarm_ft.stage.architecture import architecture_of
+from swarm_ft.stage.checkpoint import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    Source,
+    find_source,
+    one_line,
+    read_config,
+    tokenizer_in,
+)
+from swarm_ft.stage.skeleton import ModelConfig, build_skeleton
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Words:
+    """See the module's docstring.
+
+    Attributes:
+        ends: tokens behind which a text ends, as `generate` of transformers knows them.
+        positions: that a text may have; None if any number.
+        unheeded: what its `generation_config.json` asks of `generate`, and stages do not do.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    ends: frozenset[int]
+    positions: int | None
+    unheeded: tuple[str, ...] = ()
+
+
+_UNHEEDED = {
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    **dict.fromkeys(("bad_words_ids", "suppress_tokens", "begin_suppress_tokens")),
+    **dict.fromkeys(("sequence_bias", "exponential_decay_length_penalty", "forced_eos_token_id")),
+    **dict.fromkeys(("forced_bos_token_id", "min_length", "min_new_tokens", "watermarking_config")),
+    "num_beams": 1,
+}
+"""What changes even the likeliest token, and its value that changes nothing, as None does."""
+
+
+def open_words(reference: str) -> Words:
+    """Read them; of the hub no weights are fetched.
+
+    Args:
+        reference: directory or hub id.
+
+    Raises:
+        BadModel: missing, without a tokenizer, unreadable, or of an unknown architecture.
+    """
+    source = find_source(reference)
+    config = read_config(source, CausalLm())
+    try:
+        architecture = architecture_of(build_skeleton(config))
+    except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as exc:
+        raise source.refused(f"{CONFIG_FILE} describes no model ({one_line(exc)})") from exc
+    settings = _generation_settings(source)
+    return Words(
+        tokenizer=tokenizer_in(source),
+        ends=_ends_in(source, settings, config),
+        positions=architecture.positions,
+        unheeded=tuple(
+            f"{name} {settings[name]}"
+            for name, neutral in _UNHEEDED.items()
+            if settings.get(name) not in (None, 0, neutral)
+        ),
+    )
+
+
+def _generation_settings(source: Source) -> dict[str, Any]:
+    path = source.find(GENERATION_FILE)
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
+    except (OSError, ValueError) as exc:
+        raise source.refused(f"{GENERATION_FILE} is unreadable ({one_line(exc)})") from exc
+    if not isinstance(settings, dict):
+        raise source.refused(f"{GENERATION_FILE} is unreadable (expected an object)")
+    return settings
+
+
+def _ends_in(source: Source, settings: dict[str, Any], config: ModelConfig) -> frozenset[int]:
+    ends = settings.get("eos_token_id", getattr(config, "eos_token_id", None))
+    several = ends if isinstance(ends, list) else [ends]
+    if not all(end is None or isinstance(end, int) for end in several):
+        raise source.refused(f"{GENERATION_FILE} is unreadable (eos_token_id: {ends!a:.80})")
+    return frozenset(end for end in several if end is not None)
