@@ -104,6 +104,17 @@ class Whole:
         self._optimizer.step()
 
 
+ROUNDED = {"gpt_oss": 1e-5}
+"""Types whose experts some processors' kernels sum in another order in stages than whole; of the
+largest value."""
+
+
+def is_same(ours: Tensor, theirs: Tensor, family: str) -> bool:
+    """Bit for bit, but for those of `ROUNDED`."""
+    error = (ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-30)
+    return torch.equal(ours, theirs) or bool(error <= ROUNDED.get(family, 0.0))
+
+
 def trained(pipeline: Pipeline) -> dict[str, torch.nn.Parameter]:
     return {
         name: parameter
@@ -136,7 +147,7 @@ def test_stages_train_as_pefts_whole_model_does(
     assert trained(pipeline).keys() == whole.parameters().keys()
     for step in range(train.num_steps):
         losses = pipeline.gradients(step, samples), whole.gradients(step, samples)
-        assert losses[0] == losses[1]
+        assert losses[0] == pytest.approx(losses[1], rel=ROUNDED.get(family, 0.0), abs=0.0)
         expected = whole.parameters()
         for name, parameter in trained(pipeline).items():
             ours, theirs = parameter.grad, expected[name].grad
@@ -144,17 +155,18 @@ def test_stages_train_as_pefts_whole_model_does(
                 assert ours is None or not ours.any(), name
                 assert theirs is None or not theirs.any(), name
             else:
-                assert torch.equal(ours, theirs), name
+                assert is_same(ours, theirs, family), name
         pipeline.commit(step)
         whole.commit(step)
     expected = whole.parameters()
-    assert all(torch.equal(value, expected[name]) for name, value in trained(pipeline).items())
+    for name, value in trained(pipeline).items():
+        assert is_same(value, expected[name], family), name
     with_adapters(pipeline.checkpoint, pipeline.spec)
     again = loaded(pipeline, adapter_dir(pipeline, tmp_path / "out"))
     with torch.no_grad():
         models = (whole.model, again)
         logits = [model(input_ids=samples, use_cache=False).logits for model in models]
-    assert torch.equal(*logits)
+    assert is_same(*logits, family)
 
 
 @pytest.mark.parametrize("family", ["mamba", "laguna"])
