@@ -110,7 +110,7 @@ def _key(tensor: Tensor) -> int:
 # ---- all that is alive
 
 
-class LiveBytes(TorchDispatchMode):  # type: ignore[misc]
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the memory of all tensors that operations inside give, until it is let go of.
 
     What a kernel allocates for itself, and gives to nobody, it does not see.
@@ -121,7 +121,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[misc]
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.most = 0
         self._sizes: dict[int, int] = {}
         self._alive: dict[int, ref[UntypedStorage]] = {}

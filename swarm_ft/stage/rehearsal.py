@@ -58,10 +58,9 @@ def rehearsed(checkpoint: Checkpoint, spec: RunSpec, layers: LayerRange) -> Stag
     """What a stage takes that computes in float32 on a CPU, of samples as long as the run's."""
     live = LiveBytes()
     with ExitStack() as modes:
-        blank = _Blank(checkpoint, modes)
+        blank = _Blank(checkpoint, modes, live)
         engine = StageEngine(blank, spec, layers, device=CPU, dtype=torch.float32)
         engine.load()
-        modes.enter_context(live)
         return _counted(engine, spec, live)
 
 
@@ -99,11 +98,12 @@ class _Blank:
     Args:
         checkpoint: whose shapes they have.
         modes: entered with the first of them, since what has no values cannot be cut.
+        live: so too.
     """
 
-    def __init__(self, checkpoint: Checkpoint, modes: ExitStack) -> None:
+    def __init__(self, checkpoint: Checkpoint, modes: ExitStack, live: LiveBytes) -> None:
         self.config, self.architecture = checkpoint.config, checkpoint.architecture
-        self._checkpoint, self._modes = checkpoint, modes
+        self._checkpoint, self._modes, self._live = checkpoint, modes, live
 
     def load(
         self,
@@ -115,13 +115,14 @@ class _Blank:
         forms: Forms,
     ) -> dict[str, Tensor]:
         """See `Checkpoint.load`."""
-        self._modes.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        self._modes.enter_context(_Affirming())
-        self._modes.enter_context(_masks_of_values())
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        answers = _Affirming()  # type: ignore[no-untyped-call]
+        for mode in (_masks_of_values(), fake, answers, self._live):
+            self._modes.enter_context(mode)
         return self._checkpoint.blank(layers, model, tie=tie, forms=forms)
 
 
-class _Affirming(TorchDispatchMode):  # type: ignore[misc]
+class _Affirming(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Whatever is asked of a value without one is so: all are finite, all tokens are targets."""
 
     def __torch_dispatch__(
