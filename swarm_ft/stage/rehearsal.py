@@ -7,7 +7,7 @@ meanwhile is counted. So families, adapters, forms, optimizers are no case of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +20,13 @@ from transformers import masking_utils
 
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec
+from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec, TaskKind, TrainOptions
 from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.stage.forms import Forms
 from swarm_ft.stage.held import LiveBytes
 
+aten = torch.ops.aten
 CPU = torch.device("cpu")
 
 
@@ -58,7 +59,7 @@ def rehearsed(checkpoint: Checkpoint, spec: RunSpec, layers: LayerRange) -> Stag
     """What a stage takes that computes in float32 on a CPU, of samples as long as the run's."""
     live = LiveBytes()
     with ExitStack() as modes:
-        blank = _Blank(checkpoint, modes, live)
+        blank = _Blank(checkpoint, spec.train, modes, live)
         engine = StageEngine(blank, spec, layers, device=CPU, dtype=torch.float32)
         engine.load()
         return _counted(engine, spec, live)
@@ -97,13 +98,17 @@ class _Blank:
 
     Args:
         checkpoint: whose shapes they have.
+        train: what they are to be trained for.
         modes: entered with the first of them, since what has no values cannot be cut.
         live: so too.
     """
 
-    def __init__(self, checkpoint: Checkpoint, modes: ExitStack, live: LiveBytes) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, train: TrainOptions, modes: ExitStack, live: LiveBytes
+    ) -> None:
         self.config, self.architecture = checkpoint.config, checkpoint.architecture
         self._checkpoint, self._modes, self._live = checkpoint, modes, live
+        self._train = train
 
     def load(
         self,
@@ -116,14 +121,21 @@ class _Blank:
     ) -> dict[str, Tensor]:
         """See `Checkpoint.load`."""
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        answers = _Affirming()  # type: ignore[no-untyped-call]
+        answers = _Affirming(self._train)
         for mode in (_masks_of_values(), fake, answers, self._live):
             self._modes.enter_context(mode)
         return self._checkpoint.blank(layers, model, tie=tie, forms=forms)
 
 
 class _Affirming(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Whatever is asked of a value without one is so: all are finite, all tokens are targets."""
+    """Whatever is asked of a value without one is so: all are finite, all tokens are targets.
+
+    Of a text that has one class, one token is.
+    """
+
+    def __init__(self, train: TrainOptions) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._train = train
 
     def __torch_dispatch__(
         self,
@@ -133,11 +145,27 @@ class _Affirming(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
         """Torch's own: an operation is called."""
-        if func is torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001
+        if func is aten._local_scalar_dense.default:  # noqa: SLF001
             return True if args[0].dtype is torch.bool else 1
-        if func is torch.ops.aten._grouped_mm.default:  # noqa: SLF001
+        if func is aten.index.Tensor:
+            args = args[0], [place for index in args[1] for place in self._indices(index)]
+        if func is aten.nonzero.default:
+            return torch.stack(self._places(args[0]), 1)
+        if func is aten._grouped_mm.default:  # noqa: SLF001
             return args[0].new_empty(_grouped_shape(*args[:3]))
         return func(*args, **(kwargs or {}))
+
+    def _indices(self, index: Tensor | None) -> Sequence[Tensor | None]:
+        """Where a mask is so, in each of its dimensions; another index is itself."""
+        if index is None or index.dtype is not torch.bool:
+            return [index]
+        return self._places(index)
+
+    def _places(self, mask: Tensor) -> list[Tensor]:
+        count = mask.numel()
+        if self._train.task_kind is TaskKind.CLASSIFICATION and mask.ndim == 2:
+            count = self._train.micro_batch_size
+        return [mask.new_empty(count, dtype=torch.int64) for _ in mask.shape]
 
 
 def _grouped_shape(one: Tensor, other: Tensor, ends: Tensor) -> tuple[int, ...]:
