@@ -53,13 +53,13 @@ def _gpt2(words: int) -> PretrainedConfig:
     return GPT2Config(n_layer=3, vocab_size=words, bos_token_id=0, eos_token_id=0)
 
 
-def _qwen3(words: int) -> PretrainedConfig:
+def _qwen3(words: int, blocks: int = 3) -> PretrainedConfig:
     return Qwen3Config(
         hidden_size=1024,
         intermediate_size=3072,
         num_attention_heads=16,
         num_key_value_heads=8,
-        **{**FEW, "vocab_size": words},
+        **{**FEW, "vocab_size": words, "num_hidden_layers": blocks},
     )
 
 
@@ -80,7 +80,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
         num_key_value_heads=8,
         **FEW,
     ),
-    "OLMoE 1B-7B (2048)": OlmoeConfig(**FEW),
+    "OLMoE of 16 experts (2048)": OlmoeConfig(num_experts=16, **FEW),
     "Mistral 7B (4096)": MistralConfig(**FEW),
 }
 COLUMNS = (
@@ -93,7 +93,10 @@ ENDS: dict[str, tuple[PretrainedConfig, LayerRange]] = {
     "Qwen3 0.6B, embeddings (151936) and a block": (_qwen3(151936), FIRST),
     "Qwen3 0.6B, a block and head (151936)": (_qwen3(151936), LAST),
 }
-STAGES = {name: (config, BLOCK) for name, config in CONFIGS.items()} | ENDS
+SEVERAL: dict[str, tuple[PretrainedConfig, LayerRange]] = {
+    "Qwen3 0.6B, 3 blocks": (_qwen3(64, blocks=5), LayerRange(1, 4)),
+}
+STAGES = {name: (config, BLOCK) for name, config in CONFIGS.items()} | ENDS | SEVERAL
 LORA = {"adapter": Adapter.LORA}
 METHODS: dict[str, dict[str, Any]] = {
     "all, `--optim adamw`": {},
@@ -115,16 +118,17 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     if options.directory:
         _, layers = STAGES[options.stages]
-        spec = (options.directory, METHODS[options.method], options.seq_length)
-        sys.stdout.write(_row(*spec, layers))
+        changes, sizes = METHODS[options.method], (options.seq_length, options.in_flight)
+        sys.stdout.write(_row(options.directory, changes, *sizes, layers))
         return
     sys.stdout.write(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}\n")
-    for name in options.stages.split(";") if options.stages else STAGES:
+    for name in options.stages.split(";") if options.stages else CONFIGS | ENDS:
         with TemporaryDirectory() as directory:
             model = AutoModelForCausalLM.from_config(STAGES[name][0], dtype=torch.bfloat16)
             model.save_pretrained(directory)
             del model
-            for method in OF_ENDS if name in ENDS else METHODS:
+            some = options.method.split(";") if options.method else METHODS
+            for method in OF_ENDS if name in ENDS else some:
                 cells = _measured(directory, name, method, options)
                 sys.stdout.write(f"| {name} | {method} | {cells} |\n")
                 sys.stdout.flush()
@@ -134,6 +138,7 @@ def _measured(directory: str, stage: str, method: str, options: argparse.Namespa
     """A row's cells, of a process of its own."""
     words = ["--directory", directory, "--stages", stage, "--method", method]
     words += ["--seq-length", str(options.seq_length), "--threads", str(options.threads)]
+    words += ["--in-flight", str(options.in_flight)]
     command = [sys.executable, "-m", __spec__.name, *words]
     returning = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     # What is freed is the system's again; or it is as it is at a peer.
@@ -145,33 +150,38 @@ def _measured(directory: str, stage: str, method: str, options: argparse.Namespa
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seq-length", type=int, default=512, help="tokens of the one sample")
+    parser.add_argument("--in-flight", type=int, default=1, help="microbatches held at once")
     parser.add_argument("--stages", default="", help="with semicolons; all, if none is named")
     parser.add_argument("--directory", type=Path, help="of one checkpoint; else all, made here")
-    parser.add_argument("--method", choices=METHODS, help="of one row")
+    parser.add_argument("--method", default="", help="so too")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--keeping", action="store_true", help="let malloc keep what it would")
     return parser
 
 
-def _row(directory: Path, changes: dict[str, Any], seq_length: int, layers: LayerRange) -> str:
+def _row(
+    directory: Path, changes: dict[str, Any], seq_length: int, in_flight: int, layers: LayerRange
+) -> str:
     checkpoint = open_checkpoint(str(directory))
     spec = _spec(checkpoint, changes, seq_length)
     engine = _engine(checkpoint, spec, layers)
-    _train(_engine(checkpoint, spec, layers), spec, 8)  # what libraries keep of a first time
+    _train(_engine(checkpoint, spec, layers), spec, 8, 1)  # what libraries keep of a first time
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again at what is there
     before = status_bytes("VmRSS")
-    _train(engine, spec, seq_length)
+    _train(engine, spec, seq_length, in_flight)
     peak = status_bytes("VmHWM") - before
     held, microbatch = engine.state_bytes, engine.microbatch_bytes
     again = replace(spec, train=replace(spec.train, gradient_checkpointing=True))
-    recomputing = rehearsed(checkpoint, again, layers).microbatch
-    found = rehearsed(checkpoint, spec, layers)
+    found, recomputing = (rehearsed(checkpoint, one, layers) for one in (spec, again))
+    if found is None or recomputing is None:
+        raise SystemExit("its code asks for values")
     if (found.held, found.microbatch) != (held, microbatch):
         raise SystemExit(f"held {held}, a microbatch {microbatch}; rehearsed {found}")
-    values = held, microbatch, recomputing, found.temporaries(1), found.most(1), peak
+    most = found.most(in_flight)
+    values = held, microbatch, recomputing.microbatch, found.temporaries(in_flight), most, peak
     cells = " | ".join(f"{value / MIB:.1f}" for value in values)
-    return f"{cells} | {peak / found.most(1):.2f}"
+    return f"{cells} | {peak / most:.2f}"
 
 
 def _spec(checkpoint: Checkpoint, changes: dict[str, Any], seq_length: int) -> RunSpec:
@@ -190,22 +200,34 @@ def _engine(checkpoint: Checkpoint, spec: RunSpec, layers: LayerRange) -> StageE
     return StageEngine(checkpoint, spec, layers, device=torch.device("cpu"), dtype=torch.float32)
 
 
-def _train(engine: StageEngine, spec: RunSpec, seq_length: int) -> None:
+def _train(engine: StageEngine, spec: RunSpec, seq_length: int, in_flight: int) -> None:
+    """Two steps, in which one microbatch more comes than are held at once."""
     torch.manual_seed(0)
-    tokens = torch.randint(spec.model.vocab_size, (1, seq_length))
-    hidden = torch.randn(1, seq_length, spec.model.hidden_size)
     engine.load()
     for step in range(2):
-        engine.begin_step(StepNumber(step), 2 * (seq_length - 1))
-        for number in map(MicrobatchIndex, range(2)):
-            if engine.is_last:
-                engine.forward_backward(number, hidden, tokens)
-            else:
-                output = engine.forward(number, tokens if engine.is_first else hidden)
-                engine.backward(number, torch.ones_like(output))
-                del output
-            engine.weight_gradients(number)
+        engine.begin_step(StepNumber(step), (in_flight + 1) * (seq_length - 1))
+        for number in range(in_flight + 1):
+            _forward(engine, spec, seq_length, MicrobatchIndex(number))
+            if number >= in_flight - 1:
+                _finish(engine, spec, seq_length, MicrobatchIndex(number - in_flight + 1))
+        for number in range(2, in_flight + 1):
+            _finish(engine, spec, seq_length, MicrobatchIndex(number))
         engine.apply(1.0, 1e-4)
+
+
+def _forward(engine: StageEngine, spec: RunSpec, seq_length: int, number: MicrobatchIndex) -> None:
+    tokens = torch.randint(spec.model.vocab_size, (1, seq_length))
+    hidden = torch.randn(1, seq_length, spec.model.hidden_size)
+    if engine.is_last:
+        engine.forward_backward(number, hidden, tokens)
+    else:
+        engine.forward(number, tokens if engine.is_first else hidden)
+
+
+def _finish(engine: StageEngine, spec: RunSpec, seq_length: int, number: MicrobatchIndex) -> None:
+    if not engine.is_last:
+        engine.backward(number, torch.ones(1, seq_length, spec.model.hidden_size))
+    engine.weight_gradients(number)
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ class Forecast:
 def forecast(
     spec: RunSpec,
     placed: Sequence[PlacedPeer],
-    memory: Mapping[LayerRange, StageMemory] | None = None,
+    memory: Mapping[LayerRange, StageMemory | None] | None = None,
 ) -> Forecast:
     """What a job will take on these peers.
 
@@ -451,7 +451,7 @@ def _told(
     spec: RunSpec,
     stages: Sequence[_Stage],
     index: int,
-    memory: Mapping[LayerRange, StageMemory],
+    memory: Mapping[LayerRange, StageMemory | None],
 ) -> StageForecast:
     stage, train = stages[index], spec.train
     num_first = min(train.num_steps, train.steps_per_epoch)

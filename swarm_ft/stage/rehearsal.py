@@ -18,15 +18,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import masking_utils
 
+from swarm_ft.errors import SwarmError
 from swarm_ft.ids import MicrobatchIndex, StepNumber
+from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec, TaskKind, TrainOptions
-from swarm_ft.stage.checkpoint import Checkpoint
+from swarm_ft.stage.checkpoint import Checkpoint, one_line
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.stage.forms import Forms
 from swarm_ft.stage.held import LiveBytes
 
 aten = torch.ops.aten
+_log = get_logger(__name__)
 CPU = torch.device("cpu")
 
 
@@ -55,14 +58,26 @@ class StageMemory:
         return self.held + num_microbatches * self.microbatch + self.temporaries(num_microbatches)
 
 
-def rehearsed(checkpoint: Checkpoint, spec: RunSpec, layers: LayerRange) -> StageMemory:
-    """What a stage takes that computes in float32 on a CPU, of samples as long as the run's."""
+def rehearsed(checkpoint: Checkpoint, spec: RunSpec, layers: LayerRange) -> StageMemory | None:
+    """What a stage takes that computes in float32 on a CPU, of samples as long as the run's.
+
+    None where a family's code asks for values.
+
+    Raises:
+        BadOption: as the stage's own `load`.
+    """
     live = LiveBytes()
     with ExitStack() as modes:
         blank = _Blank(checkpoint, spec.train, modes, live)
         engine = StageEngine(blank, spec, layers, device=CPU, dtype=torch.float32)
-        engine.load()
-        return _counted(engine, spec, live)
+        try:
+            engine.load()
+            return _counted(engine, spec, live)
+        except SwarmError:
+            raise
+        except Exception as error:  # noqa: BLE001 - transformers' own code, of any family
+            _log.info("stage-not-rehearsed layers=%s: %s", layers, one_line(error))
+            return None
 
 
 def _counted(engine: StageEngine, spec: RunSpec, live: LiveBytes) -> StageMemory:
