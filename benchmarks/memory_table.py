@@ -212,6 +212,7 @@ def _train(engine: StageEngine, spec: RunSpec, seq_length: int, in_flight: int) 
                 _finish(engine, spec, seq_length, MicrobatchIndex(number - in_flight + 1))
         for number in range(2, in_flight + 1):
             _finish(engine, spec, seq_length, MicrobatchIndex(number))
+        engine.squared_grad_norm()
         engine.apply(1.0, 1e-4)
 
 

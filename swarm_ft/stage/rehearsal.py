@@ -89,6 +89,7 @@ def _counted(engine: StageEngine, spec: RunSpec, live: LiveBytes) -> StageMemory
     _compute(engine, spec)
     computing = live.most
     live.begin()
+    engine.squared_grad_norm()
     engine.apply(1.0, 1e-4)
     held, microbatch = engine.state_bytes, engine.microbatch_bytes
     return StageMemory(held, microbatch, computing - held - microbatch, live.most - held)

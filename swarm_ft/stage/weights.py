@@ -23,6 +23,9 @@ from swarm_ft.stage.module import DeferredLinears, StageModule
 from swarm_ft.stage.optimizers import STEP, Kind, kind_of
 
 
+_NORMED_VALUES = 1 << 20
+
+
 class StageWeights:
     """A stage's module with its optimizer.
 
@@ -83,9 +86,11 @@ class StageWeights:
         if self._synchronised and not self.module.is_first:
             own.pop(self.module.architecture.head_weight, None)
         norms = [
-            torch.linalg.vector_norm(summable(parameter.grad), dtype=torch.float64)
+            torch.linalg.vector_norm(piece, dtype=torch.float64)
             for parameter in own.values()
             if parameter.grad is not None
+            # In pieces: of what it is given, a CPU makes a copy in float64.
+            for piece in torch.split(summable(parameter.grad).reshape(-1), _NORMED_VALUES)
         ]
         return float(torch.stack(norms).square().sum()) if norms else 0.0
 

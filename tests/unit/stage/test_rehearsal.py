@@ -65,6 +65,7 @@ def trained(checkpoint: Checkpoint, spec: RunSpec, layers: LayerRange) -> StageM
             compute(engine, spec, MicrobatchIndex(1))
             computing = live.most
             live.begin()
+            engine.squared_grad_norm()
             engine.apply(1.0, 1e-4)
     held, microbatch = engine.state_bytes, engine.microbatch_bytes
     return StageMemory(held, microbatch, computing - held - microbatch, live.most - held)
