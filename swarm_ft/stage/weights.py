@@ -22,7 +22,6 @@ from swarm_ft.stage.held import Storages
 from swarm_ft.stage.module import DeferredLinears, StageModule
 from swarm_ft.stage.optimizers import STEP, Kind, kind_of
 
-
 _NORMED_VALUES = 1 << 20
 
 
