@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import GPT2Config
 
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.stage.engine import HeldBytes, Storages
+from swarm_ft.stage.held import HeldBytes, Storages
 from swarm_ft.stage.module import DeferredLinears, StageModule, WeightProduct
 
 WARM_UP = 3

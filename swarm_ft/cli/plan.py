@@ -15,7 +15,7 @@ from swarm_ft.cli.running import run_async
 from swarm_ft.client.options import PlanOptions
 
 if TYPE_CHECKING:
-    from swarm_ft.client.forecast import Forecast, StageForecast
+    from swarm_ft.client.forecast import Forecast, PeerMemory, StageForecast
 
 
 @click.command(
@@ -39,6 +39,7 @@ def plan(options: PlanOptions, way: WayIn, as_json: bool) -> None:
         from swarm_ft.protocol.spec.run_spec import RunSpec
         from swarm_ft.stage.adapters import with_adapters
         from swarm_ft.stage.checkpoint import open_checkpoint
+        from swarm_ft.stage.rehearsal import rehearsed
 
         train = options.train_spec()
         checkpoint = await asyncio.to_thread(open_checkpoint, options.model, train)
@@ -48,7 +49,10 @@ def plan(options: PlanOptions, way: WayIn, as_json: bool) -> None:
             placed = await swarm.place(spec)
         if not placed.peers:
             raise Unavailable(f"nobody would host it now: {placed.reason}")
-        found = forecast(spec, placed.peers)
+        layers = {peer.layers for peer in placed.peers}
+        stages = [asyncio.to_thread(rehearsed, checkpoint, spec, one) for one in layers]
+        memory = {one: await stage for one, stage in zip(layers, stages, strict=True)}
+        found = forecast(spec, placed.peers, memory)
         if as_json:
             fields = {**forecast_fields(found), "relayed_percent": placed.relayed_percent}
             click.echo(json.dumps(fields))
@@ -73,6 +77,8 @@ def forecast_lines(found: Forecast) -> Iterator[str]:
     """What people read."""
     for stage in found.stages:
         yield _stage_line(stage)
+        if stage.memory is not None:
+            yield _memory_line(stage.memory)
     yield found.line()
     if found.evaluation is not None:
         yield found.evaluation.line()
@@ -85,9 +91,23 @@ def forecast_lines(found: Forecast) -> Iterator[str]:
 def _stage_line(stage: StageForecast) -> str:
     from rich.filesize import decimal
 
-    names, gib = ", ".join(stage.peers), stage.memory_bytes / (1 << 30)
+    names = ", ".join(stage.peers)
+    takes = f"{_gib(stage.memory.total)} GiB" if stage.memory else "?"
     computes = f"{1000 * stage.compute_s:.0f} ms a microbatch" if stage.compute_s else "?"
     return (
-        f"layers {stage.layers!s:<8} {names}: {gib:.2f} GiB, {computes}, "
+        f"layers {stage.layers!s:<8} {names}: {takes}, {computes}, "
         f"sends {decimal(round(stage.up_bytes))}, receives {decimal(round(stage.down_bytes))}"
     )
+
+
+def _memory_line(memory: PeerMemory) -> str:
+    count = memory.microbatches
+    each = f"{count} microbatch{'es' if count > 1 else ''} of {_gib(memory.microbatch)}"
+    return (
+        f"          holds {_gib(memory.held)}, {each}, temporaries {_gib(memory.temporaries)}: "
+        f"{_gib(memory.total)} GiB"
+    )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.2f}"

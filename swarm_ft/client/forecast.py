@@ -8,7 +8,7 @@ their peers have measured; a measured value that is missing bounds nothing, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby, pairwise
@@ -20,12 +20,14 @@ from rich.filesize import decimal
 
 from swarm_ft.codec import from_spec
 from swarm_ft.ids import PeerId
+from swarm_ft.protocol.machines.pipeline import least_held
 from swarm_ft.protocol.messages.capacity import PlacedPeer
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.sample_rows import counts_of, rows_in
 from swarm_ft.protocol.spec.training_plan import num_evaluations
+from swarm_ft.stage.rehearsal import StageMemory
 from swarm_ft.stage.speed import block_flops
 
 FLOAT_BYTES = 4
@@ -46,13 +48,32 @@ class Bytes(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PeerMemory:
+    """What a replica of a stage needs, if it lends no more than that, in bytes of tensors.
+
+    Attributes:
+        held: however many microbatches are: weights, gradients, what the optimizer keeps.
+        microbatch: what each of them takes.
+        microbatches: that are held at once.
+        temporaries: of one task, beside all that.
+        total: of all.
+    """
+
+    held: int
+    microbatch: int
+    microbatches: int
+    temporaries: int
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StageForecast:
     """One stage.
 
     Attributes:
         layers: its blocks.
         peers: its replicas.
-        memory_bytes: of weights, gradients and optimizer, at each of them.
+        memory: at each of them; None if nobody said what the stage takes.
         compute_s: of a microbatch, there and back, at the mean replica.
         up_bytes: that each replica sends, in the whole run.
         down_bytes: that each receives.
@@ -60,7 +81,7 @@ class StageForecast:
 
     layers: LayerRange
     peers: tuple[PeerId, ...]
-    memory_bytes: float
+    memory: PeerMemory | None
     compute_s: float
     up_bytes: float
     down_bytes: float
@@ -127,12 +148,17 @@ class Forecast:
         )
 
 
-def forecast(spec: RunSpec, placed: Sequence[PlacedPeer]) -> Forecast:
+def forecast(
+    spec: RunSpec,
+    placed: Sequence[PlacedPeer],
+    memory: Mapping[LayerRange, StageMemory | None] | None = None,
+) -> Forecast:
     """What a job will take on these peers.
 
     Args:
         spec: the job.
         placed: who hosts what, first stage to last, replicas beside each other.
+        memory: what stages take, see `stage.rehearsal`, as far as that is asked for.
     """
     stages = [_Stage(spec, tuple(group)) for _, group in groupby(placed, lambda one: one.layers)]
     train = spec.train
@@ -143,7 +169,7 @@ def forecast(spec: RunSpec, placed: Sequence[PlacedPeer]) -> Forecast:
     num_samples = min(train.num_steps * train.batch_size, _visits(spec))
     watts = sum(peer.machine.watts for peer in placed)
     return Forecast(
-        stages=tuple(_told(spec, stages, index) for index in range(len(stages))),
+        stages=tuple(_told(spec, stages, index, memory or {}) for index in range(len(stages))),
         first_step_s=first_s,
         step_s=step_s,
         seconds=seconds,
@@ -253,8 +279,8 @@ class _Stage:
         return num_bytes / rate + (self.round_trip_s + to.round_trip_s) / 4
 
 
-def _ends_bytes(spec: RunSpec, layers: LayerRange, *, are_trained: bool = True) -> float:
-    """Of embeddings and head, as far as the stage has them, and they train or not."""
+def _ends_bytes(spec: RunSpec, layers: LayerRange) -> float:
+    """Of embeddings and head, as far as the stage has them and they train."""
     model, train, trained = spec.model, spec.train, spec.trained_layers
     embeds = trained.start == 0 and not train.adapts
     tells = trained.stop == model.num_blocks and (train.has_classes or not train.adapts)
@@ -262,19 +288,12 @@ def _ends_bytes(spec: RunSpec, layers: LayerRange, *, are_trained: bool = True) 
         (model.vocab_size, layers.start == 0, embeds),
         (_num_outputs(spec), layers.stop == model.num_blocks, tells),
     )
-    rows = sum(count for count, is_here, trains in ends if is_here and trains == are_trained)
+    rows = sum(count for count, is_here, trains in ends if is_here and trains)
     return rows * model.hidden_size * FLOAT_BYTES
 
 
 def _num_outputs(spec: RunSpec) -> int:
     return len(spec.train.labels) or spec.model.vocab_size
-
-
-def _memory_bytes(spec: RunSpec, layers: LayerRange) -> float:
-    trained = _ends_bytes(spec, layers)
-    frozen = _ends_bytes(spec, layers, are_trained=False)
-    frozen *= spec.train.held_dtype_bytes / FLOAT_BYTES if spec.train.adapts else 1
-    return spec.held_bytes(layers) + frozen + spec.train.copies_per_weight * trained
 
 
 def _part_computed(spec: RunSpec, layers: LayerRange) -> float:
@@ -440,7 +459,32 @@ def _forward_turns(stages: Sequence[_Stage], sizes: Sequence[float]) -> Iterable
         yield stage.down_s(comes)
 
 
-def _told(spec: RunSpec, stages: Sequence[_Stage], index: int) -> StageForecast:
+def _peer_memory(
+    spec: RunSpec, stages: Sequence[_Stage], index: int, found: StageMemory | None
+) -> PeerMemory | None:
+    """Of the microbatches that plain 1F1B holds, as far as a step has so many for a replica."""
+    if found is None:
+        return None
+    stage, train = stages[index], spec.train
+    microbatches = 1
+    if spec.gradients_cross(stage.layers.stop):
+        own = math.ceil(train.batch_size / train.micro_batch_size / len(stage.peers))
+        microbatches = min(own, least_held(len(stages), index))
+    return PeerMemory(
+        held=found.held,
+        microbatch=found.microbatch,
+        microbatches=microbatches,
+        temporaries=found.temporaries(microbatches),
+        total=found.most(microbatches),
+    )
+
+
+def _told(
+    spec: RunSpec,
+    stages: Sequence[_Stage],
+    index: int,
+    memory: Mapping[LayerRange, StageMemory | None],
+) -> StageForecast:
     stage, train = stages[index], spec.train
     num_first = min(train.num_steps, train.steps_per_epoch)
     sent = received = 0.0
@@ -454,7 +498,7 @@ def _told(spec: RunSpec, stages: Sequence[_Stage], index: int) -> StageForecast:
     return StageForecast(
         layers=stage.layers,
         peers=tuple(peer.peer_id for peer in stage.peers),
-        memory_bytes=_memory_bytes(spec, stage.layers),
+        memory=_peer_memory(spec, stages, index, memory.get(stage.layers)),
         compute_s=stage.compute_s,
         up_bytes=sent + reduced,
         down_bytes=received + reduced,

@@ -34,7 +34,7 @@ from swarm_ft.protocol.spec.run_spec import (
 )
 from swarm_ft.stage.architecture import Architecture, block_part
 from swarm_ft.stage.checkpoint import Checkpoint
-from swarm_ft.stage.device import drawing_apart, summed
+from swarm_ft.stage.device import summed
 from swarm_ft.stage.forms import in_float32, packing_of, weight_of
 from swarm_ft.stage.heads import drawn
 from swarm_ft.stage.module import StageModule
@@ -192,8 +192,7 @@ def attach(module: StageModule, spec: RunSpec) -> None:
         if packing is not None:  # where peft looks for it, if the layer itself does not say
             layer.weight.ds_shape = packing.shape
     if names:
-        with drawing_apart(torch.device("cpu")):
-            _inject(module.causal, names, spec.train)
+        _inject(module.causal, names, spec.train)
     for name, layer in _adapted(module).items():
         _begin(layer, f"{spec.train.seed}/adapter/{name}")
     for head in heads_in(module, spec):  # last: peft freezes all that is no adapter
@@ -209,7 +208,8 @@ def _inject(model: PreTrainedModel, names: Collection[str], train: TrainOptions)
     from peft import inject_adapter_in_model
 
     try:
-        inject_adapter_in_model(_config(model, names, train), model, _NAME)
+        with torch.device("meta"):  # what they begin with is not what peft would draw
+            inject_adapter_in_model(_config(model, names, train), model, _NAME)
     except (ValueError, TypeError) as error:
         raise BadOption(f"--target-modules {train.target_modules}: {error}") from error
 
@@ -240,15 +240,18 @@ def _adapted(module: StageModule) -> dict[str, LoraLayer]:
 @torch.no_grad()
 def _begin(layer: LoraLayer, seed: str) -> None:
     """A is drawn, evenly within 1 / sqrt(inputs) as peft has it; B is 0; DoRA's lengths are W's."""
-    for part in (layer.lora_A, layer.lora_B, layer.lora_magnitude_vector):
-        part.float()  # peft gives them the base's type
-    a_ri = layer.lora_A[_NAME].weight
-    a_ri.copy_(drawn(seed, a_ri.shape) * (1.0 / math.sqrt(a_ri.shape[1])))
-    layer.lora_B[_NAME].weight.zero_()
+    base = layer.get_base_layer()
+    a_ri, b_or = layer.lora_A[_NAME], layer.lora_B[_NAME]
+    drawn_ri = drawn(seed, a_ri.weight.shape) * (1.0 / math.sqrt(a_ri.weight.shape[1]))
+    a_ri.weight = _on(base, drawn_ri)
+    b_or.weight = _on(base, torch.zeros(b_or.weight.shape))
     if _NAME in layer.lora_magnitude_vector:
-        base = layer.get_base_layer()
         weight_oi = base.weight.t() if isinstance(base, Conv1D) else base.weight
-        layer.lora_magnitude_vector[_NAME].weight.copy_(_lengths(weight_oi))
+        layer.lora_magnitude_vector[_NAME].weight = _on(base, _lengths(weight_oi))
+
+
+def _on(base: nn.Module, values: Tensor) -> nn.Parameter:
+    return nn.Parameter(values.to(base.get_parameter("weight").device))
 
 
 def _lengths(weight_oi: Tensor) -> Tensor:

@@ -313,6 +313,23 @@ class Checkpoint:
             named[self._head] = named[self._head].clone()
         return named
 
+    def blank(
+        self, layers: LayerRange, model: ModelSpec, *, tie: bool, forms: Forms
+    ) -> dict[str, Tensor]:
+        """What `load` gives, with nothing in it: no file is read, nothing is checked."""
+        names = [name for part in _parts_of(layers, model) for name in self._parts[part]]
+        tensors: dict[str, Tensor] = {}
+        for name in names:
+            own, form = self._own[name], forms.at([name])
+            if isinstance(form, Packing):
+                tensors[name], tensors[f"{name}{SCALES}"] = form.empty(CPU)
+            else:
+                dtype = form if own.dtype.is_floating_point else own.dtype
+                tensors[name] = torch.empty(own.shape, dtype=dtype)
+        if tie and model.tied_embeddings and {self._head, self._embedding} <= tensors.keys():
+            tensors[self._head] = tensors[self._embedding]
+        return tensors
+
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer that lies beside the weights; for classes, with something to pad with.
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
-from weakref import ref
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from swarm_ft.errors import BadModel, BadOption, MalformedMessage, NonFinite, OutOfTurn
@@ -20,21 +18,21 @@ from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import MAX_SQUARED_NORM
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec
 from swarm_ft.protocol.spec.sample_rows import MIN_LENGTH, NO_LABEL, SECOND
 from swarm_ft.protocol.spec.sampling import Sampling
 from swarm_ft.protocol.spec.tasks import CausalLm, task_of
 from swarm_ft.stage.adapters import attach, heads_in
-from swarm_ft.stage.architecture import SHARED_PART, check_seq_length
+from swarm_ft.stage.architecture import SHARED_PART, Architecture, check_seq_length
 from swarm_ft.stage.base import Lengths, LossAndCounts, LossAndGradient, OpenStep
-from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.choosing import choose
 from swarm_ft.stage.device import synchronise
-from swarm_ft.stage.forms import frozen_forms, prepare
+from swarm_ft.stage.forms import Forms, frozen_forms, prepare
 from swarm_ft.stage.heads import FLOAT32_ALONE, counts_by_class
+from swarm_ft.stage.held import HeldBytes, Storages
 from swarm_ft.stage.kept import TRIED, Keeping, StageCache, try_out
 from swarm_ft.stage.module import DropoutSeeds, StageModule, WeightProduct
-from swarm_ft.stage.skeleton import reports_router
+from swarm_ft.stage.skeleton import ModelConfig, reports_router
 from swarm_ft.stage.weights import StageWeights
 
 # ---- checks of tensors that other processes sent
@@ -77,9 +75,9 @@ def check_labels(labels: Tensor, x: Tensor, num_outputs: int) -> None:
         raise MalformedMessage(
             f"labels: expected int64 {list(x.shape[:2])}, got {_described(labels)}"
         )
-    is_wrong = (labels != NO_LABEL) & ((labels < 0) | (labels >= num_outputs))
-    if bool(is_wrong.any()):
-        first = int(labels[is_wrong][0])
+    is_right = (labels == NO_LABEL) | ((labels >= 0) & (labels < num_outputs))
+    if not bool(is_right.all()):
+        first = int(labels[~is_right][0])
         raise MalformedMessage(
             f"labels: expected {NO_LABEL} or 0 to {num_outputs - 1}, got {first}"
         )
@@ -119,98 +117,6 @@ def _described(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}"
 
 
-# ---- how many bytes a microbatch holds
-
-
-class Storages:
-    """Memory that tensors lie in, each piece counted once, however many are views of it.
-
-    Args:
-        but: tensors whose memory does not count.
-    """
-
-    def __init__(self, but: Iterable[Tensor] = ()) -> None:
-        self._but = {_key(tensor) for tensor in but}
-        self._bytes: dict[tuple[torch.device, int], int] = {}
-
-    @classmethod
-    def of(cls, tensors: Iterable[Tensor]) -> Self:
-        """What these lie in."""
-        storages = cls()
-        for tensor in tensors:
-            storages.add(tensor)
-        return storages
-
-    @property
-    def num_bytes(self) -> int:
-        """Of all pieces."""
-        return sum(self._bytes.values())
-
-    def add(self, tensor: Tensor) -> None:
-        """Count what this one lies in, unless it is counted already."""
-        if _key(tensor) not in self._but:
-            self._bytes[_key(tensor)] = tensor.untyped_storage().nbytes()
-
-
-class HeldBytes:
-    """The most bytes that one microbatch was seen to hold, from its forward pass on.
-
-    Attributes:
-        most: 0 before the first.
-    """
-
-    def __init__(self) -> None:
-        self.most = 0
-        self._num_tokens = 0
-
-    def of(self, num_tokens: int) -> int:
-        """What one of so many tokens would hold, were it the largest; never less than was seen."""
-        if num_tokens <= self._num_tokens:
-            return self.most
-        return math.ceil(self.most * num_tokens / max(1, self._num_tokens))
-
-    @contextmanager
-    def measuring(self, x: Tensor, but: nn.Module) -> Iterator[Storages]:
-        """Count what a forward pass inside saves, if no microbatch was as large before.
-
-        Args:
-            x: its input [B, T] or [B, T, C], which is held too.
-            but: its weights are there anyway and do not count.
-
-        Yields:
-            To which the caller adds what else it holds.
-        """
-        if x.shape[:2].numel() <= self._num_tokens:
-            yield Storages()
-            return
-        held = Storages(but=(*but.parameters(), *but.buffers()))
-        held.add(x)
-
-        saved: list[ref[Tensor]] = []
-
-        def save(tensor: Tensor) -> Tensor:
-            kept = tensor.detach()
-            saved.append(ref(kept))
-            return kept
-
-        with saved_tensors_hooks(save, lambda tensor: tensor):
-            yield held
-        # What was saved for nothing, as DoRA does, is gone by now.
-        for tensor in (weak() for weak in saved):
-            if tensor is not None:
-                held.add(tensor)
-        self._num_tokens = x.shape[:2].numel()
-        self.saw(held)
-
-    def saw(self, held: Storages) -> None:
-        """A microbatch holds this."""
-        self.most = max(self.most, held.num_bytes)
-
-
-def _key(tensor: Tensor) -> tuple[torch.device, int]:
-    return tensor.device, tensor.untyped_storage().data_ptr()
-
-
 # ---- the engine
 
 _log = get_logger(__name__)
@@ -230,12 +136,35 @@ TRIED_RTOL, TRIED_BFLOAT16_RTOL = 1e-3, 0.1
 _Step = OpenStep[_Graph, list[WeightProduct]]
 
 
+class Weights(Protocol):
+    """What an engine asks of a checkpoint, see `Checkpoint`."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """Of the model."""
+
+    @property
+    def architecture(self) -> Architecture:
+        """Where the model keeps its parts."""
+
+    def load(
+        self,
+        layers: LayerRange,
+        model: ModelSpec,
+        *,
+        device: torch.device,
+        tie: bool,
+        forms: Forms,
+    ) -> dict[str, Tensor]:
+        """These blocks' tensors."""
+
+
 class StageEngine:
     """See `Engine`, which it is."""
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: Weights,
         spec: RunSpec,
         layers: LayerRange,
         *,

@@ -76,8 +76,13 @@ class Packing:
         if self.bits == 8:
             values = codes.float()
         else:
+            values = torch.empty(self.shape.numel(), device=codes.device)
             table = _PAIRS if codes.device.type == "cpu" else _PAIRS.to(codes.device)
-            values = table.index_select(0, codes.int()).view(torch.float32)
+            pairs = values.view(torch.int64)
+            # In pieces, so that there is no second tensor of their size.
+            pieces = (torch.split(one, _CHUNK_VALUES) for one in (codes, pairs))
+            for some, to in zip(*pieces, strict=True):
+                torch.index_select(table, 0, some.int(), out=to)
         return values.view(-1, PACKED_VALUES).mul_(scales[:, None]).view(self.shape)
 
     def _pack(self, blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -130,7 +130,8 @@ class StageModule(nn.Module):
         """
         self.load_state_dict(tensors, strict=True, assign=True)
         fill_buffers(self.causal)
-        self.to(device)
+        if device.type != "cpu":  # where all is
+            self.to(device)
         if tie:
             self.get_submodule(self.architecture.head).weight = self.embedding_weight
 

@@ -55,15 +55,16 @@ class Kind:
     make: Callable[[Groups], Stepper]
 
     def over(self, parameters: Collection[nn.Parameter], weight_decay: float) -> Stepper:
-        """Steps these; decay spares biases and norms: in these models, all of one dimension."""
-        decayed = [p for p in parameters if p.ndim > 1]
-        spared = [p for p in parameters if p.ndim <= 1]
-        return self.make(
-            [
-                {"params": decayed, "weight_decay": weight_decay},
-                {"params": spared, "weight_decay": 0.0},
-            ]
-        )
+        """Steps these; decay spares biases and norms: in these models, all of one dimension.
+
+        Each is a group of its own: of a group torch keeps more than one weight's temporaries.
+        """
+        decays = [weight_decay if p.ndim > 1 else 0.0 for p in parameters]
+        groups = [
+            {"params": [parameter], "weight_decay": decay}
+            for parameter, decay in zip(parameters, decays, strict=True)
+        ]
+        return self.make(groups or [{"params": [], "weight_decay": 0.0}])
 
     def kept_bytes(self, parameters: Iterable[nn.Parameter]) -> int:
         """Of all that it keeps of weights but for the counts of steps, once they were stepped."""
@@ -110,8 +111,8 @@ class Adafactor:
         rate = max(_MIN_SCALE, _root_mean_square(parameter)) * min(lr, 1 / math.sqrt(count))
         if decay:
             parameter.mul_(1 - lr * decay)
-        squares = _mean_squares(kept, gradient, count**_BETA2_DECAY)
-        update = gradient / squares.clamp_(min=_EPSILON**2).sqrt_()
+        update = _mean_squares(kept, gradient, count**_BETA2_DECAY)
+        torch.div(gradient, update.clamp_(min=_EPSILON**2).sqrt_(), out=update)
         parameter.sub_(update.mul_(rate / max(1.0, _root_mean_square(update))))
 
     def _begun(self, parameter: nn.Parameter) -> dict[str, Tensor]:
@@ -128,13 +129,12 @@ _BETA2_DECAY = -0.8
 
 def _mean_squares(kept: dict[str, Tensor], gradient: Tensor, part: float) -> Tensor:
     """Running means of a gradient's squares, of which `part` is this one's; not to be kept."""
-    squares = gradient.square()
     if gradient.ndim < 2:
-        return _moved(kept["variance"], squares, part).clone()
+        return _moved(kept["variance"], gradient.square(), part).clone()
     rows, columns = gradient.shape[-2:]
-    row = _moved(kept["row_var"], summed(squares, -1) / columns, part)
-    column = _moved(kept["col_var"], summed(squares, -2) / rows, part)
-    return row * column / (summed(row, -2) / rows).clamp_(min=_EPSILON)
+    row = _moved(kept["row_var"], summed(gradient.square(), -1) / columns, part)
+    column = _moved(kept["col_var"], summed(gradient.square(), -2) / rows, part)
+    return (row * column).div_((summed(row, -2) / rows).clamp_(min=_EPSILON))
 
 
 def _moved(mean: Tensor, to: Tensor, part: float) -> Tensor:

@@ -168,7 +168,7 @@ def _unset(buffer: Tensor) -> Tensor:
 
 
 def _is_unset(buffer: Tensor) -> bool:
-    return buffer.is_floating_point() and bool(buffer.isnan().any())
+    return buffer.is_floating_point() and not bool(buffer.isnan().logical_not().all())
 
 
 # ---- a stage's part of it

@@ -19,10 +19,12 @@ from swarm_ft.stage.adapters import adapter_weights, merged_weights
 from swarm_ft.stage.conversion import as_published
 from swarm_ft.stage.device import summable
 from swarm_ft.stage.forms import SCALES
+from swarm_ft.stage.held import Storages
 from swarm_ft.stage.module import DeferredLinears, StageModule
 from swarm_ft.stage.optimizers import STEP, Kind, kind_of
 
 T = TypeVar("T")
+_NORMED_VALUES = 1 << 20
 
 
 class StageWeights:
@@ -69,8 +71,7 @@ class StageWeights:
         """Of weights, gradients and what the optimizer keeps, and of weights' copies."""
         gradients = sum(parameter.nbytes for parameter in self._by_name())
         kept = self._kind.kept_bytes(self._by_name())
-        held = {tensor.data_ptr(): tensor.nbytes for tensor in self._held()}
-        weights = sum(held.values())
+        weights = Storages.of(self._held()).num_bytes
         return weights + gradients + kept + self.linears.cast_bytes
 
     def _held(self) -> Iterator[Tensor]:
@@ -86,9 +87,11 @@ class StageWeights:
         """Sum of squares of the gradients, accumulated in float64; shared weights count once."""
         own = self._told_here(self.module.trainable())
         norms = [
-            torch.linalg.vector_norm(summable(parameter.grad), dtype=torch.float64)
+            torch.linalg.vector_norm(piece, dtype=torch.float64)
             for parameter in own.values()
             if parameter.grad is not None
+            # In pieces: of what it is given, a CPU makes a copy in float64.
+            for piece in torch.split(summable(parameter.grad).reshape(-1), _NORMED_VALUES)
         ]
         return float(torch.stack(norms).square().sum()) if norms else 0.0
 
@@ -288,7 +291,7 @@ def _check_kept(kind: Kind, part: str, key: str, state: Mapping[str, Tensor]) ->
         return
     _check_finite(key, state[key])
     # Optimizers take the root of it: a negative one would be NaN weights at the next step.
-    if part in kind.squares and bool((state[key] < 0).any()):
+    if part in kind.squares and not bool((state[key] >= 0).all()):
         raise BadSnapshot(f"state: {key} is negative somewhere")
 
 

@@ -196,9 +196,16 @@ def test_a_plan_says_what_a_job_would_take_and_begins_nothing(
     planned = json.loads(run_here(*command, "--json").out)
     assert [stage["layers"] for stage in planned["stages"]] == ["0-1", "1-2", "2-3"]
     assert planned["seconds"] > 0
+    memory = [stage["memory"] for stage in planned["stages"]]
+    assert [of["microbatches"] for of in memory] == [4, 3, 1]
+    for of in memory:
+        microbatches = of["microbatches"] * of["microbatch"]
+        assert of["total"] == of["held"] + microbatches + of["temporaries"]
     # Links are measured one after the other, and may be so still.
     assert "3 of 3 peers did not say what it takes in watts" in planned["unknown"]
-    assert "; bound by " in run_here(*command).out
+    words = run_here(*command).out
+    assert "; bound by " in words
+    assert "4 microbatches of 0.00, temporaries 0.00: 0.00 GiB" in words
     assert json.loads(run_here(*look).out) == before
 
 

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from swarm_ft.ids import MicrobatchIndex, StepNumber
-from swarm_ft.stage.engine import HeldBytes, StageEngine, Storages
+from swarm_ft.stage.engine import StageEngine
+from swarm_ft.stage.held import HeldBytes, Storages
 from tests.unit.stage.conftest import MakePipeline
 
 FLOAT = 4
