@@ -20,7 +20,8 @@ SwarmError
 ├── NotFound                a run, peer or result that is not there
 ├── NotAllowed              who asks may not: the swarm does not know them, or not for that
 ├── Unavailable             the other side cannot be reached now; trying again may help
-│   └── Busy                it has as much to do as it takes on; later it may have less
+│   ├── Busy                it has as much to do as it takes on; later it may have less
+│   └── BuffersLost         what a step was planned with is not kept any more; it is planned anew
 ├── JournalError            the coordinator's database cannot be read or written
 │   └── JournalFull         its disk has no room for another job; runs under way go on
 ├── BadSnapshot             a saved state that is torn, altered, or of another run, stage or step

@@ -72,6 +72,7 @@ STATUS: dict[str, grpc.StatusCode] = {
     "not-allowed": grpc.StatusCode.PERMISSION_DENIED,
     "unavailable": grpc.StatusCode.UNAVAILABLE,
     "busy": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "buffers-lost": grpc.StatusCode.UNAVAILABLE,
     "journal-error": grpc.StatusCode.INTERNAL,
     "journal-full": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "bad-snapshot": grpc.StatusCode.DATA_LOSS,

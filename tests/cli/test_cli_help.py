@@ -108,6 +108,8 @@ JOB = READING | {
     "--fill",
     "--first-codec",
     "--fill-microbatches",
+    "--frozen",
+    "--frozen-codec",
     "--buffer-bits",
     "--save-steps",
     "--save-strategy",

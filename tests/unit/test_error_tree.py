@@ -48,6 +48,7 @@ def test_codes_are_frozen() -> None:
         "bad-model",
         "bad-option",
         "bad-snapshot",
+        "buffers-lost",
         "busy",
         "dht-unreachable",
         "internal",
