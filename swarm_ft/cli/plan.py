@@ -40,9 +40,11 @@ def plan(options: PlanOptions, way: WayIn, as_json: bool) -> None:
         from swarm_ft.stage.adapters import with_adapters
         from swarm_ft.stage.checkpoint import open_checkpoint
         from swarm_ft.stage.rehearsal import rehearsed
+        from swarm_ft.stage.routers import check_routers
 
         train = options.train_spec()
         checkpoint = await asyncio.to_thread(open_checkpoint, options.model, train)
+        check_routers(checkpoint.config, train)
         spec = RunSpec(model=await asyncio.to_thread(checkpoint.describe), train=train)
         spec = with_adapters(checkpoint, spec)
         async with connected(way) as swarm:

@@ -27,6 +27,7 @@ from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.stage.adapters import with_adapters
 from swarm_ft.stage.architecture import check_seq_length
 from swarm_ft.stage.checkpoint import Checkpoint, labels_of, open_checkpoint
+from swarm_ft.stage.routers import check_routers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +79,7 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     options = replace(options, train=with_labels(options))
     checkpoint = open_checkpoint(_reference(options.model), options.train)
     check_seq_length(checkpoint.architecture, options.train.seq_length)
+    check_routers(checkpoint.config, options.train)
     seq_length, model = options.train.seq_length, checkpoint.describe()
     # Refuses, before anything long begins, what no data could make good.
     tried = RunSpec(model=model, train=options.train_spec(num_samples=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -32,6 +32,7 @@ from swarm_ft.stage.heads import FLOAT32_ALONE, counts_by_class
 from swarm_ft.stage.held import HeldBytes, Storages
 from swarm_ft.stage.kept import TRIED, Keeping, StageCache, try_out
 from swarm_ft.stage.module import DropoutSeeds, StageModule, WeightProduct
+from swarm_ft.stage.routers import balance_loss, check_routers, experts_per_token
 from swarm_ft.stage.skeleton import ModelConfig, reports_router
 from swarm_ft.stage.weights import StageWeights
 
@@ -124,10 +125,15 @@ _log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A microbatch between its forward and its backward pass; the input gets its gradient."""
+    """A microbatch between its forward and its backward pass; the input gets its gradient.
+
+    Attributes:
+        aside: what its routers are to lose besides, a scalar; None if nothing.
+    """
 
     x: Tensor
     output: Tensor
+    aside: Tensor | None = None
 
 
 TRIED_RTOL, TRIED_BFLOAT16_RTOL = 1e-3, 0.1
@@ -246,6 +252,7 @@ class StageEngine:
     def load(self) -> None:
         """See `Engine`."""
         train = self._spec.train
+        check_routers(self._checkpoint.config, train)
         module = StageModule(self._checkpoint.config, self.layers, self._task)
         whole = (*heads_in(module, self._spec), *module.architecture.shared)
         forms = frozen_forms(module, module.architecture.blocks, self._spec, whole)
@@ -282,10 +289,11 @@ class StageEngine:
                 "this run the head trains on its own (--tied-embeddings sync keeps them tied)",
                 self.layers,
             )
-        if self.is_last and reports_router(self._checkpoint.config):
+        asks = reports_router(self._checkpoint.config)
+        if self.is_last and asks and not train.router_aux_loss_coef:
             _log.info(
                 "router-loss-left-out layers=%s: the config asks for the router's auxiliary loss; "
-                "stages train without it (docs/models.md)",
+                "this run trains without it (--router-aux-loss-coef, docs/models.md)",
                 self.layers,
             )
 
@@ -530,14 +538,34 @@ class StageEngine:
         seeds = DropoutSeeds(seed=train.seed, step=step.number, microbatch=microbatch)
         x = x.to(self._device).detach().requires_grad_(self.sends_gradients)
         weights = self.weights
+        draws = seeds if train.dropout else None
         with (
             torch.set_grad_enabled(self.has_backward),
             self._held.measuring(x, but=weights.module) as held,
             self._autocast,
         ):
-            output: Tensor = weights.module(x, seeds if train.dropout else None, lengths).float()
+            if train.router_aux_loss_coef:
+                output, logits = weights.module.routed(x, draws, lengths)
+                aside = self._router_loss(logits, x, lengths)
+            else:
+                output, aside = weights.module(x, draws, lengths), None
+            output = output.float()
             held.add(output)
-        return _Graph(x, output)
+        return _Graph(x, output, aside)
+
+    def _router_loss(self, logits: Sequence[Tensor], x: Tensor, lengths: Lengths) -> Tensor | None:
+        """A microbatch's part of the step's, of the blocks here."""
+        if not logits:
+            return None
+        is_token = None
+        if lengths is not None:
+            places = torch.arange(x.shape[1], device=x.device)
+            is_token_bt = places < torch.tensor(lengths, device=x.device)[:, None]
+            is_token = is_token_bt.flatten()
+        num_chosen = experts_per_token(self._checkpoint.config)
+        train, num_blocks = self._spec.train, self._spec.model.num_blocks
+        part = len(x) / train.batch_size / num_blocks
+        return train.router_aux_loss_coef * part * balance_loss(logits, num_chosen, is_token)
 
     def _backward(
         self, microbatch: MicrobatchIndex, graph: _Graph, root: Tensor, gradient: Tensor | None
@@ -545,8 +573,11 @@ class StageEngine:
         """All gradients but those of linear layers' weights; the input's is returned."""
         step, linears = self.open_step, self.weights.linears
         left = step.left[microbatch] = []  # first: should it fail, nobody resumes the step
-        if root.requires_grad:  # adapters may be in other blocks than the stage's first
-            torch.autograd.backward(root, gradient)
+        # Adapters may be in other blocks than the stage's first.
+        roots = {root: gradient, **({graph.aside: None} if graph.aside is not None else {})}
+        wanted = {one: of_one for one, of_one in roots.items() if one.requires_grad}
+        if wanted:
+            torch.autograd.backward(tuple(wanted), tuple(wanted.values()))
         left += linears.take()
         self._held.saw(Storages.of(tensor for product in left for tensor in product.tensors))
         return self._input_gradient(microbatch, graph.x.grad)

@@ -37,6 +37,7 @@ from swarm_ft.stage.device import drawing_apart
 from swarm_ft.stage.forms import own_linears, packing_of, weight_of
 from swarm_ft.stage.heads import head_of
 from swarm_ft.stage.skeleton import (
+    RECORDED,
     ModelConfig,
     base_of,
     build_skeleton,
@@ -189,6 +190,23 @@ class StageModule(nn.Module):
         base = self._masked(base_of(self.causal)[1], x, lengths)
         if cache is not None:
             base = partial(base, past_key_values=cache)
+        return self._passed(base, x, dropout, cache)[1]
+
+    def routed(
+        self, x: Tensor, dropout: DropoutSeeds | None, lengths: Sequence[int] | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """As `forward`, and what the routers of the stage's blocks give, [B T, experts] each."""
+        base = self._masked(base_of(self.causal)[1], x, lengths)
+        result, hidden = self._passed(partial(base, output_router_logits=True), x, dropout, None)
+        return hidden, tuple(getattr(result, RECORDED, None) or ())
+
+    def _passed(
+        self,
+        base: Callable[..., object],
+        x: Tensor,
+        dropout: DropoutSeeds | None,
+        cache: Cache | None,
+    ) -> tuple[object, Tensor]:
         self._passage.recomputes = self.recomputes
         with nullcontext() if dropout is None else drawing_apart(x.device):
             if self.is_first:
@@ -269,8 +287,8 @@ class _Passage:
         hidden: Tensor | None,
         dropout: DropoutSeeds | None,
         cache: Cache | None = None,
-    ) -> Tensor:
-        """What the last block gives.
+    ) -> tuple[object, Tensor]:
+        """What the base makes of its blocks, and what the last of these gives.
 
         Args:
             base: the model without its head, with its input.
@@ -281,7 +299,7 @@ class _Passage:
         self._hidden, self._dropout, self._is_skipped = hidden, dropout, False
         if dropout is not None:
             dropout.draw_at(EMBED_PART)
-        return self._run(base, leads_in=True, use_cache=cache is not None)[1]
+        return self._run(base, leads_in=True, use_cache=cache is not None)
 
     def beyond(self, model: Callable[..., Any], hidden: Tensor) -> Any:  # noqa: ANN401
         """What a causal model makes of what its last block gave, in transformers' own form."""

@@ -37,8 +37,12 @@ class ModelConfig(Protocol):
         """All fields that are not their family's defaults."""
 
 
+RECORDED = "router_logits"
+"""Of a base's outputs, what transformers calls those of routers."""
+
+
 def reports_router(config: ModelConfig) -> bool:
-    """Whether the config asks for a router's auxiliary loss, which stages leave out."""
+    """Whether the config asks for a router's auxiliary loss."""
     return bool(getattr(config, "output_router_logits", False))
 
 

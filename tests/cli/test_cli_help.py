@@ -110,6 +110,7 @@ JOB = READING | {
     "--fill-microbatches",
     "--frozen",
     "--frozen-codec",
+    "--router-aux-loss-coef",
     "--buffer-bits",
     "--save-steps",
     "--save-strategy",

@@ -138,6 +138,7 @@ _FLOATS = (
     "learning_rate",
     "weight_decay",
     "clip_grad_norm",
+    "router_aux_loss_coef",
     "lora_dropout",
     "early_stopping_threshold",
 )
@@ -251,6 +252,14 @@ class TrainOptions:
         bool,
         Option("Keep blocks' inputs alone of a microbatch, and compute blocks a second time."),
     ] = False
+    router_aux_loss_coef: Annotated[
+        float,
+        Range(0.0),
+        Option(
+            "Of mixtures of experts: weight of the loss that keeps experts evenly used, which "
+            "each block has its own of; 0.001 to 0.02 are usual."
+        ),
+    ] = 0.0
     clip_grad_norm: Annotated[
         float,
         Range(0.0),
@@ -498,6 +507,11 @@ class TrainOptions:
             raise BadOption(
                 f"--batch-size {self.batch_size} is not divisible by "
                 f"--micro-batch-size {self.micro_batch_size}"
+            )
+        if self.router_aux_loss_coef and self.gradient_checkpointing:
+            raise BadOption(
+                "--router-aux-loss-coef: expected it without --gradient-checkpointing, which keeps "
+                "nothing of what routers give"
             )
         _check_codecs(self)
         _check_trained(self)

@@ -28,7 +28,7 @@ from swarm_ft.protocol.spec.run_spec import (
 from tests.specs import model_spec as model_spec_of
 from tests.specs import train_spec as train_spec_of
 
-PINNED_DIGEST = "fc29dc3b9a95ffc9cf582c19b9df4e96"
+PINNED_DIGEST = "8ed6a0b435c97c8d3b7b8f3b939e2697"
 
 OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
@@ -56,6 +56,7 @@ OTHER_TRAIN: dict[str, Any] = {
     "warmup_steps": 3,
     "weight_decay": 0.0,
     "clip_grad_norm": 0.5,
+    "router_aux_loss_coef": 0.01,
     "seed": 1,
     "shuffle": False,
     "dropout": True,

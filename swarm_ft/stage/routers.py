@@ -1,0 +1,64 @@
+"""The loss that keeps a mixture's experts evenly used, block by block.
+
+Of a block it is Switch's (arXiv 2101.03961, equations 4 to 6): E times the sum over its E experts
+of the share of tokens that chose one, times the mean probability that the router gave it; of a
+router that is even it is the number of experts that a token chooses. transformers takes the means
+over all blocks together, and then the product, which is no sum over stages; here blocks have a
+loss each, as in the paper, and all of them together are the mean over the model's blocks.
+
+Shape suffixes: n tokens, samples times tokens each; e experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from swarm_ft.errors import BadOption
+from swarm_ft.protocol.spec.run_spec import TrainOptions
+from swarm_ft.stage.skeleton import RECORDED, ModelConfig, base_of, build_skeleton
+
+
+def check_routers(config: ModelConfig, options: TrainOptions) -> None:
+    """Whether the model's blocks have routers that tell what they give, if these are to train.
+
+    Raises:
+        BadOption: they have none.
+    """
+    if not options.router_aux_loss_coef:
+        return
+    recorded = getattr(base_of(build_skeleton(config))[1], "_can_record_outputs", None) or {}
+    if RECORDED not in recorded or not experts_per_token(config):
+        raise BadOption(
+            "--router-aux-loss-coef: expected a mixture of experts whose routers tell their "
+            f"choices, got architecture '{config.model_type}'"
+        )
+
+
+def experts_per_token(config: ModelConfig) -> int:
+    """How many a token goes to; 0 of a model without experts."""
+    return int(getattr(config, "num_experts_per_tok", None) or 0)
+
+
+def balance_loss(logits: Sequence[Tensor], num_chosen: int, is_token: Tensor | None) -> Tensor:
+    """The sum of the losses of some blocks, a scalar.
+
+    Args:
+        logits: of each block with a router, [N, E]; at least one.
+        num_chosen: experts that a token goes to.
+        is_token: bool [N], False where a sample is padded; None if none is.
+    """
+    return torch.stack([_of_block(one.float(), num_chosen, is_token) for one in logits]).sum()
+
+
+def _of_block(logits_ne: Tensor, num_chosen: int, is_token: Tensor | None) -> Tensor:
+    if is_token is not None:
+        logits_ne = logits_ne[is_token]
+    probabilities_ne = logits_ne.softmax(1)
+    chosen_ne = torch.zeros_like(probabilities_ne).scatter_(
+        1, probabilities_ne.topk(num_chosen, 1).indices, 1.0
+    )
+    shares_e = chosen_ne.mean(0)
+    return logits_ne.shape[1] * (shares_e * probabilities_ne.mean(0)).sum()
