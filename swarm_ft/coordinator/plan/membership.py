@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from statistics import mean, median
 from types import MappingProxyType
@@ -284,10 +284,12 @@ def _may_return(state: SwarmState, run: Run, peer: PeerId, now_s: float, grace_s
 
 def with_newcomers(state: SwarmState, run: Run) -> Run:
     """The run with members that can join its stages, each beside the stage's replicas."""
-    keepers = state.result_keepers
-    for peer, member in state.members.items():
-        is_kept_out = peer in keepers or (member.grant.replica_only and not _can_listen(run))
-        layers = None if is_kept_out else _wanted_layers(run, member, state.ways)
+    kept_out = state.result_keepers.union(run.peers)
+    outside = {peer: member for peer, member in state.members.items() if peer not in kept_out}
+    idle = {stage.layers for stage in passed_by(run)} if outside else set()
+    for peer, member in outside.items():
+        may_join = not member.grant.replica_only or _can_listen(run)
+        layers = _wanted_layers(run, member, state.ways, idle) if may_join else None
         if layers is not None:
             assignments = list(run.attempt.assignments)
             last = max(i for i, a in enumerate(assignments) if a.layers == layers)
@@ -311,8 +313,9 @@ def with_some_let_go(state: SwarmState, run: Run) -> Run:
 
     One of each stage stays: a sample whose constants are lost passes it again.
     """
-    spare = {peer for stage in passed_by(run) for peer in _spare(state, run, stage)}
-    if not spare:
+    entry = run.past.ledger.entry if run.past.ledger else 0
+    spare = {peer for stage in run.stages[:entry] for peer in _spare(state, run, stage)}
+    if not spare or not passed_by(run):
         return run
     for peer in spare:
         run = without_state(run, peer)
@@ -393,17 +396,17 @@ def caught_up_in_words(run: Run) -> str:
     )
 
 
-def _wanted_layers(run: Run, member: Member, ways: Ways) -> LayerRange | None:
+def _wanted_layers(
+    run: Run, member: Member, ways: Ways, idle: Collection[LayerRange]
+) -> LayerRange | None:
     """The stage that a newcomer is to host: its own, what it holds, or where it helps most.
 
-    Of those where it helps alike, one whose peers and neighbours it reaches.
+    Of those where it helps alike, one whose peers and neighbours it reaches. It helps nowhere in
+    `idle`.
     """
     hello = member.hello
-    if hello.peer_id in run.peers:
-        return None
-    idle = passed_by(run)
     held = hello.held.layers if hello.held and hello.held.run_id == run.run_id else None
-    choice = hello.layers or (held if held not in {stage.layers for stage in idle} else None)
+    choice = hello.layers or (held if held not in idle else None)
     fitting = [stage for stage in run.stages if choice in (None, stage.layers)]
     affordable = [s for s in fitting if choice or fits(run.spec, s.layers, hello)]
     allowed = [s for s in affordable if not refusal(run.spec, member, s.layers)]
@@ -412,7 +415,7 @@ def _wanted_layers(run: Run, member: Member, ways: Ways) -> LayerRange | None:
         index = run.stages.index(stage)
         beside = [p for s in run.stages[max(0, index - 1) : index + 2] for p in s.peers]
         relayed = mean(ways.relayed_percent(hello.peer_id, peer) for peer in beside)
-        work = 0.0 if stage in idle else run.spec.work(stage.layers)
+        work = 0.0 if stage.layers in idle else run.spec.work(stage.layers)
         return work / len(stage.peers), -relayed
 
     best = max(allowed, key=helps, default=None)

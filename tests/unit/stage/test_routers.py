@@ -93,7 +93,7 @@ def test_a_blocks_loss_is_that_of_transformers(is_padded: bool) -> None:
 
 
 def test_a_model_without_experts_is_refused(make_train_spec: MakeTrainSpec) -> None:
-    with pytest.raises(BadOption, match="mixture of experts .* got architecture 'llama'"):
+    with pytest.raises(BadOption, match=r"mixture of experts .* got architecture 'llama'"):
         check_routers(CONFIGS["llama"], make_train_spec(router_aux_loss_coef=0.01))
     check_routers(CONFIGS["llama"], make_train_spec())
     with pytest.raises(BadOption, match="without --gradient-checkpointing"):
