@@ -21,7 +21,7 @@ PACKAGE := $(VENV)/.package-installed
 TOOLS := $(VENV)/.tools-installed
 
 .DELETE_ON_ERROR:
-.PHONY: help demo install test test-slow families faults hostile sim check format proto docs compose clean
+.PHONY: help demo install test test-slow homes families faults hostile sim check format proto docs compose clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -32,14 +32,17 @@ demo: $(PACKAGE) ## train a small model with a whole swarm on this machine
 install: $(PACKAGE) ## make .venv with the package in it
 
 # Wherever it is switched off: tests start many processes, and not each should compile everything.
-test test-slow families: export PYTHONDONTWRITEBYTECODE :=
+test test-slow homes families: export PYTHONDONTWRITEBYTECODE :=
 
 # More processes than the two cores that all is measured on: swarms wait, too.
 test: $(TOOLS) ## run the tests, but for the slow ones
 	$(BIN)/python -m pytest -q -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(TOOLS) ## run the tests that start whole swarms of processes
-	$(BIN)/python -m pytest -q -m "slow and not families" $(ARGS)
+	$(BIN)/python -m pytest -q -m "slow and not families and not homes" $(ARGS)
+
+homes: $(TOOLS) ## let swarms of processes train behind home routers and over relays (root, Linux)
+	$(BIN)/python -m pytest -q -m homes $(ARGS)
 
 families: $(TOOLS) ## train every family of decoders in stages, beside the whole model
 	$(BIN)/python -m pytest -q -m families --timeout 300 $(ARGS)

@@ -144,6 +144,7 @@ def quiet(sample: SampleInput, tmp_path_factory: pytest.TempPathFactory) -> list
 
 
 @pytest.mark.slow
+@pytest.mark.homes
 @pytest.mark.timeout(600)
 @pytest.mark.xdist_group("swarm")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])

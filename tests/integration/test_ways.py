@@ -23,6 +23,8 @@ from tests.members import Swarm, make_swarm
 
 DELAYED = Link(delay_ms=20.0)
 """Resets of unasked SYNs end a punch unless the SYNs cross on their way, as they do in life."""
+FARTHER = Link(delay_ms=40.0)
+"""Of routers that reset: theirs cross though this machine may keep a process waiting for a while."""
 
 pytestmark = [
     pytest.mark.slow,
@@ -79,7 +81,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         endpoint = ask(hub)
         residents = {}
         for (kind, number), name in names.items():
-            house = internet.household(Home(kind, link=DELAYED))
+            link = FARTHER if kind == "reject" else DELAYED
+            house = internet.household(Home(kind, link=link))
             machine = house.machines[0]
             process = stack.enter_context(
                 at(machine, "member", folder, name, endpoint, machine.address)
