@@ -24,7 +24,7 @@ from tests.members import Swarm, make_swarm
 DELAYED = Link(delay_ms=20.0)
 """Resets of unasked SYNs end a punch unless the SYNs cross on their way, as they do in life."""
 FARTHER = Link(delay_ms=40.0)
-"""Of routers that reset: theirs cross though this machine may keep a process waiting for a while."""
+"""Of routers that reset: theirs cross even if a busy machine keeps a process waiting."""
 
 pytestmark = [
     pytest.mark.slow,
