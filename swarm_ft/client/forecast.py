@@ -24,13 +24,12 @@ from swarm_ft.protocol.machines.pipeline import least_held
 from swarm_ft.protocol.messages.capacity import PlacedPeer
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.run_spec import BYTES_PER_FLOAT, RunSpec
 from swarm_ft.protocol.spec.sample_rows import counts_of, rows_in
 from swarm_ft.protocol.spec.training_plan import num_evaluations
 from swarm_ft.stage.rehearsal import StageMemory
 from swarm_ft.stage.speed import block_flops
 
-FLOAT_BYTES = 4
 UNCOMPRESSED = parse_codec_spec("none", Direction.FORWARD)
 PROBED_TOKENS, PROBED_CHANNELS = 64, 1024
 """Of the noise by which a codec's size is told."""
@@ -220,7 +219,6 @@ class _Stage:
         self.layers = peers[0].layers
         self._machines = [peer.machine for peer in peers]
         self.trained_bytes = spec.trained_bytes(self.layers) + _ends_bytes(spec, self.layers)
-        self.keeps_input = spec.keeps_input(self.layers)
         self._comes = {
             is_first: _boundary_bytes(spec, self.layers.start, is_first=is_first)
             for is_first in (True, False)
@@ -289,7 +287,7 @@ def _ends_bytes(spec: RunSpec, layers: LayerRange) -> float:
         (_num_outputs(spec), layers.stop == model.num_blocks, tells),
     )
     rows = sum(count for count, is_here, trains in ends if is_here and trains)
-    return rows * model.hidden_size * FLOAT_BYTES
+    return rows * model.hidden_size * BYTES_PER_FLOAT
 
 
 def _num_outputs(spec: RunSpec) -> int:
@@ -321,7 +319,7 @@ def _all_flops(spec: RunSpec, layers: LayerRange) -> float:
     """Of one microbatch, were everything trained."""
     model, train = spec.model, spec.train
     tokens = train.micro_batch_size * train.seq_length
-    weights = model.block_bytes / FLOAT_BYTES
+    weights = model.block_bytes / BYTES_PER_FLOAT
     flops = len(layers) * block_flops(weights, model.hidden_size, tokens, train.seq_length)
     if layers.stop == model.num_blocks:
         flops += 6.0 * tokens * model.hidden_size * _num_outputs(spec)
@@ -341,7 +339,7 @@ def bytes_per_value(spec: CodecSpec) -> float:
 
 def _entry(spec: RunSpec, stages: Sequence[_Stage]) -> int:
     """The stage at which samples begin that come again; 0 if at the first."""
-    return next((index for index, stage in enumerate(stages) if stage.keeps_input), 0)
+    return spec.entry_of(stage.layers for stage in stages)
 
 
 def _boundary_bytes(spec: RunSpec, boundary: int, *, is_first: bool) -> Bytes:
@@ -370,9 +368,9 @@ def _reduced_bytes(spec: RunSpec, stages: Sequence[_Stage], stage: _Stage) -> fl
     replica of each of these.
     """
     rate = bytes_per_value(spec.train.reduction_codec)
-    of_replicas = rate * stage.trained_bytes / FLOAT_BYTES
+    of_replicas = rate * stage.trained_bytes / BYTES_PER_FLOAT
     sharing = spec.sharing(stages)
-    of_stages = spec.shared_values * FLOAT_BYTES if stage in sharing else 0.0
+    of_stages = spec.shared_values * BYTES_PER_FLOAT if stage in sharing else 0.0
     return _times(len(stage.peers)) * of_replicas + _times(len(sharing)) * of_stages
 
 

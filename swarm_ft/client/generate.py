@@ -30,7 +30,6 @@ from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus
 from swarm_ft.protocol.messages.control import Stage, stages_of
 from swarm_ft.protocol.messages.generation import (
-    FLOAT32_BYTES,
     BeginText,
     FromStage,
     NextToken,
@@ -40,7 +39,7 @@ from swarm_ft.protocol.messages.generation import (
     tokens_in_part,
 )
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import ModelSpec
+from swarm_ft.protocol.spec.run_spec import BYTES_PER_FLOAT, ModelSpec
 from swarm_ft.protocol.spec.sampling import MAX_TEXT_TOKENS, Sampling
 from swarm_ft.transport.base import MessageStream
 from swarm_ft.transport.methods import GENERATE
@@ -224,7 +223,7 @@ class _RemoteStage:
         """What it makes of so many tokens more; raises _PeerFailed."""
         with self._named():
             answer = await self._answer(said)
-            size = FLOAT32_BYTES * self.model.hidden_size * num_tokens
+            size = BYTES_PER_FLOAT * self.model.hidden_size * num_tokens
             if isinstance(answer, TextActivation) and len(answer.values) == size:
                 return answer
             raise MalformedMessage(f"expected activations of {num_tokens} tokens, got others")

@@ -583,7 +583,7 @@ def _check_routes(plan: PlanStep, pipeline: Sequence[Stage], spec: RunSpec) -> N
 
     It may enter where constants are kept.
     """
-    kept = next((i for i, stage in enumerate(pipeline) if spec.keeps_input(stage.layers)), 0)
+    kept = spec.entry_of(stage.layers for stage in pipeline)
     for batch in (*plan.microbatches, *plan.evaluation):
         if batch.entry not in (0, kept):
             raise MalformedMessage(

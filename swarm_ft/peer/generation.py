@@ -18,7 +18,6 @@ from swarm_ft.errors import Busy, MalformedMessage, NotFound, OutOfTurn, Unavail
 from swarm_ft.log import get_logger
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.protocol.messages.generation import (
-    FLOAT32_BYTES,
     MAX_PART_TOKENS,
     BeginText,
     FromStage,
@@ -27,6 +26,7 @@ from swarm_ft.protocol.messages.generation import (
     TextTokens,
     ToStage,
 )
+from swarm_ft.protocol.spec.run_spec import BYTES_PER_FLOAT
 from swarm_ft.stage.base import Engine, Text
 from swarm_ft.transport.base import MessageStream, until_one_ends
 
@@ -123,7 +123,7 @@ class Texts:
             case TextTokens(token_ids=token_ids) if self._engine.is_first:
                 return torch.from_numpy(np.frombuffer(token_ids, "<u4").astype(np.int64))[None]
             case TextActivation(values=values) if not self._engine.is_first:
-                num_tokens, rest = divmod(len(values), FLOAT32_BYTES * self._channels)
+                num_tokens, rest = divmod(len(values), BYTES_PER_FLOAT * self._channels)
                 if rest or num_tokens > MAX_PART_TOKENS:
                     raise MalformedMessage(
                         f"{remote}: expected float32 of {self._channels} channels for each of at "

@@ -11,7 +11,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from swarm_ft.protocol.spec.digest import digest_of
+from swarm_ft.protocol.spec.digest import seed_of
 from swarm_ft.protocol.spec.sampling import Sampling
 
 
@@ -26,7 +26,7 @@ def choose(logits_v: Tensor, sampling: Sampling | None, place: int) -> int:
     if sampling is None:
         return int(logits_v.argmax())
     scores = _warpers(sampling)(torch.empty(1, 0), logits_v.float().cpu()[None])
-    generator = torch.Generator().manual_seed(_seed_at(sampling.seed, place))
+    generator = torch.Generator().manual_seed(seed_of(f"{sampling.seed}/{place}"))
     return int(torch.multinomial(scores.softmax(-1)[0], 1, generator=generator))
 
 
@@ -40,7 +40,3 @@ def _warpers(sampling: Sampling) -> LogitsProcessorList:
     if sampling.top_p < 1.0:
         warpers.append(TopPLogitsWarper(sampling.top_p))
     return warpers
-
-
-def _seed_at(seed: int, place: int) -> int:
-    return int.from_bytes(digest_of(f"{seed}/{place}".encode())[:8], "little") >> 1

@@ -31,7 +31,7 @@ from swarm_ft.stage.forms import Forms, frozen_forms, prepare
 from swarm_ft.stage.heads import FLOAT32_ALONE, counts_by_class
 from swarm_ft.stage.held import HeldBytes, Storages
 from swarm_ft.stage.kept import TRIED, Keeping, StageCache, try_out
-from swarm_ft.stage.module import DropoutSeeds, StageModule, WeightProduct
+from swarm_ft.stage.module import DropoutSeeds, StageModule, WeightProduct, tokens_among
 from swarm_ft.stage.routers import balance_loss, check_routers, experts_per_token
 from swarm_ft.stage.skeleton import ModelConfig, reports_router
 from swarm_ft.stage.weights import StageWeights
@@ -557,11 +557,7 @@ class StageEngine:
         """A microbatch's part of the step's, of the blocks here."""
         if not logits:
             return None
-        is_token = None
-        if lengths is not None:
-            places = torch.arange(x.shape[1], device=x.device)
-            is_token_bt = places < torch.tensor(lengths, device=x.device)[:, None]
-            is_token = is_token_bt.flatten()
+        is_token = None if lengths is None else tokens_among(x, lengths).flatten()
         num_chosen = experts_per_token(self._checkpoint.config)
         train, num_blocks = self._spec.train, self._spec.model.num_blocks
         part = len(x) / train.batch_size / num_blocks

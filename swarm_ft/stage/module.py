@@ -21,7 +21,7 @@ from transformers import Cache, PreTrainedModel
 
 from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
-from swarm_ft.protocol.spec.digest import digest_of
+from swarm_ft.protocol.spec.digest import seed_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.sample_rows import SECOND
 from swarm_ft.protocol.spec.tasks import CausalLm, Task
@@ -69,9 +69,7 @@ class DropoutSeeds:
         Args:
             place: a part's name, see `architecture.block_part`.
         """
-        text = f"{self.seed}/{self.step}/{self.microbatch}/{place}"
-        # 63 bits: what every torch generator takes.
-        torch.manual_seed(int.from_bytes(digest_of(text.encode())[:8], "little") >> 1)
+        torch.manual_seed(seed_of(f"{self.seed}/{self.step}/{self.microbatch}/{place}"))
 
 
 # ---- the stage
@@ -227,9 +225,7 @@ class StageModule(nn.Module):
         """The base, whose tokens are to see none of what pads a sample."""
         if lengths is None or not self.sees_all:
             return base
-        places = torch.arange(x.shape[1], device=x.device)
-        is_token_bt = places < torch.tensor(lengths, device=x.device)[:, None]
-        return partial(base, attention_mask=is_token_bt.long())
+        return partial(base, attention_mask=tokens_among(x, lengths).long())
 
     def judged(self, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [N, K] in float32 of all targets, and these [N], int64.
@@ -261,6 +257,12 @@ class StageModule(nn.Module):
         """See `Ending`."""
         scores: Tensor = self.get_submodule(self.architecture.head)(normed)
         return scores
+
+
+def tokens_among(x: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Bool [B, T]: which places of [B, T, ...] are tokens, and do not pad samples of [B] tokens."""
+    places = torch.arange(x.shape[1], device=x.device)
+    return places < torch.tensor(lengths, device=x.device)[:, None]
 
 
 class _Passage:

@@ -345,12 +345,13 @@ def _let_go(turn: Turn, run: Run, fewer: Run, grown: Run) -> Run:
 
     Newcomers are found again when it begins, and who moves is one of them.
     """
-    before = {a.peer_id: a.layers for a in run.attempt.assignments}
     new = {a.peer_id: a.layers for a in grown.attempt.assignments}
-    words = [f"joined by {peer}" for peer in new if peer not in before]
-    for peer in before.keys() - {a.peer_id for a in fewer.attempt.assignments}:
+    newcomers = ", ".join(peer for peer in grown.peers if peer not in run.peers)
+    words = [f"joined by {newcomers}"] if newcomers else []
+    freed = (a for a in run.attempt.assignments if a.peer_id not in fewer.peers)
+    for peer, layers in ((a.peer_id, a.layers) for a in freed):
         to = f"moves to layers {new[peer]}" if peer in new else "is let go"
-        words.append(f"peer {peer} (layers {before[peer]}) {to}: these are passed by from now on")
+        words.append(f"peer {peer} (layers {layers}) {to}: these are passed by from now on")
         if peer not in new:
             reason = "what its layers made of all samples is kept"
             turn.say(peer, ReleaseStage(run_id=run.run_id, reason=reason))

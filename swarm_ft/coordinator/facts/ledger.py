@@ -60,12 +60,11 @@ class Ledger:
     entry: int = 0
 
     @classmethod
-    def empty(cls, boundaries: tuple[BlockIndex, ...], num_samples: int, entry: int = 0) -> Ledger:
+    def empty(cls, boundaries: tuple[BlockIndex, ...], num_samples: int) -> Ledger:
         """In which nobody holds anything."""
         nothing = bytes(CHUNK_SAMPLES * len(boundaries) * 2 * _NUMBER.itemsize)
         num_chunks = -(-num_samples // CHUNK_SAMPLES)
-        chunks = (nothing,) * num_chunks
-        return cls(boundaries=boundaries, num_samples=num_samples, chunks=chunks, entry=entry)
+        return cls(boundaries=boundaries, num_samples=num_samples, chunks=(nothing,) * num_chunks)
 
     # ---- questions
 
@@ -93,11 +92,10 @@ class Ledger:
         numbers, entries = self.numbers(), self.all_entries()
         counts = {}
         for i, boundary in enumerate(self.boundaries):
-            ends = []
-            for side, stage in zip(Side, stages[i : i + 2], strict=True):
-                is_here = np.zeros(len(self.peers) + 1, np.bool_)
-                is_here[[numbers[peer] for peer in stage.peers if peer in numbers]] = True
-                ends.append(is_here[entries[:, i, side]])
+            ends = [
+                _is_of(stage.peers, numbers)[entries[:, i, side]]
+                for side, stage in zip(Side, stages[i : i + 2], strict=True)
+            ]
             has_both = ends[1] if i == self.entry - 1 else ends[0] & ends[1]
             counts[boundary] = int(np.count_nonzero(has_both)) if i >= self.entry - 1 else 0
         return counts
@@ -111,11 +109,8 @@ class Ledger:
         """Whether these peers, together, keep the constants of the first so many samples."""
         if not self.entry:
             return False
-        numbers = self.numbers()
-        is_there = np.zeros(len(self.peers) + 1, np.bool_)
-        is_there[[numbers[peer] for peer in peers if peer in numbers]] = True
         found = self.all_entries()[:num_samples, self.entry - 1, Side.DOWNSTREAM]
-        return bool(is_there[found].all())
+        return bool(_is_of(peers, self.numbers())[found].all())
 
     # ---- what became of it
 
@@ -183,6 +178,13 @@ class Ledger:
             array[rows[part]] = entries[order[part]]
             chunks[chunk] = array.tobytes()
         return replace(self, chunks=tuple(chunks))
+
+
+def _is_of(peers: Collection[PeerId], numbers: Mapping[PeerId, int]) -> NDArray[np.bool_]:
+    """Of each number, 0 first, whether it is one of these peers'."""
+    is_one = np.zeros(len(numbers) + 1, np.bool_)
+    is_one[[numbers[peer] for peer in peers if peer in numbers]] = True
+    return is_one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -141,7 +141,8 @@ def _ways_to_cut(
     edges = (stops, starts, starts | stops) if bound else ()
     ways = [gaps, *([part for gap in gaps for part in _cut(gap, at)] for at in edges)]
     lowest = spec.trained_layers.start
-    return [[part for gap in way for part in _cut(gap, {lowest})] for way in ways] + ways
+    lower = [[part for gap in way for part in _cut(gap, {lowest})] for way in ways]
+    return ways if lower == ways else lower + ways
 
 
 def _cut(gap: LayerRange, edges: Collection[int]) -> list[LayerRange]:

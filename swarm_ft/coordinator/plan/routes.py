@@ -26,7 +26,7 @@ from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.messages.control import Stage
 from swarm_ft.protocol.spec.digest import digest_of
-from swarm_ft.protocol.spec.run_spec import RunSpec, TrainSpec
+from swarm_ft.protocol.spec.run_spec import TrainSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch, step_microbatches, step_samples
 
 # ---- what a few measured times say of the next one
@@ -409,12 +409,6 @@ def plan_evaluation(
             )
         )
     return tuple(planned)
-
-
-def entry_stage(spec: RunSpec, stages: Sequence[Stage]) -> int:
-    """The stage that keeps what frozen ones in front of it make of samples; 0 if none does."""
-    keepers = (index for index, stage in enumerate(stages) if spec.keeps_input(stage.layers))
-    return next(keepers, 0)
 
 
 def with_entries(

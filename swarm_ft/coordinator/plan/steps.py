@@ -14,7 +14,6 @@ from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.plan.membership import joining_in_words
 from swarm_ft.coordinator.plan.routes import (
     NO_WAYS,
-    entry_stage,
     plan_again,
     plan_evaluation,
     plan_microbatches,
@@ -318,12 +317,12 @@ def with_ledger(run: Run) -> Run:
     train = run.spec.train
     boundaries = tuple(BlockIndex(stage.layers.start) for stage in run.stages[1:])
     has_buffers = any(train.codec(direction).is_delta for direction in Direction)
-    entry, ledger = entry_stage(run.spec, run.stages), run.past.ledger
+    entry, ledger = run.spec.entry_of(stage.layers for stage in run.stages), run.past.ledger
     if not boundaries or not (has_buffers or entry):
         return run.with_ledger(None)
-    if ledger is not None and ledger.boundaries == boundaries:
-        return run.with_ledger(replace(ledger, entry=entry))
-    return run.with_ledger(Ledger.empty(boundaries, run.spec.num_kept, entry))
+    if ledger is None or ledger.boundaries != boundaries:
+        ledger = Ledger.empty(boundaries, run.spec.num_kept)
+    return run.with_ledger(replace(ledger, entry=entry))
 
 
 def ends_of(run: Run, peer_id: PeerId) -> dict[BlockIndex, Side]:

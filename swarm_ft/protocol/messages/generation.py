@@ -13,11 +13,15 @@ from typing import Annotated
 from swarm_ft.protocol.messages.control import TokenIds
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.bounds import Length, Range
-from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN, MAX_HIDDEN_SIZE, MAX_VOCAB_SIZE
+from swarm_ft.protocol.spec.run_spec import (
+    BYTES_PER_FLOAT,
+    BYTES_PER_TOKEN,
+    MAX_HIDDEN_SIZE,
+    MAX_VOCAB_SIZE,
+)
 from swarm_ft.protocol.spec.sampling import MAX_TEXT_TOKENS, Sampling
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
-FLOAT32_BYTES = 4
 MAX_VALUES_BYTES = 1 << 20
 """Of a part's activations: some seconds of a poor home link; 4 tokens at least."""
 MAX_PART_TOKENS = 256
@@ -51,7 +55,7 @@ class TextTokens:
 class TextActivation:
     """What a stage made of the next tokens, float32 [tokens, channels], little-endian."""
 
-    values: Annotated[bytes, Length(MAX_VALUES_BYTES, FLOAT32_BYTES)]
+    values: Annotated[bytes, Length(MAX_VALUES_BYTES, BYTES_PER_FLOAT)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,5 +71,5 @@ FromStage = TextActivation | NextToken
 
 def tokens_in_part(channels: int) -> int:
     """How many tokens are told at once, of a model of so many channels."""
-    fitting = MAX_VALUES_BYTES // (FLOAT32_BYTES * min(channels, MAX_HIDDEN_SIZE))
+    fitting = MAX_VALUES_BYTES // (BYTES_PER_FLOAT * min(channels, MAX_HIDDEN_SIZE))
     return min(MAX_PART_TOKENS, fitting)

@@ -28,6 +28,11 @@ def digest_of(*parts: BytesLike) -> bytes:
     return state.digest()
 
 
+def seed_of(text: str) -> int:
+    """63 bits that follow from a text: what every torch generator takes."""
+    return int.from_bytes(digest_of(text.encode())[:8], "little") >> 1
+
+
 def fingerprint_of(*parts: BytesLike) -> bytes:
     """16 bytes of XXH3 of the parts' bytes, one after the other; other threads run meanwhile."""
     state = xxhash.xxh3_128()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import IntEnum
 from typing import Annotated, TypeVar
@@ -841,6 +841,10 @@ class RunSpec:
         """Whether a stage keeps what it is sent: the lowest that trains, if it is not the first."""
         has_constants = layers.start > 0 and self.is_constant(layers.start)
         return has_constants and self.gradients_cross(layers.stop)
+
+    def entry_of(self, cuts: Iterable[LayerRange]) -> int:
+        """Which stage of a pipeline, cut so, keeps what it is sent, counted from 0; 0 if none."""
+        return next((index for index, layers in enumerate(cuts) if self.keeps_input(layers)), 0)
 
     @property
     def num_kept(self) -> int:
