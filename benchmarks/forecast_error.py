@@ -9,7 +9,6 @@ Nothing is evaluated: forecasts tell what that takes apart, since part of it fil
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -68,18 +67,13 @@ def _measured(up_mbps: float, options: argparse.Namespace) -> dict[str, Any]:
 def _trained(
     swarm: LabSwarm, sample: SampleInput, folder: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
-    report = folder / "report.json"
     job = [
         *("--model", sample.model_dir, "--dataset", sample.train_file, "--max-samples", "64"),
         *("--seq-length", "128", "--batch-size", "16", "--steps", str(options.steps)),
         *("--fw", options.fw, "--bw", options.bw, "--key", "fp16"),
-        *("--eval-strategy", "no", "--json", str(report), "--out", str(folder / "out")),
+        *("--eval-strategy", "no"),
     ]
-    client = swarm.begin("client", swarm.hub, ("client", "train", *job, *swarm.client_way))
-    if client.wait() != 0:
-        raise RuntimeError((swarm.folder / "client.log").read_text(encoding="utf-8"))
-    told: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-    return told
+    return swarm.trained(folder, job)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,11 @@ is the same to the bit.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.lab import Lab, LabSwarm, Link
 from benchmarks.trace_totals import Event, read_events
@@ -103,19 +101,15 @@ def _measured(
 def _trained(
     swarm: LabSwarm, sample: SampleInput, folder: Path, options: argparse.Namespace
 ) -> tuple[list[float], list[Epoch]]:
-    report, trace = folder / "report.json", folder / "trace.json"
+    trace = folder / "trace.json"
     job = [
         *("--model", sample.model_dir, "--dataset", sample.train_file),
         *("--max-samples", str(SAMPLES), "--seq-length", str(SEQ_LENGTH)),
         *("--batch-size", str(BATCH_SIZE), "--epochs", str(EPOCHS)),
         *("--adapter", "lora", "--train-layers", TRAINED, "--eval-strategy", "no"),
         *("--fw", options.fw, "--bw", options.bw, "--trace", str(trace)),
-        *("--json", str(report), "--out", str(folder / "out")),
     ]
-    client = swarm.begin("client", swarm.hub, ("client", "train", *job, *swarm.client_way))
-    if client.wait() != 0:
-        raise RuntimeError((swarm.folder / "client.log").read_text(encoding="utf-8"))
-    told: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    told = swarm.trained(folder, job)
     events = read_events(trace)
     return told["losses"], [_epoch(events, number) for number in range(EPOCHS)]
 

@@ -120,6 +120,20 @@ class LabSwarm:
         self.processes[name] = process
         return process
 
+    def trained(self, folder: Path, job: Sequence[str]) -> dict[str, Any]:
+        """Let a client at the hub train a job to its end; its report. The result is in `folder`.
+
+        Raises:
+            RuntimeError: it failed; what it said.
+        """
+        report = folder / "report.json"
+        written = ("--json", str(report), "--out", str(folder / "out"))
+        command = ("client", "train", *job, *written, *self.client_way)
+        if self.begin("client", self.hub, command).wait() != 0:
+            raise RuntimeError((self.folder / "client.log").read_text(encoding="utf-8"))
+        told: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+        return told
+
     def num_steps(self) -> int:
         """Steps of the first run that are committed."""
         runs = self.start("status", self.hub, ("status", *self.client_way, "--json"))["runs"]
