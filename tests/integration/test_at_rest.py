@@ -79,7 +79,10 @@ async def test_only_encrypted_files_tell_nothing(job: Job, tmp_path: Path, encry
                 path.read_bytes() for path in files_of(tmp_path / "journal.db.tokens")
             )
         await finished(swarm, run_id)
-        shards = [*files_of(tmp_path / "snapshots"), *files_of(tmp_path / "peer-1")]
+        last = job.spec.train.num_steps
+        await swarm.snapshot_of(run_id, job.spec, step=last)
+        newest = tmp_path / "snapshots" / run_id / f"step-{last:08}"  # earlier ones may just go
+        shards = [*files_of(newest), *files_of(tmp_path / "peer-1")]
         shards = [path for path in shards if path.suffix == ".safetensors"]
         heads = [path.read_bytes()[:64] for path in shards]
         assert len(heads) > 2, "snapshots and a result"
