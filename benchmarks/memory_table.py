@@ -100,6 +100,7 @@ STAGES = {name: (config, BLOCK) for name, config in CONFIGS.items()} | ENDS | SE
 LORA = {"adapter": Adapter.LORA}
 METHODS: dict[str, dict[str, Any]] = {
     "all, `--optim adamw`": {},
+    "all, `--optim adamw-8bit`": {"optim": Optim.ADAMW_8BIT},
     "all, `--optim adafactor`": {"optim": Optim.ADAFACTOR},
     "all, `--optim sgd`": {"optim": Optim.SGD},
     "LoRA": LORA,

@@ -33,6 +33,7 @@ class Optim(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OPTIM_ADAMW: _ClassVar[Optim]
     OPTIM_ADAFACTOR: _ClassVar[Optim]
     OPTIM_SGD: _ClassVar[Optim]
+    OPTIM_ADAMW_8BIT: _ClassVar[Optim]
 
 class EvalStrategy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -76,6 +77,7 @@ OPTIM_UNSPECIFIED: Optim
 OPTIM_ADAMW: Optim
 OPTIM_ADAFACTOR: Optim
 OPTIM_SGD: Optim
+OPTIM_ADAMW_8BIT: Optim
 EVAL_STRATEGY_UNSPECIFIED: EvalStrategy
 EVAL_STRATEGY_NO: EvalStrategy
 EVAL_STRATEGY_STEPS: EvalStrategy

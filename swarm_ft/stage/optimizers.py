@@ -7,16 +7,18 @@ one order (`device.summed`), whatever the number of threads.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from swarm_ft.protocol.spec.run_spec import Optim
 from swarm_ft.stage.device import summed
+from swarm_ft.stage.eight_bits import BLOCK, decoded, encoded, num_scales
 
 BETAS = (0.9, 0.999)
 """Of every stage's AdamW."""
@@ -37,21 +39,37 @@ class Stepper(Protocol):
         """Drop the gradients."""
 
 
+class Kept(NamedTuple):
+    """A tensor that is kept of a weight."""
+
+    shape: torch.Size
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def nbytes(self) -> int:
+        """Of its values."""
+        return self.shape.numel() * self.dtype.itemsize
+
+    def begun(self, device: torch.device | str = "cpu") -> Tensor:
+        """As it is before the first step: zeros. Counts are on the CPU, as torch has them."""
+        return torch.zeros(self.shape, dtype=self.dtype, device=device if self.shape else "cpu")
+
+
+KeptByName = dict[str, Kept]
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One way to step weights.
 
     Attributes:
         name: in front of the names of what it keeps, in a stage's state.
-        kept: shapes of the float32 tensors that it keeps of a weight of some shape, by its own
-            names for them.
-        squares: which of those are means of squares, and never negative.
+        kept: what it keeps of a weight of some shape, by its own names for it.
         make: for groups with their learning rates and decays.
     """
 
     name: str
-    kept: Callable[[torch.Size], dict[str, torch.Size]]
-    squares: frozenset[str]
+    kept: Callable[[torch.Size], KeptByName]
     make: Callable[[Groups], Stepper]
 
     def over(self, parameters: Collection[nn.Parameter], weight_decay: float) -> Stepper:
@@ -68,8 +86,8 @@ class Kind:
 
     def kept_bytes(self, parameters: Iterable[nn.Parameter]) -> int:
         """Of all that it keeps of weights but for the counts of steps, once they were stepped."""
-        shapes = (shape for p in parameters for shape in self.kept(p.shape).values() if shape)
-        return sum(shape.numel() * torch.float32.itemsize for shape in shapes)
+        kept = (one for p in parameters for one in self.kept(p.shape).values() if one.shape)
+        return sum(one.nbytes for one in kept)
 
 
 def kind_of(optim: Optim) -> Kind:
@@ -77,18 +95,21 @@ def kind_of(optim: Optim) -> Kind:
     return _KINDS[optim]
 
 
-# ---- Adafactor: of the squares of a matrix's gradients it keeps rows' and columns' means alone
+# ---- our own: weights one by one, each with what is kept of it
 
 
-class Adafactor:
-    """torch's own (Shazeer and Stern 2018, arXiv 1804.04235), with its sums in one order.
+class _Singly(ABC):
+    """Steps weights one after the other.
 
-    The learning rate is relative: a step changes a weight by that part of its own root mean square.
+    Args:
+        groups: with their learning rates and decays.
+        kept: see `Kind`.
     """
 
-    def __init__(self, groups: Groups) -> None:
+    def __init__(self, groups: Groups, kept: Callable[[torch.Size], KeptByName]) -> None:
         self.param_groups: Groups = [{"lr": 0.0, **group} for group in groups]
         self.state: defaultdict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
+        self._kept = kept
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients."""
@@ -102,11 +123,37 @@ class Adafactor:
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
+                    kept = self.state[parameter] or self._begun(parameter)
+                    kept[STEP] += 1
                     self._step(parameter, parameter.grad, group["lr"], group["weight_decay"])
 
+    def _begun(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        kept = self.state[parameter]
+        for name, one in self._kept(parameter.shape).items():
+            kept[name] = one.begun(parameter.device)
+        return kept
+
+    @abstractmethod
     def _step(self, parameter: nn.Parameter, gradient: Tensor, lr: float, decay: float) -> None:
-        kept = self.state[parameter] or self._begun(parameter)
-        kept[STEP] += 1
+        """Of one weight, whose count of steps has this one."""
+
+
+def _moved(mean: Tensor, to: Tensor, part: float) -> Tensor:
+    # Not `lerp`, which machines round in one step or in two.
+    return mean.mul_(1 - part).add_(to.mul_(part))
+
+
+# ---- Adafactor: of the squares of a matrix's gradients it keeps rows' and columns' means alone
+
+
+class Adafactor(_Singly):
+    """torch's own (Shazeer and Stern 2018, arXiv 1804.04235), with its sums in one order.
+
+    The learning rate is relative: a step changes a weight by that part of its own root mean square.
+    """
+
+    def _step(self, parameter: nn.Parameter, gradient: Tensor, lr: float, decay: float) -> None:
+        kept = self.state[parameter]
         count = float(kept[STEP])
         rate = max(_MIN_SCALE, _root_mean_square(parameter)) * min(lr, 1 / math.sqrt(count))
         if decay:
@@ -114,12 +161,6 @@ class Adafactor:
         update = _mean_squares(kept, gradient, count**_BETA2_DECAY)
         torch.div(gradient, update.clamp_(min=_EPSILON**2).sqrt_(), out=update)
         parameter.sub_(update.mul_(rate / max(1.0, _root_mean_square(update))))
-
-    def _begun(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        kept = self.state[parameter]
-        for name, shape in _adafactor_kept(parameter.shape).items():
-            kept[name] = torch.zeros(shape, device=parameter.device if shape else "cpu")
-        return kept
 
 
 _EPSILON = torch.finfo(torch.float32).eps
@@ -137,47 +178,130 @@ def _mean_squares(kept: dict[str, Tensor], gradient: Tensor, part: float) -> Ten
     return (row * column).div_((summed(row, -2) / rows).clamp_(min=_EPSILON))
 
 
-def _moved(mean: Tensor, to: Tensor, part: float) -> Tensor:
-    # Not `lerp`, which machines round in one step or in two.
-    return mean.mul_(1 - part).add_(to.mul_(part))
-
-
 def _root_mean_square(tensor: Tensor) -> float:
     if not tensor.numel():
         return 0.0
     return math.sqrt(float(summed(tensor.detach().reshape(-1).square(), 0)) / tensor.numel())
 
 
+# ---- AdamW in 8 bits: a quarter of what AdamW keeps
+
+
+class AdamW8bit(_Singly):
+    """torch's AdamW, whose two means are in 8 bits between steps (Dettmers et al. 2021).
+
+    Of the squares it is the root that has a code, other than there: beside large values small ones
+    of it are told from 0 a million times longer, and steps are divided by it. Means of norms and
+    biases, which are few, stay in float32.
+    """
+
+    def _step(self, parameter: nn.Parameter, gradient: Tensor, lr: float, decay: float) -> None:
+        kept, weights = self.state[parameter], parameter.view(-1)
+        count, gradients = float(kept[STEP]), gradient.reshape(-1)
+        if decay:
+            weights.mul_(1 - lr * decay)
+        for begin in range(0, len(weights), _PIECE):
+            piece = slice(begin, begin + _PIECE)
+            mean, square = (_Mean(kept, name, piece) for name in (MEAN, SQUARE))
+            means = _moved(mean.read(), gradients[piece].clone(), 1 - BETAS[0])
+            squares = _moved(square.read(), gradients[piece].square(), 1 - BETAS[1])
+            mean.write(means)
+            square.write(squares)
+            roots = squares.sqrt_().div_(math.sqrt(1 - BETAS[1] ** count)).add_(EPSILON)
+            weights[piece].sub_(means.div_(roots).mul_(lr / (1 - BETAS[0] ** count)))
+
+
+MEAN, SQUARE = "exp_avg", "exp_avg_sq"
+EPSILON = 1e-8
+_SCALES = "_scales"
+_PIECE = 1024 * BLOCK
+"""Values that are in float32 at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mean:
+    """A piece of one of the two means; of whole blocks, or the last one."""
+
+    kept: dict[str, Tensor]
+    name: str
+    piece: slice
+
+    def read(self) -> Tensor:
+        """Its values, a copy."""
+        values = self.kept[self.name].view(-1)[self.piece]
+        if values.dtype is torch.float32:
+            return values.clone()
+        told = decoded(values, self._scales(), signed=self._is_signed)
+        return told if self._is_signed else told.square_()
+
+    def write(self, means: Tensor) -> None:
+        """Keep these."""
+        values = self.kept[self.name].view(-1)[self.piece]
+        if values.dtype is torch.float32:
+            values.copy_(means)
+            return
+        told = means if self._is_signed else means.sqrt()
+        codes, scales = encoded(told, signed=self._is_signed)
+        values.copy_(codes)
+        self._scales().copy_(scales)
+
+    @property
+    def _is_signed(self) -> bool:
+        return self.name == MEAN
+
+    def _scales(self) -> Tensor:
+        first = self.piece.start // BLOCK
+        return self.kept[self.name + _SCALES][first : first + _PIECE // BLOCK]
+
+
 # ---- the kinds
 
 
-def _adamw_kept(shape: torch.Size) -> dict[str, torch.Size]:
-    return {"exp_avg": shape, "exp_avg_sq": shape, STEP: torch.Size()}
+def _adamw_kept(shape: torch.Size) -> KeptByName:
+    return {MEAN: Kept(shape), SQUARE: Kept(shape), STEP: Kept(torch.Size())}
 
 
-def _adafactor_kept(shape: torch.Size) -> dict[str, torch.Size]:
+def _adamw_8bit_kept(shape: torch.Size) -> KeptByName:
     if len(shape) < 2:
-        return {"variance": shape, STEP: torch.Size()}
-    columns = torch.Size((*shape[:-2], 1, shape[-1]))
-    return {"row_var": torch.Size((*shape[:-1], 1)), "col_var": columns, STEP: torch.Size()}
+        return _adamw_kept(shape)
+    codes, scales = Kept(shape, torch.uint8), Kept(torch.Size((num_scales(shape.numel()),)))
+    means = {MEAN: codes, MEAN + _SCALES: scales, SQUARE: codes, SQUARE + _SCALES: scales}
+    return {**means, STEP: Kept(torch.Size())}
 
 
-def _sgd_kept(_shape: torch.Size) -> dict[str, torch.Size]:
+def _adafactor_kept(shape: torch.Size) -> KeptByName:
+    if len(shape) < 2:
+        return {"variance": Kept(shape), STEP: Kept(torch.Size())}
+    rows = Kept(torch.Size((*shape[:-1], 1)))
+    columns = Kept(torch.Size((*shape[:-2], 1, shape[-1])))
+    return {"row_var": rows, "col_var": columns, STEP: Kept(torch.Size())}
+
+
+def _sgd_kept(_shape: torch.Size) -> KeptByName:
     return {}
 
 
 def _adamw(groups: Groups) -> Stepper:
-    return torch.optim.AdamW(groups, lr=0.0, betas=BETAS, eps=1e-8)
+    return torch.optim.AdamW(groups, lr=0.0, betas=BETAS, eps=EPSILON)
+
+
+def _adamw_8bit(groups: Groups) -> Stepper:
+    return AdamW8bit(groups, _adamw_8bit_kept)
+
+
+def _adafactor(groups: Groups) -> Stepper:
+    return Adafactor(groups, _adafactor_kept)
 
 
 def _sgd(groups: Groups) -> Stepper:
     return torch.optim.SGD(groups, lr=0.0)
 
 
+NEVER_NEGATIVE = {SQUARE, SQUARE + _SCALES, MEAN + _SCALES, "variance", "row_var", "col_var"}
+"""Of what is kept: means of squares, and scales."""
 _KINDS = {
-    Optim.ADAMW: Kind("adamw", _adamw_kept, frozenset({"exp_avg_sq"}), _adamw),
-    Optim.ADAFACTOR: Kind(
-        "adafactor", _adafactor_kept, frozenset({"variance", "row_var", "col_var"}), Adafactor
-    ),
-    Optim.SGD: Kind("sgd", _sgd_kept, frozenset(), _sgd),
+    Optim.ADAMW: Kind("adamw", _adamw_kept, _adamw),
+    Optim.ADAMW_8BIT: Kind("adamw-8bit", _adamw_8bit_kept, _adamw_8bit),
+    Optim.ADAFACTOR: Kind("adafactor", _adafactor_kept, _adafactor),
+    Optim.SGD: Kind("sgd", _sgd_kept, _sgd),
 }

@@ -21,7 +21,7 @@ from swarm_ft.stage.device import summable
 from swarm_ft.stage.forms import SCALES
 from swarm_ft.stage.held import Storages
 from swarm_ft.stage.module import DeferredLinears, StageModule
-from swarm_ft.stage.optimizers import STEP, Kind, kind_of
+from swarm_ft.stage.optimizers import NEVER_NEGATIVE, STEP, Kept, Kind, kind_of
 
 T = TypeVar("T")
 _NORMED_VALUES = 1 << 20
@@ -157,9 +157,9 @@ class StageWeights:
         for name, parameter in self.module.trainable().items():
             state[name] = _copy(parameter)
             held = self._optimizer.state.get(parameter) or {}
-            for part, shape in self._kind.kept(parameter.shape).items():
-                kept = _copy(held[part]) if part in held else torch.zeros(shape)
-                state[_key(self._kind, part, name)] = kept
+            for part, kept in self._kind.kept(parameter.shape).items():
+                copy = _copy(held[part]) if part in held else kept.begun()
+                state[_key(self._kind, part, name)] = copy
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -245,26 +245,26 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _check(kind: Kind, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Tensor]) -> None:
-    shapes = dict(_shapes(kind, parameters))
-    _check_names(set(shapes), set(state))
-    for name, shape in shapes.items():
+    expected = dict(_expected(kind, parameters))
+    _check_names(set(expected), set(state))
+    for name, (shape, dtype) in expected.items():
         tensor = state[name]
-        if tensor.dtype != torch.float32 or tensor.shape != shape:
+        if tensor.dtype != dtype or tensor.shape != shape:
             raise BadSnapshot(
-                f"state: expected {name} as float32 {list(shape)}, "
+                f"state: expected {name} as {dtype} {list(shape)}, "
                 f"got {tensor.dtype} {list(tensor.shape)}"
             )
     for name, parameter in parameters.items():
         _check_finite(name, state[name])
         for part in kind.kept(parameter.shape):
-            _check_kept(kind, part, _key(kind, part, name), state)
+            _check_kept(part, _key(kind, part, name), state)
 
 
-def _shapes(kind: Kind, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, torch.Size]]:
+def _expected(kind: Kind, parameters: Mapping[str, nn.Parameter]) -> Iterator[tuple[str, Kept]]:
     for name, parameter in parameters.items():
-        yield name, parameter.shape
-        for part, shape in kind.kept(parameter.shape).items():
-            yield _key(kind, part, name), shape
+        yield name, Kept(parameter.shape)
+        for part, kept in kind.kept(parameter.shape).items():
+            yield _key(kind, part, name), kept
 
 
 def _check_names(expected: set[str], got: set[str]) -> None:
@@ -281,7 +281,7 @@ def _check_finite(key: str, tensor: Tensor) -> None:
         raise BadSnapshot(f"state: {key} is inf or NaN somewhere; take it from another source")
 
 
-def _check_kept(kind: Kind, part: str, key: str, state: Mapping[str, Tensor]) -> None:
+def _check_kept(part: str, key: str, state: Mapping[str, Tensor]) -> None:
     if part == STEP:
         steps = float(state[key])
         if not (0 <= steps <= MAX_STEPS and steps.is_integer()):
@@ -291,7 +291,7 @@ def _check_kept(kind: Kind, part: str, key: str, state: Mapping[str, Tensor]) ->
         return
     _check_finite(key, state[key])
     # Optimizers take the root of it: a negative one would be NaN weights at the next step.
-    if part in kind.squares and not bool((state[key] >= 0).all()):
+    if part in NEVER_NEGATIVE and not bool((state[key] >= 0).all()):
         raise BadSnapshot(f"state: {key} is negative somewhere")
 
 

@@ -59,6 +59,8 @@ MIN_LABELS = 2
 COPIES_PER_WEIGHT = 4
 """In a peer's memory, of what AdamW trains: the weight, its gradient and two moments, all equally
 large. Of what is frozen there is the weight alone."""
+COPY_IN_8_BITS = (1 + 4 / 256) / 4
+"""Of a moment in 8 bits, with a scale for each 256."""
 PACKED_VALUES = 64
 """Of a weight in 8 or 4 bits, that share one float32 scale."""
 MAX_METRIC_CHARS = 64
@@ -132,6 +134,7 @@ class Optim(IntEnum):
     ADAMW = 1
     ADAFACTOR = 2
     SGD = 3
+    ADAMW_8BIT = 4
 
 
 _FLOATS = (
@@ -244,8 +247,9 @@ class TrainOptions:
     optim: Annotated[
         Optim,
         Option(
-            "What steps the weights: adamw keeps two values a weight, adafactor one a row and "
-            "column (its --lr is relative to the weights), sgd none."
+            "What steps the weights: adamw keeps two values a weight, adamw-8bit the same in 8 "
+            "bits each, adafactor one a row and column (its --lr is relative to the weights), sgd "
+            "none."
         ),
     ] = Optim.ADAMW
     gradient_checkpointing: Annotated[
@@ -596,6 +600,8 @@ class TrainOptions:
         """In a peer's memory, of what trains: the weight, its gradient and what is kept of it."""
         if self.optim is Optim.ADAMW:
             return COPIES_PER_WEIGHT
+        if self.optim is Optim.ADAMW_8BIT:
+            return 2 + 2 * COPY_IN_8_BITS
         # Adafactor's columns of a matrix with few rows, as adapters are, count.
         return 2 + (1 / self.lora_r if self.adapts and self.optim is Optim.ADAFACTOR else 0)
 

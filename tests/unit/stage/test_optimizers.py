@@ -6,17 +6,20 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from swarm_ft.errors import BadSnapshot
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import Adapter, Optim
 from swarm_ft.stage.device import summed
+from swarm_ft.stage.eight_bits import BLOCK, decoded, encoded, num_scales
 from swarm_ft.stage.optimizers import kind_of
 from tests.states import state_digest
 from tests.unit.stage.conftest import MakePipeline, Pipeline
 
-OTHERS = [Optim.ADAFACTOR, Optim.SGD]
+OTHERS = [Optim.ADAMW_8BIT, Optim.ADAFACTOR, Optim.SGD]
 TORCHS: dict[Optim, Any] = {
     Optim.ADAMW: torch.optim.AdamW,
     Optim.ADAFACTOR: torch.optim.Adafactor,
@@ -37,7 +40,7 @@ def test_a_sum_has_one_order_whatever_lies_beside_it(count: int) -> None:
     assert torch.equal(both, summed(values.t(), 0).t())
 
 
-@pytest.mark.parametrize("optim", Optim)
+@pytest.mark.parametrize("optim", TORCHS)
 def test_steps_are_torchs(optim: Optim) -> None:
     shapes = [(6, 10), (9,), (3, 4, 5)]
     ours = [nn.Parameter(drawn(*shape)) for shape in shapes]
@@ -58,6 +61,77 @@ def test_steps_are_torchs(optim: Optim) -> None:
         torchs.step()
     for one, other in zip(ours, theirs, strict=True):
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def stepped(optim: Optim, start: Tensor, gradients: list[Tensor], lr: float = 0.01) -> Tensor:
+    weight = nn.Parameter(start.clone())
+    own = kind_of(optim).over([weight], weight_decay=0.1)
+    own.param_groups[0]["lr"] = lr
+    for gradient in gradients:
+        weight.grad = gradient.clone()
+        own.step()
+    return weight.detach()
+
+
+def test_in_8_bits_adamw_goes_nearly_the_same_way() -> None:
+    # Gradients that lie side by side, and differ a hundredfold: of plain squares in 8 bits many
+    # would be 0, and the steps without bounds.
+    start, scale = drawn(2, 300_001), drawn(2, 300_001, seed=1).exp()
+    gradients = [scale * (drawn(2, 300_001, seed=seed) + 0.5) for seed in range(10, 20)]
+    exact, in_8_bits = (
+        stepped(optim, start, gradients) for optim in (Optim.ADAMW, Optim.ADAMW_8BIT)
+    )
+    moved, error = (exact - start).norm(), (in_8_bits - exact).norm()
+    assert 0 < error < 0.05 * moved
+
+
+def test_replicas_with_other_numbers_of_threads_step_alike_in_8_bits() -> None:
+    start, gradients = drawn(700, 1000), [drawn(700, 1000, seed=seed) for seed in range(2)]
+    before = torch.get_num_threads()
+    ends = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        ends.append(stepped(Optim.ADAMW_8BIT, start, gradients))
+    torch.set_num_threads(before)
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[0], ends[2])
+
+
+def test_in_8_bits_vectors_step_as_torchs() -> None:
+    start, gradients = drawn(5000), [drawn(5000, seed=seed) for seed in range(1, 6)]
+    exact, vector = (stepped(optim, start, gradients) for optim in (Optim.ADAMW, Optim.ADAMW_8BIT))
+    assert torch.allclose(vector, exact, rtol=1e-6, atol=1e-7)
+
+
+FLOATS = st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False)
+
+
+@given(st.lists(FLOATS, min_size=1, max_size=600), st.booleans())
+def test_values_in_8_bits_have_the_nearest_code(listed: list[float], signed: bool) -> None:
+    values = torch.tensor(listed) if signed else torch.tensor(listed).abs()
+    codes, scales = encoded(values, signed=signed)
+    assert (len(codes), len(scales)) == (len(values), num_scales(len(values)))
+    told = decoded(codes, scales, signed=signed)
+    all_codes = torch.arange(256, dtype=torch.uint8)
+    for block, near, scale in zip(
+        torch.split(values.double(), BLOCK),
+        torch.split(told.double(), BLOCK),
+        scales,
+        strict=True,
+    ):
+        choices = decoded(all_codes, scale[None], signed=signed).double()
+        least = (choices[None] - block[:, None]).abs().amin(1)
+        is_nearest = (near - block).abs() <= least + 1e-6 * block.abs()
+        # But what has no sign is never rounded down to 0, which optimizers divide by.
+        assert (is_nearest | (torch.tensor(not signed) & (near == choices[1]))).all()
+        assert signed or ((near == 0) == (block == 0)).all()
+
+
+def test_what_is_0_or_the_largest_stays_so_in_8_bits() -> None:
+    values = torch.tensor([0.0, 3.0, 0.0] + [0.0] * 300)
+    for signed in (True, False):
+        codes, scales = encoded(values, signed=signed)
+        assert torch.equal(decoded(codes, scales, signed=signed), values)
 
 
 @pytest.mark.parametrize("optim", OTHERS)

@@ -27,6 +27,7 @@ LORA = {"adapter": Adapter.LORA}
 FIRST, MIDDLE, LAST = LayerRange(0, 1), LayerRange(1, 3), LayerRange(3, 4)
 METHODS: dict[str, dict[str, Any]] = {
     "all": {},
+    "adamw-8bit": {"optim": Optim.ADAMW_8BIT},
     "adafactor": {"optim": Optim.ADAFACTOR},
     "sgd": {"optim": Optim.SGD},
     "recomputed": {"gradient_checkpointing": True},

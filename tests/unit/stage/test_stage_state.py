@@ -152,7 +152,7 @@ LIES: dict[str, tuple[Lie, str]] = {
         f"lacks adamw/exp_avg/{HEAD}",
     ),
     "a tensor too many": (lambda state: state.update({"more": torch.zeros(1)}), "beside them more"),
-    "another shape": (changed(HEAD, lambda t: t[:-1]), "expected lm_head.weight as float32"),
+    "another shape": (changed(HEAD, lambda t: t[:-1]), "expected lm_head.weight as torch.float32"),
     "the same number of values": (changed(HEAD, lambda t: t.T), "expected lm_head.weight as"),
     "another dtype": (changed(HEAD, lambda t: t.double()), "got torch.float64"),
     "a weight that is NaN": (changed(HEAD, spoiled(float("nan"))), "lm_head.weight is inf or NaN"),
