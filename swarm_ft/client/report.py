@@ -29,6 +29,7 @@ from swarm_ft.protocol.messages.client import (
     RunStatus,
     StepCommitted,
 )
+from swarm_ft.protocol.messages.events import WentBack
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic, summed_by_boundary
 from swarm_ft.protocol.spec.tasks import CausalLm, Task, task_of
 
@@ -88,6 +89,7 @@ class ProgressState:
         committed_steps: steps that count, as last heard.
         detail: what the run waits for, if it does; printable characters only.
         result_step: how many steps are in the result, if the best weights are it.
+        went_back: how often the run did while it was watched, and why.
     """
 
     num_steps: int
@@ -97,6 +99,7 @@ class ProgressState:
     phase: RunPhase = RunPhase.QUEUED
     detail: str = ""
     result_step: int | None = None
+    went_back: tuple[WentBack, ...] = ()
 
     def after(self, event: RunEvent) -> ProgressState:
         """The state after one more event.
@@ -113,6 +116,14 @@ class ProgressState:
                 phase=event.phase,
                 detail=printable(event.detail),
                 result_step=event.result_step,
+            )
+        if isinstance(event, WentBack):
+            return replace(
+                self,
+                totals=self._totals_below(event.to_step),
+                evaluations=self._evaluations_up_to(event.to_step),
+                committed_steps=event.to_step,
+                went_back=(*self.went_back, event),
             )
         if isinstance(event, Evaluated):
             before = self._evaluations_up_to(event.step - 1)
@@ -201,7 +212,7 @@ class ProgressState:
         saved = decimal(max(0, self.bytes_saved))
         return (
             f"loss {self.loss:.3f}  {self.samples_per_second:,.1f} samples/s  "
-            f"saved {saved} ({self.ratio:.1f}x)  ETA {_clock_time(self.eta_s)}"
+            f"saved {saved} ({self.ratio:.1f}x)  ETA {clock_time(self.eta_s)}"
         )
 
 
@@ -266,6 +277,11 @@ class RunProgress:
             self._evaluations_told = len(self.state.evaluations)
             self.message(f"step {found.step}/{self.state.num_steps}  {eval_line(found, self.task)}")
 
+    def show_went_back(self, told: WentBack) -> None:
+        """Steps do not count any more: which, why, and what would have kept them."""
+        self.state = self.state.after(told)
+        self.message(f"the run {told.words}")
+
     def message(self, text: str) -> None:
         """One line above the bar."""
         self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
@@ -280,7 +296,8 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def _clock_time(seconds: float | None) -> str:
+def clock_time(seconds: float | None) -> str:
+    """`1:02:03` or `2:03`; `-` if it is not known."""
     if seconds is None:
         return "-"
     minutes, rest_s = divmod(round(seconds), 60)
@@ -303,6 +320,7 @@ class RunReport:
         num_steps: that the run was to have.
         result_step: how many of them are in the result; None: all that were trained.
         forecast: what was expected before it began; None if nothing was.
+        went_back: how often the run did while it was watched, and why.
         task: what was learned.
     """
 
@@ -314,6 +332,7 @@ class RunReport:
     num_steps: int | None = None
     result_step: int | None = None
     forecast: Forecast | None = None
+    went_back: tuple[WentBack, ...] = ()
     task: Task = _CAUSAL_LM
 
     @property
@@ -365,6 +384,7 @@ class RunReport:
             "samples": self.totals.num_samples,
             "seconds": self.totals.seconds,
             "samples_per_second": self.samples_per_second,
+            "went_back": [asdict(told) for told in self.went_back],
             "forecast": _forecast_fields(self.forecast),
             "eval_before": _eval_fields(self.eval_before, self.task),
             "eval": _eval_fields(self.eval_after, self.task),
@@ -432,8 +452,12 @@ class RunReport:
         return lines
 
     def _end_lines(self) -> list[str]:
-        """Where the run ended before its last step, or its result is of an earlier one."""
+        """Where steps were made again, the run ended early, or its result is of an earlier one."""
         lines = []
+        if self.went_back:
+            lost = sum(told.from_step - told.to_step for told in self.went_back)
+            words = f"{len(self.went_back)} times, {lost} steps made again; see above why"
+            lines.append(f"went back            {words}")
         if self.has_stopped_early:
             words = f"after step {len(self.losses)} of {self.num_steps}: no better for long enough"
             lines.append(f"stopped early        {words}")
