@@ -157,9 +157,9 @@ def way_in(
             )
             return command(way=way, **given)
 
-        address = (coordinator_option,) if by_address else ()
-        options = stack(meaning, *address, initial_peers_option, dht_prefix_option, insecure_option)
-        return options(with_way)
+        address = stack(coordinator_option) if by_address else stack()
+        dht = stack(initial_peers_option, dht_prefix_option, insecure_option)
+        return stack(meaning, address, dht)(with_way)
 
     return decorate
 

@@ -86,6 +86,7 @@ def test_the_document_has_the_promised_fields() -> None:
     assert document == {
         "run_id": "run-1",
         "model_dir": "out/model",
+        "went_back": [],
         "losses": [3.5, 2.5],
         "steps": 2,
         "stopped_early": False,
