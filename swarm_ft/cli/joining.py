@@ -157,9 +157,11 @@ def way_in(
             )
             return command(way=way, **given)
 
-        address = stack(coordinator_option) if by_address else stack()
-        dht = stack(initial_peers_option, dht_prefix_option, insecure_option)
-        return stack(meaning, address, dht)(with_way)
+        if by_address:
+            ways = stack(meaning, coordinator_option, initial_peers_option)
+        else:
+            ways = stack(meaning, initial_peers_option)
+        return ways(stack(dht_prefix_option, insecure_option)(with_way))
 
     return decorate
 
