@@ -27,6 +27,8 @@ COMMANDS = (
     ("coordinator",),
     ("dht",),
     ("status",),
+    ("events",),
+    ("losses",),
     ("bench",),
     ("bench", "codec"),
     ("sample",),
@@ -131,6 +133,7 @@ OF_DATA = {"--dataset", "--split", "--max-samples", "--eval-dataset", "--eval-sp
 OF_DATA |= {"--max-eval-samples", "--resume", "--out", "--trace"}
 DHT = {"--initial-peers", "--dht-prefix", "--log-level"}
 SWARM = DHT | {"--invite", "--insecure"}
+LOOKING = SWARM | {"--coordinator"}
 KEYS = {"--journal", "--json", "--log-level"}
 LISTENING = {"--host", "--port", "--announce"}
 BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir", "--buffer-days"}
@@ -186,7 +189,9 @@ OPTIONS = {
         "--json",
         "--log-level",
     },
-    ("status",): SWARM | {"--json"},
+    ("status",): LOOKING | {"--json", "--watch"},
+    ("events",): LOOKING | {"--json", "--follow", "--since", "--run"},
+    ("losses",): LOOKING | {"--json", "--csv", "--follow", "--run"},
     ("bench", "codec"): {"--codecs", "--shapes", "--repeats", "--reference", "--json"},
     ("sample",): {"--seed", "--json"},
 }
