@@ -27,6 +27,7 @@ from swarm_ft.cli.joining import WayIn, connected
 from swarm_ft.cli.running import run_async
 from swarm_ft.client.trace import TraceFile
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase, StepCommitted
+from swarm_ft.protocol.messages.events import WentBack
 from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 from swarm_ft.stage.checkpoint import open_checkpoint
 
@@ -94,7 +95,7 @@ async def _run(way: WayIn, spec: RunSpec, tokens: NDArray[np.uint32], trace: Pat
                 async for event in events:
                     if isinstance(event, StepCommitted):
                         _print_step(event)
-                    elif isinstance(event, Evaluated):
+                    elif isinstance(event, Evaluated | WentBack):
                         continue
                     elif event.phase is RunPhase.FAILED:
                         raise SystemExit(event.detail)

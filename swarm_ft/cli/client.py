@@ -1,23 +1,19 @@
-"""`swarm-ft client` and `swarm-ft status`: submit a job, come back to it, end it; who is there."""
+"""`swarm-ft client`: submit a job, come back to it, end it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from swarm_ft.cli.generate import generate
 from swarm_ft.cli.joining import WayIn, connected, way_in
-from swarm_ft.cli.keys import grant_fields
 from swarm_ft.cli.options import (
     examples,
-    json_flag,
     log_option,
     run_option,
     stack,
@@ -30,7 +26,6 @@ if TYPE_CHECKING:
     from swarm_ft.client.report import RunReport
     from swarm_ft.client.swarm import SwarmClient
     from swarm_ft.client.train import WatchedRun
-    from swarm_ft.protocol.messages.client import BoundaryStatus, SwarmStatus
 
 swarm_options = stack(way_in(), log_option)
 
@@ -134,124 +129,6 @@ def cancel(run_name: str | None, way: WayIn) -> None:
         click.echo(f"{status.run_id}: {status.phase.name.lower()}, {status.detail}")
 
     run_async(work)
-
-
-@click.command(
-    epilog=examples(
-        "swarm-ft status --invite swarm1...",
-        "swarm-ft status --insecure --initial-peers /ip4/127.0.0.1/tcp/31337/p2p/...",
-    )
-)
-@swarm_options
-@json_flag
-def status(way: WayIn, as_json: bool) -> None:
-    """Show the swarm's peers and runs."""
-
-    async def work() -> None:
-        async with connected(way) as swarm:
-            found = await swarm.status()
-        if as_json:
-            click.echo(json.dumps(status_fields(found)))
-        else:
-            for line in status_lines(found):
-                click.echo(line)
-
-    run_async(work)
-
-
-def status_fields(found: SwarmStatus) -> dict[str, Any]:
-    """What `--json` prints."""
-    from swarm_ft.client.report import kind_fields
-
-    peers = [
-        {
-            "peer": m.peer_id,
-            "layers": str(m.layers or "auto"),
-            "idle": m.idle,
-            **grant_fields(m.grant),
-        }
-        for m in found.members
-    ]
-    runs = [
-        {
-            "run": run.run_id,
-            "phase": run.phase.name.lower(),
-            "detail": run.detail,
-            "own": run.is_own,
-            "steps": run.committed_steps,
-            "num_steps": run.num_steps,
-            "bytes": kind_fields(run.sent),
-            "relayed_bytes": run.sent.relayed_bytes,
-            "stages": [
-                {"peer": s.peer_id, "layers": str(s.layers), "joining": s.peer_id in run.joining}
-                for s in run.assignments
-            ],
-            "boundaries": [_boundary_fields(boundary) for boundary in run.boundaries],
-        }
-        for run in found.runs
-    ]
-    relays = [
-        {"relay": r.name, "endpoint": r.endpoint, "links": r.links, "bytes": r.relayed_bytes}
-        for r in found.relays
-    ]
-    return {"peers": peers, "runs": runs, "relays": relays}
-
-
-def status_lines(found: SwarmStatus) -> Iterator[str]:
-    """What people read."""
-    from rich.filesize import decimal
-
-    from swarm_ft.client.report import kind_lines
-    from swarm_ft.protocol.messages.control import stages_of
-
-    for member in found.members:
-        granted = f"  ({member.grant})" if str(member.grant) else ""
-        idle = f"  idle: {member.idle}" if member.idle else ""
-        yield f"peer {member.peer_id}  layers {member.layers or 'auto'}{granted}{idle}"
-    if not found.members:
-        yield "no peer is there; start some with 'swarm-ft serve-stage'"
-    for relay in found.relays:
-        moved = decimal(relay.relayed_bytes)
-        named = f"relay {relay.name or 'of the coordinator'} at {relay.endpoint}"
-        yield f"{named}  {relay.links} links, {moved} so far"
-    for run in found.runs:
-        counted = f"step {run.committed_steps}/{run.num_steps}"
-        about = run.detail if run.is_own else "(another client's)"
-        yield f"run {run.run_id}  {run.phase.name.lower()}  {counted}  {about}".rstrip()
-        for stage in stages_of(run.assignments):
-            names = (f"{p} (joining)" if p in run.joining else p for p in stage.peers)
-            yield f"  layers {stage.layers}  {', '.join(names)}"
-        yield from (f"  {line}" for line in kind_lines(run.sent))
-        yield from (f"  {line}" for boundary in run.boundaries for line in _about(boundary))
-
-
-def _boundary_fields(status: BoundaryStatus) -> dict[str, object]:
-    return {
-        **asdict(status.kept),
-        "samples": status.buffered_samples,
-        "records": status.kept.samples,
-        "key_frames": status.key_frames,
-        "delta_frames": status.delta_frames,
-        "hit_rate": status.hit_rate,
-    }
-
-
-def _about(status: BoundaryStatus) -> Iterator[str]:
-    """What is kept at a boundary that keeps buffers, or sent frames that could build on some."""
-    from rich.filesize import decimal
-
-    kept = status.kept
-    if status.hit_rate is not None and (status.delta_frames or kept.samples):
-        yield (
-            f"boundary {status.boundary:<11} {status.buffered_samples} samples buffered, hit rate "
-            f"{status.hit_rate:.1%} ({status.key_frames} key, {status.delta_frames} delta frames)"
-        )
-    if kept.samples:
-        yield (
-            f"{'':<20} {decimal(kept.memory_bytes)} in memory, {decimal(kept.disk_bytes)} on disk; "
-            f"read {kept.memory_hits} times from memory, {kept.disk_hits} from disk, "
-            f"{kept.misses} not there; {kept.evictions} evicted, {kept.repairs} repaired"
-        )
 
 
 # ---- parts

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swarm_ft.cli.options import (
+    coordinator_option,
     dht_prefix_option,
     initial_peers_option,
     insecure_option,
@@ -47,6 +48,7 @@ class WayIn:
             keys, in plaintext, on this machine alone.
         initial_peers: nodes of the DHT; those that the coordinator names, if there are none.
         dht_prefix: of the swarm's records, for those who come without an invitation.
+        coordinator: where that is, if it was said; then the DHT need not be asked.
 
     Raises:
         BadOption: without an invitation, a node is not on this machine.
@@ -55,6 +57,7 @@ class WayIn:
     invite: Invite | None
     initial_peers: tuple[str, ...]
     dht_prefix: str
+    coordinator: str | None = None
 
     def __post_init__(self) -> None:
         if self.invite is None:
@@ -112,11 +115,14 @@ class Joined:
         return HomeTransport(grpc, find, SystemClock(), Random(), GrpcTransport(options))
 
 
-def way_in(*, by_argument: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def way_in(
+    *, by_argument: bool = False, by_address: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Gives a command the options of a `WayIn`, and the `WayIn` as `way`.
 
     Args:
         by_argument: the invitation is the command's first argument, and not `--invite`.
+        by_address: the coordinator's address is a way too, for commands that ask nobody else.
     """
     meaning = (
         click.argument("invite", required=False, callback=parsed_invite, metavar="[INVITE]")
@@ -137,14 +143,25 @@ def way_in(*, by_argument: bool = False) -> Callable[[Callable[..., Any]], Calla
             insecure: bool,
             initial_peers: tuple[str, ...],
             dht_prefix: str,
+            coordinator: str | None = None,
             **given: Any,
         ) -> Any:
-            _check_security(invite, initial_peers, insecure=insecure)
-            way = WayIn(invite=invite, initial_peers=initial_peers, dht_prefix=dht_prefix)
+            _check_security(
+                invite, (*initial_peers, *filter(None, [coordinator])), insecure=insecure
+            )
+            way = WayIn(
+                invite=invite,
+                initial_peers=initial_peers,
+                dht_prefix=dht_prefix,
+                coordinator=coordinator,
+            )
             return command(way=way, **given)
 
-        options = stack(meaning, initial_peers_option, dht_prefix_option, insecure_option)
-        return options(with_way)
+        if by_address:
+            ways = stack(meaning, coordinator_option, initial_peers_option)
+        else:
+            ways = stack(meaning, initial_peers_option)
+        return ways(stack(dht_prefix_option, insecure_option)(with_way))
 
     return decorate
 

@@ -28,7 +28,9 @@ _COMMANDS = {
     "keys": "swarm_ft.cli.keys:keys",
     "relay": "swarm_ft.cli.relay:relay",
     "dht": "swarm_ft.cli.coordinator:dht",
-    "status": "swarm_ft.cli.client:status",
+    "status": "swarm_ft.cli.watching:status",
+    "events": "swarm_ft.cli.watching:events",
+    "losses": "swarm_ft.cli.watching:losses",
     "bench": "swarm_ft.cli.bench:bench",
     "sample": "swarm_ft.cli.demo:sample",
 }

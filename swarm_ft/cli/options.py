@@ -168,6 +168,20 @@ run_option = click.option("--run", "run_name", metavar="ID", help="The run.  [de
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
+def _checked_endpoint(_context: object, _option: object, text: str | None) -> str | None:
+    from swarm_ft.protocol.spec.bounds import is_endpoint
+
+    if text is not None and not is_endpoint(text):
+        raise BadOption(f"--coordinator {ascii(text)[:80]}: expected HOST:PORT")
+    return text
+
+
+coordinator_option = click.option(
+    "--coordinator",
+    metavar="HOST:PORT",
+    callback=_checked_endpoint,
+    help="Where the coordinator is.  [default: as the invitation says, or the DHT]",
+)
 insecure_option = click.option(
     "--insecure",
     is_flag=True,

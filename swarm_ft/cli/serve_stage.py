@@ -139,6 +139,7 @@ def serve_stage(
                 snapshots_url=given["snapshots"] or "",
                 encrypts=encrypt_at_rest,
                 machine=await _measured(given["device"], given["dtype"], given["watts"]),
+                device=_device_words(given["device"]),
             )
             await serve_peer(swarm, listening, offer, make_engine, as_json=as_json)
 
@@ -204,6 +205,12 @@ def _engine_maker(device: str, dtype: str, model: str | None, threads: int | Non
         return StageEngine(checkpoint, spec, layers, device=torch_device, dtype=torch_dtype)
 
     return make_engine
+
+
+def _device_words(device: str) -> str:
+    from swarm_ft.stage.device import describe, pick_device
+
+    return describe(pick_device(device))
 
 
 def _memory_bytes(memory_gib: float | None, device: str, buffer_memory_bytes: int) -> int:

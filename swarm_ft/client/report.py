@@ -21,6 +21,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column, Table
 
+from swarm_ft.client.words import clock_time, kind_fields, kind_lines, printable, sent_words
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.protocol.messages.client import (
     Evaluated,
@@ -29,6 +30,7 @@ from swarm_ft.protocol.messages.client import (
     RunStatus,
     StepCommitted,
 )
+from swarm_ft.protocol.messages.events import WentBack
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic, summed_by_boundary
 from swarm_ft.protocol.spec.tasks import CausalLm, Task, task_of
 
@@ -88,6 +90,7 @@ class ProgressState:
         committed_steps: steps that count, as last heard.
         detail: what the run waits for, if it does; printable characters only.
         result_step: how many steps are in the result, if the best weights are it.
+        went_back: how often the run did while it was watched, and why.
     """
 
     num_steps: int
@@ -97,6 +100,7 @@ class ProgressState:
     phase: RunPhase = RunPhase.QUEUED
     detail: str = ""
     result_step: int | None = None
+    went_back: tuple[WentBack, ...] = ()
 
     def after(self, event: RunEvent) -> ProgressState:
         """The state after one more event.
@@ -113,6 +117,14 @@ class ProgressState:
                 phase=event.phase,
                 detail=printable(event.detail),
                 result_step=event.result_step,
+            )
+        if isinstance(event, WentBack):
+            return replace(
+                self,
+                totals=self._totals_below(event.to_step),
+                evaluations=self._evaluations_up_to(event.to_step),
+                committed_steps=event.to_step,
+                went_back=(*self.went_back, event),
             )
         if isinstance(event, Evaluated):
             before = self._evaluations_up_to(event.step - 1)
@@ -201,7 +213,7 @@ class ProgressState:
         saved = decimal(max(0, self.bytes_saved))
         return (
             f"loss {self.loss:.3f}  {self.samples_per_second:,.1f} samples/s  "
-            f"saved {saved} ({self.ratio:.1f}x)  ETA {_clock_time(self.eta_s)}"
+            f"saved {saved} ({self.ratio:.1f}x)  ETA {clock_time(self.eta_s)}"
         )
 
 
@@ -266,6 +278,11 @@ class RunProgress:
             self._evaluations_told = len(self.state.evaluations)
             self.message(f"step {found.step}/{self.state.num_steps}  {eval_line(found, self.task)}")
 
+    def show_went_back(self, told: WentBack) -> None:
+        """Steps do not count any more: which, why, and what would have kept them."""
+        self.state = self.state.after(told)
+        self.message(f"the run {told.words}")
+
     def message(self, text: str) -> None:
         """One line above the bar."""
         self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
@@ -273,19 +290,6 @@ class RunProgress:
     def _draw(self) -> None:
         self._bar.update(self._task, completed=self.state.committed_steps, line=self.state.line())
         self._bar.refresh()
-
-
-def printable(text: str) -> str:
-    """`text` without what could steer a terminal: parts of it come from other machines."""
-    return "".join(c if c.isprintable() else " " for c in text)
-
-
-def _clock_time(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    minutes, rest_s = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest_s:02}" if hours else f"{minutes}:{rest_s:02}"
 
 
 # ---- what came of it
@@ -303,6 +307,7 @@ class RunReport:
         num_steps: that the run was to have.
         result_step: how many of them are in the result; None: all that were trained.
         forecast: what was expected before it began; None if nothing was.
+        went_back: how often the run did while it was watched, and why.
         task: what was learned.
     """
 
@@ -314,6 +319,7 @@ class RunReport:
     num_steps: int | None = None
     result_step: int | None = None
     forecast: Forecast | None = None
+    went_back: tuple[WentBack, ...] = ()
     task: Task = _CAUSAL_LM
 
     @property
@@ -365,6 +371,7 @@ class RunReport:
             "samples": self.totals.num_samples,
             "seconds": self.totals.seconds,
             "samples_per_second": self.samples_per_second,
+            "went_back": [asdict(told) for told in self.went_back],
             "forecast": _forecast_fields(self.forecast),
             "eval_before": _eval_fields(self.eval_before, self.task),
             "eval": _eval_fields(self.eval_after, self.task),
@@ -432,8 +439,13 @@ class RunReport:
         return lines
 
     def _end_lines(self) -> list[str]:
-        """Where the run ended before its last step, or its result is of an earlier one."""
+        """Where steps were made again, the run ended early, or its result is of an earlier one."""
         lines = []
+        if self.went_back:
+            lost = sum(told.from_step - told.to_step for told in self.went_back)
+            times = "once" if len(self.went_back) == 1 else f"{len(self.went_back)} times"
+            words = f"{times}, {lost} steps made again; why is said above"
+            lines.append(f"went back            {words}")
         if self.has_stopped_early:
             words = f"after step {len(self.losses)} of {self.num_steps}: no better for long enough"
             lines.append(f"stopped early        {words}")
@@ -461,36 +473,6 @@ class RunReport:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         for line in self.summary_lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def kind_fields(sent: ByteCounts) -> dict[str, dict[str, int]]:
-    """Sent and uncompressed bytes of each kind, for JSON."""
-    return {
-        name: {"sent": sent_bytes, "uncompressed": uncompressed_bytes}
-        for name, sent_bytes, uncompressed_bytes in _kinds(sent)
-    }
-
-
-def kind_lines(sent: ByteCounts) -> list[str]:
-    """A line for each kind of bytes of which there were any, for all, and for those relayed."""
-    kinds = [kind for kind in _kinds(sent) if kind[2]]
-    if len(kinds) > 1:
-        kinds.append(("everything", sent.sent_bytes, sent.uncompressed_bytes))
-    lines = [f"{name:<20} {_sent(own, plain)}" for name, own, plain in kinds]
-    if sent.relayed_bytes:
-        share = sent.relayed_bytes / max(1, sent.sent_bytes)
-        lines.append(f"{'over relays':<20} {decimal(sent.relayed_bytes)} ({share:.1%})")
-    return lines
-
-
-def _kinds(sent: ByteCounts) -> tuple[tuple[str, int, int], ...]:
-    return (
-        ("forward", sent.forward_bytes, sent.forward_uncompressed_bytes),
-        ("backward", sent.backward_bytes, sent.backward_uncompressed_bytes),
-        ("gradients", sent.gradient_bytes, sent.gradient_uncompressed_bytes),
-        ("state", sent.state_bytes, sent.state_bytes),
-        ("evaluation", sent.evaluation_bytes, sent.evaluation_uncompressed_bytes),
-    )
 
 
 def perplexity(loss: float) -> float:
@@ -570,13 +552,8 @@ def _traffic_table(traffic: Iterable[Traffic]) -> Table:
     for one in traffic:
         table.add_row(
             str(one.boundary),
-            _sent(one.forward_bytes, one.forward_uncompressed_bytes),
-            _sent(one.backward_bytes, one.backward_uncompressed_bytes),
+            sent_words(one.forward_bytes, one.forward_uncompressed_bytes),
+            sent_words(one.backward_bytes, one.backward_uncompressed_bytes),
             f"{one.key_frames} / {one.delta_frames}",
         )
     return table
-
-
-def _sent(sent_bytes: int, uncompressed_bytes: int) -> str:
-    ratio = f" {uncompressed_bytes / sent_bytes:.1f}x" if sent_bytes else ""
-    return f"{decimal(sent_bytes)} of {decimal(uncompressed_bytes)}{ratio}"

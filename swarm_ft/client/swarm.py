@@ -20,6 +20,7 @@ from swarm_ft.protocol.messages.capacity import Placed, PlaceRequest
 from swarm_ft.protocol.messages.client import (
     CancelRequest,
     CollectedRequest,
+    Contributor,
     MemberStatus,
     RunEvent,
     RunPhase,
@@ -32,13 +33,14 @@ from swarm_ft.protocol.messages.client import (
     WatchRequest,
 )
 from swarm_ft.protocol.messages.control import Stage, stages_of
+from swarm_ft.protocol.messages.events import EventsRequest, SwarmEvent
 from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import PeerTimeline
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.transfer import Downloader
 from swarm_ft.transport.base import Channel, Transport, call
-from swarm_ft.transport.methods import CANCEL, COLLECTED, PLACE, STATUS, SUBMIT, WATCH
+from swarm_ft.transport.methods import CANCEL, COLLECTED, EVENTS, PLACE, STATUS, SUBMIT, WATCH
 
 logger = get_logger(__name__)
 
@@ -167,6 +169,44 @@ class SwarmClient:
                 told = error.message
                 await asyncio.sleep(RETRY_S)
 
+    async def events(
+        self,
+        since: int,
+        *,
+        run_id: RunId | None = None,
+        follows: bool = False,
+        on_trouble: Callable[[str], None] = lambda _trouble: None,
+    ) -> AsyncGenerator[SwarmEvent, None]:
+        """What happened in the swarm, from this serial number on, and perhaps what happens.
+
+        Args:
+            since: the first that is wanted.
+            run_id: only what is about this run.
+            follows: go on; a coordinator that goes away is waited for.
+            on_trouble: told what is waited for.
+
+        Raises:
+            SwarmError: the coordinator cannot be asked; of one that is followed it is waited for.
+        """
+        told = ""
+        while True:
+            try:
+                async with self._coordinator() as channel:
+                    stream = channel.open(EVENTS)
+                    await stream.send(EventsRequest(since=since, run_id=run_id, follows=follows))
+                    await stream.finish()
+                    while (event := await stream.receive()) is not None:
+                        told, since = "", event.serial + 1
+                        yield event
+                    return
+            except Unavailable as error:
+                if not follows:
+                    raise
+                if error.message != told:
+                    on_trouble(f"waiting for the coordinator: {error.message}")
+                told = error.message
+                await asyncio.sleep(RETRY_S)
+
     async def cancel(self, run_id: RunId | None) -> RunStatus:
         """End a run (the newest, if None); what it trained is lost."""
         async with self._coordinator() as channel:
@@ -181,19 +221,26 @@ class SwarmClient:
         """All members and all runs, page after page: who comes or goes meanwhile may be missed."""
         members: dict[PeerId, MemberStatus] = {}
         runs: dict[RunId, RunSummary] = {}
+        contributors: tuple[Contributor, ...] = ()
         first = StatusRequest()
         async with self._coordinator() as channel:
             while True:
                 page = await call(channel, STATUS, first, CALL_TIMEOUT_S)
                 members.update((member.peer_id, member) for member in page.members)
                 runs.update((run.run_id, run) for run in page.runs)
+                contributors = contributors or page.contributors  # of the first page
                 first = StatusRequest(
                     first_member=first.first_member + len(page.members),
                     first_run=first.first_run + len(page.runs),
                 )
                 has_more = first.first_member < page.num_members or first.first_run < page.num_runs
                 if not has_more or not (page.members or page.runs):
-                    return replace(page, members=tuple(members.values()), runs=tuple(runs.values()))
+                    return replace(
+                        page,
+                        members=tuple(members.values()),
+                        runs=tuple(runs.values()),
+                        contributors=contributors,
+                    )
 
     async def place(self, spec: RunSpec) -> Placed:
         """Who would host what if this job began now.

@@ -22,6 +22,7 @@ from swarm_ft.errors import NotFound, RunFailed, RunMismatch, SwarmError
 from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase, RunStatus
+from swarm_ft.protocol.messages.events import WentBack
 from swarm_ft.stage.adapters import WEIGHTS_FILE, save_adapter_config
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 
@@ -79,6 +80,7 @@ class WatchedRun:
             num_steps=state.num_steps,
             result_step=state.result_step,
             forecast=self.forecast,
+            went_back=state.went_back,
             task=self.progress.task,
         )
 
@@ -95,6 +97,8 @@ class WatchedRun:
                     self.progress.show_status(event)
                 elif isinstance(event, Evaluated):
                     self.progress.show_evaluation(event)
+                elif isinstance(event, WentBack):
+                    self.progress.show_went_back(event)
                 else:
                     self.progress.show_step(event)
         if status is None:

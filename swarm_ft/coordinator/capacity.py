@@ -6,7 +6,7 @@ Nothing comes of either: no run begins, and no decision is made by what was meas
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from swarm_ft.clock import Clock
 from swarm_ft.coordinator.facts.state import SwarmState
@@ -58,6 +58,11 @@ class Capacity:
     def heard(self, peer_id: PeerId, machine: Machine) -> None:
         """A member says what it can do."""
         self._machines[peer_id] = machine
+
+    @property
+    def machines(self) -> Mapping[PeerId, Machine]:
+        """Of members that said what they can do."""
+        return self._machines
 
     def gone(self, peer_id: PeerId) -> None:
         """It is a member no more."""

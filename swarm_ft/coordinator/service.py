@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from swarm_ft import failpoints
+from swarm_ft import __version__, failpoints
 from swarm_ft.clock import Clock
 from swarm_ft.coordinator.capacity import Capacity
 from swarm_ft.coordinator.decide.machine import decide
@@ -19,6 +21,8 @@ from swarm_ft.coordinator.facts.events import (
     Dismiss,
     Effect,
     Event,
+    EventRecord,
+    Happened,
     PeerJoined,
     PeerLost,
     PeerSaid,
@@ -38,10 +42,11 @@ from swarm_ft.coordinator.facts.events import (
 from swarm_ft.coordinator.facts.quotas import Quotas
 from swarm_ft.coordinator.facts.state import QUEUE_S, RESULT_S, Run, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways
+from swarm_ft.coordinator.happenings import Happenings
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.relays import RelayRoll
 from swarm_ft.coordinator.submission import Submissions
-from swarm_ft.coordinator.watching import Watcher, Watchers, overview
+from swarm_ft.coordinator.watching import FIRST_PAGE, Watcher, Watchers, overview, told_to
 from swarm_ft.errors import JournalError, NotAllowed, NotFound, OutOfTurn, SwarmError, Unavailable
 from swarm_ft.identity.certificates import Caller
 from swarm_ft.ids import PeerId, RunId
@@ -72,6 +77,7 @@ from swarm_ft.protocol.messages.control import (
     Revoked,
     ToPeer,
 )
+from swarm_ft.protocol.messages.events import EventKind, EventsRequest, SwarmEvent
 from swarm_ft.protocol.messages.timeline import PeerTimeline, StepTimeline
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.sample_rows import Counts
@@ -81,6 +87,7 @@ from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_en
 from swarm_ft.transport.methods import (
     CANCEL,
     COLLECTED,
+    EVENTS,
     JOIN,
     MEASURE_LINK,
     PLACE,
@@ -164,6 +171,7 @@ class CoordinatorService:
             host anything. It may raise what the member is to hear.
         ways: tells who reaches whom, as far as is known.
         relays: that are there, and are told whose keys are revoked.
+        unix_s: the wall clock, for those who read what happened.
 
     A failing journal ends `run`: what cannot be made durable must not be said.
     """
@@ -180,6 +188,7 @@ class CoordinatorService:
         grants: Callable[[PeerId], Grant] | None = None,
         ways: Callable[[], Ways] = Ways,
         relays: RelayRoll | None = None,
+        unix_s: Callable[[], float] = time.time,
     ) -> None:
         self._grants = grants
         self._ways = ways
@@ -202,12 +211,16 @@ class CoordinatorService:
         self._outboxes: dict[PeerId, _Outbox] = {}
         self._counted: tuple[object, asyncio.Task[Counts]] | None = None
         self._watchers = Watchers()
+        self._unix_s = unix_s
+        self._is_ending = False
+        self._happenings = Happenings(journal, unix_s)
         self._revoked = Revoked(names=())
         self._broken = asyncio.get_running_loop().create_future()
         runs = {run.run_id: run for run in journal.load(clock.now_s())}
         self._state = SwarmState(
             runs=MappingProxyType(runs),
             standings=MappingProxyType(journal.standings(clock.now_s())),
+            contributions=MappingProxyType(journal.contributions()),
             queue_s=queue_s,
             result_s=result_s,
         )
@@ -224,6 +237,7 @@ class CoordinatorService:
             CANCEL: partial(self._end, RunCancelled),
             COLLECTED: partial(self._end, ResultCollected),
             STATUS: self._status,
+            EVENTS: self._events,
             PLACE: self._capacity.place,
             MEASURE_LINK: self._capacity.measure,
         }
@@ -235,9 +249,14 @@ class CoordinatorService:
             JournalError: the journal cannot be written.
         """
         self._start(self._forget_snapshots())
-        while True:
-            await asyncio.wait([self._broken], timeout=TICK_S)
-            self._handle(Tick(self._ways()))
+        words = f"the coordinator started, swarm-ft {__version__}"
+        self._write([], [Happened(kind=EventKind.COORDINATOR_STARTED, words=words)])
+        try:
+            while True:
+                await asyncio.wait([self._broken], timeout=TICK_S)
+                self._handle(Tick(self._ways()))
+        finally:
+            self._is_ending = True
 
     # ---- events in, effects out
 
@@ -247,7 +266,7 @@ class CoordinatorService:
         self._state, effects = decide(self._state, event, self._clock.now_s())
         try:
             records = [effect for effect in effects if isinstance(effect, Record)]
-            self._journal.write(records)
+            self._write(records, [effect for effect in effects if isinstance(effect, Happened)])
             if any(isinstance(record, CommitRecord) for record in records):
                 failpoints.reached("commit-written")
             for effect in effects:
@@ -255,6 +274,12 @@ class CoordinatorService:
         except SwarmError as error:
             self._broken.set_exception(error)
             raise
+
+    def _write(self, records: list[Record], happened: list[Happened]) -> None:
+        # That peers lose a coordinator that ends says nothing of them.
+        events = self._happenings.numbered([] if self._is_ending else happened)
+        self._journal.write([*records, *map(EventRecord, events)])
+        self._happenings.written(events)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -497,8 +522,38 @@ class CoordinatorService:
 
     async def _status(self, stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
         request = await stream.receive() or StatusRequest()
-        relays = self._relays.statuses if self._relays is not None else ()
-        await stream.send(replace(overview(self._state, request, stream.caller), relays=relays))
+        await stream.send(self.status(request, stream.caller))
+
+    def status(self, page: StatusRequest = FIRST_PAGE, caller: Caller | None = None) -> SwarmStatus:
+        """A page of what is known, as this caller may know it; None: all of it."""
+        return replace(
+            overview(self._state, page, caller, self._capacity.machines),
+            relays=self._relays.statuses if self._relays is not None else (),
+            version=__version__,
+            unix_s=self._unix_s(),
+            next_event=self._happenings.next_serial,
+        )
+
+    async def happened(
+        self, request: EventsRequest, caller: Caller | None = None
+    ) -> AsyncGenerator[SwarmEvent, None]:
+        """What happened, and perhaps what happens, as this caller may know it; None: all of it.
+
+        Raises:
+            Busy: so many others follow.
+        """
+        events = self._happenings.told(request.since, follows=request.follows)
+        async with aclosing(events):
+            async for event in events:
+                if request.run_id in (None, event.run_id):
+                    yield told_to(self._state, caller, event)
+
+    async def _events(self, stream: MessageStream[SwarmEvent, EventsRequest]) -> None:
+        request = await stream.receive() or EventsRequest()
+
+        async with aclosing(self.happened(request, stream.caller)) as events:
+            async for event in events:
+                await stream.send(event)
 
     def _named(
         self,

@@ -7,33 +7,38 @@ it. Their timelines pass through here, unread and unkept.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
+from statistics import fmean
+from types import MappingProxyType
 from typing import NoReturn
 
 from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.members import Roll, contributors
 from swarm_ft.coordinator.plan.steps import ends_of
 from swarm_ft.errors import Busy, Unavailable
 from swarm_ft.identity.certificates import Caller
-from swarm_ft.ids import BlockIndex, RunId
+from swarm_ft.ids import BlockIndex, PeerId, RunId
+from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.client import (
     MAX_PAGE_MEMBERS,
     MAX_PAGE_RUNS,
     BoundaryStatus,
-    MemberStatus,
     RunEvent,
     RunSummary,
     StatusRequest,
     SwarmStatus,
 )
+from swarm_ft.protocol.messages.events import SwarmEvent
 from swarm_ft.protocol.messages.reports import BufferCounts, Traffic
 from swarm_ft.protocol.messages.timeline import PeerTimeline
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 from swarm_ft.transport.rules import may_read
 
 FIRST_PAGE = StatusRequest()
+NO_MACHINES: Mapping[PeerId, Machine] = MappingProxyType({})
 NO_DIGEST = bytes(DIGEST_BYTES)
 """Of what is not the caller's business."""
 
@@ -41,7 +46,10 @@ NO_DIGEST = bytes(DIGEST_BYTES)
 
 
 def overview(
-    state: SwarmState, page: StatusRequest = FIRST_PAGE, caller: Caller | None = None
+    state: SwarmState,
+    page: StatusRequest = FIRST_PAGE,
+    caller: Caller | None = None,
+    machines: Mapping[PeerId, Machine] = NO_MACHINES,
 ) -> SwarmStatus:
     """A page of members and a page of runs.
 
@@ -50,32 +58,34 @@ def overview(
         page: from which ones on.
         caller: who asks, and is told details of its own runs, and of those that are shared with it,
             alone; None: nobody has keys.
+        machines: what members measured of themselves.
     """
+    roll = Roll(state, machines, caller)
+    queue = [run.run_id for run in state.going_runs]
     members = islice(state.members.values(), page.first_member, None)
     runs = islice(state.runs.values(), page.first_run, page.first_run + MAX_PAGE_RUNS)
     has_runs = any(_may_read(caller, run) for run in state.runs.values())
     return SwarmStatus(
         members=tuple(
-            MemberStatus(
-                peer_id=m.hello.peer_id,
-                layers=m.hello.layers,
-                idle=m.idle if has_runs else _without_words(m.idle),
-                grant=m.grant,
-            )
+            roll.status(m, m.idle if has_runs else without_words(m.idle))
             for m in islice(members, MAX_PAGE_MEMBERS)
         ),
-        runs=tuple(_summary(run, is_own=_may_read(caller, run)) for run in runs),
+        runs=tuple(_summary(run, queue, is_own=_may_read(caller, run)) for run in runs),
         num_members=len(state.members),
         num_runs=len(state.runs),
+        contributors=contributors(state) if page == FIRST_PAGE else (),
     )
 
 
-def _summary(run: Run, *, is_own: bool) -> RunSummary:
-    status = run.status
+def _summary(run: Run, queue: Sequence[RunId], *, is_own: bool) -> RunSummary:
+    status, train = run.status, run.spec.train
+    place = queue.index(run.run_id) if run.run_id in queue else 0
+    step_s = fmean(run.measured.step_seconds or (0.0,))
+    left = train.num_steps - run.past.all_steps
     return RunSummary(
         run_id=run.run_id,
         phase=run.phase,
-        detail=status.detail if is_own else _without_words(status.detail),
+        detail=status.detail if is_own else without_words(status.detail),
         committed_steps=run.past.all_steps,
         num_steps=run.spec.train.num_steps,
         spec_digest=run.spec.digest() if is_own else NO_DIGEST,
@@ -87,14 +97,40 @@ def _summary(run: Run, *, is_own: bool) -> RunSummary:
         boundaries=() if run.phase.is_over else _boundaries(run),
         is_own=is_own,
         attempt=run.attempt.number,
+        model=run.spec.model.reference if is_own else "",
+        last_step=run.past.last_step if is_own else None,
+        last_evaluation=run.past.last_evaluation if is_own else None,
+        step_s=step_s,
+        samples_per_s=train.batch_size / step_s if step_s else 0.0,
+        tokens_per_s=_tokens_per_s(run),
+        eta_s=left * step_s if step_s and run.phase.is_working else None,
+        place=place,
+        behind=queue[place - 1] if place else None,
+        snapshots=() if run.phase.is_over else tuple(s.step for s in run.past.snapshots),
     )
+
+
+def _tokens_per_s(run: Run) -> float:
+    """Over the last steps whose targets were counted."""
+    counted = run.measured.step_targets
+    seconds = sum(run.measured.step_seconds[-len(counted) :]) if counted else 0.0
+    return sum(counted) / seconds if seconds else 0.0
+
+
+def told_to(state: SwarmState, caller: Caller | None, event: SwarmEvent) -> SwarmEvent:
+    """What happened, as a caller may know it: of others' runs without words."""
+    run = state.runs.get(event.run_id) if event.run_id is not None else None
+    is_hidden = caller is not None and event.run_id is not None
+    if is_hidden and not (run and _may_read(caller, run)):
+        return replace(event, words="")
+    return event
 
 
 def _may_read(caller: Caller | None, run: Run) -> bool:
     return may_read(caller, run.owner, run.spec.train.readers)
 
 
-def _without_words(text: str) -> str:
+def without_words(text: str) -> str:
     """What follows a colon is a failure's message, of whoever's run that was."""
     return text.partition(":")[0]
 
@@ -112,6 +148,9 @@ def _boundaries(run: Run) -> tuple[BoundaryStatus, ...]:
             key_frames=traffic.get(boundary, Traffic(boundary=boundary)).key_frames,
             delta_frames=traffic.get(boundary, Traffic(boundary=boundary)).delta_frames,
             kept=_kept(run, boundary),
+            forward_codec=run.spec.train.forward_codec,
+            backward_codec=run.spec.train.backward_codec,
+            traffic=traffic.get(boundary, Traffic(boundary=boundary)),
         )
         for boundary in boundaries
     )

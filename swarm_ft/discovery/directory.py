@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from swarm_ft.errors import BadOption, Unavailable
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import is_endpoint
 
@@ -40,6 +40,35 @@ class Directory(Protocol):
 
     async def close(self) -> None:
         """Withdraw everything and leave. The directory is of no use afterwards."""
+
+
+class KnownCoordinator:
+    """A directory that knows where the coordinator is, and nothing else: nobody is asked.
+
+    Args:
+        endpoint: of the coordinator, `host:port`.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+
+    async def announce(self, role: Role, name: str, endpoint: str) -> None:
+        """See `Directory`.
+
+        Raises:
+            Unavailable: always.
+        """
+        raise Unavailable(f"{role} {name} at {endpoint}: there is no directory to announce it in")
+
+    async def withdraw(self, role: Role, name: str) -> None:
+        """See `Directory`: nothing was announced."""
+
+    async def find(self, role: Role) -> dict[str, str]:
+        """See `Directory`."""
+        return {COORDINATOR_NAME: self._endpoint} if role is Role.COORDINATOR else {}
+
+    async def close(self) -> None:
+        """See `Directory`."""
 
 
 async def find_coordinator(directory: Directory) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from swarm_ft import __version__
 from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.directory import Directory
@@ -77,6 +78,7 @@ class PeerOptions:
         snapshots_url: where the swarm's snapshots lie; empty if this peer is to have no part.
         encrypts: what it writes to disks, each run with the key that the coordinator has for it.
         machine: what it can do, for forecasts alone; its link is measured too. None: nothing is.
+        device: what it computes on, in words, for whoever looks at the swarm.
     """
 
     peer_id: PeerId
@@ -87,6 +89,7 @@ class PeerOptions:
     snapshots_url: str = ""
     encrypts: bool = False
     machine: Machine | None = None
+    device: str = ""
 
 
 class PeerNode:
@@ -256,6 +259,8 @@ class PeerNode:
             memory_bytes=self._options.memory_bytes,
             held=self._host.held if self._host is not None else None,
             kept_runs=tuple(sorted(self._kept_runs))[:MAX_KEPT_RUNS],
+            device=self._options.device,
+            version=__version__,
         )
 
     def _alive(self) -> PeerAlive:

@@ -23,6 +23,43 @@ class RunPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUN_PHASE_COLLECTED: _ClassVar[RunPhase]
     RUN_PHASE_CANCELLED: _ClassVar[RunPhase]
     RUN_PHASE_FAILED: _ClassVar[RunPhase]
+
+class MemberDoing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEMBER_DOING_UNSPECIFIED: _ClassVar[MemberDoing]
+    MEMBER_DOING_LOADING: _ClassVar[MemberDoing]
+    MEMBER_DOING_COMPUTING: _ClassVar[MemberDoing]
+    MEMBER_DOING_WAITING: _ClassVar[MemberDoing]
+    MEMBER_DOING_JOINING: _ClassVar[MemberDoing]
+    MEMBER_DOING_READY: _ClassVar[MemberDoing]
+    MEMBER_DOING_EXPORTING: _ClassVar[MemberDoing]
+    MEMBER_DOING_KEEPING: _ClassVar[MemberDoing]
+
+class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EVENT_KIND_UNSPECIFIED: _ClassVar[EventKind]
+    EVENT_KIND_COORDINATOR_STARTED: _ClassVar[EventKind]
+    EVENT_KIND_PEER_JOINED: _ClassVar[EventKind]
+    EVENT_KIND_PEER_LEFT: _ClassVar[EventKind]
+    EVENT_KIND_PEER_GONE: _ClassVar[EventKind]
+    EVENT_KIND_PEER_SILENT: _ClassVar[EventKind]
+    EVENT_KIND_PEER_REFUSED: _ClassVar[EventKind]
+    EVENT_KIND_PEER_SET_ASIDE: _ClassVar[EventKind]
+    EVENT_KIND_PEER_RELIEVED: _ClassVar[EventKind]
+    EVENT_KIND_RUN_SUBMITTED: _ClassVar[EventKind]
+    EVENT_KIND_RUN_QUEUED: _ClassVar[EventKind]
+    EVENT_KIND_RUN_WAITING: _ClassVar[EventKind]
+    EVENT_KIND_RUN_LOADING: _ClassVar[EventKind]
+    EVENT_KIND_RUN_TRAINING: _ClassVar[EventKind]
+    EVENT_KIND_RUN_WENT_BACK: _ClassVar[EventKind]
+    EVENT_KIND_RUN_EVALUATED: _ClassVar[EventKind]
+    EVENT_KIND_SNAPSHOT_WHOLE: _ClassVar[EventKind]
+    EVENT_KIND_SNAPSHOT_LOST: _ClassVar[EventKind]
+    EVENT_KIND_RUN_EXPORTING: _ClassVar[EventKind]
+    EVENT_KIND_RUN_FINISHED: _ClassVar[EventKind]
+    EVENT_KIND_RUN_COLLECTED: _ClassVar[EventKind]
+    EVENT_KIND_RUN_CANCELLED: _ClassVar[EventKind]
+    EVENT_KIND_RUN_FAILED: _ClassVar[EventKind]
 RUN_PHASE_UNSPECIFIED: RunPhase
 RUN_PHASE_QUEUED: RunPhase
 RUN_PHASE_WAITING: RunPhase
@@ -33,6 +70,37 @@ RUN_PHASE_FINISHED: RunPhase
 RUN_PHASE_COLLECTED: RunPhase
 RUN_PHASE_CANCELLED: RunPhase
 RUN_PHASE_FAILED: RunPhase
+MEMBER_DOING_UNSPECIFIED: MemberDoing
+MEMBER_DOING_LOADING: MemberDoing
+MEMBER_DOING_COMPUTING: MemberDoing
+MEMBER_DOING_WAITING: MemberDoing
+MEMBER_DOING_JOINING: MemberDoing
+MEMBER_DOING_READY: MemberDoing
+MEMBER_DOING_EXPORTING: MemberDoing
+MEMBER_DOING_KEEPING: MemberDoing
+EVENT_KIND_UNSPECIFIED: EventKind
+EVENT_KIND_COORDINATOR_STARTED: EventKind
+EVENT_KIND_PEER_JOINED: EventKind
+EVENT_KIND_PEER_LEFT: EventKind
+EVENT_KIND_PEER_GONE: EventKind
+EVENT_KIND_PEER_SILENT: EventKind
+EVENT_KIND_PEER_REFUSED: EventKind
+EVENT_KIND_PEER_SET_ASIDE: EventKind
+EVENT_KIND_PEER_RELIEVED: EventKind
+EVENT_KIND_RUN_SUBMITTED: EventKind
+EVENT_KIND_RUN_QUEUED: EventKind
+EVENT_KIND_RUN_WAITING: EventKind
+EVENT_KIND_RUN_LOADING: EventKind
+EVENT_KIND_RUN_TRAINING: EventKind
+EVENT_KIND_RUN_WENT_BACK: EventKind
+EVENT_KIND_RUN_EVALUATED: EventKind
+EVENT_KIND_SNAPSHOT_WHOLE: EventKind
+EVENT_KIND_SNAPSHOT_LOST: EventKind
+EVENT_KIND_RUN_EXPORTING: EventKind
+EVENT_KIND_RUN_FINISHED: EventKind
+EVENT_KIND_RUN_COLLECTED: EventKind
+EVENT_KIND_RUN_CANCELLED: EventKind
+EVENT_KIND_RUN_FAILED: EventKind
 
 class EnrolRequest(_message.Message):
     __slots__ = ("protocol_version",)
@@ -67,13 +135,15 @@ class HeldStage(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., committed_steps: _Optional[int] = ..., last_attempt: _Optional[int] = ..., exported: _Optional[_Union[_snapshot_pb2.ShardFile, _Mapping]] = ...) -> None: ...
 
 class PeerHello(_message.Message):
-    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "protocol_version")
+    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "device", "version", "protocol_version")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     KEPT_RUNS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
@@ -81,8 +151,10 @@ class PeerHello(_message.Message):
     held: HeldStage
     endpoint: str
     kept_runs: _containers.RepeatedScalarFieldContainer[str]
+    device: str
+    version: str
     protocol_version: int
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Union[HeldStage, _Mapping]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Union[HeldStage, _Mapping]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class Machine(_message.Message):
     __slots__ = ("flops_per_s", "up_bytes_per_s", "down_bytes_per_s", "round_trip_s", "watts")
@@ -623,18 +695,24 @@ class StageResult(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., file: _Optional[_Union[_snapshot_pb2.ShardFile, _Mapping]] = ...) -> None: ...
 
 class BoundaryStatus(_message.Message):
-    __slots__ = ("boundary", "buffered_samples", "key_frames", "delta_frames", "kept")
+    __slots__ = ("boundary", "buffered_samples", "key_frames", "delta_frames", "kept", "forward_codec", "backward_codec", "traffic")
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
     BUFFERED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     KEY_FRAMES_FIELD_NUMBER: _ClassVar[int]
     DELTA_FRAMES_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_CODEC_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_CODEC_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     boundary: int
     buffered_samples: int
     key_frames: int
     delta_frames: int
     kept: BufferCounts
-    def __init__(self, boundary: _Optional[int] = ..., buffered_samples: _Optional[int] = ..., key_frames: _Optional[int] = ..., delta_frames: _Optional[int] = ..., kept: _Optional[_Union[BufferCounts, _Mapping]] = ...) -> None: ...
+    forward_codec: str
+    backward_codec: str
+    traffic: Traffic
+    def __init__(self, boundary: _Optional[int] = ..., buffered_samples: _Optional[int] = ..., key_frames: _Optional[int] = ..., delta_frames: _Optional[int] = ..., kept: _Optional[_Union[BufferCounts, _Mapping]] = ..., forward_codec: _Optional[str] = ..., backward_codec: _Optional[str] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ...) -> None: ...
 
 class ByteCounts(_message.Message):
     __slots__ = ("forward_bytes", "forward_uncompressed_bytes", "backward_bytes", "backward_uncompressed_bytes", "gradient_bytes", "gradient_uncompressed_bytes", "state_bytes", "relayed_bytes", "evaluation_bytes", "evaluation_uncompressed_bytes")
@@ -671,19 +749,97 @@ class Grant(_message.Message):
     def __init__(self, replica_only: _Optional[bool] = ..., sees_tokens: _Optional[bool] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
-    __slots__ = ("peer_id", "layers", "idle", "grant")
+    __slots__ = ("peer_id", "layers", "idle", "grant", "endpoint", "device", "memory_bytes", "version", "speaks", "joined_ago_s", "heard_ago_s", "machine", "work", "links", "given")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SPEAKS_FIELD_NUMBER: _ClassVar[int]
+    JOINED_AGO_S_FIELD_NUMBER: _ClassVar[int]
+    HEARD_AGO_S_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
     idle: str
     grant: Grant
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., idle: _Optional[str] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ...) -> None: ...
+    endpoint: str
+    device: str
+    memory_bytes: int
+    version: str
+    speaks: int
+    joined_ago_s: float
+    heard_ago_s: float
+    machine: Machine
+    work: MemberWork
+    links: _containers.RepeatedCompositeFieldContainer[MemberLink]
+    given: Contribution
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., idle: _Optional[str] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., endpoint: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., version: _Optional[str] = ..., speaks: _Optional[int] = ..., joined_ago_s: _Optional[float] = ..., heard_ago_s: _Optional[float] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., work: _Optional[_Union[MemberWork, _Mapping]] = ..., links: _Optional[_Iterable[_Union[MemberLink, _Mapping]]] = ..., given: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
+
+class MemberWork(_message.Message):
+    __slots__ = ("run_id", "layers", "stage", "replica", "num_replicas", "doing", "waits_for", "share", "parts_begun", "num_parts", "microbatch_s")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    NUM_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    DOING_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    PARTS_BEGUN_FIELD_NUMBER: _ClassVar[int]
+    NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
+    MICROBATCH_S_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    layers: _run_pb2.LayerRange
+    stage: int
+    replica: int
+    num_replicas: int
+    doing: MemberDoing
+    waits_for: _containers.RepeatedScalarFieldContainer[str]
+    share: int
+    parts_begun: int
+    num_parts: int
+    microbatch_s: float
+    def __init__(self, run_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., stage: _Optional[int] = ..., replica: _Optional[int] = ..., num_replicas: _Optional[int] = ..., doing: _Optional[_Union[MemberDoing, str]] = ..., waits_for: _Optional[_Iterable[str]] = ..., share: _Optional[int] = ..., parts_begun: _Optional[int] = ..., num_parts: _Optional[int] = ..., microbatch_s: _Optional[float] = ...) -> None: ...
+
+class MemberLink(_message.Message):
+    __slots__ = ("peer_id", "way")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    WAY_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    way: _meeting_pb2.Way
+    def __init__(self, peer_id: _Optional[str] = ..., way: _Optional[_Union[_meeting_pb2.Way, str]] = ...) -> None: ...
+
+class Contribution(_message.Message):
+    __slots__ = ("samples", "steps", "seconds", "compute_s", "sent_bytes")
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    samples: int
+    steps: int
+    seconds: float
+    compute_s: float
+    sent_bytes: int
+    def __init__(self, samples: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., compute_s: _Optional[float] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
+
+class Contributor(_message.Message):
+    __slots__ = ("peer_id", "given")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    given: Contribution
+    def __init__(self, peer_id: _Optional[str] = ..., given: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
 
 class RunSummary(_message.Message):
-    __slots__ = ("run_id", "phase", "detail", "committed_steps", "num_steps", "spec_digest", "assignments", "sent", "joining", "boundaries", "attempt", "is_own")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "num_steps", "spec_digest", "assignments", "sent", "joining", "boundaries", "attempt", "is_own", "model", "last_step", "last_evaluation", "step_s", "samples_per_s", "tokens_per_s", "eta_s", "place", "behind", "snapshots")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -696,6 +852,16 @@ class RunSummary(_message.Message):
     BOUNDARIES_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     IS_OWN_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    LAST_STEP_FIELD_NUMBER: _ClassVar[int]
+    LAST_EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ETA_S_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: RunPhase
     detail: str
@@ -708,21 +874,83 @@ class RunSummary(_message.Message):
     boundaries: _containers.RepeatedCompositeFieldContainer[BoundaryStatus]
     attempt: int
     is_own: bool
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., spec_digest: _Optional[bytes] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., attempt: _Optional[int] = ..., is_own: _Optional[bool] = ...) -> None: ...
+    model: str
+    last_step: StepCommitted
+    last_evaluation: Evaluated
+    step_s: float
+    samples_per_s: float
+    tokens_per_s: float
+    eta_s: float
+    place: int
+    behind: str
+    snapshots: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., spec_digest: _Optional[bytes] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., attempt: _Optional[int] = ..., is_own: _Optional[bool] = ..., model: _Optional[str] = ..., last_step: _Optional[_Union[StepCommitted, _Mapping]] = ..., last_evaluation: _Optional[_Union[Evaluated, _Mapping]] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., place: _Optional[int] = ..., behind: _Optional[str] = ..., snapshots: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SwarmStatus(_message.Message):
-    __slots__ = ("members", "runs", "num_members", "num_runs", "relays")
+    __slots__ = ("members", "runs", "num_members", "num_runs", "relays", "version", "unix_s", "next_event", "contributors")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     NUM_MEMBERS_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNS_FIELD_NUMBER: _ClassVar[int]
     RELAYS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    NEXT_EVENT_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     runs: _containers.RepeatedCompositeFieldContainer[RunSummary]
     num_members: int
     num_runs: int
     relays: _containers.RepeatedCompositeFieldContainer[RelayStatus]
-    def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ..., num_members: _Optional[int] = ..., num_runs: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayStatus, _Mapping]]] = ...) -> None: ...
+    version: str
+    unix_s: float
+    next_event: int
+    contributors: _containers.RepeatedCompositeFieldContainer[Contributor]
+    def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ..., num_members: _Optional[int] = ..., num_runs: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayStatus, _Mapping]]] = ..., version: _Optional[str] = ..., unix_s: _Optional[float] = ..., next_event: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[Contributor, _Mapping]]] = ...) -> None: ...
+
+class EventsRequest(_message.Message):
+    __slots__ = ("since", "run_id", "follows", "protocol_version")
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    since: int
+    run_id: str
+    follows: bool
+    protocol_version: int
+    def __init__(self, since: _Optional[int] = ..., run_id: _Optional[str] = ..., follows: _Optional[bool] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+
+class SwarmEvent(_message.Message):
+    __slots__ = ("serial", "unix_s", "kind", "run_id", "peer_id", "from_step", "to_step", "words")
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    TO_STEP_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    serial: int
+    unix_s: float
+    kind: EventKind
+    run_id: str
+    peer_id: str
+    from_step: int
+    to_step: int
+    words: str
+    def __init__(self, serial: _Optional[int] = ..., unix_s: _Optional[float] = ..., kind: _Optional[_Union[EventKind, str]] = ..., run_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., from_step: _Optional[int] = ..., to_step: _Optional[int] = ..., words: _Optional[str] = ...) -> None: ...
+
+class WentBack(_message.Message):
+    __slots__ = ("from_step", "to_step", "why", "remedy")
+    FROM_STEP_FIELD_NUMBER: _ClassVar[int]
+    TO_STEP_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    from_step: int
+    to_step: int
+    why: str
+    remedy: str
+    def __init__(self, from_step: _Optional[int] = ..., to_step: _Optional[int] = ..., why: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...
 
 class RelayStatus(_message.Message):
     __slots__ = ("name", "endpoint", "links", "relayed_bytes")
@@ -775,16 +1003,18 @@ class Evaluated(_message.Message):
     def __init__(self, step: _Optional[int] = ..., num_samples: _Optional[int] = ..., eval_loss: _Optional[float] = ..., compressed_eval_loss: _Optional[float] = ..., counts: _Optional[_Iterable[int]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ...) -> None: ...
 
 class RunEvent(_message.Message):
-    __slots__ = ("status", "step", "timeline", "evaluated")
+    __slots__ = ("status", "step", "timeline", "evaluated", "went_back")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    WENT_BACK_FIELD_NUMBER: _ClassVar[int]
     status: RunStatus
     step: StepCommitted
     timeline: _timeline_pb2.PeerTimeline
     evaluated: Evaluated
-    def __init__(self, status: _Optional[_Union[RunStatus, _Mapping]] = ..., step: _Optional[_Union[StepCommitted, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.PeerTimeline, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ...) -> None: ...
+    went_back: WentBack
+    def __init__(self, status: _Optional[_Union[RunStatus, _Mapping]] = ..., step: _Optional[_Union[StepCommitted, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.PeerTimeline, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., went_back: _Optional[_Union[WentBack, _Mapping]] = ...) -> None: ...
 
 class PlaceRequest(_message.Message):
     __slots__ = ("spec", "protocol_version")

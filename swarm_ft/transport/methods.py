@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, TypeVar
 
 from google.protobuf.descriptor import Descriptor, ServiceDescriptor
@@ -24,6 +25,7 @@ from swarm_ft.protocol.messages.client import (
 )
 from swarm_ft.protocol.messages.control import FromPeer, ToPeer
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
+from swarm_ft.protocol.messages.events import EventsRequest, SwarmEvent
 from swarm_ft.protocol.messages.generation import MAX_VALUES_BYTES, FromStage, ToStage
 from swarm_ft.protocol.messages.link import LinkMessage
 from swarm_ft.protocol.messages.meeting import FromMember, FromRelay, RelayWelcome, ToMember
@@ -59,6 +61,7 @@ BYTES = {
     "Cancel": (SMALL, MAX_STATUS_BYTES),
     "Collected": (SMALL, MAX_STATUS_BYTES),
     "Status": (SMALL, MAX_STATUS_BYTES),
+    "Events": (SMALL, SMALL),
     "Enrol": (SMALL, SMALL),
     "Introduce": (SMALL, SMALL),
     "Place": (MAX_PART_BYTES, MAX_PART_BYTES),
@@ -110,7 +113,7 @@ def _method(
     service: ServiceDescriptor, name: str, request: object, reply: object
 ) -> Method[Any, Any]:
     # Names come from the descriptor, so they cannot differ from the proto; that the types have the
-    # fields of its messages is seen to as they are put together.
+    # fields of its messages is seen to by the tests, which put all of them together.
     rpc = service.methods_by_name[name]
     request_bytes, reply_bytes = BYTES[name]
     return Method(
@@ -126,7 +129,14 @@ def _method(
 def _wire(kind: object, descriptor: Descriptor) -> WireType[Any]:
     if kind is LinkMessage:
         return LINK_MESSAGE
-    return wire_type(kind, GetMessageClass(descriptor))
+    message = GetMessageClass(descriptor)
+
+    @functools.cache
+    def made() -> WireType[Any]:
+        return wire_type(kind, message)
+
+    # Put together when it is first used: a command that asks one thing need not wait for all.
+    return WireType(kind, message, lambda v: made().to_wire(v), lambda m: made().from_wire(m))
 
 
 _COORDINATOR: ServiceDescriptor = coordinator.DESCRIPTOR.services_by_name["Coordinator"]
@@ -144,6 +154,9 @@ COLLECTED: Method[CollectedRequest, RunStatus] = _method(
 )
 STATUS: Method[StatusRequest, SwarmStatus] = _method(
     _COORDINATOR, "Status", StatusRequest, SwarmStatus
+)
+EVENTS: Method[EventsRequest, SwarmEvent] = _method(
+    _COORDINATOR, "Events", EventsRequest, SwarmEvent
 )
 ENROL: Method[EnrolRequest, Enrolled] = _method(_COORDINATOR, "Enrol", EnrolRequest, Enrolled)
 INTRODUCE: Method[FromMember, ToMember] = _method(_COORDINATOR, "Introduce", FromMember, ToMember)

@@ -22,6 +22,7 @@ RULES: dict[str, frozenset[Role]] = {
     methods.CANCEL.path: frozenset({Role.CLIENT}),
     methods.COLLECTED.path: frozenset({Role.CLIENT}),
     methods.STATUS.path: frozenset({Role.PEER, Role.CLIENT}),
+    methods.EVENTS.path: frozenset({Role.PEER, Role.CLIENT}),
     methods.INTRODUCE.path: frozenset({Role.PEER, Role.CLIENT}),
     methods.PLACE.path: frozenset({Role.CLIENT}),
     methods.MEASURE_LINK.path: frozenset({Role.NEWCOMER, Role.PEER}),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarm_ft.cli.client import status_fields, status_lines
+from swarm_ft.cli.watching import status_fields, status_lines
 from swarm_ft.ids import BlockIndex, PeerId, RunId
 from swarm_ft.protocol.messages.client import (
     BoundaryStatus,
@@ -147,6 +147,9 @@ def test_what_is_kept_at_a_boundary_and_what_went_over_it_is_shown(found: SwarmS
         "misses": 48,
         "evictions": 3,
         "repairs": 1,
+        "forward_codec": "",
+        "backward_codec": "",
+        "ratio": None,
     }
     assert quiet["hit_rate"] is None
 

@@ -26,6 +26,7 @@ from swarm_ft.identity.keys import new_key
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.events import WentBack
 from swarm_ft.protocol.spec.grant import PROBATION, Grant
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -152,7 +153,7 @@ class LoneHolderDies:
             if isinstance(event, RunStatus):
                 status = event
                 self.told.append(event.detail)
-            else:
+            elif not isinstance(event, WentBack):
                 self.steps.append(event.step)
             if holder in self.swarm.peers and "has caught up" in self.told[-1]:
                 await self.swarm.kill_peer(holder)

@@ -6,7 +6,7 @@ An attempt ends with `interrupt`; `advance` starts the next as soon as all it ne
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -27,7 +27,10 @@ from swarm_ft.coordinator.plan.membership import (
     hopeless_for,
     learners_of,
     loss_in_words,
+    lost_in_words,
+    lost_stages,
     patience_s,
+    remedy_in_words,
     settled,
     why_idle,
     with_caught_up,
@@ -48,6 +51,8 @@ from swarm_ft.protocol.messages.control import (
     StageOffered,
     StayIdle,
 )
+from swarm_ft.protocol.messages.events import EventKind, WentBack
+from swarm_ft.protocol.spec.layers import LayerRange
 
 PASSED_BY_AFTER_S = 30.0
 """How long others leave a run that finds no peers the first choice: some may be about to join."""
@@ -128,13 +133,14 @@ def tell_idle(turn: Turn) -> None:
 def blame(turn: Turn, run: Run, peer_id: PeerId, reason: str, *, by: str = "") -> bool:
     """Count a peer's failure, by its own word or another's; whether it is set aside for that."""
     before, attempt = turn.state.standing(peer_id), run.attempt.number
-    _stand(turn, peer_id, before.after_failure(run.run_id, attempt, reason, turn.now_s, by=by))
+    after = before.after_failure(run.run_id, attempt, reason, turn.now_s, by=by)
+    _stand(turn, run, peer_id, after)
     return turn.state.is_aside(peer_id, turn.now_s)
 
 
-def set_aside(turn: Turn, peer_id: PeerId, reason: str) -> None:
+def set_aside(turn: Turn, run: Run, peer_id: PeerId, reason: str) -> None:
     """Do without a peer for a while."""
-    _stand(turn, peer_id, turn.state.standing(peer_id).set_aside(f"it {reason}", turn.now_s))
+    _stand(turn, run, peer_id, turn.state.standing(peer_id).set_aside(f"it {reason}", turn.now_s))
 
 
 def do_without(turn: Turn, run: Run, reasons: Mapping[PeerId, str]) -> None:
@@ -142,13 +148,17 @@ def do_without(turn: Turn, run: Run, reasons: Mapping[PeerId, str]) -> None:
     words = []
     for peer, why in reasons.items():
         words.append(loss_in_words(turn.state, run, peer, why))
-        set_aside(turn, peer, why)
+        set_aside(turn, run, peer, why)
         run = without_state(run, peer)
     interrupt(turn, replace(run, detail="; ".join(words)))
 
 
-def _stand(turn: Turn, peer_id: PeerId, standing: Standing) -> None:
+def _stand(turn: Turn, run: Run, peer_id: PeerId, standing: Standing) -> None:
+    was_aside = turn.state.is_aside(peer_id, turn.now_s)
     turn.state = turn.state.with_standing(peer_id, standing)
+    if standing.is_aside(turn.now_s) and not was_aside:
+        words = f"peer {peer_id} {standing.words}"
+        turn.happened(EventKind.PEER_SET_ASIDE, run, peer_id, words=words)
     if standing.is_aside(turn.now_s):
         turn.write(StandingRecord(peer_id, standing, standing.aside_until_s - turn.now_s))
 
@@ -197,7 +207,9 @@ def _resume(turn: Turn, run: Run) -> None:
     if kept is None and _is_waited_for(turn, run, able):
         return
     if kept is None:
-        go_back(turn, run)
+        lost = lost_stages(able, run)
+        why = "; ".join(lost_in_words(turn.state, run, stage, turn.now_s) for stage in lost)
+        go_back(turn, run, why, [stage.layers for stage in lost])
         _place(turn)
         return
     away = [a for a in kept.attempt.assignments if a.peer_id not in turn.state.members]
@@ -222,15 +234,43 @@ def _is_waited_for(turn: Turn, run: Run, able: SwarmState) -> bool:
     return True
 
 
-def go_back(turn: Turn, run: Run) -> None:
-    """Go back to the newest snapshot, or the beginning, with whoever is there."""
+def go_back(turn: Turn, run: Run, why: str, lost: Sequence[LayerRange]) -> None:
+    """Go back to the newest snapshot, or the beginning, with whoever is there.
+
+    Args:
+        turn: this one.
+        run: that lost something.
+        why: what, in words.
+        lost: of which layers.
+    """
     past = run.past.rolled_back
+    _tell_went_back(turn, run, past, why, lost)
     if past.trained_steps is None:
         is_evaluated = past.judged.step == past.committed_steps
         turn.write(RollbackRecord(run.run_id, StepNumber(past.committed_steps), is_evaluated))
     turn.put(_at(run, past))
     if past.snapshot is None:
         release(turn, run, "the run goes back to its beginning")
+
+
+def _tell_went_back(turn: Turn, run: Run, past: Past, why: str, lost: Sequence[LayerRange]) -> None:
+    """Tell who watches, and all who want to know, if steps are void by it."""
+    if past.all_steps >= run.past.all_steps:
+        return
+    told = WentBack(
+        from_step=StepNumber(run.past.all_steps),
+        to_step=StepNumber(past.all_steps),
+        why=why,
+        remedy=remedy_in_words(run, lost),
+    )
+    turn.publish(run.run_id, told)
+    turn.happened(
+        EventKind.RUN_WENT_BACK,
+        run,
+        words=told.words,
+        from_step=told.from_step,
+        to_step=told.to_step,
+    )
 
 
 def load_best(turn: Turn, run: Run, best: Snapshot) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from swarm_ft.coordinator.decide import attempts, losses
+from swarm_ft.coordinator.decide.contributions import credit
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
     EvaluationRecord,
@@ -58,6 +59,7 @@ from swarm_ft.protocol.messages.control import (
     StageUnsaved,
     StepReady,
 )
+from swarm_ft.protocol.messages.events import EventKind
 
 # ---- snapshots: each stage is saved by one of its replicas, then all of them count as one
 
@@ -140,9 +142,13 @@ def snapshot_listed(turn: Turn, event: SnapshotWritten | SnapshotLost) -> None:
     saving, kept = replace(run.saving, unlisted=unlisted), kept_snapshots(run, snapshot)
     turn.keep(replace(run, past=replace(run.past, snapshots=kept), saving=saving))
     turn.write(SnapshotRecord(run.run_id, snapshot, frozenset(one.step for one in kept)))
+    words = f"the snapshot of step {snapshot.step} is whole"
+    turn.happened(EventKind.SNAPSHOT_WHOLE, run, words=words, to_step=snapshot.step)
 
 
 def _without_snapshot(turn: Turn, run: Run, step: StepNumber, reason: str) -> None:
+    lost = f"there is no snapshot of step {step}: {reason}"
+    turn.happened(EventKind.SNAPSHOT_LOST, run, words=lost, to_step=step)
     if run.spec.train.load_best_model_at_end and not run.phase.is_over:
         words = f"the weights of step {step} are not saved, and cannot be the best: {reason}"
         turn.put(replace(run, detail=words))
@@ -310,6 +316,8 @@ def _evaluate(turn: Turn, run: Run, step: PlannedStep) -> Run:
     run, found = evaluated(run, step)
     turn.keep(run)
     turn.write(EvaluationRecord(run.run_id, found, run.past.judged))
+    words = f"evaluated after step {found.step}: loss {found.loss:.4g}"
+    turn.happened(EventKind.RUN_EVALUATED, run, words=words, to_step=found.step)
     turn.publish(run.run_id, found)
     return run
 
@@ -320,6 +328,7 @@ def _commit(turn: Turn, run: Run, step: PlannedStep) -> Run:
     turn.keep(run)
     turn.write(CommitRecord(run.run_id, committed, commit, run.past.sent, run.past.traffic))
     turn.write_ledger(before, run)
+    credit(turn, before, step, committed)
     for peer in run.peers:
         turn.say(peer, commit)
     turn.publish(run.run_id, committed)

@@ -20,6 +20,7 @@ from swarm_ft.ids import NO_ATTEMPT, PeerId
 from swarm_ft.protocol.machines.pipeline import PARTS
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PeerAlive
+from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.spec.layers import LayerRange
 
 # ---- results that wait for their clients: a part that nobody has any more is made again
@@ -69,11 +70,12 @@ def _make_again(turn: Turn, run: Run, lost: Sequence[LayerRange], active: Run | 
     step = run.past.rolled_back.committed_steps
     detail = f"{_in_words(lost)}; the run goes back to step {step}"
     phase = RunPhase.WAITING
+    why = _in_words(lost)
     if active is not None and active.attempt.number != NO_ATTEMPT:
         phase, detail = RunPhase.QUEUED, f"{detail} after run {active.run_id}"
     elif active is not None:
         turn.put(replace(active, phase=RunPhase.QUEUED, detail=""))
-    attempts.go_back(turn, replace(run, phase=phase, detail=detail))
+    attempts.go_back(turn, replace(run, phase=phase, detail=detail), why, lost)
 
 
 def _tell(turn: Turn, run: Run, detail: str) -> None:
@@ -143,6 +145,8 @@ def tell(turn: Turn) -> None:
         run = replace(run, notice=notice)
         turn.keep(run)
         turn.publish(run.run_id, run.status)
+        if notice:
+            turn.happened(EventKind.PEER_SILENT, run, words=notice)
 
 
 def _notice(turn: Turn, run: Run) -> str:
@@ -203,6 +207,7 @@ def _relieve(turn: Turn, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
         f"peer {peer_id} got slow: {seconds:.1f} s a microbatch, {longest_s(usual):.1f} s at most "
         f"before; its share is divided anew"
     )
+    turn.happened(EventKind.PEER_RELIEVED, run, peer_id, words=detail)
     attempts.interrupt(turn, replace(run, measured=measured, detail=detail))
 
 

@@ -90,6 +90,7 @@ from swarm_ft.protocol.messages.control import (
     StageUnsaved,
     StepReady,
 )
+from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.spec.grant import Grant
 
 RETRY_S = 2.0
@@ -149,7 +150,7 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
     run = turn.state.active_run
     match message:
         case PeerGoodbye():
-            _peer_gone(turn, peer_id, "left", away_since_s=-math.inf)
+            _peer_gone(turn, peer_id, "left", EventKind.PEER_LEFT, away_since_s=-math.inf)
         case StageReady() | StepReady() if run and _is_current(run, peer_id, message):
             _ready(turn, run, peer_id, message)
         case StageOffered() if run and _is_current(run, peer_id, message):
@@ -182,7 +183,7 @@ def _ready(turn: Turn, run: Run, peer_id: PeerId, message: StageReady | StepRead
     if refusal is not None:
         why = f"told what cannot be: {refusal.message}"
         attempts.blame(turn, run, peer_id, why)
-        _peer_gone(turn, peer_id, why, away_since_s=-math.inf)
+        _peer_gone(turn, peer_id, why, EventKind.PEER_REFUSED, away_since_s=-math.inf)
         turn.dismiss(peer_id, refusal)
     elif isinstance(message, StageReady):
         commits.stage_ready(turn, run, peer_id, message)
@@ -288,6 +289,9 @@ def _joined(turn: Turn, hello: PeerHello, grant: Grant) -> None:
     member = Member(hello=hello, joined_at_s=turn.now_s, heard_at_s=turn.now_s, grant=grant)
     turn.state = without_misfit(with_exports_of(turn.state, member), hello.peer_id)
     turn.state = turn.state.with_member(member)
+    offered = f"offers layers {hello.layers}" if hello.layers else "takes any layers"
+    words = f"peer {hello.peer_id} joined: {offered}"
+    turn.happened(EventKind.PEER_JOINED, None, hello.peer_id, words=words)
     run = turn.state.active_run
     if run is not None:
         _came(turn, run, hello)
@@ -341,13 +345,22 @@ def _dismiss_silent(turn: Turn) -> None:
             turn.dismiss(peer_id, Unavailable(f"peer {peer_id} {why}"))
 
 
-def _peer_gone(turn: Turn, peer_id: PeerId, why: str, *, away_since_s: float) -> None:
+def _peer_gone(
+    turn: Turn,
+    peer_id: PeerId,
+    why: str,
+    kind: EventKind = EventKind.PEER_GONE,
+    *,
+    away_since_s: float,
+) -> None:
     if peer_id not in turn.state.members:
         return
     turn.state = turn.state.without_member(peer_id)
     losses.holder_gone(turn, peer_id, away_since_s=away_since_s)
     run = turn.state.active_run
-    if run is not None and peer_id in run.peers:
+    is_of_run = run is not None and peer_id in run.peers
+    turn.happened(kind, run if is_of_run else None, peer_id, words=f"peer {peer_id} {why}")
+    if run is not None and is_of_run:
         away = {**run.attempt.away_since_s, peer_id: away_since_s}
         detail = loss_in_words(turn.state, run, peer_id, why)
         if peer_id in run.listeners:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swarm_ft.coordinator.facts.ledger import LedgerChange, change_of
@@ -10,8 +11,15 @@ from swarm_ft.coordinator.facts.state import Run, Snapshot, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.errors import SwarmError
 from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.protocol.messages.client import Evaluated, RunEvent, StepCommitted
+from swarm_ft.protocol.messages.client import (
+    Contribution,
+    Evaluated,
+    RunEvent,
+    RunPhase,
+    StepCommitted,
+)
 from swarm_ft.protocol.messages.control import CommitStep, FromPeer, PeerHello, ToPeer
+from swarm_ft.protocol.messages.events import EventKind, SwarmEvent
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
 from swarm_ft.protocol.spec.best import Judged
 from swarm_ft.protocol.spec.grant import Grant
@@ -223,6 +231,21 @@ class ForgetRecord:
     run_id: RunId
 
 
+@dataclass(frozen=True, slots=True)
+class ContributionRecord:
+    """Members gave so much by now, and others are not remembered any more."""
+
+    given: Mapping[PeerId, Contribution]
+    forgotten: tuple[PeerId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """Something happened, see `Happened`; the shell made it of that."""
+
+    event: SwarmEvent
+
+
 Record = (
     RunRecord
     | PlanRecord
@@ -233,6 +256,8 @@ Record = (
     | SnapshotRecord
     | StandingRecord
     | ForgetRecord
+    | ContributionRecord
+    | EventRecord
 )
 
 # ---- what to do
@@ -272,8 +297,45 @@ class WriteSnapshot:
     snapshot: Snapshot
 
 
-Effect = Record | Say | Dismiss | Publish | WriteSnapshot
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Happened:
+    """Something that people want to know of; it gets its number and its time as it is written.
+
+    Attributes: see `SwarmEvent`.
+    """
+
+    kind: EventKind
+    run_id: RunId | None = None
+    peer_id: PeerId | None = None
+    from_step: int | None = None
+    to_step: int | None = None
+    words: str = ""
+
+
+Effect = Record | Say | Dismiss | Publish | WriteSnapshot | Happened
 """A record is put into the journal before anything is said."""
+
+
+PHASE_KINDS = {
+    RunPhase.QUEUED: EventKind.RUN_QUEUED,
+    RunPhase.WAITING: EventKind.RUN_WAITING,
+    RunPhase.LOADING: EventKind.RUN_LOADING,
+    RunPhase.TRAINING: EventKind.RUN_TRAINING,
+    RunPhase.EXPORTING: EventKind.RUN_EXPORTING,
+    RunPhase.FINISHED: EventKind.RUN_FINISHED,
+    RunPhase.COLLECTED: EventKind.RUN_COLLECTED,
+    RunPhase.CANCELLED: EventKind.RUN_CANCELLED,
+    RunPhase.FAILED: EventKind.RUN_FAILED,
+}
+"""What happened to a run that is in a phase now, or has other words for it."""
+
+
+_PLAIN_WORDS = {
+    EventKind.RUN_SUBMITTED: "submitted by a client",
+    EventKind.RUN_QUEUED: "waits for its turn",
+    EventKind.RUN_TRAINING: "all peers are ready, and it trains",
+}
+"""Where a run says nothing itself."""
 
 
 # ---- one call of `machine.decide`: the state as it changes, and the effects so far
@@ -299,9 +361,40 @@ class Turn:
 
     def put(self, run: Run) -> None:
         """Keep the run, write it down and tell its watchers."""
+        known = self.state.runs.get(run.run_id)
         self.keep(run)
         self.write(RunRecord(run))
         self.publish(run.run_id, run.status)
+        self._tell_change(known, run)
+
+    def _tell_change(self, known: Run | None, run: Run) -> None:
+        kind = PHASE_KINDS[run.phase] if known is not None else EventKind.RUN_SUBMITTED
+        is_new = known is None or known.phase is not run.phase
+        if is_new or (run.detail and known and run.detail != known.detail):
+            words = run.detail or _PLAIN_WORDS.get(kind, "")
+            self.happened(kind, run, words=words, to_step=run.past.all_steps)
+
+    def happened(
+        self,
+        kind: EventKind,
+        run: Run | None = None,
+        peer_id: PeerId | None = None,
+        *,
+        words: str = "",
+        from_step: int | None = None,
+        to_step: int | None = None,
+    ) -> None:
+        """Tell people; `words` about a run are for those alone who may read it."""
+        self.effects.append(
+            Happened(
+                kind=kind,
+                run_id=run.run_id if run is not None else None,
+                peer_id=peer_id,
+                from_step=from_step,
+                to_step=to_step,
+                words=words,
+            )
+        )
 
     def forget(self, run_id: RunId) -> None:
         """Know nothing of a run any more, nor after a restart."""

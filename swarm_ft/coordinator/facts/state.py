@@ -14,7 +14,14 @@ from swarm_ft.coordinator.facts.ledger import Ledger
 from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
-from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StageResult
+from swarm_ft.protocol.messages.client import (
+    Contribution,
+    Evaluated,
+    RunPhase,
+    RunStatus,
+    StageResult,
+    StepCommitted,
+)
 from swarm_ft.protocol.messages.control import (
     CommitStep,
     Learner,
@@ -106,6 +113,8 @@ class Past:
         snapshots: that are whole and kept, steps rising.
         trained_steps: how many steps were trained, once the best weights took the place of the
             last: then the committed steps are those in the best. None before, and otherwise.
+        last_step: as watchers were told of it; None until the next after going back.
+        last_evaluation: so too.
     """
 
     committed_steps: int = 0
@@ -119,6 +128,8 @@ class Past:
     judged: Judged = field(default_factory=Judged)
     snapshots: tuple[Snapshot, ...] = ()
     trained_steps: int | None = None
+    last_step: StepCommitted | None = None
+    last_evaluation: Evaluated | None = None
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -335,12 +346,15 @@ class Measured:
     Attributes:
         seconds: how long a microbatch took each peer to compute in its last steps.
         step_seconds: how long each of the last steps took, from its plan to its commit.
+        step_targets: how many target tokens each of the last steps trained; of no use after a
+            restart.
         state_bytes: of state that newcomers took since the last commit.
         buffers: what peers told of theirs, at each of their boundaries; of no use after a restart.
     """
 
     seconds: Mapping[PeerId, tuple[float, ...]] = field(default_factory=_nothing)
     step_seconds: tuple[float, ...] = ()
+    step_targets: tuple[int, ...] = ()
     state_bytes: int = 0
     buffers: Mapping[PeerId, Mapping[BlockIndex, BufferCounts]] = field(default_factory=_nothing)
 
@@ -467,6 +481,7 @@ class SwarmState:
     Attributes:
         standings: of peers that failed, members or not.
         ways: who reaches whom, as introductions know it; nothing where links have no keys.
+        contributions: what members gave until now, whether they are here or not.
         queue_s: how long a run that cannot be placed waits for its turn.
         result_s: how long a result is kept for its client.
         seen_at_s: when the last event was; infinite before the first.
@@ -476,6 +491,7 @@ class SwarmState:
     runs: Mapping[RunId, Run] = field(default_factory=_nothing)
     standings: Mapping[PeerId, Standing] = field(default_factory=_nothing)
     ways: Ways = field(default_factory=Ways)
+    contributions: Mapping[PeerId, Contribution] = field(default_factory=_nothing)
     queue_s: float = QUEUE_S
     result_s: float = RESULT_S
     seen_at_s: float = math.inf

@@ -19,7 +19,9 @@ from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
+    ContributionRecord,
     EvaluationRecord,
+    EventRecord,
     ForgetRecord,
     LedgerRecord,
     PlanRecord,
@@ -47,8 +49,9 @@ from swarm_ft.coordinator.plan.steps import MEASURED_STEPS
 from swarm_ft.errors import JournalError, SwarmError
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.private_files import FILE_MODE, make_private
-from swarm_ft.protocol.messages.client import Evaluated, RunPhase, StepCommitted
+from swarm_ft.protocol.messages.client import Contribution, Evaluated, RunPhase, StepCommitted
 from swarm_ft.protocol.messages.control import CommitStep, SavedStage, StageAssignment
+from swarm_ft.protocol.messages.events import EventKind, SwarmEvent
 from swarm_ft.protocol.messages.reports import (
     ByteCounts,
     GradientTraffic,
@@ -95,8 +98,16 @@ CREATE TABLE IF NOT EXISTS ledger_chunks (
 CREATE TABLE IF NOT EXISTS standings (
     peer_id TEXT PRIMARY KEY, times_aside INTEGER NOT NULL, until_unix_s REAL NOT NULL,
     reason BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS contributions (
+    peer_id TEXT PRIMARY KEY, samples INTEGER NOT NULL, steps INTEGER NOT NULL,
+    seconds REAL NOT NULL, compute_s REAL NOT NULL, sent_bytes INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS events (
+    serial INTEGER PRIMARY KEY, unix_s REAL NOT NULL, kind INTEGER NOT NULL, run_id TEXT,
+    peer_id TEXT, from_step INTEGER, to_step INTEGER, words BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS sealing (proof BLOB NOT NULL);
 """
+MAX_EVENTS = 10_000
+"""Of what happened, the newest that are kept."""
 _PROOF = b"this journal's key"
 
 
@@ -214,6 +225,25 @@ class Journal:
             for record in records:
                 self._write_one(record)
 
+    def _write_event(self, event: SwarmEvent) -> None:
+        """The newest `MAX_EVENTS` are kept."""
+        row = (
+            *(event.serial, event.unix_s, event.kind, event.run_id, event.peer_id),
+            *(event.from_step, event.to_step),
+            self._sealed(event.words.encode(), f"event {event.serial}"),
+        )
+        self._db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        self._db.execute("DELETE FROM events WHERE serial<=?", (event.serial - MAX_EVENTS,))
+
+    def _write_contributions(self, record: ContributionRecord) -> None:
+        rows = (
+            (peer, g.samples, g.steps, g.seconds, g.compute_s, g.sent_bytes)
+            for peer, g in record.given.items()
+        )
+        self._db.executemany("INSERT OR REPLACE INTO contributions VALUES (?, ?, ?, ?, ?, ?)", rows)
+        forgotten = ((peer,) for peer in record.forgotten)
+        self._db.executemany("DELETE FROM contributions WHERE peer_id=?", forgotten)
+
     def write_run(self, run: Run, data_digest: bytes) -> None:
         """Make a new run durable, whose tokens are: `data_digest` is that of all of them.
 
@@ -235,6 +265,27 @@ class Journal:
             )
 
     def _write_one(self, record: Record) -> None:
+        match record:
+            case ContributionRecord():
+                self._write_contributions(record)
+            case EventRecord(event):
+                self._write_event(event)
+            case StandingRecord():
+                self._write_standing(record)
+            case _:
+                self._write_of_run(record)
+
+    def _write_of_run(
+        self,
+        record: RunRecord
+        | PlanRecord
+        | CommitRecord
+        | EvaluationRecord
+        | LedgerRecord
+        | SnapshotRecord
+        | RollbackRecord
+        | ForgetRecord,
+    ) -> None:
         execute = self._db.execute
         match record:
             case RunRecord(run):
@@ -250,8 +301,6 @@ class Journal:
                 self._write_evaluation(record)
             case LedgerRecord():
                 self._write_ledger(record)
-            case StandingRecord():
-                self._write_standing(record)
             case SnapshotRecord():
                 self._write_snapshot(record)
             case RollbackRecord():
@@ -385,6 +434,52 @@ class Journal:
             for peer, times, until_unix_s, reason in reversed(found)
         }
 
+    def contributions(self) -> dict[PeerId, Contribution]:
+        """What members gave, those that gave least first."""
+        with self._errors_named():
+            found = self._db.execute(
+                "SELECT peer_id, samples, steps, seconds, compute_s, sent_bytes"
+                " FROM contributions ORDER BY samples"
+            ).fetchall()
+        return {
+            PeerId(peer): Contribution(
+                samples=samples,
+                steps=steps,
+                seconds=seconds,
+                compute_s=compute_s,
+                sent_bytes=sent_bytes,
+            )
+            for peer, samples, steps, seconds, compute_s, sent_bytes in found
+        }
+
+    def events(self, since: int, limit: int) -> tuple[SwarmEvent, ...]:
+        """What happened, from this serial number on, so many at most, oldest first."""
+        with self._errors_named():
+            found = self._db.execute(
+                "SELECT serial, unix_s, kind, run_id, peer_id, from_step, to_step, words"
+                " FROM events WHERE serial>=? ORDER BY serial LIMIT ?",
+                (since, limit),
+            ).fetchall()
+        return tuple(
+            SwarmEvent(
+                serial=serial,
+                unix_s=unix_s,
+                kind=EventKind(kind),
+                run_id=run_id and RunId(run_id),
+                peer_id=peer_id and PeerId(peer_id),
+                from_step=from_step if from_step is None else StepNumber(from_step),
+                to_step=to_step if to_step is None else StepNumber(to_step),
+                words=self._opened(words, f"event {serial}").decode(),
+            )
+            for serial, unix_s, kind, run_id, peer_id, from_step, to_step, words in found
+        )
+
+    def next_serial(self) -> int:
+        """That the next event is to have; the first is 1."""
+        with self._errors_named():
+            (newest,) = self._db.execute("SELECT max(serial) FROM events").fetchone()
+        return (newest or 0) + 1
+
     def _run(
         self,
         row: tuple[str, bytes, str, bytes, int, bytes, int, int, int | None, str],
@@ -419,6 +514,11 @@ class Journal:
             past = replace(
                 past, last_commit=last.last_commit, sent=newest.sent, traffic=newest.traffic
             )
+        past = replace(
+            past,
+            last_step=next(iter(self.steps(run_id, past.all_steps - 1, 1)), None),
+            last_evaluation=self._last_evaluation(run_id),
+        )
         # An evaluation is counted with the next commit, and the last one is followed by none.
         for found in self.evaluations(run_id, past.all_steps, past.all_steps + 1):
             traffic = summed_by_boundary((*past.traffic, *found.traffic))
@@ -470,6 +570,11 @@ class Journal:
             "SELECT judged FROM evaluations WHERE run_id=? ORDER BY step DESC LIMIT 1", (run_id,)
         ).fetchone()
         return _judged_from(row[0]) if row else Judged()
+
+    def _last_evaluation(self, run_id: RunId) -> Evaluated | None:
+        query = "SELECT max(step) FROM evaluations WHERE run_id=?"
+        (step,) = self._db.execute(query, (run_id,)).fetchone()
+        return None if step is None else self.evaluations(run_id, step, step + 1)[0]
 
     def _snapshots(self, run_id: RunId) -> tuple[Snapshot, ...]:
         """Those that are there, steps rising."""

@@ -152,6 +152,47 @@ def loss_in_words(state: SwarmState, run: Run, peer_id: PeerId, why: str) -> str
     return f"{words}; its part goes to {' and '.join(others)}" if others else words
 
 
+def lost_stages(able: SwarmState, run: Run) -> tuple[Stage, ...]:
+    """Stages whose weights nobody has any more who may carry them.
+
+    Args:
+        able: the state with those members alone that may work for the run.
+        run: that is to go on.
+    """
+    return tuple(
+        stage
+        for stage in run.stages
+        if not any(able.carries(p) and _is_able(able, run, p, stage.layers) for p in stage.peers)
+    )
+
+
+def lost_in_words(state: SwarmState, run: Run, stage: Stage, now_s: float) -> str:
+    """Whose weights are lost, and what became of each peer that had them."""
+    peers = (f"peer {peer} {_absence(state, run, peer, now_s)}" for peer in stage.peers)
+    return f"nobody has the weights of layers {stage.layers} any more: {', '.join(peers)}"
+
+
+def _absence(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> str:
+    if peer in run.misfits:
+        return "cannot host them"
+    if state.is_aside(peer, now_s):
+        return "is set aside"
+    if peer in state.members:
+        return "has them no more" if state.carries(peer) else "may not carry them alone"
+    is_sent_or_left = run.attempt.away_since_s.get(peer) == -math.inf
+    return "left" if is_sent_or_left else "is gone"
+
+
+def remedy_in_words(run: Run, lost: Collection[LayerRange]) -> str:
+    """What would have kept the steps that a run loses with these layers."""
+    replica = f"another peer for layers {', '.join(map(str, lost))}"
+    train = run.spec.train
+    if not train.takes_snapshots:
+        where = "--snapshots for the coordinator and all peers"
+        return f"{replica}, or snapshots (--save-steps for the job, {where})"
+    return f"{replica}, or snapshots more often (--save-steps {train.save_steps} now)"
+
+
 def holds_last_commit(run: Run, held: HeldStage) -> bool:
     """Whether the weights are those of the run's last commit, and not of a void one."""
     if not is_of(run, held) or held.committed_steps != run.committed_steps:

@@ -177,6 +177,7 @@ def evaluated(run: Run, step: PlannedStep) -> tuple[Run, Evaluated]:
     past = replace(
         run.past,
         judged=judged,
+        last_evaluation=found,
         sent=run.past.sent + found.sent,
         traffic=summed_by_boundary((*run.past.traffic, *found.traffic)),
     )
@@ -250,6 +251,7 @@ def _past_after(run: Run, step: PlannedStep, committed: StepCommitted, commit: C
         last_commit=commit,
         committers=frozenset(computing),
         holds=MappingProxyType(dict.fromkeys(computing, steps)),
+        last_step=committed,
         sent=past.sent + committed.sent,
         traffic=summed_by_boundary((*past.traffic, *committed.traffic)),
         ledger=past.ledger
@@ -264,6 +266,7 @@ def _that_leave_buffers(run: Run, step: PlannedStep) -> tuple[Microbatch, ...]:
 
 def _measured_after(run: Run, step: PlannedStep, committed: StepCommitted) -> Measured:
     before = run.measured
+    num_targets = sum(step.ready[peer].num_targets for peer in run.computing[-1].peers)
     seconds = {}
     for index, stage in enumerate(run.computing):
         newest = {
@@ -277,6 +280,7 @@ def _measured_after(run: Run, step: PlannedStep, committed: StepCommitted) -> Me
     return Measured(
         seconds=MappingProxyType(seconds),
         step_seconds=(*before.step_seconds, committed.seconds)[-MEASURED_STEPS:],
+        step_targets=(*before.step_targets, num_targets)[-MEASURED_STEPS:],
         buffers=before.buffers,
     )
 

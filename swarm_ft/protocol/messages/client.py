@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import Annotated
 
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.control import (
     MAX_RUN_PEERS,
     Amount,
@@ -15,10 +16,11 @@ from swarm_ft.protocol.messages.control import (
     Targets,
     TokenIds,
 )
-from swarm_ft.protocol.messages.meeting import MAX_RELAYS
+from swarm_ft.protocol.messages.events import Serial, WentBack
+from swarm_ft.protocol.messages.meeting import MAX_RELAYS, Way
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile
-from swarm_ft.protocol.spec.bounds import Digest, Endpoint, Length, Range, Text
+from swarm_ft.protocol.spec.bounds import Digest, Endpoint, HostAndPort, Length, Range, Text
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -133,6 +135,8 @@ class BoundaryStatus:
         buffered_samples: whose buffers are at both ends, at peers that are there.
         key_frames: of all steps that count; so too `delta_frames`.
         kept: what all peers at the boundary told, added up, since the coordinator started.
+        forward_codec: of activations, as the run's options say; so too `backward_codec`.
+        traffic: of all steps that count, both sides together.
     """
 
     boundary: BlockIndex
@@ -140,6 +144,17 @@ class BoundaryStatus:
     key_frames: int
     delta_frames: int
     kept: BufferCounts
+    forward_codec: Text = ""
+    backward_codec: Text = ""
+    traffic: Traffic = field(default_factory=lambda: Traffic(boundary=BlockIndex(0)))
+
+    @property
+    def ratio(self) -> float | None:
+        """Bytes that plain float32 would take to those sent, in training; None before any."""
+        t = self.traffic
+        sent = t.forward_bytes + t.backward_bytes
+        plain = t.forward_uncompressed_bytes + t.backward_uncompressed_bytes
+        return plain / sent if sent else None
 
     @property
     def hit_rate(self) -> float | None:
@@ -260,7 +275,102 @@ class Evaluated:
         return next((loss for loss in known if loss is not None), math.nan)
 
 
-RunEvent = RunStatus | StepCommitted | Evaluated
+RunEvent = RunStatus | StepCommitted | Evaluated | WentBack
+
+
+class MemberDoing(IntEnum):
+    """What a member of a run does now; the numbers are those of the wire."""
+
+    LOADING = 1
+    COMPUTING = 2
+    WAITING = 3
+    """For others, by its own word."""
+    JOINING = 4
+    """Takes its stage's state over while the others train."""
+    READY = 5
+    """Did its part of what all do now."""
+    EXPORTING = 6
+    KEEPING = 7
+    """A result, until it is fetched."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberWork:
+    """What a member does for a run.
+
+    Attributes:
+        stage: counted from 0; so too `replica`, of `num_replicas` of the stage.
+        waits_for: whom it waits for, as it told last.
+        share: microbatches of the step under way that are its own.
+        parts_begun: forwards, backwards and weights of these, of `num_parts`, as it told last.
+        microbatch_s: seconds that a microbatch takes it to compute, of late; None: not known yet.
+    """
+
+    run_id: RunId
+    layers: LayerRange
+    stage: int
+    replica: int
+    num_replicas: int
+    doing: MemberDoing
+    waits_for: Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS)] = ()
+    share: int = 0
+    parts_begun: int = 0
+    num_parts: int = 0
+    microbatch_s: Amount | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberLink:
+    """A way from a member to another.
+
+    Attributes:
+        way: how the two met last.
+    """
+
+    peer_id: PeerId
+    way: Way
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contribution:
+    """What a member gave in all steps that were committed with it; going back takes nothing away.
+
+    Attributes:
+        samples: that passed it.
+        seconds: that these steps took.
+        compute_s: of these, at work.
+        sent_bytes: of activations and gradients.
+    """
+
+    samples: int = 0
+    steps: int = 0
+    seconds: Amount = 0.0
+    compute_s: Amount = 0.0
+    sent_bytes: int = 0
+
+    def __add__(self, other: Contribution) -> Contribution:
+        return Contribution(
+            samples=self.samples + other.samples,
+            steps=self.steps + other.steps,
+            seconds=self.seconds + other.seconds,
+            compute_s=self.compute_s + other.compute_s,
+            sent_bytes=min(self.sent_bytes + other.sent_bytes, MAX_GIVEN_BYTES),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contributor:
+    """Who gave something, here or not."""
+
+    peer_id: PeerId
+    given: Contribution
+
+
+MAX_GIVEN_BYTES = 1 << 62
+MAX_LINKS = 64
+"""Of a member that are told."""
+MAX_CONTRIBUTORS = 256
+"""That are told: those that gave most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -271,12 +381,33 @@ class MemberStatus:
         layers: None: it takes what it is given.
         idle: why there is nothing to do for it; empty if there may be.
         grant: what it may host.
+        endpoint: where others reach it; empty where the caller has no business with it.
+        device: what it computes on, as it says; so too `memory_bytes`, that it lends.
+        version: of its swarm-ft, as it says.
+        speaks: which version of the protocol.
+        joined_ago_s: seconds since its stream began.
+        heard_ago_s: seconds since it last said something.
+        machine: what it measured of itself and of its link to the coordinator.
+        work: what it does; None: no run has it.
+        links: to replicas of its stage and of those beside it, as far as they met.
+        given: in all committed steps, since the journal was made.
     """
 
     peer_id: PeerId
     layers: LayerRange | None
     idle: Text = ""
     grant: Grant = field(default_factory=Grant)
+    endpoint: Annotated[str, HostAndPort(is_optional=True)] = ""
+    device: Text = ""
+    memory_bytes: int = 0
+    version: Text = ""
+    speaks: int = 0
+    joined_ago_s: Amount = 0.0
+    heard_ago_s: Amount = 0.0
+    machine: Machine = field(default_factory=Machine)
+    work: MemberWork | None = None
+    links: Annotated[tuple[MemberLink, ...], Length(MAX_LINKS)] = ()
+    given: Contribution = field(default_factory=Contribution)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,6 +422,15 @@ class RunSummary:
         joining: peers of the stages that take over while the others train.
         boundaries: first to last; of a run that is not over.
         is_own: the caller's, or shared with it, or nobody has keys.
+        model: of the caller's own alone; so too `last_step` and `last_evaluation`.
+        last_step: None before the first, and after going back until the next.
+        step_s: seconds that a step took of late; 0: not known yet. So too the rates.
+        samples_per_s: trained, over the last steps.
+        tokens_per_s: target tokens, over the last steps since the coordinator started.
+        eta_s: seconds until its last step, at the pace of the last ones; None: not known.
+        place: in the queue: 0 is its turn, or over.
+        behind: the run that is before it in the queue.
+        snapshots: how many steps are in those that are whole.
     """
 
     run_id: RunId
@@ -305,6 +445,21 @@ class RunSummary:
     sent: ByteCounts = field(default_factory=ByteCounts)
     joining: Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS)] = ()
     boundaries: tuple[BoundaryStatus, ...] = ()
+    model: Text = ""
+    last_step: StepCommitted | None = None
+    last_evaluation: Evaluated | None = None
+    step_s: Amount = 0.0
+    samples_per_s: Amount = 0.0
+    tokens_per_s: Amount = 0.0
+    eta_s: Amount | None = None
+    place: int = 0
+    behind: RunId | None = None
+    snapshots: tuple[StepNumber, ...] = ()
+
+    @property
+    def bytes_saved(self) -> int:
+        """What the codecs kept off the links, in all steps that count."""
+        return self.sent.uncompressed_bytes - self.sent.sent_bytes
 
 
 MAX_PAGE_MEMBERS, MAX_PAGE_RUNS = 256, 32
@@ -333,6 +488,10 @@ class SwarmStatus:
     Attributes:
         num_members: that there are in all.
         num_runs: so too of runs.
+        version: of the coordinator's swarm-ft.
+        unix_s: its wall clock.
+        next_event: the serial number that the next event will have.
+        contributors: who gave most, here or not; on the first page.
     """
 
     members: Annotated[tuple[MemberStatus, ...], Length(MAX_PAGE_MEMBERS)]
@@ -340,3 +499,7 @@ class SwarmStatus:
     num_members: int = 0
     num_runs: int = 0
     relays: Annotated[tuple[RelayStatus, ...], Length(MAX_RELAYS)] = ()
+    version: Text = ""
+    unix_s: Amount = 0.0
+    next_event: Serial = 0
+    contributors: Annotated[tuple[Contributor, ...], Length(MAX_CONTRIBUTORS)] = ()

@@ -353,6 +353,8 @@ class PeerHello:
     Attributes:
         endpoint: where other peers reach it, `host:port`.
         kept_runs: whose buffers lie on its disk, besides those of `held`.
+        device: what it computes on, in words.
+        version: of its swarm-ft.
     """
 
     peer_id: PeerId
@@ -361,6 +363,8 @@ class PeerHello:
     memory_bytes: int
     held: HeldStage | None = None
     kept_runs: Annotated[tuple[RunId, ...], Length(MAX_KEPT_RUNS)] = ()
+    device: Text = ""
+    version: Text = ""
     protocol_version: Annotated[int, Spoken("peer", "coordinator")] = PROTOCOL_VERSION
 
 

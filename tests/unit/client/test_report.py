@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from swarm_ft.client.forecast import EvalForecast, Forecast
-from swarm_ft.client.report import ProgressState, RunReport, StepTotals, eval_line, kind_lines
+from swarm_ft.client.report import ProgressState, RunReport, StepTotals, eval_line
+from swarm_ft.client.words import kind_lines
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase, RunStatus, StepCommitted
@@ -86,6 +87,7 @@ def test_the_document_has_the_promised_fields() -> None:
     assert document == {
         "run_id": "run-1",
         "model_dir": "out/model",
+        "went_back": [],
         "losses": [3.5, 2.5],
         "steps": 2,
         "stopped_early": False,

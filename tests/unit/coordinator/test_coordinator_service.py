@@ -34,7 +34,7 @@ from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import (
     CancelRequest,
     CollectedRequest,
-    Evaluated,
+    RunEvent,
     RunPhase,
     RunStatus,
     SampleTokens,
@@ -76,7 +76,7 @@ DEADLINE_S = 10.0
 NO_STEP = StepNumber(1 << 30)
 MINE = RunId("mine")
 Samples: TypeAlias = Sequence[tuple[int, bytes]]
-Event: TypeAlias = RunStatus | StepCommitted | Evaluated | PeerTimeline
+Event: TypeAlias = RunEvent | PeerTimeline
 
 pytestmark = pytest.mark.timeout(30)
 

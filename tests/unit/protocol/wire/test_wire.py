@@ -247,7 +247,7 @@ def test_another_version_is_told_with_who_is_to_be_updated(version: int, words: 
 OPENERS = {
     *("PeerHello", "LinkHello", "SubmitHeader", "WatchRequest"),
     *("CancelRequest", "CollectedRequest", "StatusRequest", "EnrolRequest", "Reachable"),
-    *("PlaceRequest", "LinkSample", "BeginText"),
+    *("PlaceRequest", "LinkSample", "BeginText", "EventsRequest"),
     "RelayHello",
 }
 

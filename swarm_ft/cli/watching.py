@@ -1,0 +1,564 @@
+"""`swarm-ft status`, `events` and `losses`: who is there, what happened and why, how a run learns.
+
+They ask the coordinator alone. With an invitation, or its address, nothing else is opened: no DHT,
+no torch; so each takes a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import math
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from swarm_ft.cli.joining import WayIn, client_key_file, connected, way_in
+from swarm_ft.cli.options import examples, json_flag, log_option, stack
+
+if TYPE_CHECKING:
+    from swarm_ft.client.swarm import SwarmClient
+    from swarm_ft.ids import RunId
+    from swarm_ft.protocol.messages.client import (
+        BoundaryStatus,
+        Contribution,
+        Evaluated,
+        MemberStatus,
+        MemberWork,
+        RunSummary,
+        StepCommitted,
+        SwarmStatus,
+    )
+    from swarm_ft.protocol.messages.events import SwarmEvent, WentBack
+
+WATCH_S = 1.0
+NEWEST_EVENTS = 100
+"""That are shown of a swarm if nobody says since when."""
+CSV_COLUMNS = (
+    "step",
+    "loss",
+    "learning_rate",
+    "grad_norm",
+    "seconds",
+    "eval_loss",
+    "compressed_eval_loss",
+)
+
+look_options = stack(way_in(by_address=True), log_option)
+run_option = click.option("--run", "run_name", metavar="ID", help="This run alone.")
+
+
+@asynccontextmanager
+async def looking(way: WayIn) -> AsyncIterator[SwarmClient]:
+    """A client that asks the coordinator and nobody else; raises as `joined` does.
+
+    With an invitation the coordinator is where that says, or was told. Without one, and without
+    its address, the DHT has to be asked, which takes seconds.
+    """
+    from swarm_ft.client.swarm import SwarmClient
+    from swarm_ft.discovery.directory import KnownCoordinator
+    from swarm_ft.transport.grpc_options import GrpcOptions
+    from swarm_ft.transport.grpc_transport import GrpcTransport
+
+    if way.invite is None and way.coordinator is None:
+        async with connected(way) as swarm:
+            yield swarm
+        return
+    if way.invite is None:
+        credentials, found = None, way.coordinator
+    else:
+        from swarm_ft.enrol import enrol
+        from swarm_ft.identity.keys import key_at
+
+        member = await enrol(way.invite, key_at(client_key_file()))
+        credentials, found = member.credentials, way.coordinator or member.coordinator
+    transport = GrpcTransport(GrpcOptions(credentials=credentials))
+    yield SwarmClient(KnownCoordinator(found or ""), transport)
+
+
+# ---- status
+
+
+@click.command(
+    epilog=examples(
+        "swarm-ft status --invite swarm1...",
+        "swarm-ft status --invite @invitation.txt --watch",
+        "swarm-ft status --insecure --coordinator 127.0.0.1:7000 --json",
+    )
+)
+@click.option("--watch", "watches", is_flag=True, help="Show it anew every second, until Ctrl-C.")
+@look_options
+@json_flag
+def status(way: WayIn, watches: bool, as_json: bool) -> None:
+    """Show the swarm's peers and runs."""
+    from swarm_ft.cli.running import run_async, run_until_stopped
+
+    if not watches:
+        gc.disable()  # nothing lives long enough to be collected; that is a tenth of the time
+
+    async def work() -> None:
+        async with looking(way) as swarm:
+            _show(await swarm.status(), as_json=as_json)
+            while watches:
+                await asyncio.sleep(WATCH_S)
+                _show(await swarm.status(), as_json=as_json, clears=not as_json)
+
+    (run_until_stopped if watches else run_async)(work)
+
+
+def _show(found: SwarmStatus, *, as_json: bool, clears: bool = False) -> None:
+    if clears:
+        click.clear()  # a terminal alone
+    click.echo(json.dumps(status_fields(found)) if as_json else "\n".join(status_lines(found)))
+
+
+def status_fields(found: SwarmStatus) -> dict[str, Any]:
+    """What `--json` prints."""
+    relays = [
+        {"relay": r.name, "endpoint": r.endpoint, "links": r.links, "bytes": r.relayed_bytes}
+        for r in found.relays
+    ]
+    return {
+        "version": found.version,
+        "unix_s": found.unix_s,
+        "next_event": found.next_event,
+        "peers": [_member_fields(member) for member in found.members],
+        "runs": [_run_fields(run) for run in found.runs],
+        "relays": relays,
+        "contributors": [{"peer": one.peer_id, **asdict(one.given)} for one in found.contributors],
+    }
+
+
+def _member_fields(member: MemberStatus) -> dict[str, Any]:
+    from swarm_ft.cli.keys import grant_fields
+
+    return {
+        "peer": member.peer_id,
+        "layers": str(member.layers or "auto"),
+        "idle": member.idle,
+        **grant_fields(member.grant),
+        "endpoint": member.endpoint,
+        "device": member.device,
+        "memory_bytes": member.memory_bytes,
+        "version": member.version,
+        "protocol": member.speaks,
+        "joined_ago_s": member.joined_ago_s,
+        "heard_ago_s": member.heard_ago_s,
+        "machine": asdict(member.machine),
+        "work": _work_fields(member.work) if member.work else None,
+        "links": [{"peer": link.peer_id, "way": str(link.way)} for link in member.links],
+        "given": asdict(member.given),
+    }
+
+
+def _work_fields(work: MemberWork) -> dict[str, Any]:
+    return {
+        "run": work.run_id,
+        "layers": str(work.layers),
+        "stage": work.stage,
+        "replica": work.replica,
+        "replicas": work.num_replicas,
+        "doing": work.doing.name.lower(),
+        "waits_for": list(work.waits_for),
+        "share": work.share,
+        "parts_begun": work.parts_begun,
+        "num_parts": work.num_parts,
+        "microbatch_s": work.microbatch_s,
+    }
+
+
+def _run_fields(run: RunSummary) -> dict[str, Any]:
+    from swarm_ft.client.words import kind_fields
+
+    return {
+        "run": run.run_id,
+        "phase": run.phase.name.lower(),
+        "detail": run.detail,
+        "own": run.is_own,
+        "model": run.model,
+        "steps": run.committed_steps,
+        "num_steps": run.num_steps,
+        "place": run.place,
+        "behind": run.behind,
+        "last_step": _step_fields(run.last_step) if run.last_step else None,
+        "last_evaluation": _eval_fields(run.last_evaluation) if run.last_evaluation else None,
+        "step_s": run.step_s,
+        "samples_per_s": run.samples_per_s,
+        "tokens_per_s": run.tokens_per_s,
+        "eta_s": run.eta_s,
+        "snapshots": list(run.snapshots),
+        "bytes": kind_fields(run.sent),
+        "bytes_saved": run.bytes_saved,
+        "relayed_bytes": run.sent.relayed_bytes,
+        "stages": [
+            {"peer": s.peer_id, "layers": str(s.layers), "joining": s.peer_id in run.joining}
+            for s in run.assignments
+        ],
+        "boundaries": [_boundary_fields(boundary) for boundary in run.boundaries],
+    }
+
+
+def _boundary_fields(status: BoundaryStatus) -> dict[str, object]:
+    return {
+        **asdict(status.kept),
+        "samples": status.buffered_samples,
+        "records": status.kept.samples,
+        "key_frames": status.key_frames,
+        "delta_frames": status.delta_frames,
+        "hit_rate": status.hit_rate,
+        "forward_codec": status.forward_codec,
+        "backward_codec": status.backward_codec,
+        "ratio": status.ratio,
+    }
+
+
+def status_lines(found: SwarmStatus) -> Iterator[str]:
+    """What people read."""
+    from rich.filesize import decimal
+
+    for member in found.members:
+        yield from _member_lines(member)
+    if not found.members:
+        yield "no peer is there; start some with 'swarm-ft serve-stage'"
+    for relay in found.relays:
+        moved = decimal(relay.relayed_bytes)
+        named = f"relay {relay.name or 'of the coordinator'} at {relay.endpoint}"
+        yield f"{named}  {relay.links} links, {moved} so far"
+    for run in found.runs:
+        yield from _run_lines(run)
+    here = {member.peer_id for member in found.members}
+    for one in found.contributors:
+        if one.peer_id not in here:
+            yield f"peer {one.peer_id}  not here now; {_given_words(one.given)}"
+
+
+def _member_lines(member: MemberStatus) -> Iterator[str]:
+    from rich.filesize import decimal
+
+    granted = f"  ({member.grant})" if str(member.grant) else ""
+    idle = f"  idle: {member.idle}" if member.idle else ""
+    yield f"peer {member.peer_id}  layers {member.layers or 'auto'}{granted}{idle}"
+    machine = member.machine
+    words = [
+        member.device,
+        f"{decimal(member.memory_bytes)} lent" if member.memory_bytes else "",
+        f"swarm-ft {member.version}" if member.version else "",
+        f"at {member.endpoint}" if member.endpoint else "",
+        f"heard {member.heard_ago_s:.0f} s ago" if member.heard_ago_s >= 1.0 else "",
+    ]
+    if any(words):
+        yield f"  {', '.join(filter(None, words))}"
+    if member.work is not None:
+        yield f"  {_work_words(member.work)}"
+    links = [f"{link.way} to {link.peer_id}" for link in member.links]
+    if machine.up_bytes_per_s:
+        up, down = (8e-6 * rate for rate in (machine.up_bytes_per_s, machine.down_bytes_per_s))
+        trip = f"{1e3 * machine.round_trip_s:.0f} ms there and back"
+        links.append(f"coordinator: {up:.0f} Mbps up, {down:.0f} down, {trip}")
+    if links:
+        yield f"  links: {', '.join(links)}"
+    if member.given.steps:
+        yield f"  {_given_words(member.given)}"
+
+
+def _work_words(work: MemberWork) -> str:
+    does = work.doing.name.lower()
+    if work.waits_for:
+        does = f"waits for {', '.join(work.waits_for)}"
+    replica = f", replica {work.replica + 1} of {work.num_replicas}"
+    where = f"layers {work.layers}{replica if work.num_replicas > 1 else ''}"
+    share = f"; {work.share} microbatches a step" if work.share else ""
+    speed = f", {work.microbatch_s:.3g} s each" if work.share and work.microbatch_s else ""
+    return f"{work.run_id}, {where}: {does}{share}{speed}"
+
+
+def _given_words(given: Contribution) -> str:
+    from rich.filesize import decimal
+
+    return (
+        f"gave {given.samples:,} samples in {given.steps:,} steps, "
+        f"{given.seconds / 3600:.2f} h, {decimal(given.sent_bytes)} sent"
+    )
+
+
+def _run_lines(run: RunSummary) -> Iterator[str]:
+    from swarm_ft.client.words import kind_lines
+    from swarm_ft.protocol.messages.control import stages_of
+
+    counted = f"step {run.committed_steps}/{run.num_steps}"
+    about = run.detail if run.is_own else "(another client's)"
+    yield f"run {run.run_id}  {run.phase.name.lower()}  {counted}  {about}".rstrip()
+    if run.behind is not None:
+        yield f"  {run.place + 1} in the queue, behind run {run.behind}"
+    how = "  ".join(_progress_words(run))
+    if how:
+        yield f"  {how}"
+    if run.snapshots:
+        yield f"  snapshots of steps {', '.join(map(str, run.snapshots))}"
+    for stage in stages_of(run.assignments):
+        names = (f"{p} (joining)" if p in run.joining else p for p in stage.peers)
+        yield f"  layers {stage.layers}  {', '.join(names)}"
+    yield from (f"  {line}" for line in kind_lines(run.sent))
+    yield from (f"  {line}" for boundary in run.boundaries for line in _about(boundary))
+
+
+def _progress_words(run: RunSummary) -> Iterator[str]:
+    from rich.filesize import decimal
+
+    from swarm_ft.client.words import clock_time
+
+    last, found = run.last_step, run.last_evaluation
+    if last is not None:
+        yield f"loss {last.loss:.3f}"
+        yield f"lr {last.learning_rate:.3g}"
+    if found is not None:
+        yield f"evaluation {found.loss:.3f} (step {found.step})"
+    if run.step_s and not run.phase.is_over:
+        yield f"{run.step_s:.3g} s a step"
+        yield f"{run.samples_per_s:.3g} samples/s"
+    if run.tokens_per_s and not run.phase.is_over:
+        yield f"{run.tokens_per_s:,.0f} tokens/s"
+    if run.eta_s is not None:
+        yield f"ETA {clock_time(run.eta_s)}"
+    if run.bytes_saved > 0 and last is not None:
+        yield f"saved {decimal(run.bytes_saved)}"
+
+
+def _about(status: BoundaryStatus) -> Iterator[str]:
+    """What is kept at a boundary that keeps buffers, or sent frames that could build on some."""
+    from rich.filesize import decimal
+
+    kept = status.kept
+    if status.ratio is not None:
+        codecs = f"{status.forward_codec} down, {status.backward_codec} up"
+        yield f"boundary {status.boundary:<11} {codecs}: {status.ratio:.1f} times fewer bytes"
+    if status.hit_rate is not None and (status.delta_frames or kept.samples):
+        yield (
+            f"boundary {status.boundary:<11} {status.buffered_samples} samples buffered, hit rate "
+            f"{status.hit_rate:.1%} ({status.key_frames} key, {status.delta_frames} delta frames)"
+        )
+    if kept.samples:
+        yield (
+            f"{'':<20} {decimal(kept.memory_bytes)} in memory, {decimal(kept.disk_bytes)} on disk; "
+            f"read {kept.memory_hits} times from memory, {kept.disk_hits} from disk, "
+            f"{kept.misses} not there; {kept.evictions} evicted, {kept.repairs} repaired"
+        )
+
+
+# ---- events
+
+
+@click.command(
+    epilog=examples(
+        "swarm-ft events --invite swarm1...",
+        "swarm-ft events --invite swarm1... --follow --json",
+        "swarm-ft events --invite swarm1... --run run-1a2b3c4d --since 0",
+    )
+)
+@click.option("--follow", "follows", is_flag=True, help="Go on telling, until Ctrl-C.")
+@click.option(
+    "--since",
+    type=click.IntRange(0),
+    metavar="SERIAL",
+    help=f"From this number on.  [default: the newest {NEWEST_EVENTS}, or all of --run]",
+)
+@run_option
+@look_options
+@json_flag
+def events(
+    way: WayIn, follows: bool, since: int | None, run_name: str | None, as_json: bool
+) -> None:
+    """Show what happened in the swarm, and why."""
+    from swarm_ft.cli.running import run_async, run_until_stopped
+    from swarm_ft.ids import RunId
+
+    async def work() -> None:
+        run_id = RunId(run_name) if run_name else None
+        async with looking(way) as swarm:
+            first = since if since is not None else await _newest(swarm, run_id)
+            told = swarm.events(first, run_id=run_id, follows=follows, on_trouble=_tell_trouble)
+            async with aclosing(told):
+                async for event in told:
+                    click.echo(json.dumps(event_fields(event)) if as_json else event_line(event))
+
+    (run_until_stopped if follows else run_async)(work)
+
+
+async def _newest(swarm: SwarmClient, run_id: RunId | None) -> int:
+    if run_id is not None:
+        return 0
+    return max(0, (await swarm.status()).next_event - NEWEST_EVENTS)
+
+
+def event_fields(event: SwarmEvent) -> dict[str, Any]:
+    """What `--json` prints, a line each."""
+    return {
+        "serial": event.serial,
+        "unix_s": event.unix_s,
+        "kind": event.kind.label,
+        "run": event.run_id,
+        "peer": event.peer_id,
+        "from_step": event.from_step,
+        "to_step": event.to_step,
+        "words": event.words,
+    }
+
+
+def event_line(event: SwarmEvent) -> str:
+    """What people read."""
+    from swarm_ft.client.words import printable
+
+    when = datetime.fromtimestamp(event.unix_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    about = f"{event.run_id}: " if event.run_id else ""
+    words = event.words or f"{event.peer_id or ''} (another client's)".strip()
+    return printable(f"{event.serial:>6}  {when}  {event.kind.label:<15} {about}{words}").rstrip()
+
+
+# ---- losses
+
+
+@click.command(
+    epilog=examples(
+        "swarm-ft losses --invite swarm1...",
+        "swarm-ft losses --invite swarm1... --run run-1a2b3c4d --csv > losses.csv",
+        "swarm-ft losses --invite swarm1... --follow --json",
+    )
+)
+@click.option("--run", "run_name", metavar="ID", help="The run.  [default: your newest]")
+@click.option("--follow", "follows", is_flag=True, help="Go on until the run is over, or Ctrl-C.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
+@look_options
+@json_flag
+def losses(way: WayIn, run_name: str | None, follows: bool, as_csv: bool, as_json: bool) -> None:
+    """Show a run's steps (loss, learning rate, gradient norm, seconds) and evaluations."""
+    from swarm_ft.cli.running import run_async, run_until_stopped
+    from swarm_ft.errors import BadOption
+
+    if as_csv and as_json:
+        raise BadOption("--csv, --json: give one of the two")
+
+    async def work() -> None:
+        async with looking(way) as swarm:
+            run = _chosen(await swarm.status(), run_name)
+            if as_csv:
+                click.echo(",".join(CSV_COLUMNS))
+            async for told in _told_of(swarm, run, follows=follows):
+                for line in _loss_lines(told, as_json=as_json, as_csv=as_csv):
+                    click.echo(line)
+
+    (run_until_stopped if follows else run_async)(work)
+
+
+def _chosen(found: SwarmStatus, name: str | None) -> RunSummary:
+    """The caller's run of this name, or its newest.
+
+    Raises:
+        NotFound: it has none.
+    """
+    from swarm_ft.errors import NotFound
+
+    own = {run.run_id: run for run in found.runs if run.is_own}
+    chosen = next((r for i, r in own.items() if i == name), None)
+    if name is None and own:
+        chosen = list(own.values())[-1]
+    if chosen is None:
+        known = ", ".join(own) or "none"
+        raise NotFound(f"--run: expected one of your runs ({known}), got {name or 'none'}")
+    return chosen
+
+
+async def _told_of(
+    swarm: SwarmClient, run: RunSummary, *, follows: bool
+) -> AsyncIterator[StepCommitted | Evaluated | WentBack]:
+    """All steps and evaluations until now; then, if it follows, what comes."""
+    from swarm_ft.protocol.messages.client import RunStatus, StepCommitted
+    from swarm_ft.protocol.messages.events import WentBack
+
+    left = {("step", run.committed_steps - 1)} if run.committed_steps else set()
+    if run.last_evaluation is not None:
+        left.add(("evaluation", run.last_evaluation.step))
+    num_statuses = 0
+    async with aclosing(swarm.watch(run.run_id, _tell_trouble)) as watching:
+        async for event in watching:
+            if isinstance(event, RunStatus):
+                num_statuses += 1  # the second follows all that was
+            elif isinstance(event, WentBack):
+                yield event
+            else:
+                is_step = isinstance(event, StepCommitted)
+                left.discard(("step" if is_step else "evaluation", event.step))
+                yield event
+            if not follows and (not left or num_statuses > 1):
+                return
+
+
+def _loss_lines(
+    told: StepCommitted | Evaluated | WentBack, *, as_json: bool, as_csv: bool
+) -> Iterator[str]:
+    from swarm_ft.client.words import printable
+    from swarm_ft.protocol.messages.events import WentBack
+
+    if isinstance(told, WentBack):
+        if as_json:
+            yield json.dumps({"went_back": asdict(told)})
+        else:
+            click.echo(printable(told.words), err=as_csv)
+        return
+    fields = _row_fields(told)
+    if as_json:
+        yield json.dumps(fields)
+    elif as_csv:
+        cells = (fields.get(name) for name in CSV_COLUMNS)
+        yield ",".join("" if cell is None else str(cell) for cell in cells)
+    else:
+        yield _row_words(told)
+
+
+def _row_fields(told: StepCommitted | Evaluated) -> dict[str, Any]:
+    from swarm_ft.protocol.messages.client import StepCommitted
+
+    return _step_fields(told) if isinstance(told, StepCommitted) else _eval_fields(told)
+
+
+def _step_fields(step: StepCommitted) -> dict[str, Any]:
+    return {
+        "step": step.step,
+        "loss": _finite(step.loss),
+        "learning_rate": step.learning_rate,
+        "grad_norm": _finite(step.grad_norm),
+        "seconds": step.seconds,
+        "samples": step.num_samples,
+    }
+
+
+def _eval_fields(found: Evaluated) -> dict[str, Any]:
+    return {
+        "step": found.step,
+        "eval_loss": _finite(found.eval_loss),
+        "compressed_eval_loss": _finite(found.compressed_eval_loss),
+        "eval_samples": found.num_samples,
+    }
+
+
+def _row_words(told: StepCommitted | Evaluated) -> str:
+    from swarm_ft.protocol.messages.client import StepCommitted
+
+    if not isinstance(told, StepCommitted):
+        return f"step {told.step:>6}  evaluation loss {told.loss:.4f}"
+    return (
+        f"step {told.step:>6}  loss {told.loss:<8.4f} lr {told.learning_rate:<10.3g} "
+        f"grad norm {told.grad_norm:<9.3g} {told.seconds:.2f} s"
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _tell_trouble(words: str) -> None:
+    click.echo(f"swarm-ft: {words}", err=True)

@@ -1,0 +1,67 @@
+"""What members gave, folded from commits, by their names; going back takes nothing away. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from swarm_ft.coordinator.facts.events import ContributionRecord, Turn
+from swarm_ft.coordinator.facts.state import PlannedStep, Run
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.messages.client import Contribution, StepCommitted
+
+MAX_CONTRIBUTIONS = 4096
+"""Members that are remembered; names cost nothing. Of more, those go that gave least."""
+
+
+def credit(turn: Turn, run: Run, step: PlannedStep, committed: StepCommitted) -> None:
+    """Count what each peer gave in a step, as it is committed.
+
+    Args:
+        turn: this one.
+        run: as it was before the commit.
+        step: with what its peers told.
+        committed: what came of it.
+    """
+    known = dict(turn.state.contributions)
+    given = {
+        peer: known.pop(peer, Contribution()) + one
+        for peer, one in given_in(run, step, committed).items()
+    }
+    known.update(given)  # those who gave last come last
+    ranked = sorted(known, key=lambda peer: known[peer].samples)
+    room = max(0, len(known) - MAX_CONTRIBUTIONS)
+    forgotten = tuple(peer for peer in ranked if peer not in given)[:room]
+    for peer in forgotten:
+        del known[peer]
+    turn.state = replace(turn.state, contributions=MappingProxyType(known))
+    turn.write(ContributionRecord(given, forgotten))
+
+
+def given_in(
+    run: Run, step: PlannedStep, committed: StepCommitted
+) -> Mapping[PeerId, Contribution]:
+    """What each peer that computed gave in a step: by the routes, and by its own count of bytes."""
+    return {
+        peer: Contribution(
+            samples=_num_samples(step, index, replica),
+            steps=1,
+            seconds=committed.seconds,
+            compute_s=step.ready[peer].compute_s,
+            sent_bytes=_sent_bytes(step, peer),
+        )
+        for index, stage in enumerate(run.computing)
+        for replica, peer in enumerate(stage.peers)
+    }
+
+
+def _num_samples(step: PlannedStep, index: int, replica: int) -> int:
+    passing = (b for b in step.microbatches if b.entry <= index and b.replica_at(index) == replica)
+    return sum(len(batch.samples) for batch in passing)
+
+
+def _sent_bytes(step: PlannedStep, peer: PeerId) -> int:
+    ready = step.ready[peer]
+    activations = sum(one.forward_bytes + one.backward_bytes for one in ready.traffic)
+    return activations + ready.gradients.sent_bytes

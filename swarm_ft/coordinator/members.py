@@ -1,0 +1,177 @@
+"""What the coordinator knows of each member, as `swarm-ft status` shows it. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
+from swarm_ft.coordinator.facts.ways import Ways, pair_of
+from swarm_ft.coordinator.plan.routes import expected_s
+from swarm_ft.identity.certificates import Caller
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.machines.pipeline import PARTS
+from swarm_ft.protocol.messages.capacity import Machine
+from swarm_ft.protocol.messages.client import (
+    MAX_CONTRIBUTORS,
+    MAX_LINKS,
+    Contribution,
+    Contributor,
+    MemberDoing,
+    MemberLink,
+    MemberStatus,
+    MemberWork,
+    RunPhase,
+)
+from swarm_ft.protocol.messages.control import Stage
+from swarm_ft.protocol.spec.training_plan import Microbatch
+from swarm_ft.transport.rules import may_read
+
+
+@dataclass(frozen=True, slots=True)
+class _Post:
+    """Where a member is in a run: its stage and which of the stage's replicas it is.
+
+    Attributes:
+        share: microbatches of the step under way that it trains; `held_out` are only evaluated.
+    """
+
+    run: Run
+    stages: tuple[Stage, ...]
+    index: int
+    replica: int
+    share: int
+    held_out: int
+
+    @property
+    def stage(self) -> Stage:
+        return self.stages[self.index]
+
+
+class Roll:
+    """Tells of members, one after the other.
+
+    Args:
+        state: all that is known.
+        machines: what members measured of themselves.
+        caller: who asks; None: nobody has keys.
+    """
+
+    def __init__(
+        self, state: SwarmState, machines: Mapping[PeerId, Machine], caller: Caller | None
+    ) -> None:
+        self._state = state
+        self._machines = machines
+        self._caller = caller
+        self._posts = {peer: post for run in _manned(state) for peer, post in _posts(run)}
+
+    def status(self, member: Member, idle: str) -> MemberStatus:
+        """What is known of a member, and in these words why there is nothing to do for it."""
+        hello, state = member.hello, self._state
+        peer, post = hello.peer_id, self._posts.get(hello.peer_id)
+        return MemberStatus(
+            peer_id=peer,
+            layers=hello.layers,
+            idle=idle,
+            grant=member.grant,
+            endpoint=hello.endpoint if self._may_know(peer, post) else "",
+            device=hello.device,
+            memory_bytes=hello.memory_bytes,
+            version=hello.version,
+            speaks=hello.protocol_version,
+            joined_ago_s=max(0.0, state.seen_at_s - member.joined_at_s),
+            heard_ago_s=max(0.0, state.seen_at_s - member.heard_at_s),
+            machine=self._machines.get(peer, Machine()),
+            work=_work(post, peer) if post else None,
+            links=tuple(islice(_links(post, peer, state.ways), MAX_LINKS)) if post else (),
+            given=state.contributions.get(peer, Contribution()),
+        )
+
+    def _may_know(self, peer: PeerId, post: _Post | None) -> bool:
+        """Whether the caller has any business with a member: it is itself, or works for it."""
+        caller = self._caller
+        if caller is None or caller.name == peer:
+            return True
+        run = post.run if post else None
+        return run is not None and may_read(caller, run.owner, run.spec.train.readers)
+
+
+def contributors(state: SwarmState) -> tuple[Contributor, ...]:
+    """Those that gave most first."""
+    ranked = sorted(state.contributions.items(), key=lambda one: -one[1].samples)
+    return tuple(
+        Contributor(peer_id=peer, given=given) for peer, given in ranked[:MAX_CONTRIBUTORS]
+    )
+
+
+def _manned(state: SwarmState) -> Iterator[Run]:
+    """Runs that have peers; those under way last, whose posts count."""
+    manned = [r for r in state.runs.values() if r.attempt.assignments]
+    yield from (run for run in manned if run.phase is RunPhase.FINISHED)
+    yield from (run for run in manned if not run.phase.is_over)
+
+
+def _posts(run: Run) -> Iterator[tuple[PeerId, _Post]]:
+    stages, step = run.stages, run.step
+    shares = _shares(run, step.microbatches if step else ())
+    held_out = _shares(run, step.evaluation if step else ())
+    for index, stage in enumerate(stages):
+        for replica, peer in enumerate(stage.peers):
+            yield peer, _Post(run, stages, index, replica, shares[peer], held_out[peer])
+
+
+def _shares(run: Run, batches: Sequence[Microbatch]) -> Counter[PeerId]:
+    """How many microbatches each peer computes in this attempt."""
+    return Counter(
+        stage.peers[batch.replica_at(index)]
+        for index, stage in enumerate(run.computing if batches else ())
+        for batch in batches
+        if batch.is_to_do(index) and batch.replica_at(index) < len(stage.peers)
+    )
+
+
+def _work(post: _Post, peer: PeerId) -> MemberWork:
+    run, awaited = post.run, post.run.attempt.awaited
+    seconds = run.measured.seconds.get(peer, ())
+    num_parts = PARTS * post.share + post.held_out
+    return MemberWork(
+        run_id=run.run_id,
+        layers=post.stage.layers,
+        stage=post.index,
+        replica=post.replica,
+        num_replicas=len(post.stage.peers),
+        doing=_doing(run, peer),
+        waits_for=tuple(sorted(awaited.waits_for.get(peer, ()))),
+        share=post.share,
+        parts_begun=min(awaited.parts_begun.get(peer, 0), num_parts),
+        num_parts=num_parts,
+        microbatch_s=expected_s(seconds) if seconds else None,
+    )
+
+
+def _doing(run: Run, peer: PeerId) -> MemberDoing:
+    if run.phase is RunPhase.FINISHED:
+        return MemberDoing.KEEPING
+    if peer in run.listeners:
+        return MemberDoing.JOINING
+    if run.phase is RunPhase.WAITING or peer in run.attempt.awaited.waits_for:
+        return MemberDoing.WAITING
+    if run.phase is RunPhase.LOADING:
+        return MemberDoing.READY if peer in run.attempt.loaded else MemberDoing.LOADING
+    if run.phase is RunPhase.EXPORTING:
+        return MemberDoing.READY if peer in run.past.exported else MemberDoing.EXPORTING
+    is_ready = run.step is None or peer in run.step.ready
+    return MemberDoing.READY if is_ready else MemberDoing.COMPUTING
+
+
+def _links(post: _Post, peer: PeerId, ways: Ways) -> Iterator[MemberLink]:
+    """To the replicas of its stage, which sum gradients with it, and of those beside it."""
+    if not ways.met:
+        return
+    for stage in post.stages[max(0, post.index - 1) : post.index + 2]:
+        for other in stage.peers:
+            way = ways.met.get(pair_of(peer, other))
+            if way is not None and other != peer:
+                yield MemberLink(peer_id=other, way=way)
