@@ -10,7 +10,12 @@ from swarm_ft.coordinator.facts.state import Run, Snapshot, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.errors import SwarmError
 from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.protocol.messages.client import Evaluated, RunEvent, StepCommitted
+from swarm_ft.protocol.messages.client import (
+    DEFAULT_PRIORITY,
+    Evaluated,
+    RunEvent,
+    StepCommitted,
+)
 from swarm_ft.protocol.messages.control import CommitStep, FromPeer, PeerHello, ToPeer
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
 from swarm_ft.protocol.spec.best import Judged
@@ -54,6 +59,7 @@ class RunSubmitted:
     spec: RunSpec
     owner: str = ""
     storage_key: bytes = field(default=b"", repr=False)
+    priority: int = DEFAULT_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)
