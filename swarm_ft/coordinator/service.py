@@ -474,7 +474,7 @@ class CoordinatorService:
 
     def _begin(self, run: Run, data_digest: bytes) -> None:
         self._journal.write_run(run, data_digest)
-        self._handle(RunSubmitted(run.run_id, run.spec, run.owner, run.storage_key))
+        self._handle(RunSubmitted(run.run_id, run.spec, run.owner, run.storage_key, run.priority))
 
     async def _watch(self, stream: WatchStream) -> None:
         request = await stream.receive()

@@ -29,7 +29,13 @@ from swarm_ft.errors import (
 )
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.machines.rate import Floor
-from swarm_ft.protocol.messages.client import RunStatus, SampleTokens, SubmitHeader, SubmitPart
+from swarm_ft.protocol.messages.client import (
+    DEFAULT_PRIORITY,
+    RunStatus,
+    SampleTokens,
+    SubmitHeader,
+    SubmitPart,
+)
 from swarm_ft.protocol.spec import sample_rows
 from swarm_ft.protocol.spec.digest import RunningDigest, check_spec_digest
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN
@@ -312,7 +318,13 @@ def _check_rows(job: SubmitHeader, first: int, tokens: bytes) -> None:
 
 
 def _run_of(job: SubmitHeader, owner: str) -> Run:
-    return Run(run_id=job.run_id, spec=job.spec, owner=owner, storage_key=new_key())
+    return Run(
+        run_id=job.run_id,
+        spec=job.spec,
+        owner=owner,
+        storage_key=new_key(),
+        priority=DEFAULT_PRIORITY if job.priority is None else job.priority,
+    )
 
 
 def _is_same(run: Run, job: SubmitHeader, owner: str) -> bool:

@@ -605,16 +605,18 @@ class ToPeer(_message.Message):
     def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ..., idle: _Optional[_Union[StayIdle, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
-    __slots__ = ("spec", "spec_digest", "run_id", "protocol_version")
+    __slots__ = ("spec", "spec_digest", "run_id", "priority", "protocol_version")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     SPEC_DIGEST_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     spec: _run_pb2.RunSpec
     spec_digest: bytes
     run_id: str
+    priority: int
     protocol_version: int
-    def __init__(self, spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., spec_digest: _Optional[bytes] = ..., run_id: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., spec_digest: _Optional[bytes] = ..., run_id: _Optional[str] = ..., priority: _Optional[int] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class SubmitPart(_message.Message):
     __slots__ = ("header", "tokens")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
-from swarm_ft.coordinator.decide import attempts, machine
+from swarm_ft.coordinator.decide import machine
 from swarm_ft.coordinator.plan import lateness
 from swarm_ft.errors import RunFailed
 from swarm_ft.identity.certificates import Role
@@ -157,7 +157,6 @@ async def opened(work_dir: Path) -> AsyncIterator[Scene]:
 def hasty() -> Iterator[None]:
     """The swarm's own patience, shortened: what it waits for comes in milliseconds here."""
     with (
-        patch.object(attempts, "PASSED_BY_AFTER_S", 1.0),
         patch.object(machine, "RETRY_S", 0.1),
         patch.object(lateness, "LOAD_S", 15.0),
     ):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm_ft.coordinator.decide import attempts, machine
+from swarm_ft.coordinator.decide import machine
 from swarm_ft.coordinator.plan import lateness
 from swarm_ft.identity.certificates import Role
 from swarm_ft.ids import MicrobatchIndex, PeerId, RunId
@@ -79,12 +79,6 @@ def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "RETRY_S", 0.1)
 
 
-@pytest.fixture
-def passed_by_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "PASSED_BY_AFTER_S", 0.5)
-
-
-@pytest.mark.usefixtures("passed_by_soon")
 async def test_a_job_of_a_smaller_model_costs_no_peer(job: Job, tmp_path: Path) -> None:
     digests = job.spec.model.block_digests[:1]
     model = replace(job.spec.model, num_blocks=1, block_digests=digests)

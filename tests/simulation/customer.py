@@ -18,16 +18,24 @@ PATIENCE_S = 1.0
 
 
 class Customer:
-    """See the module's docstring; `has_result` once it is there and right."""
+    """See the module's docstring; `has_result` once it is there and right.
 
-    def __init__(self, spec: RunSpec) -> None:
+    Args:
+        spec: of its job.
+        after_s: how late it comes.
+    """
+
+    def __init__(self, spec: RunSpec, after_s: float = 0.0) -> None:
         self.has_result = False
         self._spec = spec
+        self._after_s = after_s
         self._run_id = RunId(f"run-{secrets.token_hex(4)}")
 
     async def __call__(self, machine: Machine) -> None:
         """Go on until the result is there, whatever happens."""
         client = SwarmClient(machine.directory, machine.transport)
+        if self._after_s and machine.starts == 1:
+            await asyncio.sleep(self._after_s)
         while not self.has_result:
             try:
                 await self._try(client, machine)
@@ -48,7 +56,7 @@ class Customer:
         paths = await client.fetch_result(status, folder, lambda told: say(f"client: {told}"))
         if paths is None:
             return  # a part of it was lost, and is made again
-        machine.world.invariants.fetched(b"".join(path.read_bytes() for path in paths))
+        machine.world.invariants.fetched(self._spec, b"".join(path.read_bytes() for path in paths))
         self.has_result = True
         await client.collected(run_id)
 

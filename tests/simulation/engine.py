@@ -99,7 +99,7 @@ class TinyEngine:
         self.is_last = layers.stop == spec.model.num_blocks
         self.sends_gradients = spec.gradients_cross(layers.start)
         self.has_backward = spec.gradients_cross(layers.stop)
-        self._spec = spec
+        self.spec = spec
         self._watcher = watcher
         self._check_disk = check_disk
         self._blocks: dict[int, _Block] = {}
@@ -108,7 +108,7 @@ class TinyEngine:
 
     def load(self) -> None:
         """The weights that the run begins with."""
-        channels, samples = self._spec.model.hidden_size, self._spec.train.num_samples
+        channels, samples = self.spec.model.hidden_size, self.spec.train.num_samples
         for b in range(self.layers.start, self.layers.stop):
             weights = (np.arange(channels) * 7 + 3 * b + 1) % MODULUS
             zeros = np.zeros(channels, np.int64), np.zeros(samples, np.int64)
@@ -303,7 +303,7 @@ class TinyEngine:
 
     def _through(self, x: Tensor) -> tuple[Ints, list[Ints]]:
         """The output of the last block, and the input of each."""
-        value = _embedded(x, self._spec.model.hidden_size) if self.is_first else _received(x)
+        value = _embedded(x, self.spec.model.hidden_size) if self.is_first else _received(x)
         inputs = []
         for b, block in self._loaded().items():
             inputs.append(value)
@@ -338,7 +338,7 @@ class TinyEngine:
 
     def _trained(self) -> dict[int, _Block]:
         """The blocks that are not frozen."""
-        trained = self._spec.trained_layers
+        trained = self.spec.trained_layers
         return {b: x for b, x in self._loaded().items() if trained.start <= b < trained.stop}
 
 

@@ -1,5 +1,7 @@
 """What must hold at every moment of a simulation, whatever goes wrong in it.
 
+Of several runs that share a swarm all of it holds for each, as if it was alone.
+
 1. A step that is applied has each of its samples' gradients once in every block.
 2. Weights are, after every applied step, those of the run without faults.
 3. A step is applied only if the coordinator's journal has its commit, and the journal commits
@@ -25,12 +27,15 @@ from dataclasses import dataclass
 from swarm_ft.buffers import BufferKey, BufferStore, End
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
+    ContributionRecord,
     EvaluationRecord,
+    EventRecord,
     PlanRecord,
     Record,
     RollbackRecord,
     RunRecord,
     SnapshotRecord,
+    StandingRecord,
 )
 from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.ids import BlockIndex, RunId, SampleId, StepNumber
@@ -63,27 +68,32 @@ class _Stage:
 
 
 class Invariants:
-    """Sees what is written, applied and fetched. `failures` tells what did not hold."""
+    """Sees what is written, applied and fetched. `failures` tells what did not hold.
 
-    def __init__(self, spec: RunSpec, trace: Trace) -> None:
+    Each run is looked at as if it was alone.
+
+    Args:
+        specs: of the jobs, no two of which are equal.
+    """
+
+    def __init__(self, specs: Sequence[RunSpec], trace: Trace) -> None:
         self.on_moment: Callable[[str], None] = lambda _moment: None
         """Told of every moment that a fault may wait for."""
         self.failures: list[str] = []
-        self.num_commits = 0
-        self.num_rollbacks = 0
-        self._spec = spec
         self._trace = trace
-        self._expected, self._eval_losses = quiet_run(spec)
-        self._evaluated: set[int] = set()
-        self._saved: frozenset[StepNumber] = frozenset()
-        self._loadable: set[int] = set()
-        self._result_step: int | None = None
-        self._committed: dict[RunId, int] = {}
-        self._ever_committed = 0
-        self._last_attempt = 0
-        self._stages: dict[str, _Stage] = {}
-        self._applied_in: dict[str, TinyEngine] = {}
-        self._moved: dict[tuple[int, int], dict[tuple[str, str, int], None]] = {}
+        self._of_jobs = {spec.digest(): _OfRun(spec, trace, self) for spec in specs}
+        self._of_runs: dict[RunId, _OfRun] = {}
+        self._works_for: dict[str, _OfRun] = {}
+
+    @property
+    def num_commits(self) -> int:
+        """Of all runs."""
+        return sum(run.num_commits for run in self._of_jobs.values())
+
+    @property
+    def num_rollbacks(self) -> int:
+        """Of all runs."""
+        return sum(run.num_rollbacks for run in self._of_jobs.values())
 
     def fail(self, text: str) -> None:
         """Something does not hold."""
@@ -95,46 +105,106 @@ class Invariants:
         where = "".join(traceback.format_exception(error)) if error is not None else ""
         self.fail(f"{text}\n{where}".rstrip())
 
-    # ---- the journal
-
     def written(self, records: Sequence[Record]) -> None:
         """Records became durable."""
         for record in records:
-            match record:
-                case CommitRecord():
-                    self._commit(record)
-                case RollbackRecord(run_id, first_void_step, is_evaluated):
-                    self._trace.say(f"journal: back to step {first_void_step}")
-                    committed = self._committed.get(run_id, 0)
-                    self._committed[run_id] = min(committed, first_void_step)
-                    first_void = first_void_step + is_evaluated
-                    self._evaluated = {s for s in self._evaluated if s < first_void}
-                    self._loadable = {s for s in self._loadable if s < first_void}
-                    self.num_rollbacks += 1
-                case RunRecord(run):
-                    self._committed.setdefault(run.run_id, 0)
-                    if len(self._committed) > 1:
-                        self.fail("the job became two runs")
-                    self._trace.say(
-                        f"journal: {run.phase.name.lower()}, attempt {run.attempt.number}, "
-                        f"{run.committed_steps} steps; {run.detail}"
-                    )
-                    if run.phase is RunPhase.FINISHED:
-                        self.on_moment("finished")
-                        self._check_evaluations(run)
-                case SnapshotRecord(kept=kept):
-                    self._saved = kept
-                case EvaluationRecord():
-                    self._evaluation(record)
-                case PlanRecord():
-                    self.on_moment("planned")
-                case _:
-                    pass
+            if isinstance(record, StandingRecord | ContributionRecord | EventRecord):
+                continue
+            if isinstance(record, RunRecord):
+                job = self._of_jobs[record.run.spec.digest()]
+                if self._of_runs.setdefault(record.run.run_id, job) is not job:
+                    self.fail("a run became another job's")
+                if len(self._of_runs) > len(self._of_jobs):
+                    self.fail("the job became two runs")
+                job.written(record.run.run_id, record)
+            elif record.run_id in self._of_runs:
+                self._of_runs[record.run_id].written(record.run_id, record)
+
+    def watcher(self, machine: str) -> StageWatcher:
+        """Of one peer's engines."""
+        return StageWatcher(self, machine)
+
+    def began(self, machine: str, engine: TinyEngine, node: PeerNode, step: StepNumber) -> None:
+        """A stage is about to run a step: its buffers are as of all steps before."""
+        run = self._works_for[machine] = self._of_jobs[engine.spec.digest()]
+        for other in self._of_jobs.values():
+            if other is not run:
+                other.left_by(machine)
+        run.began(machine, engine, node, step)
+
+    def moved(self, source: str, target: str, frame: Frame) -> None:
+        """A frame that makes a buffer arrived; once its step commits, both ends are to hold it."""
+        if source in self._works_for:
+            self._works_for[source].moved(source, target, frame)
+
+    def applied(self, machine: str, applied: Applied) -> None:
+        """A stage applied a step."""
+        self._of_jobs[applied.engine.spec.digest()].applied(machine, applied)
+
+    def fetched(self, spec: RunSpec, weights: bytes) -> None:
+        """A client has the result of its job."""
+        self._of_jobs[spec.digest()].fetched(weights)
+
+
+class _OfRun:
+    """What must hold of one run."""
+
+    def __init__(self, spec: RunSpec, trace: Trace, all_runs: Invariants) -> None:
+        self.num_commits = 0
+        self.num_rollbacks = 0
+        self.fail = all_runs.fail
+        self._all_runs = all_runs
+        self._run_id: RunId | None = None
+        self._committed = 0
+        self._spec = spec
+        self._trace = trace
+        self._expected, self._eval_losses = quiet_run(spec)
+        self._evaluated: set[int] = set()
+        self._saved: frozenset[StepNumber] = frozenset()
+        self._loadable: set[int] = set()
+        self._result_step: int | None = None
+        self._ever_committed = 0
+        self._last_attempt = 0
+        self._stages: dict[str, _Stage] = {}
+        self._applied_in: dict[str, TinyEngine] = {}
+        self._moved: dict[tuple[int, int], dict[tuple[str, str, int], None]] = {}
+
+    # ---- the journal
+
+    def written(self, run_id: RunId, record: Record) -> None:
+        """A record of the run became durable."""
+        self._run_id = run_id
+        match record:
+            case CommitRecord():
+                self._commit(record)
+            case RollbackRecord(first_void_step=first_void_step, is_evaluated=is_evaluated):
+                self._trace.say(f"journal: {run_id} goes back to step {first_void_step}")
+                self._committed = min(self._committed, first_void_step)
+                first_void = first_void_step + is_evaluated
+                self._evaluated = {s for s in self._evaluated if s < first_void}
+                self._loadable = {s for s in self._loadable if s < first_void}
+                self.num_rollbacks += 1
+            case RunRecord(run):
+                self._trace.say(
+                    f"journal: {run_id} {run.phase.name.lower()}, attempt {run.attempt.number}, "
+                    f"{run.committed_steps} steps; {run.detail}"
+                )
+                if run.phase is RunPhase.FINISHED:
+                    self._all_runs.on_moment("finished")
+                    self._check_evaluations(run)
+            case SnapshotRecord(kept=kept):
+                self._saved = kept
+            case EvaluationRecord():
+                self._evaluation(record)
+            case PlanRecord():
+                self._all_runs.on_moment("planned")
+            case _:
+                pass
 
     def _evaluation(self, record: EvaluationRecord) -> None:
         found = record.evaluated
         self._trace.say(f"journal: evaluation of {found.step} steps: {found.loss}")
-        if found.step != self._committed.get(record.run_id, 0) or found.step in self._evaluated:
+        if found.step != self._committed or found.step in self._evaluated:
             self.fail(f"the journal has an evaluation of {found.step} steps at the wrong time")
         self._evaluated.add(found.step)
         if found.step and (found.step in self._saved or found.step == self._spec.train.num_steps):
@@ -176,20 +246,20 @@ class Invariants:
     def _commit(self, record: CommitRecord) -> None:
         step = record.step.step
         self._trace.say(f"journal: commit of step {step}")
-        committed = self._committed.get(record.run_id, 0)
+        committed = self._committed
         if step != committed:
             self.fail(f"the journal commits step {step} when {committed} are committed")
         self.num_commits += 1
-        self._committed[record.run_id] = step + 1
+        self._committed = step + 1
         self._last_attempt = record.commit.attempt
         self._ever_committed = max(self._ever_committed, step + 1)
-        self.on_moment("committed")
+        self._all_runs.on_moment("committed")
 
     # ---- engines
 
-    def watcher(self, machine: str) -> StageWatcher:
-        """Of one peer's engines."""
-        return StageWatcher(self, machine)
+    def left_by(self, machine: str) -> None:
+        """It works for another run."""
+        self._stages.pop(machine, None)
 
     def began(self, machine: str, engine: TinyEngine, node: PeerNode, step: StepNumber) -> None:
         """A stage is about to run a step: its buffers are as of all steps before."""
@@ -214,15 +284,16 @@ class Invariants:
         if any(self._applied_in.get(m) is not self._stages[m].engine for m in pair[:2]):
             return  # one was loaded since, perhaps from another replica's snapshot
         boundary = BlockIndex(max(sender.engine.layers.start, receiver.engine.layers.start))
-        for run_id in self._committed:
-            sample = SampleId(pair[2])
-            sent = sender.store.get(BufferKey(run_id, boundary, End.SENT, sample))
-            received = receiver.store.get(BufferKey(run_id, boundary, End.RECEIVED, sample))
-            if sent and received and sent.digest != received.digest:
-                self.fail(
-                    f"boundary {boundary}, sample {sample}: the buffers of {pair[0]} and {pair[1]} "
-                    f"differ after step {sender.step - 1}"
-                )
+        run_id, sample = self._run_id, SampleId(pair[2])
+        if run_id is None:
+            return
+        sent = sender.store.get(BufferKey(run_id, boundary, End.SENT, sample))
+        received = receiver.store.get(BufferKey(run_id, boundary, End.RECEIVED, sample))
+        if sent and received and sent.digest != received.digest:
+            self.fail(
+                f"boundary {boundary}, sample {sample}: the buffers of {pair[0]} and {pair[1]} "
+                f"differ after step {sender.step - 1}"
+            )
 
     def applied(self, machine: str, applied: Applied) -> None:
         """A stage applied a step."""

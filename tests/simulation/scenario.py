@@ -23,6 +23,9 @@ TAKE_OVERS = 0.25
 """Of all scenarios."""
 EVALUATIONS = 0.5
 """So too those in which held-out samples are evaluated."""
+SIDE_BY_SIDE = 0.2
+"""So too those in which more than one run shares the peers."""
+MAX_OTHERS = 2
 JUDGED = 0.6
 """Of these, those that evaluations may end, or whose best weights are the result."""
 FIRST_FAULT_S, LAST_FAULT_S = 0.05, 10.0
@@ -138,6 +141,7 @@ class Scenario:
         window_messages: messages of a call that may be unread.
         mean_compute_s: of a computation.
         handover_s: that each message of a state takes longer on its way to a newcomer.
+        others: other runs, and how late their clients come.
     """
 
     seed: int
@@ -147,6 +151,12 @@ class Scenario:
     window_messages: int
     mean_compute_s: float
     handover_s: float = 0.0
+    others: tuple[tuple[float, RunSpec], ...] = ()
+
+    @property
+    def specs(self) -> tuple[RunSpec, ...]:
+        """Of all runs."""
+        return self.spec, *(spec for _, spec in self.others)
 
 
 def draw(seed: int) -> Scenario:
@@ -170,7 +180,29 @@ def draw(seed: int) -> Scenario:
     scenario = _with_evaluation(scenario, own) if own.random() < EVALUATIONS else scenario
     own = Random(f"{seed}/best")
     is_judged = scenario.spec.train.num_eval_samples and own.random() < JUDGED
-    return _with_best(scenario, own) if is_judged else scenario
+    scenario = _with_best(scenario, own) if is_judged else scenario
+    own = Random(f"{seed}/side-by-side")
+    return _with_others(scenario, own) if own.random() < SIDE_BY_SIDE else scenario
+
+
+def _with_others(scenario: Scenario, rng: Random) -> Scenario:
+    """Other runs of models as large or not, and some more peers: too few of them or too many."""
+    num_blocks = scenario.spec.model.num_blocks
+    others, layers = [], list(scenario.layers)
+    for number in range(rng.randint(1, MAX_OTHERS)):
+        blocks = rng.choice((num_blocks, num_blocks, 2, 3))
+        spec = _with_frozen_blocks(_draw_spec(rng, blocks))
+        # No two are equal: who sees an engine knows its run by its spec.
+        spec = replace(spec, train=replace(spec.train, seed=2 * spec.train.seed + number))
+        others.append((rng.uniform(0.0, 4.0), spec))
+        layers += _draw_layers(rng, blocks)
+    peers = [f"peer-{number}" for number in range(len(layers))]
+    faults = tuple(
+        replace(fault, machine=rng.choice(peers)) if fault.machine in peers[:-1] else fault
+        for fault in scenario.faults
+    )
+    faults = tuple(fault for fault in faults if fault.machine != fault.other)
+    return replace(scenario, others=tuple(others), layers=tuple(layers), faults=faults)
 
 
 def _with_best(scenario: Scenario, rng: Random) -> Scenario:

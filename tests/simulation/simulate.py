@@ -59,7 +59,7 @@ class Outcome:
 
 
 def simulate(scenario: Scenario, *, keep_trace: bool = False) -> Outcome:
-    """Run a scenario until the client has the result, an invariant breaks or patience ends."""
+    """Run a scenario until all clients have their results, an invariant breaks or patience ends."""
     folder = Path(tempfile.mkdtemp(prefix="swarm-ft-sim-", dir=_memory_disk()))
     gc.disable()  # collections would run finalizers at moments that depend on other processes' work
     try:
@@ -80,7 +80,7 @@ class _Simulation:
         self._loop = VirtualLoop(Random(f"{seed}/compute"), mean_compute_s=scenario.mean_compute_s)
         self._trace = Trace(self._loop.time, folder=str(folder), keep=keep_trace)
         self._tamperer = Tamperer(Random(f"{seed}/tampering"))
-        self._invariants = Invariants(scenario.spec, self._trace)
+        self._invariants = Invariants(scenario.specs, self._trace)
         observed = Observed(
             tamperer=self._tamperer,
             trace=self._trace,
@@ -99,7 +99,11 @@ class _Simulation:
         )
         self._machines: dict[str, Machine] = {}
         self._roles: dict[str, PeerRole] = {}
-        self._customer = Customer(scenario.spec)
+        others = {
+            f"{CLIENT}-{number}": Customer(spec, after_s)
+            for number, (after_s, spec) in enumerate(scenario.others, start=1)
+        }
+        self._customers = {CLIENT: Customer(scenario.spec), **others}
         self._happened: Counter[str] = Counter()
 
     def run(self) -> Outcome:
@@ -120,7 +124,8 @@ class _Simulation:
         self._add(COORDINATOR, coordinate)
         for index, layers in enumerate(self._scenario.layers):
             self._add_peer(f"peer-{index}", layers)
-        self._add(CLIENT, self._customer)
+        for name, customer in self._customers.items():
+            self._add(name, customer)
         injector = Injector(
             self._world,
             self._machines,
@@ -132,7 +137,7 @@ class _Simulation:
 
     async def _until_over(self, injector: Injector) -> None:
         quiet_since_s = 0.0
-        while not self._invariants.failures and not self._customer.has_result:
+        while not self._invariants.failures and not self._have_all_results():
             if injector.num_active or self._loop.time() < LAST_FAULT_S:
                 quiet_since_s = self._loop.time()
             if self._loop.time() > quiet_since_s + PATIENCE_S:
@@ -144,6 +149,9 @@ class _Simulation:
             else:
                 await asyncio.sleep(0.5)
         self._happened = injector.happened
+
+    def _have_all_results(self) -> bool:
+        return all(customer.has_result for customer in self._customers.values())
 
     def _add(self, name: str, main: Callable[[Machine], Coroutine[Any, Any, None]]) -> None:
         machine = self._machines[name] = Machine(self._world, name, main, self._folder / name)

@@ -38,6 +38,8 @@ from swarm_ft.coordinator.plan.membership import (
     without_state,
 )
 from swarm_ft.coordinator.plan.neighbours import with_better_neighbours
+from swarm_ft.coordinator.plan.placement import Placement
+from swarm_ft.coordinator.plan.sharing import in_turn, share_of, shared
 from swarm_ft.coordinator.plan.steps import with_ledger
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
@@ -54,8 +56,8 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.events import EventKind, WentBack
 from swarm_ft.protocol.spec.layers import LayerRange
 
-PASSED_BY_AFTER_S = 30.0
-"""How long others leave a run that finds no peers the first choice: some may be about to join."""
+MAX_NAMED = 3
+"""Runs that one which waits behind them names; more would say no more."""
 
 
 def interrupt(turn: Turn, run: Run) -> None:
@@ -71,19 +73,15 @@ def asks_on(turn: Turn, run: Run) -> bool:
     unheard = turn.state.members.keys() & set(run.peers) - run.misfits.keys()
     if run.phase is not RunPhase.LOADING or run.committed_steps or run.attempt.loaded:
         return False
-    able = able_for(turn.state, run, turn.now_s)
+    able = share_of(turn.state, run, turn.now_s)
     return bool(unheard) and not arrangement(able, run, turn.now_s).assignments
 
 
 def advance(turn: Turn) -> None:
-    """Bring the run forward that has peers; without one, the oldest that finds some."""
-    active = turn.state.active_run
-    if active is None or active.phase > RunPhase.WAITING:
-        return
-    if not active.attempt.assignments:
-        _place(turn)
-    elif turn.now_s >= active.not_before_s:
-        _resume(turn, active)
+    """Bring runs forward whose attempt ended."""
+    for run in turn.state.active_runs:
+        if run.phase <= RunPhase.WAITING and turn.now_s >= run.not_before_s:
+            _resume(turn, run)
 
 
 def expire(turn: Turn) -> None:
@@ -120,9 +118,10 @@ def release(turn: Turn, run: Run, reason: str) -> None:
 def tell_idle(turn: Turn) -> None:
     """Tell members for which there is nothing to do why that is so, once."""
     state, members = turn.state, dict(turn.state.members)
-    run = state.active_run
+    going = state.going_runs
     for peer_id, member in state.members.items():
-        reason = why_idle(state, run, member, turn.now_s)
+        own = state.run_of(peer_id)
+        reason = why_idle(state, [own] if own else going, member, turn.now_s)
         if reason != member.idle:
             members[peer_id] = replace(member, idle=reason)
         if reason not in ("", member.idle):
@@ -201,7 +200,7 @@ def caught_up(turn: Turn, run: Run, peer_id: PeerId, message: CaughtUp) -> None:
 
 def _resume(turn: Turn, run: Run) -> None:
     run = with_caught_up(run)  # somebody may have caught up since the last attempt ended
-    able = able_for(turn.state, run, turn.now_s)
+    able = share_of(turn.state, run, turn.now_s)
     grace_s = patience_s(able, run, turn.now_s)
     kept = settled(able, run, turn.now_s, grace_s)
     if kept is None and _is_waited_for(turn, run, able):
@@ -209,8 +208,7 @@ def _resume(turn: Turn, run: Run) -> None:
     if kept is None:
         lost = lost_stages(able, run)
         why = "; ".join(lost_in_words(turn.state, run, stage, turn.now_s) for stage in lost)
-        go_back(turn, run, why, [stage.layers for stage in lost])
-        _place(turn)
+        go_back(turn, run, why, [stage.layers for stage in lost])  # `place` follows
         return
     away = [a for a in kept.attempt.assignments if a.peer_id not in turn.state.members]
     if away:
@@ -287,51 +285,60 @@ def _at(run: Run, past: Past) -> Run:
     return replace(run, past=past, attempt=attempt, step=None, saving=Saving())
 
 
-def _place(turn: Turn) -> None:
-    """Give peers to the oldest run that finds some; none has any.
-
-    An older one that finds none is passed by once it had some time to.
-    """
-    is_held = False
-    for run in turn.state.going_runs:
+def place_waiting(turn: Turn) -> None:
+    """Give peers to runs that have none, as far as those that are free allow; see `sharing`."""
+    waiting = in_turn(turn.state)
+    if not waiting:
+        return
+    sharing = shared(turn.state, turn.now_s)
+    for position, run in enumerate(waiting):
         if turn.now_s < run.not_before_s:
             continue
-        placement = arrangement(able_for(turn.state, run, turn.now_s), run, turn.now_s)
-        if placement.assignments and not is_held:
+        able = able_for(sharing.of(turn.state, run), run, turn.now_s)
+        placement = arrangement(able, run, turn.now_s)
+        if placement.assignments:
             members, ways = turn.state.members, turn.state.ways
             placed = with_better_neighbours(run.spec, placement.assignments, members, ways)
             _assign(turn, run.with_assignments(placed), fresh=True)
-            return
-        if not placement.assignments:
-            _unplaced(turn, run, placement.reason)
-            since_s = turn.state.runs[run.run_id].unplaced_since_s
-            is_held |= placement.is_gathering or turn.now_s - since_s < PASSED_BY_AFTER_S
+        else:
+            _unplaced(turn, run, placement, position)
 
 
-def _unplaced(turn: Turn, run: Run, reason: str) -> None:
+def _unplaced(turn: Turn, run: Run, placement: Placement, position: int) -> None:
     """It waits, and tells what for, or is over if there is nothing to wait for."""
     state = turn.state
     hopeless = hopeless_for(state, run)
     if hopeless is not None:
         end(turn, run, RunPhase.FAILED, f"no peer can host it: {hopeless}")
         return
+    if not placement.is_gathering:
+        placement = arrangement(able_for(state, run, turn.now_s), run, turn.now_s)
+    if placement.assignments:
+        _without_peers(turn, run, _behind(state, position), RunPhase.QUEUED)
+        return
     busy = len(state.members.keys() & state.result_keepers)
     keep = f"; {busy} peers keep a result until it is collected" if busy else ""
     why = "".join(f"; peer {peer} cannot host it: {words}" for peer, words in run.misfits.items())
-    _without_peers(turn, run, reason + keep + why)
+    _without_peers(turn, run, placement.reason + keep + why)
 
 
-def _without_peers(turn: Turn, run: Run, detail: str) -> None:
-    """It waits, and since when counts: see `expire` and `_place`."""
+def _behind(state: SwarmState, position: int) -> str:
+    """What is in front of a run that could begin if others were over."""
+    names: list[str] = [run.run_id for run in state.active_runs]
+    if len(names) > MAX_NAMED:
+        names[MAX_NAMED:] = [f"{len(names) - MAX_NAMED} others"]
+    words = f"behind {' and '.join(names)}" if names else "its turn comes next"
+    return f"{words}; {position} that wait come before it" if position else words
+
+
+def _without_peers(turn: Turn, run: Run, detail: str, phase: RunPhase = RunPhase.WAITING) -> None:
+    """It waits, and since when counts: see `expire` and `sharing`."""
     run = replace(run, unplaced_since_s=min(run.unplaced_since_s, turn.now_s))
     turn.keep(run)
-    _wait(turn, run, detail)
+    _wait(turn, run, detail, phase)
 
 
-def _wait(turn: Turn, run: Run, detail: str) -> None:
-    active = turn.state.active_run
-    is_its_turn = active is None or active.run_id == run.run_id
-    phase = RunPhase.WAITING if is_its_turn else run.phase
+def _wait(turn: Turn, run: Run, detail: str, phase: RunPhase = RunPhase.WAITING) -> None:
     if (run.phase, run.detail) != (phase, detail):
         turn.put(replace(run, phase=phase, detail=detail))
 

@@ -5,6 +5,7 @@ What is in a plan and in a commit is computed in `steps`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -33,7 +34,9 @@ from swarm_ft.coordinator.plan.membership import (
     with_caught_up,
     with_newcomers,
     with_some_let_go,
+    without_state,
 )
+from swarm_ft.coordinator.plan.sharing import shared
 from swarm_ft.coordinator.plan.steps import (
     after_report,
     best_to_load,
@@ -198,9 +201,9 @@ def step_ready(turn: Turn, run: Run, peer_id: PeerId, message: StepReady) -> Non
 
 def look_after_saving(turn: Turn) -> None:
     """Go on with a step that waited for a snapshot, and waits no more."""
-    run = turn.state.active_run
-    if run is not None and run.phase is RunPhase.TRAINING and run.step is not None:
-        _step_done(turn, run, run.step)
+    for run in turn.state.active_runs:
+        if run.phase is RunPhase.TRAINING and run.step is not None:
+            _step_done(turn, run, run.step)
 
 
 def _step_done(turn: Turn, run: Run, step: PlannedStep) -> None:
@@ -340,13 +343,32 @@ def _go_on(turn: Turn, run: Run) -> None:
     is_last = run.committed_steps >= run.spec.train.num_steps
     if lacks_snapshot(run):
         run = _save(turn, run)
-    able = able_for(turn.state, run, turn.now_s)
+    sharing = shared(turn.state, turn.now_s)
+    able = able_for(sharing.of(turn.state, run), run, turn.now_s)
+    wanted = sharing.to_give.get(run.run_id)
+    if wanted and not is_last:
+        _give(turn, run, wanted)
+        return
     fewer = with_some_let_go(able, run)
     grown = with_newcomers(able, fewer)
     if not is_last and grown is not run:
         attempts.interrupt(turn, _let_go(turn, run, fewer, grown))
     else:
         _plan_or_export(turn, run)
+
+
+def _give(turn: Turn, run: Run, peers: Collection[PeerId]) -> None:
+    """Let replicas go to a run that can begin with them: see `sharing`."""
+    gone = [a.peer_id for a in run.attempt.assignments if a.peer_id in peers]
+    for peer in gone:
+        run = without_state(run, peer)
+    run = run.with_assignments(a for a in run.attempt.assignments if a.peer_id not in peers)
+    verb = "goes" if len(gone) == 1 else "go"
+    detail = f"{' and '.join(gone)} {verb} to a run that waits, whose owner has less"
+    attempts.interrupt(turn, replace(run, detail=detail))
+    for peer in gone:
+        reason = "a run that waits is to have this peer"
+        turn.say(peer, ReleaseStage(run_id=run.run_id, reason=reason))
 
 
 def _let_go(turn: Turn, run: Run, fewer: Run, grown: Run) -> Run:

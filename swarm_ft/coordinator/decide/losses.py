@@ -8,15 +8,17 @@ from types import MappingProxyType
 
 from swarm_ft.coordinator.decide import attempts
 from swarm_ft.coordinator.facts.events import Turn
-from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.facts.state import AttemptState, Run, SwarmState
 from swarm_ft.coordinator.plan.agreement import differing_results
 from swarm_ft.coordinator.plan.lateness import late_peers, overdue_peers
 from swarm_ft.coordinator.plan.membership import (
     SILENT_S,
+    arrangement,
     lost_parts,
 )
 from swarm_ft.coordinator.plan.routes import longest_s
-from swarm_ft.ids import NO_ATTEMPT, PeerId
+from swarm_ft.coordinator.plan.sharing import share_of
+from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.pipeline import PARTS
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PeerAlive
@@ -25,9 +27,8 @@ from swarm_ft.protocol.spec.layers import LayerRange
 
 # ---- results that wait for their clients: a part that nobody has any more is made again
 #
-# A finished run whose result lost a part goes back to its newest snapshot, or the beginning,
-# unless another run trains: that one is not disturbed, and meanwhile who has the part may yet
-# come back.
+# A finished run whose result lost a part goes back to its newest snapshot, or the beginning, as
+# soon as there are peers for it, or nobody trains. Until then who has the part may yet come back.
 
 TO_BE_FETCHED = "the result can be fetched"
 
@@ -49,33 +50,34 @@ def holder_gone(turn: Turn, peer_id: PeerId, *, away_since_s: float) -> None:
 
 
 def look_after(turn: Turn) -> None:
-    """See whether results are still there; make those again that are not, one at a time."""
+    """See whether results are still there; make those again that are not."""
     for run in _finished(turn):
         lost = lost_parts(turn.state, run, turn.now_s)
-        active = turn.state.active_run if lost else None
+        others = turn.state.active_runs if lost else []
         if not lost:
             _tell(turn, run, result_in_words(run))
-        elif active is None or not active.attempt.assignments:
-            _make_again(turn, run, lost, active)
+        elif not others or _could_begin(turn.state, run, turn.now_s):
+            _make_again(turn, run, lost)
         else:
-            _tell(turn, run, f"{_in_words(lost)}; it is made again after run {active.run_id}")
+            _tell(turn, run, f"{_in_words(lost)}; it is made again after run {others[0].run_id}")
+
+
+def _could_begin(state: SwarmState, run: Run, now_s: float) -> bool:
+    """Whether there are peers for it, with those that keep what is left of its result."""
+    again = replace(run, phase=RunPhase.WAITING, past=run.past.rolled_back, attempt=AttemptState())
+    able = share_of(state.with_run(again), again, now_s)
+    return bool(arrangement(able, again, now_s).assignments)
 
 
 def _finished(turn: Turn) -> list[Run]:
     return [run for run in turn.state.runs.values() if run.phase is RunPhase.FINISHED]
 
 
-def _make_again(turn: Turn, run: Run, lost: Sequence[LayerRange], active: Run | None) -> None:
-    """Go back, now or, where another run is begun, as soon as that is over."""
+def _make_again(turn: Turn, run: Run, lost: Sequence[LayerRange]) -> None:
     step = run.past.rolled_back.committed_steps
     detail = f"{_in_words(lost)}; the run goes back to step {step}"
-    phase = RunPhase.WAITING
-    why = _in_words(lost)
-    if active is not None and active.attempt.number != NO_ATTEMPT:
-        phase, detail = RunPhase.QUEUED, f"{detail} after run {active.run_id}"
-    elif active is not None:
-        turn.put(replace(active, phase=RunPhase.QUEUED, detail=""))
-    attempts.go_back(turn, replace(run, phase=phase, detail=detail), why, lost)
+    run = replace(run, phase=RunPhase.WAITING, detail=detail)
+    attempts.go_back(turn, run, _in_words(lost), lost)
 
 
 def _tell(turn: Turn, run: Run, detail: str) -> None:
@@ -136,17 +138,15 @@ def _run_postponed(run: Run, gap_s: float) -> Run:
 
 
 def tell(turn: Turn) -> None:
-    """Let those who watch the run see whom it hears nothing of, or waits for, while it does."""
-    run = turn.state.active_run
-    if run is None:
-        return
-    notice = _notice(turn, run) if run.phase.is_working else ""
-    if notice != run.notice:
-        run = replace(run, notice=notice)
-        turn.keep(run)
-        turn.publish(run.run_id, run.status)
-        if notice:
-            turn.happened(EventKind.PEER_SILENT, run, words=notice)
+    """Let those who watch a run see whom it hears nothing of, or waits for, while it does."""
+    for run in turn.state.going_runs:
+        notice = _notice(turn, run) if run.phase.is_working else ""
+        if notice != run.notice:
+            noticed = replace(run, notice=notice)
+            turn.keep(noticed)
+            turn.publish(run.run_id, noticed.status)
+            if notice:
+                turn.happened(EventKind.PEER_SILENT, noticed, words=notice)
 
 
 def _notice(turn: Turn, run: Run) -> str:
@@ -166,11 +166,10 @@ def _notice(turn: Turn, run: Run) -> str:
 
 def drop_late(turn: Turn) -> None:
     """Go on without those that the others can do without."""
-    run = turn.state.active_run
-    late = late_peers(turn.state, run, turn.now_s) if run and run.phase.is_working else {}
-    if run is None or not late:
-        return
-    attempts.do_without(turn, run, late)
+    for run in turn.state.active_runs:
+        late = late_peers(turn.state, run, turn.now_s) if run.phase.is_working else {}
+        if late:
+            attempts.do_without(turn, run, late)
 
 
 # ---- a peer that gets slow in the middle of a step is relieved in that step, if it has replicas

@@ -1,5 +1,6 @@
 """The coordinator's decisions: `decide(state, event, now) -> (state, effects)`. No I/O, no clock.
 
+Several runs are under way side by side, each with peers of its own, see `plan.sharing`.
 A run goes QUEUED -> WAITING -> LOADING -> TRAINING -> EXPORTING -> FINISHED -> COLLECTED, and may
 end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -> commit:
 
@@ -21,6 +22,7 @@ end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -
     a replica is never ready   set aside, and attempt + 1 without it, see `lateness`
     a stage's last one is lost wait for it; then go back to the weights the run began with
     a peer comes (back)        while others load, or when the next step begins: attempt + 1 with it
+    a run waits for replicas   at the step's end: attempt + 1 without them; the other begins
     ... and lacks the state    it listens until CaughtUp; then the next plan is over it too
 
 Whatever an event makes true is written (a Record) before it is said (Say, Publish).
@@ -51,7 +53,6 @@ from swarm_ft.coordinator.facts.events import (
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
 from swarm_ft.coordinator.plan.membership import (
     SILENT_S,
-    able_for,
     holds_last_commit,
     is_wanted,
     loss_in_words,
@@ -62,6 +63,7 @@ from swarm_ft.coordinator.plan.membership import (
     without_misfit,
     without_state,
 )
+from swarm_ft.coordinator.plan.sharing import share_of
 from swarm_ft.coordinator.plan.steps import report_refusal
 from swarm_ft.errors import (
     BadInput,
@@ -129,7 +131,14 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
     commits.look_after_saving(turn)
     losses.look_after(turn)
     attempts.advance(turn)
+    _place_waiting(turn, event)
     return turn.state, turn.effects
+
+
+def _place_waiting(turn: Turn, event: Event) -> None:
+    """What a peer says frees nobody, unless something followed from it."""
+    if turn.effects or not isinstance(event, PeerSaid):
+        attempts.place_waiting(turn)
 
 
 def _time_passed(turn: Turn) -> None:
@@ -147,7 +156,7 @@ def _time_passed(turn: Turn) -> None:
 
 def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
     turn.state = turn.state.with_heard(peer_id, turn.now_s)
-    run = turn.state.active_run
+    run = turn.state.run_of(peer_id)
     match message:
         case PeerGoodbye():
             _peer_gone(turn, peer_id, "left", EventKind.PEER_LEFT, away_since_s=-math.inf)
@@ -292,8 +301,7 @@ def _joined(turn: Turn, hello: PeerHello, grant: Grant) -> None:
     offered = f"offers layers {hello.layers}" if hello.layers else "takes any layers"
     words = f"peer {hello.peer_id} joined: {offered}"
     turn.happened(EventKind.PEER_JOINED, None, hello.peer_id, words=words)
-    run = turn.state.active_run
-    if run is not None:
+    for run in turn.state.going_runs:
         _came(turn, run, hello)
     if hello.held and not is_wanted(turn.state, hello.peer_id, hello.held):
         release = ReleaseStage(
@@ -327,7 +335,7 @@ def _came(turn: Turn, run: Run, hello: PeerHello) -> None:
     away = {name: since for name, since in run.attempt.away_since_s.items() if name != peer}
     run = run.with_holds(holds).with_away(away)
     is_loading = run.phase is RunPhase.LOADING
-    able = able_for(turn.state, run, turn.now_s)
+    able = share_of(turn.state, run, turn.now_s)
     if peer in run.peers or (is_loading and with_newcomers(able, run) is not run):
         detail = run.detail if run.phase is RunPhase.WAITING else f"joined by {peer}"
         attempts.interrupt(turn, replace(run, detail=detail))
@@ -357,10 +365,9 @@ def _peer_gone(
         return
     turn.state = turn.state.without_member(peer_id)
     losses.holder_gone(turn, peer_id, away_since_s=away_since_s)
-    run = turn.state.active_run
-    is_of_run = run is not None and peer_id in run.peers
-    turn.happened(kind, run if is_of_run else None, peer_id, words=f"peer {peer_id} {why}")
-    if run is not None and is_of_run:
+    run = turn.state.run_of(peer_id)
+    turn.happened(kind, run, peer_id, words=f"peer {peer_id} {why}")
+    if run is not None:
         away = {**run.attempt.away_since_s, peer_id: away_since_s}
         detail = loss_in_words(turn.state, run, peer_id, why)
         if peer_id in run.listeners:

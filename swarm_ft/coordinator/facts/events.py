@@ -12,6 +12,7 @@ from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.errors import SwarmError
 from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import (
+    DEFAULT_PRIORITY,
     Contribution,
     Evaluated,
     RunEvent,
@@ -62,6 +63,7 @@ class RunSubmitted:
     spec: RunSpec
     owner: str = ""
     storage_key: bytes = field(default=b"", repr=False)
+    priority: int = DEFAULT_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import (
+    DEFAULT_PRIORITY,
     Contribution,
     Evaluated,
     RunPhase,
@@ -40,7 +41,7 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import Microbatch
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 
 MAX_STANDINGS = 4096
@@ -368,6 +369,7 @@ class Run:
             empty where clients have no keys.
         storage_key: with which its peers encrypt what they write down; empty once it is over, so
             that nothing opens what may be left of it.
+        priority: how many peers it is to have, to those of others' runs.
         notice: who of its peers at work is silent or waited for just now; of no use after a
             restart.
         attempt: the one at work, or the last one.
@@ -385,6 +387,7 @@ class Run:
     spec: RunSpec
     owner: str = ""
     storage_key: bytes = field(default=b"", repr=False)
+    priority: int = DEFAULT_PRIORITY
     phase: RunPhase = RunPhase.QUEUED
     detail: str = ""
     notice: str = ""
@@ -476,7 +479,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SwarmState:
-    """Members by name and runs in the order they were submitted; one run trains at a time.
+    """Members by name and runs in the order they were submitted; a peer works for one at a time.
 
     Attributes:
         standings: of peers that failed, members or not.
@@ -497,21 +500,18 @@ class SwarmState:
     seen_at_s: float = math.inf
 
     @property
-    def active_run(self) -> Run | None:
-        """The one whose turn it is: see `going_runs`."""
-        return min(self._going, key=_before_others, default=None)
-
-    @property
     def going_runs(self) -> list[Run]:
-        """Those that are not over: one that has peers, those that were begun, those that were not.
-
-        Within these as they were submitted. Where one finds no peers, another may.
-        """
-        return sorted(self._going, key=_before_others)
+        """Those that are not over, as they were submitted."""
+        return [run for run in self.runs.values() if not run.phase.is_over]
 
     @property
-    def _going(self) -> Iterator[Run]:
-        return (run for run in self.runs.values() if not run.phase.is_over)
+    def active_runs(self) -> list[Run]:
+        """Of these, those that have peers; nobody is a peer of two."""
+        return [run for run in self.going_runs if run.attempt.assignments]
+
+    def run_of(self, peer_id: PeerId) -> Run | None:
+        """The one that a peer works for, there or away; None if it works for none."""
+        return next((run for run in self.active_runs if peer_id in run.peers), None)
 
     @property
     def result_keepers(self) -> frozenset[PeerId]:
@@ -565,7 +565,3 @@ class SwarmState:
     def without_member(self, peer_id: PeerId) -> SwarmState:
         """The same state with this member gone."""
         return self.with_members(self.members.keys() - {peer_id})
-
-
-def _before_others(run: Run) -> tuple[bool, bool]:
-    return not run.attempt.assignments, run.phase is RunPhase.QUEUED

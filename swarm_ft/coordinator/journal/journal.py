@@ -49,7 +49,13 @@ from swarm_ft.coordinator.plan.steps import MEASURED_STEPS
 from swarm_ft.errors import JournalError, SwarmError
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.private_files import FILE_MODE, make_private
-from swarm_ft.protocol.messages.client import Contribution, Evaluated, RunPhase, StepCommitted
+from swarm_ft.protocol.messages.client import (
+    DEFAULT_PRIORITY,
+    Contribution,
+    Evaluated,
+    RunPhase,
+    StepCommitted,
+)
 from swarm_ft.protocol.messages.control import CommitStep, SavedStage, StageAssignment
 from swarm_ft.protocol.messages.events import EventKind, SwarmEvent
 from swarm_ft.protocol.messages.reports import (
@@ -72,6 +78,8 @@ CREATE TABLE IF NOT EXISTS runs (
     data_digest BLOB NOT NULL, owner TEXT NOT NULL, storage_key BLOB NOT NULL,
     phase INTEGER NOT NULL, detail BLOB NOT NULL, attempt INTEGER NOT NULL,
     committed_steps INTEGER NOT NULL, trained_steps INTEGER, stages TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS priorities (
+    run_id TEXT PRIMARY KEY, priority INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS plans (
     run_id TEXT PRIMARY KEY, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
     microbatches TEXT NOT NULL) WITHOUT ROWID;
@@ -263,6 +271,9 @@ class Journal:
                     *self._run_row(run),
                 ),
             )
+            if run.priority != DEFAULT_PRIORITY:
+                row = run.run_id, run.priority
+                self._db.execute("INSERT INTO priorities VALUES (?, ?)", row)
 
     def _write_one(self, record: Record) -> None:
         match record:
@@ -309,7 +320,7 @@ class Journal:
                 self._forget(run_id)
 
     def _forget(self, run_id: RunId) -> None:
-        for table in ("runs", "plans", "commits", "evaluations", "snapshots"):
+        for table in ("runs", "priorities", "plans", "commits", "evaluations", "snapshots"):
             self._db.execute(f"DELETE FROM {table} WHERE run_id=?", (run_id,))
         self._forget_ledger(run_id)
 
@@ -528,6 +539,7 @@ class Journal:
             spec=spec,
             owner=owner,
             storage_key=self._opened(key, f"key {name}"),
+            priority=self._priority(run_id),
             phase=RunPhase.WAITING if under_way else phase,
             detail="the coordinator was restarted" if under_way else detail,
             past=past,
@@ -540,6 +552,11 @@ class Journal:
             measured=Measured(step_seconds=self._step_seconds(run_id)),
             gather_until_s=now_s + GATHER_S,
         )
+
+    def _priority(self, run_id: RunId) -> int:
+        asked = "SELECT priority FROM priorities WHERE run_id=?"
+        (priority,) = self._db.execute(asked, (run_id,)).fetchone() or (DEFAULT_PRIORITY,)
+        return int(priority)
 
     def _as_of(self, run_id: RunId, committed_steps: int) -> Snapshot | None:
         """The run after so many steps, but for its stages; None if the last one's row is gone."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from statistics import mean, median
 from types import MappingProxyType
@@ -48,7 +48,7 @@ def able_for(state: SwarmState, run: Run, now_s: float) -> SwarmState:
     doubters = {p for p, step in run.doubts.items() if step == run.committed_steps}
     for stage in run.stages:
         sound = able.intersection(stage.peers) - doubters
-        if any(state.carries(peer) and _is_able(state, run, peer, stage.layers) for peer in sound):
+        if any(state.carries(peer) and is_able(state, run, peer, stage.layers) for peer in sound):
             able -= doubters.intersection(stage.peers)
     return state.with_members(able)
 
@@ -67,20 +67,23 @@ def hopeless_for(state: SwarmState, run: Run) -> str | None:
     return next(words, None)
 
 
-def why_idle(state: SwarmState, run: Run | None, member: Member, now_s: float) -> str:
+def why_idle(state: SwarmState, runs: Sequence[Run], member: Member, now_s: float) -> str:
     """Why there is nothing to do for a member, if there is a reason that it can do something about.
 
     Args:
         state: who is there.
-        run: the one whose turn it is.
+        runs: the one that it works for, or all that it may work for.
         member: of whom it is asked.
         now_s: monotonic seconds.
     """
+    if state.is_aside(member.hello.peer_id, now_s):
+        return state.standing(member.hello.peer_id).words
+    reasons = [_why_not_for(state, run, member) for run in runs]
+    return reasons[0] if reasons and all(reasons) else ""
+
+
+def _why_not_for(state: SwarmState, run: Run, member: Member) -> str:
     peer_id = member.hello.peer_id
-    if state.is_aside(peer_id, now_s):
-        return state.standing(peer_id).words
-    if run is None:
-        return ""
     if peer_id in run.misfits:
         return f"run {run.run_id}: {run.misfits[peer_id]}"
     return layers_misfit(state, run, member.hello) or _not_granted(run, member)
@@ -162,7 +165,7 @@ def lost_stages(able: SwarmState, run: Run) -> tuple[Stage, ...]:
     return tuple(
         stage
         for stage in run.stages
-        if not any(able.carries(p) and _is_able(able, run, p, stage.layers) for p in stage.peers)
+        if not any(able.carries(p) and is_able(able, run, p, stage.layers) for p in stage.peers)
     )
 
 
@@ -292,7 +295,7 @@ def settled(state: SwarmState, run: Run, now_s: float, grace_s: float) -> Run | 
     """
     kept: list[StageAssignment] = []
     for stage in run.stages:
-        able = {peer for peer in stage.peers if _is_able(state, run, peer, stage.layers)}
+        able = {peer for peer in stage.peers if is_able(state, run, peer, stage.layers)}
         carrying = {peer for peer in able if state.carries(peer)}
         is_waited_for = not carrying or now_s < run.gather_until_s
         expected = {
@@ -307,7 +310,7 @@ def settled(state: SwarmState, run: Run, now_s: float, grace_s: float) -> Run | 
     return run if tuple(kept) == run.attempt.assignments else run.with_assignments(kept)
 
 
-def _is_able(state: SwarmState, run: Run, peer: PeerId, layers: LayerRange) -> bool:
+def is_able(state: SwarmState, run: Run, peer: PeerId, layers: LayerRange) -> bool:
     """Whether a peer is there and has the stage as of the last commit, or can load it."""
     member = state.members.get(peer)
     if member is None or member.hello.layers not in (None, layers):
@@ -365,7 +368,7 @@ def with_some_let_go(state: SwarmState, run: Run) -> Run:
 
 
 def _spare(state: SwarmState, run: Run, stage: Stage) -> list[PeerId]:
-    able = [p for p in stage.peers if _is_able(state, run, p, stage.layers)]
+    able = [p for p in stage.peers if is_able(state, run, p, stage.layers)]
     carrying = [p for p in able if state.carries(p)]
     bound = [p for p in carrying if state.members[p].hello.layers is not None]
     stays = next(iter(bound or carrying), None)
@@ -386,7 +389,7 @@ def learners_of(state: SwarmState, run: Run) -> Iterator[Learner]:
     """
     before = {learner.peer_id: learner for learner in run.attempt.learners}
     for stage in run.stages:
-        able = tuple(p for p in stage.peers if _is_able(state, run, p, stage.layers))
+        able = tuple(p for p in stage.peers if is_able(state, run, p, stage.layers))
         sources = tuple(filter(state.carries, able))
         for peer in stage.peers:
             if peer not in able:

@@ -30,6 +30,9 @@ from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 # ---- what clients ask of the coordinator, as frozen values whose types say what may come
 
 ClientsVersion = Annotated[int, Spoken("client", "coordinator")]
+DEFAULT_PRIORITY, MAX_PRIORITY = 3, 9
+Priority = Annotated[int, Range(1, MAX_PRIORITY)]
+"""Of a job: from a third of the peers that others get to three times as many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,11 +42,14 @@ class SubmitHeader:
     Attributes:
         spec_digest: as the client computes it; the coordinator computes its own.
         run_id: drawn by the client, so that a job that comes again is the same run.
+        priority: no part of what peers agree on; None for the usual one. Of a job that comes again
+            the first one's counts.
     """
 
     spec: RunSpec
     spec_digest: Digest
     run_id: RunId
+    priority: Priority | None = None
     protocol_version: ClientsVersion = PROTOCOL_VERSION
 
 

@@ -413,10 +413,13 @@ class Swarm:
 
     # ---- what happens
 
-    def submit(self, spec: RunSpec, run_id: RunId = RUN) -> None:
+    def submit(
+        self, spec: RunSpec, run_id: RunId = RUN, *, owner: str = "", priority: int = 3
+    ) -> None:
         if self.journal is not None:
-            self.journal.write_run(Run(run_id=run_id, spec=spec), bytes(16))
-        self.handle(RunSubmitted(run_id, spec))
+            run = Run(run_id=run_id, spec=spec, owner=owner, priority=priority)
+            self.journal.write_run(run, bytes(16))
+        self.handle(RunSubmitted(run_id, spec, owner, priority=priority))
 
     def join(self, *peers: FakePeer) -> None:
         for peer in peers:
@@ -457,7 +460,7 @@ class Swarm:
     def step(self) -> None:
         """The coordinator hears what was said first, once it can have come."""
         peer_id, message = self.pending.popleft()
-        run = self.state.active_run
+        run = self.state.run_of(peer_id)
         if isinstance(message, StepReady) and run is not None and run.step is not None:
             self.wait(run.step.began_s + message.compute_s - self.now_s)
         self.handle(PeerSaid(peer_id, message))
@@ -655,8 +658,8 @@ class Swarm:
                     assert learner.step <= run.committed_steps
                 assert set(run.peers) <= set(self.state.members)
                 self._check_granted(run)
-        working = [run for run in self.state.runs.values() if run.phase in WORKING]
-        assert len(working) <= 1
+        at_work = [peer for run in self.state.active_runs for peer in run.peers]
+        assert len(set(at_work)) == len(at_work), "nobody works for two runs"
 
     def _check_granted(self, run: Run) -> None:
         """Nobody hosts what it may not, and somebody who may has every stage."""

@@ -94,7 +94,7 @@ class Mob:
     @property
     def _now(self) -> tuple[RunId, Attempt, StepNumber, tuple[PeerId, ...]]:
         """Run, attempt and step as the coordinator knows them."""
-        run = self.swarm.state.active_run
+        run = next(iter(self.swarm.state.active_runs), None)
         if run is None:
             return RUNS[0], Attempt(0), StepNumber(0), ()
         return run.run_id, run.attempt.number, StepNumber(run.committed_steps), run.peers

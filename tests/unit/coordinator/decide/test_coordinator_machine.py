@@ -297,8 +297,8 @@ def test_a_peer_with_a_result_is_not_idle_for_its_layers(
     swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
 ) -> None:
     swarm.submit(make_spec())
-    swarm.submit(make_spec(num_blocks=2), SECOND)
     swarm.join(a, b)
+    swarm.submit(make_spec(num_blocks=2), SECOND)
     swarm.settle()
     swarm.lose(b)
     swarm.join(b)

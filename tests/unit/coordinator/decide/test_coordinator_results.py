@@ -239,7 +239,7 @@ def test_two_results_are_made_again_one_after_the_other(
     second.leave(c)
     assert second.run(SECOND).phase is RunPhase.WAITING
     second.leave(b)
-    assert second.run().phase is RunPhase.QUEUED, "the second is begun"
+    assert second.run().phase is RunPhase.WAITING
     assert second.run().detail == "waiting for layers 2-4"
     second.join(c)
     second.join(b)
@@ -259,11 +259,11 @@ def test_what_is_left_of_a_lost_result_does_not_keep_its_peers_from_a_run_that_w
     second.leave(b)
     second.join(newcomer)
     second.settle()
-    assert second.run(SECOND).phase is RunPhase.FINISHED
-    assert second.run(SECOND).peers == ("a", "newcomer")
-    second.handle(ResultCollected(SECOND))
+    assert second.run().phase is RunPhase.FINISHED, "it came first"
+    assert second.run().peers == ("a", "newcomer")
+    second.handle(ResultCollected(RUN))
     second.settle()
-    assert second.run().phase is RunPhase.FINISHED
+    assert second.run(SECOND).phase is RunPhase.FINISHED
 
 
 def test_a_run_that_was_never_begun_waits_for_the_older_one(
@@ -272,7 +272,7 @@ def test_a_run_that_was_never_begun_waits_for_the_older_one(
     finished.submit(make_spec(), SECOND)
     assert finished.run(SECOND).phase is RunPhase.WAITING
     finished.leave(b)
-    assert finished.run(SECOND).phase is RunPhase.QUEUED
+    assert finished.run(SECOND).phase is RunPhase.WAITING
     finished.join(newcomer)
     finished.settle()
     assert finished.run().phase is RunPhase.FINISHED
@@ -281,18 +281,17 @@ def test_a_run_that_was_never_begun_waits_for_the_older_one(
     assert finished.run(SECOND).phase is RunPhase.FINISHED
 
 
-def test_after_a_restart_the_run_that_was_begun_is_still_the_first(
+def test_of_runs_that_were_begun_the_one_that_came_first_is_first_after_a_restart(
     second: Swarm, a: FakePeer, b: FakePeer, c: FakePeer
 ) -> None:
     second.settle()
     second.leave(c)
     second.leave(b)
     second.restart()
-    assert second.run().phase is RunPhase.QUEUED
     second.join(c)
     second.settle()
-    assert second.run(SECOND).phase is RunPhase.FINISHED
-    assert second.run().phase is RunPhase.WAITING
+    assert second.run().phase is RunPhase.FINISHED
+    assert second.run(SECOND).phase is RunPhase.WAITING
 
 
 def test_a_lost_result_may_be_cancelled(finished: Swarm, a: FakePeer, b: FakePeer) -> None:
