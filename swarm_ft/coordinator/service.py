@@ -210,6 +210,7 @@ class CoordinatorService:
             standings=MappingProxyType(journal.standings(clock.now_s())),
             queue_s=queue_s,
             result_s=result_s,
+            keeps_snapshots=snapshots is not None,
         )
         for run in runs.values():
             if not run.phase.is_over:
