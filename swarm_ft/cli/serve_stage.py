@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
+import signal
+import sys
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -14,6 +17,7 @@ import click
 
 from swarm_ft.cli.doctor import tell_reached
 from swarm_ft.cli.joining import Joined, WayIn, joined, way_in
+from swarm_ft.cli.leaving import LEAVE_TIMEOUT_S, LeaveLine, tell_gift
 from swarm_ft.cli.options import (
     BufferOptions,
     Listening,
@@ -24,7 +28,7 @@ from swarm_ft.cli.options import (
     takes,
 )
 from swarm_ft.cli.peer_home import KEY_FILE, PeerHome, claim_home, work_folder
-from swarm_ft.cli.running import announced, beside, on_stop_signal, run_async
+from swarm_ft.cli.running import announced, beside, on_each_stop_signal, run_async
 from swarm_ft.errors import BadOption
 from swarm_ft.log import get_logger
 
@@ -93,6 +97,15 @@ if TYPE_CHECKING:
     help="Name of this peer.  [default: the one that it had here before, or a random one]",
 )
 @click.option(
+    "--leave-timeout",
+    metavar="S",
+    type=click.FloatRange(min=0),
+    default=LEAVE_TIMEOUT_S,
+    show_default=True,
+    help="Seconds that it may take to hand over what nobody else has, when a service manager or a "
+    "script stops this peer. Ctrl-C at a terminal waits as long as it takes; once more does not.",
+)
+@click.option(
     "--encrypt-at-rest",
     is_flag=True,
     help="Encrypt what this peer writes to disks: buffers, snapshots, results. The coordinator "
@@ -140,7 +153,14 @@ def serve_stage(
                 encrypts=encrypt_at_rest,
                 machine=await _measured(given["device"], given["dtype"], given["watts"]),
             )
-            await serve_peer(swarm, listening, offer, make_engine, as_json=as_json)
+            await serve_peer(
+                swarm,
+                listening,
+                offer,
+                make_engine,
+                leave_timeout_s=given["leave_timeout"],
+                as_json=as_json,
+            )
 
     with closing(home) if home else nullcontext(), folder:
         run_async(work)
@@ -239,6 +259,7 @@ async def serve_peer(
     offer: PeerOptions,
     make_engine: EngineMaker,
     *,
+    leave_timeout_s: float = LEAVE_TIMEOUT_S,
     as_json: bool,
 ) -> None:
     """Be a peer until a stop signal; says where it listens once it does.
@@ -248,6 +269,7 @@ async def serve_peer(
         listening: where others reach this peer.
         offer: what the volunteer decided.
         make_engine: what computes.
+        leave_timeout_s: how long it may take to leave, where nobody is there to insist.
         as_json: speak in JSON.
 
     Raises:
@@ -275,6 +297,7 @@ async def serve_peer(
     transport = swarm.transport(grpc)
     control = GrpcOptions(answer_timeout_s=CONTROL_ANSWER_S, credentials=own)
     home = transport if isinstance(transport, HomeTransport) else None
+    line = LeaveLine()
     node = PeerNode(
         offer,
         directory=directory,
@@ -283,26 +306,44 @@ async def serve_peer(
         clock=SystemClock(),
         make_engine=make_engine,
         on_revoked=own.revoke if own else None,
+        on_leave=line.show,
         is_relayed=home.is_relayed if home else lambda _: False,
         at_rest=home.at_rest if home else lambda: None,
     )
     server = await transport.serve(listening.address, listening.port, node.handlers())
-    on_stop_signal(_politely_first(node))
+    on_each_stop_signal(_politely_first(node, line, leave_timeout_s))
     async with announced(server, listening, directory, Role.PEER, offer.peer_id) as endpoint:
         if home:
             home.start((endpoint,))
         _show(offer, endpoint, is_encrypted=own is not None, as_json=as_json)
         async with beside(_tell_reached(transport, swarm.coordinator, as_json=as_json)):
-            await node.run(endpoint)
+            try:
+                await node.run(endpoint)
+            finally:
+                line.end()
+                tell_gift(node.gift(), as_json=as_json)
 
 
-def _politely_first(node: PeerNode) -> Callable[[], object]:
-    """Say goodbye at the first stop signal; at the next one, let go of whatever is here."""
-    task = asyncio.current_task()
-    if task is None:
-        return node.leave
-    steps = iter((node.leave,))
-    return lambda: next(steps, task.cancel)()
+def _politely_first(
+    node: PeerNode, line: LeaveLine, timeout_s: float
+) -> Callable[[signal.Signals], object]:
+    """Ask to leave at the first stop signal; at the next one, let go of whatever is here.
+
+    Who presses Ctrl-C can press it again, so that waits as long as it takes.
+    """
+    task, asked = asyncio.current_task(), False
+
+    def stop(number: signal.Signals) -> None:
+        nonlocal asked
+        if asked and task is not None:
+            task.cancel()
+            return
+        asked = True
+        is_by_hand = number is signal.SIGINT and sys.stdin.isatty()
+        line.begin(hosts=node.hosts, timeout_s=math.inf if is_by_hand else timeout_s)
+        node.leave(math.inf if is_by_hand else timeout_s, "Ctrl-C" if is_by_hand else number.name)
+
+    return stop
 
 
 async def _tell_reached(
