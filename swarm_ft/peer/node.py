@@ -6,6 +6,7 @@ Connections come and go; what is hosted stays until the coordinator lets go of i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -83,6 +84,8 @@ class PeerOptions:
         buffers: where buffers are kept, and how many bytes of them.
         snapshots_url: where the swarm's snapshots lie; empty if this peer is to have no part.
         encrypts: what it writes to disks, each run with the key that the coordinator has for it.
+        max_up_bytes_per_s: that it lends of its link; infinite: all there is.
+        max_down_bytes_per_s: so too of what comes in.
         machine: what it can do, for forecasts alone; its link is measured too. None: nothing is.
     """
 
@@ -93,6 +96,8 @@ class PeerOptions:
     buffers: BufferPlace = field(default_factory=BufferPlace)
     snapshots_url: str = ""
     encrypts: bool = False
+    max_up_bytes_per_s: float = math.inf
+    max_down_bytes_per_s: float = math.inf
     machine: Machine | None = None
 
 
@@ -144,7 +149,8 @@ class PeerNode:
         self._kept_runs: frozenset[RunId] = frozenset()
         self._leaving = asyncio.Event()
         self._released = asyncio.Event()
-        self._leave_timeout_s = math.inf
+        self._leave_by_s = math.inf
+        self._asked_again = asyncio.Event()
         self._rng = rng = rng or Random()
         self._machine = options.machine
         self._clock = clock
@@ -205,9 +211,10 @@ class PeerNode:
             timeout_s: then it leaves in any case.
             reason: for people.
         """
-        self._leave_timeout_s = timeout_s
+        self._leave_by_s = min(self._leave_by_s, self._clock.now_s() + timeout_s)
         self.presence.would(self._would_leave(reason))
         self._leaving.set()
+        self._asked_again.set()
 
     def pause(self, reason: str) -> None:
         """Work no more as soon as nothing is lost by that, and stay for later."""
@@ -272,12 +279,17 @@ class PeerNode:
 
     async def _left(self) -> None:
         await self._leaving.wait()
-        try:
-            async with asyncio.timeout(min(self._leave_timeout_s, MAX_LEAVE_S)):
-                await until_one_ends(self.presence.may_go(), self._hosts_nothing())
-        except TimeoutError:
-            logger.warning("leaving after %.0f s all the same", self._leave_timeout_s)
+        await until_one_ends(self.presence.may_go(), self._hosts_nothing(), self._lost_patience())
         await self._link.say_goodbye()
+
+    async def _lost_patience(self) -> None:
+        """Until the time is over that it may take, by whoever asked last."""
+        while (left_s := self._leave_by_s - self._clock.now_s()) > 0:
+            self._asked_again.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, MAX_LEAVE_S)):
+                    await self._asked_again.wait()
+        logger.warning("it took too long to hand over; leaving all the same")
 
     async def _hosts_nothing(self) -> None:
         while self._host is not None:
@@ -292,7 +304,12 @@ class PeerNode:
             return
         self._link.say(self._machine)
         if not self._machine.up_bytes_per_s:
-            self._machine = await measure_link(channel, self._machine, self._rng)
+            measured = await measure_link(channel, self._machine, self._rng)
+            self._machine = replace(
+                measured,
+                up_bytes_per_s=min(measured.up_bytes_per_s, self._options.max_up_bytes_per_s),
+                down_bytes_per_s=min(measured.down_bytes_per_s, self._options.max_down_bytes_per_s),
+            )
             self._link.say(self._machine)
 
     def _hello(self) -> PeerHello:
@@ -305,6 +322,8 @@ class PeerNode:
             held=self._host.held if self._host is not None else None,
             kept_runs=tuple(sorted(self._kept_runs))[:MAX_KEPT_RUNS],
             leaving=self.presence.leaving,
+            max_up_bytes_per_s=_or_none(self._options.max_up_bytes_per_s),
+            max_down_bytes_per_s=_or_none(self._options.max_down_bytes_per_s),
         )
 
     def _alive(self) -> PeerAlive:
@@ -432,3 +451,8 @@ class PeerNode:
         if self._host is None or self._host.run_id != run_id:
             raise OutOfTurn(f"run {run_id} is not hosted here")
         return self._host
+
+
+def _or_none(bytes_per_s: float) -> float:
+    """As it is said: 0 where there is no limit."""
+    return 0.0 if bytes_per_s == math.inf else bytes_per_s

@@ -23,6 +23,10 @@ def in_words(progress: LeaveProgress) -> str:
     return f"{progress.words}{seconds}"
 
 
+def _wish(leaving: PeerLeaving | None) -> tuple[bool, str] | None:
+    return None if leaving is None else (leaving.stays, leaving.reason)
+
+
 class Presence:
     """See the module's docstring.
 
@@ -49,7 +53,7 @@ class Presence:
 
     def would(self, leaving: PeerLeaving | None) -> None:
         """Say that this peer would work no more, or works again, if that is news."""
-        if leaving == self.leaving:
+        if _wish(leaving) == _wish(self.leaving):
             return
         self.leaving, self.is_paused, self.progress = leaving, False, None
         self._may_go.clear()
