@@ -352,7 +352,7 @@ def _evaluate(turn: Turn, run: Run, step: PlannedStep) -> Run:
 
 def _commit(turn: Turn, run: Run, step: PlannedStep) -> Run:
     before = run
-    run, committed, commit = commit_step(run, step, turn.now_s)
+    run, committed, commit = commit_step(run, step, turn.now_s, turn.state.link_caps)
     turn.keep(run)
     turn.write(CommitRecord(run.run_id, committed, commit, run.past.sent, run.past.traffic))
     turn.write_ledger(before, run)

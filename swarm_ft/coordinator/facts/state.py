@@ -522,6 +522,15 @@ class SwarmState:
         """Members that would work no more."""
         return tuple(peer for peer, member in self.members.items() if member.leaving is not None)
 
+    @property
+    def link_caps(self) -> Mapping[PeerId, tuple[float, float]]:
+        """Bytes a second that members lend of their links, up and down, where they lend a part."""
+        caps = {
+            peer: (member.hello.max_up_bytes_per_s, member.hello.max_down_bytes_per_s)
+            for peer, member in self.members.items()
+        }
+        return MappingProxyType({peer: both for peer, both in caps.items() if any(both)})
+
     def carries(self, peer_id: PeerId) -> bool:
         """Whether a member may host a stage alone; who is not there is not asked."""
         member = self.members.get(peer_id)

@@ -111,6 +111,7 @@ class FakePeer:
         self.is_honest = True
         self.result = b""
         self.leaving: PeerLeaving | None = None
+        self.max_up_bytes_per_s = 0.0
         self.heard: list[ToPeer] = []
         self.forget()
 
@@ -144,6 +145,7 @@ class FakePeer:
             memory_bytes=self.memory_bytes,
             held=held,
             leaving=self.leaving,
+            max_up_bytes_per_s=self.max_up_bytes_per_s,
         )
 
     @property
