@@ -23,12 +23,13 @@ from swarm_ft.coordinator.plan.routes import (
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import BlockIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import Evaluated, StepCommitted
-from swarm_ft.protocol.messages.control import CommitStep, PlanStep, StageReady, StepReady
+from swarm_ft.protocol.messages.control import CommitStep, PlanStep, Stage, StageReady, StepReady
 from swarm_ft.protocol.messages.reports import (
     Bitmap,
     BufferCounts,
     GradientTraffic,
     HeldBuffers,
+    Traffic,
     summed_by_boundary,
 )
 from swarm_ft.protocol.spec.best import metric_of
