@@ -412,13 +412,21 @@ async def _tell_reached(
 
 
 def _show(offer: PeerOptions, endpoint: str, *, is_encrypted: bool, as_json: bool) -> None:
-    layers = str(offer.layers or "auto")
+    from swarm_ft.protocol.spec.bounds import host_of, is_loopback
+
+    layers, only_here = str(offer.layers or "auto"), is_loopback(host_of(endpoint))
     if as_json:
         told = {"peer": offer.peer_id, "layers": layers, "endpoint": endpoint}
         privacy = {"encrypted": is_encrypted, "encrypted_at_rest": offer.encrypts}
+        privacy["only_here"] = only_here
         click.echo(json.dumps({**told, **privacy}))
         return
     click.echo(f"peer {offer.peer_id} at {endpoint} offers layers {layers}; Ctrl-C leaves")
+    if only_here:
+        click.echo(
+            f"{host_of(endpoint)} is this machine's own address: peers on other machines cannot "
+            "use it; --announce HOST names another"
+        )
     for line in who_sees(offer, is_encrypted=is_encrypted):
         click.echo(line)
 
