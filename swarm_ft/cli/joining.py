@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from swarm_ft.enrol import Membership
     from swarm_ft.identity.invites import Invite
     from swarm_ft.identity.keys import PrivateKey
+    from swarm_ft.reach.shaping import Shape
     from swarm_ft.reach.transport import HomeTransport
     from swarm_ft.transport.credentials import Credentials
     from swarm_ft.transport.grpc_transport import GrpcTransport
@@ -100,8 +101,15 @@ class Joined:
     name: str | None = None
     coordinator: str | None = None
 
-    def transport(self, grpc: GrpcTransport) -> GrpcTransport | HomeTransport:
-        """What carries calls to other members: whichever way there is, where it has keys."""
+    def transport(
+        self, grpc: GrpcTransport, shape: Shape | None = None
+    ) -> GrpcTransport | HomeTransport:
+        """What carries calls to other members: whichever way there is, where it has keys.
+
+        Args:
+            grpc: what carries them over a way.
+            shape: of this machine's link; of no effect without keys, for links stay here then.
+        """
         if self.credentials is None:
             return grpc
         from swarm_ft.clock import SystemClock
@@ -112,7 +120,8 @@ class Joined:
 
         find = functools.partial(find_coordinator, self.directory)
         options = GrpcOptions(answer_timeout_s=CONTROL_ANSWER_S, credentials=self.credentials)
-        return HomeTransport(grpc, find, SystemClock(), Random(), GrpcTransport(options))
+        control = GrpcTransport(options)
+        return HomeTransport(grpc, find, SystemClock(), Random(), control, shape=shape)
 
 
 def way_in(

@@ -19,6 +19,7 @@ from swarm_ft.errors import BadInput, SwarmError
 _COMMANDS = {
     "demo": "swarm_ft.cli.demo:demo",
     "serve-stage": "swarm_ft.cli.serve_stage:serve_stage",
+    "peer": "swarm_ft.cli.peer:peer",
     "doctor": "swarm_ft.cli.doctor:doctor",
     "plan": "swarm_ft.cli.plan:plan",
     "client": "swarm_ft.cli.client:client",

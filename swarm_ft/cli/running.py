@@ -92,10 +92,15 @@ def reading_bar() -> Iterator[Listener]:
 
 def on_stop_signal(stop: Callable[[], object]) -> None:
     """Call `stop` at every stop signal from now on, in the running loop, and nothing else."""
+    on_each_stop_signal(lambda _: stop())
+
+
+def on_each_stop_signal(stop: Callable[[signal.Signals], object]) -> None:
+    """As `on_stop_signal`; `stop` is told which."""
     for number in stop_signals():
         if number.name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
             continue  # started with nohup
-        on_signal(number, stop)
+        on_signal(number, partial(stop, number))
 
 
 @asynccontextmanager

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
+import signal
+import sys
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -14,6 +17,17 @@ import click
 
 from swarm_ft.cli.doctor import tell_reached
 from swarm_ft.cli.joining import Joined, WayIn, joined, way_in
+from swarm_ft.cli.leaving import LEAVE_TIMEOUT_S, LeaveLine, tell_gift
+from swarm_ft.cli.manners import (
+    CASES,
+    USE_FILE,
+    Keeper,
+    MonthlyCount,
+    check_has_keys,
+    link_options,
+    manners_of,
+    shape_of,
+)
 from swarm_ft.cli.options import (
     BufferOptions,
     Listening,
@@ -23,8 +37,9 @@ from swarm_ft.cli.options import (
     snapshots_option,
     takes,
 )
+from swarm_ft.cli.peer_control import DRAIN, PAUSE, PeerControl
 from swarm_ft.cli.peer_home import KEY_FILE, PeerHome, claim_home, work_folder
-from swarm_ft.cli.running import announced, beside, on_stop_signal, run_async
+from swarm_ft.cli.running import announced, beside, on_each_stop_signal, run_async
 from swarm_ft.errors import BadOption
 from swarm_ft.log import get_logger
 
@@ -34,6 +49,7 @@ if TYPE_CHECKING:
     from swarm_ft.peer.node import PeerNode, PeerOptions
     from swarm_ft.peer.state.stage_state import EngineMaker
     from swarm_ft.protocol.messages.capacity import Machine
+    from swarm_ft.reach.shaping import Shape
     from swarm_ft.reach.transport import HomeTransport
     from swarm_ft.transport.grpc_transport import GrpcTransport
 
@@ -93,6 +109,28 @@ if TYPE_CHECKING:
     help="Name of this peer.  [default: the one that it had here before, or a random one]",
 )
 @click.option(
+    "--hours",
+    metavar="START-STOP",
+    help="Work only at these hours of the day, by this machine's clock: 22-7, 22:30-6:45.",
+)
+@click.option(
+    "--pause-when",
+    multiple=True,
+    type=click.Choice(CASES),
+    help="Pause while another program uses the GPU, the machine runs on its battery, or somebody "
+    "sits at it; may be given several times.",
+)
+@link_options
+@click.option(
+    "--leave-timeout",
+    metavar="S",
+    type=click.FloatRange(min=0),
+    default=LEAVE_TIMEOUT_S,
+    show_default=True,
+    help="Seconds that it may take to hand over what nobody else has, when a service manager or a "
+    "script stops this peer. Ctrl-C at a terminal waits as long as it takes; once more does not.",
+)
+@click.option(
     "--encrypt-at-rest",
     is_flag=True,
     help="Encrypt what this peer writes to disks: buffers, snapshots, results. The coordinator "
@@ -118,12 +156,18 @@ def serve_stage(
     layer_range = parse_layers(layers)
     make_engine = _engine_maker(given["device"], given["dtype"], given["model"], given["threads"])
     memory_bytes = _memory_bytes(given["memory_gib"], given["device"], buffers.memory_bytes)
+    manners = manners_of(given["hours"], given["pause_when"])
     if way.invite is None:
+        check_has_keys(given)
         listening.check_only_here()
     if way.invite is not None and given["peer_id"] is not None:
         raise BadOption("--peer-id: with an invitation a peer's name is its key's")
     home = _home(given["peer_id"], buffers, has_key=way.invite is not None)
-    folder = work_folder(home)
+    folder, shape = work_folder(home), shape_of(given["upload_mbps"], given["download_mbps"])
+    keeper = Keeper(manners)
+    if home is not None and given["monthly_gb"] is not None:
+        count = MonthlyCount(home.path / USE_FILE, given["monthly_gb"], shape)
+        keeper.used_up = count.used_up
 
     async def work() -> None:
         from swarm_ft.ids import PeerId
@@ -138,10 +182,22 @@ def serve_stage(
                 buffers=_buffer_place(home, buffers),
                 snapshots_url=given["snapshots"] or "",
                 encrypts=encrypt_at_rest,
+                max_up_bytes_per_s=shape.up.bytes_per_s,
+                max_down_bytes_per_s=shape.down.bytes_per_s,
                 machine=await _measured(given["device"], given["dtype"], given["watts"]),
                 device=_device_words(given["device"]),
             )
-            await serve_peer(swarm, listening, offer, make_engine, as_json=as_json)
+            await serve_peer(
+                swarm,
+                listening,
+                offer,
+                make_engine,
+                leave_timeout_s=given["leave_timeout"],
+                keeper=keeper,
+                shape=shape,
+                home_path=home.path if home else None,
+                as_json=as_json,
+            )
 
     with closing(home) if home else nullcontext(), folder:
         run_async(work)
@@ -246,6 +302,10 @@ async def serve_peer(
     offer: PeerOptions,
     make_engine: EngineMaker,
     *,
+    leave_timeout_s: float = LEAVE_TIMEOUT_S,
+    keeper: Keeper | None = None,
+    shape: Shape | None = None,
+    home_path: Path | None = None,
     as_json: bool,
 ) -> None:
     """Be a peer until a stop signal; says where it listens once it does.
@@ -255,6 +315,10 @@ async def serve_peer(
         listening: where others reach this peer.
         offer: what the volunteer decided.
         make_engine: what computes.
+        keeper: of the volunteer's manners, if there are any.
+        shape: of the link to other members.
+        home_path: where the peer keeps what is its own; there it can be spoken to.
+        leave_timeout_s: how long it may take to leave, where nobody is there to insist.
         as_json: speak in JSON.
 
     Raises:
@@ -279,9 +343,11 @@ async def serve_peer(
     if swarm.coordinator is not None:
         listening = listening.towards(swarm.coordinator)
     grpc = GrpcTransport(GrpcOptions(warm_idle_s=WARM_IDLE_S, credentials=own))
-    transport = swarm.transport(grpc)
+    shape = shape or shape_of(None, None)
+    transport = swarm.transport(grpc, shape)
     control = GrpcOptions(answer_timeout_s=CONTROL_ANSWER_S, credentials=own)
     home = transport if isinstance(transport, HomeTransport) else None
+    line, keeper = LeaveLine(), keeper or Keeper(manners_of(None, ()))
     node = PeerNode(
         offer,
         directory=directory,
@@ -290,26 +356,57 @@ async def serve_peer(
         clock=SystemClock(),
         make_engine=make_engine,
         on_revoked=own.revoke if own else None,
+        on_leave=line.show,
         is_relayed=home.is_relayed if home else lambda _: False,
         at_rest=home.at_rest if home else lambda: None,
+        sent_bytes=lambda: shape.up.passed_bytes,
     )
     server = await transport.serve(listening.address, listening.port, node.handlers())
-    on_stop_signal(_politely_first(node))
+    on_each_stop_signal(_politely_first(node, line, leave_timeout_s))
+
+    def ask(verb: str) -> None:
+        if verb == DRAIN:
+            line.begin(hosts=node.hosts, timeout_s=math.inf)
+            node.leave(reason="its volunteer asked for it")
+        else:
+            keeper.ask(to_pause=verb == PAUSE)
+
+    speaking = PeerControl(offer.peer_id, node, ask)
     async with announced(server, listening, directory, Role.PEER, offer.peer_id) as endpoint:
         if home:
             home.start((endpoint,))
         _show(offer, endpoint, is_encrypted=own is not None, as_json=as_json)
         async with beside(_tell_reached(transport, swarm.coordinator, as_json=as_json)):
-            await node.run(endpoint)
+            keeper.node = node
+            try:
+                async with speaking.listening(home_path), beside(keeper.look()):
+                    await node.run(endpoint)
+            finally:
+                line.end()
+                keeper.used_up()  # counts the last bytes
+                tell_gift(node.gift(), as_json=as_json)
 
 
-def _politely_first(node: PeerNode) -> Callable[[], object]:
-    """Say goodbye at the first stop signal; at the next one, let go of whatever is here."""
-    task = asyncio.current_task()
-    if task is None:
-        return node.leave
-    steps = iter((node.leave,))
-    return lambda: next(steps, task.cancel)()
+def _politely_first(
+    node: PeerNode, line: LeaveLine, timeout_s: float
+) -> Callable[[signal.Signals], object]:
+    """Ask to leave at the first stop signal; at the next one, let go of whatever is here.
+
+    Who presses Ctrl-C can press it again, so that waits as long as it takes.
+    """
+    task, asked = asyncio.current_task(), False
+
+    def stop(number: signal.Signals) -> None:
+        nonlocal asked
+        if asked and task is not None:
+            task.cancel()
+            return
+        asked = True
+        is_by_hand = number is signal.SIGINT and sys.stdin.isatty()
+        line.begin(hosts=node.hosts, timeout_s=math.inf if is_by_hand else timeout_s)
+        node.leave(math.inf if is_by_hand else timeout_s, "Ctrl-C" if is_by_hand else number.name)
+
+    return stop
 
 
 async def _tell_reached(
@@ -322,13 +419,21 @@ async def _tell_reached(
 
 
 def _show(offer: PeerOptions, endpoint: str, *, is_encrypted: bool, as_json: bool) -> None:
-    layers = str(offer.layers or "auto")
+    from swarm_ft.protocol.spec.bounds import host_of, is_loopback
+
+    layers, only_here = str(offer.layers or "auto"), is_loopback(host_of(endpoint))
     if as_json:
         told = {"peer": offer.peer_id, "layers": layers, "endpoint": endpoint}
         privacy = {"encrypted": is_encrypted, "encrypted_at_rest": offer.encrypts}
+        privacy["only_here"] = only_here
         click.echo(json.dumps({**told, **privacy}))
         return
     click.echo(f"peer {offer.peer_id} at {endpoint} offers layers {layers}; Ctrl-C leaves")
+    if only_here:
+        click.echo(
+            f"{host_of(endpoint)} is this machine's own address: peers on other machines cannot "
+            "use it; --announce HOST names another"
+        )
     for line in who_sees(offer, is_encrypted=is_encrypted):
         click.echo(line)
 

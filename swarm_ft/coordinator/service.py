@@ -223,6 +223,7 @@ class CoordinatorService:
             contributions=MappingProxyType(journal.contributions()),
             queue_s=queue_s,
             result_s=result_s,
+            keeps_snapshots=snapshots is not None,
         )
         for run in runs.values():
             if not run.phase.is_over:

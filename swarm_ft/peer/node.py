@@ -6,10 +6,12 @@ Connections come and go; what is hosted stays until the coordinator lets go of i
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -26,9 +28,11 @@ from swarm_ft.peer.capacity import measure_link
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.coordinator_link import CoordinatorLink
 from swarm_ft.peer.generation import TextStream, first_of
+from swarm_ft.peer.given import Gift, Given
 from swarm_ft.peer.host import StageHost, stage_failed
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.links import Links
+from swarm_ft.peer.presence import Presence, log_progress
 from swarm_ft.peer.state.stage_state import EngineMaker, StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.capacity import Machine
@@ -40,8 +44,10 @@ from swarm_ft.protocol.messages.control import (
     ClockReply,
     CommitStep,
     ExportStage,
+    LeaveProgress,
     PeerAlive,
     PeerHello,
+    PeerLeaving,
     PlanStep,
     ReleaseStage,
     Revoked,
@@ -60,6 +66,8 @@ from swarm_ft.transport.methods import FETCH_CHUNKS, GENERATE, LINK, LIST_CHUNKS
 
 logger = get_logger(__name__)
 
+MAX_LEAVE_S = 10 * 365 * 86400.0
+"""No timer takes more."""
 TIDY_EVERY_S = 3600.0
 """How often an idle peer looks for buffers that it has kept too long."""
 NUM_CODEC_THREADS = 2
@@ -77,6 +85,8 @@ class PeerOptions:
         buffers: where buffers are kept, and how many bytes of them.
         snapshots_url: where the swarm's snapshots lie; empty if this peer is to have no part.
         encrypts: what it writes to disks, each run with the key that the coordinator has for it.
+        max_up_bytes_per_s: that it lends of its link; infinite: all there is.
+        max_down_bytes_per_s: so too of what comes in.
         machine: what it can do, for forecasts alone; its link is measured too. None: nothing is.
         device: what it computes on, in words, for whoever looks at the swarm.
     """
@@ -88,6 +98,8 @@ class PeerOptions:
     buffers: BufferPlace = field(default_factory=BufferPlace)
     snapshots_url: str = ""
     encrypts: bool = False
+    max_up_bytes_per_s: float = math.inf
+    max_down_bytes_per_s: float = math.inf
     machine: Machine | None = None
     device: str = ""
 
@@ -103,7 +115,9 @@ class PeerNode:
         clock: the time.
         make_engine: what computes.
         on_revoked: hears whose calls are to be refused from now on.
+        on_leave: hears what this peer waits for while it would leave, or pauses.
         is_relayed: tells whether the stream to another peer goes over a relay.
+        sent_bytes: tells how many bytes this peer sent to others.
         at_rest: called between steps, when nothing is under way between peers.
         rng: so that not all peers call in step.
     """
@@ -118,13 +132,16 @@ class PeerNode:
         clock: Clock,
         make_engine: EngineMaker,
         on_revoked: Callable[[Collection[str]], None] | None = None,
+        on_leave: Callable[[LeaveProgress], None] = log_progress,
         is_relayed: Callable[[PeerId], bool] = lambda _: False,
         at_rest: Callable[[], None] = lambda: None,
+        sent_bytes: Callable[[], int] = lambda: 0,
         rng: Random | None = None,
     ) -> None:
         self._options = options
         self._on_revoked = on_revoked
         self._at_rest = at_rest
+        self._sent_bytes = sent_bytes
         self._make_engine = make_engine
         self._snapshots = SnapshotStore(options.snapshots_url) if options.snapshots_url else None
         self._compute = ThreadPoolExecutor(1, "compute")
@@ -135,8 +152,12 @@ class PeerNode:
         self._kept_runs: frozenset[RunId] = frozenset()
         self._leaving = asyncio.Event()
         self._released = asyncio.Event()
+        self._leave_by_s = math.inf
+        self._asked_again = asyncio.Event()
         self._rng = rng = rng or Random()
         self._machine = options.machine
+        self._clock = clock
+        self._given = Given(options.peer_id)
         self._links = Links(
             options.peer_id, transport=transport, clock=clock, rng=rng, is_relayed=is_relayed
         )
@@ -149,6 +170,7 @@ class PeerNode:
             obey=self._obey,
             beside=self._tell_machine,
         )
+        self.presence = Presence(self._link.say, on_leave)
         self._context = PeerContext(
             peer_id=options.peer_id,
             directory=directory,
@@ -185,9 +207,40 @@ class PeerNode:
         """Buffers of the run that is hosted; None if none is."""
         return self._host.buffers if self._host is not None else None
 
-    def leave(self) -> None:
-        """Say goodbye soon and let `run` return; a result waits for its client first."""
+    def leave(self, timeout_s: float = math.inf, reason: str = "") -> None:
+        """Say goodbye and let `run` return once nothing is lost by that, see `LeaveProgress`.
+
+        Args:
+            timeout_s: then it leaves in any case.
+            reason: for people.
+        """
+        self._leave_by_s = min(self._leave_by_s, self._clock.now_s() + timeout_s)
+        self.presence.would(self._would_leave(reason))
         self._leaving.set()
+        self._asked_again.set()
+
+    def pause(self, reason: str) -> None:
+        """Work no more as soon as nothing is lost by that, and stay for later."""
+        if not self._leaving.is_set():
+            self.presence.would(replace(self._would_leave(reason), stays=True))
+
+    def resume(self) -> None:
+        """Work again; nothing if this peer leaves for good."""
+        if not self._leaving.is_set():
+            self.presence.would(None)
+
+    def _would_leave(self, reason: str) -> PeerLeaving:
+        up_bytes_per_s = self._machine.up_bytes_per_s if self._machine is not None else 0.0
+        return PeerLeaving(reason=reason, up_bytes_per_s=up_bytes_per_s)
+
+    @property
+    def hosts(self) -> bool:
+        """Whether this peer has a stage of a run."""
+        return self._host is not None
+
+    def gift(self) -> Gift:
+        """What this peer gave so far."""
+        return self._given.gift(self._clock.now_s(), self._sent_bytes())
 
     async def run(self, endpoint: str) -> None:
         """Serve until `leave` or cancellation.
@@ -229,15 +282,22 @@ class PeerNode:
 
     async def _left(self) -> None:
         await self._leaving.wait()
-        while self._host is not None and self._host.has_result:
-            logger.warning(
-                "run %s: its result lies here and was not collected yet; leaving once it is "
-                "(Ctrl-C again leaves now, and loses it)",
-                self._host.run_id,
-            )
+        await until_one_ends(self.presence.may_go(), self._hosts_nothing(), self._lost_patience())
+        await self._link.say_goodbye()
+
+    async def _lost_patience(self) -> None:
+        """Until the time is over that it may take, by whoever asked last."""
+        while (left_s := self._leave_by_s - self._clock.now_s()) > 0:
+            self._asked_again.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, MAX_LEAVE_S)):
+                    await self._asked_again.wait()
+        logger.warning("it took too long to hand over; leaving all the same")
+
+    async def _hosts_nothing(self) -> None:
+        while self._host is not None:
             self._released.clear()  # it may be set since an earlier run
             await self._released.wait()
-        await self._link.say_goodbye()
 
     # ---- the coordinator
 
@@ -247,7 +307,12 @@ class PeerNode:
             return
         self._link.say(self._machine)
         if not self._machine.up_bytes_per_s:
-            self._machine = await measure_link(channel, self._machine, self._rng)
+            measured = await measure_link(channel, self._machine, self._rng)
+            self._machine = replace(
+                measured,
+                up_bytes_per_s=min(measured.up_bytes_per_s, self._options.max_up_bytes_per_s),
+                down_bytes_per_s=min(measured.down_bytes_per_s, self._options.max_down_bytes_per_s),
+            )
             self._link.say(self._machine)
 
     def _hello(self) -> PeerHello:
@@ -261,6 +326,9 @@ class PeerNode:
             kept_runs=tuple(sorted(self._kept_runs))[:MAX_KEPT_RUNS],
             device=self._options.device,
             version=__version__,
+            leaving=self.presence.leaving,
+            max_up_bytes_per_s=_or_none(self._options.max_up_bytes_per_s),
+            max_down_bytes_per_s=_or_none(self._options.max_down_bytes_per_s),
         )
 
     def _alive(self) -> PeerAlive:
@@ -272,10 +340,12 @@ class PeerNode:
                 await self._assign(message)
             case PlanStep():
                 self._hosting(message.run_id).plan(message)
+                self._given.planned(message)
             case CatchUp():
                 self._hosting(message.run_id).take(message)
             case CommitStep():
                 await self._hosting(message.run_id).commit(message)
+                self._given.committed(message)
                 self._at_rest()
             case SaveStage():
                 await self._hosting(message.run_id).save(message)
@@ -283,11 +353,13 @@ class PeerNode:
                 await self._hosting(message.run_id).export()
             case ReleaseStage():
                 await self._release(message)
-            case StayIdle() | Revoked() | ClockReply():
+            case StayIdle() | Revoked() | LeaveProgress() | ClockReply():
                 self._hear(message)
 
-    def _hear(self, message: StayIdle | Revoked | ClockReply) -> None:
+    def _hear(self, message: StayIdle | Revoked | LeaveProgress | ClockReply) -> None:
         match message:
+            case LeaveProgress():
+                self.presence.heard(message)
             case StayIdle(reason=reason):
                 logger.warning("nothing to do here: %s; this peer stays, for other runs", reason)
             case Revoked(names=names):
@@ -323,6 +395,7 @@ class PeerNode:
                 snapshots=self._snapshots,
             )
         await self._host.assign(assign)
+        self._given.assigned(assign, self._clock.now_s())
 
     def _check_key(self, assign: Assign) -> None:
         if self._options.encrypts and len(assign.storage_key) != STORAGE_KEY_BYTES:
@@ -360,6 +433,7 @@ class PeerNode:
             self._links.name(())
             await self._host.release()
             self._host = None
+            self._given.released(self._clock.now_s())
             self._released.set()
             if release.is_over:
                 await self._forget_snapshots(run_id)
@@ -382,3 +456,8 @@ class PeerNode:
         if self._host is None or self._host.run_id != run_id:
             raise OutOfTurn(f"run {run_id} is not hosted here")
         return self._host
+
+
+def _or_none(bytes_per_s: float) -> float:
+    """As it is said: 0 where there is no limit."""
+    return 0.0 if bytes_per_s == math.inf else bytes_per_s

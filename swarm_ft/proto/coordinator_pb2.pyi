@@ -46,6 +46,9 @@ class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVENT_KIND_PEER_REFUSED: _ClassVar[EventKind]
     EVENT_KIND_PEER_SET_ASIDE: _ClassVar[EventKind]
     EVENT_KIND_PEER_RELIEVED: _ClassVar[EventKind]
+    EVENT_KIND_PEER_LEAVING: _ClassVar[EventKind]
+    EVENT_KIND_PEER_PAUSED: _ClassVar[EventKind]
+    EVENT_KIND_PEER_RESUMED: _ClassVar[EventKind]
     EVENT_KIND_RUN_SUBMITTED: _ClassVar[EventKind]
     EVENT_KIND_RUN_QUEUED: _ClassVar[EventKind]
     EVENT_KIND_RUN_WAITING: _ClassVar[EventKind]
@@ -87,6 +90,9 @@ EVENT_KIND_PEER_SILENT: EventKind
 EVENT_KIND_PEER_REFUSED: EventKind
 EVENT_KIND_PEER_SET_ASIDE: EventKind
 EVENT_KIND_PEER_RELIEVED: EventKind
+EVENT_KIND_PEER_LEAVING: EventKind
+EVENT_KIND_PEER_PAUSED: EventKind
+EVENT_KIND_PEER_RESUMED: EventKind
 EVENT_KIND_RUN_SUBMITTED: EventKind
 EVENT_KIND_RUN_QUEUED: EventKind
 EVENT_KIND_RUN_WAITING: EventKind
@@ -135,7 +141,7 @@ class HeldStage(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., committed_steps: _Optional[int] = ..., last_attempt: _Optional[int] = ..., exported: _Optional[_Union[_snapshot_pb2.ShardFile, _Mapping]] = ...) -> None: ...
 
 class PeerHello(_message.Message):
-    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "device", "version", "protocol_version")
+    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "device", "version", "leaving", "max_up_bytes_per_s", "max_down_bytes_per_s", "protocol_version")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +150,9 @@ class PeerHello(_message.Message):
     KEPT_RUNS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    MAX_UP_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_DOWN_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
@@ -153,8 +162,11 @@ class PeerHello(_message.Message):
     kept_runs: _containers.RepeatedScalarFieldContainer[str]
     device: str
     version: str
+    leaving: PeerLeaving
+    max_up_bytes_per_s: float
+    max_down_bytes_per_s: float
     protocol_version: int
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Union[HeldStage, _Mapping]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Union[HeldStage, _Mapping]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., leaving: _Optional[_Union[PeerLeaving, _Mapping]] = ..., max_up_bytes_per_s: _Optional[float] = ..., max_down_bytes_per_s: _Optional[float] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class Machine(_message.Message):
     __slots__ = ("flops_per_s", "up_bytes_per_s", "down_bytes_per_s", "round_trip_s", "watts")
@@ -338,6 +350,20 @@ class PeerGoodbye(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class PeerLeaving(_message.Message):
+    __slots__ = ("stays", "reason", "up_bytes_per_s")
+    STAYS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    UP_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    stays: bool
+    reason: str
+    up_bytes_per_s: float
+    def __init__(self, stays: _Optional[bool] = ..., reason: _Optional[str] = ..., up_bytes_per_s: _Optional[float] = ...) -> None: ...
+
+class PeerWorks(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class StateProof(_message.Message):
     __slots__ = ("peer_id", "proof")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -381,7 +407,7 @@ class StageUnsaved(_message.Message):
     def __init__(self, name: _Optional[_Union[_snapshot_pb2.ShardName, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class FromPeer(_message.Message):
-    __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye", "alive", "offered", "saved", "caught_up", "timeline", "probe", "machine", "unsaved")
+    __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye", "alive", "offered", "saved", "caught_up", "timeline", "probe", "machine", "unsaved", "leaving", "works")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STAGE_READY_FIELD_NUMBER: _ClassVar[int]
     STEP_READY_FIELD_NUMBER: _ClassVar[int]
@@ -396,6 +422,8 @@ class FromPeer(_message.Message):
     PROBE_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     UNSAVED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    WORKS_FIELD_NUMBER: _ClassVar[int]
     hello: PeerHello
     stage_ready: StageReady
     step_ready: StepReady
@@ -410,7 +438,9 @@ class FromPeer(_message.Message):
     probe: _timeline_pb2.ClockProbe
     machine: Machine
     unsaved: StageUnsaved
-    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ..., alive: _Optional[_Union[PeerAlive, _Mapping]] = ..., offered: _Optional[_Union[StageOffered, _Mapping]] = ..., saved: _Optional[_Union[StageSaved, _Mapping]] = ..., caught_up: _Optional[_Union[CaughtUp, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.StepTimeline, _Mapping]] = ..., probe: _Optional[_Union[_timeline_pb2.ClockProbe, _Mapping]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., unsaved: _Optional[_Union[StageUnsaved, _Mapping]] = ...) -> None: ...
+    leaving: PeerLeaving
+    works: PeerWorks
+    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ..., alive: _Optional[_Union[PeerAlive, _Mapping]] = ..., offered: _Optional[_Union[StageOffered, _Mapping]] = ..., saved: _Optional[_Union[StageSaved, _Mapping]] = ..., caught_up: _Optional[_Union[CaughtUp, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.StepTimeline, _Mapping]] = ..., probe: _Optional[_Union[_timeline_pb2.ClockProbe, _Mapping]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., unsaved: _Optional[_Union[StageUnsaved, _Mapping]] = ..., leaving: _Optional[_Union[PeerLeaving, _Mapping]] = ..., works: _Optional[_Union[PeerWorks, _Mapping]] = ...) -> None: ...
 
 class StageAssignment(_message.Message):
     __slots__ = ("peer_id", "layers", "endpoint")
@@ -580,8 +610,18 @@ class Revoked(_message.Message):
     names: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class LeaveProgress(_message.Message):
+    __slots__ = ("may_go", "words", "seconds")
+    MAY_GO_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    may_go: bool
+    words: str
+    seconds: float
+    def __init__(self, may_go: _Optional[bool] = ..., words: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class ToPeer(_message.Message):
-    __slots__ = ("assign", "plan", "commit", "export", "release", "catch_up", "save", "clock", "idle", "revoked")
+    __slots__ = ("assign", "plan", "commit", "export", "release", "catch_up", "save", "clock", "idle", "revoked", "leave")
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -592,6 +632,7 @@ class ToPeer(_message.Message):
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
     assign: Assign
     plan: PlanStep
     commit: CommitStep
@@ -602,7 +643,8 @@ class ToPeer(_message.Message):
     clock: _timeline_pb2.ClockReply
     idle: StayIdle
     revoked: Revoked
-    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ..., idle: _Optional[_Union[StayIdle, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ...) -> None: ...
+    leave: LeaveProgress
+    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ..., idle: _Optional[_Union[StayIdle, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., leave: _Optional[_Union[LeaveProgress, _Mapping]] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
     __slots__ = ("spec", "spec_digest", "run_id", "priority", "protocol_version")

@@ -17,6 +17,7 @@ from contextlib import suppress
 from swarm_ft.errors import SwarmError
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
+from swarm_ft.reach.shaping import Shape
 from swarm_ft.reach.sockets import (
     BACK,
     BACK_S,
@@ -66,9 +67,17 @@ class Front:
     Args:
         plaintext: gRPC without TLS is taken too.
         per_address: how many connections one address may have.
+        shape: of this machine's link.
     """
 
-    def __init__(self, *, plaintext: bool = False, per_address: int = MAX_PER_ADDRESS) -> None:
+    def __init__(
+        self,
+        *,
+        plaintext: bool = False,
+        per_address: int = MAX_PER_ADDRESS,
+        shape: Shape | None = None,
+    ) -> None:
+        self._shape = shape
         self._grpc: LocalPlace | None = None
         self._in_calls: Callable[[], Collection[str]] = tuple
         self._grpc_bytes = {_TLS, _HTTP2} if plaintext else {_TLS}
@@ -156,7 +165,7 @@ class Front:
             if inner is not None:
                 inner.close()
             raise
-        await Joint(stream, inner).wait()
+        await Joint(stream, inner, shape=self._shape).wait()
 
     async def close(self) -> None:
         """Take no more, and end what stands."""

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.protocol.spec.bounds import host_of
+from swarm_ft.reach.shaping import Gate, Shape
 from swarm_ft.systems import drop_after
 from swarm_ft.transport.grpc_options import IPV4_IN_IPV6, format_endpoint
 
@@ -41,8 +42,6 @@ DEAD_AFTER_S = 8.0
 """A machine that acknowledges nothing for so long is gone, whatever is sent or not."""
 PROBE_AFTER_S = 3
 """Silence after which the kernel probes the other machine; it also keeps routers' mappings."""
-CHUNK_BYTES = 1 << 16
-"""Of a join at a time: what a pipe holds. More would be one more queue."""
 MAX_ADDRESS_BYTES = 100
 BACK_S = 3.0
 """How long a front tries to dial back."""
@@ -264,6 +263,7 @@ class Joint:
         one: a socket that this owns from now on.
         other: the same.
         bytes_per_s: how many may pass each way now; asked again and again.
+        shape: of the link of this machine, if it is one end: `one` goes over it.
     """
 
     def __init__(
@@ -271,6 +271,7 @@ class Joint:
         one: socket.socket,
         other: socket.socket,
         bytes_per_s: Callable[[], float] = lambda: math.inf,
+        shape: Shape | None = None,
     ) -> None:
         self._pair = one, other
         self._bytes_per_s = bytes_per_s
@@ -280,8 +281,11 @@ class Joint:
         self.moved_bytes = 0
         for sock in self._pair:
             sock.setblocking(True)
-        for source, sink in ((one, other), (other, one)):
-            threading.Thread(target=self._move, args=(source, sink), daemon=True).start()
+        shape = shape or Shape()
+        if shape.receive_buffer_bytes is not None:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, shape.receive_buffer_bytes)
+        for way in ((one, other, shape.down), (other, one, shape.up)):
+            threading.Thread(target=self._move, args=way, daemon=True).start()
 
     async def wait(self) -> None:
         """Until it is over; being cancelled ends it."""
@@ -296,9 +300,9 @@ class Joint:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
-    def _move(self, source: socket.socket, sink: socket.socket) -> None:
+    def _move(self, source: socket.socket, sink: socket.socket, gate: Gate) -> None:
         try:
-            for num_bytes in _moved(source, sink):
+            for num_bytes in _moved(source, sink, gate):
                 self.moved_bytes += num_bytes
                 rate = self._bytes_per_s()
                 if rate < math.inf:
@@ -320,14 +324,15 @@ class Joint:
                 self._loop.call_soon_threadsafe(self._over.set)
 
 
-def _moved(source: socket.socket, sink: socket.socket) -> Iterator[int]:
+def _moved(source: socket.socket, sink: socket.socket, gate: Gate) -> Iterator[int]:
     """Move what comes, and tell how many bytes each time; until the source ends."""
-    return _spliced(source, sink) if hasattr(os, "splice") else _copied(source, sink)
+    return (_spliced if hasattr(os, "splice") else _copied)(source, sink, gate)
 
 
-def _spliced(source: socket.socket, sink: socket.socket) -> Iterator[int]:
+def _spliced(source: socket.socket, sink: socket.socket, gate: Gate) -> Iterator[int]:
     with _pipe() as (outlet, inlet):
-        while num_bytes := os.splice(source.fileno(), inlet, CHUNK_BYTES):
+        while num_bytes := os.splice(source.fileno(), inlet, gate.chunk_bytes):
+            gate.wait(num_bytes)
             left = num_bytes
             while left:
                 left -= os.splice(outlet, sink.fileno(), left)
@@ -344,8 +349,9 @@ def _pipe() -> Iterator[tuple[int, int]]:
         os.close(inlet)
 
 
-def _copied(source: socket.socket, sink: socket.socket) -> Iterator[int]:
-    buffer = memoryview(bytearray(CHUNK_BYTES))
+def _copied(source: socket.socket, sink: socket.socket, gate: Gate) -> Iterator[int]:
+    buffer = memoryview(bytearray(gate.chunk_bytes))
     while num_bytes := source.recv_into(buffer):
+        gate.wait(num_bytes)
         sink.sendall(buffer[:num_bytes])
         yield num_bytes

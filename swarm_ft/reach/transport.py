@@ -13,6 +13,7 @@ from swarm_ft.protocol.spec.bounds import host_of, is_private
 from swarm_ft.reach.front import Front
 from swarm_ft.reach.meet import Reach
 from swarm_ft.reach.portmap import mapped
+from swarm_ft.reach.shaping import Shape
 from swarm_ft.reach.tunnels import BETTER_AFTER_S, Tunnels
 from swarm_ft.transport.admission import MAX_PER_ADDRESS
 from swarm_ft.transport.base import Channel, Handler, Method, Server
@@ -47,6 +48,7 @@ class FrontedTransport:
         grpc: what is behind and beside it.
         plaintext: it does not speak TLS.
         per_address: how many connections one address may have.
+        shape: of this machine's link.
     """
 
     def __init__(
@@ -55,10 +57,11 @@ class FrontedTransport:
         *,
         plaintext: bool = False,
         per_address: int = MAX_PER_ADDRESS,
+        shape: Shape | None = None,
     ) -> None:
         self._grpc = grpc
         self._places = LocalPlaces()
-        self.front = Front(plaintext=plaintext, per_address=per_address)
+        self.front = Front(plaintext=plaintext, per_address=per_address, shape=shape)
 
     async def serve(
         self, host: str, port: int, handlers: Mapping[Method[Any, Any], Handler]
@@ -91,9 +94,10 @@ class HomeTransport(FrontedTransport):
         rng: so that not all call in step.
         control: what carries the conversation with the coordinator, if not `grpc`.
         better_after_s: when a better way than a relay is looked for, at first.
+        shape: of this machine's link.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a process has to give
         self,
         grpc: GrpcTransport,
         find_coordinator: Callable[[], Awaitable[str]],
@@ -102,10 +106,11 @@ class HomeTransport(FrontedTransport):
         control: GrpcTransport | None = None,
         *,
         better_after_s: float = BETTER_AFTER_S,
+        shape: Shape | None = None,
     ) -> None:
-        super().__init__(grpc)
+        super().__init__(grpc, shape=shape)
         self._reach = Reach(control or grpc, find_coordinator, self.front, clock, rng)
-        self._tunnels = Tunnels(self._reach.link, better_after_s)
+        self._tunnels = Tunnels(self._reach.link, better_after_s, shape)
         self._running: asyncio.Task[None] | None = None
 
     @property

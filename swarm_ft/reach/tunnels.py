@@ -20,6 +20,7 @@ from swarm_ft.errors import SwarmError
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.meeting import Way
 from swarm_ft.reach.meet import SPARE_S, Link
+from swarm_ft.reach.shaping import Shape
 from swarm_ft.reach.sockets import Joint
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.local_places import LocalPlace, LocalPlaces
@@ -42,13 +43,16 @@ class Tunnels:
     Args:
         link: makes a stream to a member.
         better_after_s: when a better way than a relay is looked for, at first.
+        shape: of this machine's link.
     """
 
     def __init__(
         self,
         link: Callable[[str], Awaitable[Link]],
         better_after_s: float = BETTER_AFTER_S,
+        shape: Shape | None = None,
     ) -> None:
+        self._shape = shape
         self._link = link
         self._places = LocalPlaces()
         self._place_to: dict[str, LocalPlace] = {}
@@ -108,7 +112,7 @@ class Tunnels:
             local.close()
             raise
         with suppress(OSError):
-            joint = Joint(local, link.sock)
+            joint = Joint(link.sock, local, shape=self._shape)
             await (self._relay(name, joint) if link.way is Way.RELAYED else joint.wait())
 
     async def _relay(self, name: str, joint: Joint) -> None:

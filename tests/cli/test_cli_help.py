@@ -16,6 +16,8 @@ COMMANDS = (
     (),
     ("demo",),
     ("serve-stage",),
+    ("peer",),
+    ("peer", "pause"),
     ("doctor",),
     ("plan",),
     ("relay",),
@@ -164,7 +166,13 @@ OPTIONS = {
         "--snapshots",
         "--encrypt-at-rest",
         "--json",
-    },
+    }
+    | {"--hours", "--pause-when", "--upload-mbps", "--download-mbps", "--monthly-gb"}
+    | {"--leave-timeout"},
+    ("peer", "pause"): {"--buffer-dir", "--json"},
+    ("peer", "resume"): {"--buffer-dir", "--json"},
+    ("peer", "drain"): {"--buffer-dir", "--json"},
+    ("peer", "status"): {"--buffer-dir", "--json"},
     ("init",): KEYS,
     ("invite",): KEYS
     | {"--role", "--sees-tokens", "--layers", "--uses", "--expires", "--address", "--open"},

@@ -124,7 +124,7 @@ def tell_idle(turn: Turn) -> None:
         reason = why_idle(state, [own] if own else going, member, turn.now_s)
         if reason != member.idle:
             members[peer_id] = replace(member, idle=reason)
-        if reason not in ("", member.idle):
+        if reason not in ("", member.idle) and member.leaving is None:
             turn.say(peer_id, StayIdle(reason=reason))
     turn.state = replace(state, members=MappingProxyType(members))
 
@@ -194,7 +194,12 @@ def caught_up(turn: Turn, run: Run, peer_id: PeerId, message: CaughtUp) -> None:
         do_without(turn, run, {peer_id: "took over another state than its stage has"})
         return
     attempt = replace(attempt, caught_up=attempt.caught_up | {peer_id})
-    measured = replace(measured, state_bytes=measured.state_bytes + message.state_bytes)
+    took_s = turn.now_s - attempt.learning_since_s.get(peer_id, turn.now_s)
+    measured = replace(
+        measured,
+        state_bytes=measured.state_bytes + message.state_bytes,
+        state_bytes_per_s=message.state_bytes / took_s if took_s else measured.state_bytes_per_s,
+    )
     turn.keep(replace(run, attempt=attempt, measured=measured))
 
 
@@ -208,7 +213,8 @@ def _resume(turn: Turn, run: Run) -> None:
     if kept is None:
         lost = lost_stages(able, run)
         why = "; ".join(lost_in_words(turn.state, run, stage, turn.now_s) for stage in lost)
-        go_back(turn, run, why, [stage.layers for stage in lost])  # `place` follows
+        go_back(turn, run, why, [stage.layers for stage in lost])  # `place_waiting` follows
+        _let_leavers_go(turn, run)
         return
     away = [a for a in kept.attempt.assignments if a.peer_id not in turn.state.members]
     if away:
@@ -219,6 +225,16 @@ def _resume(turn: Turn, run: Run) -> None:
         _wait(turn, kept, detail)
     else:
         _assign(turn, with_newcomers(able, kept), fresh=not kept.committed_steps)
+        _let_leavers_go(turn, run)
+
+
+def _let_leavers_go(turn: Turn, before: Run) -> None:
+    """Release those of a run's peers that would work no more, and that it goes on without."""
+    peers = turn.state.runs[before.run_id].peers
+    for peer in before.peers:
+        if peer in turn.state.leaving and peer not in peers:
+            reason = "this peer would work no more"
+            turn.say(peer, ReleaseStage(run_id=before.run_id, reason=reason))
 
 
 def _is_waited_for(turn: Turn, run: Run, able: SwarmState) -> bool:

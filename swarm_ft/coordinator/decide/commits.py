@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator.decide import attempts, losses
+from swarm_ft.coordinator.decide import attempts, leaving, losses
 from swarm_ft.coordinator.decide.contributions import credit
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
@@ -27,10 +27,18 @@ from swarm_ft.coordinator.plan.agreement import (
     without_results_of,
     wrong_norms,
 )
+from swarm_ft.coordinator.plan.leaving import (
+    gone_from,
+    held_for,
+    is_held,
+    may_save,
+    with_successors_free,
+)
 from swarm_ft.coordinator.plan.membership import (
     able_for,
     caught_up_in_words,
     joining_in_words,
+    passed_by,
     with_caught_up,
     with_newcomers,
     with_some_let_go,
@@ -97,8 +105,11 @@ def _save(turn: Turn, run: Run) -> Run:
 
 def _save_again(turn: Turn, run: Run) -> Run:
     """Ask for a snapshot that is lacking since an attempt, or the coordinator, ended meanwhile."""
-    is_asked = run.saving.attempt == run.attempt.number
-    return run if is_asked or not lacks_snapshot(run) else _save(turn, run)
+    return run if _asked_in_this_attempt(run) or not lacks_snapshot(run) else _save(turn, run)
+
+
+def _asked_in_this_attempt(run: Run) -> bool:
+    return run.saving.attempt == run.attempt.number
 
 
 def stage_saved(turn: Turn, peer_id: PeerId, message: StageSaved | StageUnsaved) -> None:
@@ -142,7 +153,8 @@ def snapshot_listed(turn: Turn, event: SnapshotWritten | SnapshotLost) -> None:
         return
     # An older one's manifest may be there later; the newest counts.
     unlisted = tuple(other for other in run.saving.unlisted if other.step > snapshot.step)
-    saving, kept = replace(run.saving, unlisted=unlisted), kept_snapshots(run, snapshot)
+    saving = replace(run.saving, unlisted=unlisted, failed="")
+    kept = kept_snapshots(run, snapshot)
     turn.keep(replace(run, past=replace(run.past, snapshots=kept), saving=saving))
     turn.write(SnapshotRecord(run.run_id, snapshot, frozenset(one.step for one in kept)))
     words = f"the snapshot of step {snapshot.step} is whole"
@@ -152,6 +164,7 @@ def snapshot_listed(turn: Turn, event: SnapshotWritten | SnapshotLost) -> None:
 def _without_snapshot(turn: Turn, run: Run, step: StepNumber, reason: str) -> None:
     lost = f"there is no snapshot of step {step}: {reason}"
     turn.happened(EventKind.SNAPSHOT_LOST, run, words=lost, to_step=step)
+    run = replace(run, saving=replace(run.saving, failed=reason))
     if run.spec.train.load_best_model_at_end and not run.phase.is_over:
         words = f"the weights of step {step} are not saved, and cannot be the best: {reason}"
         turn.put(replace(run, detail=words))
@@ -204,6 +217,13 @@ def look_after_saving(turn: Turn) -> None:
     for run in turn.state.active_runs:
         if run.phase is RunPhase.TRAINING and run.step is not None:
             _step_done(turn, run, run.step)
+
+
+def look_after_held(turn: Turn) -> None:
+    """Go on with runs that wait between two steps, once what it waits for is there."""
+    for run in turn.state.active_runs:
+        if is_held(run):
+            _grow_or_plan(turn, run)
 
 
 def _step_done(turn: Turn, run: Run, step: PlannedStep) -> None:
@@ -268,13 +288,29 @@ def _finish(turn: Turn, run: Run) -> None:
 def _plan_or_export(turn: Turn, run: Run) -> None:
     run = _admit(turn, run)
     if not is_trained(run):
-        _plan(turn, _save_again(turn, run))
+        why = held_for(turn.state, run, turn.now_s) if run.step is None else ""
+        if why:
+            _hold(turn, run, why)
+        else:
+            _plan(turn, _save_again(turn, run))
         return
     best = best_to_load(run)
     if best is not None:
         attempts.load_best(turn, run, best)
     else:
         _export(turn, run)
+
+
+def _hold(turn: Turn, run: Run, why: str) -> None:
+    """Plan nothing, since a peer without which the run cannot go on would work no more."""
+    if run.detail != why:
+        run = replace(run, detail=why).with_awaited(Awaited(since_s=turn.now_s))
+        turn.put(run)
+    asked, steps = run.saving.asked, run.committed_steps
+    is_asked = asked is not None and asked.step == steps and _asked_in_this_attempt(run)
+    on_its_way = steps in {snapshot.step for snapshot in run.saving.unlisted}
+    if may_save(turn.state, run, turn.now_s) and not is_asked and not on_its_way:
+        _save(turn, run)
 
 
 def _export(turn: Turn, run: Run) -> None:
@@ -327,7 +363,7 @@ def _evaluate(turn: Turn, run: Run, step: PlannedStep) -> Run:
 
 def _commit(turn: Turn, run: Run, step: PlannedStep) -> Run:
     before = run
-    run, committed, commit = commit_step(run, step, turn.now_s)
+    run, committed, commit = commit_step(run, step, turn.now_s, turn.state.link_caps)
     turn.keep(run)
     turn.write(CommitRecord(run.run_id, committed, commit, run.past.sent, run.past.traffic))
     turn.write_ledger(before, run)
@@ -340,18 +376,26 @@ def _commit(turn: Turn, run: Run, step: PlannedStep) -> Run:
 
 def _go_on(turn: Turn, run: Run) -> None:
     """After a commit: save if it is time, take newcomers in, and on to what is next."""
-    is_last = run.committed_steps >= run.spec.train.num_steps
     if lacks_snapshot(run):
         run = _save(turn, run)
+    _grow_or_plan(turn, run)
+
+
+def _grow_or_plan(turn: Turn, run: Run) -> None:
+    """Between two steps: take newcomers in and let leavers go, or on to what is next."""
+    is_last = run.committed_steps >= run.spec.train.num_steps
     sharing = shared(turn.state, turn.now_s)
-    able = able_for(sharing.of(turn.state, run), run, turn.now_s)
     wanted = sharing.to_give.get(run.run_id)
     if wanted and not is_last:
         _give(turn, run, wanted)
         return
-    fewer = with_some_let_go(able, run)
+    caught_up = with_caught_up(run)
+    able = able_for(sharing.of(turn.state, run), caught_up, turn.now_s)
+    fewer = with_successors_free(able, with_some_let_go(able, run))
     grown = with_newcomers(able, fewer)
-    if not is_last and grown is not run:
+    if not is_last and gone_from(turn.state, caught_up, turn.now_s):
+        attempts.interrupt(turn, leaving.with_words(turn, caught_up))
+    elif not is_last and grown is not run:
         attempts.interrupt(turn, _let_go(turn, run, fewer, grown))
     else:
         _plan_or_export(turn, run)
@@ -380,9 +424,11 @@ def _let_go(turn: Turn, run: Run, fewer: Run, grown: Run) -> Run:
     newcomers = ", ".join(peer for peer in grown.peers if peer not in run.peers)
     words = [f"joined by {newcomers}"] if newcomers else []
     freed = (a for a in run.attempt.assignments if a.peer_id not in fewer.peers)
+    passed = {stage.layers for stage in passed_by(run)}
     for peer, layers in ((a.peer_id, a.layers) for a in freed):
         to = f"moves to layers {new[peer]}" if peer in new else "is let go"
-        words.append(f"peer {peer} (layers {layers}) {to}: these are passed by from now on")
+        why = "these are passed by from now on" if layers in passed else "their peer leaves"
+        words.append(f"peer {peer} (layers {layers}) {to}: {why}")
         if peer not in new:
             reason = "what its layers made of all samples is kept"
             turn.say(peer, ReleaseStage(run_id=run.run_id, reason=reason))

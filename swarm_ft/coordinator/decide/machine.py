@@ -21,6 +21,7 @@ end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -
     a replica gets slow        attempt + 1 in which the others take most of its share
     a replica is never ready   set aside, and attempt + 1 without it, see `lateness`
     a stage's last one is lost wait for it; then go back to the weights the run began with
+    a peer would leave         others take its stage over first, see `plan.leaving`
     a peer comes (back)        while others load, or when the next step begins: attempt + 1 with it
     a run waits for replicas   at the step's end: attempt + 1 without them; the other begins
     ... and lacks the state    it listens until CaughtUp; then the next plan is over it too
@@ -34,7 +35,7 @@ import math
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator.decide import attempts, commits, history, losses
+from swarm_ft.coordinator.decide import attempts, commits, history, leaving, losses
 from swarm_ft.coordinator.facts.events import (
     Effect,
     Event,
@@ -83,6 +84,8 @@ from swarm_ft.protocol.messages.control import (
     PeerAlive,
     PeerGoodbye,
     PeerHello,
+    PeerLeaving,
+    PeerWorks,
     ReleaseStage,
     StageExported,
     StageFailed,
@@ -129,9 +132,12 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
             turn.state = replace(turn.state, ways=ways or turn.state.ways)
             _time_passed(turn)
     commits.look_after_saving(turn)
+    commits.look_after_held(turn)
     losses.look_after(turn)
+    leaving.look_after(turn)
     attempts.advance(turn)
     _place_waiting(turn, event)
+    leaving.tell(turn)
     return turn.state, turn.effects
 
 
@@ -160,12 +166,12 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
     match message:
         case PeerGoodbye():
             _peer_gone(turn, peer_id, "left", EventKind.PEER_LEFT, away_since_s=-math.inf)
+        case PeerLeaving() | PeerWorks():
+            leaving.said(turn, peer_id, message)
         case StageReady() | StepReady() if run and _is_current(run, peer_id, message):
             _ready(turn, run, peer_id, message)
-        case StageOffered() if run and _is_current(run, peer_id, message):
-            attempts.offered(turn, run, peer_id, message)
-        case CaughtUp() if run and _is_current(run, peer_id, message):
-            attempts.caught_up(turn, run, peer_id, message)
+        case StageOffered() | CaughtUp() if run and _is_current(run, peer_id, message):
+            _handed_over(turn, run, peer_id, message)
         case StageFailed():
             _stage_failed(turn, peer_id, message)
         case StageSaved() | StageUnsaved():
@@ -185,6 +191,13 @@ def _is_current(
 ) -> bool:
     named = (message.run_id, message.attempt)
     return named == (run.run_id, run.attempt.number) and peer_id in run.peers
+
+
+def _handed_over(turn: Turn, run: Run, peer_id: PeerId, message: StageOffered | CaughtUp) -> None:
+    if isinstance(message, StageOffered):
+        attempts.offered(turn, run, peer_id, message)
+    else:
+        attempts.caught_up(turn, run, peer_id, message)
 
 
 def _ready(turn: Turn, run: Run, peer_id: PeerId, message: StageReady | StepReady) -> None:
@@ -295,7 +308,13 @@ def _joined(turn: Turn, hello: PeerHello, grant: Grant) -> None:
         words = f"peer {hello.peer_id}: {expected}, got {hello.layers}"
         turn.dismiss(hello.peer_id, NotAllowed(words))
         return
-    member = Member(hello=hello, joined_at_s=turn.now_s, heard_at_s=turn.now_s, grant=grant)
+    member = Member(
+        hello=hello,
+        joined_at_s=turn.now_s,
+        heard_at_s=turn.now_s,
+        grant=grant,
+        leaving=hello.leaving,
+    )
     turn.state = without_misfit(with_exports_of(turn.state, member), hello.peer_id)
     turn.state = turn.state.with_member(member)
     offered = f"offers layers {hello.layers}" if hello.layers else "takes any layers"

@@ -26,7 +26,9 @@ from swarm_ft.protocol.messages.client import (
 from swarm_ft.protocol.messages.control import (
     CommitStep,
     Learner,
+    LeaveProgress,
     PeerHello,
+    PeerLeaving,
     SavedStage,
     Stage,
     StageAssignment,
@@ -63,6 +65,9 @@ class Member:
     Attributes:
         idle: why there is nothing to do for it, as it was told; empty if there may be.
         grant: what its invitation lets it host; never its own word.
+        leaving: that it would work no more, if it would not.
+        told: what it was told of that last.
+        told_at_s: when.
     """
 
     hello: PeerHello
@@ -70,6 +75,9 @@ class Member:
     heard_at_s: float
     idle: str = ""
     grant: Grant = field(default_factory=Grant)
+    leaving: PeerLeaving | None = None
+    told: LeaveProgress | None = None
+    told_at_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -333,11 +341,13 @@ class Saving:
         asked: the one that peers were asked for last.
         attempt: in which they were.
         unlisted: whole but for their manifests, which are being written.
+        failed: why the last one could not be had; empty if it could.
     """
 
     asked: Snapshot | None = None
     attempt: Attempt = NO_ATTEMPT
     unlisted: tuple[Snapshot, ...] = ()
+    failed: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -350,6 +360,7 @@ class Measured:
         step_targets: how many target tokens each of the last steps trained; of no use after a
             restart.
         state_bytes: of state that newcomers took since the last commit.
+        state_bytes_per_s: at which the last state was taken over; 0 before the first.
         buffers: what peers told of theirs, at each of their boundaries; of no use after a restart.
     """
 
@@ -357,6 +368,7 @@ class Measured:
     step_seconds: tuple[float, ...] = ()
     step_targets: tuple[int, ...] = ()
     state_bytes: int = 0
+    state_bytes_per_s: float = 0.0
     buffers: Mapping[PeerId, Mapping[BlockIndex, BufferCounts]] = field(default_factory=_nothing)
 
 
@@ -487,6 +499,7 @@ class SwarmState:
         contributions: what members gave until now, whether they are here or not.
         queue_s: how long a run that cannot be placed waits for its turn.
         result_s: how long a result is kept for its client.
+        keeps_snapshots: whether there is a place for them.
         seen_at_s: when the last event was; infinite before the first.
     """
 
@@ -497,6 +510,7 @@ class SwarmState:
     contributions: Mapping[PeerId, Contribution] = field(default_factory=_nothing)
     queue_s: float = QUEUE_S
     result_s: float = RESULT_S
+    keeps_snapshots: bool = False
     seen_at_s: float = math.inf
 
     @property
@@ -518,6 +532,20 @@ class SwarmState:
         """Peers from which a client has yet to collect a result."""
         finished = (run for run in self.runs.values() if run.phase is RunPhase.FINISHED)
         return frozenset().union(*(run.past.exported for run in finished))
+
+    @property
+    def leaving(self) -> tuple[PeerId, ...]:
+        """Members that would work no more."""
+        return tuple(peer for peer, member in self.members.items() if member.leaving is not None)
+
+    @property
+    def link_caps(self) -> Mapping[PeerId, tuple[float, float]]:
+        """Bytes a second that members lend of their links, up and down, where they lend a part."""
+        caps = {
+            peer: (member.hello.max_up_bytes_per_s, member.hello.max_down_bytes_per_s)
+            for peer, member in self.members.items()
+        }
+        return MappingProxyType({peer: both for peer, both in caps.items() if any(both)})
 
     def carries(self, peer_id: PeerId) -> bool:
         """Whether a member may host a stage alone; who is not there is not asked."""

@@ -140,8 +140,12 @@ def _late_learners(run: Run, now_s: float) -> dict[PeerId, str]:
 
 def hand_over_limit_s(spec: RunSpec, layers: LayerRange) -> float:
     """Within what time a newcomer has its stage's state, however slow its link is."""
-    kept = spec.train.copies_per_weight - 1  # gradients are not handed over
-    return LOAD_S + kept * _weight_bytes(spec.model, layers) / MIN_STATE_BYTES_S
+    return LOAD_S + state_bytes(spec, layers) / MIN_STATE_BYTES_S
+
+
+def state_bytes(spec: RunSpec, layers: LayerRange) -> float:
+    """Of a stage's state, at most: weights and what an optimizer keeps; no gradients."""
+    return (spec.train.copies_per_weight - 1) * _weight_bytes(spec.model, layers)
 
 
 def _limit_s(run: Run, peer: PeerId) -> float:

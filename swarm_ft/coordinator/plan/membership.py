@@ -9,7 +9,6 @@ from statistics import mean, median
 from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
-from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.plan.hosting import NOT_ALONE, refusal
 from swarm_ft.coordinator.plan.placement import Placement, fits, place, place_on
 from swarm_ft.ids import PeerId, StepNumber
@@ -38,7 +37,8 @@ def able_for(state: SwarmState, run: Run, now_s: float) -> SwarmState:
     """The state with those members alone that may work for the run now.
 
     Left out are peers that are set aside, peers that said they cannot host it, and peers that
-    doubt its open step as long as replicas can do that without them.
+    doubt its open step as long as replicas can do that without them. So are those that would work
+    no more, but for the last ones that have a stage's state.
     """
     able = {
         peer
@@ -50,7 +50,20 @@ def able_for(state: SwarmState, run: Run, now_s: float) -> SwarmState:
         sound = able.intersection(stage.peers) - doubters
         if any(state.carries(peer) and is_able(state, run, peer, stage.layers) for peer in sound):
             able -= doubters.intersection(stage.peers)
-    return state.with_members(able)
+    return state.with_members(able - _dispensable(state, run, able))
+
+
+def _dispensable(state: SwarmState, run: Run, able: Collection[PeerId]) -> set[PeerId]:
+    """Of those who would work no more, those that have nothing that would be lost."""
+    leaving = set(state.leaving)
+    if not leaving or not run.committed_steps or run.past.saved is not None:
+        return leaving
+    needed: set[PeerId] = set()
+    for stage in run.stages:
+        having = {p for p in stage.peers if p in able and is_able(state, run, p, stage.layers)}
+        if not any(state.carries(peer) for peer in having - leaving):
+            needed |= having & leaving
+    return leaving - needed
 
 
 def hopeless_for(state: SwarmState, run: Run) -> str | None:
@@ -76,6 +89,9 @@ def why_idle(state: SwarmState, runs: Sequence[Run], member: Member, now_s: floa
         member: of whom it is asked.
         now_s: monotonic seconds.
     """
+    if member.leaving is not None:
+        word = "paused" if member.leaving.stays else "leaves"
+        return f"{word}: {member.leaving.reason}" if member.leaving.reason else word
     if state.is_aside(member.hello.peer_id, now_s):
         return state.standing(member.hello.peer_id).words
     reasons = [_why_not_for(state, run, member) for run in runs]
@@ -333,7 +349,7 @@ def with_newcomers(state: SwarmState, run: Run) -> Run:
     idle = {stage.layers for stage in passed_by(run)} if outside else set()
     for peer, member in outside.items():
         may_join = not member.grant.replica_only or _can_listen(run)
-        layers = _wanted_layers(run, member, state.ways, idle) if may_join else None
+        layers = _wanted_layers(state, run, member, idle) if may_join else None
         if layers is not None:
             assignments = list(run.attempt.assignments)
             last = max(i for i, a in enumerate(assignments) if a.layers == layers)
@@ -441,14 +457,14 @@ def caught_up_in_words(run: Run) -> str:
 
 
 def _wanted_layers(
-    run: Run, member: Member, ways: Ways, idle: Collection[LayerRange]
+    state: SwarmState, run: Run, member: Member, idle: Collection[LayerRange]
 ) -> LayerRange | None:
     """The stage that a newcomer is to host: its own, what it holds, or where it helps most.
 
-    Of those where it helps alike, one whose peers and neighbours it reaches. It helps nowhere in
-    `idle`.
+    That is first where all others would leave. Of those where it helps alike, one whose peers and
+    neighbours it reaches. It helps nowhere in `idle`.
     """
-    hello = member.hello
+    hello, ways, leaving = member.hello, state.ways, state.leaving
     held = hello.held.layers if hello.held and hello.held.run_id == run.run_id else None
     choice = hello.layers or (held if held not in idle else None)
     fitting = [stage for stage in run.stages if choice in (None, stage.layers)]
@@ -460,7 +476,8 @@ def _wanted_layers(
         beside = [p for s in run.stages[max(0, index - 1) : index + 2] for p in s.peers]
         relayed = mean(ways.relayed_percent(hello.peer_id, peer) for peer in beside)
         work = 0.0 if stage.layers in idle else run.spec.work(stage.layers)
-        return work / len(stage.peers), -relayed
+        staying = sum(peer not in leaving for peer in stage.peers)
+        return work / staying if staying else math.inf, -relayed
 
     best = max(allowed, key=helps, default=None)
     return best.layers if best else None

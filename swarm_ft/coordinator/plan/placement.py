@@ -112,13 +112,16 @@ def _filled(
 def _least_free_first(spec: RunSpec, autos: Sequence[Member]) -> list[Member]:
     """Members in the order in which they are asked what they host.
 
-    Those come first who have the least to choose from, and of these those with the most memory.
+    Those come first who have the least to choose from, of these those that lend all of their link,
+    and of these those with the most memory.
     """
 
-    def order(member: Member) -> tuple[bool, int, int, float]:
+    def order(member: Member) -> tuple[bool, int, bool, int, float]:
         choices = len(member.grant.layers or spec.model.layers)
         sees_tokens = not end_refusal(spec, member)
-        return sees_tokens, choices, -member.hello.memory_bytes, member.joined_at_s
+        hello = member.hello
+        is_capped = hello.max_up_bytes_per_s > 0 or hello.max_down_bytes_per_s > 0
+        return sees_tokens, choices, is_capped, -hello.memory_bytes, member.joined_at_s
 
     return sorted(autos, key=order)
 

@@ -23,12 +23,13 @@ from swarm_ft.coordinator.plan.routes import (
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import BlockIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import Evaluated, StepCommitted
-from swarm_ft.protocol.messages.control import CommitStep, PlanStep, StageReady, StepReady
+from swarm_ft.protocol.messages.control import CommitStep, PlanStep, Stage, StageReady, StepReady
 from swarm_ft.protocol.messages.reports import (
     Bitmap,
     BufferCounts,
     GradientTraffic,
     HeldBuffers,
+    Traffic,
     summed_by_boundary,
 )
 from swarm_ft.protocol.spec.best import metric_of
@@ -50,6 +51,11 @@ FORGIVEN = 0.9
 FASTER_AT_MOST = 8.0
 """So many times as fast as its stage's median a replica may be thought, whatever it tells. Of two
 the slower one is the median."""
+
+
+LinkCaps = Mapping[PeerId, tuple[float, float]]
+"""Bytes a second that peers lend of their links, up and down; 0: all there is."""
+NO_CAPS: LinkCaps = MappingProxyType({})
 
 
 def plan_step(run: Run, now_s: float, ways: Ways = NO_WAYS) -> tuple[Run, PlanStep]:
@@ -198,7 +204,9 @@ def tokens_for(run: Run, plan: PlanStep, peer: PeerId) -> tuple[SampleId, ...]:
     )
 
 
-def commit_step(run: Run, step: PlannedStep, now_s: float) -> tuple[Run, StepCommitted, CommitStep]:
+def commit_step(
+    run: Run, step: PlannedStep, now_s: float, caps: LinkCaps = NO_CAPS
+) -> tuple[Run, StepCommitted, CommitStep]:
     """The run after a step that all stages are ready for, what happened, and what to tell peers.
 
     The loss is the mean over all target tokens of the batch; gradients are clipped by the norm
@@ -237,7 +245,7 @@ def commit_step(run: Run, step: PlannedStep, now_s: float) -> tuple[Run, StepCom
         step=None,
         unplaced_since_s=math.inf,
         doubts=MappingProxyType({p: step for p, step in run.doubts.items() if step > number}),
-        measured=_measured_after(run, step, committed),
+        measured=_measured_after(run, step, committed, caps),
     )
     return after, committed, commit
 
@@ -264,17 +272,18 @@ def _that_leave_buffers(run: Run, step: PlannedStep) -> tuple[Microbatch, ...]:
     return (*step.microbatches, *(step.evaluation if run.spec.keeps_constants else ()))
 
 
-def _measured_after(run: Run, step: PlannedStep, committed: StepCommitted) -> Measured:
+def _measured_after(
+    run: Run, step: PlannedStep, committed: StepCommitted, caps: LinkCaps
+) -> Measured:
     before = run.measured
     num_targets = sum(step.ready[peer].num_targets for peer in run.computing[-1].peers)
     seconds = {}
     for index, stage in enumerate(run.computing):
-        newest = {
-            peer: _newest(
-                before.seconds.get(peer, ()), step.ready[peer], step.share(index, replica)
-            )
-            for replica, peer in enumerate(stage.peers)
-        }
+        newest = {}
+        for replica, peer in enumerate(stage.peers):
+            link_s = _link_s(run, step, index, replica, caps.get(peer))
+            busy_s = max(step.ready[peer].compute_s, min(link_s, committed.seconds))
+            newest[peer] = _newest(before.seconds.get(peer, ()), busy_s, step.share(index, replica))
         for peer, taken in _in_line(newest).items():
             seconds[peer] = (*before.seconds.get(peer, ()), *taken)[-MEASURED_STEPS:]
     return Measured(
@@ -285,10 +294,35 @@ def _measured_after(run: Run, step: PlannedStep, committed: StepCommitted) -> Me
     )
 
 
-def _newest(before: tuple[float, ...], ready: StepReady, count: int) -> float | None:
-    """Seconds that a microbatch took a replica, as it tells; None if nothing is known of it."""
+def _link_s(
+    run: Run, step: PlannedStep, index: int, replica: int, caps: tuple[float, float] | None
+) -> float:
+    """How long a step's microbatches kept a replica's link busy, if it lends a part of that alone.
+
+    What came in is its share of what the stages beside it told that they sent there.
+    """
+    if caps is None:
+        return 0.0
+    stages, ready = run.computing, step.ready
+    stage = stages[index]
+
+    def sent_by(some: Iterable[Stage]) -> list[Traffic]:
+        return [sent for one in some for peer in one.peers for sent in ready[peer].traffic]
+
+    own = ready[stage.peers[replica]].traffic
+    ahead, behind = sent_by(stages[:index][-1:]), sent_by(stages[index + 1 :][:1])
+    came = sum(t.forward_bytes for t in ahead if t.boundary == stage.layers.start)
+    came += sum(t.backward_bytes for t in behind if t.boundary == stage.layers.stop)
+    whole = sum(step.share(index, other) for other in range(len(stage.peers)))
+    received = came * step.share(index, replica) / max(1, whole)
+    up, down = (cap or math.inf for cap in caps)
+    return max(sum(t.forward_bytes + t.backward_bytes for t in own) / up, received / down)
+
+
+def _newest(before: tuple[float, ...], busy_s: float, count: int) -> float | None:
+    """Seconds that a microbatch took a replica; None if nothing is known of it."""
     if count:
-        return ready.compute_s / count
+        return busy_s / count
     # Who was too slow to get any is thought a little faster, until it is tried again.
     return before[-1] * FORGIVEN if before else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -59,6 +60,33 @@ class Rate(Generic[Key]):
                 f"{what} too often: {self._burst} at once and {self._per_s:g} a second are taken; "
                 f"try again in {wait_s:.2f} s"
             )
+
+
+class Bucket:
+    """So many bytes a second in the long run, and some at once.
+
+    What is taken may be more than is there: whoever takes it waits until it is, and those who come
+    later wait behind. So in any time of T seconds at most `per_s * T + burst` pass.
+
+    Args:
+        per_s: how many.
+        burst: at once, after a pause.
+    """
+
+    def __init__(self, *, per_s: float, burst: float) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._tokens = burst
+        self._since_s: float | None = None
+
+    def take(self, count: int, now_s: float) -> float:
+        """Take so many; how long to wait before they pass, in seconds."""
+        if self._per_s == math.inf:
+            return 0.0
+        since_s = now_s if self._since_s is None else self._since_s
+        filled = self._tokens + max(0.0, now_s - since_s) * self._per_s
+        self._tokens, self._since_s = min(self._burst, filled) - count, now_s
+        return max(0.0, -self._tokens / self._per_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

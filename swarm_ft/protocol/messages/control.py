@@ -57,6 +57,7 @@ MAX_KEPT_RUNS = 64
 STORAGE_KEY_BYTES = 32
 SomePeers = Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS, 1)]
 Amount = Annotated[float, Range(0.0)]
+Measured = Annotated[float, Range(0.0, MAX_PEER_NUMBER)]
 Targets = Annotated[int, Range(0, MAX_BATCH_SIZE * MAX_SEQ_LENGTH)]
 """Of one step."""
 
@@ -300,6 +301,20 @@ class Revoked:
     names: Annotated[tuple[Text, ...], Length(MAX_REVOKED)]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaveProgress:
+    """To a peer that would work no more: what is under way, and whether it may go.
+
+    Attributes:
+        words: what all wait for, or would be lost.
+        seconds: that it takes yet, about; 0 if nobody can tell.
+    """
+
+    may_go: bool
+    words: Text
+    seconds: Measured = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class ClockReply:
     """The coordinator's time when a probe came, and the probe's `sent_us`."""
@@ -318,6 +333,7 @@ ToPeer = (
     | ReleaseStage
     | StayIdle
     | Revoked
+    | LeaveProgress
     | ClockReply
 )
 
@@ -325,7 +341,6 @@ ToPeer = (
 MAX_REVOKED = 10_000
 MAX_BOUNDARIES = 2
 """Of one peer: in front of its stage and behind it."""
-Measured = Annotated[float, Range(0.0, MAX_PEER_NUMBER)]
 SomeHeld = Annotated[tuple[HeldBuffers, ...], Length(MAX_BOUNDARIES)]
 
 
@@ -347,6 +362,26 @@ class HeldStage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PeerLeaving:
+    """The peer would work no more; it does until `LeaveProgress` says that it may go.
+
+    Attributes:
+        stays: it pauses: it stays connected, and may work again later.
+        reason: why, for people.
+        up_bytes_per_s: of its link, as it was measured; 0 if it was not.
+    """
+
+    stays: bool = False
+    reason: Text = ""
+    up_bytes_per_s: Measured = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerWorks:
+    """The peer works again after a pause, or goes on after all."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PeerHello:
     """A peer offers itself. `layers` None: the coordinator chooses, within `memory_bytes`.
 
@@ -355,6 +390,9 @@ class PeerHello:
         kept_runs: whose buffers lie on its disk, besides those of `held`.
         device: what it computes on, in words.
         version: of its swarm-ft.
+        leaving: that it would work no more, if it would not.
+        max_up_bytes_per_s: that it lends of its link; 0: all there is.
+        max_down_bytes_per_s: so too of what comes in.
     """
 
     peer_id: PeerId
@@ -365,6 +403,9 @@ class PeerHello:
     kept_runs: Annotated[tuple[RunId, ...], Length(MAX_KEPT_RUNS)] = ()
     device: Text = ""
     version: Text = ""
+    leaving: PeerLeaving | None = None
+    max_up_bytes_per_s: Measured = 0.0
+    max_down_bytes_per_s: Measured = 0.0
     protocol_version: Annotated[int, Spoken("peer", "coordinator")] = PROTOCOL_VERSION
 
 
@@ -547,6 +588,8 @@ FromPeer = (
     | StageExported
     | StageFailed
     | PeerGoodbye
+    | PeerLeaving
+    | PeerWorks
     | PeerAlive
     | StageOffered
     | StageSaved

@@ -30,6 +30,10 @@ class EventKind(IntEnum):
     PEER_SET_ASIDE = 7
     PEER_RELIEVED = 8
     """It got slow, and others take most of its share."""
+    PEER_LEAVING = 9
+    """It would leave, and hands over first."""
+    PEER_PAUSED = 10
+    PEER_RESUMED = 11
     RUN_SUBMITTED = 20
     RUN_QUEUED = 21
     RUN_WAITING = 22

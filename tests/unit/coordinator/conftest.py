@@ -45,9 +45,11 @@ from swarm_ft.protocol.messages.control import (
     FromPeer,
     HeldStage,
     Learner,
+    LeaveProgress,
     PeerAlive,
     PeerGoodbye,
     PeerHello,
+    PeerLeaving,
     PlanStep,
     ReleaseStage,
     Revoked,
@@ -108,6 +110,8 @@ class FakePeer:
         self.is_slow_to_take = False
         self.is_honest = True
         self.result = b""
+        self.leaving: PeerLeaving | None = None
+        self.max_up_bytes_per_s = 0.0
         self.heard: list[ToPeer] = []
         self.forget()
 
@@ -140,6 +144,8 @@ class FakePeer:
             layers=self.layers,
             memory_bytes=self.memory_bytes,
             held=held,
+            leaving=self.leaving,
+            max_up_bytes_per_s=self.max_up_bytes_per_s,
         )
 
     @property
@@ -435,6 +441,15 @@ class Swarm:
         self.handle(PeerSaid(peer.peer_id, PeerGoodbye()))
         self.lose(peer)
 
+    def would_leave(self, peer: FakePeer, *, stays: bool = False) -> None:
+        """It would work no more, and goes when it may."""
+        self.handle(PeerSaid(peer.peer_id, PeerLeaving(stays=stays, reason="Ctrl-C")))
+
+    def may_go(self, peer: FakePeer) -> bool:
+        """Whether it was told so last."""
+        told = [message for to, message in self.said(LeaveProgress) if to == peer.peer_id]
+        return told[-1].may_go
+
     def deafen(self, peer: FakePeer) -> None:
         """The stream is broken, but the coordinator does not know yet."""
         self.deaf.add(peer.peer_id)
@@ -617,6 +632,9 @@ class Swarm:
         assert not isinstance(message, ClockReply | Revoked), "no decision is needed for it"
         if isinstance(message, StayIdle):
             assert message.reason
+            return
+        if isinstance(message, LeaveProgress):
+            assert peer_id in self.state.leaving
             return
         run = self.written_runs.get(message.run_id)
         match message:

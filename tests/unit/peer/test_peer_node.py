@@ -31,9 +31,12 @@ from swarm_ft.protocol.messages.control import (
     ExportStage,
     FromPeer,
     HeldStage,
+    LeaveProgress,
     PeerAlive,
     PeerGoodbye,
     PeerHello,
+    PeerLeaving,
+    PeerWorks,
     PlanStep,
     ReleaseStage,
     StageAssignment,
@@ -444,9 +447,54 @@ async def test_a_peer_that_leaves_says_goodbye(swarm: Swarm, assign_of: MakeAssi
     node, running = await swarm.peer()
     joined = await swarm.joined()
     await ready(joined, assign_of())
-    node.leave()
-    assert isinstance(await joined.hear(), PeerGoodbye)
+    node.leave(reason="Ctrl-C")
+    assert await joined.hears(PeerLeaving) == PeerLeaving(reason="Ctrl-C")
+    goodbye = asyncio.create_task(joined.hear())
+    await joined.say(LeaveProgress(may_go=False, words="peer heir takes the state over"))
+    done, _ = await asyncio.wait({goodbye}, timeout=0.1)
+    assert not done
+    await joined.say(LeaveProgress(may_go=True, words=""))
+    assert isinstance(await goodbye, PeerGoodbye)
     await running
+
+
+async def test_a_peer_that_hosts_nothing_leaves_at_once(swarm: Swarm) -> None:
+    node, running = await swarm.peer()
+    joined = await swarm.joined()
+    node.leave()
+    await joined.hears(PeerLeaving)
+    await joined.hears(PeerGoodbye)
+    await running
+
+
+async def test_a_peer_leaves_after_its_time_whatever_would_be_lost(
+    swarm: Swarm, assign_of: MakeAssign
+) -> None:
+    node, running = await swarm.peer()
+    joined = await swarm.joined()
+    await ready(joined, assign_of())
+    node.leave(timeout_s=0.0)
+    await joined.hears(PeerLeaving)
+    await joined.hears(PeerGoodbye)
+    await running
+
+
+async def test_a_peer_that_pauses_stays_and_says_so_when_it_joins_anew(
+    swarm: Swarm, assign_of: MakeAssign
+) -> None:
+    node, running = await swarm.peer()
+    joined = await swarm.joined()
+    await ready(joined, assign_of())
+    node.pause("outside of its hours")
+    leaving = await joined.hears(PeerLeaving)
+    assert leaving == PeerLeaving(stays=True, reason="outside of its hours")
+    joined.end(Unavailable("the coordinator starts again"))
+    joined = await swarm.joined()
+    assert joined.hello.leaving == leaving
+    await joined.say(LeaveProgress(may_go=True, words=""))
+    node.resume()
+    assert isinstance(await joined.hear(), PeerWorks)
+    assert not running.done()
 
 
 async def test_a_peer_leaves_although_nobody_hears_its_goodbye(
@@ -466,6 +514,7 @@ async def test_a_peer_with_a_result_leaves_once_it_is_collected(
     joined = await swarm.joined()
     await exported(swarm, assign_of(), joined)
     node.leave()
+    await joined.hears(PeerLeaving)
     goodbye = asyncio.create_task(joined.hear())
     assert await num_chunks_of(swarm.channel(), RUN) == 1, "its client is still served"
     assert not goodbye.done()
@@ -484,6 +533,7 @@ async def test_a_second_result_is_waited_for_as_the_first_was(
     second = RunId("second")
     await exported(swarm, assign_of(run_id=second), joined)
     node.leave()
+    await joined.hears(PeerLeaving)
     goodbye = asyncio.create_task(joined.hear())
     assert await num_chunks_of(swarm.channel(), second) == 1
     assert not goodbye.done()

@@ -17,6 +17,7 @@ from swarm_ft.identity.tickets import LIFETIME_S, Ticket, check_ticket, sign_tic
 from swarm_ft.reach import sockets
 from swarm_ft.reach.front import Front
 from swarm_ft.reach.relay import Relay, RelayLimits
+from swarm_ft.reach.shaping import MAX_CHUNK_BYTES
 from swarm_ft.reach.sockets import (
     JOINED,
     LEG,
@@ -132,7 +133,7 @@ async def test_a_relay_gives_away_as_much_as_it_says(front: Front) -> None:
     await receive_exactly(other, len(data))
     await sending
     # What comes in one piece passes in one piece: the last one is not waited for.
-    assert time.monotonic() - began_s >= 0.5 * (len(data) - sockets.CHUNK_BYTES) / 400_000
+    assert time.monotonic() - began_s >= 0.5 * (len(data) - MAX_CHUNK_BYTES) / 400_000
     one.close()
     other.close()
 

@@ -25,6 +25,8 @@ from swarm_ft.protocol.messages.control import (
     HeldStage,
     PeerGoodbye,
     PeerHello,
+    PeerLeaving,
+    PeerWorks,
     StageExported,
     StageFailed,
     StageOffered,
@@ -58,6 +60,8 @@ disturbances = st.one_of(
     st.tuples(st.just("hello"), peer_ids, st.none(), offset, st.booleans()),
     st.tuples(st.just("hello"), peer_ids, st.sampled_from(ODD_OFFERS), offset, st.booleans()),
     st.tuples(st.just("lost"), peer_ids),
+    st.tuples(st.just("leaving"), peer_ids, st.booleans()),
+    st.tuples(st.just("works"), peer_ids),
     st.tuples(st.just("goodbye"), peer_ids),
     st.tuples(st.just("stage_ready"), peer_ids, offset),
     st.tuples(st.just("step_ready"), peer_ids, offset, offset, st.floats(0.0, 1e200)),
@@ -132,6 +136,12 @@ class Mob:
 
     def goodbye(self, peer_id: PeerId) -> None:
         self._said(peer_id, PeerGoodbye())
+
+    def leaving(self, peer_id: PeerId, stays: bool) -> None:
+        self._said(peer_id, PeerLeaving(stays=stays))
+
+    def works(self, peer_id: PeerId) -> None:
+        self._said(peer_id, PeerWorks())
 
     def all_hello(self) -> None:
         for peer_id in OFFERS:

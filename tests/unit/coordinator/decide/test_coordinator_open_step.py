@@ -173,6 +173,30 @@ def test_who_says_that_it_is_slow_is_thought_as_slow_as_the_step_and_harms_only_
     assert len(share(last_plan(peers[0]), 1, 0)) == MICROBATCHES / 2
 
 
+def test_who_lends_little_of_its_link_gets_as_little_to_do(
+    swarm: Swarm, make_spec: MakeSpec, peers: list[FakePeer]
+) -> None:
+    """Half of the microbatches keep its link busy three times as long as they take to compute."""
+    capped, other = peers[:2]
+    capped.max_up_bytes_per_s = 100 / (3 * USUAL_S * MICROBATCHES / 2)
+    for peer in peers:
+        peer.compute_s = USUAL_S * MICROBATCHES / 2
+    swarm.submit(
+        make_spec(
+            num_samples=4 * MICROBATCHES, batch_size=MICROBATCHES, micro_batch_size=1, num_steps=9
+        )
+    )
+    swarm.join(*peers)
+    swarm.settle_until(lambda: swarm.run().step is not None)
+    for peer in peers:
+        swarm.forget_said(peer.peer_id)
+    swarm.wait(2 * USUAL_S * MICROBATCHES)
+    commit_slowly(swarm, peers)
+    shares = [len(share(last_plan(peer), 0, replica)) for replica, peer in enumerate(peers[:2])]
+    assert shares == [MICROBATCHES // 4, MICROBATCHES - MICROBATCHES // 4]
+    assert len(share(last_plan(other), 1, 0)) == MICROBATCHES / 2, "the other stage is as it was"
+
+
 def commit_slowly(swarm: Swarm, peers: list[FakePeer]) -> None:
     """All tell what they will of the open step, once it is old enough for honest numbers."""
     step = swarm.run().committed_steps

@@ -1,0 +1,98 @@
+"""What a volunteer sees while its peer leaves: what it waits for, for how long, and a thank-you."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from swarm_ft.peer.given import Gift
+    from swarm_ft.protocol.messages.control import LeaveProgress
+
+LEAVE_TIMEOUT_S = 75.0
+"""Less than the 90 s after which systemd kills what it stops."""
+REDRAWN_EVERY_S = 1.0
+
+
+class LeaveLine:
+    """One line at a terminal, whose seconds run down; elsewhere a line for each thing waited for.
+
+    Nothing is shown before `begin`, but what a peer that pauses waits for, as lines.
+    """
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stderr.isatty()
+        self._has_begun = False
+        self._words = self._told = ""
+        self._until_s = 0.0
+        self._insist = ""
+        self._drawing: asyncio.Task[None] | None = None
+
+    def begin(self, *, hosts: bool, timeout_s: float) -> None:
+        """This peer would leave from now on.
+
+        Args:
+            hosts: whether it has anything that could be lost.
+            timeout_s: after which it leaves in any case.
+        """
+        self._has_begun = True
+        self._insist = (
+            "Ctrl-C again leaves at once"
+            if timeout_s == math.inf
+            else f"at most {timeout_s:.0f} s, a second signal leaves at once"
+        )
+        if not hosts:
+            return
+        self._words = "leaving; asking the coordinator what would be lost"
+        if self._is_terminal:
+            self._drawing = asyncio.create_task(self._draw())
+
+    def show(self, progress: LeaveProgress) -> None:
+        """What the coordinator says."""
+        if not progress.words:
+            return
+        self._words, self._until_s = progress.words, time.monotonic() + progress.seconds
+        if self._drawing is None and self._words != self._told:
+            self._told = self._words
+            click.echo(self._line, err=True)
+
+    def end(self) -> None:
+        """It leaves."""
+        if self._drawing is not None:
+            self._drawing.cancel()
+            click.echo("\r\x1b[2K", nl=False, err=True)
+
+    @property
+    def _line(self) -> str:
+        left_s = self._until_s - time.monotonic()
+        seconds = f" (about {left_s:.0f} s)" if left_s >= 1 else ""
+        how = f"; {self._insist}" if self._has_begun else ""
+        return f"{self._words}{seconds}{how}"
+
+    async def _draw(self) -> None:
+        while True:
+            columns, _ = _terminal_size()
+            click.echo(f"\r\x1b[2K{self._line[: columns - 1]}", nl=False, err=True)
+            await asyncio.sleep(REDRAWN_EVERY_S)
+
+
+def _terminal_size() -> tuple[int, int]:
+    import shutil
+
+    size = shutil.get_terminal_size()
+    return size.columns, size.lines
+
+
+def tell_gift(gift: Gift, *, as_json: bool) -> None:
+    """What the peer gave, if it gave anything."""
+    if as_json:
+        click.echo(json.dumps({"gave": asdict(gift)}))
+    elif gift.hosted_s or gift.steps:
+        click.echo(gift.in_words)

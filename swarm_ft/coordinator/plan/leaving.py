@@ -1,0 +1,212 @@
+"""Peers that would work no more: who takes over from them, and what they wait for. Pure.
+
+A leaver without which a run loses nothing goes at the end of a step: replicas have its state, or a
+snapshot has, or no step is committed. From the last one that has a stage's state another takes it
+over while all train on: a peer that is idle, or the replica of another stage that can be spared.
+Where nobody can, the run waits after its next step: for a snapshot if any are kept, or, if the peer
+only pauses, for its return. Else the peer is told what would be lost, and stays until it insists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
+from swarm_ft.coordinator.plan.hosting import refusal
+from swarm_ft.coordinator.plan.lateness import state_bytes
+from swarm_ft.coordinator.plan.membership import able_for, without_state
+from swarm_ft.coordinator.plan.placement import fits
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.control import LeaveProgress, PeerLeaving, Stage
+from swarm_ft.protocol.spec.layers import LayerRange
+
+SAVE_S = 600.0
+"""How long a run waits, at most, for the snapshot that a leaver waits for."""
+UNMEASURED_BYTES_S = 12.5e6
+"""At which a state is thought to travel before anything was measured."""
+
+
+def gone_from(state: SwarmState, run: Run, now_s: float) -> list[PeerId]:
+    """Leavers of the run without which it can go on, and loses nothing."""
+    able = able_for(state, run, now_s)
+    return [p for p in run.peers if p in state.leaving and p not in able.members]
+
+
+def with_successors_free(able: SwarmState, run: Run) -> Run:
+    """The run without the replicas that are to take over from leavers of other stages.
+
+    Args:
+        able: who may work for it, see `able_for`.
+        run: as it is; who is idle need not be freed.
+    """
+    for stage in _left(able, run):
+        successor = _successor(able, run, stage.layers)
+        if successor in run.peers:
+            others = [a for a in run.attempt.assignments if a.peer_id != successor]
+            run = without_state(run, successor).with_assignments(others)
+    return run
+
+
+def held_for(state: SwarmState, run: Run, now_s: float) -> str:
+    """What the run waits for before it plans another step, in words; empty if it does not."""
+    if not run.committed_steps or run.committed_steps >= run.spec.train.num_steps:
+        return ""
+    able = able_for(state, run, now_s)
+    for stage in _left(able, run):
+        leavers = ", ".join(p for p in stage.peers if p in able.leaving)
+        whose = f"peer {leavers} (layers {stage.layers})"
+        if _successor(able, run, stage.layers) is not None:
+            continue
+        if may_save(state, run, now_s):
+            return f"{whose} leaves: a snapshot is written first"
+        if all(_leaving(able, p).stays for p in stage.peers if p in able.leaving):
+            return f"waiting for {whose}, which is paused, and nobody can take over from it"
+    return ""
+
+
+def may_save(state: SwarmState, run: Run, now_s: float) -> bool:
+    """Whether a snapshot of the committed steps can be had, or is there."""
+    is_late = is_held(run) and now_s - run.attempt.awaited.since_s >= SAVE_S
+    return state.keeps_snapshots and not run.saving.failed and not is_late
+
+
+def is_held(run: Run) -> bool:
+    """Whether the run waits between two steps."""
+    return run.phase is RunPhase.TRAINING and run.step is None
+
+
+def _left(able: SwarmState, run: Run) -> Iterator[Stage]:
+    """Stages all of whose peers leave, and from which nobody takes over yet."""
+    for stage in run.stages:
+        here = [p for p in stage.peers if p in able.members]
+        if here and all(p in able.leaving or not able.carries(p) for p in here):
+            yield stage
+
+
+def _successor(able: SwarmState, run: Run, layers: LayerRange) -> PeerId | None:
+    """Who could take a stage over: somebody idle, or a replica that another stage can spare."""
+    kept_out = able.result_keepers.union(run.peers, *(other.peers for other in able.active_runs))
+    idle = (p for p, m in able.members.items() if p not in kept_out and _can_host(run, m, layers))
+    spare = (p for p in _spare(able, run) if _can_host(run, able.members[p], layers))
+    return next(idle, None) or next(spare, None)
+
+
+def _spare(able: SwarmState, run: Run) -> Iterator[PeerId]:
+    """Replicas that may host other layers, and are not the only ones; the largest stage's first."""
+    for stage in sorted(run.computing, key=lambda stage: -len(stage.peers)):
+        staying = [p for p in stage.peers if p in able.members and p not in able.leaving]
+        carrying = [p for p in staying if able.carries(p)]
+        if len(carrying) > 1:
+            yield from (p for p in reversed(carrying) if able.members[p].hello.layers is None)
+
+
+def _can_host(run: Run, member: Member, layers: LayerRange) -> bool:
+    """Alone, too."""
+    hello, is_alone = member.hello, not member.grant.replica_only
+    is_offered = hello.layers == layers or (hello.layers is None and fits(run.spec, layers, hello))
+    is_free = member.leaving is None
+    return is_alone and is_free and is_offered and not refusal(run.spec, member, layers)
+
+
+def _leaving(state: SwarmState, peer: PeerId) -> PeerLeaving:
+    return state.members[peer].leaving or PeerLeaving()
+
+
+# ---- what a leaver is told
+
+
+def progress_of(state: SwarmState, peer: PeerId, now_s: float) -> LeaveProgress:
+    """What a leaver waits for, for how long about, and whether it may go."""
+    stays = _leaving(state, peer).stays
+    for run in state.going_runs:
+        if peer in run.peers:
+            return _progress_in(state, run, peer, now_s)
+    for run in state.runs.values():
+        layers = None if stays else _last_of_result(state, run, peer)
+        if layers is not None:
+            words = (
+                f"run {run.run_id}: its client has not fetched the result of layers {layers} yet"
+            )
+            return LeaveProgress(may_go=False, words=f"{words}, and nobody else has it")
+    return LeaveProgress(may_go=True, words="")
+
+
+def _progress_in(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> LeaveProgress:
+    layers = next(a.layers for a in run.attempt.assignments if a.peer_id == peer)
+    whose, rest_s = f"run {run.run_id}, layers {layers}", _rest_s(run, now_s)
+    if peer in gone_from(state, run, now_s):
+        if run.phase is RunPhase.WAITING:
+            return LeaveProgress(may_go=True, words=f"{whose}: others have the state")
+        words = "nothing is lost, the others go on from the end of this step"
+        return LeaveProgress(may_go=False, words=f"{whose}: {words}", seconds=rest_s)
+    if run.phase is RunPhase.EXPORTING or run.committed_steps >= run.spec.train.num_steps:
+        words = "the run is trained, and its result is written down"
+        return LeaveProgress(may_go=False, words=f"{whose}: {words}")
+    taking = [p for p in _stage(run, peer).peers if p in state.members and p not in state.leaving]
+    able = able_for(state, run, now_s)
+    successor = taking[0] if taking else _successor(able, run, layers)
+    if successor is not None:
+        seconds = rest_s + _hand_over_s(state, run, peer, successor, now_s) + _step_s(run)
+        words = "takes the state over" if taking else "is to take over from the end of this step on"
+        return LeaveProgress(
+            may_go=False, words=f"{whose}: peer {successor} {words}", seconds=seconds
+        )
+    return _alone(state, run, peer, now_s)
+
+
+def _alone(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> LeaveProgress:
+    """Of the last one that has a stage's state, where nobody can take over."""
+    layers, stays = _stage(run, peer).layers, _leaving(state, peer).stays
+    whose, rest_s = f"run {run.run_id}, layers {layers}", _rest_s(run, now_s)
+    if may_save(state, run, now_s):
+        when = "is being written" if is_held(run) else "is to be written at the end of this step"
+        words = f"nobody can take over; a snapshot {when}"
+        return LeaveProgress(may_go=False, words=f"{whose}: {words}", seconds=rest_s)
+    if stays:
+        words = "nobody can take over, and the run waits for this peer from the end of the step on"
+        return LeaveProgress(may_go=is_held(run), words=f"{whose}: {words}", seconds=rest_s)
+    lost = run.committed_steps - run.past.rolled_back.committed_steps
+    why = f"no snapshot can be written ({run.saving.failed})" if run.saving.failed else ""
+    why = why or "no snapshots are kept"
+    words = f"nobody can take over, and {why}: {lost} steps would be lost"
+    return LeaveProgress(may_go=False, words=f"{whose}: {words} ({lost * _step_s(run):.0f} s)")
+
+
+def _last_of_result(state: SwarmState, run: Run, peer: PeerId) -> LayerRange | None:
+    """The part of a run's result that nobody has who is there and stays, but this peer."""
+    if run.phase is not RunPhase.FINISHED or peer not in run.past.exported:
+        return None
+    stage = _stage(run, peer)
+    others = [p for p in stage.peers if p in run.past.exported and p != peer]
+    is_safe = any(p in state.members and p not in state.leaving for p in others)
+    return None if is_safe or run.past.saved is not None else stage.layers
+
+
+def _stage(run: Run, peer: PeerId) -> Stage:
+    return next(stage for stage in run.stages if peer in stage.peers)
+
+
+def _step_s(run: Run) -> float:
+    return median(run.measured.step_seconds or (0.0,))
+
+
+def _rest_s(run: Run, now_s: float) -> float:
+    """Of the step under way."""
+    return max(0.0, _step_s(run) - (now_s - run.step.began_s)) if run.step else 0.0
+
+
+def _hand_over_s(
+    state: SwarmState, run: Run, peer: PeerId, successor: PeerId, now_s: float
+) -> float:
+    """How long it takes yet, by what was measured of other states, or of the link."""
+    layers, leaving = _stage(run, peer).layers, _leaving(state, peer)
+    caps = (
+        state.members[peer].hello.max_up_bytes_per_s,
+        state.members[successor].hello.max_down_bytes_per_s,
+    )
+    measured = run.measured.state_bytes_per_s or leaving.up_bytes_per_s or UNMEASURED_BYTES_S
+    bytes_per_s = min([measured, *(cap for cap in caps if cap)])
+    since_s = run.attempt.learning_since_s.get(successor, now_s)
+    return max(0.0, state_bytes(run.spec, layers) / bytes_per_s - (now_s - since_s))

@@ -1,0 +1,97 @@
+"""What this peer gave since it was started: for its last words, and for those who ask meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.messages.control import Assign, CommitStep, PlanStep, stages_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gift:
+    """All of it so far.
+
+    Attributes:
+        hosted_s: seconds that it hosted a stage.
+        steps: committed, in which it took part.
+        samples: of these steps, those that it computed.
+        sent_bytes: to other peers and to clients.
+    """
+
+    hosted_s: float = 0.0
+    steps: int = 0
+    samples: int = 0
+    sent_bytes: int = 0
+
+    @property
+    def in_words(self) -> str:
+        """For its volunteer."""
+        minutes = round(self.hosted_s / 60)
+        took = f"{minutes // 60} h {minutes % 60} min" if minutes else f"{self.hosted_s:.0f} s"
+        sent = f" and sent {_bytes_in_words(self.sent_bytes)}" if self.sent_bytes else ""
+        work = f"{self.steps:,} steps, {self.samples:,} samples"
+        return f"this peer gave {took}, {work}{sent}; thank you"
+
+
+def _bytes_in_words(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+class Given:
+    """Counts it.
+
+    Args:
+        own: this peer's name.
+    """
+
+    def __init__(self, own: PeerId) -> None:
+        self._own = own
+        self._assign: Assign | None = None
+        self._open: tuple[PlanStep, int] | None = None
+        self._since_s: float | None = None
+        self._hosted_s = 0.0
+        self._steps = self._samples = 0
+
+    def assigned(self, assign: Assign, now_s: float) -> None:
+        """It hosts a stage from now on."""
+        self._assign, self._open = assign, None
+        self._since_s = now_s if self._since_s is None else self._since_s
+
+    def planned(self, plan: PlanStep) -> None:
+        """A step begins, again perhaps."""
+        if self._assign is None or plan.attempt != self._assign.attempt:
+            return
+        stages = stages_of(self._assign.assignments, but=plan.listeners)
+        index = next((i for i, s in enumerate(stages) if self._own in s.peers), None)
+        if index is not None:
+            replica = stages[index].peers.index(self._own)
+            own = (b for b in plan.microbatches if b.replica_at(index) == replica)
+            self._open = plan, sum(len(batch.samples) for batch in own)
+
+    def committed(self, commit: CommitStep) -> None:
+        """The step counts; said twice, it counts once."""
+        if self._open is not None and self._open[0].step == commit.step:
+            self._steps += 1
+            self._samples += self._open[1]
+            self._open = None
+
+    def released(self, now_s: float) -> None:
+        """It hosts nothing any more."""
+        self._hosted_s = self.gift(now_s, 0).hosted_s
+        self._since_s = None
+
+    def gift(self, now_s: float, sent_bytes: int) -> Gift:
+        """All of it until now.
+
+        Args:
+            now_s: monotonic seconds.
+            sent_bytes: as whoever sends counts them.
+        """
+        hosted_s = self._hosted_s + (now_s - self._since_s if self._since_s is not None else 0.0)
+        return Gift(
+            hosted_s=hosted_s, steps=self._steps, samples=self._samples, sent_bytes=sent_bytes
+        )

@@ -1,0 +1,80 @@
+"""Volunteers who leave, pause and come back, as processes: nothing is lost by it."""
+
+import json
+import signal
+from typing import Any
+
+import pytest
+
+from swarm_ft.client.sample import SampleInput
+from tests.cli.conftest import Shell, Spawned, free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("swarm")]
+
+STEPS = 200
+
+
+class Swarm:
+    """A coordinator and whoever is asked to join."""
+
+    def __init__(self, shell: Shell, *options: object) -> None:
+        self.shell = shell
+        port, journal = free_port(), ("--journal", shell.cwd / "journal.db")
+        assert shell.spawn("init", *journal).ends() == 0
+        place = ("--address", f"127.0.0.1:{port}", "--uses", 100, *journal)
+        self._peer_way = shell.invited(*place)
+        self._client_way = ("--invite", shell.invited("--role", "client", *place))
+        self.coordinator = shell.up("coordinator", "--port", port, *journal, *options)
+
+    def peer(self, name: str, *options: object) -> Spawned:
+        home = ("--buffer-dir", self.shell.cwd / name)
+        return self.shell.spawn("serve-stage", self._peer_way, *home, *options)
+
+    def train(self, name: str, sample: SampleInput, *options: object) -> Spawned:
+        report = self.shell.cwd / f"{name}.json"
+        return self.shell.spawn(
+            *("client", "train", "--model", sample.model_dir, "--dataset", sample.train_file),
+            *("--steps", STEPS, "--batch-size", 4, "--seq-length", 32, "--fw", "none"),
+            *("--bw", "none", "--dp", "none", "--json", report, "--out", self.shell.cwd / name),
+            *(*self._client_way, *options),
+        )
+
+    def report(self, name: str) -> dict[str, Any]:
+        report: dict[str, Any] = json.loads((self.shell.cwd / f"{name}.json").read_text())
+        return report
+
+
+def quietly(swarm: Swarm, sample: SampleInput, *peers: Spawned) -> list[float]:
+    """The losses of a run that nothing disturbed."""
+    for peer in peers:
+        peer.wait_for("out", "offers layers")
+    client = swarm.train("quiet", sample)
+    assert client.ends(120) == 0, client.err
+    losses: list[float] = swarm.report("quiet")["losses"]
+    return losses
+
+
+def test_ctrl_c_on_the_last_peer_of_a_stage_loses_no_step(
+    shell: Shell, sample: SampleInput
+) -> None:
+    swarm = Swarm(shell)
+    first = swarm.peer("first", "--layers", "0-1")
+    last = swarm.peer("last", "--layers", "1-3")
+    quiet = quietly(swarm, sample, first, last)
+
+    auto = swarm.peer("auto")
+    auto.wait_for("out", "offers layers")
+    client = swarm.train("disturbed", sample)
+    client.wait_for("err", "step 1/")
+    first.signal(signal.SIGINT)
+    assert first.ends(100) == 0, first.err
+    assert any("takes the state over" in line or "to take over" in line for line in first.err)
+    assert "; thank you" in first.out[-1]
+    assert client.ends(120) == 0, client.err
+
+    report = swarm.report("disturbed")
+    assert report["steps"] == STEPS
+    assert report["losses"] == quiet
+    assert not any("goes back" in line for line in (*client.err, *swarm.coordinator.err))
+    assert auto.interrupted() == 0
+    assert "; thank you" in auto.out[-1]

@@ -1,0 +1,101 @@
+"""Commands reach the peer that runs through its home, and nobody else's do."""
+
+import asyncio
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from swarm_ft.cli.manners import MonthlyCount, read_use, shape_of
+from swarm_ft.cli.peer_control import (
+    SOCKET,
+    PeerControl,
+    PeerState,
+    ask_peer,
+    running_homes,
+    verb_of,
+)
+from swarm_ft.errors import MalformedMessage, Unavailable
+from swarm_ft.ids import PeerId
+from swarm_ft.peer.given import Gift
+from swarm_ft.peer.presence import Presence
+from swarm_ft.protocol.messages.control import FromPeer, LeaveProgress, PeerLeaving
+
+
+class Node:
+    """What control sees of a peer that hosts a stage."""
+
+    def __init__(self) -> None:
+        self.said: list[FromPeer] = []
+        self.presence = Presence(self.said.append, lambda _: None)
+        self.hosts = True
+
+    def gift(self) -> Gift:
+        return Gift(steps=3)
+
+    def ask(self, verb: str) -> None:
+        stays = PeerLeaving(stays=True, reason="asked")
+        self.presence.would(None if verb == "resume" else stays)
+
+
+async def states(home: Path, verb: str) -> list[PeerState]:
+    return [state async for state in ask_peer(home, verb)]
+
+
+async def test_a_peer_is_paused_watched_and_resumed(tmp_path: Path) -> None:
+    node = Node()
+    control = PeerControl(PeerId("a"), node, node.ask)  # type: ignore[arg-type]
+    async with control.listening(tmp_path):
+        assert stat.S_IMODE((tmp_path / SOCKET).stat().st_mode) == 0o600
+        assert [state.state for state in await states(tmp_path, "status")] == ["working"]
+        asked = ask_peer(tmp_path, "pause")
+        assert (await anext(asked)).state == "pausing"
+        node.presence.heard(LeaveProgress(may_go=False, words="b takes over", seconds=7.0))
+        told = await anext(asked)
+        assert (told.state, told.words, told.seconds) == ("pausing", "b takes over", 7.0)
+        node.presence.heard(LeaveProgress(may_go=True, words=""))
+        assert [state.state async for state in asked] == ["paused"]
+        assert [state.state for state in await states(tmp_path, "resume")] == ["working"]
+        assert tmp_path in running_homes(tmp_path.parent)
+    assert not (tmp_path / SOCKET).exists()
+
+
+async def test_whoever_watches_a_peer_that_goes_hears_its_end(tmp_path: Path) -> None:
+    node = Node()
+    control = PeerControl(PeerId("a"), node, node.ask)  # type: ignore[arg-type]
+    async with control.listening(tmp_path):
+        asked = ask_peer(tmp_path, "drain")
+        await anext(asked)
+    assert [state async for state in asked] == []
+
+
+async def test_where_no_peer_runs_that_is_said(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="no peer runs in"):
+        await states(tmp_path, "status")
+
+
+@pytest.mark.parametrize("line", [b"", b"{", b"[]", b'{"do": "format"}', b'"pause"', b"\xff"])
+async def test_nonsense_is_not_obeyed(tmp_path: Path, line: bytes) -> None:
+    with pytest.raises(MalformedMessage):
+        verb_of(line)
+    node = Node()
+    async with PeerControl(PeerId("a"), node, node.ask).listening(tmp_path):  # type: ignore[arg-type]
+        reader, writer = await asyncio.open_unix_connection(tmp_path / SOCKET)
+        writer.write(line + b"\n")
+        assert await reader.read() == b""
+        writer.close()
+    assert node.said == []
+
+
+def test_the_month_is_counted_across_restarts(tmp_path: Path) -> None:
+    file = tmp_path / "month.json"
+    for used_up in (False, False, True):
+        shape = shape_of(None, None)
+        count = MonthlyCount(file, 0.001, shape)
+        shape.up.wait(200_000)
+        shape.down.wait(200_000)
+        assert bool(count.used_up()) == used_up
+    assert json.loads(file.read_text())["num_bytes"] == 1_200_000
+    file.write_text("{}")
+    assert read_use(file).num_bytes == 0

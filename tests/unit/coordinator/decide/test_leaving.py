@@ -1,0 +1,284 @@
+"""A peer that would leave: nothing is lost by it, as long as somebody can take over."""
+
+from dataclasses import replace
+
+import pytest
+
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.control import LeaveProgress, PeerWorks, ReleaseStage, SaveStage
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
+
+STEPS = 8
+
+
+@pytest.fixture
+def a(make_peer: type[FakePeer]) -> FakePeer:
+    return make_peer("a", "0-2")
+
+
+@pytest.fixture
+def b(make_peer: type[FakePeer]) -> FakePeer:
+    return make_peer("b", "2-4")
+
+
+@pytest.fixture
+def spec(make_spec: MakeSpec) -> RunSpec:
+    return make_spec(num_steps=STEPS)
+
+
+def until_commits(swarm: Swarm, number: int) -> None:
+    swarm.settle_until(lambda: swarm.run().committed_steps == number)
+
+
+def words_to(swarm: Swarm, peer: FakePeer) -> list[str]:
+    return [told.words for to, told in swarm.said(LeaveProgress) if to == peer.peer_id]
+
+
+def begin(swarm: Swarm, spec: RunSpec, *peers: FakePeer, steps: int = 2) -> None:
+    swarm.join(*peers)
+    swarm.submit(spec)
+    until_commits(swarm, steps)
+
+
+def goes(swarm: Swarm, peer: FakePeer) -> None:
+    """Once it may."""
+    swarm.settle_until(lambda: swarm.may_go(peer))
+    swarm.leave(peer)
+
+
+# ---- to whom
+
+
+def test_an_idle_peer_takes_over_from_the_last_of_a_stage_while_all_train_on(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
+    begin(swarm, spec, a, b)
+    heir = make_peer("heir", "auto")
+    heir.is_slow_to_take = True
+    swarm.would_leave(b)
+    assert not swarm.may_go(b)
+    swarm.join(heir)
+    until_commits(swarm, 5)
+    assert swarm.run().listeners == ("heir",)
+    assert not swarm.may_go(b), "nobody else has the state yet"
+    assert words_to(swarm, b)[-1] == "run run-1, layers 2-4: peer heir takes the state over"
+    swarm.say(heir, heir.caught_up())
+    goes(swarm, b)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert [step.step for step in swarm.steps()] == list(range(STEPS))
+    assert swarm.num_rollbacks == 0
+    assert swarm.run().peers == ("a", "heir")
+
+
+def test_a_spare_replica_of_another_stage_moves(
+    swarm: Swarm, spec: RunSpec, make_peer: type[FakePeer]
+) -> None:
+    one, two, three = (make_peer(name, "auto") for name in ("one", "two", "three"))
+    swarm.join(one, two)
+    swarm.submit(spec)
+    swarm.wait(3)
+    until_commits(swarm, 2)
+    swarm.join(three)
+    until_commits(swarm, 4)
+    peers = {one.peer_id: one, two.peer_id: two, three.peer_id: three}
+    (last,) = next(stage.peers for stage in swarm.run().stages if len(stage.peers) == 1)
+    swarm.would_leave(peers[last])
+    goes(swarm, peers[last])
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert swarm.num_rollbacks == 0
+    assert set(swarm.run().peers) == peers.keys() - {last}
+    assert any("moves to layers" in status.detail for status in swarm.told_of())
+
+
+def test_who_would_leave_too_or_is_on_probation_or_has_no_room_takes_nothing_over(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
+    begin(swarm, spec, a, b)
+    leaver, small = make_peer("leaver", "auto"), make_peer("small", "auto", memory_bytes=1)
+    swarm.join(leaver, small)
+    swarm.would_leave(leaver)
+    assert swarm.may_go(leaver), "it has nothing"
+    swarm.would_leave(b)
+    until_commits(swarm, 5)
+    assert set(swarm.run().peers) == {"a", "b"}
+    told = words_to(swarm, b)[-1]
+    assert told.startswith("run run-1, layers 2-4: nobody can take over, and no snapshots are kept")
+
+
+def test_a_replica_that_is_not_the_last_goes_at_the_end_of_the_step(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
+    twin = make_peer("twin", "2-4")
+    begin(swarm, spec, a, b, twin, steps=2)
+    attempt = swarm.run().attempt.number
+    swarm.would_leave(twin)
+    assert not swarm.may_go(twin)
+    assert swarm.run().attempt.number == attempt, "the step under way is not interrupted"
+    goes(swarm, twin)
+    assert swarm.run().committed_steps == 3
+    assert (PeerId("twin"), ReleaseStage) in [(p, type(m)) for p, m in swarm.said(ReleaseStage)]
+    until_commits(swarm, 5)
+    assert swarm.run().attempt.number == attempt + 1
+    assert "twin" not in swarm.run().peers
+
+
+def test_who_leaves_before_the_first_commit_has_nothing_to_lose(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.join(a, b)
+    swarm.submit(spec)
+    assert swarm.run().phase is RunPhase.LOADING
+    swarm.would_leave(b)
+    assert swarm.may_go(b)
+    assert swarm.run().phase is RunPhase.WAITING
+
+
+# ---- to nobody
+
+
+def test_without_anybody_a_snapshot_is_written_and_the_run_goes_on_from_it(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
+    swarm.state = replace(swarm.state, keeps_snapshots=True)
+    swarm.has_slow_disk = True
+    begin(swarm, spec, a, b)
+    swarm.would_leave(b)
+    swarm.settle()
+    assert swarm.run().committed_steps == 3, "no step follows that would be lost"
+    assert {peer for peer, _ in swarm.said(SaveStage)} == {"a", "b"}
+    assert not swarm.may_go(b)
+    assert words_to(swarm, b)[-1].endswith("a snapshot is being written")
+    swarm.has_slow_disk = False
+    swarm.handle(swarm.unwritten.pop())
+    assert swarm.may_go(b)
+    swarm.leave(b)
+    swarm.wait(5)
+    assert swarm.run().committed_steps == 3
+    swarm.join(make_peer("c", "2-4"))
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert [step.step for step in swarm.steps()] == list(range(STEPS))
+
+
+def test_a_snapshot_that_fails_is_not_tried_again_after_every_step(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.state = replace(swarm.state, keeps_snapshots=True)
+    b.saves = False
+    begin(swarm, spec, a, b)
+    swarm.would_leave(b)
+    until_commits(swarm, 6)
+    assert len(swarm.said(SaveStage)) == 2
+    assert "no snapshot can be written (full)" in words_to(swarm, b)[-1].replace("peer b: ", "")
+    assert not swarm.may_go(b)
+
+
+def test_nobody_and_no_snapshots_leaves_the_choice_to_the_peer(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    begin(swarm, spec, a, b)
+    swarm.would_leave(b)
+    until_commits(swarm, 5)
+    assert "5 steps would be lost" in words_to(swarm, b)[-1]
+    swarm.leave(b)  # it insists
+    swarm.wait(40)
+    assert swarm.num_rollbacks == 1
+
+
+# ---- pauses
+
+
+def test_the_run_waits_for_its_last_peer_that_pauses(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    begin(swarm, spec, a, b)
+    swarm.would_leave(b, stays=True)
+    swarm.settle()
+    assert swarm.may_go(b)
+    assert swarm.run().committed_steps == 3
+    assert "peer b (layers 2-4), which is paused" in swarm.run().detail
+    swarm.wait(300)
+    assert swarm.run().committed_steps == 3
+    swarm.say(b, PeerWorks())
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert swarm.num_rollbacks == 0
+
+
+def test_somebody_who_comes_meanwhile_takes_over_from_who_pauses(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
+    begin(swarm, spec, a, b)
+    swarm.would_leave(b, stays=True)
+    swarm.settle()
+    swarm.join(make_peer("c", "auto"))
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert swarm.run().peers == ("a", "c")
+    assert swarm.num_rollbacks == 0
+    assert b.assign is None, "it was released, and is given nothing"
+
+
+def test_who_paused_is_given_work_again_when_it_works(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
+    auto = make_peer("auto", "auto")
+    swarm.join(a, b, auto)
+    swarm.would_leave(auto, stays=True)
+    swarm.submit(spec)
+    until_commits(swarm, 2)
+    assert "auto" not in swarm.run().peers
+    swarm.wait(1)
+    assert swarm.state.members[auto.peer_id].idle == "paused: Ctrl-C"
+    swarm.say(auto, PeerWorks())
+    until_commits(swarm, 4)
+    assert "auto" in swarm.run().peers
+
+
+# ---- what has to last
+
+
+def test_a_leaver_is_one_still_after_its_stream_broke(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
+    begin(swarm, spec, a, b)
+    swarm.would_leave(b)
+    leaving = swarm.state.members[b.peer_id].leaving
+    swarm.lose(b)
+    b.leaving = leaving
+    swarm.join(b, make_peer("c", "auto"))
+    goes(swarm, b)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert swarm.num_rollbacks == 0
+
+
+def test_the_last_one_with_a_part_of_a_result_waits_for_the_client(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
+    twin = make_peer("twin", "2-4")
+    begin(swarm, spec, a, b, twin)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    swarm.would_leave(twin)
+    assert swarm.may_go(twin), "its replica has the same"
+    swarm.would_leave(a)
+    assert not swarm.may_go(a)
+    assert "has not fetched the result of layers 0-2" in words_to(swarm, a)[-1]
+
+
+def test_the_time_is_estimated_from_the_state_and_the_link(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
+    begin(swarm, spec, a, b)
+    heir = make_peer("heir", "auto")
+    heir.is_slow_to_take = True
+    swarm.join(heir)
+    swarm.would_leave(b)
+    until_commits(swarm, 4)
+    fast = [told.seconds for _, told in swarm.said(LeaveProgress)][-1]
+    assert fast < 10

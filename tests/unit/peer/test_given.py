@@ -1,0 +1,63 @@
+"""What a peer counts of its own gifts."""
+
+from swarm_ft.ids import Attempt, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.peer.given import Gift, Given
+from swarm_ft.protocol.messages.control import Assign, CommitStep, PlanStep, StageAssignment
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.training_plan import Microbatch
+from tests.specs import run_spec
+
+RUN = RunId("run")
+
+
+def assign(*peers: str) -> Assign:
+    spec, layers = run_spec(), LayerRange(0, 2)
+    assignments = tuple(StageAssignment(peer_id=PeerId(p), layers=layers) for p in peers)
+    return Assign(
+        run_id=RUN,
+        spec=spec,
+        attempt=Attempt(1),
+        assignments=assignments,
+        committed_steps=0,
+        fresh=True,
+        spec_digest=spec.digest(),
+    )
+
+
+def plan(step: int, *replicas: int) -> PlanStep:
+    """A microbatch of two samples for each of these."""
+    batches = tuple(
+        Microbatch(
+            index=MicrobatchIndex(i),
+            samples=(SampleId(2 * i), SampleId(2 * i + 1)),
+            route=(replica,),
+        )
+        for i, replica in enumerate(replicas)
+    )
+    return PlanStep(run_id=RUN, attempt=Attempt(1), step=StepNumber(step), microbatches=batches)
+
+
+def commit(step: int) -> CommitStep:
+    return CommitStep(
+        run_id=RUN, attempt=Attempt(1), step=StepNumber(step), clip_factor=1.0, learning_rate=0.1
+    )
+
+
+def test_only_what_was_committed_counts_once_and_only_its_own_part() -> None:
+    given = Given(PeerId("b"))
+    given.assigned(assign("a", "b"), 10.0)
+    given.planned(plan(0, 0, 1, 1))
+    given.planned(plan(0, 0, 1, 1))  # planned again: it counts once
+    given.committed(commit(0))
+    given.committed(commit(0))
+    given.planned(plan(1, 1, 1, 1))
+    assert given.gift(100.0, 5) == Gift(hosted_s=90.0, steps=1, samples=4, sent_bytes=5)
+    given.released(110.0)
+    assert given.gift(500.0, 5).hosted_s == 100.0
+
+
+def test_its_last_words() -> None:
+    gift = Gift(hosted_s=7380.0, steps=1600, samples=25600, sent_bytes=1_234_000_000)
+    words = "this peer gave 2 h 3 min, 1,600 steps, 25,600 samples and sent 1.2 GB; thank you"
+    assert gift.in_words == words
+    assert Gift(hosted_s=9.0, steps=1, samples=4).in_words.startswith("this peer gave 9 s, 1 steps")
