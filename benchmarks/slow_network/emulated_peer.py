@@ -13,9 +13,9 @@ from pathlib import Path
 from benchmarks.slow_network.emulated_engine import EmulatedEngine
 from benchmarks.slow_network.way import add_way, way_of
 from benchmarks.slow_network.work import Work
+from swarm_ft.api.joining import Joined, joined
+from swarm_ft.api.listening import Listening
 from swarm_ft.buffers import BufferLimits
-from swarm_ft.cli.joining import Joined, joined
-from swarm_ft.cli.options import Listening
 from swarm_ft.cli.running import run_async
 from swarm_ft.cli.serve_stage import serve_peer
 from swarm_ft.ids import PeerId

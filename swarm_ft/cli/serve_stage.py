@@ -4,36 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 from collections.abc import Callable
-from contextlib import closing, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from swarm_ft.api.joining import Joined, WayIn, beside, joined
+from swarm_ft.api.listening import Listening
+from swarm_ft.api.peer_home import BufferOptions
 from swarm_ft.cli.doctor import tell_reached
-from swarm_ft.cli.joining import Joined, WayIn, joined, way_in
-from swarm_ft.cli.options import (
-    BufferOptions,
-    Listening,
-    examples,
-    json_flag,
-    log_option,
-    snapshots_option,
-    takes,
-)
-from swarm_ft.cli.peer_home import KEY_FILE, PeerHome, claim_home, work_folder
-from swarm_ft.cli.running import announced, beside, on_stop_signal, run_async
-from swarm_ft.errors import BadOption
-from swarm_ft.log import get_logger
+from swarm_ft.cli.joining import way_in
+from swarm_ft.cli.options import examples, json_flag, log_option, snapshots_option, takes
+from swarm_ft.cli.running import on_stop_signal, run_async
 
 if TYPE_CHECKING:
-    from swarm_ft.ids import PeerId
-    from swarm_ft.peer.kept_buffers import BufferPlace
+    from swarm_ft.api.serving import Lent
     from swarm_ft.peer.node import PeerNode, PeerOptions
     from swarm_ft.peer.state.stage_state import EngineMaker
-    from swarm_ft.protocol.messages.capacity import Machine
     from swarm_ft.reach.transport import HomeTransport
     from swarm_ft.transport.grpc_transport import GrpcTransport
 
@@ -113,121 +100,24 @@ def serve_stage(
 
     INVITE is what its owner gave you (`swarm-ft invite`); @FILE reads it from a file.
     """
+    from swarm_ft.api.serving import ServeOptions, lending
     from swarm_ft.protocol.spec.layers import parse_layers
 
-    layer_range = parse_layers(layers)
-    make_engine = _engine_maker(given["device"], given["dtype"], given["model"], given["threads"])
-    memory_bytes = _memory_bytes(given["memory_gib"], given["device"], buffers.memory_bytes)
-    if way.invite is None:
-        listening.check_only_here()
-    if way.invite is not None and given["peer_id"] is not None:
-        raise BadOption("--peer-id: with an invitation a peer's name is its key's")
-    home = _home(given["peer_id"], buffers, has_key=way.invite is not None)
-    folder = work_folder(home)
+    options = ServeOptions(
+        layers=parse_layers(layers),
+        listening=listening,
+        buffers=buffers,
+        encrypt_at_rest=encrypt_at_rest,
+        **given,
+    )
 
-    async def work() -> None:
-        from swarm_ft.ids import PeerId
-        from swarm_ft.peer.node import PeerOptions
+    async def work(lent: Lent) -> None:
+        async with joined(way, lent.key_file) as swarm:
+            offer = await lent.offer(swarm)
+            await serve_peer(swarm, listening, offer, lent.make_engine, as_json=as_json)
 
-        async with joined(way, home.path / KEY_FILE if home else None) as swarm:
-            offer = PeerOptions(
-                peer_id=PeerId(swarm.name) if swarm.name else _peer_id(given["peer_id"], home),
-                layers=layer_range,
-                memory_bytes=memory_bytes,
-                shard_dir=Path(folder.name),
-                buffers=_buffer_place(home, buffers),
-                snapshots_url=given["snapshots"] or "",
-                encrypts=encrypt_at_rest,
-                machine=await _measured(given["device"], given["dtype"], given["watts"]),
-            )
-            await serve_peer(swarm, listening, offer, make_engine, as_json=as_json)
-
-    with closing(home) if home else nullcontext(), folder:
-        run_async(work)
-
-
-def _home(name: str | None, buffers: BufferOptions, *, has_key: bool) -> PeerHome | None:
-    """Where on disk this peer keeps its key and its buffers; None if it is to keep neither."""
-    if not buffers.disk_bytes and not has_key:
-        return None
-    if name is not None:
-        _checked_name(name)  # it may become a directory's
-    return claim_home(name, buffers.directory)
-
-
-def _buffer_place(home: PeerHome | None, buffers: BufferOptions) -> BufferPlace:
-    from swarm_ft.buffers import BufferLimits
-    from swarm_ft.peer.kept_buffers import BufferPlace
-
-    limits = BufferLimits(memory_bytes=buffers.memory_bytes, disk_bytes=buffers.disk_bytes)
-    directory = home.path / "buffers" if home and buffers.disk_bytes else None
-    keep_s = 86400.0 * buffers.keep_days
-    return BufferPlace(limits=limits, directory=directory, keep_s=keep_s)
-
-
-def _peer_id(given: str | None, home: PeerHome | None) -> PeerId:
-    drawn = given or f"peer-{secrets.token_hex(4)}"
-    return _checked_name(drawn if given or home is None else home.name(drawn))
-
-
-def _checked_name(name: str) -> PeerId:
-    from swarm_ft.discovery.directory import checked_record
-    from swarm_ft.ids import PeerId
-    from swarm_ft.protocol.spec.bounds import MAX_ID_CHARS
-
-    checked_record(name, "localhost:1")
-    if len(name) > MAX_ID_CHARS:
-        raise BadOption(f"--peer-id: expected at most {MAX_ID_CHARS} characters, got {len(name)}")
-    return PeerId(name)
-
-
-def _engine_maker(device: str, dtype: str, model: str | None, threads: int | None) -> EngineMaker:
-    import torch
-
-    from swarm_ft.protocol.spec.layers import LayerRange
-    from swarm_ft.protocol.spec.run_spec import RunSpec
-    from swarm_ft.stage.base import Engine
-    from swarm_ft.stage.checkpoint import check_checkpoint, open_checkpoint
-    from swarm_ft.stage.device import DTYPES, pick_device
-    from swarm_ft.stage.engine import StageEngine
-
-    torch_dtype = DTYPES[dtype]
-    torch_device = pick_device(device, torch_dtype)
-    # Said at all, it holds: libraries would take fewer threads as the machine is loaded, and sum in
-    # another order than a replica, or than they did before.
-    torch.set_num_threads(threads or torch.get_num_threads())
-    if model:
-        check_checkpoint(model)  # a wrong --model is told now, not when a run comes
-
-    def make_engine(spec: RunSpec, layers: LayerRange) -> Engine:
-        checkpoint = open_checkpoint(model or spec.model.reference, spec.train)
-        return StageEngine(checkpoint, spec, layers, device=torch_device, dtype=torch_dtype)
-
-    return make_engine
-
-
-def _memory_bytes(memory_gib: float | None, device: str, buffer_memory_bytes: int) -> int:
-    from swarm_ft.stage.device import free_memory_bytes, pick_device, shares_memory
-
-    if memory_gib is not None:
-        return int(memory_gib * (1 << 30))
-    torch_device = pick_device(device)
-    free_bytes = free_memory_bytes(torch_device)
-    if shares_memory(torch_device):  # buffers lie in the same memory, if there are any
-        free_bytes -= min(buffer_memory_bytes, free_bytes // 2)
-    return int(0.8 * free_bytes)
-
-
-async def _measured(device: str, dtype: str, watts: float) -> Machine:
-    """What this machine can do; the node measures its link."""
-    from swarm_ft.protocol.messages.capacity import Machine
-    from swarm_ft.stage.device import DTYPES, pick_device
-    from swarm_ft.stage.speed import training_flops_per_s
-
-    torch_dtype = DTYPES[dtype]
-    torch_device = pick_device(device, torch_dtype)
-    flops = await asyncio.to_thread(training_flops_per_s, torch_device, torch_dtype)
-    return Machine(flops_per_s=flops, watts=watts)
+    with lending(way, options) as lent:
+        run_async(lambda: work(lent))
 
 
 # ---- a peer from its first to its last word
@@ -244,56 +134,22 @@ async def serve_peer(
     """Be a peer until a stop signal; says where it listens once it does.
 
     Args:
-        swarm: where it is announced, and finds the coordinator; who it is there.
-        listening: where others reach this peer.
-        offer: what the volunteer decided.
-        make_engine: what computes.
-        as_json: speak in JSON.
+        as_json: speak in JSON; the others are those of `peer_up`.
 
     Raises:
         PortInUse: the port is taken.
     """
-    from swarm_ft.clock import SystemClock
-    from swarm_ft.identity.certificates import Role
-    from swarm_ft.peer.node import PeerNode
-    from swarm_ft.reach.transport import HomeTransport
-    from swarm_ft.transport.grpc_options import (
-        ADVICE,
-        CONTROL_ANSWER_S,
-        WARM_IDLE_S,
-        GrpcOptions,
-        restarts_after_idle,
-    )
-    from swarm_ft.transport.grpc_transport import GrpcTransport
 
-    if restarts_after_idle():
-        get_logger(__name__).info("tcp-idle-restart %s", ADVICE)
-    own, directory = swarm.credentials, swarm.directory
-    if swarm.coordinator is not None:
-        listening = listening.towards(swarm.coordinator)
-    grpc = GrpcTransport(GrpcOptions(warm_idle_s=WARM_IDLE_S, credentials=own))
-    transport = swarm.transport(grpc)
-    control = GrpcOptions(answer_timeout_s=CONTROL_ANSWER_S, credentials=own)
-    home = transport if isinstance(transport, HomeTransport) else None
-    node = PeerNode(
-        offer,
-        directory=directory,
-        transport=transport,
-        control_transport=GrpcTransport(control),
-        clock=SystemClock(),
-        make_engine=make_engine,
-        on_revoked=own.revoke if own else None,
-        is_relayed=home.is_relayed if home else lambda _: False,
-        at_rest=home.at_rest if home else lambda: None,
-    )
-    server = await transport.serve(listening.address, listening.port, node.handlers())
-    on_stop_signal(_politely_first(node))
-    async with announced(server, listening, directory, Role.PEER, offer.peer_id) as endpoint:
-        if home:
-            home.start((endpoint,))
-        _show(offer, endpoint, is_encrypted=own is not None, as_json=as_json)
-        async with beside(_tell_reached(transport, swarm.coordinator, as_json=as_json)):
-            await node.run(endpoint)
+    def leaves_politely(node: PeerNode) -> None:
+        on_stop_signal(_politely_first(node))
+
+    from swarm_ft.api.serving import peer_up
+
+    up = peer_up(swarm, listening, offer, make_engine, on_made=leaves_politely)
+    async with up as peer:
+        _show(offer, peer.endpoint, is_encrypted=swarm.credentials is not None, as_json=as_json)
+        async with beside(_tell_reached(peer.transport, swarm.coordinator, as_json=as_json)):
+            await peer.run()
 
 
 def _politely_first(node: PeerNode) -> Callable[[], object]:
