@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,9 @@ def main() -> None:
                 offer = _offer(options, swarm, work, Path(shard_dir))
                 up = peer_up(swarm, listening, offer, make_engine, on_made=_leaves_at_once)
                 async with up as peer:
+                    told = {"peer": peer.name, "endpoint": peer.endpoint}
+                    sys.stdout.write(json.dumps(told) + "\n")
+                    sys.stdout.flush()
                     await peer.run()
 
         run_async(serve)

@@ -40,7 +40,7 @@ class JobKeywords(TypedDict, total=False):
     lr_schedule: Literal["constant", "linear", "cosine"]
     warmup_steps: int
     weight_decay: float
-    optim: Literal["adamw", "adafactor", "sgd"]
+    optim: Literal["adamw", "adafactor", "sgd", "adamw-8bit"]
     gradient_checkpointing: bool
     router_aux_loss_coef: float
     clip_grad_norm: float
