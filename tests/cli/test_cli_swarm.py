@@ -163,15 +163,17 @@ def test_what_happened_and_how_it_learnt_can_be_seen(
     swarm: Swarm, quiet_report: dict[str, Any], run_here: RunHere
 ) -> None:
     run_id, look = quiet_report["run_id"], ("--json", *swarm.client_way)
-    told = [json.loads(line) for line in run_here("losses", "--run", run_id, *look).out.split("\n")]
+    told = [
+        json.loads(line) for line in run_here("losses", "--run", run_id, *look).out.splitlines()
+    ]
     steps = [one for one in told if "loss" in one]
     assert [one["loss"] for one in steps] == quiet_report["losses"]
     assert [one["step"] for one in steps] == list(range(NUM_STEPS))
     assert [one["step"] for one in told if "eval_loss" in one] == [0, NUM_STEPS]
-    rows = run_here("losses", "--run", run_id, "--csv", *swarm.client_way).out.split("\n")
+    rows = run_here("losses", "--run", run_id, "--csv", *swarm.client_way).out.splitlines()
     assert rows[0].startswith("step,loss,learning_rate,grad_norm,seconds,eval_loss")
     assert len(rows) == 1 + NUM_STEPS + 2
-    happened = run_here("events", "--run", run_id, *look).out.split("\n")
+    happened = run_here("events", "--run", run_id, *look).out.splitlines()
     kinds = [json.loads(line)["kind"] for line in happened]
     assert kinds[0] == "submitted"
     assert kinds[-1] == "collected"
