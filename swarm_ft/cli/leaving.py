@@ -97,4 +97,4 @@ def tell_gift(gift: Gift, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"gave": asdict(gift)}))
     elif gift.hosted_s or gift.steps:
-        click.echo(gift.in_words)
+        click.echo(f"this peer gave {gift.in_words}; thank you")
