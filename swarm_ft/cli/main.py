@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from swarm_ft import __version__
+from swarm_ft.cli.config import config_file, defaults_of
 from swarm_ft.cli.options import examples
 from swarm_ft.errors import BadInput, SwarmError
 
@@ -48,6 +49,9 @@ class LazyGroup(click.Group):
             return None
         module, _, name = _COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), name)
+        defaults = defaults_of(command, cmd_name, config_file())
+        if defaults:
+            ctx.default_map = {**(ctx.default_map or {}), cmd_name: defaults}
         return command
 
 
