@@ -76,20 +76,27 @@ def test_an_idle_peer_takes_over_from_the_last_of_a_stage_while_all_train_on(
     assert swarm.run().peers == ("a", "heir")
 
 
+@pytest.mark.parametrize("rejoins", [False, True])
 def test_a_spare_replica_of_another_stage_moves(
-    swarm: Swarm, spec: RunSpec, make_peer: type[FakePeer]
+    swarm: Swarm, make_spec: MakeSpec, make_peer: type[FakePeer], rejoins: bool
 ) -> None:
     one, two, three = (make_peer(name, "auto") for name in ("one", "two", "three"))
     swarm.join(one, two)
-    swarm.submit(spec)
+    swarm.submit(make_spec(num_steps=16))
     swarm.wait(3)
     until_commits(swarm, 2)
     swarm.join(three)
     until_commits(swarm, 4)
     peers = {one.peer_id: one, two.peer_id: two, three.peer_id: three}
     (last,) = next(stage.peers for stage in swarm.run().stages if len(stage.peers) == 1)
+    for spare in sorted(peers.keys() - {last}) if rejoins else ():
+        swarm.lose(peers[spare])
+        swarm.join(peers[spare])  # its hello tells what it holds
+        until_commits(swarm, swarm.run().committed_steps + 1)
     swarm.would_leave(peers[last])
+    attempt = swarm.run().attempt.number
     goes(swarm, peers[last])
+    assert swarm.run().attempt.number <= attempt + 2, "one to take over, one without it"
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
     assert swarm.num_rollbacks == 0
