@@ -56,11 +56,13 @@ class LeaveLine:
 
     def show(self, progress: LeaveProgress) -> None:
         """What the coordinator says."""
+        from swarm_ft.protocol.messages.control import gist_of
+
         if not progress.words:
             return
         self._words, self._until_s = progress.words, time.monotonic() + progress.seconds
-        if self._drawing is None and self._words != self._told:
-            self._told = self._words
+        if self._drawing is None and gist_of(self._words) != self._told:
+            self._told = gist_of(self._words)
             click.echo(self._line, err=True)
 
     def end(self) -> None:
@@ -95,4 +97,4 @@ def tell_gift(gift: Gift, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"gave": asdict(gift)}))
     elif gift.hosted_s or gift.steps:
-        click.echo(gift.in_words)
+        click.echo(f"this peer gave {gift.in_words}; thank you")

@@ -67,7 +67,7 @@ def in_words(state: PeerState) -> str:
     """What a peer is at, in a line."""
     seconds = f" (about {state.seconds:.0f} s)" if state.seconds >= 1 else ""
     why = f": {state.words}{seconds}" if state.words else ""
-    return f"peer {state.peer} is {state.state}{why}; {state.gave}"
+    return f"peer {state.peer} is {state.state}{why}; it gave {state.gave}"
 
 
 def _home(given: Path | None) -> Path:

@@ -127,10 +127,12 @@ class PeerControl:
             writer.close()
 
     async def _tell(self, writer: asyncio.StreamWriter, verb: str) -> None:
+        from swarm_ft.protocol.messages.control import gist_of
+
         told: PeerState | None = None
         while told is None or not told.is_what(verb):
             now = state_of(self._name, self._node)
-            if told is None or (now.state, now.words) != (told.state, told.words):
+            if told is None or now.state != told.state or gist_of(now.words) != gist_of(told.words):
                 writer.write(json.dumps(asdict(now)).encode() + b"\n")
                 await writer.drain()
             told = now

@@ -26,12 +26,13 @@ class Gift:
 
     @property
     def in_words(self) -> str:
-        """For its volunteer."""
-        minutes = round(self.hosted_s / 60)
-        took = f"{minutes // 60} h {minutes % 60} min" if minutes else f"{self.hosted_s:.0f} s"
+        """How long, how much and how many bytes."""
+        hours, minutes = divmod(round(self.hosted_s / 60), 60)
+        took = f"{hours} h {minutes} min" if hours else f"{minutes} min"
+        took = f"{self.hosted_s:.0f} s" if self.hosted_s < 60 else took
         sent = f" and sent {_bytes_in_words(self.sent_bytes)}" if self.sent_bytes else ""
         work = f"{self.steps:,} steps, {self.samples:,} samples"
-        return f"this peer gave {took}, {work}{sent}; thank you"
+        return f"{took}, {work}{sent}"
 
 
 def _bytes_in_words(count: int) -> str:

@@ -190,7 +190,7 @@ def free_port() -> int:
 def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One key for all clients of the tests, in this process or another; not this user's own."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
             patch.setenv(name, str(tmp_path_factory.mktemp("home")))
         yield
 

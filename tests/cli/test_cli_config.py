@@ -58,6 +58,12 @@ def test_defaults_are_for_every_command(run_here: RunHere, config: Path) -> None
     )
 
 
+def test_an_invitation_may_lie_there(run_here: RunHere, config: Path) -> None:
+    config.write_text('[serve-stage]\ninvite = "swarm1nonsense"\n')
+    done = run_here("serve-stage")
+    assert (done.code, "invitation:" in done.err) == (2, True)
+
+
 WRONG = {
     "[client.train]\nepoch = 3\n": "[client.train]: epoch: there is no such option; did you mean",
     "[clinet]\n": "[clinet]: there is no such command; did you mean 'client'?",

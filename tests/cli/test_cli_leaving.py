@@ -74,7 +74,8 @@ def test_ctrl_c_on_the_last_peer_of_a_stage_loses_no_step(
 
     report = swarm.report("disturbed")
     assert report["steps"] == STEPS
-    assert report["losses"] == quiet
+    # Of two replicas' sums the last bits are others than of one's.
+    assert report["losses"] == pytest.approx(quiet, abs=1e-5)
     assert not any("goes back" in line for line in (*client.err, *swarm.coordinator.err))
     assert auto.interrupted() == 0
     assert "; thank you" in auto.out[-1]

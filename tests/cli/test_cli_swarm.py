@@ -395,7 +395,7 @@ def test_without_keys_a_stage_waits_for_the_right_peer_and_everybody_leaves_clea
     job = ("client", "train", "--model", sample.model_dir, *job_options(text, 20), *join)
     coordinator = shell.spawn("coordinator", *join)
     first = shell.spawn("serve-stage", "--layers", "0-1", *join)
-    second = shell.spawn("serve-stage", "--layers", "1-2", *join)
+    second = shell.spawn("serve-stage", "--layers", "1-2", "--leave-timeout", 1, *join)
     client = shell.spawn(*job)
     client.wait_for("err", "waiting for layers 2-3")
     endless = shell.spawn(*job, "--steps", "1000000", "--out", "second")  # is queued
@@ -412,6 +412,7 @@ def test_without_keys_a_stage_waits_for_the_right_peer_and_everybody_leaves_clea
 
     endless.wait_for("err", "step 1/")
     assert second.interrupted() == 0
+    assert any("nobody can take over, and no snapshots are kept" in line for line in second.err)
     coordinator.wait_for("err", "waiting for layers 1-2")
     endless.wait_for("err", "waiting for layers 1-2")
     for process in (endless, first, right, wrong, coordinator, dht):
@@ -429,7 +430,7 @@ def test_a_result_that_nobody_fetched_outlives_one_ctrl_c_but_not_two(
     swarm.coordinator.wait_for("err", f"run {run_id}: finished")
     peer = swarm.peers.pop()
     peer.signal(signal.SIGINT)
-    peer.wait_for("err", "was not collected yet; leaving once it is")
+    peer.wait_for("err", "its client has not fetched the result of layers")
     assert peer.interrupted() == 130
     assert peer.err[-1] == "swarm-ft: interrupted"
     assert_no_traceback(peer)

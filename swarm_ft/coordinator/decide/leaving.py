@@ -11,11 +11,11 @@ from swarm_ft.coordinator.plan.leaving import gone_from, progress_of
 from swarm_ft.coordinator.plan.membership import loss_in_words
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunPhase
-from swarm_ft.protocol.messages.control import PeerLeaving, PeerWorks
+from swarm_ft.protocol.messages.control import LeaveProgress, PeerLeaving, PeerWorks, gist_of
 from swarm_ft.protocol.messages.events import EventKind
 
 RETOLD_AFTER_S = 5.0
-"""An estimate that is wrong by so much is told anew."""
+"""An estimate that is wrong by so much is told anew, and so are numbers that changed since."""
 
 
 def said(turn: Turn, peer_id: PeerId, message: PeerLeaving | PeerWorks) -> None:
@@ -65,10 +65,15 @@ def tell(turn: Turn) -> None:
     """Tell each leaver what it waits for, when that is something else or takes another time."""
     for peer in turn.state.leaving:
         member, told = turn.state.members[peer], progress_of(turn.state, peer, turn.now_s)
-        before = member.told
-        if before is not None and (before.may_go, before.words) == (told.may_go, told.words):
-            expected_s = max(0.0, before.seconds - (turn.now_s - member.told_at_s))
-            if abs(told.seconds - expected_s) < RETOLD_AFTER_S:
-                continue
-        turn.state = turn.state.with_member(replace(member, told=told, told_at_s=turn.now_s))
-        turn.say(peer, told)
+        if member.told is None or _is_news(member.told, told, turn.now_s - member.told_at_s):
+            turn.state = turn.state.with_member(replace(member, told=told, told_at_s=turn.now_s))
+            turn.say(peer, told)
+
+
+def _is_news(before: LeaveProgress, now: LeaveProgress, after_s: float) -> bool:
+    """Whether to tell it; steps that are counted up are none, at once."""
+    if (before.may_go, gist_of(before.words)) != (now.may_go, gist_of(now.words)):
+        return True
+    expected_s = max(0.0, before.seconds - after_s)
+    is_off = abs(now.seconds - expected_s) >= RETOLD_AFTER_S
+    return is_off or (now.words != before.words and after_s >= RETOLD_AFTER_S)

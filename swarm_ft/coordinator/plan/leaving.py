@@ -59,9 +59,10 @@ def held_for(state: SwarmState, run: Run, now_s: float) -> str:
         whose = f"peer {leavers} (layers {stage.layers})"
         if _successor(able, run, stage.layers) is not None:
             continue
+        stays = all(_leaving(able, p).stays for p in stage.peers if p in able.leaving)
         if may_save(state, run, now_s):
-            return f"{whose} leaves: a snapshot is written first"
-        if all(_leaving(able, p).stays for p in stage.peers if p in able.leaving):
+            return f"{whose} {'pauses' if stays else 'leaves'}: a snapshot is written first"
+        if stays:
             return f"waiting for {whose}, which is paused, and nobody can take over from it"
     return ""
 

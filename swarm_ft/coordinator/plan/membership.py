@@ -464,9 +464,10 @@ def _wanted_layers(
     That is first where all others would leave. Of those where it helps alike, one whose peers and
     neighbours it reaches. It helps nowhere in `idle`.
     """
-    hello, ways, leaving = member.hello, state.ways, state.leaving
+    hello, ways, leaving = member.hello, state.ways, frozenset(state.leaving)
     held = hello.held.layers if hello.held and hello.held.run_id == run.run_id else None
-    choice = hello.layers or (held if held not in idle else None)
+    is_needed = any(leaving.issuperset(stage.peers) for stage in run.stages)
+    choice = hello.layers or (None if held in idle or is_needed else held)
     fitting = [stage for stage in run.stages if choice in (None, stage.layers)]
     affordable = [s for s in fitting if choice or fits(run.spec, s.layers, hello)]
     allowed = [s for s in affordable if not refusal(run.spec, member, s.layers)]

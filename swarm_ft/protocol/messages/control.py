@@ -315,6 +315,11 @@ class LeaveProgress:
     seconds: Measured = 0.0
 
 
+def gist_of(words: str) -> str:
+    """The same words without their numbers, which may change while the rest does not."""
+    return "".join(c for c in words if not c.isdigit())
+
+
 @dataclass(frozen=True, slots=True)
 class ClockReply:
     """The coordinator's time when a probe came, and the probe's `sent_us`."""

@@ -58,6 +58,6 @@ def test_only_what_was_committed_counts_once_and_only_its_own_part() -> None:
 
 def test_its_last_words() -> None:
     gift = Gift(hosted_s=7380.0, steps=1600, samples=25600, sent_bytes=1_234_000_000)
-    words = "this peer gave 2 h 3 min, 1,600 steps, 25,600 samples and sent 1.2 GB; thank you"
-    assert gift.in_words == words
-    assert Gift(hosted_s=9.0, steps=1, samples=4).in_words.startswith("this peer gave 9 s, 1 steps")
+    assert gift.in_words == "2 h 3 min, 1,600 steps, 25,600 samples and sent 1.2 GB"
+    assert Gift(hosted_s=300.0, steps=1, samples=4).in_words == "5 min, 1 steps, 4 samples"
+    assert Gift(hosted_s=9.0).in_words.startswith("9 s")
