@@ -152,6 +152,10 @@ class EmulatedEngine:
         """Nothing is learned."""
         return {}
 
+    def state_names(self) -> frozenset[str]:
+        """See `state`."""
+        return frozenset()
+
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """See `state`."""
 

@@ -79,6 +79,7 @@ class JobKeywords(TypedDict, total=False):
     private_ends: str
     share_with: str
     resume: bool
+    priority: int
     out: str | Path
     json_file: str | Path | None
     trace_file: str | Path | None

@@ -157,7 +157,9 @@ log_option = click.option(
     callback=lambda _context, _option, value: log.configure(value.upper()),
     help="How much to tell on standard error.",
 )
-run_option = click.option("--run", "run_name", metavar="ID", help="The run.  [default: the newest]")
+run_option = click.option(
+    "--run", "run_name", metavar="ID", help="The run.  [default: your only one]"
+)
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 

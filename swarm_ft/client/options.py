@@ -9,6 +9,7 @@ from typing import Annotated
 
 from swarm_ft.protocol.spec.bounds import Range
 from swarm_ft.protocol.spec.options import Option, check
+from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, Priority
 from swarm_ft.protocol.spec.run_spec import (
     MAX_EVAL_SAMPLES,
     MAX_STEPS,
@@ -183,6 +184,10 @@ class JobOptions:
             has_no=False,
         ),
     ] = False
+    priority: Annotated[
+        Priority,
+        Option("1 to 9: share of the peers to that of others' runs; 6 gets twice as many as 3."),
+    ] = DEFAULT_PRIORITY
     outputs: Outputs = field(default_factory=Outputs)
 
     def __post_init__(self) -> None:

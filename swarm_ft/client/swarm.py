@@ -74,6 +74,7 @@ class SwarmClient:
         samples: Sequence[bytes],
         *,
         run_id: RunId | None = None,
+        priority: int | None = None,
         on_trouble: Callable[[str], None] = lambda _trouble: None,
     ) -> RunStatus:
         """Hand in a job; `samples[i]` are sample i's token ids, little-endian uint32.
@@ -83,6 +84,7 @@ class SwarmClient:
 
         Args:
             run_id: the run's name; drawn if None.
+            priority: 1 to 9, how many peers it gets to those of others; None for the usual 3.
 
         Raises:
             Busy: the coordinator had too many others to serve for an hour.
@@ -94,7 +96,7 @@ class SwarmClient:
         trouble: Unavailable
         while True:
             try:
-                return await self._submit_once(run_id, spec, samples)
+                return await self._submit_once(run_id, spec, samples, priority)
             except Busy as error:
                 trouble, rest_s = error, next(rests, None)
             except Unavailable as error:
@@ -108,11 +110,14 @@ class SwarmClient:
             await asyncio.sleep(rest_s)
 
     async def _submit_once(
-        self, run_id: RunId, spec: RunSpec, samples: Sequence[bytes]
+        self, run_id: RunId, spec: RunSpec, samples: Sequence[bytes], priority: int | None
     ) -> RunStatus:
         async with self._coordinator() as channel:
             stream = channel.open(SUBMIT)
-            await stream.send(SubmitHeader(spec=spec, spec_digest=spec.digest(), run_id=run_id))
+            header = SubmitHeader(
+                spec=spec, spec_digest=spec.digest(), run_id=run_id, priority=priority
+            )
+            await stream.send(header)
             num_together = max(1, PART_BYTES // len(samples[0])) if samples else 1
             for first in range(0, len(samples), num_together):
                 tokens = b"".join(samples[first : first + num_together])
@@ -135,7 +140,7 @@ class SwarmClient:
         on_trouble: Callable[[str], None],
         on_timeline: Callable[[PeerTimeline], None] | None = None,
     ) -> AsyncGenerator[RunEvent, None]:
-        """All events of a run (the newest, if None), then all that follow, until it is over.
+        """All events of a run (the only one, if None), then all that follow, until it is over.
 
         A coordinator that goes away is waited for; then all events come again, from the first.
 
@@ -208,7 +213,7 @@ class SwarmClient:
                 await asyncio.sleep(RETRY_S)
 
     async def cancel(self, run_id: RunId | None) -> RunStatus:
-        """End a run (the newest, if None); what it trained is lost."""
+        """End a run (the only one, if None); what it trained is lost."""
         async with self._coordinator() as channel:
             return await call(channel, CANCEL, CancelRequest(run_id=run_id), CALL_TIMEOUT_S)
 
@@ -252,9 +257,10 @@ class SwarmClient:
             return await call(channel, PLACE, PlaceRequest(spec=spec), CALL_TIMEOUT_S)
 
     async def run(self, run_id: RunId | None) -> RunStatus:
-        """A run of this client's (the newest, if None) as it is now.
+        """A run of this client's (the only one, if None) as it is now.
 
         Raises:
+            BadOption: it may be one or another.
             NotFound: there is no such run.
         """
         async with self._coordinator() as channel:

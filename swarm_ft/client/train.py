@@ -164,7 +164,9 @@ async def submit(
     if options.resume:
         run_id = await _resumed(client, job, progress)
     else:
-        submitted = client.submit(spec, job.samples, on_trouble=progress.message)
+        submitted = client.submit(
+            spec, job.samples, priority=options.priority, on_trouble=progress.message
+        )
         run_id = (await submitted).run_id
     return WatchedRun(
         client=client,
@@ -197,7 +199,7 @@ async def attach_to(
     run_name: str | None,
     model: str | None,
 ) -> WatchedRun:
-    """Find a run (the newest, if None) and, by its own spec, what belongs to it.
+    """Find a run (the only one, if None) and, by its own spec, what belongs to it.
 
     Raises:
         NotFound: the coordinator knows no such run.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -47,7 +47,15 @@ from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.relays import RelayRoll
 from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import FIRST_PAGE, Watcher, Watchers, overview, told_to
-from swarm_ft.errors import JournalError, NotAllowed, NotFound, OutOfTurn, SwarmError, Unavailable
+from swarm_ft.errors import (
+    BadOption,
+    JournalError,
+    NotAllowed,
+    NotFound,
+    OutOfTurn,
+    SwarmError,
+    Unavailable,
+)
 from swarm_ft.identity.certificates import Caller
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
@@ -103,6 +111,8 @@ TICK_S = 0.25
 MAX_QUEUED_TO_PEER = 256
 """A peer that lets more messages pile up is dropped; it may join again."""
 
+MAX_LISTED = 10
+"""Of the runs that a client may mean."""
 STEPS_AT_ONCE = 256
 """Read from the journal for a watcher: a run may have millions, and others wait meanwhile."""
 
@@ -561,25 +571,51 @@ class CoordinatorService:
         request: WatchRequest | CancelRequest | CollectedRequest | None,
         caller: Caller | None,
     ) -> Run:
-        """The run a client means, of its own or shared with it; the newest if it names none.
+        """The run a client means, of its own or shared with it; its only one if it names none.
 
         One that is shared may be watched and fetched, and not cancelled.
 
         Raises:
+            BadOption: it names none, and may mean one or another.
             NotFound: there is none, or it is another client's.
         """
-        may = _may_end if isinstance(request, CancelRequest) else _may_read
+        ends = isinstance(request, CancelRequest)
+        may = _may_end if ends else _may_read
         runs = [run for run in self._state.runs.values() if may(caller, run)]
         name = request.run_id if request is not None else None
-        if name is None and runs:
-            return runs[-1]
         if name is None:
-            raise NotFound("the coordinator knows no run yet; submit one with 'client train'")
+            return _only(runs, caller, ends=ends)
         run = next((run for run in runs if run.run_id == name), None)
         if run is None:
             known = ", ".join(r.run_id for r in runs) or "none"
             raise NotFound(f"run {name} is not known here, or not yours; known: {known}")
         return run
+
+
+def _only(runs: Sequence[Run], caller: Caller | None, *, ends: bool) -> Run:
+    """Of runs that a client may mean the one that is not over for it: its own, or else one shared.
+
+    Where all are over, the newest may be looked at.
+    """
+    live = [run for run in runs if run.phase <= RunPhase.FINISHED]
+    live = [run for run in live if _may_end(caller, run)] or live
+    if len(live) == 1:
+        return live[0]
+    if live:
+        listed = "; ".join(_in_short(run, caller) for run in live[:MAX_LISTED])
+        more = f"; and {len(live) - MAX_LISTED} more" if len(live) > MAX_LISTED else ""
+        raise BadOption(f"--run: {len(live)} runs are under way, name one of them: {listed}{more}")
+    if not runs:
+        raise NotFound("the coordinator knows no run yet; submit one with 'client train'")
+    if ends:
+        raise BadOption("--run: no run of yours is under way; 'swarm-ft status' lists all")
+    return runs[-1]
+
+
+def _in_short(run: Run, caller: Caller | None) -> str:
+    whose = "" if _may_end(caller, run) else f", of client {run.owner}"
+    steps = f"step {run.past.all_steps}/{run.spec.train.num_steps}"
+    return f"{run.run_id} ({run.phase.name.lower()}, {steps}{whose})"
 
 
 def _may_end(caller: Caller | None, run: Run) -> bool:

@@ -30,7 +30,6 @@ from swarm_ft.errors import (
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.machines.rate import Floor
 from swarm_ft.protocol.messages.client import (
-    DEFAULT_PRIORITY,
     RunStatus,
     SampleTokens,
     SubmitHeader,
@@ -38,6 +37,7 @@ from swarm_ft.protocol.messages.client import (
 )
 from swarm_ft.protocol.spec import sample_rows
 from swarm_ft.protocol.spec.digest import RunningDigest, check_spec_digest
+from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.sealing import new_key

@@ -343,6 +343,9 @@ class Engine(Protocol):
     def state(self) -> dict[str, Tensor]:
         """Copies of all that training goes on from, see `stage.weights`; best between two steps."""
 
+    def state_names(self) -> frozenset[str]:
+        """What the tensors of `state` are called; a block's are called alike in any stage."""
+
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from `state` as if this stage had come to it; an open step is dropped.
 

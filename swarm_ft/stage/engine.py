@@ -526,6 +526,10 @@ class StageEngine:
         """See `Engine`."""
         return self.weights.state()
 
+    def state_names(self) -> frozenset[str]:
+        """See `Engine`."""
+        return self.weights.state_names()
+
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """See `Engine`."""
         self.weights.load_state(state)

@@ -162,6 +162,10 @@ class StageWeights:
                 state[_key(self._kind, part, name)] = copy
         return state
 
+    def state_names(self) -> frozenset[str]:
+        """What the tensors of `state` are called."""
+        return frozenset(dict(_expected(self._kind, self.module.trainable())))
+
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from `state`, without gradients: from all of it or, if it is refused, none.
 

@@ -127,12 +127,13 @@ JOB = READING | {
     "--private-ends",
     "--share-with",
     "--resume",
+    "--priority",
     "--out",
     "--json",
     "--trace",
 }
 OF_DATA = {"--dataset", "--split", "--max-samples", "--eval-dataset", "--eval-split"}
-OF_DATA |= {"--max-eval-samples", "--resume", "--out", "--trace"}
+OF_DATA |= {"--max-eval-samples", "--resume", "--priority", "--out", "--trace"}
 DHT = {"--initial-peers", "--dht-prefix", "--log-level"}
 SWARM = DHT | {"--invite", "--insecure"}
 LOOKING = SWARM | {"--coordinator"}

@@ -270,6 +270,10 @@ class TinyEngine:
         self._tell("copied")
         return {f"block.{b}": torch.from_numpy(x.weights.astype(np.float32)) for b, x in blocks}
 
+    def state_names(self) -> frozenset[str]:
+        """See `Engine`."""
+        return frozenset(f"block.{b}" for b in self._trained())
+
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """See `Engine`."""
         for b, block in self._trained().items():

@@ -50,7 +50,6 @@ from swarm_ft.errors import JournalError, SwarmError
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.private_files import FILE_MODE, make_private
 from swarm_ft.protocol.messages.client import (
-    DEFAULT_PRIORITY,
     Contribution,
     Evaluated,
     RunPhase,
@@ -66,6 +65,7 @@ from swarm_ft.protocol.messages.reports import (
 )
 from swarm_ft.protocol.spec.best import Best, Judged
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
 from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.sealing import Sealer

@@ -131,10 +131,10 @@ def layers_misfit(state: SwarmState, run: Run, hello: PeerHello) -> str | None:
 
     A peer that keeps the result of an earlier run is not asked.
     """
-    layers, model, snapshot = hello.layers, run.spec.model, run.past.snapshot
+    layers, model = hello.layers, run.spec.model
     if layers is None:
         return None
-    cuts = run.attempt.assignments or (snapshot.stages if snapshot else ())
+    cuts = run.attempt.assignments
     is_of_use = not cuts or any(layers == cut.layers for cut in cuts)
     if is_of_use and layers.stop <= model.num_blocks:
         return None
@@ -271,13 +271,22 @@ def lost_parts(state: SwarmState, run: Run, now_s: float) -> tuple[LayerRange, .
 
 
 def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
-    """Who would host the run if it went back now: on the stages of its snapshot, if it has one."""
+    """Who would host the run if it went back now.
+
+    On the stages of its snapshot, if it has one, whose buffers go on with them; where nobody hosts
+    these it is cut anew, and each stage is made of what the snapshot has of its layers.
+    """
     keepers = state.result_keepers
     free = tuple(member for peer, member in state.members.items() if peer not in keepers)
     if run.past.snapshot is None:
         return place(run.spec, free, now_s)
     cuts = [stage.layers for stage in run.past.snapshot.stages]
-    return place_on(cuts, run.spec, free, now_s)
+    as_before = place_on(cuts, run.spec, free, now_s)
+    # One whole model has its tied ends under one name.
+    is_bound = run.spec.train.sync_tied_embeddings and len(cuts) == 1
+    if as_before.assignments or as_before.is_gathering or is_bound:
+        return as_before
+    return place(run.spec, free, now_s)
 
 
 def patience_s(state: SwarmState, run: Run, now_s: float) -> float:

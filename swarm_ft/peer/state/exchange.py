@@ -10,7 +10,7 @@ each newcomer will tell once it has all of it, so that one that has not is found
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -19,8 +19,9 @@ from swarm_ft import failpoints
 from swarm_ft.errors import BadSnapshot, OutOfTurn, SwarmError, Unavailable
 from swarm_ft.ids import Attempt, PeerId, StepNumber
 from swarm_ft.log import get_logger
-from swarm_ft.peer.context import PeerContext, to_its_end
+from swarm_ft.peer.context import PeerContext, run_in, to_its_end
 from swarm_ft.peer.state.learner import CatchingUp
+from swarm_ft.peer.state.recut import recut
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.private_files import private_folder
 from swarm_ft.protocol.messages.control import (
@@ -35,6 +36,7 @@ from swarm_ft.protocol.messages.control import (
 )
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.shard import ShardContents, read_shard, write_shard
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transfer import OfferedShard, offer
@@ -142,6 +144,8 @@ class StateExchange:
     async def take_up(self, assign: Assign, layers: LayerRange) -> None:
         """Become the stage as the run's snapshot has it, if the run went back to one.
 
+        Where the snapshot was cut otherwise, it is put together of all that has its layers.
+
         Raises:
             Unavailable: the place where they lie does not give it (now).
             BadSnapshot: what is there is not that state.
@@ -149,12 +153,24 @@ class StateExchange:
         for save in tuple(self._saves):  # of a history that is void by now
             save.cancel()
         step = StepNumber(assign.committed_steps)
-        saved = {stage.layers: stage.digest for stage in assign.saved}
-        if not step or layers not in saved:
+        if not step or not assign.saved:
             return
-        name = ShardName(run_id=assign.run_id, step=step, layers=layers)
-        contents = await self._read(name, saved[layers])
+        parts = {
+            stage.layers: await self._read(
+                ShardName(run_id=assign.run_id, step=step, layers=stage.layers), stage.digest
+            )
+            for stage in assign.saved
+            if stage.layers.start < layers.stop and layers.start < stage.layers.stop
+        }
+        contents = parts.get(layers) or await self._recut(parts, layers, assign.spec)
         await self._state.restore(contents, step, assign.last_attempt)
+
+    async def _recut(
+        self, parts: Mapping[LayerRange, ShardContents], layers: LayerRange, spec: RunSpec
+    ) -> ShardContents:
+        names = await run_in(self._context.compute, self._state.engine.state_names)
+        logger.info("layers %s: from those of %s", layers, " and ".join(map(str, parts)))
+        return await asyncio.to_thread(recut, parts, layers, names, spec.model.hidden_size)
 
     async def _read(self, name: ShardName, digest: bytes) -> ShardContents:
         store = self._store()

@@ -90,7 +90,7 @@ _BUFFERS = {
 their names."""
 _SIZES = "/sizes"
 """Behind the name of such a tensor: that of each buffer's tokens and of its payload's bytes."""
-_RESIDUALS = "residuals/"
+RESIDUALS = "residuals/"
 """What the names of residuals begin with."""
 
 
@@ -98,11 +98,11 @@ def with_extras(
     state: Mapping[str, Tensor], store: BufferStore, residuals: Residuals
 ) -> ShardContents:
     """Weights and optimizer together with copies of all else. Waits for the disk."""
-    owed = {f"{_RESIDUALS}{name}": x.clone() for name, x in residuals.export().items()}
+    owed = {f"{RESIDUALS}{name}": x.clone() for name, x in residuals.export().items()}
     records = _few_records(store)
     return ShardContents(
         state=dict(state),
-        extras={**owed, **_payloads(records)},
+        extras={**owed, **payloads(records)},
         buffer_digests={name: record.digest for name, record in records.items()},
     )
 
@@ -128,9 +128,9 @@ def restore_residuals(residuals: Residuals, contents: ShardContents) -> None:
         BadSnapshot: they are none.
     """
     owed = {
-        name.removeprefix(_RESIDUALS): x
+        name.removeprefix(RESIDUALS): x
         for name, x in contents.extras.items()
-        if name.startswith(_RESIDUALS)
+        if name.startswith(RESIDUALS)
     }
     try:
         residuals.restore(owed)
@@ -149,13 +149,19 @@ def restore_buffers(
     if not contents.buffer_digests:
         return
     store.forget()
+    for name, record in buffers_in(contents, channels):
+        boundary, end, sample = name
+        store.put(BufferKey(run_id, BlockIndex(boundary), End(end), SampleId(sample)), record)
+
+
+def buffers_in(contents: ShardContents, channels: int) -> Iterator[tuple[BufferName, BufferRecord]]:
+    """Those of a shard whose payloads are those of their digests."""
     for end in End:
         names = sorted(name for name in contents.buffer_digests if name[1] == end)
         for name, (tokens, payload) in zip(names, _rows(contents, end), strict=False):
             digest = contents.buffer_digests[name]
             if fingerprint_of(payload) == digest:
-                key = BufferKey(run_id, BlockIndex(name[0]), end, SampleId(name[2]))
-                store.put(key, BufferRecord(digest, tokens, channels, payload))
+                yield name, BufferRecord(digest, tokens, channels, payload)
 
 
 def _rows(contents: ShardContents, end: End) -> Iterator[tuple[int, bytes]]:
@@ -172,7 +178,7 @@ def _rows(contents: ShardContents, end: End) -> Iterator[tuple[int, bytes]]:
         at += num_bytes
 
 
-def _payloads(records: Mapping[BufferName, BufferRecord]) -> dict[str, Tensor]:
+def payloads(records: Mapping[BufferName, BufferRecord]) -> dict[str, Tensor]:
     """All payloads, uint8 [bytes], and sizes, int64 [buffers, 2], of each end that has some."""
     found: dict[str, Tensor] = {}
     for end, tensor in _BUFFERS.items():

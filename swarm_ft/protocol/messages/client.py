@@ -23,6 +23,7 @@ from swarm_ft.protocol.messages.shard import ShardFile
 from swarm_ft.protocol.spec.bounds import Digest, Endpoint, HostAndPort, Length, Range, Text
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.priority import Priority
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.tasks import MAX_COUNTS
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
@@ -30,9 +31,6 @@ from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 # ---- what clients ask of the coordinator, as frozen values whose types say what may come
 
 ClientsVersion = Annotated[int, Spoken("client", "coordinator")]
-DEFAULT_PRIORITY, MAX_PRIORITY = 3, 9
-Priority = Annotated[int, Range(1, MAX_PRIORITY)]
-"""Of a job: from a third of the peers that others get to three times as many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +68,7 @@ class WatchRequest:
     """Tell everything that happened in a run, then everything that happens.
 
     Attributes:
-        run_id: None for the newest.
+        run_id: None for the client's only one that is not over.
         traced: tell what peers do when, from the next plan on.
     """
 
@@ -81,7 +79,7 @@ class WatchRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CancelRequest:
-    """End a run; the newest if `run_id` is None."""
+    """End a run; the client's only one if `run_id` is None."""
 
     run_id: RunId | None = None
     protocol_version: ClientsVersion = PROTOCOL_VERSION

@@ -133,9 +133,9 @@ async def test_all_pages_of_the_status_are_asked_for(
 
 async def test_a_run_is_told_as_it_is_now(job: Job) -> None:
     async with swarm() as (client, _):
-        first, newest = [await client.submit(job.spec, job.samples) for _ in range(2)]
-        assert (await client.run(first.run_id)).spec == job.spec
-        assert (await client.run(None)).run_id == newest.run_id
+        only = await client.submit(job.spec, job.samples)
+        assert (await client.run(only.run_id)).spec == job.spec
+        assert (await client.run(None)).run_id == only.run_id
         with pytest.raises(NotFound, match="run none is not known here, or not yours"):
             await client.run(RunId("none"))
 

@@ -19,6 +19,7 @@ from swarm_ft.coordinator.service import TICK_S, CoordinatorService
 from swarm_ft.coordinator.submission import MAX_SUBMISSIONS
 from swarm_ft.errors import (
     BadDataset,
+    BadOption,
     Busy,
     JournalError,
     MalformedMessage,
@@ -64,6 +65,7 @@ from swarm_ft.protocol.messages.meeting import Way
 from swarm_ft.protocol.messages.timeline import ClockEstimate, PeerTimeline, Spans, StepTimeline
 from swarm_ft.protocol.spec.grant import PROBATION, Grant
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from swarm_ft.transport.base import Method, call
@@ -141,9 +143,10 @@ async def submit(
     samples: Samples | None = None,
     digest: bytes | None = None,
     run_id: RunId | None = None,
+    priority: int | None = None,
 ) -> RunStatus:
     """Submit `samples`, (number, tokens) each; the right ones if None."""
-    stream = await send_submission(channel, spec, samples, digest, run_id)
+    stream = await send_submission(channel, spec, samples, digest, run_id, priority)
     status = await stream.receive()
     assert status is not None
     assert await stream.receive() is None
@@ -156,6 +159,7 @@ async def send_submission(
     samples: Samples | None = None,
     digest: bytes | None = None,
     run_id: RunId | None = None,
+    priority: int | None = None,
 ) -> MemoryStream[SubmitPart, RunStatus]:
     """As `submit`; the answer is yet to come."""
     if samples is None:
@@ -165,6 +169,7 @@ async def send_submission(
         spec=spec,
         spec_digest=digest or spec.digest(),
         run_id=next(run_names) if run_id is None else run_id,
+        priority=priority,
     )
     await stream.send(header)
     for sample, tokens in samples:
@@ -710,16 +715,33 @@ async def test_a_watcher_that_does_not_read_is_dropped_and_may_watch_anew(
         training.cancel()
 
 
-async def test_the_newest_run_is_meant_by_no_name(spec: RunSpec) -> None:
+async def test_the_only_run_that_is_not_over_is_meant_by_no_name(spec: RunSpec) -> None:
     async with coordinator() as office:
         with pytest.raises(NotFound, match="knows no run yet"):
             await watch(office.channel)
-        for _ in range(2):
-            newest = await submit(office.channel, spec)
+        first, second = [await submit(office.channel, spec) for _ in range(2)]
+        with pytest.raises(BadOption, match="--run: 2 runs are under way, name one") as refusal:
+            await call(office.channel, CANCEL, CancelRequest(), DEADLINE_S)
+        for run in (first, second):
+            assert f"{run.run_id} (waiting, step 0/" in refusal.value.message
+        await call(office.channel, CANCEL, CancelRequest(run_id=second.run_id), DEADLINE_S)
         reply = await call(office.channel, CANCEL, CancelRequest(), DEADLINE_S)
-        assert reply.run_id == newest.run_id
-        with pytest.raises(NotFound, match=f"nobody is not known here, or not .*{newest.run_id}"):
+        assert (reply.run_id, reply.phase) == (first.run_id, RunPhase.CANCELLED)
+        with pytest.raises(BadOption, match="--run: no run of yours is under way"):
+            await call(office.channel, CANCEL, CancelRequest(), DEADLINE_S)
+        (told, *_) = await watch(office.channel)
+        assert isinstance(told, RunStatus)
+        assert told.run_id == second.run_id, "of those that are over the newest may be looked at"
+        with pytest.raises(NotFound, match=f"nobody is not known here, or not .*{first.run_id}"):
             await watch(office.channel, RunId("nobody"))
+
+
+async def test_a_job_keeps_its_priority(spec: RunSpec) -> None:
+    async with coordinator() as office:
+        usual = await submit(office.channel, spec)
+        urgent = await submit(office.channel, spec, priority=9)
+        kept = {run.run_id: run.priority for run in office.journal.load(0.0)}
+        assert kept == {usual.run_id: DEFAULT_PRIORITY, urgent.run_id: 9}
 
 
 # ---- what peers do when

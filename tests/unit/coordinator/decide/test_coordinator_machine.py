@@ -1142,7 +1142,7 @@ def test_manifests_may_be_written_in_any_order(
         )
 
 
-def test_peers_with_other_layers_than_the_snapshots_are_idle(
+def test_peers_with_other_layers_than_the_snapshots_go_on_from_it(
     swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
 ) -> None:
     swarm.submit(make_spec(num_steps=6, save_steps=2))
@@ -1151,7 +1151,59 @@ def test_peers_with_other_layers_than_the_snapshots_are_idle(
     swarm.lose(b)
     swarm.wait(GRACE_S)
     swarm.join(make_peer("other", "1-4"))
-    assert swarm.idlers().keys() == {"other"}
+    assert not swarm.idlers()
+    assert swarm.run().detail == "waiting for layers 0-1"
+    swarm.join(make_peer("first", "0-1"))
+    assert swarm.run().peers == ("first", "other")
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert [step.step for step in swarm.history[RUN]] == list(range(6))
+
+
+def test_a_lone_peer_with_room_goes_on_with_all_layers_from_the_snapshot(
+    swarm: Swarm, make_spec: MakeSpec, make_peer: type[FakePeer]
+) -> None:
+    swarm.submit(make_spec(num_steps=6, save_steps=2))
+    swarm.join(*(others := [make_peer("x", "auto"), make_peer("y", "auto")]))
+    swarm.wait(SETTLE_S)
+    until_commits(swarm, 3)
+    assert len(swarm.run().stages) == 2
+    swarm.leave(others[1])
+    assert swarm.run().peers == ("x",)
+    assert swarm.run().phase is RunPhase.LOADING
+    assert swarm.run().committed_steps == 2
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+
+
+def test_peers_that_host_the_snapshots_stages_are_asked_for_these(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
+    swarm.submit(make_spec(num_steps=6, save_steps=2))
+    swarm.join(a, b)
+    until_commits(swarm, 3)
+    swarm.lose(a, b)
+    swarm.join(*(make_peer(name, "auto") for name in "xyz"))
+    swarm.wait(GRACE_S)
+    assert {str(stage.layers) for stage in swarm.run().stages} == {"0-2", "2-4"}
+
+
+def test_tied_ends_that_one_peer_had_stay_with_one_peer(
+    swarm: Swarm, make_spec: MakeSpec, make_peer: type[FakePeer]
+) -> None:
+    """Where it is one weight, the last stage's name for it is not in the snapshot."""
+    spec = make_spec(num_steps=6, save_steps=2)
+    train = replace(spec.train, sync_tied_embeddings=True)
+    spec = replace(spec, model=replace(spec.model, tied_embeddings=True), train=train)
+    swarm.submit(spec)
+    swarm.join(whole := make_peer("whole", "0-4"))
+    until_commits(swarm, 3)
+    swarm.leave(whole)
+    swarm.join(make_peer("first", "0-2"), make_peer("last", "2-4"))
+    assert swarm.run().detail == "waiting for layers 0-4"
+    swarm.join(make_peer("again", "0-4"))
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
 
 
 def test_after_a_restart_the_newest_snapshot_is_known(
