@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import shutil
 import sys
 import time
 from dataclasses import asdict
@@ -63,7 +64,7 @@ class LeaveLine:
         self._words, self._until_s = progress.words, time.monotonic() + progress.seconds
         if self._drawing is None and gist_of(self._words) != self._told:
             self._told = gist_of(self._words)
-            click.echo(self._line, err=True)
+            click.echo(self.line(), err=True)
 
     def end(self) -> None:
         """It leaves."""
@@ -71,25 +72,23 @@ class LeaveLine:
             self._drawing.cancel()
             click.echo("\r\x1b[2K", nl=False, err=True)
 
-    @property
-    def _line(self) -> str:
+    def line(self, columns: int | None = None) -> str:
+        """What is shown now.
+
+        Args:
+            columns: of the terminal; what does not fit is left out of the middle.
+        """
         left_s = self._until_s - time.monotonic()
         seconds = f" (about {left_s:.0f} s)" if left_s >= 1 else ""
-        how = f"; {self._insist}" if self._has_begun else ""
-        return f"{self._words}{seconds}{how}"
+        end = seconds + (f"; {self._insist}" if self._has_begun else "")
+        room = max(0, columns - len(end) - 2) if columns else len(self._words)
+        return (self._words if len(self._words) <= room else f"{self._words[:room]}…") + end
 
     async def _draw(self) -> None:
         while True:
-            columns, _ = _terminal_size()
-            click.echo(f"\r\x1b[2K{self._line[: columns - 1]}", nl=False, err=True)
+            columns = shutil.get_terminal_size().columns
+            click.echo(f"\r\x1b[2K{self.line(columns)[: columns - 1]}", nl=False, err=True)
             await asyncio.sleep(REDRAWN_EVERY_S)
-
-
-def _terminal_size() -> tuple[int, int]:
-    import shutil
-
-    size = shutil.get_terminal_size()
-    return size.columns, size.lines
 
 
 def tell_gift(gift: Gift, *, as_json: bool) -> None:

@@ -237,6 +237,7 @@ def _politely_first(
 
     def stop(number: signal.Signals) -> None:
         nonlocal asked
+        asked |= number is signal.SIGINT and node.leaves  # it was drained
         if asked and task is not None:
             task.cancel()
             return

@@ -234,6 +234,11 @@ class PeerNode:
         return PeerLeaving(reason=reason, up_bytes_per_s=up_bytes_per_s)
 
     @property
+    def leaves(self) -> bool:
+        """Whether it was asked to leave for good."""
+        return self._leaving.is_set()
+
+    @property
     def hosts(self) -> bool:
         """Whether this peer has a stage of a run."""
         return self._host is not None

@@ -145,7 +145,8 @@ def _progress_in(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> Lea
     if run.phase is RunPhase.EXPORTING or run.committed_steps >= run.spec.train.num_steps:
         words = "the run is trained, and its result is written down"
         return LeaveProgress(may_go=False, words=f"{whose}: {words}")
-    taking = [p for p in _stage(run, peer).peers if p in state.members and p not in state.leaving]
+    others = (p for p in _stage(run, peer).peers if p in state.members)
+    taking = [p for p in others if p not in state.leaving and state.carries(p)]
     able = able_for(state, run, now_s)
     successor = taking[0] if taking else _successor(able, run, layers)
     if successor is not None:

@@ -21,6 +21,7 @@ from swarm_ft.identity.keys import new_key
 from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
 from swarm_ft.protocol.messages.meeting import RelayPlace, Way
 from swarm_ft.reach.relay import Relay
+from swarm_ft.reach.shaping import Shape
 from swarm_ft.reach.transport import FrontedTransport, HomeTransport
 from swarm_ft.transport.base import MessageStream, call
 from swarm_ft.transport.credentials import Credentials
@@ -31,6 +32,8 @@ from tests.members import make_swarm
 
 SWARM = make_swarm()
 TIMEOUT_S = 20.0
+HANDSHAKE_BYTES = 500
+"""Of TLS, with both sides' certificates, each way at least."""
 
 
 @dataclass
@@ -47,6 +50,7 @@ class Member:
     name: str
     transport: HomeTransport
     callers: list[tuple[str, bool]]
+    shape: Shape
 
     async def ask(self, name: str) -> bool:
         """Call another; whether that goes over the relay, as is known here."""
@@ -98,12 +102,13 @@ async def member(hub: Hub, role: Role, *, is_open: bool) -> AsyncIterator[Member
     async def find() -> str:
         return hub.endpoint
 
-    transport = HomeTransport(grpc_of(credentials), find, SystemClock(), Random(1))
+    shape = Shape()
+    transport = HomeTransport(grpc_of(credentials), find, SystemClock(), Random(1), shape=shape)
     server = await transport.serve("127.0.0.1", 0, {STATUS: status})
     transport.start((server.endpoint,) if is_open else ())
     try:
         await transport.joined()
-        yield Member(key_name(credentials.certificate), transport, callers)
+        yield Member(key_name(credentials.certificate), transport, callers, shape)
     finally:
         await server.stop()
 
@@ -133,6 +138,8 @@ async def test_two_members_meet_the_way_there_is(
         assert way in ways
         assert (hub.relay.carries.relayed_bytes > 0) == (way is Way.RELAYED) == is_relayed
         assert not caller.transport.is_relayed("somebody else")
+        for one in (caller, callee):  # whichever way, all of it passes what caps a link
+            assert min(one.shape.up.passed_bytes, one.shape.down.passed_bytes) > HANDSHAKE_BYTES
 
 
 async def test_two_peers_that_come_try_each_other_and_nobody_asked(hub: Hub) -> None:

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from swarm_ft.coordinator.decide.leaving import RETOLD_AFTER_S
 from swarm_ft.coordinator.plan.lateness import state_bytes
@@ -299,3 +301,71 @@ def test_the_time_is_estimated_from_the_state_and_the_link(
     swarm.say(heir, heir.caught_up())
     until_commits(swarm, 5)
     assert swarm.may_go(b)
+
+
+# ---- whoever comes and leaves, and however
+
+NAMES = ("p", "q", "r", "s", "t")
+wishes = st.lists(
+    st.tuples(
+        st.sampled_from(NAMES),
+        st.sampled_from(["comes", "leaves", "pauses", "works", "goes"]),
+        st.integers(0, 12),
+    ),
+    max_size=25,
+)
+
+
+def do(swarm: Swarm, peer: FakePeer, wish: str) -> None:
+    """What a peer may do, if it may; it goes only once it was told that it may."""
+    member = swarm.state.members.get(peer.peer_id)
+    if wish == "comes" and member is None:
+        peer.forget()
+        swarm.join(peer)
+    elif member is None:
+        return
+    elif wish == "works":
+        swarm.say(peer, PeerWorks())
+    elif wish in ("leaves", "pauses"):
+        swarm.would_leave(peer, stays=wish == "pauses")
+    elif member.leaving and not member.leaving.stays and member.told and member.told.may_go:
+        swarm.leave(peer)
+
+
+@settings(max_examples=40)
+@given(wishes=wishes, keeps_snapshots=st.booleans(), slow=st.sets(st.sampled_from(NAMES)))
+def test_as_long_as_all_wait_until_they_may_go_no_step_is_lost(
+    make_spec: MakeSpec,
+    make_peer: type[FakePeer],
+    wishes: list[tuple[str, str, int]],
+    keeps_snapshots: bool,
+    slow: set[str],
+) -> None:
+    swarm = Swarm()
+    swarm.state = replace(swarm.state, keeps_snapshots=keeps_snapshots)
+    peers = {name: make_peer(name, "auto") for name in NAMES}
+    for name in slow:
+        peers[name].is_slow_to_take = True
+    swarm.join(peers["p"], peers["q"])
+    swarm.submit(make_spec(num_steps=24))
+    swarm.wait(3)
+    committed = 0
+    for name, wish, num_messages in wishes:
+        do(swarm, peers[name], wish)
+        for _ in range(min(num_messages, len(swarm.pending))):
+            swarm.step()
+            assert swarm.run().committed_steps >= committed
+            committed = swarm.run().committed_steps
+    for name in NAMES:
+        peers[name].is_slow_to_take = False
+        do(swarm, peers[name], "comes")
+        do(swarm, peers[name], "works")
+    swarm.wait(5)
+    for _ in range(8):
+        for peer in peers.values():
+            taking = [t for t in swarm.run().attempt.learners if t.peer_id == peer.peer_id]
+            if taking and not peer.has_state and swarm.run().attempt.proofs.get(peer.peer_id):
+                swarm.say(peer, peer.caught_up())
+        swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert swarm.run().past.all_steps == 24
