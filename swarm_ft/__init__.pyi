@@ -9,6 +9,9 @@ from swarm_ft.api.calls import train_async as train_async
 from swarm_ft.api.listening import Listening as Listening
 from swarm_ft.api.local_swarm import LocalSwarm as LocalSwarm
 from swarm_ft.api.peer_home import BufferOptions as BufferOptions
+from swarm_ft.api.pipeline import LocalPipeline as LocalPipeline
+from swarm_ft.api.trainer import SwarmConfig as SwarmConfig
+from swarm_ft.api.trainer import SwarmTrainer as SwarmTrainer
 from swarm_ft.client.report import RunReport as RunReport
 from swarm_ft.coordinator.facts.quotas import Quotas as Quotas
 from swarm_ft.errors import SwarmError as SwarmError

@@ -83,3 +83,7 @@ class JobKeywords(TypedDict, total=False):
     out: str | Path
     json_file: str | Path | None
     trace_file: str | Path | None
+    report_to: str
+    logging_dir: str | Path | None
+    push_to_hub: str | None
+    hub_private_repo: bool

@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 from swarm_ft.errors import BadOption
 from swarm_ft.systems import new_loop
 
+SIGNAL_POLL_S = 0.5
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -33,6 +34,9 @@ def waited(work: Coroutine[Any, Any, T]) -> T:
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     try:
         _begin(work, future)
+        # A signal that comes just before a wait is seen at the wait's end.
+        while not concurrent.futures.wait([future], SIGNAL_POLL_S).done:
+            pass
         return future.result()
     except KeyboardInterrupt:
         future.cancel()

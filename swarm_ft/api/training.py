@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,23 +124,11 @@ async def trained(
     listener = Listener(tell=partial(console.print, markup=False, soft_wrap=True))
     job = await read(options, listener)
     run = await begun(swarm, job, options, console=console, forecasts=forecasts)
-    with telling(run, on_event):
+    with run.progress.telling(on_event) if on_event else nullcontext():
         report = await seen_through(run, options)
     if options.outputs.json_file is not None:
         report.write(options.outputs.json_file)
     return report
-
-
-@contextmanager
-def telling(run: WatchedRun, on_event: OnEvent | None) -> Iterator[None]:
-    """Have somebody told of the run's events, as long as the context lasts."""
-    if on_event is not None:
-        run.progress.listeners.append(on_event)
-    try:
-        yield
-    finally:
-        if on_event is not None:
-            run.progress.listeners.remove(on_event)
 
 
 async def train_in(

@@ -14,6 +14,7 @@ from swarm_ft.client.data.files import Wanted
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.data.samples import SampleBytes, TokenArray
 from swarm_ft.client.export import check_out_dir
+from swarm_ft.client.hub import check_push
 from swarm_ft.client.options import (
     TRAINING_TEXT_EVAL_SAMPLES,
     EvalOptions,
@@ -21,6 +22,7 @@ from swarm_ft.client.options import (
     Outputs,
     ReadOptions,
 )
+from swarm_ft.client.reporting import named_in
 from swarm_ft.errors import BadDataset, BadOption
 from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainOptions, TrainSpec
 from swarm_ft.protocol.spec.tasks import task_of
@@ -166,9 +168,13 @@ def check_outputs(outputs: Outputs) -> None:
     """Refuse outputs that could not be written at the end of a long run.
 
     Raises:
-        BadOption: `--out`, `--json` or `--trace` cannot be written.
+        BadOption: `--out`, `--json` or `--trace` cannot be written, or there is no way to
+            `--report-to` or `--push-to-hub`.
     """
     check_out_dir(outputs.out)
+    named_in(outputs.report_to)
+    if outputs.push_to_hub is not None:
+        check_push(outputs.push_to_hub)
     for option, path in (("--json", outputs.json_file), ("--trace", outputs.trace_file)):
         if path is not None and not path.absolute().parent.is_dir():
             raise BadOption(f"{option} {path}: there is no directory {path.absolute().parent}")

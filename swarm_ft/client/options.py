@@ -7,7 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
-from swarm_ft.protocol.spec.bounds import Range
+from swarm_ft.protocol.spec.bounds import Length, Range
 from swarm_ft.protocol.spec.options import Option, check
 from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, Priority
 from swarm_ft.protocol.spec.run_spec import (
@@ -29,6 +29,7 @@ from swarm_ft.protocol.spec.sampling import (
 Count = Annotated[int, Range(1)]
 EvalCount = Annotated[int, Range(0, MAX_EVAL_SAMPLES)]
 Steps = Annotated[int, Range(1, MAX_STEPS)]
+MAX_NAMES_CHARS = 128
 TRAINING_TEXT_EVAL_SAMPLES = 256
 """Without held-out text, this much of the training text is evaluated on."""
 
@@ -147,6 +148,30 @@ class Outputs:
             metavar="FILE",
         ),
     ] = None
+    report_to: Annotated[
+        str,
+        Length(MAX_NAMES_CHARS),
+        Option(
+            "Where losses go as they come, by the Trainer's names: csv, tensorboard, wandb, "
+            "trackio, or none.",
+            metavar="NAME,NAME,...",
+        ),
+    ] = "none"
+    logging_dir: Annotated[
+        Path | None,
+        Option(
+            "Where files of --report-to are, a folder a run.",
+            metavar="DIR",
+            default="that of --out with -runs behind it",
+        ),
+    ] = None
+    push_to_hub: Annotated[
+        str | None,
+        Option("Upload the result there too; this user must be logged in.", metavar="[OWNER/]NAME"),
+    ] = None
+    hub_private_repo: Annotated[
+        bool, Option("Of --push-to-hub: a repository that is made is seen by nobody else.")
+    ] = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

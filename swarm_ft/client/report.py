@@ -238,14 +238,22 @@ class RunProgress:
         self._last_line = ""
         self._parts_told = 0
         self._evaluations_told = 0
-        self.listeners: list[Callable[[RunEvent], object]] = []
-        """Told every event, once it is in the state."""
+        self._listeners: list[Callable[[RunEvent], object]] = []
 
     @contextmanager
     def shown(self) -> Iterator[Self]:
         """Draws the bar, where there is one, as long as the context lasts."""
         with self._bar if self._is_live else nullcontext():
             yield self
+
+    @contextmanager
+    def telling(self, listener: Callable[[RunEvent], object]) -> Iterator[None]:
+        """Have somebody told every event, once it is in the state, as long as the context lasts."""
+        self._listeners.append(listener)
+        try:
+            yield
+        finally:
+            self._listeners.remove(listener)
 
     def show_status(self, status: RunStatus) -> None:
         """The run moved to another phase, or waits for something else."""
@@ -291,7 +299,7 @@ class RunProgress:
 
     def _take(self, event: RunEvent) -> None:
         self.state = self.state.after(event)
-        for listener in self.listeners:
+        for listener in self._listeners:
             listener(event)
 
     def _draw(self) -> None:
@@ -463,7 +471,7 @@ class RunReport:
     def _metric_lines(self) -> list[str]:
         """What it is worth, before and after."""
         before, after = (
-            _metrics(found, self.task) for found in (self.eval_before, self.eval_after) if found
+            metrics_of(found, self.task) for found in (self.eval_before, self.eval_after) if found
         )
         digits = 3 if self.task.num_counts else 1
         return [
@@ -493,7 +501,7 @@ def perplexity(loss: float) -> float:
 def eval_line(found: Evaluated, task: Task = _CAUSAL_LM) -> str:
     """What came of an evaluation, in words."""
     digits = 3 if task.num_counts else 1
-    told = [f"{name} {value:.{digits}f}" for name, value in _metrics(found, task).items()]
+    told = [f"{name} {value:.{digits}f}" for name, value in metrics_of(found, task).items()]
     line = "  ".join([f"eval_loss {found.loss:.3f}", *told])
     compressed = found.compressed_eval_loss
     if found.eval_loss is None:
@@ -508,7 +516,7 @@ def _compressed(loss: float, task: Task) -> str:
     return f"loss {loss:.3f}" if task.num_counts else f"{perplexity(loss):.1f}"
 
 
-def _metrics(found: Evaluated, task: Task) -> Mapping[str, float]:
+def metrics_of(found: Evaluated, task: Task) -> Mapping[str, float]:
     """By the task's own names; perplexity, if it has none."""
     if not task.num_counts:
         return {"perplexity": perplexity(found.loss)}
@@ -518,7 +526,7 @@ def _metrics(found: Evaluated, task: Task) -> Mapping[str, float]:
 def _eval_fields(found: Evaluated | None, task: Task) -> dict[str, float | None] | None:
     if found is None:
         return None
-    metrics = {name: _finite(value) for name, value in _metrics(found, task).items()}
+    metrics = {name: _finite(value) for name, value in metrics_of(found, task).items()}
     fields = {"loss": _finite(found.loss), **metrics}
     compressed = found.compressed_eval_loss
     if compressed is None:

@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from swarm_ft.client.card import CARD, model_card
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.export import assemble, shard_dir
 from swarm_ft.client.forecast import Forecast, forecast, of_mean_length
+from swarm_ft.client.hub import push
 from swarm_ft.client.job import Job
 from swarm_ft.client.options import JobOptions, Outputs
 from swarm_ft.client.report import RunProgress, RunReport
+from swarm_ft.client.reporting import reporting
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.client.trace import TraceFile, open_trace
 from swarm_ft.errors import NotFound, RunFailed, RunMismatch, SwarmError
@@ -23,6 +26,7 @@ from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase, RunStatus
 from swarm_ft.protocol.messages.events import WentBack
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.adapters import WEIGHTS_FILE, save_adapter_config
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 
@@ -37,32 +41,48 @@ class WatchedRun:
 
     Attributes:
         checkpoint: the model that it began with.
+        spec: what all peers agree on.
         forecast: of the run; None where nobody could say.
+        options: by which it was submitted; None if it was found.
     """
 
     client: SwarmClient
     run_id: RunId
     checkpoint: Checkpoint
     progress: RunProgress
+    spec: RunSpec
     forecast: Forecast | None = None
+    options: JobOptions | None = None
 
     async def fetch(self, outputs: Outputs) -> None:
         """Watch the run to its end and collect its result into `outputs.out`.
 
-        What peers did meanwhile goes into `outputs.trace_file`. A result of which a peer took a
+        What peers did meanwhile goes into `outputs.trace_file`, losses to `outputs.report_to`, and
+        the result to `outputs.push_to_hub` too. A result of which a peer took a
         part along is made again, and this goes on until it is here. Cancelling this leaves the
         run as it is, and `outputs.out` too.
 
         Raises:
-            RunFailed: there is no result.
-            BadOption: the trace cannot be written.
+            RunFailed: there is no result, or the hub did not take it.
+            BadOption: the trace, or what is reported, cannot be written.
         """
-        with open_trace(outputs.trace_file, self.progress.message) as trace, self.progress.shown():
+        with (
+            open_trace(outputs.trace_file, self.progress.message) as trace,
+            reporting(outputs, self.run_id, self.spec.train) as take,
+            self.progress.telling(take),
+            self.progress.shown(),
+        ):
             while True:
                 status = await self._end(trace)
                 self.progress.message("collecting the result")
-                if await self._collect(status, outputs.out):
-                    return
+                if await self._collect(status, outputs):
+                    break
+        if outputs.push_to_hub is not None:
+            self.progress.message(f"uploading the result to {outputs.push_to_hub}")
+            where = await asyncio.to_thread(
+                push, outputs.out, outputs.push_to_hub, is_private=outputs.hub_private_repo
+            )
+            self.progress.message(f"the result is at {where} too")
 
     def report(self, outputs: Outputs) -> RunReport:
         """Say what came of the run.
@@ -108,13 +128,14 @@ class WatchedRun:
             raise RunFailed(f"run {status.run_id}: the coordinator stopped telling of it")
         return status
 
-    async def _collect(self, status: RunStatus, out_dir: Path) -> bool:
+    async def _collect(self, status: RunStatus, outputs: Outputs) -> bool:
         """Fetch the trained stages, make a checkpoint or an adapter of them, let the peers go.
 
         Returns:
             False if a part of the result was lost before it was here; the run goes on.
         """
-        spec = status.spec
+        spec, out_dir = status.spec, outputs.out
+        card = model_card(self.report(outputs), spec, status.assignments, self.options)
         is_adapter = spec.train.adapts and not spec.train.merge
 
         def write_config(directory: Path) -> None:
@@ -123,6 +144,7 @@ class WatchedRun:
             else:
                 self.checkpoint.save_config(directory, tie_word_embeddings=spec.keeps_tied)
             self.checkpoint.tokenizer().save_pretrained(directory)
+            (directory / CARD).write_text(card, encoding="utf-8")
 
         with shard_dir(out_dir) as directory:
             shards = await self.client.fetch_result(status, directory, self.progress.message)
@@ -173,7 +195,9 @@ async def submit(
         run_id=run_id,
         checkpoint=job.checkpoint,
         progress=progress,
+        spec=spec,
         forecast=expected,
+        options=options,
     )
 
 
@@ -221,6 +245,7 @@ async def attach_to(
         run_id=status.run_id,
         checkpoint=checkpoint,
         progress=RunProgress(status.spec.train),
+        spec=status.spec,
     )
 
 

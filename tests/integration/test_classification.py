@@ -124,7 +124,11 @@ async def test_a_swarm_learns_classes_of_a_tsv(
         last = (await swarm.train(job.spec, job.samples))[-1]
         assert isinstance(last, RunStatus)
         run = WatchedRun(
-            client=swarm.client, run_id=last.run_id, checkpoint=job.checkpoint, progress=progress
+            client=swarm.client,
+            run_id=last.run_id,
+            checkpoint=job.checkpoint,
+            progress=progress,
+            spec=job.spec,
         )
         outputs = Outputs(out=tmp_path / "out")
         await run.fetch(outputs)

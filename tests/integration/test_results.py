@@ -55,6 +55,7 @@ def watched(swarm: LocalSwarm, run: RunStatus, job: Job, progress: RunProgress) 
         run_id=run.run_id,
         checkpoint=job.checkpoint,
         progress=progress,
+        spec=job.spec,
     )
 
 

@@ -1,0 +1,264 @@
+"""Stages of a model in this process, with a swarm's codecs between, under a loop of one's own.
+
+Engines and codecs are those of a swarm; what decides is the caller's loop. A swarm of others'
+machines is not driven so: its coordinator plans whole jobs, and nothing in its protocol lets a
+client choose the next batch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from swarm_ft.client.export import assemble
+from swarm_ft.codec.batches import Boundary
+from swarm_ft.errors import BadOption, BadSnapshot, MalformedMessage, OutOfTurn
+from swarm_ft.ids import MicrobatchIndex, StepNumber
+from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.layers import split_evenly
+from swarm_ft.protocol.spec.options import build, by_names
+from swarm_ft.protocol.spec.run_spec import MAX_STEPS, RunSpec, TrainOptions, TrainSpec
+from swarm_ft.protocol.spec.sample_rows import NO_LABEL
+from swarm_ft.protocol.spec.training_plan import clip_factor
+from swarm_ft.stage.adapters import WEIGHTS_FILE, save_adapter_config, with_adapters
+from swarm_ft.stage.checkpoint import open_checkpoint
+from swarm_ft.stage.device import pick_device
+from swarm_ft.stage.engine import StageEngine
+
+
+class LocalPipeline:
+    """Four verbs for a loop of one's own: forward_backward, optim_step, save_state, load_state.
+
+        pipeline = swarm_ft.LocalPipeline("gpt2", stages=2, seq_length=64)
+        for ids, tokens in batches:
+            loss = pipeline.forward_backward(tokens, sample_ids=ids)
+            pipeline.optim_step(learning_rate=1e-4)
+
+    Args:
+        model: a directory or a hub id.
+        stages: parts that its layers are shared out in.
+        device: that all compute on: auto, cpu, cuda, cuda:N or mps.
+        options: those of a job that say how to train (`seq_length`, `forward_codec`, `adapter`,
+            `clip_grad_norm`, ...), by their names with underscores.
+
+    Attributes:
+        steps: optimizer steps so far.
+
+    Raises:
+        BadInput: the model or an option is not usable.
+    """
+
+    def __init__(
+        self, model: str, *, stages: int = 2, device: str = "auto", **options: Any
+    ) -> None:
+        train = build(TrainOptions, by_names(TrainOptions, options))
+        if train.has_classes:
+            raise BadOption("--task: loops of one's own train models that write text")
+        self._checkpoint = open_checkpoint(model, train)
+        forever = TrainSpec.of(train, num_samples=1, num_steps=MAX_STEPS)
+        spec = RunSpec(model=self._checkpoint.describe(), train=forever)
+        self._spec = with_adapters(self._checkpoint, spec)
+        on = pick_device(device)
+        self._engines = [
+            StageEngine(self._checkpoint, self._spec, layers, device=on, dtype=torch.float32)
+            for layers in split_evenly(self._spec.model.layers, stages)
+        ]
+        for engine in self._engines:
+            engine.load()
+        self._new_boundaries()
+        self.steps = 0
+        self._begin()
+
+    @property
+    def boundaries(self) -> tuple[Boundary, ...]:
+        """Between stages, first to last; they count what they send."""
+        return tuple(self._boundaries)
+
+    def forward_backward(
+        self,
+        input_ids: Tensor,
+        labels: Tensor | None = None,
+        *,
+        sample_ids: Sequence[int] | None = None,
+    ) -> float:
+        """Add a batch's gradients to those of the step; a step may have many batches.
+
+        Args:
+            input_ids: int64 [samples, tokens].
+            labels: int64 of that shape, of each token its id, or -100 if it is only read; all are
+                learned, if None.
+            sample_ids: of the samples, the same at every visit; codecs of changes need them.
+
+        Returns:
+            The batch's loss: the mean over its targets, in nats.
+
+        Raises:
+            BadOption: `sample_ids` are missing.
+            MalformedMessage: what came is no batch, or has nothing to learn.
+            NonFinite: the model diverged.
+        """
+        ids = self._checked_ids(sample_ids, len(input_ids))
+        labels = input_ids.clone() if labels is None else labels.clone()
+        labels[:, 0] = NO_LABEL  # nothing stands in front of it
+        num_targets = int((labels != NO_LABEL).sum())
+        if not num_targets:
+            raise MalformedMessage("labels: expected 1 target or more, got none")
+        microbatch = MicrobatchIndex(self._batches)
+        x, last = input_ids, self._engines[-1]
+        for engine, boundary in zip(self._engines, self._boundaries, strict=False):
+            x = boundary.passed(engine.forward(microbatch, x), ids, Direction.FORWARD)
+        found = last.forward_backward(microbatch, x, labels)
+        last.weight_gradients(microbatch)
+        self._back(microbatch, found.input_gradient, ids)
+        self._batches += 1
+        self._targets += num_targets
+        return found.loss_sum / num_targets
+
+    def _back(self, microbatch: MicrobatchIndex, gradient: Tensor | None, ids: list[int]) -> None:
+        below = zip(self._engines[-2::-1], self._boundaries[::-1], strict=False)
+        for engine, boundary in below:
+            if gradient is not None:
+                passed = boundary.passed(gradient, ids, Direction.BACKWARD)
+                gradient = engine.backward(microbatch, passed)
+            engine.weight_gradients(microbatch)
+
+    def optim_step(self, learning_rate: float | None = None) -> float:
+        """Step the weights by the gradients of all batches since the last step.
+
+        The step's loss is the mean over the targets of all of them, whichever batch they were in.
+
+        Args:
+            learning_rate: of this step; that of the options, if None.
+
+        Returns:
+            The gradient's norm, before it was clipped.
+
+        Raises:
+            OutOfTurn: there was no batch.
+            NonFinite: a gradient is inf or NaN.
+        """
+        if not self._batches:
+            raise OutOfTurn("optim_step: no forward_backward came before")
+        sharing = self._spec.sharing(self._engines)
+        if sharing:
+            total = torch.stack([engine.shared_gradient() for engine in sharing]).sum(0)
+            for engine in sharing:
+                engine.set_shared_gradient(total)
+        squares = sum(engine.squared_grad_norm() for engine in self._engines)
+        norm = math.sqrt(squares) / self._targets
+        factor = clip_factor(self._spec.train, norm) / self._targets
+        rate = self._spec.train.learning_rate if learning_rate is None else learning_rate
+        for engine in self._engines:
+            engine.apply(factor, rate)
+        self.steps += 1
+        self._begin()
+        return norm
+
+    def save_state(self, path: str | Path) -> None:
+        """Write weights, the optimizer's state and the number of steps to a file.
+
+        Buffers of samples are not in it: after `load_state` each sample begins anew.
+
+        Raises:
+            OutOfTurn: a step is under way.
+        """
+        if self._batches:
+            raise OutOfTurn("save_state: call optim_step first; a step is under way")
+        tensors = {
+            f"{number}/{name}": tensor.contiguous()
+            for number, engine in enumerate(self._engines)
+            for name, tensor in engine.state().items()
+        }
+        told = {"steps": self.steps, "spec": self._spec.digest().hex(), "stages": self._cut()}
+        save_file(tensors, path, metadata={"swarm_ft": json.dumps(told)})
+
+    def load_state(self, path: str | Path) -> None:
+        """Go on from what `save_state` wrote; gradients of a step under way are dropped.
+
+        Raises:
+            BadSnapshot: it is not of this model with these options and stages.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                told = json.loads((file.metadata() or {}).get("swarm_ft", "{}"))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError) as error:
+            raise BadSnapshot(f"{path}: not a saved state: {error}") from None
+        here = self._spec.digest().hex(), self._cut()
+        if (told.get("spec"), told.get("stages")) != here:
+            raise BadSnapshot(f"{path}: of another model, other options or other stages")
+        for number, engine in enumerate(self._engines):
+            start = f"{number}/"
+            engine.load_state(
+                {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
+            )
+        self.steps = int(told["steps"])
+        self._new_boundaries()
+        self._begin()
+
+    def save_model(self, out: str | Path) -> None:
+        """Write what is trained, as `from_pretrained` of transformers, or of peft, loads it.
+
+        Raises:
+            BadOption: the directory may not be used.
+        """
+        is_adapter = self._spec.train.adapts and not self._spec.train.merge
+        with TemporaryDirectory(prefix="swarm-ft-") as folder:
+            shards = []
+            for number, engine in enumerate(self._engines):
+                shards.append(Path(folder) / f"{number}.safetensors")
+                shards[-1].write_bytes(engine.export())
+            as_one = WEIGHTS_FILE if is_adapter else None
+            assemble(Path(out), shards, self._config_writer(is_adapter), as_one=as_one)
+
+    def _config_writer(self, is_adapter: bool) -> Callable[[Path], None]:
+        def write(directory: Path) -> None:
+            if is_adapter:
+                save_adapter_config(directory, self._checkpoint, self._spec)
+            else:
+                self._checkpoint.save_config(directory, tie_word_embeddings=self._spec.keeps_tied)
+            self._checkpoint.tokenizer().save_pretrained(directory)
+
+        return write
+
+    def _new_boundaries(self) -> None:
+        train = self._spec.train
+        self._boundaries = [
+            Boundary(
+                train.forward_codec,
+                train.backward_codec,
+                key=train.key_codec,
+                buffer_bits=train.buffer_bits,
+            )
+            for _ in self._engines[1:]
+        ]
+
+    def _begin(self) -> None:
+        self._batches, self._targets = 0, 0
+        for engine in self._engines:
+            # How many targets a step has is known at its end: gradients are sums until then.
+            engine.begin_step(StepNumber(self.steps), 1)
+
+    def _checked_ids(self, sample_ids: Sequence[int] | None, count: int) -> list[int]:
+        if sample_ids is not None:
+            return [int(one) for one in sample_ids]
+        ways = Direction.FORWARD, Direction.BACKWARD
+        codecs = [self._spec.train.codec(way) for way in ways]
+        if self._boundaries and any(one.is_delta or one.has_residual for one in codecs):
+            raise BadOption(
+                f"sample_ids: --fw {codecs[0]} --bw {codecs[1]} keep something of each sample; say "
+                "which ones these are, or take codecs that keep nothing, such as q8"
+            )
+        return list(range(count))
+
+    def _cut(self) -> list[str]:
+        return [str(engine.layers) for engine in self._engines]

@@ -1,0 +1,179 @@
+"""A result's README.md, as the hub shows it: what was trained, on what, how, by whom, how well.
+
+Paths of this machine are not in it: only their last names, since cards are often published.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm_ft.client.options import JobOptions, Outputs
+from swarm_ft.client.report import RunReport, metrics_of
+from swarm_ft.client.words import printable
+from swarm_ft.protocol.messages.control import StageAssignment, stages_of
+from swarm_ft.protocol.spec.options import arguments
+from swarm_ft.protocol.spec.run_spec import Adapter, RunSpec, TaskKind
+
+if TYPE_CHECKING:
+    from swarm_ft.protocol.messages.client import Evaluated
+
+CARD = "README.md"
+TAG = "swarm-ft"
+PIPELINES = {
+    TaskKind.CAUSAL_LM: "text-generation",
+    TaskKind.CLASSIFICATION: "text-classification",
+    TaskKind.TOKEN_CLASSIFICATION: "token-classification",
+}
+
+
+def model_card(
+    report: RunReport,
+    spec: RunSpec,
+    assignments: Sequence[StageAssignment],
+    options: JobOptions | None,
+) -> str:
+    """The card of a result.
+
+    Args:
+        report: of its run.
+        spec: of its run.
+        assignments: who hosted what as it ended.
+        options: the job's; None if another process submitted it, and its data is not known here.
+    """
+    parts = (
+        _metadata(spec, options),
+        f"# {_named(spec.model.reference)}, fine-tuned",
+        "Trained by a swarm of volunteers' machines, joined by ordinary links, with swarm-ft.",
+        "## What was trained",
+        _table(dict(_training(report, spec, options))),
+        *_evaluation(report),
+        "## What went over the links",
+        _table(dict(_links(report, spec))),
+        "## Who trained it",
+        _contributors(assignments),
+        *_command(options),
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _metadata(spec: RunSpec, options: JobOptions | None) -> str:
+    from huggingface_hub import ModelCardData
+
+    train = spec.train
+    is_adapter = train.adapts and not train.merge
+    base = spec.model.reference
+    data = options.dataset if options else ""
+    found = ModelCardData(
+        base_model=base if _is_public(base) else None,
+        library_name="peft" if is_adapter else "transformers",
+        pipeline_tag=PIPELINES[train.task_kind],
+        datasets=[data] if data and _is_public(data) else None,
+        tags=[TAG, *([train.adapter.name.lower()] if train.adapts else [])],
+        base_model_relation=("adapter" if is_adapter else "finetune") if _is_public(base) else None,
+    )
+    return f"---\n{found.to_yaml()}\n---"
+
+
+def _training(
+    report: RunReport, spec: RunSpec, options: JobOptions | None
+) -> Iterator[tuple[str, str]]:
+    train = spec.train
+    yield "base model", _named(spec.model.reference)
+    if options is not None:
+        split = f", split {options.split}" if options.split else ""
+        yield "data", f"{_named(options.dataset)}{split}"
+    yield "samples", f"{train.num_samples:,} of up to {train.seq_length} tokens"
+    early = ", stopped early" if report.has_stopped_early else ""
+    kept = report.steps_in_result
+    best = f"; the weights are those of step {kept}" if kept < len(report.losses) else ""
+    yield "steps", f"{len(report.losses)} of {train.batch_size} samples{early}{best}"
+    if report.losses:
+        yield "training loss", f"{report.losses[0]:.3f} to {report.losses[-1]:.3f}"
+    yield "optimizer", f"{train.optim.name.lower()}, {train.lr_schedule.name.lower()} schedule"
+    yield "learning rate", f"{train.learning_rate:g}, {train.warmup_steps} steps of warm-up"
+    if train.adapter is not Adapter.NONE:
+        rank = f"r {train.lora_r}, alpha {train.lora_alpha}, on {train.target_modules}"
+        yield "adapter", f"{train.adapter.name.lower()}, {rank}"
+    if train.train_layers:
+        yield "blocks that trained", train.train_layers
+    yield "seed", str(train.seed)
+
+
+def _evaluation(report: RunReport) -> Iterator[str]:
+    before, after = report.eval_before, report.eval_after
+    if before is None or after is None:
+        return
+    first, last = _values(report, before), _values(report, after)
+    rows = [f"| {name} | {first[name]:.3f} | {last[name]:.3f} |" for name in last if name in first]
+    yield "## Evaluation"
+    yield "\n".join(("| on held-out samples | before | after |", "|---|---|---|", *rows))
+
+
+def _values(report: RunReport, found: Evaluated) -> dict[str, float]:
+    return {"loss": found.loss, **metrics_of(found, report.task)}
+
+
+def _links(report: RunReport, spec: RunSpec) -> Iterator[tuple[str, str]]:
+    sent, train = report.sent, spec.train
+    ways = (
+        ("activations", train.forward_codec, sent.forward_bytes, sent.forward_uncompressed_bytes),
+        ("gradients", train.backward_codec, sent.backward_bytes, sent.backward_uncompressed_bytes),
+        (
+            "between replicas",
+            train.dp_codec,
+            sent.gradient_bytes,
+            sent.gradient_uncompressed_bytes,
+        ),
+    )
+    for name, codec, num_bytes, uncompressed in ways:
+        if uncompressed:
+            bits = 32 * num_bytes / uncompressed
+            yield name, f"`{codec}`: {bits:.2f} bits a value, {num_bytes / 1e6:,.1f} MB"
+    if not any(uncompressed for *_, uncompressed in ways):
+        yield "between peers", "nothing"
+
+
+def _contributors(assignments: Sequence[StageAssignment]) -> str:
+    lines = [
+        f"| {stage.layers} | {', '.join(f'`{printable(peer)}`' for peer in stage.peers)} |"
+        for stage in stages_of(assignments)
+    ]
+    return "\n".join(("| layers | peers, as it ended |", "|---|---|", *lines))
+
+
+def _command(options: JobOptions | None) -> Iterator[str]:
+    if options is None:
+        return
+    evaluation = options.evaluation
+    if evaluation.eval_dataset is not None:
+        evaluation = replace(evaluation, eval_dataset=_named(evaluation.eval_dataset))
+    told = replace(
+        options,
+        model=_named(options.model),
+        dataset=_named(options.dataset),
+        evaluation=evaluation,
+        outputs=Outputs(),
+        resume=False,
+    )
+    yield "## How"
+    yield f"```\nswarm-ft client train {shlex.join(arguments(told))}\n```"
+
+
+def _table(rows: Mapping[str, Any]) -> str:
+    cells = (f"| {name} | {printable(str(value))} |" for name, value in rows.items())
+    return "\n".join(("| | |", "|---|---|", *cells))
+
+
+def _is_public(reference: str) -> bool:
+    """Whether it is the id of something on the hub, and no path."""
+    is_id = reference.count("/") <= 1 and not reference.startswith((".", "/", "~"))
+    return is_id and not Path(reference).suffix and not Path(reference).exists()
+
+
+def _named(reference: str) -> str:
+    """A hub id as it is, a path without where it is."""
+    return reference if _is_public(reference) else Path(reference).name

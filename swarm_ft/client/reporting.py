@@ -1,0 +1,236 @@
+"""Where a run's numbers go while it trains, by the names that the Trainer gives them.
+
+`--report-to csv` is our own; the others are the real packages, imported when they are asked for.
+A step that is told again, as after a coordinator's restart, is not written again; one that was
+trained again, since the run went back, is, and what was written last counts.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import importlib.util
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from swarm_ft.client.options import Outputs
+from swarm_ft.client.report import metrics_of
+from swarm_ft.errors import BadOption
+from swarm_ft.ids import StepNumber
+from swarm_ft.protocol.messages.client import Evaluated, RunEvent, StepCommitted
+from swarm_ft.protocol.spec.run_spec import TrainSpec
+from swarm_ft.protocol.spec.tasks import Task, task_of
+
+PROJECT = "swarm-ft"
+"""Of wandb and trackio, where WANDB_PROJECT or TRACKIO_PROJECT names no other."""
+NEEDS = {"csv": "", "tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
+"""The package that each of them needs."""
+TRAIN = ("train/loss", "train/grad_norm", "train/learning_rate", "train/epoch")
+
+
+class Reporter(Protocol):
+    """Takes numbers as they come."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """What is so after so many steps."""
+
+    def close(self) -> None:
+        """No more will come."""
+
+
+def named_in(report_to: str) -> tuple[str, ...]:
+    """The reporters that an option names, each once.
+
+    Raises:
+        BadOption: there is no such one, or its package is not installed.
+    """
+    names = tuple(dict.fromkeys(name.strip() for name in report_to.split(",")))
+    if names == ("none",):
+        return ()
+    for name in names:
+        if name not in NEEDS:
+            known = ", ".join((*NEEDS, "none"))
+            raise BadOption(f"--report-to: expected some of {known}, got {name!a:.80}")
+        package = NEEDS[name]
+        if package and importlib.util.find_spec(package) is None:
+            raise BadOption(
+                f"--report-to {name}: its package is not installed; pip install {package}"
+            )
+    return names
+
+
+def folder_of(outputs: Outputs, run_id: str) -> Path:
+    """Where a run's files of numbers are."""
+    out = outputs.out if outputs.out.name.strip(".") else outputs.out.resolve()
+    return (outputs.logging_dir or out.with_name(f"{out.name}-runs")) / run_id
+
+
+@contextmanager
+def reporting(
+    outputs: Outputs, run_id: str, spec: TrainSpec
+) -> Iterator[Callable[[RunEvent], None]]:
+    """Takes a run's events, as long as the context lasts.
+
+    Raises:
+        BadOption: see `named_in`; or a file cannot be written.
+    """
+    names = named_in(outputs.report_to)
+    folder = folder_of(outputs, run_id)
+    with ExitStack() as stack:
+        reporters = []
+        for name in names:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                reporter = _MAKERS[name](folder, run_id, spec)
+            except OSError as error:
+                where = f"--report-to {name}: {folder}"
+                raise BadOption(f"{where}: {error.strerror or error}") from None
+            stack.callback(reporter.close)
+            reporters.append(reporter)
+        yield _Told(spec, reporters).take
+
+
+class _Told:
+    """Events as numbers, each told once."""
+
+    def __init__(self, spec: TrainSpec, reporters: list[Reporter]) -> None:
+        self._spec, self._task = spec, task_of(spec)
+        self._reporters = reporters
+        self._seen: dict[tuple[type, int], Mapping[str, float]] = {}
+        self._samples: dict[int, int] = {0: 0}
+        """By steps done, the samples that were visited."""
+
+    def take(self, event: RunEvent) -> None:
+        """Tell the reporters, if it has numbers that are new."""
+        if isinstance(event, StepCommitted):
+            done = event.step + 1
+            visited = self._samples.get(event.step, event.step * self._spec.batch_size)
+            self._samples[done] = visited + event.num_samples
+            epoch = self._samples[done] / max(1, self._spec.num_samples)
+            values = _of_step(event, epoch)
+        elif isinstance(event, Evaluated):
+            done, values = event.step, _of_evaluation(event, self._task)
+        else:
+            return
+        if self._seen.get((type(event), done)) != values:
+            self._seen[type(event), done] = values
+            for reporter in self._reporters:
+                reporter.log(done, values)
+
+
+def _of_step(event: StepCommitted, epoch: float) -> dict[str, float]:
+    numbers = event.loss, event.grad_norm, event.learning_rate, epoch
+    return dict(zip(TRAIN, numbers, strict=True))
+
+
+def _of_evaluation(event: Evaluated, task: Task) -> dict[str, float]:
+    values = {"eval/loss": event.loss}
+    values |= {f"eval/{name}": value for name, value in metrics_of(event, task).items()}
+    if event.compressed_eval_loss is not None:
+        values["eval/compressed_loss"] = event.compressed_eval_loss
+    return values
+
+
+def numbers_of(event: RunEvent) -> tuple[int, Mapping[str, float]]:
+    """How many steps are done, and an event's numbers by the Trainer's names; none has a status.
+
+    Metrics of classes and the epoch need more than the event, and are left out.
+    """
+    if isinstance(event, StepCommitted):
+        values = _of_step(event, 0.0)
+        del values["train/epoch"]
+        return event.step + 1, values
+    if isinstance(event, Evaluated):
+        return event.step, {"eval/loss": event.loss}
+    return 0, {}
+
+
+# ---- each of them
+
+
+class _Csv:
+    """A line for each step and each evaluation, there as soon as it is."""
+
+    def __init__(self, folder: Path, _run_id: str, spec: TrainSpec) -> None:
+        self._file = (folder / "metrics.csv").open("w", encoding="utf-8", newline="")
+        task = task_of(spec)
+        known = Evaluated(
+            step=StepNumber(0),
+            num_samples=1,
+            eval_loss=0.0,
+            compressed_eval_loss=0.0,
+            counts=(1,) * task.num_counts,
+        )
+        names = _of_evaluation(known, task)
+        self._rows = csv.DictWriter(self._file, ("step", *TRAIN, *names), extrasaction="ignore")
+        self._rows.writeheader()
+        self._file.flush()
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """See `Reporter`."""
+        self._rows.writerow({"step": step, **values})
+        self._file.flush()
+
+    def close(self) -> None:
+        """See `Reporter`."""
+        self._file.close()
+
+
+class _Tensorboard:
+    def __init__(self, folder: Path, _run_id: str, _spec: TrainSpec) -> None:
+        self._writer: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter(
+            str(folder)
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """See `Reporter`."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """See `Reporter`."""
+        self._writer.close()
+
+
+class _Online:
+    """wandb, and trackio, which has the same functions; steps that come again are of their own."""
+
+    def __init__(self, package: str, run_id: str, spec: TrainSpec) -> None:
+        module: Any = importlib.import_module(package)
+        project = os.environ.get(f"{package.upper()}_PROJECT", PROJECT)
+        config = {
+            "num_steps": spec.num_steps,
+            "num_samples": spec.num_samples,
+            "batch_size": spec.batch_size,
+            "learning_rate": spec.learning_rate,
+            "forward_codec": spec.forward_codec,
+            "backward_codec": spec.backward_codec,
+        }
+        self._run: Any = module.init(project=project, name=run_id, config=config)
+        if hasattr(module, "define_metric"):
+            module.define_metric("train/global_step")
+            module.define_metric("*", step_metric="train/global_step", step_sync=True)
+        self._log: Callable[[dict[str, float]], object] = module.log
+        self._finish: Callable[[], object] = module.finish
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """See `Reporter`."""
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        self._log({**finite, "train/global_step": step})
+
+    def close(self) -> None:
+        """See `Reporter`."""
+        self._finish()
+
+
+_MAKERS: Mapping[str, Callable[[Path, str, TrainSpec], Reporter]] = {
+    "csv": _Csv,
+    "tensorboard": _Tensorboard,
+    "wandb": lambda _folder, run_id, spec: _Online("wandb", run_id, spec),
+    "trackio": lambda _folder, run_id, spec: _Online("trackio", run_id, spec),
+}

@@ -1,0 +1,195 @@
+"""`SwarmTrainer`, for those who come from TRL, and `LocalPipeline`, for loops of one's own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, PeftModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments
+
+from swarm_ft import LocalPipeline, LocalSwarm, SwarmConfig, SwarmTrainer
+from swarm_ft.client.sample import SampleInput, write_sample
+from swarm_ft.errors import BadOption, BadSnapshot, MalformedMessage, OutOfTurn
+
+TEXTS = ["def one(): return 1\n" * 12, "def two(): return 2\n" * 12]
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> SampleInput:
+    return write_sample(tmp_path_factory.mktemp("sample"), seed=1, num_layers=4, hidden_size=32)
+
+
+def config(out: Path, **more: Any) -> SwarmConfig:
+    return SwarmConfig(
+        output_dir=out,
+        max_length=32,
+        max_steps=3,
+        learning_rate=1e-2,
+        lr_scheduler_type="constant",
+        **more,
+    )
+
+
+def test_a_datasets_rows_train_an_adapter_that_peft_loads(
+    sample: SampleInput, tmp_path: Path
+) -> None:
+    with LocalSwarm(stages=2) as swarm:
+        trainer = SwarmTrainer(
+            sample.model_dir,
+            config(tmp_path / "tuned", report_to=["csv"]),
+            Dataset.from_dict({"text": TEXTS}),
+            [{"text": TEXTS[0]}],
+            LoraConfig(r=4, lora_alpha=8, target_modules=["c_attn"]),
+            swarm=swarm,
+        )
+        output = trainer.train()
+    assert output.global_step == 3
+    assert output.metrics["eval_loss"] < trainer.log_history[0]["eval_loss"]
+    assert [one["step"] for one in trainer.log_history if "loss" in one] == [1, 2, 3]
+    assert output.training_loss == pytest.approx(
+        sum(one["loss"] for one in trainer.log_history if "loss" in one) / 3
+    )
+    base = AutoModelForCausalLM.from_pretrained(sample.model_dir)
+    tuned = PeftModel.from_pretrained(base, tmp_path / "tuned")
+    assert tuned.peft_config["default"].r == 4
+    card = (tmp_path / "tuned" / "README.md").read_text()
+    assert "library_name: peft" in card
+    assert "| steps | 3 of 8 samples |" in card
+    (metrics,) = tmp_path.glob("tuned-runs/*/metrics.csv")
+    assert metrics.read_text().count("\n") == 1 + 3 + 2
+
+
+async def test_a_model_that_is_there_trains_in_a_swarm_that_is_started_for_it(
+    sample: SampleInput, tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(sample.model_dir)
+    tokenizer = AutoTokenizer.from_pretrained(sample.model_dir)
+    more: Any = {"swarm": {"forward_codec": "none", "backward_codec": "none"}}
+    trainer = SwarmTrainer(
+        model, config(tmp_path / "tuned", **more), TEXTS, processing_class=tokenizer
+    )
+    output = await trainer.train_async()
+    assert trainer.report is not None
+    assert trainer.report.losses[-1] < trainer.report.losses[0]
+    assert output.metrics["train_runtime"] > 0
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "args": ({"args": "TrainingArguments"}, "args: expected a SwarmConfig"),
+    "no data": ({"train_dataset": None}, "train_dataset: expected one"),
+    "bias": ({"peft_config": LoraConfig(bias="all")}, "bias='all': a swarm does not do that"),
+    "rslora": ({"peft_config": LoraConfig(use_rslora=True)}, "use_rslora=True"),
+    "pattern": ({"peft_config": LoraConfig(target_modules=".*q")}, "patterns are not taken"),
+    "no peft": ({"peft_config": {"r": 8}}, "peft_config: expected a LoraConfig, got dict"),
+    "model": ({"model": 3}, "model: expected a directory, a hub id or a model, got int"),
+    "epochs": ({"args": SwarmConfig(num_train_epochs=0.5)}, "expected whole ones"),
+    "ways": ({"invite": "swarm1", "swarm": LocalSwarm()}, "give one of the two"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_swarm_does_not_do_is_refused(name: str, tmp_path: Path) -> None:
+    given, words = REFUSED[name]
+    if given.get("args") == "TrainingArguments":
+        given = {"args": TrainingArguments(output_dir=str(tmp_path))}
+    with pytest.raises(BadOption) as refused:
+        SwarmTrainer(**{"model": "gpt2", "train_dataset": TEXTS, **given})
+    assert words in refused.value.message
+
+
+def test_models_and_tokenizers_that_nobody_could_read_are_refused(sample: SampleInput) -> None:
+    model = AutoModelForCausalLM.from_pretrained(sample.model_dir)
+    tokenizer = AutoTokenizer.from_pretrained(sample.model_dir)
+    with pytest.raises(BadOption, match="processing_class: a model that is given as such"):
+        SwarmTrainer(model, None, TEXTS)
+    with pytest.raises(BadOption, match="volunteers fetch it by its name"):
+        SwarmTrainer(model, None, TEXTS, processing_class=tokenizer, invite="swarm1")
+    with pytest.raises(BadOption, match="'gpt2' is read with its own tokenizer"):
+        SwarmTrainer("gpt2", None, TEXTS, processing_class=tokenizer)
+
+
+# ---- a loop of one's own
+
+EXACT: dict[str, Any] = {"forward_codec": "none", "backward_codec": "none", "seq_length": 16}
+
+
+def batches() -> list[Tensor]:
+    drawn = torch.Generator().manual_seed(0)
+    return [torch.randint(0, 90, (2, 16), generator=drawn) for _ in range(3)]
+
+
+def test_stages_under_ones_own_loop_learn_what_the_whole_model_learns(
+    sample: SampleInput,
+) -> None:
+    losses = {}
+    for stages in (1, 3):
+        pipeline = LocalPipeline(sample.model_dir, stages=stages, device="cpu", **EXACT)
+        losses[stages] = [
+            (pipeline.forward_backward(batch), pipeline.optim_step(1e-2)) for batch in batches()
+        ]
+    model = AutoModelForCausalLM.from_pretrained(sample.model_dir)
+    expected = model(input_ids=batches()[0], labels=batches()[0]).loss.item()
+    assert losses[3][0][0] == pytest.approx(expected, rel=1e-5)
+    for one, three in zip(losses[1], losses[3], strict=True):
+        assert three == pytest.approx(one, rel=1e-4)
+
+
+def test_a_step_of_many_batches_is_that_of_one(sample: SampleInput) -> None:
+    whole = torch.cat(batches())
+    labels = whole.clone()
+    labels[2, :12] = -100  # of one batch fewer are learned
+    norms = []
+    for parts in (1, 3):
+        pipeline = LocalPipeline(sample.model_dir, stages=2, device="cpu", **EXACT)
+        for tokens, targets in zip(whole.chunk(parts), labels.chunk(parts), strict=True):
+            pipeline.forward_backward(tokens, targets)
+        norms.append(pipeline.optim_step(1e-2))
+    assert norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+
+def test_a_state_goes_on_where_it_was_saved(sample: SampleInput, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"forward_codec": "q8", "backward_codec": "q8", "seq_length": 16}
+    pipeline = LocalPipeline(sample.model_dir, device="cpu", **options)
+    first, second, third = batches()
+
+    def run(batch: Tensor) -> tuple[float, float]:
+        return pipeline.forward_backward(batch), pipeline.optim_step(1e-2)
+
+    run(first)
+    pipeline.save_state(tmp_path / "state")
+    expected = [run(second), run(third)]
+    pipeline.forward_backward(first)
+    with pytest.raises(OutOfTurn, match="a step is under way"):
+        pipeline.save_state(tmp_path / "other")
+    pipeline.load_state(tmp_path / "state")
+    assert pipeline.steps == 1
+    assert [run(second), run(third)] == expected
+    pipeline.save_model(tmp_path / "out")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.n_layer == 4
+    other = LocalPipeline(sample.model_dir, stages=4, device="cpu", **options)
+    with pytest.raises(BadSnapshot, match="other stages"):
+        other.load_state(tmp_path / "state")
+    (tmp_path / "state").write_bytes(b"none")
+    with pytest.raises(BadSnapshot, match="not a saved state"):
+        pipeline.load_state(tmp_path / "state")
+
+
+def test_changes_are_sent_of_samples_that_come_again(sample: SampleInput) -> None:
+    pipeline = LocalPipeline(sample.model_dir, device="cpu", seq_length=16)
+    (batch, *_) = batches()
+    with pytest.raises(BadOption, match="say which ones these are"):
+        pipeline.forward_backward(batch)
+    with pytest.raises(OutOfTurn, match="no forward_backward came before"):
+        pipeline.optim_step()
+    losses = []
+    for _ in range(5):
+        losses.append(pipeline.forward_backward(batch, sample_ids=[0, 1]))
+        pipeline.optim_step(1e-2)
+    assert losses[-1] < losses[0]
+    (boundary,) = pipeline.boundaries
+    assert 0 < boundary.sent_bytes < boundary.uncompressed_bytes / 4
+    with pytest.raises(MalformedMessage, match="1 target or more"):
+        pipeline.forward_backward(batch, torch.full_like(batch, -100), sample_ids=[0, 1])
