@@ -43,9 +43,9 @@ def test_two_clients_train_side_by_side_and_a_third_waits_behind_them(
         return shell.spawn("client", "train", *model, *data, *out, "--steps", steps, *join)
 
     first = train("first", ENDLESS)
-    first.wait_for("err", "step 5/")  # with all four: two replicas of each stage
+    first.wait_for("err", "step 1/")  # with all four: two replicas of each stage
     second = train("second", ENDLESS)
-    second.wait_for("err", "step 5/")
+    second.wait_for("err", "step 1/")
     runs = (run_of(first), run_of(second))
     found = {run["run"]: run for run in status_of(run_here, *join)["runs"]}
     hosts = [[stage["peer"] for stage in found[run]["stages"]] for run in runs]
