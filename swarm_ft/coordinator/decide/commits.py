@@ -44,7 +44,7 @@ from swarm_ft.coordinator.plan.membership import (
     with_some_let_go,
     without_state,
 )
-from swarm_ft.coordinator.plan.sharing import shared
+from swarm_ft.coordinator.plan.sharing import makes_room, shared
 from swarm_ft.coordinator.plan.steps import (
     after_report,
     best_to_load,
@@ -155,10 +155,12 @@ def snapshot_listed(turn: Turn, event: SnapshotWritten | SnapshotLost) -> None:
     unlisted = tuple(other for other in run.saving.unlisted if other.step > snapshot.step)
     saving = replace(run.saving, unlisted=unlisted, failed="")
     kept = kept_snapshots(run, snapshot)
-    turn.keep(replace(run, past=replace(run.past, snapshots=kept), saving=saving))
+    run = replace(run, past=replace(run.past, snapshots=kept), saving=saving)
+    turn.keep(run)
     turn.write(SnapshotRecord(run.run_id, snapshot, frozenset(one.step for one in kept)))
     words = f"the snapshot of step {snapshot.step} is whole"
     turn.happened(EventKind.SNAPSHOT_WHOLE, run, words=words, to_step=snapshot.step)
+    _make_room(turn, run)
 
 
 def _without_snapshot(turn: Turn, run: Run, step: StepNumber, reason: str) -> None:
@@ -376,7 +378,8 @@ def _commit(turn: Turn, run: Run, step: PlannedStep) -> Run:
 
 def _go_on(turn: Turn, run: Run) -> None:
     """After a commit: save if it is time, take newcomers in, and on to what is next."""
-    if lacks_snapshot(run):
+    is_last = run.committed_steps >= run.spec.train.num_steps
+    if lacks_snapshot(run) or (not is_last and _is_to_make_room(turn, run)):
         run = _save(turn, run)
     _grow_or_plan(turn, run)
 
@@ -399,6 +402,24 @@ def _grow_or_plan(turn: Turn, run: Run) -> None:
         attempts.interrupt(turn, _let_go(turn, run, fewer, grown))
     else:
         _plan_or_export(turn, run)
+
+
+def _is_to_make_room(turn: Turn, run: Run) -> bool:
+    """Whether a snapshot is to be made by which the run can be cut anew, and none is under way."""
+    is_under_way = run.saving.asked is not None or bool(run.saving.unlisted)
+    if is_under_way or not run.spec.train.takes_snapshots:
+        return False
+    return makes_room(turn.state, run, turn.now_s)
+
+
+def _make_room(turn: Turn, run: Run) -> None:
+    """Cut the run anew from the snapshot that is whole now, if one that waits can begin then."""
+    if run.phase is RunPhase.TRAINING and makes_room(turn.state, run, turn.now_s):
+        step = run.past.rolled_back.committed_steps
+        why = "a run that waits is to have peers too"
+        detail = f"it is cut anew at step {step}: {why}"
+        stages = [stage.layers for stage in run.stages]
+        attempts.go_back(turn, replace(run, phase=RunPhase.WAITING, detail=detail), why, stages)
 
 
 def _give(turn: Turn, run: Run, peers: Collection[PeerId]) -> None:

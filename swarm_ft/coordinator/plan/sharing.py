@@ -7,7 +7,8 @@ that asks; the runs of one owner come as they were submitted. A run that cannot 
 up, but for one that waited for very long: see `SAVED_AFTER_S`.
 
 Who trains is not robbed of a peer that it needs to exist. Replicas beside that one are given, when
-their step ends, to a run that could begin with them, if its owner has less.
+their step ends, to a run that could begin with them, if its owner has less. One that has more
+stages than it needs makes room by being cut anew, from its next snapshot.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.facts.state import AttemptState, Run, SwarmState
 from swarm_ft.coordinator.plan.membership import (
     able_for,
     arrangement,
@@ -61,6 +62,20 @@ def shared(state: SwarmState, now_s: float) -> Sharing:
 def share_of(state: SwarmState, run: Run, now_s: float) -> SwarmState:
     """The state with those members alone that may work for the run, and are its own or free."""
     return able_for(shared(state, now_s).of(state, run), run, now_s)
+
+
+def makes_room(state: SwarmState, run: Run, now_s: float) -> bool:
+    """Whether a run that waits could begin if this one, whose owner has more, was cut anew."""
+    waiting = _Division(state, state.going_runs, now_s).that_may_take_from(run)
+    if not waiting:
+        return False
+    past, number = run.past.rolled_back, run.attempt.number
+    again = replace(run, past=past, attempt=AttemptState(number=number))
+    after = state.with_run(again)
+    division = _Division(after, after.going_runs, now_s)
+    members = division.divided().members
+    goes_on = division.hosts(again, members[run.run_id])
+    return goes_on and any(division.hosts(other, members[other.run_id]) for other in waiting)
 
 
 def in_turn(state: SwarmState) -> list[Run]:
@@ -147,7 +162,7 @@ class _Division:
         free = [peer for peer in self._free if peer not in saved]
         lent = [peer for peer in self._lent_to(run) if peer not in saved]
         for pool in (free, [*free, *lent]):
-            if self._hosts(run, pool):
+            if self.hosts(run, pool):
                 return self._least(run, pool)
         return ()
 
@@ -156,12 +171,10 @@ class _Division:
         return [
             peer
             for peer, donor in self._donors.items()
-            if peer not in self._given
-            and _owner(donor) != _owner(run)
-            and self._claim(run) < self._claim(donor)
+            if peer not in self._given and self._may_take_from(donor, run)
         ]
 
-    def _hosts(self, run: Run, peers: Iterable[PeerId]) -> bool:
+    def hosts(self, run: Run, peers: Iterable[PeerId]) -> bool:
         """Whether these could host it, once all who may come are there."""
         able = self._able(run, peers)
         return bool(able.members) and bool(arrangement(able, run, math.inf).assignments)
@@ -173,7 +186,7 @@ class _Division:
             return self._state.members[peer].hello.memory_bytes
 
         def serve(peers: Sequence[PeerId]) -> bool:
-            return self._hosts(run, peers)
+            return self.hosts(run, peers)
 
         newest_first = list(reversed(pool))
         found = [
@@ -206,9 +219,16 @@ class _Division:
         """Peers that are free now, of those with which it could begin, begin no other run."""
         keepers = self._state.result_keepers
         members = [peer for peer in self._state.members if peer not in keepers]
-        if self._hosts(run, members):
+        if self.hosts(run, members):
             busy_first = sorted(members, key=self._free.__contains__)
-            self._saved = frozenset(least(busy_first, lambda peers: self._hosts(run, peers)))
+            self._saved = frozenset(least(busy_first, lambda peers: self.hosts(run, peers)))
+
+    def that_may_take_from(self, donor: Run) -> list[Run]:
+        """Runs that wait, and whose owner has less than this one's."""
+        return [run for run in self.waiting if self._may_take_from(donor, run)]
+
+    def _may_take_from(self, donor: Run, run: Run) -> bool:
+        return _owner(donor) != _owner(run) and self._claim(run) < self._claim(donor)
 
     # ---- who is left
 
@@ -222,7 +242,7 @@ class _Division:
         if broken and self._free:
             # Who helps nobody alone may yet do so where a run has to be placed anew.
             in_turn = sorted(broken, key=self.place_in_line)
-            rest = [run for run in in_turn if self._hosts(run, self._with_free(run))]
+            rest = [run for run in in_turn if self.hosts(run, self._with_free(run))]
             self._take((*rest, *in_turn)[0], tuple(self._free))
 
     def _with_free(self, run: Run) -> set[PeerId]:

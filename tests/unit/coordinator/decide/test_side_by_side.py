@@ -172,3 +172,35 @@ def test_a_lost_result_is_made_again_beside_a_run_that_trains_if_there_are_peers
     assert swarm.run().peers == ("p2",)
     swarm.settle()
     assert swarm.run().phase is swarm.run(SECOND).phase is RunPhase.FINISHED
+
+
+def test_a_run_with_more_stages_than_it_needs_is_cut_anew_for_one_that_waits(
+    swarm: Swarm, make_spec: MakeSpec, make_peer: type[FakePeer]
+) -> None:
+    swarm.submit(make_spec(num_steps=20, save_steps=100))
+    swarm.join(*(make_peer(f"any{i}", "auto") for i in range(4)))
+    swarm.wait(SETTLE_S)
+    swarm.settle_until(lambda: swarm.run().committed_steps == 3)
+    assert len(swarm.run().stages) == 4
+    swarm.submit(make_spec(), SECOND)
+    assert swarm.run(SECOND).detail == "behind run-1"
+    swarm.settle_until(lambda: swarm.run(SECOND).committed_steps)
+    assert [len(swarm.run(run).stages) for run in (RUN, SECOND)] == [2, 2]
+    assert swarm.num_rollbacks == 1
+    assert swarm.run().committed_steps >= 3
+    swarm.settle()
+    assert swarm.run().phase is swarm.run(SECOND).phase is RunPhase.FINISHED
+    assert [step.step for step in swarm.history[RUN]] == list(range(20))
+
+
+def test_a_run_without_snapshots_keeps_its_stages(
+    swarm: Swarm, make_spec: MakeSpec, make_peer: type[FakePeer]
+) -> None:
+    swarm.submit(make_spec(num_steps=9))
+    swarm.join(*(make_peer(f"any{i}", "auto") for i in range(4)))
+    swarm.wait(SETTLE_S)
+    swarm.settle_until(lambda: swarm.run().committed_steps)
+    swarm.submit(make_spec(), SECOND)
+    swarm.settle()
+    assert swarm.run().attempt.number == 1
+    assert swarm.run().phase is RunPhase.FINISHED
