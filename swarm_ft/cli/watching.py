@@ -508,7 +508,7 @@ def _loss_lines(
         else:
             click.echo(printable(told.words), err=as_csv)
         return
-    fields = _row_fields(told)
+    fields = row_fields(told)
     if as_json:
         yield json.dumps(fields)
     elif as_csv:
@@ -518,7 +518,8 @@ def _loss_lines(
         yield _row_words(told)
 
 
-def _row_fields(told: StepCommitted | Evaluated) -> dict[str, Any]:
+def row_fields(told: StepCommitted | Evaluated) -> dict[str, Any]:
+    """A row of `losses --json`."""
     from swarm_ft.protocol.messages.client import StepCommitted
 
     return _step_fields(told) if isinstance(told, StepCommitted) else _eval_fields(told)

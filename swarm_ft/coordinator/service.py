@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
@@ -100,6 +101,8 @@ from swarm_ft.transport.rules import check_name, is_owner, may_read
 logger = get_logger(__name__)
 
 TICK_S = 0.25
+READY_S = 5.0
+"""Time that stands still for so long does not pass."""
 MAX_QUEUED_TO_PEER = 256
 """A peer that lets more messages pile up is dropped; it may join again."""
 
@@ -519,6 +522,33 @@ class CoordinatorService:
         request = await stream.receive() or StatusRequest()
         await stream.send(self.status(request, stream.caller))
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it plans and commits: time passes, and the journal takes what is decided."""
+        is_late = self._clock.now_s() - self._state.seen_at_s >= READY_S
+        return not self._broken.done() and self._state.seen_at_s < math.inf and not is_late
+
+    def losses(self, run_id: RunId, first: int, max_points: int) -> list[StepCommitted | Evaluated]:
+        """Of a run, steps from `first` on and evaluations, without what was sent for them.
+
+        Args:
+            run_id: of any client's.
+            first: step.
+            max_points: of steps, and of evaluations; of more, as many are chosen evenly, the last
+                among them.
+
+        Raises:
+            NotFound: there is no such run.
+        """
+        run = self._state.runs.get(run_id)
+        if run is None:
+            raise NotFound(f"run {run_id} is not known here")
+        stop = run.past.all_steps
+        steps = self._journal.chosen_steps(run_id, _evenly(first, stop, max_points))
+        found = self._journal.evaluations(run_id, first, stop + 1)
+        evaluations = [found[i] for i in _evenly(0, len(found), max_points)]
+        return sorted([*evaluations, *steps], key=lambda told: told.step)
+
     def status(self, page: StatusRequest = FIRST_PAGE, caller: Caller | None = None) -> SwarmStatus:
         """A page of what is known, as this caller may know it; None: all of it."""
         return replace(
@@ -574,6 +604,12 @@ class CoordinatorService:
             known = ", ".join(r.run_id for r in runs) or "none"
             raise NotFound(f"run {name} is not known here, or not yours; known: {known}")
         return run
+
+
+def _evenly(first: int, stop: int, max_points: int) -> list[int]:
+    """All numbers from `first` to before `stop`, or so many, the last among them."""
+    stride = max(1, -(-(stop - first) // max_points))
+    return list(range(stop - 1, first - 1, -stride))[::-1]
 
 
 def _may_end(caller: Caller | None, run: Run) -> bool:

@@ -630,6 +630,26 @@ class Journal:
             ).fetchall()
         return tuple(_committed_from(row) for row in found)
 
+    def chosen_steps(self, run_id: RunId, steps: Sequence[int]) -> tuple[StepCommitted, ...]:
+        """These of a run's committed steps, rising, without what was sent for them."""
+        with self._errors_named():
+            found = self._db.execute(
+                "SELECT step, loss, learning_rate, grad_norm, num_samples, seconds FROM commits"
+                " WHERE run_id=? AND step IN (SELECT value FROM json_each(?)) ORDER BY step",
+                (run_id, json.dumps(steps)),
+            ).fetchall()
+        return tuple(
+            StepCommitted(
+                step=StepNumber(step),
+                loss=loss,
+                learning_rate=learning_rate,
+                grad_norm=grad_norm,
+                num_samples=num_samples,
+                seconds=seconds,
+            )
+            for step, loss, learning_rate, grad_norm, num_samples, seconds in found
+        )
+
     def evaluations(self, run_id: RunId, first: int, stop: int) -> tuple[Evaluated, ...]:
         """Of a run, of weights with `first` steps in them to fewer than `stop`, steps rising."""
         with self._errors_named():
