@@ -64,7 +64,7 @@ def reading_bar() -> Iterator[Listener]:
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
     from swarm_ft.client.data.progress import Listener
-    from swarm_ft.client.report import printable
+    from swarm_ft.client.words import printable
 
     console = Console(stderr=True, highlight=False)
     bar = Progress(

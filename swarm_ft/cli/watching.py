@@ -7,6 +7,7 @@ no torch; so each takes a fraction of a second.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import math
 from collections.abc import AsyncIterator, Iterator
@@ -97,6 +98,9 @@ def status(way: WayIn, watches: bool, as_json: bool) -> None:
     """Show the swarm's peers and runs."""
     from swarm_ft.cli.running import run_async, run_until_stopped
 
+    if not watches:
+        gc.disable()  # nothing lives long enough to be collected; that is a tenth of the time
+
     async def work() -> None:
         async with looking(way) as swarm:
             _show(await swarm.status(), as_json=as_json)
@@ -147,10 +151,7 @@ def _member_fields(member: MemberStatus) -> dict[str, Any]:
         "heard_ago_s": member.heard_ago_s,
         "machine": asdict(member.machine),
         "work": _work_fields(member.work) if member.work else None,
-        "links": [
-            {"peer": link.peer_id, "way": str(link.way) if link.way else None}
-            for link in member.links
-        ],
+        "links": [{"peer": link.peer_id, "way": str(link.way)} for link in member.links],
         "given": asdict(member.given),
     }
 
@@ -172,7 +173,7 @@ def _work_fields(work: MemberWork) -> dict[str, Any]:
 
 
 def _run_fields(run: RunSummary) -> dict[str, Any]:
-    from swarm_ft.client.report import kind_fields
+    from swarm_ft.client.words import kind_fields
 
     return {
         "run": run.run_id,
@@ -254,7 +255,7 @@ def _member_lines(member: MemberStatus) -> Iterator[str]:
         yield f"  {', '.join(filter(None, words))}"
     if member.work is not None:
         yield f"  {_work_words(member.work)}"
-    links = [f"{link.way} to {link.peer_id}" for link in member.links if link.way is not None]
+    links = [f"{link.way} to {link.peer_id}" for link in member.links]
     if machine.up_bytes_per_s:
         up, down = (8e-6 * rate for rate in (machine.up_bytes_per_s, machine.down_bytes_per_s))
         trip = f"{1e3 * machine.round_trip_s:.0f} ms there and back"
@@ -286,7 +287,7 @@ def _given_words(given: Contribution) -> str:
 
 
 def _run_lines(run: RunSummary) -> Iterator[str]:
-    from swarm_ft.client.report import kind_lines
+    from swarm_ft.client.words import kind_lines
     from swarm_ft.protocol.messages.control import stages_of
 
     counted = f"step {run.committed_steps}/{run.num_steps}"
@@ -309,7 +310,7 @@ def _run_lines(run: RunSummary) -> Iterator[str]:
 def _progress_words(run: RunSummary) -> Iterator[str]:
     from rich.filesize import decimal
 
-    from swarm_ft.client.report import clock_time
+    from swarm_ft.client.words import clock_time
 
     last, found = run.last_step, run.last_evaluation
     if last is not None:
@@ -333,14 +334,14 @@ def _about(status: BoundaryStatus) -> Iterator[str]:
     from rich.filesize import decimal
 
     kept = status.kept
+    if status.ratio is not None:
+        codecs = f"{status.forward_codec} down, {status.backward_codec} up"
+        yield f"boundary {status.boundary:<11} {codecs}: {status.ratio:.1f} times fewer bytes"
     if status.hit_rate is not None and (status.delta_frames or kept.samples):
         yield (
             f"boundary {status.boundary:<11} {status.buffered_samples} samples buffered, hit rate "
             f"{status.hit_rate:.1%} ({status.key_frames} key, {status.delta_frames} delta frames)"
         )
-    if status.ratio is not None:
-        codecs = f"{status.forward_codec} down, {status.backward_codec} up"
-        yield f"boundary {status.boundary:<11} {codecs}: {status.ratio:.1f} times fewer bytes"
     if kept.samples:
         yield (
             f"{'':<20} {decimal(kept.memory_bytes)} in memory, {decimal(kept.disk_bytes)} on disk; "
@@ -410,7 +411,7 @@ def event_fields(event: SwarmEvent) -> dict[str, Any]:
 
 def event_line(event: SwarmEvent) -> str:
     """What people read."""
-    from swarm_ft.client.report import printable
+    from swarm_ft.client.words import printable
 
     when = datetime.fromtimestamp(event.unix_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     about = f"{event.run_id}: " if event.run_id else ""
@@ -499,7 +500,7 @@ async def _told_of(
 def _loss_lines(
     told: StepCommitted | Evaluated | WentBack, *, as_json: bool, as_csv: bool
 ) -> Iterator[str]:
-    from swarm_ft.client.report import printable
+    from swarm_ft.client.words import printable
     from swarm_ft.protocol.messages.events import WentBack
 
     if isinstance(told, WentBack):

@@ -21,6 +21,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column, Table
 
+from swarm_ft.client.words import clock_time, kind_fields, kind_lines, printable, sent_words
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.protocol.messages.client import (
     Evaluated,
@@ -291,20 +292,6 @@ class RunProgress:
         self._bar.refresh()
 
 
-def printable(text: str) -> str:
-    """`text` without what could steer a terminal: parts of it come from other machines."""
-    return "".join(c if c.isprintable() else " " for c in text)
-
-
-def clock_time(seconds: float | None) -> str:
-    """`1:02:03` or `2:03`; `-` if it is not known."""
-    if seconds is None:
-        return "-"
-    minutes, rest_s = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest_s:02}" if hours else f"{minutes}:{rest_s:02}"
-
-
 # ---- what came of it
 
 
@@ -456,7 +443,8 @@ class RunReport:
         lines = []
         if self.went_back:
             lost = sum(told.from_step - told.to_step for told in self.went_back)
-            words = f"{len(self.went_back)} times, {lost} steps made again; see above why"
+            times = "once" if len(self.went_back) == 1 else f"{len(self.went_back)} times"
+            words = f"{times}, {lost} steps made again; why is said above"
             lines.append(f"went back            {words}")
         if self.has_stopped_early:
             words = f"after step {len(self.losses)} of {self.num_steps}: no better for long enough"
@@ -485,36 +473,6 @@ class RunReport:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         for line in self.summary_lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def kind_fields(sent: ByteCounts) -> dict[str, dict[str, int]]:
-    """Sent and uncompressed bytes of each kind, for JSON."""
-    return {
-        name: {"sent": sent_bytes, "uncompressed": uncompressed_bytes}
-        for name, sent_bytes, uncompressed_bytes in _kinds(sent)
-    }
-
-
-def kind_lines(sent: ByteCounts) -> list[str]:
-    """A line for each kind of bytes of which there were any, for all, and for those relayed."""
-    kinds = [kind for kind in _kinds(sent) if kind[2]]
-    if len(kinds) > 1:
-        kinds.append(("everything", sent.sent_bytes, sent.uncompressed_bytes))
-    lines = [f"{name:<20} {_sent(own, plain)}" for name, own, plain in kinds]
-    if sent.relayed_bytes:
-        share = sent.relayed_bytes / max(1, sent.sent_bytes)
-        lines.append(f"{'over relays':<20} {decimal(sent.relayed_bytes)} ({share:.1%})")
-    return lines
-
-
-def _kinds(sent: ByteCounts) -> tuple[tuple[str, int, int], ...]:
-    return (
-        ("forward", sent.forward_bytes, sent.forward_uncompressed_bytes),
-        ("backward", sent.backward_bytes, sent.backward_uncompressed_bytes),
-        ("gradients", sent.gradient_bytes, sent.gradient_uncompressed_bytes),
-        ("state", sent.state_bytes, sent.state_bytes),
-        ("evaluation", sent.evaluation_bytes, sent.evaluation_uncompressed_bytes),
-    )
 
 
 def perplexity(loss: float) -> float:
@@ -594,13 +552,8 @@ def _traffic_table(traffic: Iterable[Traffic]) -> Table:
     for one in traffic:
         table.add_row(
             str(one.boundary),
-            _sent(one.forward_bytes, one.forward_uncompressed_bytes),
-            _sent(one.backward_bytes, one.backward_uncompressed_bytes),
+            sent_words(one.forward_bytes, one.forward_uncompressed_bytes),
+            sent_words(one.backward_bytes, one.backward_uncompressed_bytes),
             f"{one.key_frames} / {one.delta_frames}",
         )
     return table
-
-
-def _sent(sent_bytes: int, uncompressed_bytes: int) -> str:
-    ratio = f" {uncompressed_bytes / sent_bytes:.1f}x" if sent_bytes else ""
-    return f"{decimal(sent_bytes)} of {decimal(uncompressed_bytes)}{ratio}"

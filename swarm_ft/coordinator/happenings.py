@@ -14,6 +14,7 @@ from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.errors import Busy
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.events import SwarmEvent
+from swarm_ft.protocol.spec.bounds import MAX_TEXT_CHARS
 
 MAX_FOLLOWERS = 64
 """At once, of all clients together."""
@@ -53,7 +54,7 @@ class Happenings:
                 peer_id=one.peer_id,
                 from_step=_step(one.from_step),
                 to_step=_step(one.to_step),
-                words=one.words,
+                words=one.words[:MAX_TEXT_CHARS],
             )
             for serial, one in enumerate(happened, self._next_serial)
         ]

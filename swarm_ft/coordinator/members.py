@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -25,17 +26,24 @@ from swarm_ft.protocol.messages.client import (
     RunPhase,
 )
 from swarm_ft.protocol.messages.control import Stage
+from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.transport.rules import may_read
 
 
 @dataclass(frozen=True, slots=True)
 class _Post:
-    """Where a member is in a run: its stage and which of the stage's replicas it is."""
+    """Where a member is in a run: its stage and which of the stage's replicas it is.
+
+    Attributes:
+        share: microbatches of the step under way that it trains; `held_out` are only evaluated.
+    """
 
     run: Run
     stages: tuple[Stage, ...]
     index: int
     replica: int
+    share: int
+    held_out: int
 
     @property
     def stage(self) -> Stage:
@@ -106,21 +114,28 @@ def _manned(state: SwarmState) -> Iterator[Run]:
 
 
 def _posts(run: Run) -> Iterator[tuple[PeerId, _Post]]:
-    stages = run.stages
+    stages, step = run.stages, run.step
+    shares = _shares(run, step.microbatches if step else ())
+    held_out = _shares(run, step.evaluation if step else ())
     for index, stage in enumerate(stages):
         for replica, peer in enumerate(stage.peers):
-            yield peer, _Post(run, stages, index, replica)
+            yield peer, _Post(run, stages, index, replica, shares[peer], held_out[peer])
+
+
+def _shares(run: Run, batches: Sequence[Microbatch]) -> Counter[PeerId]:
+    """How many microbatches each peer computes in this attempt."""
+    return Counter(
+        stage.peers[batch.replica_at(index)]
+        for index, stage in enumerate(run.computing if batches else ())
+        for batch in batches
+        if batch.is_to_do(index) and batch.replica_at(index) < len(stage.peers)
+    )
 
 
 def _work(post: _Post, peer: PeerId) -> MemberWork:
     run, awaited = post.run, post.run.attempt.awaited
-    share = held_out = 0
-    for index, stage in enumerate(run.computing if run.step is not None else ()):
-        if run.step is not None and peer in stage.peers:
-            share = run.step.share(index, stage.peers.index(peer))
-            held_out = run.step.eval_share(index, stage.peers.index(peer))
     seconds = run.measured.seconds.get(peer, ())
-    num_parts = PARTS * share + held_out
+    num_parts = PARTS * post.share + post.held_out
     return MemberWork(
         run_id=run.run_id,
         layers=post.stage.layers,
@@ -129,7 +144,7 @@ def _work(post: _Post, peer: PeerId) -> MemberWork:
         num_replicas=len(post.stage.peers),
         doing=_doing(run, peer),
         waits_for=tuple(sorted(awaited.waits_for.get(peer, ()))),
-        share=share,
+        share=post.share,
         parts_begun=min(awaited.parts_begun.get(peer, 0), num_parts),
         num_parts=num_parts,
         microbatch_s=expected_s(seconds) if seconds else None,
@@ -153,7 +168,10 @@ def _doing(run: Run, peer: PeerId) -> MemberDoing:
 
 def _links(post: _Post, peer: PeerId, ways: Ways) -> Iterator[MemberLink]:
     """To the replicas of its stage, which sum gradients with it, and of those beside it."""
+    if not ways.met:
+        return
     for stage in post.stages[max(0, post.index - 1) : post.index + 2]:
         for other in stage.peers:
-            if other != peer:
-                yield MemberLink(peer_id=other, way=ways.met.get(pair_of(peer, other)))
+            way = ways.met.get(pair_of(peer, other))
+            if way is not None and other != peer:
+                yield MemberLink(peer_id=other, way=way)

@@ -215,6 +215,7 @@ class CoordinatorService:
         self._counted: tuple[object, asyncio.Task[Counts]] | None = None
         self._watchers = Watchers()
         self._unix_s = unix_s
+        self._is_ending = False
         self._happenings = Happenings(journal, unix_s)
         self._revoked = Revoked(names=())
         self._broken = asyncio.get_running_loop().create_future()
@@ -253,9 +254,12 @@ class CoordinatorService:
         self._start(self._forget_snapshots())
         words = f"the coordinator started, swarm-ft {__version__}"
         self._write([], [Happened(kind=EventKind.COORDINATOR_STARTED, words=words)])
-        while True:
-            await asyncio.wait([self._broken], timeout=TICK_S)
-            self._handle(Tick(self._ways()))
+        try:
+            while True:
+                await asyncio.wait([self._broken], timeout=TICK_S)
+                self._handle(Tick(self._ways()))
+        finally:
+            self._is_ending = True
 
     # ---- events in, effects out
 
@@ -275,7 +279,8 @@ class CoordinatorService:
             raise
 
     def _write(self, records: list[Record], happened: list[Happened]) -> None:
-        events = self._happenings.numbered(happened)
+        # That peers lose a coordinator that ends says nothing of them.
+        events = self._happenings.numbered([] if self._is_ending else happened)
         self._journal.write([*records, *map(EventRecord, events)])
         self._happenings.written(events)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, TypeVar
 
 from google.protobuf.descriptor import Descriptor, ServiceDescriptor
@@ -112,7 +113,7 @@ def _method(
     service: ServiceDescriptor, name: str, request: object, reply: object
 ) -> Method[Any, Any]:
     # Names come from the descriptor, so they cannot differ from the proto; that the types have the
-    # fields of its messages is seen to as they are put together.
+    # fields of its messages is seen to by the tests, which put all of them together.
     rpc = service.methods_by_name[name]
     request_bytes, reply_bytes = BYTES[name]
     return Method(
@@ -128,7 +129,14 @@ def _method(
 def _wire(kind: object, descriptor: Descriptor) -> WireType[Any]:
     if kind is LinkMessage:
         return LINK_MESSAGE
-    return wire_type(kind, GetMessageClass(descriptor))
+    message = GetMessageClass(descriptor)
+
+    @functools.cache
+    def made() -> WireType[Any]:
+        return wire_type(kind, message)
+
+    # Put together when it is first used: a command that asks one thing need not wait for all.
+    return WireType(kind, message, lambda v: made().to_wire(v), lambda m: made().from_wire(m))
 
 
 _COORDINATOR: ServiceDescriptor = coordinator.DESCRIPTOR.services_by_name["Coordinator"]

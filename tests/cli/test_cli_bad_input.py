@@ -221,6 +221,8 @@ def test_client_generate_checks_what_is_asked_before_it_looks_for_a_swarm(
         ("client", "generate", "hi"),
         ("client", "cancel"),
         ("status",),
+        ("events",),
+        ("losses",),
     ],
     ids=" ".join,
 )
@@ -239,6 +241,8 @@ PLAINTEXT = [
     ("client", "attach", INSECURE),
     ("client", "cancel", INSECURE),
     ("status", INSECURE),
+    ("events", INSECURE),
+    ("losses", INSECURE),
     ("coordinator", INSECURE),
 ]
 
@@ -326,6 +330,28 @@ def test_plaintext_listens_on_this_machine_alone(
 ) -> None:
     line = refused(run_here, place, *command, "--initial-peers", DEAD_PEER, *listening)
     assert "stay on this machine" in line
+
+
+@pytest.mark.parametrize("command", ["status", "events", "losses"])
+@pytest.mark.parametrize(
+    ("address", "code", "words"),
+    [
+        ("nonsense", 2, "expected HOST:PORT"),
+        ("10.0.0.9:7000", 2, "stay on this machine"),
+        ("127.0.0.1:1", 1, "127.0.0.1:1"),
+    ],
+)
+def test_an_address_of_a_coordinator_is_one_of_this_machine_that_answers(
+    run_here: RunHere, command: str, address: str, code: int, words: str
+) -> None:
+    answer = run_here(command, INSECURE, "--coordinator", address)
+    assert answer.code == code
+    assert words in answer.err
+
+
+def test_losses_are_written_one_way(run_here: RunHere, place: Path) -> None:
+    way = (INSECURE, "--coordinator", "127.0.0.1:1")
+    assert "give one of the two" in refused(run_here, place, "losses", *way, "--csv", "--json")
 
 
 def test_an_invitation_is_for_encrypted_links(run_here: RunHere, place: Path) -> None:

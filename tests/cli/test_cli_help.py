@@ -27,6 +27,8 @@ COMMANDS = (
     ("coordinator",),
     ("dht",),
     ("status",),
+    ("events",),
+    ("losses",),
     ("bench",),
     ("bench", "codec"),
     ("sample",),
@@ -140,6 +142,7 @@ OF_DATA = {"--dataset", "--split", "--max-samples", "--eval-dataset", "--eval-sp
 OF_DATA |= {"--max-eval-samples", "--resume", "--out", "--trace"}
 DHT = {"--initial-peers", "--dht-prefix", "--log-level"}
 SWARM = DHT | {"--invite", "--insecure"}
+LOOKING = SWARM | {"--coordinator"}
 KEYS = {"--journal", "--json", "--log-level"}
 LISTENING = {"--host", "--port", "--announce"}
 BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir", "--buffer-days"}
@@ -195,7 +198,9 @@ OPTIONS = {
         "--json",
         "--log-level",
     },
-    ("status",): SWARM | {"--json"},
+    ("status",): LOOKING | {"--json", "--watch"},
+    ("events",): LOOKING | {"--json", "--follow", "--since", "--run"},
+    ("losses",): LOOKING | {"--json", "--csv", "--follow", "--run"},
     ("bench", "codec"): {"--codecs", "--shapes", "--repeats", "--reference", "--json"},
     ("sample",): {"--seed", "--json"},
 }
@@ -306,3 +311,16 @@ def test_a_group_without_a_command_shows_its_help_and_fails(
 
 def test_the_version_is_told(run_here: RunHere) -> None:
     assert run_here("--version").out.startswith("swarm-ft, version ")
+
+
+@pytest.mark.parametrize("command", ["status", "events", "losses"])
+def test_looking_at_a_swarm_loads_nothing_heavy(command: str) -> None:
+    code = (
+        "import sys; from swarm_ft.cli.main import run; "
+        f"run(['{command}', '--insecure', '--coordinator', '127.0.0.1:1']); "
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "grpc" in loaded, "it did try"
+    assert not loaded & (HEAVY - {"grpc", "numpy", "rich"})

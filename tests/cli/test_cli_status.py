@@ -147,6 +147,9 @@ def test_what_is_kept_at_a_boundary_and_what_went_over_it_is_shown(found: SwarmS
         "misses": 48,
         "evictions": 3,
         "repairs": 1,
+        "forward_codec": "",
+        "backward_codec": "",
+        "ratio": None,
     }
     assert quiet["hit_rate"] is None
 

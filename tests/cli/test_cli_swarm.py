@@ -159,6 +159,38 @@ def test_a_second_visit_of_a_sample_sends_a_delta(
         assert boundary["key_frames"] + boundary["delta_frames"] == quiet_report["samples"]
 
 
+def test_what_happened_and_how_it_learnt_can_be_seen(
+    swarm: Swarm, quiet_report: dict[str, Any], run_here: RunHere
+) -> None:
+    run_id, look = quiet_report["run_id"], ("--json", *swarm.client_way)
+    told = [
+        json.loads(line) for line in run_here("losses", "--run", run_id, *look).out.splitlines()
+    ]
+    steps = [one for one in told if "loss" in one]
+    assert [one["loss"] for one in steps] == quiet_report["losses"]
+    assert [one["step"] for one in steps] == list(range(NUM_STEPS))
+    assert [one["step"] for one in told if "eval_loss" in one] == [0, NUM_STEPS]
+    rows = run_here("losses", "--run", run_id, "--csv", *swarm.client_way).out.splitlines()
+    assert rows[0].startswith("step,loss,learning_rate,grad_norm,seconds,eval_loss")
+    assert len(rows) == 1 + NUM_STEPS + 2
+    happened = run_here("events", "--run", run_id, *look).out.splitlines()
+    kinds = [json.loads(line)["kind"] for line in happened]
+    assert kinds[0] == "submitted"
+    assert kinds[-1] == "collected"
+    assert {"loading", "training", "evaluated", "exporting", "finished"} <= set(kinds)
+    status = json.loads(run_here("status", *look).out)
+    assert all(peer["device"] == "cpu" and peer["version"] for peer in status["peers"])
+    assert all(peer["given"]["steps"] >= NUM_STEPS for peer in status["peers"])
+    (run,) = [run for run in status["runs"] if run["run"] == run_id]
+    assert run["last_step"]["loss"] == quiet_report["losses"][-1]
+    assert run["bytes_saved"] > 0
+    following = swarm.shell.spawn("events", "--follow", "--since", 0, *look)
+    following.wait_for("out", "collected")
+    assert following.interrupted() == 0
+    unknown = run_here("losses", "--run", "run-of-nobody", *swarm.client_way)
+    assert (unknown.code, "expected one of your runs" in unknown.err) == (1, True)
+
+
 def test_a_killed_coordinator_and_a_client_that_left_change_nothing(
     swarm: Swarm, train: Train, quiet_report: dict[str, Any], run_here: RunHere
 ) -> None:

@@ -134,6 +134,16 @@ async def _status(scene: Scene, kind: Kind) -> Answer:
     return answer
 
 
+async def _events(scene: Scene, kind: Kind) -> Answer:
+    request = pb.EventsRequest(protocol_version=PROTOCOL_VERSION)
+    answer = await _at_coordinator(scene, kind, "Events", request)
+    for reply in answer.replies:
+        event = pb.SwarmEvent.FromString(reply)
+        if event.run_id.startswith("run-") and event.words and kind is not Kind.OWNER:
+            raise Broken(f"what happened in run {event.run_id} is told in words")
+    return answer
+
+
 async def _introduce(scene: Scene, kind: Kind) -> Answer:
     # Where it is reached, first; it is told of relays, and named to nobody.
     here = meeting_pb2.Reachable(endpoints=["192.0.2.1:9"], protocol_version=PROTOCOL_VERSION)
@@ -165,7 +175,8 @@ def check_details(scene: Scene, found: pb.SwarmStatus, *, is_owner: bool) -> Non
     Raises:
         Broken: not so.
     """
-    if scene.beside.job.spec.model.reference.encode() in found.SerializeToString():
+    shown = found.SerializeToString()
+    if not is_owner and scene.beside.job.spec.model.reference.encode() in shown:
         raise Broken("the path of the owner's model is shown")
     if not found.runs:
         raise Broken("no run is shown at all")
@@ -259,6 +270,7 @@ TABLE = (
     MethodCells("Cancel", _cancel, OF_A_RUN),
     MethodCells("Collected", _collected, OF_A_RUN),
     MethodCells("Status", _status, _row(_all((*CLIENTS, *PEERS), ALLOWED))),
+    MethodCells("Events", _events, _row(_all((*CLIENTS, *PEERS), ALLOWED))),
     MethodCells("Introduce", _introduce, _row(_all((*CLIENTS, *PEERS), ALLOWED))),
     MethodCells("Place", _place, _row(_all(CLIENTS, ALLOWED))),
     MethodCells("MeasureLink", _measure_link, _row(_all((*NEWCOMERS, *PEERS), ALLOWED))),

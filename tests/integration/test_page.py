@@ -29,7 +29,7 @@ WORDS = "document.body.innerText"
 
 @pytest.fixture
 def job(make_job: MakeJob) -> Job:
-    codecs = {"forward_codec": "aq4", "backward_codec": "q8"}
+    codecs: dict[str, Any] = {"forward_codec": "aq4", "backward_codec": "q8"}
     return make_job(num_steps=5000, num_eval_samples=4, eval_steps=5, **codecs)
 
 

@@ -330,6 +330,14 @@ PHASE_KINDS = {
 """What happened to a run that is in a phase now, or has other words for it."""
 
 
+_PLAIN_WORDS = {
+    EventKind.RUN_SUBMITTED: "submitted by a client",
+    EventKind.RUN_QUEUED: "waits for its turn",
+    EventKind.RUN_TRAINING: "all peers are ready, and it trains",
+}
+"""Where a run says nothing itself."""
+
+
 # ---- one call of `machine.decide`: the state as it changes, and the effects so far
 
 
@@ -363,7 +371,8 @@ class Turn:
         kind = PHASE_KINDS[run.phase] if known is not None else EventKind.RUN_SUBMITTED
         is_new = known is None or known.phase is not run.phase
         if is_new or (run.detail and known and run.detail != known.detail):
-            self.happened(kind, run, words=run.detail, to_step=run.past.all_steps)
+            words = run.detail or _PLAIN_WORDS.get(kind, "")
+            self.happened(kind, run, words=words, to_step=run.past.all_steps)
 
     def happened(
         self,

@@ -324,11 +324,11 @@ class MemberLink:
     """A way from a member to another.
 
     Attributes:
-        way: how the two met last; None: the coordinator does not know.
+        way: how the two met last.
     """
 
     peer_id: PeerId
-    way: Way | None = None
+    way: Way
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -389,7 +389,7 @@ class MemberStatus:
         heard_ago_s: seconds since it last said something.
         machine: what it measured of itself and of its link to the coordinator.
         work: what it does; None: no run has it.
-        links: to replicas of its stage and of those beside it.
+        links: to replicas of its stage and of those beside it, as far as they met.
         given: in all committed steps, since the journal was made.
     """
 

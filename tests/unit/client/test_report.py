@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from swarm_ft.client.forecast import EvalForecast, Forecast
-from swarm_ft.client.report import ProgressState, RunReport, StepTotals, eval_line, kind_lines
+from swarm_ft.client.report import ProgressState, RunReport, StepTotals, eval_line
+from swarm_ft.client.words import kind_lines
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase, RunStatus, StepCommitted

@@ -486,7 +486,10 @@ class Swarm:
             self._cut(peer_id)
         runs = {run.run_id: run for run in self.journal.load(self.now_s)}
         standings = MappingProxyType(self.journal.standings(self.now_s))
-        self.state = SwarmState(runs=MappingProxyType(runs), standings=standings)
+        given = MappingProxyType(self.journal.contributions())
+        self.state = SwarmState(
+            runs=MappingProxyType(runs), standings=standings, contributions=given
+        )
 
     # ---- what is seen
 

@@ -1,0 +1,205 @@
+"""What people are told of a swarm: what happened, why, and what would have helped."""
+
+import pytest
+
+from swarm_ft.coordinator.decide import contributions
+from swarm_ft.coordinator.facts.events import Happened, Publish, RunCancelled, Tick
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.watching import overview
+from swarm_ft.ids import PeerId, RunId, StepNumber
+from swarm_ft.protocol.messages.client import MemberDoing, RunPhase
+from swarm_ft.protocol.messages.control import PeerAlive
+from swarm_ft.protocol.messages.events import EventKind, WentBack
+from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
+
+Kind = EventKind
+
+
+def told(swarm: Swarm) -> list[Happened]:
+    return [effect for effect in swarm.effects if isinstance(effect, Happened)]
+
+
+def kinds(swarm: Swarm) -> list[EventKind]:
+    return [one.kind for one in told(swarm)]
+
+
+def of_kind(swarm: Swarm, kind: EventKind) -> Happened:
+    return next(one for one in told(swarm) if one.kind is kind)
+
+
+def went_back(swarm: Swarm) -> list[WentBack]:
+    published = (effect.event for effect in swarm.effects if isinstance(effect, Publish))
+    return [event for event in published if isinstance(event, WentBack)]
+
+
+def after_steps(swarm: Swarm, count: int) -> None:
+    swarm.settle_until(lambda: swarm.run().committed_steps == count)
+
+
+def test_a_quiet_run_is_told_from_its_submission_to_its_result(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.submit(make_spec(num_steps=3))
+    swarm.join(a, b)
+    swarm.settle()
+    assert kinds(swarm) == [
+        Kind.RUN_SUBMITTED,
+        Kind.RUN_WAITING,
+        Kind.PEER_JOINED,
+        Kind.RUN_WAITING,
+        Kind.PEER_JOINED,
+        Kind.RUN_LOADING,
+        Kind.RUN_TRAINING,
+        Kind.RUN_EXPORTING,
+        Kind.RUN_FINISHED,
+    ]
+    assert of_kind(swarm, Kind.PEER_JOINED).words == "peer a joined: offers layers 0-2"
+    assert of_kind(swarm, Kind.RUN_FINISHED).to_step == 3
+
+
+def test_time_alone_tells_nothing_twice(swarm: Swarm, make_spec: MakeSpec, a: FakePeer) -> None:
+    swarm.submit(make_spec())
+    swarm.join(a)
+    before = len(told(swarm))
+    for _ in range(20):
+        swarm.handle(Tick())
+    assert len(told(swarm)) == before
+
+
+def test_a_run_that_goes_back_says_to_where_why_and_what_would_have_kept_it(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, newcomer: FakePeer
+) -> None:
+    swarm.submit(make_spec(num_steps=9))
+    swarm.join(a, b)
+    after_steps(swarm, 5)
+    swarm.leave(b)
+    swarm.join(newcomer)
+    swarm.settle()
+    (back,) = went_back(swarm)
+    assert (back.from_step, back.to_step) == (5, 0)
+    assert back.why == "nobody has the weights of layers 2-4 any more: peer b left"
+    assert back.remedy == (
+        "another peer for layers 2-4, or snapshots (--save-steps for the job, --snapshots for the "
+        "coordinator and all peers)"
+    )
+    event = of_kind(swarm, Kind.RUN_WENT_BACK)
+    assert (event.run_id, event.from_step, event.to_step) == (RUN, 5, 0)
+    assert event.words == back.words
+    assert back.words.startswith("went back from step 5 to step 0 because nobody has")
+    assert "5 steps are made again" in back.words
+    left = of_kind(swarm, Kind.PEER_LEFT)
+    assert (left.peer_id, left.run_id, left.words) == ("b", RUN, "peer b left")
+    assert swarm.run().phase is RunPhase.FINISHED
+
+
+def test_it_goes_back_to_its_snapshot_and_says_how_often_these_are(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, newcomer: FakePeer
+) -> None:
+    swarm.submit(make_spec(num_steps=9, save_steps=2))
+    swarm.join(a, b)
+    after_steps(swarm, 5)
+    swarm.lose(b)
+    swarm.join(newcomer)
+    swarm.wait(40.0)
+    swarm.settle()
+    (back,) = went_back(swarm)
+    assert (back.from_step, back.to_step) == (5, 4)
+    assert "peer b is gone" in back.why
+    assert back.remedy.endswith("snapshots more often (--save-steps 2 now)")
+    assert [one.to_step for one in told(swarm) if one.kind is Kind.SNAPSHOT_WHOLE][:2] == [2, 4]
+
+
+def test_a_run_that_lost_no_step_did_not_go_back(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, newcomer: FakePeer
+) -> None:
+    swarm.submit(make_spec(num_steps=3))
+    swarm.join(a, b)
+    swarm.leave(b)
+    swarm.join(newcomer)
+    swarm.settle()
+    assert not went_back(swarm)
+
+
+def test_silence_setting_aside_and_an_end_are_told(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.submit(make_spec(num_steps=50))
+    swarm.join(a, b)
+    after_steps(swarm, 2)
+    swarm.deafen(b)
+    swarm.wait(9.0)
+    assert "has said nothing for" in of_kind(swarm, Kind.PEER_SILENT).words
+    gone = of_kind(swarm, Kind.PEER_GONE)
+    assert (gone.peer_id, gone.run_id) == ("b", RUN)
+    assert "peer b said nothing for" in gone.words
+    swarm.handle(RunCancelled(RUN))
+    assert of_kind(swarm, Kind.RUN_CANCELLED).words == "cancelled by a client"
+
+
+# ---- what members gave, and do
+
+
+def test_what_members_gave_is_counted_by_their_names_and_kept(
+    make_swarm: type[Swarm], make_spec: MakeSpec, a: FakePeer, b: FakePeer, newcomer: FakePeer
+) -> None:
+    swarm = make_swarm(Journal(":memory:"))
+    swarm.submit(make_spec(num_steps=9))
+    swarm.join(a, b)
+    after_steps(swarm, 5)
+    swarm.leave(b)
+    swarm.join(newcomer)
+    swarm.settle()
+    given = swarm.state.contributions
+    assert {peer: one.steps for peer, one in given.items()} == {"a": 14, "b": 5, "newcomer": 9}
+    assert given[PeerId("newcomer")].samples == sum(step.num_samples for step in swarm.steps())
+    assert given[PeerId("a")].seconds > 0.0
+    swarm.restart()
+    assert swarm.state.contributions == given
+    assert [one.peer_id for one in overview(swarm.state).contributors] == ["a", "newcomer", "b"]
+
+
+def test_of_many_names_those_that_gave_least_are_forgotten(
+    swarm: Swarm, make_spec: MakeSpec, make_peer: type[FakePeer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contributions, "MAX_CONTRIBUTIONS", 2)
+    swarm.submit(make_spec(num_steps=9))
+    whole = [make_peer(name, "0-4") for name in ("one", "two", "three")]
+    for count, peer in enumerate(whole, 1):
+        swarm.join(peer)
+        after_steps(swarm, 2 * count)
+        swarm.leave(peer)
+    assert len(swarm.state.contributions) == 2
+    assert "three" in swarm.state.contributions
+
+
+def test_status_tells_what_members_do_and_how_the_run_goes(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
+) -> None:
+    spec = make_spec(num_steps=9)
+    swarm.submit(spec)
+    swarm.submit(spec, RunId("run-2"))
+    swarm.join(a, b)
+    after_steps(swarm, 3)
+    alive = PeerAlive(
+        attempt=swarm.run().attempt.number, step=StepNumber(3), waits_for=(PeerId("b"),)
+    )
+    swarm.say(a, alive)
+    status = overview(swarm.state)
+    one, other = status.members
+    assert one.work is not None
+    assert other.work is not None
+    assert (one.work.run_id, one.work.stage, one.work.num_replicas) == (RUN, 0, 1)
+    assert (one.work.doing, one.work.waits_for) == (MemberDoing.WAITING, ("b",))
+    assert other.work.doing is MemberDoing.COMPUTING
+    assert one.endpoint == "a.example:7001"
+    assert one.work.share > 0
+    assert not one.links, "how they reach each other is not known here"
+    assert one.given.steps == 3
+    going, queued = status.runs
+    assert going.last_step == swarm.run().past.last_step
+    assert going.last_step is not None
+    assert going.last_step.step == 2
+    assert going.step_s > 0.0
+    assert going.eta_s == pytest.approx(6 * going.step_s)
+    assert (going.place, going.behind) == (0, None)
+    assert (queued.place, queued.behind, queued.last_step) == (1, RUN, None)

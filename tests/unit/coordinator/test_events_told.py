@@ -1,0 +1,120 @@
+"""Who is told what of what happened, and how much of it is kept."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from swarm_ft.coordinator import happenings
+from swarm_ft.coordinator.facts.events import EventRecord, Happened
+from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.happenings import Happenings
+from swarm_ft.coordinator.journal import journal as journal_module
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.watching import overview, told_to
+from swarm_ft.errors import Busy
+from swarm_ft.identity.certificates import Caller, Role
+from swarm_ft.identity.keys import new_key
+from swarm_ft.ids import PeerId, RunId
+from swarm_ft.protocol.messages.events import EventKind, SwarmEvent
+from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
+
+NOW_S = 1_700_000_000.0
+
+
+def caller(name: str) -> Caller:
+    return Caller(name=name, role=Role.CLIENT, key=new_key().public_key())
+
+
+def write(journal: Journal, log: Happenings, *words: str) -> None:
+    events = log.numbered(
+        [Happened(kind=EventKind.PEER_JOINED, peer_id=PeerId("a"), words=one) for one in words]
+    )
+    journal.write(map(EventRecord, events))
+    log.written(events)
+
+
+def log_of(journal: Journal) -> Happenings:
+    return Happenings(journal, lambda: NOW_S)
+
+
+async def told(log: Happenings, since: int = 0) -> list[str]:
+    return [event.words async for event in log.told(since, follows=False)]
+
+
+async def test_events_are_numbered_on_after_a_restart() -> None:
+    journal = Journal(":memory:", b"k" * 32)
+    write(journal, log_of(journal), "one", "two")
+    again = log_of(journal)
+    assert again.next_serial == 3
+    write(journal, again, "three")
+    assert await told(again) == ["one", "two", "three"]
+    assert await told(again, since=2) == ["two", "three"]
+    assert [event.unix_s for event in journal.events(0, 9)] == [NOW_S] * 3
+
+
+async def test_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "MAX_EVENTS", 3)
+    journal = Journal(":memory:")
+    log = log_of(journal)
+    write(journal, log, *map(str, range(10)))
+    assert await told(log) == ["7", "8", "9"]
+
+
+async def test_a_follower_misses_nothing_however_slowly_it_reads() -> None:
+    journal = Journal(":memory:")
+    log = log_of(journal)
+    write(journal, log, "one")
+    async with asyncio.timeout(10), aclosing(log.told(0, follows=True)) as following:
+        assert (await anext(following)).words == "one"
+        waiting = asyncio.ensure_future(anext(following))
+        await asyncio.sleep(0)
+        write(journal, log, "two")
+        write(journal, log, "three")
+        assert (await waiting).words == "two"
+        assert (await anext(following)).words == "three"
+
+
+async def test_so_many_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(happenings, "MAX_FOLLOWERS", 1)
+    journal = Journal(":memory:")
+    log = log_of(journal)
+    write(journal, log, "one")
+    async with aclosing(log.told(0, follows=True)) as first:
+        await anext(first)
+        with pytest.raises(Busy, match="1 others follow"):
+            await told(log)
+    assert await told(log) == ["one"]
+
+
+def test_words_about_a_run_are_for_those_who_may_read_it(make_spec: MakeSpec) -> None:
+    run = Run(run_id=RUN, spec=make_spec(), owner="me")
+    state = SwarmState(runs={RUN: run})
+    event = SwarmEvent(
+        serial=1, unix_s=0.0, kind=EventKind.RUN_WAITING, run_id=RUN, words="my words"
+    )
+    assert told_to(state, None, event) == event
+    assert told_to(state, caller("me"), event) == event
+    assert told_to(state, caller("other"), event).words == ""
+    unknown = SwarmEvent(
+        serial=2, unix_s=0.0, kind=EventKind.RUN_WAITING, run_id=RunId("gone"), words="words"
+    )
+    assert told_to(state, caller("me"), unknown).words == "", "whose it was is not known any more"
+    general = SwarmEvent(serial=3, unix_s=0.0, kind=EventKind.PEER_JOINED, words="peer a joined")
+    assert told_to(state, caller("other"), general) == general
+
+
+def test_of_anothers_run_status_tells_no_loss_and_no_endpoint(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.submit(make_spec(num_steps=9))
+    swarm.join(a, b)
+    swarm.settle_until(lambda: swarm.run().committed_steps == 3)
+    seen = overview(swarm.state, caller=caller("other"))
+    (run,) = seen.runs
+    assert run.last_step is None
+    assert run.model == ""
+    assert run.step_s > 0.0
+    assert [member.endpoint for member in seen.members] == ["", ""]
+    itself = overview(swarm.state, caller=caller("a"))
+    assert [member.endpoint for member in itself.members] == ["a.example:7001", ""]
