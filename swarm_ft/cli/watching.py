@@ -183,6 +183,8 @@ def _run_fields(run: RunSummary) -> dict[str, Any]:
         "model": run.model,
         "steps": run.committed_steps,
         "num_steps": run.num_steps,
+        "paused": run.is_paused,
+        "learning_rate": run.learning_rate,
         "place": run.place,
         "behind": run.behind,
         "last_step": _step_fields(run.last_step) if run.last_step else None,

@@ -28,10 +28,13 @@ from swarm_ft.coordinator.facts.events import (
     PeerLost,
     PeerSaid,
     Publish,
+    RateChanged,
     Record,
     ResultCollected,
     RunCancelled,
+    RunPaused,
     RunRecord,
+    RunResumed,
     RunSubmitted,
     Say,
     SnapshotLost,
@@ -48,7 +51,15 @@ from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.relays import RelayRoll
 from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import FIRST_PAGE, Watcher, Watchers, overview, told_to
-from swarm_ft.errors import JournalError, NotAllowed, NotFound, OutOfTurn, SwarmError, Unavailable
+from swarm_ft.errors import (
+    BadInput,
+    JournalError,
+    NotAllowed,
+    NotFound,
+    OutOfTurn,
+    SwarmError,
+    Unavailable,
+)
 from swarm_ft.identity.certificates import Caller
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
@@ -101,6 +112,8 @@ from swarm_ft.transport.rules import check_name, is_owner, may_read
 logger = get_logger(__name__)
 
 TICK_S = 0.25
+MAX_LEARNING_RATE = 1e3
+MAX_RATE_CHANGES = 256
 READY_S = 5.0
 """Time that stands still for so long does not pass."""
 MAX_QUEUED_TO_PEER = 256
@@ -553,6 +566,55 @@ class CoordinatorService:
         found = self._journal.evaluations(run_id, first, stop + 1)
         evaluations = [found[i] for i in _evenly(0, len(found), max_points)]
         return sorted([*evaluations, *steps], key=lambda told: told.step)
+
+    # ---- what the swarm's owner asks for, of any client's run
+
+    def cancel(self, run_id: RunId) -> None:
+        """End a run.
+
+        Raises:
+            NotFound: there is no such run.
+            OutOfTurn: it is over.
+        """
+        self._steer(RunCancelled(run_id, by="the swarm's owner"), last=RunPhase.FINISHED)
+
+    def pause(self, run_id: RunId) -> None:
+        """Plan no step after the one under way; raises as `cancel` does."""
+        self._steer(RunPaused(run_id))
+
+    def resume(self, run_id: RunId) -> None:
+        """Go on with a run that was paused; raises as `cancel` does."""
+        self._steer(RunResumed(run_id))
+
+    def change_rate(self, run_id: RunId, learning_rate: float) -> None:
+        """Train with another peak learning rate from the next step on; raises as `cancel` does.
+
+        Raises:
+            BadInput: it is no finite number from 0 on, or the run was submitted with 0; or it was
+                changed too often.
+        """
+        run = self._state.runs.get(run_id)
+        if not 0.0 <= learning_rate <= MAX_LEARNING_RATE:
+            raise BadInput(
+                f"learning_rate: expected 0 to {MAX_LEARNING_RATE:g}, got {learning_rate}"
+            )
+        if run is not None and not run.spec.train.learning_rate:
+            raise BadInput(f"run {run_id} was submitted with learning rate 0, and keeps it")
+        if run is not None and len(run.steering.rates) >= MAX_RATE_CHANGES:
+            raise BadInput(f"run {run_id} had {MAX_RATE_CHANGES} learning rates already")
+        self._steer(RateChanged(run_id, learning_rate))
+
+    def _steer(
+        self,
+        event: RunCancelled | RunPaused | RunResumed | RateChanged,
+        last: RunPhase = RunPhase.EXPORTING,
+    ) -> None:
+        run = self._state.runs.get(event.run_id)
+        if run is None:
+            raise NotFound(f"run {event.run_id} is not known here")
+        if run.phase > last:
+            raise OutOfTurn(f"run {event.run_id} is over: {run.phase.name.lower()}")
+        self._handle(event)
 
     def status(self, page: StatusRequest = FIRST_PAGE, caller: Caller | None = None) -> SwarmStatus:
         """A page of what is known, as this caller may know it; None: all of it."""

@@ -37,6 +37,22 @@ class Source(Protocol):
         """What happened."""
         ...
 
+    def cancel(self, run_id: RunId) -> None:
+        """End a run."""
+        ...
+
+    def pause(self, run_id: RunId) -> None:
+        """Plan no step after the one under way."""
+        ...
+
+    def resume(self, run_id: RunId) -> None:
+        """Go on with a run that was paused."""
+        ...
+
+    def change_rate(self, run_id: RunId, learning_rate: float) -> None:
+        """Train with another peak learning rate from the next step on."""
+        ...
+
     def losses(self, run_id: RunId, first: int, max_points: int) -> list[StepCommitted | Evaluated]:
         """Of a run, steps from `first` on and evaluations, evenly chosen if there are many."""
         ...

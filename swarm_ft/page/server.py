@@ -9,6 +9,7 @@ import asyncio
 import base64
 import errno
 import json
+import math
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -239,6 +240,12 @@ def _health(source: Source, metrics: Metrics) -> Iterable[web.RouteDef]:
 # ---- the page
 
 ONWARD = '<!doctype html><title>swarm-ft</title><meta http-equiv="refresh" content="0; url=/">'
+DONE = {
+    "pause": "paused; the step under way is finished",
+    "resume": "goes on",
+    "cancel": "cancelled",
+    "learning-rate": "has another learning rate from the next step on",
+}
 OPEN = frozenset({"/healthz", "/readyz"})
 """Paths that tell nothing of anybody."""
 
@@ -278,6 +285,7 @@ class _Page:
             web.get("/live", self._tell),
             web.get("/losses", self._losses),
             web.post("/address", self._another),
+            web.post("/runs/{run}/{verb}", self._steer),
         )
 
     def lets_in(self, request: web.Request) -> str:
@@ -316,6 +324,24 @@ class _Page:
     async def _another(self, _request: web.Request) -> web.Response:
         """An address for another browser of the owner's."""
         return web.json_response({"address": self.address})
+
+    async def _steer(self, request: web.Request) -> web.Response:
+        """Do what the owner asks of a run."""
+        run_id, verb = RunId(request.match_info["run"]), request.match_info["verb"]
+        fields = await _body_of(request)
+        match verb:
+            case "pause":
+                self._source.pause(run_id)
+            case "resume":
+                self._source.resume(run_id)
+            case "cancel":
+                self._source.cancel(run_id)
+            case "learning-rate":
+                self._source.change_rate(run_id, _number(fields, "learning_rate"))
+            case _:
+                raise web.HTTPNotFound
+        logger.info("run %s: %s, by the page", run_id, verb)
+        return web.json_response({"words": f"{run_id}: {DONE[verb]}"})
 
     async def _tell(self, request: web.Request) -> web.StreamResponse:
         last = request.headers.get("Last-Event-ID", "")
@@ -356,7 +382,7 @@ def content_policy(html: str) -> str:
     )
 
 
-async def body_of(request: web.Request) -> dict[str, Any]:
+async def _body_of(request: web.Request) -> dict[str, Any]:
     """A command's fields.
 
     Raises:
@@ -369,3 +395,10 @@ async def body_of(request: web.Request) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise BadInput("expected a JSON object")
     return found
+
+
+def _number(fields: dict[str, Any], name: str) -> float:
+    found = fields.get(name)
+    if not isinstance(found, int | float) or isinstance(found, bool) or not math.isfinite(found):
+        raise BadInput(f"{name}: expected a number, got {ascii(found)[:40]}")
+    return float(found)

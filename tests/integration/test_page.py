@@ -152,3 +152,44 @@ async def test_metrics_tell_of_a_run(tmp_path: Path, job: Job) -> None:
     assert told["swarm_ft_boundary_compression_ratio"] > 2
     assert told["swarm_ft_run_sent_bytes"] < told["swarm_ft_run_uncompressed_bytes"]
     assert {"swarm_ft_peer_info", "swarm_ft_peer_samples_total"} <= told["peer"]
+
+
+@needs_chromium
+async def test_the_owner_steers_a_run_by_keys(tmp_path: Path, job: Job) -> None:
+    async with seen(tmp_path, job) as (swarm, tab):
+        await tab.until("curve.steps.length > 3")
+        await tab.look(
+            "[...document.querySelectorAll('button')].find(b => b.innerText === 'Pause').focus()"
+        )
+        await tab.press(*ENTER)
+        await tab.until(f"{RUN}.paused && {RUN}.detail.startsWith('paused after')")
+        await tab.until("document.querySelector('.badge').innerText === 'paused'")
+        paused_at = await tab.look(f"{RUN}.steps")
+
+        await tab.look(f"askRate({RUN}), 1")
+        await tab.look("$('ask-input').value = '0.001', $('ask-yes').focus()")
+        await tab.press(*ENTER)
+        await tab.until(f"{RUN}.learning_rate === 0.001")
+        assert await tab.look(f"{RUN}.steps") == paused_at
+
+        await tab.press(*TAB)
+        await tab.look(
+            "[...document.querySelectorAll('button')].find(b => b.innerText === 'Resume').focus()"
+        )
+        await tab.press(*ENTER)
+        await tab.until(f"{RUN}.steps > {paused_at + 2}")
+        (run,) = swarm.service.status().runs
+        assert run.last_step is not None
+        assert run.last_step.learning_rate <= 0.001
+
+        await tab.look(
+            "[...document.querySelectorAll('button')].find(b => b.innerText === 'Cancel').focus()"
+        )
+        await tab.press(*ENTER)
+        await tab.until("$('ask').open")
+        await tab.look("$('ask-yes').focus()")
+        await tab.press(*ENTER)
+        await tab.until(f"{RUN}.phase === 'cancelled'")
+        log = await tab.look("$('log').innerText")
+        for words in ("its owner pauses it", "learning rate 0.001 from", "by the swarm's owner"):
+            assert words in log

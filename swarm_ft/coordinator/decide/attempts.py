@@ -90,7 +90,7 @@ def expire(turn: Turn) -> None:
     """End runs that had nobody to go on with for too long, not even if nobody had another run."""
     queue_s = turn.state.queue_s
     for run in turn.state.going_runs:
-        if turn.now_s - run.unplaced_since_s < queue_s:
+        if turn.now_s - run.unplaced_since_s < queue_s or run.steering.is_paused:
             continue
         if arrangement(able_for(turn.state, run, turn.now_s), run, turn.now_s).assignments:
             turn.keep(replace(run, unplaced_since_s=math.inf))
@@ -294,7 +294,7 @@ def _place(turn: Turn) -> None:
     """
     is_held = False
     for run in turn.state.going_runs:
-        if turn.now_s < run.not_before_s:
+        if turn.now_s < run.not_before_s or run.steering.is_paused:
             continue
         placement = arrangement(able_for(turn.state, run, turn.now_s), run, turn.now_s)
         if placement.assignments and not is_held:

@@ -14,6 +14,7 @@ from swarm_ft.coordinator.facts.events import (
     CommitRecord,
     EvaluationRecord,
     PlanRecord,
+    RunRecord,
     SnapshotLost,
     SnapshotRecord,
     SnapshotWritten,
@@ -265,13 +266,29 @@ def _finish(turn: Turn, run: Run) -> None:
 def _plan_or_export(turn: Turn, run: Run) -> None:
     run = _admit(turn, run)
     if not is_trained(run):
-        _plan(turn, _save_again(turn, run))
+        _plan_or_hold(turn, _save_again(turn, run))
         return
     best = best_to_load(run)
     if best is not None:
         attempts.load_best(turn, run, best)
     else:
         _export(turn, run)
+
+
+def _plan_or_hold(turn: Turn, run: Run) -> None:
+    """Plan the next step; of a run that is paused none, but one that was planned before."""
+    if not run.steering.is_paused or run.step is not None:
+        _plan(turn, run)
+        return
+    words = f"paused after step {run.committed_steps}: its peers hold its state"
+    turn.keep(replace(run, detail=words))
+    turn.write(RunRecord(turn.state.runs[run.run_id]))
+    turn.publish(run.run_id, turn.state.runs[run.run_id].status)
+
+
+def is_held(run: Run) -> bool:
+    """Whether its peers are ready, and nothing is asked of them."""
+    return run.phase is RunPhase.TRAINING and run.step is None
 
 
 def _export(turn: Turn, run: Run) -> None:
@@ -336,10 +353,13 @@ def _commit(turn: Turn, run: Run, step: PlannedStep) -> Run:
 
 
 def _go_on(turn: Turn, run: Run) -> None:
-    """After a commit: save if it is time, take newcomers in, and on to what is next."""
+    """After a commit: save if it is time, and on to what is next."""
+    go_on(turn, _save(turn, run) if lacks_snapshot(run) else run)
+
+
+def go_on(turn: Turn, run: Run) -> None:
+    """Between two steps: take newcomers in, and on to what is next."""
     is_last = run.committed_steps >= run.spec.train.num_steps
-    if lacks_snapshot(run):
-        run = _save(turn, run)
     able = able_for(turn.state, run, turn.now_s)
     fewer = with_some_let_go(able, run)
     grown = with_newcomers(able, fewer)

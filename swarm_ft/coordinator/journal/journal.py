@@ -39,8 +39,10 @@ from swarm_ft.coordinator.facts.state import (
     Measured,
     Past,
     PlannedStep,
+    RateChange,
     Run,
     Snapshot,
+    Steering,
 )
 from swarm_ft.coordinator.journal.reserve import Reserve
 from swarm_ft.coordinator.journal.tokens import TokenFiles
@@ -72,6 +74,8 @@ CREATE TABLE IF NOT EXISTS runs (
     data_digest BLOB NOT NULL, owner TEXT NOT NULL, storage_key BLOB NOT NULL,
     phase INTEGER NOT NULL, detail BLOB NOT NULL, attempt INTEGER NOT NULL,
     committed_steps INTEGER NOT NULL, trained_steps INTEGER, stages TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS steerings (
+    run_id TEXT PRIMARY KEY, steering TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS plans (
     run_id TEXT PRIMARY KEY, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
     microbatches TEXT NOT NULL) WITHOUT ROWID;
@@ -309,7 +313,7 @@ class Journal:
                 self._forget(run_id)
 
     def _forget(self, run_id: RunId) -> None:
-        for table in ("runs", "plans", "commits", "evaluations", "snapshots"):
+        for table in ("runs", "plans", "commits", "evaluations", "snapshots", "steerings"):
             self._db.execute(f"DELETE FROM {table} WHERE run_id=?", (run_id,))
         self._forget_ledger(run_id)
 
@@ -343,8 +347,15 @@ class Journal:
             " trained_steps=?, stages=? WHERE run_id=?",
             (*self._run_row(run), run.run_id),
         )
+        self._write_steering(run)
         if run.phase > RunPhase.FINISHED:
             self._forget_ledger(run.run_id)
+
+    def _write_steering(self, run: Run) -> None:
+        self._db.execute("DELETE FROM steerings WHERE run_id=?", (run.run_id,))
+        if run.steering != Steering():
+            row = (run.run_id, _steering_text(run.steering))
+            self._db.execute("INSERT INTO steerings VALUES (?, ?)", row)
 
     def _roll_back(self, record: RollbackRecord) -> None:
         run_id, execute = record.run_id, self._db.execute
@@ -538,6 +549,7 @@ class Journal:
             ),
             step=self._planned_step(run_id, committed_steps),
             measured=Measured(step_seconds=self._step_seconds(run_id)),
+            steering=self._steering(run_id),
             gather_until_s=now_s + GATHER_S,
         )
 
@@ -563,6 +575,11 @@ class Journal:
             sent=ByteCounts(**json.loads(sent)),
             traffic=_traffic_from(traffic),
         )
+
+    def _steering(self, run_id: RunId) -> Steering:
+        query = "SELECT steering FROM steerings WHERE run_id=?"
+        row = self._db.execute(query, (run_id,)).fetchone()
+        return Steering() if row is None else _steering_from(row[0])
 
     def _judged(self, run_id: RunId) -> Judged:
         """What all evaluations say."""
@@ -749,6 +766,17 @@ def _committed_from(
         gradients=GradientTraffic(**json.loads(gradients)),
         state_bytes=state,
     )
+
+
+def _steering_text(steering: Steering) -> str:
+    rates = [(change.first_step, change.learning_rate) for change in steering.rates]
+    return json.dumps({"is_paused": steering.is_paused, "rates": rates})
+
+
+def _steering_from(text: str) -> Steering:
+    told = json.loads(text)
+    rates = tuple(RateChange(StepNumber(step), rate) for step, rate in told["rates"])
+    return Steering(is_paused=told["is_paused"], rates=rates)
 
 
 def _traffic_text(traffic: Sequence[Traffic]) -> str:

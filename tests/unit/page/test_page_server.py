@@ -228,3 +228,28 @@ def test_places_are_those_that_were_asked_for() -> None:
         page="::1", page_port=0, metrics=("0.0.0.0", 9464)
     )
     assert http_places(None, None, has_page=False) == HttpPlaces(page=None)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("run-none/pause", "", 404, "run run-none is not known here"),
+        ("run-none/cancel", "{}", 404, "run run-none is not known here"),
+        ("run-none/explode", "", 404, ""),
+        ("run-none/learning-rate", "{}", 400, "learning_rate: expected a number, got None"),
+        ("run-none/learning-rate", "[]", 400, "expected a JSON object"),
+        ("run-none/learning-rate", "{", 400, "expected a JSON object"),
+        ("run-none/learning-rate", '{"learning_rate": 1e9}', 400, "expected 0 to 1000"),
+        ("run-none/learning-rate", '{"learning_rate": NaN}', 400, "expected a number, got nan"),
+        ("run-none/learning-rate", f'"{"x" * (1 << 15)}"', 413, ""),
+    ],
+)
+async def test_a_command_that_cannot_be_done_is_refused(
+    path: str, body: str, status: int, words: str
+) -> None:
+    async with answering() as found, browsing() as session:
+        await session.get(found.address)
+        address = f"{origin_of(found)}/runs/{path}"
+        async with session.post(address, data=body, headers={HEADER: "1"}) as got:
+            assert got.status == status
+            assert words in await got.text()
