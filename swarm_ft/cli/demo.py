@@ -256,6 +256,7 @@ async def _start(
     invited = first_invitations(journal, {Role.PEER: len(peers), Role.CLIENT: 1})
     common = ("--snapshots", str((work_dir / "snapshots").resolve()))
     words = await swarm.start("coordinator", ["coordinator", "--journal", journal, *common])
+    click.echo(f"see it in a browser, while it lasts: {words['page']}", err=True)
     to_here = partial(leading_to, str(words["endpoint"]))
     word = str(to_here(invited[Role.PEER]))
     commands = {}

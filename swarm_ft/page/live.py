@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from swarm_ft.errors import Busy
 from swarm_ft.page.facts import Documents, Facts, Source
@@ -23,7 +24,7 @@ class _Frame:
     """All that is known at a time; `next_event` is the serial number of what has not happened."""
 
     next_event: int
-    text: str
+    message: bytes
 
 
 class Live:
@@ -83,7 +84,7 @@ class Live:
                 async for event in self._source.happened(EventsRequest(since=since)):
                     since = event.serial + 1
                     yield message("happened", json.dumps(self._documents.event(event)), since)
-            yield message("state", frame.text, since)
+            yield frame.message
 
     async def _after(self, seen: _Frame | None) -> _Frame:
         """The newest frame, once it is another than this one: who is slow misses some."""
@@ -94,11 +95,16 @@ class Live:
     async def _tell(self) -> None:
         while True:
             known = self._facts.status()
-            text = json.dumps(self._documents.status(known), separators=(",", ":"))
-            self._frame = _Frame(known.next_event, text)
+            document = self._documents.status(known)
+            self._frame = _Frame(known.next_event, message_of(document, known.next_event))
             self._news.set()
             self._news = asyncio.Event()
             await asyncio.sleep(PERIOD_S)
+
+
+def message_of(document: dict[str, Any], next_event: int) -> bytes:
+    """All that is known, for everybody who looks at it."""
+    return message("state", json.dumps(document, separators=(",", ":")), next_event)
 
 
 def message(kind: str, text: str, serial: int) -> bytes:

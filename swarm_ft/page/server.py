@@ -40,7 +40,7 @@ MAX_POINTS = 1000
 """Of a run's losses, in one answer."""
 WRITE_S = 30.0
 """A browser that takes nothing for so long is hung up on."""
-CLOSING_S = 0.5
+CLOSING_S, IDLE_S = 0.5, 15.0
 MAX_COMMAND_BYTES = 1 << 14
 COOKIE_S = 30 * 24 * 3600
 STATUS_OF = {NotFound: 404, Busy: 503, OutOfTurn: 409, BadInput: 400}
@@ -176,7 +176,9 @@ def _bracketed(host: str) -> str:
 
 async def _answer(stack: AsyncExitStack, app: web.Application, own: socket.socket) -> None:
     """Answer at this socket until the stack is closed."""
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=CLOSING_S)
+    runner = web.AppRunner(
+        app, access_log=None, shutdown_timeout=CLOSING_S, keepalive_timeout=IDLE_S
+    )
     await runner.setup()
     stack.push_async_callback(runner.cleanup)
     await web.SockSite(runner, own).start()
