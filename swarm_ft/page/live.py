@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,9 +81,10 @@ class Live:
             if since is None or since > frame.next_event:  # the journal may be another one
                 since = max(0, frame.next_event - NEWEST_EVENTS)
             if since < frame.next_event:
-                async for event in self._source.happened(EventsRequest(since=since)):
-                    since = event.serial + 1
-                    yield message("happened", json.dumps(self._documents.event(event)), since)
+                async with aclosing(self._source.happened(EventsRequest(since=since))) as events:
+                    async for event in events:
+                        since = event.serial + 1
+                        yield message("happened", json.dumps(self._documents.event(event)), since)
             yield frame.message
 
     async def _after(self, seen: _Frame | None) -> _Frame:

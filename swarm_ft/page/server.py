@@ -356,8 +356,8 @@ class _Page:
                     async for message in messages:
                         async with asyncio.timeout(WRITE_S):
                             await response.write(message)
-            except (ConnectionError, TimeoutError):
-                pass  # it is gone
+            except (ConnectionError, TimeoutError, Busy):
+                pass  # it is gone, or comes again by itself
             return response
 
     async def _losses(self, request: web.Request) -> web.Response:
