@@ -67,7 +67,12 @@ class LocalSwarm:
         journal_key: with which the coordinator does; None does not.
         members: links are encrypted between members of this swarm; peers then have their keys'
             names.
+
+    Attributes:
+        service: the coordinator's, the newest.
     """
+
+    service: CoordinatorService
 
     def __init__(
         self,
@@ -127,6 +132,7 @@ class LocalSwarm:
         transport = self._transport_of(self._members.coordinator() if self._members else None)
         server = await transport.serve("127.0.0.1", 0, service.handlers())
         await self.directory.announce(Role.COORDINATOR, COORDINATOR_NAME, server.endpoint)
+        self.service = service
         self._coordinator = journal, server, asyncio.create_task(service.run())
 
     async def kill_coordinator(self) -> None:

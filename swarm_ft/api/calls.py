@@ -24,6 +24,7 @@ from swarm_ft.coordinator.facts.quotas import Quotas
 from swarm_ft.errors import BadOption
 from swarm_ft.identity.authority import Authority
 from swarm_ft.identity.certificates import Role
+from swarm_ft.page.server import HttpPlaces
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import parse_layers
 from swarm_ft.snapshots.store import SnapshotStore
@@ -316,6 +317,7 @@ async def _coordinate(
     insecure: bool = False,
     is_public: bool = False,
     has_relay: bool = True,
+    http: HttpPlaces = HttpPlaces(),  # noqa: B008 - a value
 ) -> RunningCoordinator:
     """Run a swarm's coordinator, from now until what this gives is stopped.
 
@@ -334,6 +336,7 @@ async def _coordinate(
         insecure: without keys, in plaintext, for this machine alone.
         is_public: whether anybody is let in, as a replica on probation.
         has_relay: whether it joins members that no other way brings together.
+        http: where its page and metrics are; none but this machine sees the page.
 
     Returns:
         The coordinator, which others reach by now.
@@ -354,6 +357,7 @@ async def _coordinate(
         sealing_key=sealing_key,
         is_public=is_public,
         has_relay=has_relay,
+        http=http,
     )
     _check_keys(charge, insecure=insecure)
     told: asyncio.Future[Coordinator] = asyncio.get_running_loop().create_future()

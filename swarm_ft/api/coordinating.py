@@ -16,6 +16,7 @@ from contextlib import (
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from swarm_ft.api.documents import event_fields, row_fields, status_fields
 from swarm_ft.api.joining import announced, in_dht
 from swarm_ft.api.listening import Listening
 from swarm_ft.api.swarm_keys import keys_folder, opened
@@ -33,6 +34,8 @@ from swarm_ft.identity.authority import Authority
 from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.keys import new_key
+from swarm_ft.page.facts import Documents
+from swarm_ft.page.server import HttpPlaces, Watched, watched
 from swarm_ft.protocol.messages.meeting import RelayPlace
 from swarm_ft.reach.relay import Relay
 from swarm_ft.reach.transport import FrontedTransport
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from swarm_ft.discovery.dht import DhtDirectory
     from swarm_ft.discovery.remembering import RememberingDirectory
 
+DOCUMENTS = Documents(status=status_fields, event=event_fields, row=row_fields)
 Owned = tuple[Authority, Registry]
 
 
@@ -62,6 +66,7 @@ class Charge:
         sealing_key: of what lies on its disk; None: that is not encrypted.
         is_public: anybody is let in, as a replica on probation.
         has_relay: it joins, at its port, whom no other way brings together.
+        http: where its page and its metrics are.
     """
 
     journal: str
@@ -75,6 +80,7 @@ class Charge:
     sealing_key: bytes | None
     is_public: bool
     has_relay: bool
+    http: HttpPlaces
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,11 +91,13 @@ class Coordinator:
         endpoint: where others reach it.
         addresses: of its DHT node.
         public: the invitation for all, if all are to be let in.
+        watched: where its page and its metrics are.
     """
 
     endpoint: str
     addresses: tuple[str, ...]
     public: Invite | None
+    watched: Watched
     service: CoordinatorService
     enrolment: Enrolment | None
 
@@ -126,6 +134,9 @@ async def composed(told: Charge, stack: AsyncExitStack) -> Coordinator:
         endpoint=endpoint,
         addresses=addresses,
         public=await parts.opens(endpoint),
+        watched=await stack.enter_async_context(
+            watched(parts.service, SystemClock(), DOCUMENTS, told.http)
+        ),
         service=parts.service,
         enrolment=parts.enrolment,
     )

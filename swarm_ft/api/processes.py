@@ -50,11 +50,15 @@ class ProcessSwarm:
 
     Args:
         log_dir: made if absent; one file a process.
+
+    Attributes:
+        page: where the coordinator's page is, once that was started.
     """
 
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
         self._children: list[Child] = []
+        self.page = ""
 
     async def start_all(self, commands: Mapping[str, Sequence[str]]) -> None:
         """Start several commands side by side, by their names.
@@ -253,6 +257,7 @@ async def start_swarm(
     invited = first_invitations(journal, {Role.PEER: len(peers), Role.CLIENT: 1})
     common = ("--snapshots", str((work_dir / "snapshots").resolve()))
     words = await swarm.start("coordinator", ["coordinator", "--journal", journal, *common])
+    swarm.page = str(words.get("page") or "")
     to_here = partial(leading_to, str(words["endpoint"]))
     word = str(to_here(invited[Role.PEER]))
     commands = {}

@@ -29,6 +29,7 @@ from swarm_ft.errors import BadOption
 
 if TYPE_CHECKING:
     from swarm_ft.api.coordinating import Charge, Coordinator
+    from swarm_ft.page.server import Watched
 
 
 @click.command(
@@ -179,6 +180,18 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
     help="Encrypt tokens, and what the journal says of jobs, with the key in this file, made at "
     "the first start. Keep it elsewhere than the journal: who has both has all.",
 )
+@click.option(
+    "--page",
+    metavar="HOST:PORT",
+    help="Where the page is that shows all of it and steers runs; at this machine's own address.  "
+    "[default: 127.0.0.1:7770, or any port]",
+)
+@click.option("--no-page", is_flag=True, help="Have no page.")
+@click.option(
+    "--metrics",
+    metavar="HOST:PORT",
+    help="Also answer /metrics, /healthz and /readyz here, to whoever asks, in plaintext.",
+)
 @json_flag
 @log_option
 def coordinator(
@@ -197,6 +210,9 @@ def coordinator(
     is_public: bool,
     has_relay: bool,
     encrypt_at_rest: Path | None,
+    page: str | None,
+    no_page: bool,
+    metrics: str | None,
     as_json: bool,
 ) -> None:
     """Run the coordinator of a swarm, until Ctrl-C.
@@ -220,6 +236,11 @@ def coordinator(
     key = sealing_key_at(encrypt_at_rest) if encrypt_at_rest else None
 
     from swarm_ft.api.coordinating import Charge, composed
+    from swarm_ft.page.server import http_places
+
+    if page and no_page:
+        raise BadOption("--page, --no-page: give one of the two")
+    http = http_places(page, metrics, has_page=not no_page)
 
     told = Charge(
         journal=journal,
@@ -238,6 +259,7 @@ def coordinator(
         sealing_key=key,
         is_public=is_public,
         has_relay=has_relay,
+        http=http,
     )
 
     async def work() -> None:
@@ -268,13 +290,23 @@ def _show_coordinator(running: Coordinator, told: Charge, *, as_json: bool) -> N
         at_rest = told.sealing_key is not None
         encrypted = {"encrypted": is_encrypted, "encrypted_at_rest": at_rest}
         where = {"endpoint": running.endpoint, "addresses": list(running.addresses)}
-        click.echo(json.dumps({**where, **encrypted, "open": public and str(public)}))
+        seen = {"page": running.watched.address, "metrics": running.watched.metrics}
+        told_all = {**where, **encrypted, "open": public and str(public), **seen}
+        click.echo(json.dumps(told_all))
         return
     click.echo(f"coordinator at {running.endpoint}")
     if public is not None:
         click.echo(f"anybody becomes a replica on probation with 'swarm-ft serve-stage {public}'")
+    _show_watched(running.watched)
     if is_encrypted:
         click.echo("others join with what 'swarm-ft invite' prints")
         return
     for address in running.addresses:
         click.echo(f"others on this machine join with --insecure --initial-peers {address}")
+
+
+def _show_watched(watched: Watched) -> None:
+    if watched.address:
+        click.echo(f"see and steer it, in one browser, at {watched.address}")
+    if watched.metrics:
+        click.echo(f"metrics at http://{watched.metrics}/metrics")

@@ -173,6 +173,7 @@ async def _train_here(
     try:
         with spinner("waiting for them to find each other"):
             way = await start_swarm(swarm, peers, buffers, work_dir)
+        click.echo(f"see it in a browser, while it lasts: {swarm.page}", err=True)
         async with connected(way, keys / CLIENT_KEY) as client:
             with spinner("waiting for them to join the coordinator"):
                 await all_joined(client, len(peers))

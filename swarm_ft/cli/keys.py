@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
+from swarm_ft.api.documents import grant_fields
 from swarm_ft.api.swarm_keys import JOURNAL, keys_folder, opened
 from swarm_ft.cli.options import examples, json_flag, log_option
 from swarm_ft.errors import BadOption
@@ -200,13 +201,6 @@ def _show_public(journal: str, *, as_json: bool) -> None:
         raise BadOption("--open: not all are let in here; 'swarm-ft coordinator --open' does that")
     told = {"invite": str(public), "name": public.name}
     click.echo(json.dumps(told) if as_json else str(public))
-
-
-def grant_fields(grant: Grant) -> dict[str, Any]:
-    """What `--json` prints of what a peer may host."""
-    layers = None if grant.layers is None else str(grant.layers)
-    tokens = {"replica_only": grant.replica_only, "sees_tokens": grant.sees_tokens}
-    return {**tokens, "only_layers": layers}
 
 
 def _limits(grant: Grant) -> str:

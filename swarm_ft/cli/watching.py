@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import math
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from swarm_ft.api.documents import event_fields, row_fields, status_fields
 from swarm_ft.api.joining import WayIn, client_key_file, connected
 from swarm_ft.cli.joining import way_in
 from swarm_ft.cli.options import examples, json_flag, log_option, stack
@@ -116,106 +116,6 @@ def _show(found: SwarmStatus, *, as_json: bool, clears: bool = False) -> None:
     if clears:
         click.clear()  # a terminal alone
     click.echo(json.dumps(status_fields(found)) if as_json else "\n".join(status_lines(found)))
-
-
-def status_fields(found: SwarmStatus) -> dict[str, Any]:
-    """What `--json` prints."""
-    relays = [
-        {"relay": r.name, "endpoint": r.endpoint, "links": r.links, "bytes": r.relayed_bytes}
-        for r in found.relays
-    ]
-    return {
-        "version": found.version,
-        "unix_s": found.unix_s,
-        "next_event": found.next_event,
-        "peers": [_member_fields(member) for member in found.members],
-        "runs": [_run_fields(run) for run in found.runs],
-        "relays": relays,
-        "contributors": [{"peer": one.peer_id, **asdict(one.given)} for one in found.contributors],
-    }
-
-
-def _member_fields(member: MemberStatus) -> dict[str, Any]:
-    from swarm_ft.cli.keys import grant_fields
-
-    return {
-        "peer": member.peer_id,
-        "layers": str(member.layers or "auto"),
-        "idle": member.idle,
-        **grant_fields(member.grant),
-        "endpoint": member.endpoint,
-        "device": member.device,
-        "memory_bytes": member.memory_bytes,
-        "version": member.version,
-        "protocol": member.speaks,
-        "joined_ago_s": member.joined_ago_s,
-        "heard_ago_s": member.heard_ago_s,
-        "machine": asdict(member.machine),
-        "work": _work_fields(member.work) if member.work else None,
-        "links": [{"peer": link.peer_id, "way": str(link.way)} for link in member.links],
-        "given": asdict(member.given),
-    }
-
-
-def _work_fields(work: MemberWork) -> dict[str, Any]:
-    return {
-        "run": work.run_id,
-        "layers": str(work.layers),
-        "stage": work.stage,
-        "replica": work.replica,
-        "replicas": work.num_replicas,
-        "doing": work.doing.name.lower(),
-        "waits_for": list(work.waits_for),
-        "share": work.share,
-        "parts_begun": work.parts_begun,
-        "num_parts": work.num_parts,
-        "microbatch_s": work.microbatch_s,
-    }
-
-
-def _run_fields(run: RunSummary) -> dict[str, Any]:
-    from swarm_ft.client.words import kind_fields
-
-    return {
-        "run": run.run_id,
-        "phase": run.phase.name.lower(),
-        "detail": run.detail,
-        "own": run.is_own,
-        "model": run.model,
-        "steps": run.committed_steps,
-        "num_steps": run.num_steps,
-        "place": run.place,
-        "behind": run.behind,
-        "last_step": _step_fields(run.last_step) if run.last_step else None,
-        "last_evaluation": _eval_fields(run.last_evaluation) if run.last_evaluation else None,
-        "step_s": run.step_s,
-        "samples_per_s": run.samples_per_s,
-        "tokens_per_s": run.tokens_per_s,
-        "eta_s": run.eta_s,
-        "snapshots": list(run.snapshots),
-        "bytes": kind_fields(run.sent),
-        "bytes_saved": run.bytes_saved,
-        "relayed_bytes": run.sent.relayed_bytes,
-        "stages": [
-            {"peer": s.peer_id, "layers": str(s.layers), "joining": s.peer_id in run.joining}
-            for s in run.assignments
-        ],
-        "boundaries": [_boundary_fields(boundary) for boundary in run.boundaries],
-    }
-
-
-def _boundary_fields(status: BoundaryStatus) -> dict[str, object]:
-    return {
-        **asdict(status.kept),
-        "samples": status.buffered_samples,
-        "records": status.kept.samples,
-        "key_frames": status.key_frames,
-        "delta_frames": status.delta_frames,
-        "hit_rate": status.hit_rate,
-        "forward_codec": status.forward_codec,
-        "backward_codec": status.backward_codec,
-        "ratio": status.ratio,
-    }
 
 
 def status_lines(found: SwarmStatus) -> Iterator[str]:
@@ -396,20 +296,6 @@ async def _newest(swarm: SwarmClient, run_id: RunId | None) -> int:
     return max(0, (await swarm.status()).next_event - NEWEST_EVENTS)
 
 
-def event_fields(event: SwarmEvent) -> dict[str, Any]:
-    """What `--json` prints, a line each."""
-    return {
-        "serial": event.serial,
-        "unix_s": event.unix_s,
-        "kind": event.kind.label,
-        "run": event.run_id,
-        "peer": event.peer_id,
-        "from_step": event.from_step,
-        "to_step": event.to_step,
-        "words": event.words,
-    }
-
-
 def event_line(event: SwarmEvent) -> str:
     """What people read."""
     from swarm_ft.client.words import printable
@@ -510,7 +396,7 @@ def _loss_lines(
         else:
             click.echo(printable(told.words), err=as_csv)
         return
-    fields = _row_fields(told)
+    fields = row_fields(told)
     if as_json:
         yield json.dumps(fields)
     elif as_csv:
@@ -518,32 +404,6 @@ def _loss_lines(
         yield ",".join("" if cell is None else str(cell) for cell in cells)
     else:
         yield _row_words(told)
-
-
-def _row_fields(told: StepCommitted | Evaluated) -> dict[str, Any]:
-    from swarm_ft.protocol.messages.client import StepCommitted
-
-    return _step_fields(told) if isinstance(told, StepCommitted) else _eval_fields(told)
-
-
-def _step_fields(step: StepCommitted) -> dict[str, Any]:
-    return {
-        "step": step.step,
-        "loss": _finite(step.loss),
-        "learning_rate": step.learning_rate,
-        "grad_norm": _finite(step.grad_norm),
-        "seconds": step.seconds,
-        "samples": step.num_samples,
-    }
-
-
-def _eval_fields(found: Evaluated) -> dict[str, Any]:
-    return {
-        "step": found.step,
-        "eval_loss": _finite(found.eval_loss),
-        "compressed_eval_loss": _finite(found.compressed_eval_loss),
-        "eval_samples": found.num_samples,
-    }
 
 
 def _row_words(told: StepCommitted | Evaluated) -> str:
@@ -555,10 +415,6 @@ def _row_words(told: StepCommitted | Evaluated) -> str:
         f"step {told.step:>6}  loss {told.loss:<8.4f} lr {told.learning_rate:<10.3g} "
         f"grad norm {told.grad_norm:<9.3g} {told.seconds:.2f} s"
     )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _tell_trouble(words: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
@@ -27,10 +28,13 @@ from swarm_ft.coordinator.facts.events import (
     PeerLost,
     PeerSaid,
     Publish,
+    RateChanged,
     Record,
     ResultCollected,
     RunCancelled,
+    RunPaused,
     RunRecord,
+    RunResumed,
     RunSubmitted,
     Say,
     SnapshotLost,
@@ -48,6 +52,7 @@ from swarm_ft.coordinator.relays import RelayRoll
 from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import FIRST_PAGE, Watcher, Watchers, overview, told_to
 from swarm_ft.errors import (
+    BadInput,
     BadOption,
     JournalError,
     NotAllowed,
@@ -108,6 +113,10 @@ from swarm_ft.transport.rules import check_name, is_owner, may_read
 logger = get_logger(__name__)
 
 TICK_S = 0.25
+MAX_LEARNING_RATE = 1e3
+MAX_RATE_CHANGES = 256
+READY_S = 5.0
+"""Time that stands still for so long does not pass."""
 MAX_QUEUED_TO_PEER = 256
 """A peer that lets more messages pile up is dropped; it may join again."""
 
@@ -535,6 +544,82 @@ class CoordinatorService:
         request = await stream.receive() or StatusRequest()
         await stream.send(self.status(request, stream.caller))
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it plans and commits: time passes, and the journal takes what is decided."""
+        is_late = self._clock.now_s() - self._state.seen_at_s >= READY_S
+        return not self._broken.done() and self._state.seen_at_s < math.inf and not is_late
+
+    def losses(self, run_id: RunId, first: int, max_points: int) -> list[StepCommitted | Evaluated]:
+        """Of a run, steps from `first` on and evaluations, without what was sent for them.
+
+        Args:
+            run_id: of any client's.
+            first: step.
+            max_points: of steps, and of evaluations; of more, as many are chosen evenly, the last
+                among them.
+
+        Raises:
+            NotFound: there is no such run.
+        """
+        run = self._state.runs.get(run_id)
+        if run is None:
+            raise NotFound(f"run {run_id} is not known here")
+        stop = run.past.all_steps
+        steps = self._journal.chosen_steps(run_id, _evenly(first, stop, max_points))
+        found = self._journal.evaluations(run_id, first, stop + 1)
+        evaluations = [found[i] for i in _evenly(0, len(found), max_points)]
+        return sorted([*evaluations, *steps], key=lambda told: told.step)
+
+    # ---- what the swarm's owner asks for, of any client's run
+
+    def cancel(self, run_id: RunId) -> None:
+        """End a run.
+
+        Raises:
+            NotFound: there is no such run.
+            OutOfTurn: it is over.
+        """
+        self._steer(RunCancelled(run_id, by="the swarm's owner"), last=RunPhase.FINISHED)
+
+    def pause(self, run_id: RunId) -> None:
+        """Plan no step after the one under way; raises as `cancel` does."""
+        self._steer(RunPaused(run_id))
+
+    def resume(self, run_id: RunId) -> None:
+        """Go on with a run that was paused; raises as `cancel` does."""
+        self._steer(RunResumed(run_id))
+
+    def change_rate(self, run_id: RunId, learning_rate: float) -> None:
+        """Train with another peak learning rate from the next step on; raises as `cancel` does.
+
+        Raises:
+            BadInput: it is no finite number from 0 on, or the run was submitted with 0; or it was
+                changed too often.
+        """
+        run = self._state.runs.get(run_id)
+        if not 0.0 <= learning_rate <= MAX_LEARNING_RATE:
+            raise BadInput(
+                f"learning_rate: expected 0 to {MAX_LEARNING_RATE:g}, got {learning_rate}"
+            )
+        if run is not None and not run.spec.train.learning_rate:
+            raise BadInput(f"run {run_id} was submitted with learning rate 0, and keeps it")
+        if run is not None and len(run.steering.rates) >= MAX_RATE_CHANGES:
+            raise BadInput(f"run {run_id} had {MAX_RATE_CHANGES} learning rates already")
+        self._steer(RateChanged(run_id, learning_rate))
+
+    def _steer(
+        self,
+        event: RunCancelled | RunPaused | RunResumed | RateChanged,
+        last: RunPhase = RunPhase.EXPORTING,
+    ) -> None:
+        run = self._state.runs.get(event.run_id)
+        if run is None:
+            raise NotFound(f"run {event.run_id} is not known here")
+        if run.phase > last:
+            raise OutOfTurn(f"run {event.run_id} is over: {run.phase.name.lower()}")
+        self._handle(event)
+
     def status(self, page: StatusRequest = FIRST_PAGE, caller: Caller | None = None) -> SwarmStatus:
         """A page of what is known, as this caller may know it; None: all of it."""
         return replace(
@@ -616,6 +701,12 @@ def _in_short(run: Run, caller: Caller | None) -> str:
     whose = "" if _may_end(caller, run) else f", of client {run.owner}"
     steps = f"step {run.past.all_steps}/{run.spec.train.num_steps}"
     return f"{run.run_id} ({run.phase.name.lower()}, {steps}{whose})"
+
+
+def _evenly(first: int, stop: int, max_points: int) -> list[int]:
+    """All numbers from `first` to before `stop`, or so many, the last among them."""
+    stride = max(1, -(-(stop - first) // max_points))
+    return list(range(stop - 1, first - 1, -stride))[::-1]
 
 
 def _may_end(caller: Caller | None, run: Run) -> bool:

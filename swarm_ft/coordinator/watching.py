@@ -81,6 +81,7 @@ def _summary(run: Run, queue: Sequence[RunId], *, is_own: bool) -> RunSummary:
     status, train = run.status, run.spec.train
     place = queue.index(run.run_id) if run.run_id in queue else 0
     step_s = fmean(run.measured.step_seconds or (0.0,))
+    is_paused = run.steering.is_paused and not run.phase.is_over
     left = train.num_steps - run.past.all_steps
     return RunSummary(
         run_id=run.run_id,
@@ -103,9 +104,13 @@ def _summary(run: Run, queue: Sequence[RunId], *, is_own: bool) -> RunSummary:
         step_s=step_s,
         samples_per_s=train.batch_size / step_s if step_s else 0.0,
         tokens_per_s=_tokens_per_s(run),
-        eta_s=left * step_s if step_s and run.phase.is_working else None,
+        eta_s=left * step_s if step_s and run.phase.is_working and not is_paused else None,
         place=place,
         behind=queue[place - 1] if place else None,
+        is_paused=is_paused,
+        learning_rate=(
+            run.steering.peak_at(run.past.all_steps + 1, train.learning_rate) if is_own else 0.0
+        ),
         snapshots=() if run.phase.is_over else tuple(s.step for s in run.past.snapshots),
     )
 

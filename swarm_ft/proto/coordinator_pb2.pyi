@@ -63,6 +63,9 @@ class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVENT_KIND_RUN_COLLECTED: _ClassVar[EventKind]
     EVENT_KIND_RUN_CANCELLED: _ClassVar[EventKind]
     EVENT_KIND_RUN_FAILED: _ClassVar[EventKind]
+    EVENT_KIND_RUN_PAUSED: _ClassVar[EventKind]
+    EVENT_KIND_RUN_RESUMED: _ClassVar[EventKind]
+    EVENT_KIND_RUN_STEERED: _ClassVar[EventKind]
 RUN_PHASE_UNSPECIFIED: RunPhase
 RUN_PHASE_QUEUED: RunPhase
 RUN_PHASE_WAITING: RunPhase
@@ -107,6 +110,9 @@ EVENT_KIND_RUN_FINISHED: EventKind
 EVENT_KIND_RUN_COLLECTED: EventKind
 EVENT_KIND_RUN_CANCELLED: EventKind
 EVENT_KIND_RUN_FAILED: EventKind
+EVENT_KIND_RUN_PAUSED: EventKind
+EVENT_KIND_RUN_RESUMED: EventKind
+EVENT_KIND_RUN_STEERED: EventKind
 
 class EnrolRequest(_message.Message):
     __slots__ = ("protocol_version",)
@@ -883,7 +889,7 @@ class Contributor(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., given: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
 
 class RunSummary(_message.Message):
-    __slots__ = ("run_id", "phase", "detail", "committed_steps", "num_steps", "spec_digest", "assignments", "sent", "joining", "boundaries", "attempt", "is_own", "model", "last_step", "last_evaluation", "step_s", "samples_per_s", "tokens_per_s", "eta_s", "place", "behind", "snapshots")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "num_steps", "spec_digest", "assignments", "sent", "joining", "boundaries", "attempt", "is_own", "model", "last_step", "last_evaluation", "step_s", "samples_per_s", "tokens_per_s", "eta_s", "place", "behind", "snapshots", "is_paused", "learning_rate")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -906,6 +912,8 @@ class RunSummary(_message.Message):
     PLACE_FIELD_NUMBER: _ClassVar[int]
     BEHIND_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: RunPhase
     detail: str
@@ -928,7 +936,9 @@ class RunSummary(_message.Message):
     place: int
     behind: str
     snapshots: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., spec_digest: _Optional[bytes] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., attempt: _Optional[int] = ..., is_own: _Optional[bool] = ..., model: _Optional[str] = ..., last_step: _Optional[_Union[StepCommitted, _Mapping]] = ..., last_evaluation: _Optional[_Union[Evaluated, _Mapping]] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., place: _Optional[int] = ..., behind: _Optional[str] = ..., snapshots: _Optional[_Iterable[int]] = ...) -> None: ...
+    is_paused: bool
+    learning_rate: float
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., spec_digest: _Optional[bytes] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., attempt: _Optional[int] = ..., is_own: _Optional[bool] = ..., model: _Optional[str] = ..., last_step: _Optional[_Union[StepCommitted, _Mapping]] = ..., last_evaluation: _Optional[_Union[Evaluated, _Mapping]] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., place: _Optional[int] = ..., behind: _Optional[str] = ..., snapshots: _Optional[_Iterable[int]] = ..., is_paused: _Optional[bool] = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
 class SwarmStatus(_message.Message):
     __slots__ = ("members", "runs", "num_members", "num_runs", "relays", "version", "unix_s", "next_event", "contributors")

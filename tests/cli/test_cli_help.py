@@ -36,7 +36,16 @@ COMMANDS = (
     ("sample",),
 )
 HEAVY = {"torch", "grpc", "hivemind", "transformers", "safetensors", "sqlite3", "rich", "numpy"}
-HEAVY |= {"datasets", "pyarrow", "pandas", "jinja2", "peft", "accelerate"}
+HEAVY |= {
+    "datasets",
+    "pyarrow",
+    "pandas",
+    "jinja2",
+    "peft",
+    "accelerate",
+    "aiohttp",
+    "prometheus_client",
+}
 HELP_CPU_S = 0.5
 
 READING = {
@@ -200,7 +209,7 @@ OPTIONS = {
     ("coordinator",): DHT
     | LISTENING
     | {"--insecure", "--journal", "--queue-hours", "--snapshots", "--open", "--json"}
-    | {"--encrypt-at-rest", "--relay", "--no-relay"}
+    | {"--encrypt-at-rest", "--relay", "--no-relay", "--page", "--no-page", "--metrics"}
     | {"--max-queued-per-client", "--max-job-size", "--max-data-per-client", "--max-data"}
     | {"--result-hours"},
     ("dht",): {

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from swarm_ft.cli.watching import status_fields, status_lines
+from swarm_ft.api.documents import status_fields
+from swarm_ft.cli.watching import status_lines
 from swarm_ft.ids import BlockIndex, PeerId, RunId
 from swarm_ft.protocol.messages.client import (
     BoundaryStatus,

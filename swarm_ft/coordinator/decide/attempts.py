@@ -88,7 +88,7 @@ def expire(turn: Turn) -> None:
     """End runs that had nobody to go on with for too long, not even if nobody had another run."""
     queue_s = turn.state.queue_s
     for run in turn.state.going_runs:
-        if turn.now_s - run.unplaced_since_s < queue_s:
+        if turn.now_s - run.unplaced_since_s < queue_s or run.steering.is_paused:
             continue
         if arrangement(able_for(turn.state, run, turn.now_s), run, turn.now_s).assignments:
             turn.keep(replace(run, unplaced_since_s=math.inf))

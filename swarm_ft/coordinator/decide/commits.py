@@ -290,9 +290,10 @@ def _finish(turn: Turn, run: Run) -> None:
 def _plan_or_export(turn: Turn, run: Run) -> None:
     run = _admit(turn, run)
     if not is_trained(run):
-        why = held_for(turn.state, run, turn.now_s) if run.step is None else ""
+        left = held_for(turn.state, run, turn.now_s) if run.step is None else ""
+        why = left or (_paused(run) if run.step is None else "")
         if why:
-            _hold(turn, run, why)
+            _hold(turn, run, why, saves=bool(left))
         else:
             _plan(turn, _save_again(turn, run))
         return
@@ -303,15 +304,28 @@ def _plan_or_export(turn: Turn, run: Run) -> None:
         _export(turn, run)
 
 
-def _hold(turn: Turn, run: Run, why: str) -> None:
-    """Plan nothing, since a peer without which the run cannot go on would work no more."""
+def _paused(run: Run) -> str:
+    """Why no step is planned of a run that its owner paused; empty of others."""
+    words = f"paused after step {run.committed_steps}: its peers hold its state"
+    return words if run.steering.is_paused else ""
+
+
+def _hold(turn: Turn, run: Run, why: str, *, saves: bool) -> None:
+    """Plan nothing, as its owner asks, or for a peer without which it cannot go on.
+
+    Args:
+        turn: this one.
+        run: that waits between two steps.
+        why: in words.
+        saves: whether it waits for a snapshot.
+    """
     if run.detail != why:
         run = replace(run, detail=why).with_awaited(Awaited(since_s=turn.now_s))
         turn.put(run)
     asked, steps = run.saving.asked, run.committed_steps
     is_asked = asked is not None and asked.step == steps and _asked_in_this_attempt(run)
     on_its_way = steps in {snapshot.step for snapshot in run.saving.unlisted}
-    if may_save(turn.state, run, turn.now_s) and not is_asked and not on_its_way:
+    if saves and may_save(turn.state, run, turn.now_s) and not is_asked and not on_its_way:
         _save(turn, run)
 
 

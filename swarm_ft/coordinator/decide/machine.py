@@ -12,6 +12,7 @@ end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -
     ... but evaluations were   the run ends with the step before, see `protocol.spec.best`
         no better for long
     last step committed        ExportStage to all                                    -> EXPORTING
+    its owner pauses it        the step under way is committed, and none planned until it resumes
     ... but the best weights   attempt + 1, in which all load these, then ExportStage -> WAITING
         are others
     StageExported from all     the result can be fetched                             -> FINISHED
@@ -35,15 +36,18 @@ import math
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator.decide import attempts, commits, history, leaving, losses
+from swarm_ft.coordinator.decide import attempts, commits, history, leaving, losses, steering
 from swarm_ft.coordinator.facts.events import (
     Effect,
     Event,
     PeerJoined,
     PeerLost,
     PeerSaid,
+    RateChanged,
     ResultCollected,
     RunCancelled,
+    RunPaused,
+    RunResumed,
     RunSubmitted,
     SnapshotLost,
     SnapshotWritten,
@@ -120,10 +124,10 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
             _peer_gone(turn, peer_id, "is gone", away_since_s=now_s)
         case RunSubmitted(run_id, spec, owner, key):
             turn.put(Run(run_id=run_id, spec=spec, owner=owner, storage_key=key))
-        case RunCancelled(run_id):
-            _end(turn, run_id, RunPhase.CANCELLED, "cancelled by a client")
-        case ResultCollected(run_id):
-            _collected(turn, run_id)
+        case RunCancelled() | ResultCollected():
+            _done_with(turn, event)
+        case RunPaused() | RunResumed() | RateChanged():
+            steering.steer(turn, event)
         case SnapshotWritten() | SnapshotLost():
             commits.snapshot_listed(turn, event)
         case TokensLost(run_id, reason):
@@ -395,6 +399,13 @@ def _peer_gone(
 
 
 # ---- ends
+
+
+def _done_with(turn: Turn, event: RunCancelled | ResultCollected) -> None:
+    if isinstance(event, RunCancelled):
+        _end(turn, event.run_id, RunPhase.CANCELLED, f"cancelled by {event.by}")
+    else:
+        _collected(turn, event.run_id)
 
 
 def _end(turn: Turn, run_id: RunId, phase: RunPhase, detail: str) -> None:

@@ -68,9 +68,36 @@ class RunSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class RunCancelled:
-    """A client wants no more of a run."""
+    """Somebody wants no more of a run.
+
+    Attributes:
+        by: who, in words.
+    """
 
     run_id: RunId
+    by: str = "a client"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaused:
+    """Its owner wants no more steps of a run for now."""
+
+    run_id: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class RunResumed:
+    """Its owner wants a run that was paused to go on."""
+
+    run_id: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class RateChanged:
+    """Its owner wants another peak learning rate of a run, from the next step on."""
+
+    run_id: RunId
+    learning_rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +149,9 @@ Event = (
     | PeerLost
     | RunSubmitted
     | RunCancelled
+    | RunPaused
+    | RunResumed
+    | RateChanged
     | ResultCollected
     | SnapshotWritten
     | SnapshotLost

@@ -350,6 +350,37 @@ class Saving:
     failed: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class RateChange:
+    """Another peak learning rate, from this step on, however often the step is made."""
+
+    first_step: StepNumber
+    learning_rate: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steering:
+    """What a run's owner asked of it since it was submitted; a rollback does not undo it.
+
+    Attributes:
+        is_paused: no step is planned; one that was begun is finished.
+        rates: steps rising.
+    """
+
+    is_paused: bool = False
+    rates: tuple[RateChange, ...] = ()
+
+    def peak_at(self, step: int, submitted: float) -> float:
+        """The schedule's peak at a step."""
+        changes = [one for one in self.rates if one.first_step <= step]
+        return changes[-1].learning_rate if changes else submitted
+
+    def with_rate(self, change: RateChange) -> Steering:
+        """What was asked for steps that are yet to be made is asked no more."""
+        before = [one for one in self.rates if one.first_step < change.first_step]
+        return replace(self, rates=(*before, change))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
     """What was seen of peers at work; a rollback does not undo it.
@@ -386,6 +417,7 @@ class Run:
             restart.
         attempt: the one at work, or the last one.
         step: the first uncommitted step, once it was planned.
+        steering: what its owner asked of it meanwhile.
         misfits: peers that cannot host it, whatever the stage, and why; until they join again.
         doubts: peers by which a step that is not committed is inf or NaN, and which step.
         lost_at: peers that lacked a buffer with which this step was planned, the last of each.
@@ -408,6 +440,7 @@ class Run:
     step: PlannedStep | None = None
     saving: Saving = field(default_factory=Saving)
     measured: Measured = field(default_factory=Measured)
+    steering: Steering = field(default_factory=Steering)
     misfits: Mapping[PeerId, str] = field(default_factory=_nothing)
     doubts: Mapping[PeerId, StepNumber] = field(default_factory=_nothing)
     lost_at: Mapping[PeerId, StepNumber] = field(default_factory=_nothing)

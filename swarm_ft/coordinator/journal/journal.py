@@ -39,8 +39,10 @@ from swarm_ft.coordinator.facts.state import (
     Measured,
     Past,
     PlannedStep,
+    RateChange,
     Run,
     Snapshot,
+    Steering,
 )
 from swarm_ft.coordinator.journal.reserve import Reserve
 from swarm_ft.coordinator.journal.tokens import TokenFiles
@@ -80,6 +82,8 @@ CREATE TABLE IF NOT EXISTS runs (
     committed_steps INTEGER NOT NULL, trained_steps INTEGER, stages TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS priorities (
     run_id TEXT PRIMARY KEY, priority INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS steerings (
+    run_id TEXT PRIMARY KEY, steering TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS plans (
     run_id TEXT PRIMARY KEY, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
     microbatches TEXT NOT NULL) WITHOUT ROWID;
@@ -117,6 +121,18 @@ CREATE TABLE IF NOT EXISTS sealing (proof BLOB NOT NULL);
 MAX_EVENTS = 10_000
 """Of what happened, the newest that are kept."""
 _PROOF = b"this journal's key"
+
+
+TABLES_OF_RUNS = (
+    "runs",
+    "priorities",
+    "steerings",
+    "plans",
+    "commits",
+    "evaluations",
+    "snapshots",
+)
+"""Beside those of ledgers."""
 
 
 class Journal:
@@ -320,7 +336,7 @@ class Journal:
                 self._forget(run_id)
 
     def _forget(self, run_id: RunId) -> None:
-        for table in ("runs", "priorities", "plans", "commits", "evaluations", "snapshots"):
+        for table in TABLES_OF_RUNS:
             self._db.execute(f"DELETE FROM {table} WHERE run_id=?", (run_id,))
         self._forget_ledger(run_id)
 
@@ -354,8 +370,15 @@ class Journal:
             " trained_steps=?, stages=? WHERE run_id=?",
             (*self._run_row(run), run.run_id),
         )
+        self._write_steering(run)
         if run.phase > RunPhase.FINISHED:
             self._forget_ledger(run.run_id)
+
+    def _write_steering(self, run: Run) -> None:
+        self._db.execute("DELETE FROM steerings WHERE run_id=?", (run.run_id,))
+        if run.steering != Steering():
+            row = (run.run_id, _steering_text(run.steering))
+            self._db.execute("INSERT INTO steerings VALUES (?, ?)", row)
 
     def _roll_back(self, record: RollbackRecord) -> None:
         run_id, execute = record.run_id, self._db.execute
@@ -550,6 +573,7 @@ class Journal:
             ),
             step=self._planned_step(run_id, committed_steps),
             measured=Measured(step_seconds=self._step_seconds(run_id)),
+            steering=self._steering(run_id),
             gather_until_s=now_s + GATHER_S,
         )
 
@@ -580,6 +604,11 @@ class Journal:
             sent=ByteCounts(**json.loads(sent)),
             traffic=_traffic_from(traffic),
         )
+
+    def _steering(self, run_id: RunId) -> Steering:
+        query = "SELECT steering FROM steerings WHERE run_id=?"
+        row = self._db.execute(query, (run_id,)).fetchone()
+        return Steering() if row is None else _steering_from(row[0])
 
     def _judged(self, run_id: RunId) -> Judged:
         """What all evaluations say."""
@@ -646,6 +675,26 @@ class Journal:
                 (run_id, first, limit),
             ).fetchall()
         return tuple(_committed_from(row) for row in found)
+
+    def chosen_steps(self, run_id: RunId, steps: Sequence[int]) -> tuple[StepCommitted, ...]:
+        """These of a run's committed steps, rising, without what was sent for them."""
+        with self._errors_named():
+            found = self._db.execute(
+                "SELECT step, loss, learning_rate, grad_norm, num_samples, seconds FROM commits"
+                " WHERE run_id=? AND step IN (SELECT value FROM json_each(?)) ORDER BY step",
+                (run_id, json.dumps(steps)),
+            ).fetchall()
+        return tuple(
+            StepCommitted(
+                step=StepNumber(step),
+                loss=loss,
+                learning_rate=learning_rate,
+                grad_norm=grad_norm,
+                num_samples=num_samples,
+                seconds=seconds,
+            )
+            for step, loss, learning_rate, grad_norm, num_samples, seconds in found
+        )
 
     def evaluations(self, run_id: RunId, first: int, stop: int) -> tuple[Evaluated, ...]:
         """Of a run, of weights with `first` steps in them to fewer than `stop`, steps rising."""
@@ -746,6 +795,17 @@ def _committed_from(
         gradients=GradientTraffic(**json.loads(gradients)),
         state_bytes=state,
     )
+
+
+def _steering_text(steering: Steering) -> str:
+    rates = [(change.first_step, change.learning_rate) for change in steering.rates]
+    return json.dumps({"is_paused": steering.is_paused, "rates": rates})
+
+
+def _steering_from(text: str) -> Steering:
+    told = json.loads(text)
+    rates = tuple(RateChange(StepNumber(step), rate) for step, rate in told["rates"])
+    return Steering(is_paused=told["is_paused"], rates=rates)
 
 
 def _traffic_text(traffic: Sequence[Traffic]) -> str:

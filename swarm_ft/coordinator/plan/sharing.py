@@ -54,7 +54,7 @@ class Sharing:
 def shared(state: SwarmState, now_s: float) -> Sharing:
     """Who is whose now."""
     going = state.going_runs
-    if len(going) == 1:
+    if len(going) == 1 and not going[0].steering.is_paused:
         return Sharing({going[0].run_id: frozenset(state.members)})
     return _Division(state, going, now_s).divided()
 
@@ -89,7 +89,9 @@ class _Division:
 
     def __init__(self, state: SwarmState, going: Sequence[Run], now_s: float) -> None:
         self._state, self._going, self._now_s = state, going, now_s
-        self.waiting = [run for run in going if not run.attempt.assignments]
+        self.waiting = [
+            run for run in going if not (run.attempt.assignments or run.steering.is_paused)
+        ]
         self._active = [run for run in going if run.attempt.assignments]
         self._places = {run.run_id: place for place, run in enumerate(going)}
         self._shares = {run.run_id: {p for p in run.peers if p in state.members} for run in going}

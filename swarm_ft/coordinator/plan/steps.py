@@ -225,7 +225,7 @@ def commit_step(
         attempt=run.attempt.number,
         step=number,
         clip_factor=clip_factor(train, grad_norm),
-        learning_rate=learning_rate_at(train, number),
+        learning_rate=_learning_rate(run, number),
     )
     committed = StepCommitted(
         step=number,
@@ -248,6 +248,13 @@ def commit_step(
         measured=_measured_after(run, step, committed, caps),
     )
     return after, committed, commit
+
+
+def _learning_rate(run: Run, step: StepNumber) -> float:
+    """Of its schedule, whose peak its owner may have changed."""
+    scheduled, submitted = learning_rate_at(run.spec.train, step), run.spec.train.learning_rate
+    peak = run.steering.peak_at(step, submitted)
+    return scheduled if peak == submitted else scheduled / submitted * peak
 
 
 def _past_after(run: Run, step: PlannedStep, committed: StepCommitted, commit: CommitStep) -> Past:

@@ -435,6 +435,8 @@ class RunSummary:
         place: in the queue: 0 is its turn, or over.
         behind: the run that is before it in the queue.
         snapshots: how many steps are in those that are whole.
+        is_paused: by its owner: no step is planned.
+        learning_rate: the schedule's peak, which its owner may have changed; of the caller's own.
     """
 
     run_id: RunId
@@ -459,6 +461,8 @@ class RunSummary:
     place: int = 0
     behind: RunId | None = None
     snapshots: tuple[StepNumber, ...] = ()
+    is_paused: bool = False
+    learning_rate: Amount = 0.0
 
     @property
     def bytes_saved(self) -> int:

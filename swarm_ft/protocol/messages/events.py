@@ -48,6 +48,10 @@ class EventKind(IntEnum):
     RUN_COLLECTED = 31
     RUN_CANCELLED = 32
     RUN_FAILED = 33
+    RUN_PAUSED = 34
+    RUN_RESUMED = 35
+    RUN_STEERED = 36
+    """Its owner changed something of it."""
 
     @property
     def label(self) -> str:

@@ -1,0 +1,66 @@
+"""What a run's owner asks of it while it goes on: pause, resume, another learning rate. Pure.
+
+A paused run finishes the step under way and plans no other; its peers stay and hold its state, so
+that it resumes at once, and others that would take their place meanwhile do. One that waits for its
+turn is passed by. A learning rate is said with each commit, so every replica hears of a change in
+the same step, and a step that is made again after going back has the rate that it had.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from swarm_ft.coordinator.facts.events import RateChanged, RunPaused, RunRecord, RunResumed, Turn
+from swarm_ft.coordinator.facts.state import RateChange, Run
+from swarm_ft.ids import StepNumber
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.events import EventKind
+
+
+def steer(turn: Turn, event: RunPaused | RunResumed | RateChanged) -> None:
+    """Do as the owner asks; of a run that is over, or does so already, nothing."""
+    run = turn.state.runs.get(event.run_id)
+    if run is None or run.phase.is_over:
+        return
+    match event:
+        case RateChanged(_, learning_rate):
+            _change_rate(turn, run, learning_rate)
+        case RunPaused() if not run.steering.is_paused:
+            _pause(turn, run)
+        case RunResumed() if run.steering.is_paused:
+            _resume(turn, run)
+        case _:
+            pass
+
+
+def _pause(turn: Turn, run: Run) -> None:
+    is_open = run.phase is RunPhase.TRAINING and run.step is not None
+    when = f"once step {run.committed_steps} is committed" if is_open else "now"
+    words = f"its owner pauses it {when}"
+    _steered(turn, run, EventKind.RUN_PAUSED, words, is_paused=True)
+
+
+def _resume(turn: Turn, run: Run) -> None:
+    # `commits.look_after_held` follows.
+    _steered(turn, run, EventKind.RUN_RESUMED, "its owner resumes it", is_paused=False)
+
+
+def _steered(turn: Turn, run: Run, kind: EventKind, words: str, *, is_paused: bool) -> None:
+    run = replace(run, detail=words, steering=replace(run.steering, is_paused=is_paused))
+    _keep(turn, run, kind, words)
+
+
+def _change_rate(turn: Turn, run: Run, learning_rate: float) -> None:
+    """From the first step on that is not planned yet."""
+    first = StepNumber(run.committed_steps + (run.step is not None))
+    before = run.steering.peak_at(first, run.spec.train.learning_rate)
+    run = replace(run, steering=run.steering.with_rate(RateChange(first, learning_rate)))
+    words = f"learning rate {learning_rate:.4g} from step {first} on, {before:.4g} before"
+    _keep(turn, run, EventKind.RUN_STEERED, words)
+
+
+def _keep(turn: Turn, run: Run, kind: EventKind, words: str) -> None:
+    turn.keep(run)
+    turn.write(RunRecord(run))
+    turn.publish(run.run_id, run.status)
+    turn.happened(kind, run, words=words, to_step=run.past.all_steps)

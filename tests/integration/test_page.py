@@ -1,0 +1,195 @@
+"""The coordinator's page in a browser, while a swarm trains and a peer dies."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from swarm_ft.api.coordinating import DOCUMENTS
+from swarm_ft.clock import SystemClock
+from swarm_ft.ids import PeerId
+from swarm_ft.page.server import HttpPlaces, Watched, watched
+from tests.browser import CHROMIUM, Tab, browser
+from tests.integration.conftest import Job, MakeJob
+from tests.local_swarm import LocalSwarm
+
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="expected chromium on the path: apt-get install chromium"
+)
+LAYERS = ["0-3", "3-6", "3-6"]
+ENTER, TAB, RIGHT = ("Enter", 13), ("Tab", 9), ("ArrowRight", 39)
+RUN = "state.runs[0]"
+WORDS = "document.body.innerText"
+
+
+@pytest.fixture
+def job(make_job: MakeJob) -> Job:
+    codecs: dict[str, Any] = {"forward_codec": "aq4", "backward_codec": "q8"}
+    return make_job(num_steps=5000, num_eval_samples=4, eval_steps=5, **codecs)
+
+
+@asynccontextmanager
+async def page_of(swarm: LocalSwarm) -> AsyncIterator[Watched]:
+    places = HttpPlaces(page_port=0, metrics=("127.0.0.1", 0))
+    async with watched(swarm.service, SystemClock(), DOCUMENTS, places) as found:
+        yield found
+
+
+@asynccontextmanager
+async def seen(folder: Path, job: Job) -> AsyncIterator[tuple[LocalSwarm, Tab]]:
+    """A run under way, and a browser that shows it."""
+    for name in ("swarm", "browser"):
+        (folder / name).mkdir()
+    async with AsyncExitStack() as stack:
+        swarm = await stack.enter_async_context(LocalSwarm(folder / "swarm", LAYERS))
+        found = await stack.enter_async_context(page_of(swarm))
+        await swarm.all_joined()
+        await swarm.client.submit(job.spec, job.samples)
+        tab = await stack.enter_async_context(browser(folder / "browser"))
+        await tab.open(found.address)
+        await tab.until("typeof state !== 'undefined' && state.runs.length")
+        yield swarm, tab
+
+
+@needs_chromium
+async def test_the_page_shows_a_run_and_who_dies(tmp_path: Path, job: Job) -> None:
+    async with seen(tmp_path, job) as (swarm, tab):
+        await tab.until(f"{RUN}.steps > 6 && curve.steps.length > 5 && curve.evals.length > 1")
+        words = await tab.look(WORDS)
+        for expected in ("Stage 1: layers 0-3", "Stage 2: layers 3-6", "aq4 →", "peer-2", "live"):
+            assert expected in words
+        assert await tab.look("document.querySelectorAll('.peer').length") == len(LAYERS)
+        assert len(await tab.look("$('chart').querySelector('.loss').getAttribute('points')")) > 9
+
+        await swarm.kill_peer(PeerId("peer-2"))
+        await tab.until("document.querySelectorAll('.peer').length === 2")
+        await tab.until("$('log').innerText.includes('peer peer-2 is gone')")
+        await tab.until("$('given').innerText.includes('peer-2 (away)')")
+        steps = await tab.look(f"{RUN}.steps")
+        await tab.until(f"{RUN}.steps > {steps + 2}")
+
+        await swarm.kill_peer(PeerId("peer-1"))
+        await tab.until("document.querySelectorAll('.peer.away').length === 1")
+
+
+@needs_chromium
+async def test_the_page_fits_a_telephone(tmp_path: Path, job: Job) -> None:
+    async with seen(tmp_path, job) as (_, tab):
+        await tab.until(f"{RUN}.steps > 0")
+        for width in (360, 768, 1280):
+            await tab.resize(width, 800, dark=width == 768)
+            assert await tab.look("document.documentElement.scrollWidth") <= width
+        unnamed = (
+            "[...document.querySelectorAll('button, input, [tabindex]')].filter(e =>"
+            " !e.innerText && !e.getAttribute('aria-label') && !e.getAttribute('aria-labelledby')"
+            " && e.checkVisibility()).map(e => e.outerHTML)"
+        )
+        assert await tab.look(unnamed) == []
+
+
+@needs_chromium
+async def test_the_page_works_without_a_mouse(tmp_path: Path, job: Job) -> None:
+    async with seen(tmp_path, job) as (_, tab):
+        await tab.until("curve.steps.length > 3")
+        for _ in range(30):
+            await tab.press(*TAB)
+            if await tab.look("document.activeElement === $('chart')"):
+                break
+        assert await tab.look("document.activeElement.id") == "chart"
+        await tab.press("Home", 36)
+        await tab.press(*RIGHT)
+        assert "step 1: loss" in await tab.look("$('reading').innerText")
+
+
+@needs_chromium
+async def test_others_words_are_text(tmp_path: Path, job: Job) -> None:
+    evil = "<img src=x onerror=window.harmed=1><b id=evil>"
+    async with seen(tmp_path, job) as (_, tab):
+        await tab.look(
+            f"""source.close(), (() => {{
+              const evil = {evil!r}, run = structuredClone({RUN});
+              Object.assign(run, {{ detail: evil, model: evil }});
+              const peer = {{ ...structuredClone(state.peers[0]), peer: evil, device: evil,
+                version: evil, idle: evil, work: null }};
+              run.stages.push({{ peer: evil, layers: "9-" + evil, joining: false }});
+              run.boundaries.push({{ ...run.boundaries[0], boundary: 9, forward_codec: evil }});
+              shown({{ ...state, runs: [run], peers: [...state.peers, peer], version: evil,
+                contributors: [{{ ...state.contributors[0], peer: evil, samples: 1, seconds: 1,
+                  sent_bytes: 1 }}] }});
+              happened({{ serial: 1e9, unix_s: 0, kind: evil, run: evil, words: evil }});
+            }})()"""
+        )
+        assert evil in await tab.look(WORDS)
+        assert await tab.look("document.querySelectorAll('img, #evil').length") == 0
+        assert await tab.look("window.harmed") is None
+
+
+async def test_metrics_tell_of_a_run(tmp_path: Path, job: Job) -> None:
+    async with LocalSwarm(tmp_path, LAYERS) as swarm, page_of(swarm) as found:
+        await swarm.all_joined()
+        status = await swarm.client.submit(job.spec, job.samples)
+        async with aiohttp.ClientSession() as session:
+            told: dict[str, Any] = {}
+            while told.get("swarm_ft_run_committed_steps", 0) < 6 or "peer" not in told:
+                async with session.get(f"http://{found.metrics}/metrics") as got:
+                    families = list(text_string_to_metric_families(await got.text()))
+                samples = [sample for family in families for sample in family.samples]
+                told = {s.name: s.value for s in samples if "peer" not in s.labels}
+                told |= {"peer": {s.name for s in samples if s.labels.get("peer") == "peer-1"}}
+                await asyncio.sleep(0.05)
+    runs = {s.labels["run"] for s in samples if s.labels.get("run")}
+    assert runs == {status.run_id}
+    assert {s.labels["boundary"] for s in samples if "boundary" in s.labels} == {"3"}
+    assert told["swarm_ft_peers"] == len(LAYERS)
+    assert told["swarm_ft_run_steps"] == job.spec.train.num_steps
+    assert told["swarm_ft_run_loss"] > 0
+    assert told["swarm_ft_run_eval_loss"] > 0
+    assert told["swarm_ft_boundary_compression_ratio"] > 2
+    assert told["swarm_ft_run_sent_bytes"] < told["swarm_ft_run_uncompressed_bytes"]
+    assert {"swarm_ft_peer_info", "swarm_ft_peer_samples_total"} <= told["peer"]
+
+
+@needs_chromium
+async def test_the_owner_steers_a_run_by_keys(tmp_path: Path, job: Job) -> None:
+    async with seen(tmp_path, job) as (swarm, tab):
+        await tab.until("curve.steps.length > 3")
+        await tab.look(
+            "[...document.querySelectorAll('button')].find(b => b.innerText === 'Pause').focus()"
+        )
+        await tab.press(*ENTER)
+        await tab.until(f"{RUN}.paused && {RUN}.detail.startsWith('paused after')")
+        await tab.until("document.querySelector('.badge').innerText === 'paused'")
+        paused_at = await tab.look(f"{RUN}.steps")
+
+        await tab.look(f"askRate({RUN}), 1")
+        await tab.look("$('ask-input').value = '0.001', $('ask-yes').focus()")
+        await tab.press(*ENTER)
+        await tab.until(f"{RUN}.learning_rate === 0.001")
+        assert await tab.look(f"{RUN}.steps") == paused_at
+
+        await tab.press(*TAB)
+        await tab.look(
+            "[...document.querySelectorAll('button')].find(b => b.innerText === 'Resume').focus()"
+        )
+        await tab.press(*ENTER)
+        await tab.until(f"{RUN}.steps > {paused_at + 2}")
+        (run,) = swarm.service.status().runs
+        assert run.last_step is not None
+        assert run.last_step.learning_rate <= 0.001
+
+        await tab.look(
+            "[...document.querySelectorAll('button')].find(b => b.innerText === 'Cancel').focus()"
+        )
+        await tab.press(*ENTER)
+        await tab.until("$('ask').open")
+        await tab.look("$('ask-yes').focus()")
+        await tab.press(*ENTER)
+        await tab.until(f"{RUN}.phase === 'cancelled'")
+        log = await tab.look("$('log').innerText")
+        for words in ("its owner pauses it", "learning rate 0.001 from", "by the swarm's owner"):
+            assert words in log

@@ -1,0 +1,211 @@
+"""What an owner asks of a run: pause, resume, another learning rate."""
+
+import pytest
+
+from swarm_ft.coordinator.facts.events import (
+    Happened,
+    RateChanged,
+    RunCancelled,
+    RunPaused,
+    RunResumed,
+    Tick,
+)
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.watching import overview
+from swarm_ft.ids import RunId, StepNumber
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.control import CommitStep, PlanStep
+from swarm_ft.protocol.messages.events import EventKind
+from swarm_ft.protocol.spec.run_spec import LrSchedule
+from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
+
+OTHER = RunId("run-other")
+AFTER, STEPS = 4, 9
+
+
+@pytest.fixture
+def swarm(make_swarm: type[Swarm]) -> Swarm:
+    return make_swarm(Journal(":memory:"))
+
+
+@pytest.fixture
+def trained(swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer) -> Swarm:
+    """A swarm whose run has some steps behind it, and the next under way."""
+    swarm.submit(make_spec(num_steps=STEPS, learning_rate=0.5, lr_schedule=LrSchedule.CONSTANT))
+    swarm.join(a, b)
+    swarm.settle_until(lambda: swarm.run().committed_steps == AFTER)
+    return swarm
+
+
+def words_of(swarm: Swarm, kind: EventKind) -> list[str]:
+    return [one.words for one in swarm.effects if isinstance(one, Happened) and one.kind is kind]
+
+
+def rates(swarm: Swarm) -> list[float]:
+    return [step.learning_rate for step in swarm.steps()]
+
+
+def test_a_paused_run_finishes_its_step_and_plans_no_other(trained: Swarm) -> None:
+    trained.handle(RunPaused(RUN))
+    trained.settle()
+    run = trained.run()
+    assert (run.phase, run.committed_steps, run.step) == (RunPhase.TRAINING, AFTER + 1, None)
+    assert run.detail == f"paused after step {AFTER + 1}: its peers hold its state"
+    (words,) = words_of(trained, EventKind.RUN_PAUSED)
+    assert words == f"its owner pauses it once step {AFTER} is committed"
+    (shown,) = overview(trained.state).runs
+    assert shown.is_paused
+    assert shown.eta_s is None
+
+
+def test_nobody_is_late_in_a_pause(trained: Swarm) -> None:
+    trained.handle(RunPaused(RUN))
+    trained.settle()
+    attempt = trained.run().attempt.number
+    for _ in range(50):
+        trained.wait(30.0)
+    assert trained.run().attempt.number == attempt
+    assert not trained.dismissals()
+
+
+def test_a_run_that_resumes_is_as_if_it_was_never_paused(trained: Swarm) -> None:
+    trained.handle(RunPaused(RUN))
+    trained.settle()
+    trained.handle(RunResumed(RUN))
+    trained.settle()
+    assert trained.run().phase is RunPhase.FINISHED
+    assert [step.step for step in trained.steps()] == list(range(STEPS))
+    assert not overview(trained.state).runs[0].is_paused
+    assert words_of(trained, EventKind.RUN_RESUMED) == ["its owner resumes it"]
+
+
+def test_asking_twice_says_nothing_more(trained: Swarm) -> None:
+    trained.handle(RunResumed(RUN))
+    for _ in range(2):
+        trained.handle(RunPaused(RUN))
+    assert len(words_of(trained, EventKind.RUN_PAUSED)) == 1
+    assert not words_of(trained, EventKind.RUN_RESUMED)
+
+
+def test_a_peer_that_comes_back_in_a_pause_holds_its_state_again(
+    trained: Swarm, b: FakePeer
+) -> None:
+    trained.handle(RunPaused(RUN))
+    trained.settle()
+    trained.lose(b)
+    trained.settle()
+    assert trained.run().phase is RunPhase.WAITING
+    trained.join(b)
+    trained.settle()
+    run = trained.run()
+    assert (run.phase, run.committed_steps, run.step) == (RunPhase.TRAINING, AFTER + 1, None)
+    trained.handle(RunResumed(RUN))
+    trained.settle()
+    assert trained.run().phase is RunPhase.FINISHED
+
+
+def test_a_step_that_was_begun_is_finished_by_those_who_are_left(
+    trained: Swarm, b: FakePeer
+) -> None:
+    trained.handle(RunPaused(RUN))
+    trained.lose(b)
+    trained.join(b)
+    trained.settle()
+    assert trained.run().committed_steps == AFTER + 1
+
+
+def test_a_newcomer_is_taken_in_as_the_run_resumes(trained: Swarm, newcomer: FakePeer) -> None:
+    trained.handle(RunPaused(RUN))
+    trained.settle()
+    trained.join(newcomer)
+    trained.settle()
+    assert newcomer.peer_id not in trained.run().peers
+    trained.handle(RunResumed(RUN))
+    trained.settle()
+    assert newcomer.peer_id in trained.run().peers
+    assert trained.run().phase is RunPhase.FINISHED
+
+
+def test_it_stays_paused_over_a_restart(trained: Swarm, a: FakePeer, b: FakePeer) -> None:
+    trained.handle(RateChanged(RUN, 0.125))
+    trained.handle(RunPaused(RUN))
+    trained.settle()
+    steering = trained.run().steering
+    trained.restart()
+    trained.join(a, b)
+    trained.settle()
+    run = trained.run()
+    assert run.steering == steering
+    assert (run.phase, run.committed_steps) == (RunPhase.TRAINING, AFTER + 1)
+
+
+def test_one_that_waits_for_its_turn_is_passed_by(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.submit(make_spec(num_steps=3))
+    swarm.handle(RunPaused(RUN))
+    swarm.submit(make_spec(num_steps=3), OTHER)
+    swarm.join(a, b)
+    swarm.settle()
+    assert swarm.run(OTHER).phase is RunPhase.FINISHED
+    assert not swarm.run().attempt.assignments
+
+
+def test_a_paused_run_can_be_cancelled(trained: Swarm) -> None:
+    trained.handle(RunPaused(RUN))
+    trained.settle()
+    trained.handle(RunCancelled(RUN))
+    assert trained.run().phase is RunPhase.CANCELLED
+
+
+def test_another_learning_rate_holds_from_the_next_step_on(trained: Swarm) -> None:
+    trained.handle(RateChanged(RUN, 0.25))
+    trained.settle()
+    assert rates(trained) == [0.5] * (AFTER + 1) + [0.25] * (STEPS - AFTER - 1)
+    commits = {commit.step: commit.learning_rate for _, commit in trained.said(CommitStep)}
+    assert commits[StepNumber(AFTER + 1)] == 0.25
+    (words,) = words_of(trained, EventKind.RUN_STEERED)
+    assert words == f"learning rate 0.25 from step {AFTER + 1} on, 0.5 before"
+
+
+def test_in_a_pause_the_next_step_is_the_first_with_it(trained: Swarm) -> None:
+    trained.handle(RunPaused(RUN))
+    trained.settle()
+    trained.handle(RateChanged(RUN, 0.125))
+    trained.handle(RateChanged(RUN, 0.25))
+    trained.handle(RunResumed(RUN))
+    trained.settle()
+    assert rates(trained)[AFTER + 1 :] == [0.25] * (STEPS - AFTER - 1)
+    assert len(trained.run().steering.rates) == 1
+
+
+def test_the_schedule_goes_on_with_another_peak(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.submit(make_spec(num_steps=4, learning_rate=0.5, lr_schedule=LrSchedule.LINEAR))
+    swarm.handle(RateChanged(RUN, 1.0))
+    swarm.join(a, b)
+    swarm.settle()
+    assert rates(swarm) == [1.0, 0.75, 0.5, 0.25]
+
+
+def test_a_step_that_is_made_again_has_the_rate_that_it_had(
+    trained: Swarm, b: FakePeer, newcomer: FakePeer
+) -> None:
+    trained.handle(RateChanged(RUN, 0.25))
+    trained.settle_until(lambda: trained.run().committed_steps == AFTER + 3)
+    trained.leave(b)
+    trained.join(newcomer)
+    trained.settle()
+    assert trained.run().phase is RunPhase.FINISHED
+    assert rates(trained)[-STEPS:] == [0.5] * (AFTER + 1) + [0.25] * (STEPS - AFTER - 1)
+
+
+def test_a_run_that_is_over_is_steered_no_more(trained: Swarm) -> None:
+    trained.settle()
+    before = trained.run()
+    for event in (RunPaused(RUN), RunResumed(RUN), RateChanged(RUN, 0.1), RunPaused(OTHER)):
+        trained.handle(event)
+    trained.handle(Tick())
+    assert trained.run().steering == before.steering
+    assert not trained.said(PlanStep)[STEPS * 2 :]

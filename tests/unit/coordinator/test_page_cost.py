@@ -1,0 +1,37 @@
+"""What it costs a coordinator of 200 peers that somebody looks at its page."""
+
+import time
+from collections.abc import Callable
+
+from swarm_ft.api.coordinating import DOCUMENTS
+from swarm_ft.coordinator.watching import overview
+from swarm_ft.page.live import PERIOD_S, message_of
+from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
+
+NUM_PEERS, NUM_STAGES, NUM_BLOCKS = 200, 8, 40
+MAX_SHARE = 0.02
+"""Of a core."""
+
+
+def least_s(work: Callable[[], object], times: int = 12) -> float:
+    """Processor seconds that it takes undisturbed."""
+    found = []
+    for _ in range(times):
+        began_s = time.process_time()
+        work()
+        found.append(time.process_time() - began_s)
+    return min(found)
+
+
+def test_two_hundred_peers_cost_little(swarm: Swarm, make_spec: MakeSpec) -> None:
+    spec = make_spec(num_blocks=NUM_BLOCKS, num_steps=4, batch_size=200, num_samples=400)
+    swarm.submit(spec)
+    size = NUM_BLOCKS // NUM_STAGES
+    cuts = [f"{first}-{first + size}" for first in range(0, NUM_BLOCKS, size)]
+    peers = [FakePeer(f"peer-{i:029d}", cuts[i % NUM_STAGES]) for i in range(NUM_PEERS)]
+    swarm.join(*peers)
+    swarm.settle_until(lambda: swarm.run().committed_steps == 2)
+    assert len(swarm.run().peers) == NUM_PEERS
+
+    made = least_s(lambda: message_of(DOCUMENTS.status(overview(swarm.state)), 1))
+    assert made / PERIOD_S < MAX_SHARE

@@ -1,0 +1,255 @@
+"""What the coordinator answers over HTTP, and to whom."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from swarm_ft.api.coordinating import DOCUMENTS
+from swarm_ft.clock import Clock, SystemClock
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.service import READY_S, CoordinatorService
+from swarm_ft.errors import BadOption, PortInUse
+from swarm_ft.page import live
+from swarm_ft.page.guard import HEADER
+from swarm_ft.page.server import HttpPlaces, Watched, content_policy, http_places, watched
+from tests.doubles.clock import ManualClock
+
+DASHBOARD = Path(__file__).parents[3] / "deploy/watch/dashboard.json"
+
+
+@asynccontextmanager
+async def answering(
+    clock: Clock | None = None, places: HttpPlaces | None = None
+) -> AsyncIterator[Watched]:
+    """A coordinator that nobody has joined, and its page."""
+    clock = clock or SystemClock()
+    service = CoordinatorService(Journal(":memory:"), clock)
+    time_passes = asyncio.create_task(service.run())
+    places = places or HttpPlaces(page_port=0, metrics=("127.0.0.1", 0))
+    async with watched(service, clock, DOCUMENTS, places) as found:
+        yield found
+    time_passes.cancel()
+    await asyncio.gather(time_passes, return_exceptions=True)
+
+
+@asynccontextmanager
+async def browsing() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+        yield session
+
+
+def origin_of(found: Watched) -> str:
+    return found.address.partition("/?")[0]
+
+
+async def test_an_address_opens_the_page_in_one_browser() -> None:
+    async with answering() as found, browsing() as first, browsing() as second:
+        async with first.get(found.address) as got:
+            assert got.status == 200
+            assert 'content="0; url=/"' in await got.text()
+        async with first.get(origin_of(found)) as got:
+            assert "Contributions" in await got.text()
+        async with first.get(found.address) as again:
+            assert again.status == 200  # it has the cookie
+        async with second.get(found.address) as refused:
+            assert refused.status == 401
+            assert "was used" in await refused.text()
+        async with first.post(f"{origin_of(found)}/address", headers={HEADER: "1"}) as got:
+            another = (await got.json())["address"]
+        async with second.get(another) as got:
+            assert got.status == 200
+
+
+async def test_a_cookie_is_for_this_page_alone() -> None:
+    async with answering() as found, browsing() as session, session.get(found.address) as got:
+        (cookie,) = got.headers.getall("Set-Cookie")
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+
+
+@pytest.mark.parametrize("path", ["/", "/live", "/losses?run=run-1", "/metrics"])
+async def test_nobody_else_is_told_anything(path: str) -> None:
+    async with (
+        answering() as found,
+        browsing() as session,
+        session.get(origin_of(found) + path) as got,
+    ):
+        assert got.status == 401
+        assert "open the address that the coordinator printed" in await got.text()
+
+
+async def test_a_name_that_leads_here_by_chance_is_refused() -> None:
+    async with (
+        answering() as found,
+        browsing() as session,
+        session.get(found.address, headers={"Host": "evil.example"}) as got,
+    ):
+        assert got.status == 401
+        assert "expected this page to be called" in await got.text()
+
+
+async def test_a_command_that_another_page_could_send_is_refused() -> None:
+    async with answering() as found, browsing() as session:
+        async with session.get(found.address):
+            pass
+        async with session.post(f"{origin_of(found)}/address") as got:
+            assert got.status == 401
+            assert HEADER in await got.text()
+
+
+async def test_the_page_may_ask_its_own_server_alone() -> None:
+    async with answering() as found, browsing() as session:
+        await session.get(found.address)
+        async with session.get(origin_of(found)) as got:
+            policy = got.headers["Content-Security-Policy"]
+            html = await got.text()
+    assert policy == content_policy(html)
+    assert "default-src 'none'" in policy
+    assert "unsafe-inline" not in policy
+    assert len(re.findall("'sha256-", policy)) == 2
+    assert not re.findall(r"(?:src|href)=\"(?!data:|#)", html), "an outside asset"
+    assert "innerHTML" not in html
+
+
+async def test_what_happens_is_told_live_and_goes_on_where_it_was() -> None:
+    async with answering() as found, browsing() as session:
+        async with session.get(found.address):
+            pass
+        address = f"{origin_of(found)}/live"
+        async with session.get(address) as told:
+            assert told.headers["Content-Type"] == "text/event-stream"
+            event, fields = await next_message(told)
+            assert (event, fields["kind"]) == ("happened", "coordinator-started")
+            event, fields = await next_message(told)
+            assert (event, fields["runs"]) == ("state", [])
+        next_event = str(fields["next_event"])
+        async with session.get(address, headers={"Last-Event-ID": next_event}) as told:
+            assert (await next_message(told))[0] == "state"
+
+
+async def next_message(told: aiohttp.ClientResponse) -> tuple[str, dict[str, object]]:
+    lines = {}
+    while line := (await told.content.readline()).decode().strip():
+        name, _, text = line.partition(": ")
+        lines[name] = text
+    return lines["event"], json.loads(lines["data"])
+
+
+async def test_so_many_may_look_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MAX_VIEWERS", 1)
+    async with answering() as found, browsing() as session:
+        async with session.get(found.address):
+            pass
+        address = f"{origin_of(found)}/live"
+        async with session.get(address) as one:
+            await next_message(one)
+            async with session.get(address) as other:
+                assert other.status == 503
+                assert (await other.json())["code"] == "busy"
+
+
+async def test_losses_of_no_run_are_not_there() -> None:
+    async with answering() as found, browsing() as session:
+        async with session.get(found.address):
+            pass
+        async with session.get(f"{origin_of(found)}/losses?run=run-none") as got:
+            assert (got.status, (await got.json())["code"]) == (404, "not-found")
+
+
+async def test_it_is_ready_as_long_as_time_passes() -> None:
+    clock = ManualClock()
+    async with answering(clock) as found, browsing() as session:
+        address = f"http://{found.metrics}"
+        await asyncio.sleep(0)
+        while (await session.get(f"{address}/readyz")).status != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        clock.advance(READY_S)
+        assert (await session.get(f"{address}/readyz")).status == 503
+        assert (await session.get(f"{address}/healthz")).status == 200
+
+
+async def test_metrics_are_as_prometheus_wants_them() -> None:
+    async with answering() as found, browsing() as session:
+        async with session.get(f"http://{found.metrics}/metrics") as got:
+            assert got.status == 200
+            text = await got.text()
+        async with session.get(f"http://{found.metrics}/") as got:
+            assert got.status == 404
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert all(name.startswith("swarm_ft_") for name in families)
+    assert families["swarm_ft_peers"].samples[0].value == 0
+    assert families["swarm_ft_events"].samples[0].value == 1
+
+
+async def test_every_metric_of_the_dashboard_is_there() -> None:
+    async with answering() as found, browsing() as session:
+        text = await (await session.get(f"http://{found.metrics}/metrics")).text()
+    there = set(re.findall(r"^# HELP (\S+)", text, re.MULTILINE))
+    dashboard = DASHBOARD.read_text(encoding="utf-8")
+    panels = json.loads(dashboard)["panels"]
+    named = set(re.findall(r"swarm_ft_\w+", dashboard))
+    assert named
+    assert named <= there, "named, and not told"
+    assert all(panel["targets"] for panel in panels)
+
+
+async def test_a_port_that_is_taken_is_named() -> None:
+    async with answering() as found:
+        host, _, port = found.metrics.rpartition(":")
+        with pytest.raises(PortInUse, match=f"--metrics {found.metrics}"):
+            async with answering(places=HttpPlaces(page=None, metrics=(host, int(port)))):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("page", "metrics", "words"),
+    [
+        ("0.0.0.0:7770", None, "steers runs and is plaintext"),
+        ("example.org:7770", None, "steers runs and is plaintext"),
+        ("7770", None, "--page: expected HOST:PORT"),
+        (None, "somewhere", "--metrics: expected HOST:PORT"),
+    ],
+)
+def test_bad_places_are_refused(page: str | None, metrics: str | None, words: str) -> None:
+    with pytest.raises(BadOption, match=words):
+        http_places(page, metrics)
+
+
+def test_places_are_those_that_were_asked_for() -> None:
+    assert http_places(None, None) == HttpPlaces()
+    assert http_places("[::1]:0", "0.0.0.0:9464") == HttpPlaces(
+        page="::1", page_port=0, metrics=("0.0.0.0", 9464)
+    )
+    assert http_places(None, None, has_page=False) == HttpPlaces(page=None)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("run-none/pause", "", 404, "run run-none is not known here"),
+        ("run-none/cancel", "{}", 404, "run run-none is not known here"),
+        ("run-none/explode", "", 404, ""),
+        ("run-none/learning-rate", "{}", 400, "learning_rate: expected a number, got None"),
+        ("run-none/learning-rate", "[]", 400, "expected a JSON object"),
+        ("run-none/learning-rate", "{", 400, "expected a JSON object"),
+        ("run-none/learning-rate", '{"learning_rate": 1e9}', 400, "expected 0 to 1000"),
+        ("run-none/learning-rate", '{"learning_rate": NaN}', 400, "expected a number, got nan"),
+        ("run-none/learning-rate", f'"{"x" * (1 << 15)}"', 413, ""),
+    ],
+)
+async def test_a_command_that_cannot_be_done_is_refused(
+    path: str, body: str, status: int, words: str
+) -> None:
+    async with answering() as found, browsing() as session:
+        await session.get(found.address)
+        address = f"{origin_of(found)}/runs/{path}"
+        async with session.post(address, data=body, headers={HEADER: "1"}) as got:
+            assert got.status == status
+            assert words in await got.text()
