@@ -177,7 +177,7 @@ class Keeper:
             used_up=self.used_up(),
         )
         why = why_paused(self.manners, seen)
-        if self.node is None or why == self._why:
+        if self.node is None or self.node.leaves or why == self._why:
             return
         self._why = why
         if why:

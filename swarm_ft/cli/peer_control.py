@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from swarm_ft import systems
 from swarm_ft.errors import MalformedMessage, Unavailable
 from swarm_ft.log import get_logger
 
@@ -88,7 +89,7 @@ class PeerControl:
     async def listening(self, home: Path | None) -> AsyncIterator[None]:
         """Answer at this home's socket; without a home, or where there are no such sockets, not."""
         path = home / SOCKET if home is not None else None
-        if path is None or not hasattr(asyncio, "start_unix_server"):
+        if path is None or not systems.HAS_SOCKET_PATHS:
             yield
             return
         path.unlink(missing_ok=True)  # of a start that was killed; the home is locked

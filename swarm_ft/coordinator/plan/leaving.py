@@ -30,8 +30,11 @@ UNMEASURED_BYTES_S = 12.5e6
 
 def gone_from(state: SwarmState, run: Run, now_s: float) -> list[PeerId]:
     """Leavers of the run without which it can go on, and loses nothing."""
+    leaving = set(state.leaving)
+    if leaving.isdisjoint(run.peers):
+        return []
     able = able_for(state, run, now_s)
-    return [p for p in run.peers if p in state.leaving and p not in able.members]
+    return [p for p in run.peers if p in leaving and p not in able.members]
 
 
 def with_successors_free(able: SwarmState, run: Run) -> Run:
@@ -51,7 +54,11 @@ def with_successors_free(able: SwarmState, run: Run) -> Run:
 
 def held_for(state: SwarmState, run: Run, now_s: float) -> str:
     """What the run waits for before it plans another step, in words; empty if it does not."""
-    if not run.committed_steps or run.committed_steps >= run.spec.train.num_steps:
+    if (
+        not state.leaving
+        or not run.committed_steps
+        or run.committed_steps >= run.spec.train.num_steps
+    ):
         return ""
     able = able_for(state, run, now_s)
     for stage in _left(able, run):
@@ -80,9 +87,11 @@ def is_held(run: Run) -> bool:
 
 def _left(able: SwarmState, run: Run) -> Iterator[Stage]:
     """Stages all of whose peers leave, and from which nobody takes over yet."""
-    for stage in run.stages:
+    leaving = set(able.leaving)
+    for stage in run.stages if leaving else ():
         here = [p for p in stage.peers if p in able.members]
-        if here and all(p in able.leaving or not able.carries(p) for p in here):
+        stay = (p for p in here if p not in leaving and able.carries(p))
+        if not leaving.isdisjoint(here) and not any(stay):
             yield stage
 
 

@@ -9,6 +9,7 @@ from statistics import mean, median
 from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
+from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.plan.hosting import NOT_ALONE, refusal
 from swarm_ft.coordinator.plan.placement import Placement, fits, place, place_on
 from swarm_ft.ids import PeerId, StepNumber
@@ -355,10 +356,11 @@ def with_newcomers(state: SwarmState, run: Run) -> Run:
     """The run with members that can join its stages, each beside the stage's replicas."""
     kept_out = state.result_keepers.union(run.peers)
     outside = {peer: member for peer, member in state.members.items() if peer not in kept_out}
+    leaving = frozenset(state.leaving)
     idle = {stage.layers for stage in passed_by(run)} if outside else set()
     for peer, member in outside.items():
         may_join = not member.grant.replica_only or _can_listen(run)
-        layers = _wanted_layers(state, run, member, idle) if may_join else None
+        layers = _wanted_layers(run, member, state.ways, idle, leaving) if may_join else None
         if layers is not None:
             assignments = list(run.attempt.assignments)
             last = max(i for i, a in enumerate(assignments) if a.layers == layers)
@@ -466,14 +468,18 @@ def caught_up_in_words(run: Run) -> str:
 
 
 def _wanted_layers(
-    state: SwarmState, run: Run, member: Member, idle: Collection[LayerRange]
+    run: Run,
+    member: Member,
+    ways: Ways,
+    idle: Collection[LayerRange],
+    leaving: frozenset[PeerId],
 ) -> LayerRange | None:
     """The stage that a newcomer is to host: its own, what it holds, or where it helps most.
 
     That is first where all others would leave. Of those where it helps alike, one whose peers and
     neighbours it reaches. It helps nowhere in `idle`.
     """
-    hello, ways, leaving = member.hello, state.ways, frozenset(state.leaving)
+    hello = member.hello
     held = hello.held.layers if hello.held and hello.held.run_id == run.run_id else None
     is_needed = any(leaving.issuperset(stage.peers) for stage in run.stages)
     choice = hello.layers or (None if held in idle or is_needed else held)

@@ -1,0 +1,68 @@
+"""A peer works when its volunteer's manners say so, and is told when that changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from swarm_ft.cli.manners import Keeper, manners_of
+from swarm_ft.errors import BadOption
+from swarm_ft.machine_use import CannotTell
+from swarm_ft.peer.manners import Manners, PauseWhen
+
+
+class Node:
+    """Hears what the keeper decides."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self.leaves = False
+
+    def pause(self, reason: str) -> None:
+        self.heard.append(reason)
+
+    def resume(self) -> None:
+        self.heard.append("resume")
+
+
+def keeper_of(node: Node, **options: Any) -> Keeper:
+    keeper = Keeper(Manners(), **options)
+    keeper.node = node  # type: ignore[assignment]
+    return keeper
+
+
+def test_who_is_asked_pauses_once_and_goes_on_once() -> None:
+    node = Node()
+    keeper = keeper_of(node)
+    for to_pause in (True, True, False, False):
+        keeper.ask(to_pause=to_pause)
+    assert node.heard == ["its volunteer asked for it", "resume"]
+
+
+def test_who_resumes_while_the_month_is_used_up_pauses_for_that() -> None:
+    node = Node()
+    keeper = keeper_of(node, used_up=lambda: "used up")
+    keeper.ask(to_pause=True)
+    keeper.ask(to_pause=False)
+    assert node.heard == ["its volunteer asked for it", "used up"]
+
+
+def test_who_leaves_for_good_is_left_alone() -> None:
+    node = Node()
+    node.leaves = True
+    keeper_of(node).ask(to_pause=True)
+    assert node.heard == []
+
+
+def test_what_a_system_cannot_tell_is_refused_before_a_peer_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def cannot() -> bool:
+        raise CannotTell("no battery")
+
+    monkeypatch.setattr("swarm_ft.machine_use.on_battery", cannot)
+    with pytest.raises(BadOption, match="--pause-when on-battery: not on this system: no battery"):
+        manners_of(None, ("on-battery",))
+    monkeypatch.setattr("swarm_ft.machine_use.user_active", lambda: False)
+    assert manners_of(None, ("user-active",)).pause_when == (PauseWhen.USER_ACTIVE,)
