@@ -70,8 +70,9 @@ format: $(TOOLS) ## bring the code into form
 proto: $(TOOLS) ## generate swarm_ft/proto from proto/
 	PYTHON=$(BIN)/python deploy/generate_proto.sh
 
-docs: $(PACKAGE) ## write the table of docs/options.md from the declarations
+docs: $(PACKAGE) ## write the table of docs/options.md, and keywords of programs, from the declarations
 	$(BIN)/python -m deploy.option_reference
+	$(BIN)/python -m deploy.job_keywords
 
 compose: ## train with the swarm of docker-compose.yml
 	$(COMPOSE) up --build --exit-code-from client

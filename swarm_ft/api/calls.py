@@ -76,6 +76,7 @@ train_async = awaits("train_async", _train)
 
 # ---- what goes on until it is stopped
 
+STOP_TIMEOUT_S = 30.0
 Up = TypeVar("Up")
 
 
@@ -124,20 +125,26 @@ class Running(Generic[Up]):
         """As `wait`; cancelling this leaves it running."""
         await awaited(self._ended())
 
-    def stop(self) -> None:
-        """Stop it: a peer says goodbye first. Nothing, if it has ended."""
-        waited(self._stop())
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Stop it; nothing, if it has ended.
 
-    async def stop_async(self) -> None:
+        Args:
+            timeout_s: how long a peer may say goodbye, and wait for the client that its part of a
+                result is for; then it lets go of whatever is here.
+        """
+        waited(self._stop(timeout_s))
+
+    async def stop_async(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """As `stop`."""
-        await awaited(self._stop())
+        await awaited(self._stop(timeout_s))
 
     async def _ended(self) -> None:
         await asyncio.shield(self._task)
 
-    async def _stop(self) -> None:
-        self._task.cancel()
-        await asyncio.wait([self._task])
+    async def _stop(self, timeout_s: float) -> None:
+        for patience_s in (timeout_s, None):
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=patience_s)
 
 
 async def _up(work: Coroutine[Any, Any, None], told: asyncio.Future[Up]) -> asyncio.Task[None]:

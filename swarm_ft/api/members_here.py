@@ -122,10 +122,11 @@ class MembersHere:
             SwarmError: why it did.
         """
         tasks = {self._coordinating, *(peer.task for peer in self._peers.values())}
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            if not task.cancelled():  # else it was killed, and what follows is the run's own matter
-                task.result()
+        while tasks:
+            done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if not task.cancelled():  # else it was killed: what follows is the run's matter
+                    task.result()
         await asyncio.Event().wait()
 
     async def close(self) -> None:

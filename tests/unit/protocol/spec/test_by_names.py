@@ -1,0 +1,80 @@
+"""Options that programs and files give by their names."""
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+
+from swarm_ft.errors import BadOption
+from swarm_ft.protocol.spec.bounds import OneOf
+from swarm_ft.protocol.spec.options import Option, build, by_names, check
+
+
+class Shade(Enum):
+    NO = "none"
+    DARK_BLUE = "dark blue"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paint:
+    learning_rate: Annotated[float, Option("How fast.", name="lr")] = 1.0
+    coats: Annotated[int, Option("How often.")] = 1
+    shade: Annotated[Shade, Option("Which.", long_name="hue")] = Shade.NO
+    bits: Annotated[int, OneOf((4, 8)), Option("How fine.")] = 8
+    is_tied: Annotated[bool, Option("Whether.", name="tied", words=("untie", "sync"))] = False
+    is_wet: Annotated[bool, Option("Whether it is.")] = False
+    names: Annotated[str, Option("Of whom.")] = ""
+    where: Annotated[Path | None, Option("Where to.")] = None
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+TAKEN: dict[str, tuple[dict[str, object], Paint]] = {
+    "values": (
+        {"learning_rate": 2.5, "shade": Shade.DARK_BLUE},
+        Paint(learning_rate=2.5, shade=Shade.DARK_BLUE),
+    ),
+    "another name": (
+        {"lr": 3, "hue": "dark-blue"},
+        Paint(learning_rate=3.0, shade=Shade.DARK_BLUE),
+    ),
+    "words": (
+        {"shade": "Dark_Blue", "bits": 4, "tied": "sync"},
+        Paint(shade=Shade.DARK_BLUE, bits=4, is_tied=True),
+    ),
+    "dashes": ({"is-wet": True}, Paint(is_wet=True)),
+    "what YAML makes of words": ({"shade": False, "lr": "1e-4"}, Paint(learning_rate=1e-4)),
+    "lists": ({"names": ["ann", "bob"]}, Paint(names="ann,bob")),
+    "paths": ({"where": "a/b"}, Paint(where=Path("a/b"))),
+    "nothing": ({"where": None, "coats": 2.0}, Paint(coats=2)),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_means_a_value_is_one(name: str) -> None:
+    given, expected = TAKEN[name]
+    assert build(Paint, by_names(Paint, given)) == expected
+
+
+REFUSED: dict[str, tuple[dict[str, object], str]] = {
+    "unknown": ({"coat": 1}, "'coat': there is no such option; did you mean 'coats'?"),
+    "far off": ({"zebra": 1}, "'zebra': there is no such option"),
+    "twice": ({"lr": 1.0, "learning_rate": 1.0}, "--lr: given twice"),
+    "half": ({"coats": 1.5}, "--coats: expected a whole number, got 1.5"),
+    "truth": ({"coats": True}, "--coats: expected a whole number, got True"),
+    "no truth": ({"is_wet": "maybe"}, "--is-wet: expected true or false, got 'maybe'"),
+    "no word": ({"shade": "red"}, "--shade: expected no or dark-blue, got 'red'"),
+    "no number": ({"bits": 5}, "--bits: expected 4 or 8, got 5"),
+    "no text": ({"learning_rate": {}}, "--lr: expected a number"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_means_none_is_told(name: str) -> None:
+    given, words = REFUSED[name]
+    with pytest.raises(BadOption) as refused:
+        build(Paint, by_names(Paint, given))
+    assert refused.value.message.startswith(words)
