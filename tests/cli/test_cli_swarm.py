@@ -434,3 +434,32 @@ def test_a_result_that_nobody_fetched_outlives_one_ctrl_c_but_not_two(
     assert peer.interrupted() == 130
     assert peer.err[-1] == "swarm-ft: interrupted"
     assert_no_traceback(peer)
+
+
+def test_a_job_in_a_file_trains_and_says_what_came_of_it(
+    swarm: Swarm, sample: SampleInput, text: Path
+) -> None:
+    job, out = swarm.shell.cwd / "job.yaml", swarm.shell.cwd / "by-file"
+    job.write_text(
+        f"""
+base_model: {sample.model_dir}
+datasets: [{{path: {text}, type: completion}}]
+sequence_len: {SEQ_LENGTH}
+micro_batch_size: 2
+gradient_accumulation_steps: 2
+max_steps: 80
+learning_rate: 1e-2
+report_to: [csv]
+output_dir: {out}
+invite: {swarm.client_way[1]}
+"""
+    )
+    client = swarm.shell.spawn("client", "train", job, "--steps", 3)
+    assert client.ends() == 0, client.err
+    (metrics,) = out.with_name("by-file-runs").glob("run-*/metrics.csv")
+    assert [line.split(",")[0] for line in metrics.read_text().split()] == [
+        *("step", "0", "1", "2", "3", "3")
+    ]
+    card = (out / "README.md").read_text()
+    assert "| steps | 3 of 4 samples |" in card
+    assert AutoConfig.from_pretrained(out).model_type == "gpt2"

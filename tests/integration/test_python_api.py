@@ -123,3 +123,20 @@ def test_three_roles_by_calls_that_wait(sample: SampleInput, tmp_path: Path) -> 
             two.stop()
     assert len(report.losses) == 3
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "tuned").config.n_layer == 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_members_of_a_swarm_here_may_be_processes(sample: SampleInput, tmp_path: Path) -> None:
+    with swarm_ft.LocalSwarm(stages=2, processes=True, folder=tmp_path / "swarm") as swarm:
+        with pytest.raises(OutOfTurn, match="started by the first job"):
+            swarm.status()
+        report = swarm.train(**quick(sample, tmp_path / "out"), progress=False)
+        assert swarm.peers == ("stage-0-2", "stage-2-4")
+        assert len(swarm.status().members) == 2
+    assert len(report.losses) == 3
+    assert {path.name for path in (tmp_path / "swarm" / "logs").iterdir()} == {
+        "coordinator.log",
+        "stage-0-2.log",
+        "stage-2-4.log",
+    }
