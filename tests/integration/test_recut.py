@@ -102,3 +102,30 @@ async def test_whatever_a_stage_keeps_finds_its_layers(
         assert losses == pytest.approx(quiet, rel=0.05)
     else:
         assert losses == quiet
+
+
+async def test_a_run_moves_to_fewer_stages_for_one_that_waits(
+    make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path
+) -> None:
+    job = make_job(num_samples=8, num_steps=24, save_steps=20)
+    quiet = losses_by_step(await quiet_events(job, ["0-2", "2-4", "4-6"]))
+    short = make_job(num_samples=8, num_steps=4, seed=2)
+    quiet_short = losses_by_step(await quiet_events(short, ["0-6"]))
+    async with LocalSwarm(tmp_path, ["auto", "auto", "auto"]) as swarm:
+        await swarm.all_joined()
+        first = await swarm.client.submit(job.spec, job.samples)
+        async for event in swarm.client.watch(first.run_id, lambda _trouble: None):
+            if isinstance(event, StepCommitted) and event.step >= 2:
+                break
+        second = await swarm.client.submit(short.spec, short.samples)
+        others, events = await swarm.watch(second.run_id), await swarm.watch(first.run_id)
+    assert losses_by_step(others) == quiet_short
+    final = others[-1]
+    assert isinstance(final, RunStatus)
+    assert final.phase is RunPhase.FINISHED
+    told = [event for event in events if isinstance(event, RunStatus)]
+    assert told[-1].phase is RunPhase.FINISHED
+    assert losses_by_step(events) == quiet
+    cuts = [stages(status) for status in told if status.phase is RunPhase.TRAINING]
+    assert cuts[0] == ["0-2", "2-4", "4-6"]
+    assert len(cuts[-1]) < 3
