@@ -119,7 +119,8 @@ async def composed(told: Charge, stack: AsyncExitStack) -> Coordinator:
         PortInUse: its port is taken.
         DirectoryUnreachable: none of the initial peers answers.
     """
-    await check_address(told.listening.address, told.listening.port)  # before a journal is made
+    for place in ((told.listening.address, told.listening.port), *told.http.asked):
+        await check_address(*place)  # before a journal is made
     owned = stack.enter_context(_with_keys(told.journal))
     directory = await stack.enter_async_context(await _dht(told, owned))
     journal = stack.enter_context(closing(_open_journal(told.journal, told.sealing_key)))

@@ -63,6 +63,12 @@ class HttpPlaces:
     page_port: int | None = None
     metrics: tuple[str, int] | None = None
 
+    @property
+    def asked(self) -> tuple[tuple[str, int], ...]:
+        """Those where nothing else will do."""
+        page = (self.page, self.page_port or 0) if self.page is not None else None
+        return tuple(place for place in (page, self.metrics) if place is not None)
+
 
 def http_places(page: str | None, metrics: str | None, *, has_page: bool = True) -> HttpPlaces:
     """What `--page` and `--metrics` say, `HOST:PORT` each.
