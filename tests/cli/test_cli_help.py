@@ -312,7 +312,7 @@ def test_the_version_is_told(run_here: RunHere) -> None:
     assert run_here("--version").out.startswith("swarm-ft, version ")
 
 
-@pytest.mark.parametrize("command", ["status", "events", "losses"])
+@pytest.mark.parametrize("command", ["status", "events", "losses", "top"])
 def test_looking_at_a_swarm_loads_nothing_heavy(command: str) -> None:
     code = (
         "import sys; from swarm_ft.cli.main import run; "
@@ -322,4 +322,4 @@ def test_looking_at_a_swarm_loads_nothing_heavy(command: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "grpc" in loaded, "it did try"
-    assert not loaded & (HEAVY - {"grpc", "numpy", "rich"})
+    assert not loaded & (HEAVY - {"grpc", "rich"})
