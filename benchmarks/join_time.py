@@ -20,7 +20,7 @@ from statistics import median
 
 from benchmarks.lab import Lab, LabSwarm, Link
 from benchmarks.slow_network.way import add_way, way_of
-from swarm_ft.cli.joining import WayIn, connected
+from swarm_ft.api.joining import WayIn, connected
 from swarm_ft.cli.running import run_async
 
 JOINER = "benchmarks.join_time"

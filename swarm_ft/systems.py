@@ -36,6 +36,14 @@ def run_loop(work: Coroutine[Any, Any, None]) -> None:
         uvloop.run(work)
 
 
+def new_loop() -> asyncio.AbstractEventLoop:
+    """A loop of the same kind, for a thread to run."""
+    uvloop = _module("uvloop")
+    loop: asyncio.AbstractEventLoop
+    loop = asyncio.new_event_loop() if uvloop is None else uvloop.new_event_loop()
+    return loop
+
+
 def stop_signals() -> tuple[signal.Signals, ...]:
     """Ctrl-C, the polite kill, and a terminal that was closed, as far as the system has them."""
     names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")

@@ -29,6 +29,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="swarm-ft-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
+# So too the user's own defaults of options.
+os.environ["XDG_CONFIG_HOME"] = os.environ["XDG_CACHE_HOME"]
+
 # Triton reads it as its own functions are declared, whoever imports it first. Without a GPU its
 # kernels run in its interpreter.
 if not Path("/dev/nvidia0").exists():

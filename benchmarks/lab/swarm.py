@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.lab.host import Host
-from swarm_ft.cli.keys import first_invitations, leading_to
+from swarm_ft.api.swarm_keys import first_invitations, leading_to
 from swarm_ft.identity.certificates import Role
 
 STOP_TIMEOUT_S = 10.0

@@ -8,20 +8,21 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from benchmarks.slow_network.emulated_engine import EmulatedEngine
 from benchmarks.slow_network.way import add_way, way_of
 from benchmarks.slow_network.work import Work
+from swarm_ft.api.joining import Joined, joined
+from swarm_ft.api.listening import Listening
+from swarm_ft.api.serving import peer_up
 from swarm_ft.buffers import BufferLimits
-from swarm_ft.cli.joining import Joined, joined
-from swarm_ft.cli.options import Listening
-from swarm_ft.cli.running import run_async
-from swarm_ft.cli.serve_stage import serve_peer
+from swarm_ft.cli.running import on_stop_signal, run_async
 from swarm_ft.ids import PeerId
 from swarm_ft.log import configure
 from swarm_ft.peer.kept_buffers import BufferPlace
-from swarm_ft.peer.node import PeerOptions
+from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.run_spec import RunSpec
 
@@ -41,9 +42,15 @@ def main() -> None:
         async def serve() -> None:
             async with joined(way_of(options)) as swarm:
                 offer = _offer(options, swarm, work, Path(shard_dir))
-                await serve_peer(swarm, listening, offer, make_engine, as_json=True)
+                up = peer_up(swarm, listening, offer, make_engine, on_made=_leaves_at_once)
+                async with up as peer:
+                    await peer.run()
 
         run_async(serve)
+
+
+def _leaves_at_once(node: PeerNode) -> None:
+    on_stop_signal(partial(node.leave, 0.0))
 
 
 def _offer(options: argparse.Namespace, swarm: Joined, work: Work, shard_dir: Path) -> PeerOptions:

@@ -23,7 +23,7 @@ from benchmarks.slow_network.training import (
 )
 from benchmarks.slow_network.way import add_way, way_of
 from benchmarks.slow_network.work import Work
-from swarm_ft.cli.joining import WayIn, connected
+from swarm_ft.api.joining import WayIn, connected
 from swarm_ft.cli.running import run_async
 from swarm_ft.client.trace import TraceFile
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase, StepCommitted

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from swarm_ft.cli.joining import WayIn
-from swarm_ft.cli.options import DHT_PREFIX
+from swarm_ft.api.joining import DHT_PREFIX, WayIn
 from swarm_ft.identity.invites import parse_invite
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from swarm_ft.api.joining import WayIn, connected
 from swarm_ft.cli.generate import generate
-from swarm_ft.cli.joining import WayIn, connected, way_in
+from swarm_ft.cli.job_file import takes_job
+from swarm_ft.cli.joining import way_in
 from swarm_ft.cli.options import (
     examples,
     log_option,
@@ -48,9 +49,10 @@ def client() -> None:
         "swarm-ft client train --model ./qwen2 --dataset chats.jsonl --invite swarm1...",
         "swarm-ft client train --model ./llama --dataset texts/ --eval-dataset held-out.txt \\",
         "    --epochs 3 --fw aq3 --bw q6 --out ./tuned --invite @invitation.txt",
+        "swarm-ft client train job.yaml --lr 1e-4 --print-config > other.yaml",
     )
 )
-@takes("options", JobOptions)
+@takes_job("options")
 @click.option(
     "--detach",
     "detaches",
@@ -59,19 +61,19 @@ def client() -> None:
 )
 @swarm_options
 def train(options: JobOptions, detaches: bool, way: WayIn) -> None:
-    """Fine-tune a model; Ctrl-C detaches, and the run goes on."""
+    """Fine-tune a model; Ctrl-C detaches, and the run goes on.
+
+    JOB.yaml holds options by their names, or by axolotl's (base_model, datasets, sequence_len,
+    ...); options given here override it.
+    """
 
     async def begin(swarm: SwarmClient) -> WatchedRun:
-        with reading_bar() as listener:
-            from swarm_ft.client.job import prepare_job
-            from swarm_ft.client.report import RunProgress
-            from swarm_ft.client.train import reading, submit
+        with reading_bar() as listener:  # its words come before what is imported now
+            from swarm_ft.api.training import begun, read
 
-            job = await reading(partial(prepare_job, options), listener)
-        progress = RunProgress(job.spec.train)
-        for line in who_sees(is_encrypted=way.invite is not None):
-            progress.message(line)
-        return await submit(swarm, job, options, progress)
+            job = await read(options, listener)
+        told = who_sees(is_encrypted=way.invite is not None)
+        return await begun(swarm, job, options, told=told)
 
     run_async(lambda: _see_through(begin, options.outputs, way, detaches=detaches))
 

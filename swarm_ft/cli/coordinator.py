@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarm_ft.cli import keys
-from swarm_ft.cli.joining import check_only_here
+from swarm_ft.api.joining import check_only_here, in_dht
+from swarm_ft.api.listening import Listening
+from swarm_ft.api.swarm_keys import JOURNAL, keys_folder
 from swarm_ft.cli.options import (
     ByteSize,
-    Listening,
     dht_prefix_option,
     examples,
     initial_peers_option,
@@ -24,11 +24,11 @@ from swarm_ft.cli.options import (
     snapshots_option,
     takes,
 )
-from swarm_ft.cli.running import in_dht, run_until_stopped
+from swarm_ft.cli.running import run_until_stopped
 from swarm_ft.errors import BadOption
 
 if TYPE_CHECKING:
-    from swarm_ft.cli.coordinating import Charge, Coordinator
+    from swarm_ft.api.coordinating import Charge, Coordinator
 
 
 @click.command(
@@ -108,7 +108,7 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
 @takes("listening", Listening)
 @click.option(
     "--journal",
-    default=keys.JOURNAL,
+    default=JOURNAL,
     show_default=True,
     metavar="FILE",
     help="SQLite file that holds all runs, with their data beside it in FILE.tokens; start again "
@@ -215,11 +215,11 @@ def coordinator(
         listening.check_only_here()
         check_only_here(initial_peers)
     store = SnapshotStore(snapshots) if snapshots else None
-    if is_public and not keys.keys_folder(journal).exists():
+    if is_public and not keys_folder(journal).exists():
         raise BadOption("--open: without keys nobody is kept out; make some with 'swarm-ft init'")
     key = sealing_key_at(encrypt_at_rest) if encrypt_at_rest else None
 
-    from swarm_ft.cli.coordinating import Charge, composed
+    from swarm_ft.api.coordinating import Charge, composed
 
     told = Charge(
         journal=journal,
@@ -251,11 +251,11 @@ def coordinator(
 
 def _check_security(journal: str, *, insecure: bool) -> None:
     """Nothing is plaintext unless it was asked for, and what has keys uses them."""
-    folder = keys.keys_folder(journal)
+    folder = keys_folder(journal)
     if insecure and folder.exists():
         raise BadOption(f"--insecure: this swarm has keys, in {folder}; start it without")
     if not insecure and not folder.exists():
-        named = "" if journal == keys.JOURNAL else f" --journal {journal}"
+        named = "" if journal == JOURNAL else f" --journal {journal}"
         raise BadOption(
             f"{folder}: this swarm has no keys yet; make them with 'swarm-ft init{named}', or "
             "start with --insecure, in plaintext and for this machine alone"

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarm_ft.cli.joining import client_key_file, parsed_invite
+from swarm_ft.api.joining import client_key_file
+from swarm_ft.api.peer_home import KEY_FILE, cache_folder, homes
+from swarm_ft.cli.joining import invite_given
 from swarm_ft.cli.options import examples, json_flag, log_option
-from swarm_ft.cli.peer_home import KEY_FILE, cache_folder, homes
 from swarm_ft.cli.running import run_async
 from swarm_ft.errors import BadOption
 from swarm_ft.private_files import HAS_MODES
@@ -53,7 +54,7 @@ MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "r
     short_help="Say whether this machine can join a swarm.",
     epilog=examples("swarm-ft doctor swarm1QXL4a1e...", "swarm-ft doctor --json"),
 )
-@click.argument("invite", required=False, callback=parsed_invite, metavar="[INVITE]")
+@click.argument("invite", required=False, callback=invite_given, metavar="[INVITE]")
 @json_flag
 @log_option
 def doctor(invite: Invite | None, as_json: bool) -> int:

@@ -10,7 +10,8 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from swarm_ft.cli.joining import WayIn, connected, way_in
+from swarm_ft.api.joining import WayIn, connected
+from swarm_ft.cli.joining import way_in
 from swarm_ft.cli.options import examples, json_flag, log_option, run_option, takes
 from swarm_ft.cli.running import run_async
 from swarm_ft.client.options import GenerateOptions

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from swarm_ft import __version__
+from swarm_ft.cli.defaults import defaults_for
 from swarm_ft.cli.options import examples
 from swarm_ft.errors import BadInput, SwarmError
 
@@ -68,7 +69,11 @@ class LazyGroup(click.Group):
 )
 @click.version_option(__version__, prog_name="swarm-ft")
 def cli() -> None:
-    """Fine-tune a Hugging Face transformer across volunteers' machines."""
+    """Fine-tune a Hugging Face transformer across volunteers' machines.
+
+    Defaults of options are read from ~/.config/swarm-ft.toml, a section a command: [serve-stage],
+    [client.train].
+    """
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -76,8 +81,12 @@ def run(arguments: list[str] | None = None) -> int:
     # Read when gRPC and huggingface_hub are imported; their notes would cut into our one line.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        result: Any = cli.main(arguments, prog_name="swarm-ft", standalone_mode=False)
+        defaults = defaults_for(cli, words)
+        result: Any = cli.main(
+            words, prog_name="swarm-ft", standalone_mode=False, default_map=defaults
+        )
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
         return 2

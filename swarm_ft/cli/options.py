@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import functools
 import re
-import socket
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from dataclasses import MISSING
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import click
 
 from swarm_ft import log
-from swarm_ft.errors import BadOption
+from swarm_ft.api.joining import DHT_PREFIX
 from swarm_ft.protocol.spec.bounds import Range
-from swarm_ft.protocol.spec.options import Declared, Option, build, check, declared
+from swarm_ft.protocol.spec.options import Declared, Size, build, declared
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-DHT_PREFIX = "swarm-ft"
-"""Of a swarm that is not named otherwise."""
-LISTEN_ANYWHERE = ("0.0.0.0", "::")
-_ANNOUNCED = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]+)(:(?P<port>\d+))?")
 
 
 def stack(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -78,8 +71,8 @@ def declared_options(
 
 
 def _option(one: Declared, instead: str | None) -> Callable[[Command], Command]:
-    parsers = (note for note in one.notes if isinstance(note, click.ParamType))
-    shape: dict[str, Any] = {"type": next(parsers, one.kind)}
+    is_size = any(isinstance(note, Size) for note in one.notes)
+    shape: dict[str, Any] = {"type": ByteSize() if is_size else one.kind}
     if one.choices:
         shape = {"type": click.Choice(list(one.choices)), "callback": _value_of(one.choices)}
     elif one.is_switch:
@@ -169,6 +162,7 @@ json_flag = click.option("--json", "as_json", is_flag=True, help="Print JSON for
 
 
 def _checked_endpoint(_context: object, _option: object, text: str | None) -> str | None:
+    from swarm_ft.errors import BadOption
     from swarm_ft.protocol.spec.bounds import is_endpoint
 
     if text is not None and not is_endpoint(text):
@@ -187,146 +181,3 @@ insecure_option = click.option(
     is_flag=True,
     help="Without keys, in plaintext, and so on this machine alone: 127.0.0.1 or ::1.",
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BufferOptions:
-    """What a peer lends to samples' buffers, and where."""
-
-    memory_bytes: Annotated[
-        int,
-        ByteSize(),
-        Option(
-            "Memory for samples' buffers (--fw aq...); those needed last go first.",
-            name="buffer-memory",
-            default="2GiB",
-        ),
-    ] = 2 << 30
-    disk_bytes: Annotated[
-        int,
-        ByteSize(),
-        Option(
-            "Disk for them; 0 keeps none there, and a restart loses them.",
-            name="buffer-disk",
-            default="50GiB",
-        ),
-    ] = 50 << 30
-    directory: Annotated[
-        Path | None,
-        click.Path(file_okay=False, path_type=Path),
-        Option(
-            "Where on disk, a directory of its own for each peer.",
-            name="buffer-dir",
-            metavar="DIR",
-            default="under ~/.cache/swarm-ft",
-        ),
-    ] = None
-    keep_days: Annotated[
-        int,
-        Range(1),
-        Option(
-            "Days without a write after which a run's buffers are deleted, if the coordinator "
-            "did not say before that the run is over.",
-            name="buffer-days",
-        ),
-    ] = 7
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Listening:
-    """Where a process listens, and where others find it.
-
-    Raises:
-        BadOption: a port that there is not, listening everywhere without `--announce`, or
-            `--announce` is no address.
-    """
-
-    host: Annotated[
-        str,
-        Option(
-            "Address to listen on; 0.0.0.0 for all, with --announce.",
-            default="this machine's own; for a peer with an invitation, all",
-        ),
-    ] = ""
-    port: Annotated[int, Range(0, 65535), Option("Port to listen on.", default="any free one")] = 0
-    announce: Annotated[
-        str | None,
-        Option(
-            "Address that others should use, where it differs. A bare HOST gets the port.",
-            metavar="HOST:PORT",
-        ),
-    ] = None
-
-    def __post_init__(self) -> None:
-        from swarm_ft.discovery.directory import checked_record
-
-        check(self)
-        if self.host in LISTEN_ANYWHERE and not self.announce:
-            raise BadOption(
-                f"--host {self.host} listens everywhere; --announce HOST must say where others "
-                "find it"
-            )
-        if self.announce:
-            checked_record("announced", self.endpoint(self.port or 1))
-
-    def check_only_here(self) -> None:
-        """Refuse what others could reach, or be sent to; for links without keys.
-
-        Raises:
-            BadOption: the host listened on, or the announced one, is not this machine's own.
-        """
-        from swarm_ft.transport.grpc_options import check_plaintext, format_endpoint
-
-        check_plaintext(format_endpoint(self.address, 1))
-        check_plaintext(self.endpoint(1))
-
-    def towards(self, endpoint: str) -> Listening:
-        """The same; for who was not told where to listen, all addresses of this machine.
-
-        Others are told the one by which this machine reaches `endpoint`.
-        """
-        if self.host:
-            return self
-        own = own_address_towards(endpoint)
-        anywhere = "::" if ":" in own else "0.0.0.0"
-        bracketed = f"[{own}]" if ":" in own else own
-        return replace(self, host=anywhere, announce=self.announce or bracketed)
-
-    @property
-    def address(self) -> str:
-        """What to listen on."""
-        return self.host or "127.0.0.1"
-
-    def endpoint(self, bound_port: int) -> str:
-        """The address to announce, `host:port`: `--announce`, else what is listened on."""
-        from swarm_ft.transport.grpc_options import format_endpoint
-
-        if self.announce is None:
-            return format_endpoint(self.address, bound_port)
-        match = _ANNOUNCED.fullmatch(self.announce)
-        return f"{match['host']}:{match['port'] or bound_port}" if match else self.announce
-
-    @property
-    def announced_host(self) -> str | None:
-        """The host of `--announce`, an IPv6 address without its brackets; None without it."""
-        match = _ANNOUNCED.fullmatch(self.announce or "")
-        return match["host"].strip("[]") if match else None
-
-
-def own_address_towards(endpoint: str) -> str:
-    """The address of this machine by which it would reach `host:port`; nothing is sent.
-
-    Raises:
-        BadOption: there is no way there.
-    """
-    host, _, port = endpoint.rpartition(":")
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
-        with socket.socket(found[0][0], socket.SOCK_DGRAM) as sock:
-            sock.connect(found[0][4])
-            return str(sock.getsockname()[0])
-    except OSError as error:
-        raise BadOption(f"no way to {endpoint}: {error.strerror}") from None

@@ -77,8 +77,8 @@ def _home(given: Path | None) -> Path:
         NotFound: no peer runs here.
         BadOption: several do.
     """
+    from swarm_ft.api.peer_home import homes
     from swarm_ft.cli.peer_control import running_homes
-    from swarm_ft.cli.peer_home import homes
 
     if given is not None:
         return given

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from swarm_ft.cli.joining import Joined, WayIn, joined, parsed_invite, state_folder
-from swarm_ft.cli.options import DHT_PREFIX, Listening, examples, json_flag, log_option, takes
+from swarm_ft.api.joining import DHT_PREFIX, Joined, WayIn, joined, state_folder
+from swarm_ft.api.listening import Listening
+from swarm_ft.cli.joining import invite_given
+from swarm_ft.cli.options import examples, json_flag, log_option, takes
 from swarm_ft.cli.running import run_until_stopped
 from swarm_ft.errors import BadOption
 from swarm_ft.log import get_logger
@@ -73,7 +75,7 @@ class Lent:
         "swarm-ft relay @invitation.txt --port 7100 --max-mbps 200 --max-link-mbps 50",
     ),
 )
-@click.argument("invite", required=False, callback=parsed_invite, metavar="INVITE")
+@click.argument("invite", required=False, callback=invite_given, metavar="INVITE")
 @takes("listening", Listening)
 @takes("lent", Lent)
 @json_flag

@@ -1,26 +1,18 @@
-"""How a command runs: its event loop, its place in the DHT, and how it is asked to stop."""
+"""How a command runs: its event loop, what it shows meanwhile, and how it is asked to stop."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm_ft.cli.options import DHT_PREFIX, Listening
 from swarm_ft.systems import on_signal, run_loop, stop_signals
 
 if TYPE_CHECKING:
     from swarm_ft.client.data.progress import Listener, ReadSoFar
-    from swarm_ft.discovery import Directory
-    from swarm_ft.discovery.dht import DhtDirectory
-    from swarm_ft.discovery.remembering import RememberingDirectory
-    from swarm_ft.identity.certificates import Role
-    from swarm_ft.identity.records import Signer
-    from swarm_ft.transport.base import Server
 
 
 def run_until_stopped(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -101,73 +93,3 @@ def on_each_stop_signal(stop: Callable[[signal.Signals], object]) -> None:
         if number.name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
             continue  # started with nohup
         on_signal(number, partial(stop, number))
-
-
-@asynccontextmanager
-async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Have something done that the rest does not wait for, and that ends with it."""
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-@asynccontextmanager
-async def in_dht(
-    initial_peers: tuple[str, ...],
-    prefix: str = DHT_PREFIX,
-    *,
-    host_maddrs: tuple[str, ...] = (),
-    announce_maddrs: tuple[str, ...] = (),
-    identity_path: Path | None = None,
-    signer: Signer | None = None,
-    authority: str | None = None,
-) -> AsyncIterator[DhtDirectory | RememberingDirectory]:
-    """Take part in a DHT as long as the context lasts, see `DhtOptions`.
-
-    Without addresses to listen on it is only asked, and entered anew when it is lost: others could
-    not reach a node behind a home link.
-
-    Raises:
-        BadOption: an address or the identity file is not usable.
-        PortInUse: a listen address is taken.
-        DirectoryUnreachable: none of the initial peers answers.
-    """
-    from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
-    from swarm_ft.discovery.remembering import RememberingDirectory
-
-    options = DhtOptions(
-        initial_peers=initial_peers,
-        host_maddrs=host_maddrs,
-        announce_maddrs=announce_maddrs,
-        identity_path=identity_path,
-        client_mode=not host_maddrs,
-        prefix=prefix,
-        signer=signer,
-        authority=authority,
-    )
-    directory: DhtDirectory | RememberingDirectory
-    directory = dht = await DhtDirectory.open(options)
-    if options.client_mode:
-        directory = RememberingDirectory(partial(DhtDirectory.open, options), dht=dht)
-        await directory.enter()
-    try:
-        yield directory
-    finally:
-        await directory.close()
-
-
-@asynccontextmanager
-async def announced(
-    server: Server, listening: Listening, directory: Directory, role: Role, name: str
-) -> AsyncIterator[str]:
-    """Where others reach the server, which they may learn as long as the context lasts."""
-    endpoint = listening.endpoint(int(server.endpoint.rpartition(":")[2]))
-    try:
-        await directory.announce(role, name, endpoint)
-        yield endpoint
-    finally:
-        await server.stop()
-        await directory.withdraw(role, name)

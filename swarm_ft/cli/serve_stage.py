@@ -5,53 +5,60 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import secrets
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import closing, nullcontext
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from swarm_ft.api.joining import Joined, WayIn, beside, joined
+from swarm_ft.api.listening import Listening
+from swarm_ft.api.peer_home import BufferOptions
 from swarm_ft.cli.doctor import tell_reached
-from swarm_ft.cli.joining import Joined, WayIn, joined, way_in
+from swarm_ft.cli.joining import way_in
 from swarm_ft.cli.leaving import LEAVE_TIMEOUT_S, LeaveLine, tell_gift
-from swarm_ft.cli.manners import (
-    CASES,
-    USE_FILE,
-    Keeper,
-    MonthlyCount,
-    check_has_keys,
-    link_options,
-    manners_of,
-    shape_of,
-)
-from swarm_ft.cli.options import (
-    BufferOptions,
-    Listening,
-    examples,
-    json_flag,
-    log_option,
-    snapshots_option,
-    takes,
-)
+from swarm_ft.cli.options import examples, json_flag, log_option, snapshots_option, takes
 from swarm_ft.cli.peer_control import DRAIN, PAUSE, PeerControl
-from swarm_ft.cli.peer_home import KEY_FILE, PeerHome, claim_home, work_folder
-from swarm_ft.cli.running import announced, beside, on_each_stop_signal, run_async
-from swarm_ft.errors import BadOption
-from swarm_ft.log import get_logger
+from swarm_ft.cli.running import on_each_stop_signal, run_async
 
 if TYPE_CHECKING:
-    from swarm_ft.ids import PeerId
-    from swarm_ft.peer.kept_buffers import BufferPlace
+    from swarm_ft.api.manners import Keeper
+    from swarm_ft.api.serving import Lent
     from swarm_ft.peer.node import PeerNode, PeerOptions
-    from swarm_ft.peer.state.stage_state import EngineMaker
-    from swarm_ft.protocol.messages.capacity import Machine
-    from swarm_ft.reach.shaping import Shape
     from swarm_ft.reach.transport import HomeTransport
     from swarm_ft.transport.grpc_transport import GrpcTransport
+
+PAUSE_CASES = ("gpu-busy", "on-battery", "user-active")
+MIN_MBPS = 0.1
+
+
+def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of what is lent of the link."""
+    for option in (
+        click.option(
+            "--monthly-gb",
+            metavar="GB",
+            type=click.FloatRange(min=0, min_open=True),
+            help="Send and receive so many GB a calendar month at most, then pause until the next. "
+            "The count is kept with the peer's key.",
+        ),
+        click.option(
+            "--download-mbps",
+            metavar="MBPS",
+            type=click.FloatRange(min=MIN_MBPS),
+            help="Receive from other members at so many Mbps at most.",
+        ),
+        click.option(
+            "--upload-mbps",
+            metavar="MBPS",
+            type=click.FloatRange(min=MIN_MBPS),
+            help="Send to other members at so many Mbps at most; the coordinator plans with it.",
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 @click.command(
@@ -116,11 +123,11 @@ if TYPE_CHECKING:
 @click.option(
     "--pause-when",
     multiple=True,
-    type=click.Choice(CASES),
+    type=click.Choice(PAUSE_CASES),
     help="Pause while another program uses the GPU, the machine runs on its battery, or somebody "
     "sits at it; may be given several times.",
 )
-@link_options
+@_link_options
 @click.option(
     "--leave-timeout",
     metavar="S",
@@ -144,6 +151,7 @@ def serve_stage(
     listening: Listening,
     buffers: BufferOptions,
     encrypt_at_rest: bool,
+    leave_timeout: float,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -151,240 +159,71 @@ def serve_stage(
 
     INVITE is what its owner gave you (`swarm-ft invite`); @FILE reads it from a file.
     """
+    from swarm_ft.api.serving import ServeOptions, lending
     from swarm_ft.protocol.spec.layers import parse_layers
 
-    layer_range = parse_layers(layers)
-    make_engine = _engine_maker(given["device"], given["dtype"], given["model"], given["threads"])
-    memory_bytes = _memory_bytes(given["memory_gib"], given["device"], buffers.memory_bytes)
-    manners = manners_of(given["hours"], given["pause_when"])
-    if way.invite is None:
-        check_has_keys(given)
-        listening.check_only_here()
-    if way.invite is not None and given["peer_id"] is not None:
-        raise BadOption("--peer-id: with an invitation a peer's name is its key's")
-    home = _home(given["peer_id"], buffers, has_key=way.invite is not None)
-    folder, shape = work_folder(home), shape_of(given["upload_mbps"], given["download_mbps"])
-    keeper = Keeper(manners)
-    if home is not None and given["monthly_gb"] is not None:
-        count = MonthlyCount(home.path / USE_FILE, given["monthly_gb"], shape)
-        keeper.used_up = count.used_up
+    options = ServeOptions(
+        layers=parse_layers(layers),
+        listening=listening,
+        buffers=buffers,
+        encrypt_at_rest=encrypt_at_rest,
+        **given,
+    )
 
-    async def work() -> None:
-        from swarm_ft.ids import PeerId
-        from swarm_ft.peer.node import PeerOptions
+    async def work(lent: Lent) -> None:
+        lent.keeper.say = partial(click.echo, err=True)
+        async with joined(way, lent.key_file) as swarm:
+            await _serve(swarm, lent, leave_timeout, as_json=as_json)
 
-        async with joined(way, home.path / KEY_FILE if home else None) as swarm:
-            offer = PeerOptions(
-                peer_id=PeerId(swarm.name) if swarm.name else _peer_id(given["peer_id"], home),
-                layers=layer_range,
-                memory_bytes=memory_bytes,
-                shard_dir=Path(folder.name),
-                buffers=_buffer_place(home, buffers),
-                snapshots_url=given["snapshots"] or "",
-                encrypts=encrypt_at_rest,
-                max_up_bytes_per_s=shape.up.bytes_per_s,
-                max_down_bytes_per_s=shape.down.bytes_per_s,
-                machine=await _measured(given["device"], given["dtype"], given["watts"]),
-                device=_device_words(given["device"]),
-            )
-            await serve_peer(
-                swarm,
-                listening,
-                offer,
-                make_engine,
-                leave_timeout_s=given["leave_timeout"],
-                keeper=keeper,
-                shape=shape,
-                home_path=home.path if home else None,
-                as_json=as_json,
-            )
-
-    with closing(home) if home else nullcontext(), folder:
-        run_async(work)
-
-
-def _home(name: str | None, buffers: BufferOptions, *, has_key: bool) -> PeerHome | None:
-    """Where on disk this peer keeps its key and its buffers; None if it is to keep neither."""
-    if not buffers.disk_bytes and not has_key:
-        return None
-    if name is not None:
-        _checked_name(name)  # it may become a directory's
-    return claim_home(name, buffers.directory)
-
-
-def _buffer_place(home: PeerHome | None, buffers: BufferOptions) -> BufferPlace:
-    from swarm_ft.buffers import BufferLimits
-    from swarm_ft.peer.kept_buffers import BufferPlace
-
-    limits = BufferLimits(memory_bytes=buffers.memory_bytes, disk_bytes=buffers.disk_bytes)
-    directory = home.path / "buffers" if home and buffers.disk_bytes else None
-    keep_s = 86400.0 * buffers.keep_days
-    return BufferPlace(limits=limits, directory=directory, keep_s=keep_s)
-
-
-def _peer_id(given: str | None, home: PeerHome | None) -> PeerId:
-    drawn = given or f"peer-{secrets.token_hex(4)}"
-    return _checked_name(drawn if given or home is None else home.name(drawn))
-
-
-def _checked_name(name: str) -> PeerId:
-    from swarm_ft.discovery.directory import checked_record
-    from swarm_ft.ids import PeerId
-    from swarm_ft.protocol.spec.bounds import MAX_ID_CHARS
-
-    checked_record(name, "localhost:1")
-    if len(name) > MAX_ID_CHARS:
-        raise BadOption(f"--peer-id: expected at most {MAX_ID_CHARS} characters, got {len(name)}")
-    return PeerId(name)
-
-
-def _engine_maker(device: str, dtype: str, model: str | None, threads: int | None) -> EngineMaker:
-    import torch
-
-    from swarm_ft.protocol.spec.layers import LayerRange
-    from swarm_ft.protocol.spec.run_spec import RunSpec
-    from swarm_ft.stage.base import Engine
-    from swarm_ft.stage.checkpoint import check_checkpoint, open_checkpoint
-    from swarm_ft.stage.device import DTYPES, pick_device
-    from swarm_ft.stage.engine import StageEngine
-
-    torch_dtype = DTYPES[dtype]
-    torch_device = pick_device(device, torch_dtype)
-    # Said at all, it holds: libraries would take fewer threads as the machine is loaded, and sum in
-    # another order than a replica, or than they did before.
-    torch.set_num_threads(threads or torch.get_num_threads())
-    if model:
-        check_checkpoint(model)  # a wrong --model is told now, not when a run comes
-
-    def make_engine(spec: RunSpec, layers: LayerRange) -> Engine:
-        checkpoint = open_checkpoint(model or spec.model.reference, spec.train)
-        return StageEngine(checkpoint, spec, layers, device=torch_device, dtype=torch_dtype)
-
-    return make_engine
-
-
-def _device_words(device: str) -> str:
-    from swarm_ft.stage.device import describe, pick_device
-
-    return describe(pick_device(device))
-
-
-def _memory_bytes(memory_gib: float | None, device: str, buffer_memory_bytes: int) -> int:
-    from swarm_ft.stage.device import free_memory_bytes, pick_device, shares_memory
-
-    if memory_gib is not None:
-        return int(memory_gib * (1 << 30))
-    torch_device = pick_device(device)
-    free_bytes = free_memory_bytes(torch_device)
-    if shares_memory(torch_device):  # buffers lie in the same memory, if there are any
-        free_bytes -= min(buffer_memory_bytes, free_bytes // 2)
-    return int(0.8 * free_bytes)
-
-
-async def _measured(device: str, dtype: str, watts: float) -> Machine:
-    """What this machine can do; the node measures its link."""
-    from swarm_ft.protocol.messages.capacity import Machine
-    from swarm_ft.stage.device import DTYPES, pick_device
-    from swarm_ft.stage.speed import training_flops_per_s
-
-    torch_dtype = DTYPES[dtype]
-    torch_device = pick_device(device, torch_dtype)
-    flops = await asyncio.to_thread(training_flops_per_s, torch_device, torch_dtype)
-    return Machine(flops_per_s=flops, watts=watts)
+    with lending(way, options) as lent:
+        run_async(lambda: work(lent))
 
 
 # ---- a peer from its first to its last word
 
 
-async def serve_peer(
-    swarm: Joined,
-    listening: Listening,
-    offer: PeerOptions,
-    make_engine: EngineMaker,
-    *,
-    leave_timeout_s: float = LEAVE_TIMEOUT_S,
-    keeper: Keeper | None = None,
-    shape: Shape | None = None,
-    home_path: Path | None = None,
-    as_json: bool,
-) -> None:
-    """Be a peer until a stop signal; says where it listens once it does.
+async def _serve(swarm: Joined, lent: Lent, leave_timeout_s: float, *, as_json: bool) -> None:
+    """Be a peer until a stop signal; says where it listens once it does."""
+    from swarm_ft.api.serving import kept, peer_up
 
-    Args:
-        swarm: where it is announced, and finds the coordinator; who it is there.
-        listening: where others reach this peer.
-        offer: what the volunteer decided.
-        make_engine: what computes.
-        keeper: of the volunteer's manners, if there are any.
-        shape: of the link to other members.
-        home_path: where the peer keeps what is its own; there it can be spoken to.
-        leave_timeout_s: how long it may take to leave, where nobody is there to insist.
-        as_json: speak in JSON.
+    offer, line = await lent.offer(swarm), LeaveLine()
 
-    Raises:
-        PortInUse: the port is taken.
-    """
-    from swarm_ft.clock import SystemClock
-    from swarm_ft.identity.certificates import Role
-    from swarm_ft.peer.node import PeerNode
-    from swarm_ft.reach.transport import HomeTransport
-    from swarm_ft.transport.grpc_options import (
-        ADVICE,
-        CONTROL_ANSWER_S,
-        WARM_IDLE_S,
-        GrpcOptions,
-        restarts_after_idle,
-    )
-    from swarm_ft.transport.grpc_transport import GrpcTransport
+    def leaves_politely(node: PeerNode) -> None:
+        on_each_stop_signal(_politely_first(node, line, leave_timeout_s))
 
-    if restarts_after_idle():
-        get_logger(__name__).info("tcp-idle-restart %s", ADVICE)
-    own, directory = swarm.credentials, swarm.directory
-    if swarm.coordinator is not None:
-        listening = listening.towards(swarm.coordinator)
-    grpc = GrpcTransport(GrpcOptions(warm_idle_s=WARM_IDLE_S, credentials=own))
-    shape = shape or shape_of(None, None)
-    transport = swarm.transport(grpc, shape)
-    control = GrpcOptions(answer_timeout_s=CONTROL_ANSWER_S, credentials=own)
-    home = transport if isinstance(transport, HomeTransport) else None
-    line, keeper = LeaveLine(), keeper or Keeper(manners_of(None, ()))
-    node = PeerNode(
+    up = peer_up(
+        swarm,
+        lent.options.listening,
         offer,
-        directory=directory,
-        transport=transport,
-        control_transport=GrpcTransport(control),
-        clock=SystemClock(),
-        make_engine=make_engine,
-        on_revoked=own.revoke if own else None,
+        lent.make_engine,
+        lent.shape,
+        on_made=leaves_politely,
         on_leave=line.show,
-        is_relayed=home.is_relayed if home else lambda _: False,
-        at_rest=home.at_rest if home else lambda: None,
-        sent_bytes=lambda: shape.up.passed_bytes,
     )
-    server = await transport.serve(listening.address, listening.port, node.handlers())
-    on_each_stop_signal(_politely_first(node, line, leave_timeout_s))
-
-    def ask(verb: str) -> None:
-        if verb == DRAIN:
-            line.begin(hosts=node.hosts, timeout_s=math.inf)
-            node.leave(reason="its volunteer asked for it")
-        else:
-            keeper.ask(to_pause=verb == PAUSE)
-
-    speaking = PeerControl(offer.peer_id, node, ask)
-    async with announced(server, listening, directory, Role.PEER, offer.peer_id) as endpoint:
-        if home:
-            home.start((endpoint,))
-        _show(offer, endpoint, is_encrypted=own is not None, as_json=as_json)
-        async with beside(_tell_reached(transport, swarm.coordinator, as_json=as_json)):
-            keeper.node = node
+    async with up as peer:
+        _show(offer, peer.endpoint, is_encrypted=swarm.credentials is not None, as_json=as_json)
+        ask = partial(_asked, peer.node, line, lent.keeper)
+        speaking = PeerControl(offer.peer_id, peer.node, ask)
+        home = lent.home.path if lent.home else None
+        async with (
+            beside(_tell_reached(peer.transport, swarm.coordinator, as_json=as_json)),
+            speaking.listening(home),
+            kept(peer.node, lent.keeper),
+        ):
             try:
-                async with speaking.listening(home_path), beside(keeper.look()):
-                    await node.run(endpoint)
+                await peer.run()
             finally:
                 line.end()
-                keeper.used_up()  # counts the last bytes
-                tell_gift(node.gift(), as_json=as_json)
+                tell_gift(peer.node.gift(), as_json=as_json)
+
+
+def _asked(node: PeerNode, line: LeaveLine, keeper: Keeper, verb: str) -> None:
+    """By `swarm-ft peer`."""
+    if verb == DRAIN:
+        line.begin(hosts=node.hosts, timeout_s=math.inf)
+        node.leave(reason="its volunteer asked for it")
+    else:
+        keeper.ask(to_pause=verb == PAUSE)
 
 
 def _politely_first(

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarm_ft.cli.joining import WayIn, client_key_file, connected, way_in
+from swarm_ft.api.joining import WayIn, client_key_file, connected
+from swarm_ft.cli.joining import way_in
 from swarm_ft.cli.options import examples, json_flag, log_option, stack
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -238,6 +238,8 @@ class RunProgress:
         self._last_line = ""
         self._parts_told = 0
         self._evaluations_told = 0
+        self.listeners: list[Callable[[RunEvent], object]] = []
+        """Told every event, once it is in the state."""
 
     @contextmanager
     def shown(self) -> Iterator[Self]:
@@ -247,7 +249,7 @@ class RunProgress:
 
     def show_status(self, status: RunStatus) -> None:
         """The run moved to another phase, or waits for something else."""
-        self.state = self.state.after(status)
+        self._take(status)
         line = self.state.line()
         # Who is gone, waited for or joins stays to be read when the bar tells of other things.
         is_news = status.phase is RunPhase.TRAINING and bool(status.detail)
@@ -260,7 +262,7 @@ class RunProgress:
 
     def show_step(self, step: StepCommitted) -> None:
         """A step counts. Without a terminal, about every tenth part of the run is told."""
-        self.state = self.state.after(step)
+        self._take(step)
         if self._is_live:
             self._draw()
             return
@@ -273,7 +275,7 @@ class RunProgress:
 
     def show_evaluation(self, found: Evaluated) -> None:
         """The swarm evaluated the held-out samples."""
-        self.state = self.state.after(found)
+        self._take(found)
         if len(self.state.evaluations) > self._evaluations_told:
             self._evaluations_told = len(self.state.evaluations)
             self.message(f"step {found.step}/{self.state.num_steps}  {eval_line(found, self.task)}")
@@ -286,6 +288,11 @@ class RunProgress:
     def message(self, text: str) -> None:
         """One line above the bar."""
         self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
+    def _take(self, event: RunEvent) -> None:
+        self.state = self.state.after(event)
+        for listener in self.listeners:
+            listener(event)
 
     def _draw(self) -> None:
         self._bar.update(self._task, completed=self.state.committed_steps, line=self.state.line())

@@ -8,8 +8,8 @@ import sys
 import click
 import pytest
 
+from swarm_ft.api.listening import Listening
 from swarm_ft.cli.main import cli
-from swarm_ft.cli.options import Listening
 from tests.cli.conftest import RunHere
 
 COMMANDS = (
@@ -141,7 +141,7 @@ LISTENING = {"--host", "--port", "--announce"}
 BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir", "--buffer-days"}
 OPTIONS = {
     ("demo",): JOB | BUFFERS | {"--stages", "--replicas", "--log-level"},
-    ("client", "train"): JOB | SWARM | {"--detach"},
+    ("client", "train"): JOB | SWARM | {"--detach", "--print-config"},
     ("client", "attach"): SWARM | {"--run", "--model", "--out", "--json", "--trace"},
     ("client", "generate"): SWARM
     | {"--prompt-file", "--run", "--model", "--json", "--chat", "--max-new-tokens", "--do-sample"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.cli.keys import opened
+from swarm_ft.api.swarm_keys import opened
 from swarm_ft.client.sample import SampleInput
 from tests.cli.conftest import RunHere, Shell
 

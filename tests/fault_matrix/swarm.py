@@ -9,10 +9,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from types import MappingProxyType
 
-from swarm_ft.cli.joining import WayIn, connected
-from swarm_ft.cli.keys import first_invitations, leading_to
-from swarm_ft.cli.options import DHT_PREFIX
-from swarm_ft.cli.peer_home import KEY_FILE
+from swarm_ft.api.joining import DHT_PREFIX, WayIn, connected
+from swarm_ft.api.peer_home import KEY_FILE
+from swarm_ft.api.swarm_keys import first_invitations, leading_to
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.errors import RunFailed, Unavailable
 from swarm_ft.identity.certificates import Role

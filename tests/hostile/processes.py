@@ -17,7 +17,7 @@ from typing import Any
 
 from hivemind.dht.node import DHTNode
 
-from swarm_ft.cli.joining import WayIn, joined
+from swarm_ft.api.joining import WayIn, joined
 from swarm_ft.errors import RunFailed
 from swarm_ft.identity.authority import Authority
 from swarm_ft.identity.certificates import Role, host_of, to_pem

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from swarm_ft.api.joining import client_key_file
 from swarm_ft.cli.doctor import examine_link
-from swarm_ft.cli.joining import client_key_file
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.capacity import Capacity
 from swarm_ft.coordinator.enrolment import LOOK_EVERY_S, Enrolment

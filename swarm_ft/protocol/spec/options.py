@@ -7,8 +7,9 @@ The command line, the checks of values and the reference in docs/options.md are 
 
 from __future__ import annotations
 
+import difflib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
@@ -44,6 +45,11 @@ class Option:
     default: str = ""
     words: tuple[str, str] | None = None
     has_no: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Beside an `Option` of a number of bytes: it may be written as 2GiB or 500MB."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,58 @@ class Declared:
             return (self.flag if self.default else self.no_flag)[2:]
         return self.word_for(self.default)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """By which it is known in Python and in files: with underscores, its field's name first."""
+        flags = (flag[2:].replace("-", "_") for flag in (self.flag, self.long_flag) if flag)
+        return tuple(dict.fromkeys((self.field, *flags)))
+
+    def value_of(self, given: object) -> object:
+        """A value of `kind`, of what a program or a file gave: itself, or its word.
+
+        Raises:
+            BadOption: it is neither.
+        """
+        if given is None or (
+            isinstance(given, self.kind) and not (isinstance(given, bool) and self.kind is not bool)
+        ):
+            return given
+        if self.choices:
+            word = self.word_of(given)
+            if word not in self.choices:
+                words = OneOf(tuple(self.choices))
+                raise BadOption(f"{self.flag}: expected {words}, got {given!a:.80}")
+            return self.choices[word]
+        try:
+            return self._converted(given)
+        except (TypeError, ValueError):
+            kind = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+            expected = kind.get(self.kind.__name__, self.kind.__name__)
+            raise BadOption(f"{self.flag}: expected {expected}, got {given!a:.80}") from None
+
+    def word_of(self, given: object) -> str:
+        """What a program or a file gave, as it is written on the command line.
+
+        YAML takes no, off and on for truth values.
+        """
+        if isinstance(given, bool):
+            words = ("on", "yes", "true") if given else ("no", "off", "false")
+            return next((word for word in words if word in self.choices), words[-1])
+        if isinstance(given, (list, tuple)):
+            return ",".join(str(one) for one in given)
+        return str(given).lower().replace("_", "-") if self.choices else str(given)
+
+    def _converted(self, given: object) -> object:
+        """`given` as `kind`, where nothing is lost by that."""
+        if self.kind is str and isinstance(given, (list, tuple)):
+            return self.word_of(given)
+        if isinstance(given, (bool, list, tuple, Mapping)) or self.kind is bool:
+            raise TypeError
+        value = self.kind(given)  # such as a path, or 1e-4, which YAML takes for a text
+        if self.kind is int and float(str(given)) != value:
+            raise ValueError
+        return value
+
     def arguments(self, value: object) -> list[str]:
         """What asks for a value on the command line."""
         if self.is_switch:
@@ -145,6 +203,36 @@ def build(of: type[Options], given: Mapping[str, object]) -> Options:
         elif given.get(name) is not None:
             values[name] = given[name]
     return of(**values)
+
+
+def by_names(of: type[DataclassInstance], given: Mapping[str, object]) -> dict[str, object]:
+    """Values by `Declared.field`, for `build`, of what was given by any name that an option has.
+
+    Args:
+        of: what declares the options.
+        given: values, or the words that stand for them, by a field's name or by an option's, with
+            dashes or underscores.
+
+    Raises:
+        BadOption: there is no such option (the nearest name is told), one is given twice, or a
+            word stands for none of its values.
+    """
+    known = {name: one for one in declared(of) for name in one.names}
+    values: dict[str, object] = {}
+    for name, value in given.items():
+        one = known.get(name.replace("-", "_"))
+        if one is None:
+            raise BadOption(f"{name!a:.80}: there is no such option{nearest(name, known)}")
+        if one.field in values:
+            raise BadOption(f"{one.flag}: given twice, as {name!a} too")
+        values[one.field] = one.value_of(value)
+    return values
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean ...?`, where a known name is like it; else nothing."""
+    alike = difflib.get_close_matches(name.replace("-", "_").lower(), list(known), 1)
+    return f"; did you mean '{alike[0]}'?" if alike else ""
 
 
 def arguments(options: DataclassInstance) -> list[str]:

@@ -3,7 +3,8 @@
 import click
 import pytest
 
-from swarm_ft.cli.options import BufferOptions, ByteSize
+from swarm_ft.api.peer_home import BufferOptions
+from swarm_ft.cli.options import ByteSize
 from swarm_ft.protocol.spec.options import declared
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.cli.manners import MonthlyCount, read_use, shape_of
+from swarm_ft.api.manners import MonthlyCount, read_use, shape_of
 from swarm_ft.cli.peer_control import (
     SOCKET,
     PeerControl,

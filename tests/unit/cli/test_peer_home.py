@@ -7,9 +7,9 @@ from typing import Protocol
 
 import pytest
 
+from swarm_ft.api.peer_home import PeerHome, claim_home, work_folder
 from swarm_ft.buffers import BufferLimits
 from swarm_ft.cli.client import who_sees as who_sees_a_job
-from swarm_ft.cli.peer_home import PeerHome, claim_home, work_folder
 from swarm_ft.cli.serve_stage import who_sees
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import PeerId

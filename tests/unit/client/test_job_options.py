@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from swarm_ft.cli.demo import SAMPLE_LR
+from swarm_ft.api.local_job import SAMPLE_LR
 from swarm_ft.client.options import EvalOptions, JobOptions, Outputs, PlanOptions
 from swarm_ft.errors import BadCodec, BadInput, BadOption
 from swarm_ft.protocol.spec.options import build, declared

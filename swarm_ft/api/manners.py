@@ -1,16 +1,14 @@
-"""A volunteer's manners as options, and the watch over them while a peer works."""
+"""A volunteer's manners, and the watch over them while a peer works."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import TYPE_CHECKING
 
 from swarm_ft.errors import BadOption
 from swarm_ft.log import get_logger
@@ -27,9 +25,7 @@ logger = get_logger(__name__)
 LOOK_EVERY_S = 5.0
 MBPS = 125_000.0
 """Bytes a second."""
-MIN_MBPS = 0.1
 USE_FILE = "month.json"
-CASES = ("gpu-busy", "on-battery", "user-active")
 
 
 def manners_of(hours: str | None, pause_when: tuple[str, ...]) -> Manners:
@@ -50,51 +46,12 @@ def manners_of(hours: str | None, pause_when: tuple[str, ...]) -> Manners:
     return Manners(hours=parse_hours(hours) if hours else None, pause_when=cases)
 
 
-def link_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command the options of what it lends of its link."""
-    for option in (
-        click.option(
-            "--monthly-gb",
-            metavar="GB",
-            type=click.FloatRange(min=0, min_open=True),
-            help="Send and receive so many GB a calendar month at most, then pause until the next. "
-            "The count is kept with the peer's key.",
-        ),
-        click.option(
-            "--download-mbps",
-            metavar="MBPS",
-            type=click.FloatRange(min=MIN_MBPS),
-            help="Receive from other members at so many Mbps at most.",
-        ),
-        click.option(
-            "--upload-mbps",
-            metavar="MBPS",
-            type=click.FloatRange(min=MIN_MBPS),
-            help="Send to other members at so many Mbps at most; the coordinator plans with it.",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
 def shape_of(upload_mbps: float | None, download_mbps: float | None) -> Shape:
     """What the options say of the link."""
     from swarm_ft.reach.shaping import Gate, Shape
 
     up, down = (Gate(MBPS * mbps if mbps else math.inf) for mbps in (upload_mbps, download_mbps))
     return Shape(up=up, down=down)
-
-
-def check_has_keys(given: Mapping[str, Any]) -> None:
-    """Caps are of links to other machines, which only members with keys have.
-
-    Raises:
-        BadOption: one is given without an invitation.
-    """
-    for name in ("upload_mbps", "download_mbps", "monthly_gb"):
-        if given[name] is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise BadOption(f"{option}: expected an invitation; without one no link leaves here")
 
 
 class MonthlyCount:
@@ -165,12 +122,14 @@ class Keeper:
 
     Attributes:
         manners: when it may.
+        say: tells its volunteer that it pauses, or works again.
         node: the peer; set before `look`.
         used_up: tells why nothing more is sent this month, or nothing.
         is_asked: whether its volunteer asked it to pause.
     """
 
     manners: Manners
+    say: Callable[[str], object] = logger.info
     used_up: Callable[[], str] = str
     node: PeerNode | None = None
     is_asked: bool = False
@@ -222,8 +181,8 @@ class Keeper:
             return
         self._why = why
         if why:
-            click.echo(f"pausing: {why}", err=True)
+            self.say(f"pausing: {why}")
             self.node.pause(why)
         else:
-            click.echo("working again", err=True)
+            self.say("working again")
             self.node.resume()

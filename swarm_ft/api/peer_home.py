@@ -8,15 +8,62 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
 from swarm_ft.errors import BadOption
 from swarm_ft.private_files import make_private, open_private, private_folder
+from swarm_ft.protocol.spec.bounds import Range
+from swarm_ft.protocol.spec.options import Option, Size, check
 from swarm_ft.systems import lock_file
 
 KEY_FILE = "key.pem"
 MAX_NAMELESS_PEERS = 64
 """Of one user on one machine."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BufferOptions:
+    """What a peer lends to samples' buffers, and where."""
+
+    memory_bytes: Annotated[
+        int,
+        Size(),
+        Option(
+            "Memory for samples' buffers (--fw aq...); those needed last go first.",
+            name="buffer-memory",
+            default="2GiB",
+        ),
+    ] = 2 << 30
+    disk_bytes: Annotated[
+        int,
+        Size(),
+        Option(
+            "Disk for them; 0 keeps none there, and a restart loses them.",
+            name="buffer-disk",
+            default="50GiB",
+        ),
+    ] = 50 << 30
+    directory: Annotated[
+        Path | None,
+        Option(
+            "Where on disk, a directory of its own for each peer.",
+            name="buffer-dir",
+            metavar="DIR",
+            default="under ~/.cache/swarm-ft",
+        ),
+    ] = None
+    keep_days: Annotated[
+        int,
+        Range(1),
+        Option(
+            "Days without a write after which a run's buffers are deleted, if the coordinator "
+            "did not say before that the run is over.",
+            name="buffer-days",
+        ),
+    ] = 7
+
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(frozen=True, slots=True)

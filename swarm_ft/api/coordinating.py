@@ -16,9 +16,9 @@ from contextlib import (
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swarm_ft.cli import keys
-from swarm_ft.cli.options import Listening
-from swarm_ft.cli.running import announced, in_dht
+from swarm_ft.api.joining import announced, in_dht
+from swarm_ft.api.listening import Listening
+from swarm_ft.api.swarm_keys import keys_folder, opened
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.enrolment import Enrolment
 from swarm_ft.coordinator.facts.quotas import Quotas
@@ -205,7 +205,7 @@ class _Parts:
 
 def _with_keys(journal: str) -> AbstractContextManager[Owned | None]:
     """The swarm's authority and registry; None if it has no keys."""
-    return keys.opened(journal) if keys.keys_folder(journal).exists() else nullcontext()
+    return opened(journal) if keys_folder(journal).exists() else nullcontext()
 
 
 async def _dht(

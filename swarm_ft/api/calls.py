@@ -1,0 +1,384 @@
+"""`train`, `serve` and `coordinate`, each in a form that waits and in one that is awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, Unpack
+
+from swarm_ft.api.coordinating import Charge, Coordinator, composed
+from swarm_ft.api.joining import DHT_PREFIX, check_only_here
+from swarm_ft.api.keywords import JobKeywords
+from swarm_ft.api.listening import Listening
+from swarm_ft.api.loop import awaited, awaits, waited, waits
+from swarm_ft.api.peer_home import BufferOptions
+from swarm_ft.api.serving import Peer, ServeOptions, serve_until_over
+from swarm_ft.api.swarm_keys import JOURNAL, keys_folder, opened
+from swarm_ft.api.training import OnEvent, job_options, train_in, way_to
+from swarm_ft.client.report import RunReport
+from swarm_ft.coordinator.facts.quotas import Quotas
+from swarm_ft.errors import BadOption
+from swarm_ft.identity.authority import Authority
+from swarm_ft.identity.certificates import Role
+from swarm_ft.protocol.spec.grant import Grant
+from swarm_ft.protocol.spec.layers import parse_layers
+from swarm_ft.snapshots.store import SnapshotStore
+
+# ---- train
+
+
+async def _train(
+    *,
+    invite: str | None = None,
+    initial_peers: Sequence[str] = (),
+    dht_prefix: str = DHT_PREFIX,
+    key_file: str | Path | None = None,
+    progress: bool = True,
+    on_event: OnEvent | None = None,
+    **options: Unpack[JobKeywords],
+) -> RunReport:
+    """Fine-tune a model in a swarm, and fetch the result into `out`.
+
+    Args:
+        invite: an invitation for a client, as `swarm-ft invite --role client` prints it; `@FILE`
+            reads it from a file.
+        initial_peers: without an invitation, DHT addresses of a swarm without keys, here.
+        dht_prefix: of such a swarm.
+        key_file: of this client's key, made if absent; None: this user's own.
+        progress: whether it is shown on standard error.
+        on_event: told every event of the run: a step, an evaluation, a status. It is called in
+            another thread.
+        options: those of `swarm-ft client train`, by their names with underscores; `model` and
+            `dataset` are required.
+
+    Returns:
+        What came of the run: losses, evaluations, bytes, and where the result is.
+
+    Raises:
+        BadInput: an option, the model, the data or the invitation is not usable.
+        SwarmError: why nothing came of the run.
+        KeyboardInterrupt: Ctrl-C; the run goes on without this client.
+    """
+    asked = job_options(dict(options))
+    way = way_to(invite, tuple(initial_peers), dht_prefix)
+    key = Path(key_file) if key_file is not None else None
+    return await train_in(way, asked, key_file=key, shows=progress, on_event=on_event)
+
+
+train = waits("train", _train)
+train_async = awaits("train_async", _train)
+
+
+# ---- what goes on until it is stopped
+
+Up = TypeVar("Up")
+
+
+class Running(Generic[Up]):
+    """A peer or a coordinator that is up; leaving its `with` or `async with` stops it."""
+
+    def __init__(self, task: asyncio.Task[None], up: Up) -> None:
+        self._task = task
+        self._up = up
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop_async()
+
+    def wait(self) -> None:
+        """Wait until it ends by itself; Ctrl-C stops it.
+
+        Raises:
+            SwarmError: why it ended.
+        """
+        try:
+            waited(self._ended())
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+
+    async def wait_async(self) -> None:
+        """As `wait`; cancelling this leaves it running."""
+        await awaited(self._ended())
+
+    def stop(self) -> None:
+        """Stop it: a peer says goodbye first. Nothing, if it has ended."""
+        waited(self._stop())
+
+    async def stop_async(self) -> None:
+        """As `stop`."""
+        await awaited(self._stop())
+
+    async def _ended(self) -> None:
+        await asyncio.shield(self._task)
+
+    async def _stop(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+async def _up(work: Coroutine[Any, Any, None], told: asyncio.Future[Up]) -> asyncio.Task[None]:
+    """The work as a task, once it has told that it is up.
+
+    Raises:
+        SwarmError: why it is not.
+    """
+    task = asyncio.create_task(work)
+    try:
+        parts: set[asyncio.Future[Any]] = {task, told}
+        await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait([task])
+        raise
+    if not told.done():
+        task.result()
+    return task
+
+
+# ---- serve
+
+
+class RunningPeer(Running[Peer]):
+    """This machine as a peer of a swarm."""
+
+    @property
+    def name(self) -> str:
+        """As `swarm-ft status` shows it."""
+        return self._up.name
+
+    @property
+    def endpoint(self) -> str:
+        """Where others reach it, `host:port`."""
+        return self._up.endpoint
+
+
+async def _serve(
+    invite: str | None = None,
+    *,
+    layers: str = "auto",
+    device: str = "auto",
+    dtype: str = "float32",
+    model: str | None = None,
+    memory_gib: float | None = None,
+    threads: int | None = None,
+    watts: float = 0.0,
+    snapshots: str | None = None,
+    encrypt_at_rest: bool = False,
+    buffers: BufferOptions = BufferOptions(),  # noqa: B008 - a value
+    listening: Listening = Listening(),  # noqa: B008 - a value
+    initial_peers: Sequence[str] = (),
+    dht_prefix: str = DHT_PREFIX,
+    peer_id: str | None = None,
+) -> RunningPeer:
+    """Lend this machine to a swarm, from now until what this gives is stopped.
+
+        with swarm_ft.serve("swarm1KNiD7aJ4ghup2Y...") as peer:
+            peer.wait()
+
+    Args:
+        invite: an invitation, as `swarm-ft invite` prints it; `@FILE` reads it from a file.
+        layers: blocks to host, as "12-24"; auto lets the coordinator choose.
+        device: auto, cpu, cuda, cuda:N or mps.
+        dtype: what to compute in, float32 or bfloat16; weights stay float32.
+        model: where this machine has the run's model, if not where the run says.
+        memory_gib: lent at most; None: 80 % of what is free beside buffers.
+        threads: CPU threads to compute with, of this process; None: as many as torch takes.
+        watts: that this machine takes at work, for forecasts.
+        snapshots: where they lie: a directory or a URL, the same for all; None keeps none.
+        encrypt_at_rest: whether what this peer writes to disks is encrypted.
+        buffers: what is lent to samples' buffers, and where.
+        listening: where others reach this machine.
+        initial_peers: without an invitation, DHT addresses of a swarm without keys, here.
+        dht_prefix: of such a swarm.
+        peer_id: this peer's name there.
+
+    Returns:
+        The peer, which others reach by now.
+
+    Raises:
+        BadInput: something is not usable.
+        SwarmError: why this machine cannot join.
+    """
+    options = ServeOptions(
+        layers=parse_layers(layers),
+        device=device,
+        dtype=dtype,
+        model=model,
+        memory_gib=memory_gib,
+        threads=threads,
+        watts=watts,
+        snapshots=snapshots,
+        peer_id=peer_id,
+        encrypt_at_rest=encrypt_at_rest,
+        buffers=buffers,
+        listening=listening,
+    )
+    way = way_to(invite, tuple(initial_peers), dht_prefix)
+    told: asyncio.Future[Peer] = asyncio.get_running_loop().create_future()
+    task = await _up(serve_until_over(way, options, told.set_result), told)
+    return RunningPeer(task, told.result())
+
+
+serve = waits("serve", _serve)
+serve_async = awaits("serve_async", _serve)
+
+
+# ---- coordinate
+
+
+class RunningCoordinator(Running[Coordinator]):
+    """A swarm's coordinator."""
+
+    def __init__(self, task: asyncio.Task[None], up: Coordinator, journal: str) -> None:
+        super().__init__(task, up)
+        self._journal = journal
+
+    @property
+    def endpoint(self) -> str:
+        """Where others reach it, `host:port`."""
+        return self._up.endpoint
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of its DHT node; those of a swarm without keys join by them."""
+        return self._up.addresses
+
+    def invite(
+        self,
+        role: str = "peer",
+        *,
+        uses: int = 1,
+        expires: timedelta = timedelta(days=7),
+        sees_tokens: bool = True,
+        replica_only: bool = False,
+        layers: str = "auto",
+    ) -> str:
+        """A word with which somebody joins; give it only to whom it is for.
+
+        Args:
+            role: what it makes of its bearer: peer, client or relay.
+            uses: how many may join with it.
+            expires: how long it lets anybody in.
+            sees_tokens: whether a peer may host the first and the last stage.
+            replica_only: whether it hosts only what another peer hosts too.
+            layers: the only ones that it may host; auto for any.
+
+        Raises:
+            BadOption: the swarm has no keys, or a role is unknown.
+        """
+        if role not in {"peer", "client", "relay"}:
+            raise BadOption(f"role {role!a:.80}: expected peer, client or relay")
+        grant = Grant(
+            replica_only=replica_only, sees_tokens=sees_tokens, layers=parse_layers(layers)
+        )
+        with opened(self._journal) as (authority, registry):
+            until = datetime.now(UTC) + expires
+            made = registry.invite(
+                authority.fingerprint, (self.endpoint,), Role(role), uses, until, grant
+            )
+        return str(made)
+
+
+async def _coordinate(
+    journal: str | Path = JOURNAL,
+    *,
+    listening: Listening = Listening(),  # noqa: B008 - a value
+    initial_peers: Sequence[str] = (),
+    dht_prefix: str = DHT_PREFIX,
+    snapshots: str | None = None,
+    queue_hours: float = 24.0,
+    result_hours: float = 168.0,
+    quotas: Quotas = Quotas(),  # noqa: B008 - a value
+    sealing_key: bytes | None = None,
+    insecure: bool = False,
+    is_public: bool = False,
+    has_relay: bool = True,
+) -> RunningCoordinator:
+    """Run a swarm's coordinator, from now until what this gives is stopped.
+
+    The swarm's keys are beside the journal; they are made if there are none.
+
+    Args:
+        journal: a file that holds all runs, made if absent.
+        listening: where others reach it.
+        initial_peers: of the DHT; without any it starts one.
+        dht_prefix: of the swarm's records.
+        snapshots: where snapshots of runs lie, the same for all peers; None keeps none.
+        queue_hours: how long a job that no peers can host waits for some.
+        result_hours: how long peers keep a finished run's result.
+        quotas: how much clients may hand in.
+        sealing_key: with which tokens and journal are encrypted; None does not.
+        insecure: without keys, in plaintext, for this machine alone.
+        is_public: whether anybody is let in, as a replica on probation.
+        has_relay: whether it joins members that no other way brings together.
+
+    Returns:
+        The coordinator, which others reach by now.
+
+    Raises:
+        BadInput: something is not usable.
+        SwarmError: why it does not come up.
+    """
+    charge = Charge(
+        journal=str(journal),
+        initial_peers=tuple(initial_peers),
+        dht_prefix=dht_prefix,
+        listening=listening,
+        queue_s=3600 * queue_hours,
+        result_s=3600 * result_hours,
+        quotas=quotas,
+        snapshots=SnapshotStore(snapshots) if snapshots else None,
+        sealing_key=sealing_key,
+        is_public=is_public,
+        has_relay=has_relay,
+    )
+    _check_keys(charge, insecure=insecure)
+    told: asyncio.Future[Coordinator] = asyncio.get_running_loop().create_future()
+
+    async def work() -> None:
+        async with AsyncExitStack() as stack:
+            running = await composed(charge, stack)
+            told.set_result(running)
+            await running.run()
+
+    return RunningCoordinator(await _up(work(), told), told.result(), charge.journal)
+
+
+def _check_keys(charge: Charge, *, insecure: bool) -> None:
+    """Nothing is plaintext unless it was asked for; the swarm's keys are made if there are none."""
+    folder = keys_folder(charge.journal)
+    if not insecure:
+        if not folder.exists():
+            Authority.make(folder)
+        return
+    if folder.exists():
+        raise BadOption(f"insecure: this swarm has keys, in {folder}; start it without")
+    charge.listening.check_only_here()
+    check_only_here(charge.initial_peers)
+
+
+coordinate = waits("coordinate", _coordinate)
+coordinate_async = awaits("coordinate_async", _coordinate)

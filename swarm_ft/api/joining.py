@@ -1,0 +1,329 @@
+"""How a process gets into a swarm: by an invitation, or through DHT nodes that it was given."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from swarm_ft.errors import BadOption
+from swarm_ft.protocol.spec.bounds import is_loopback
+
+if TYPE_CHECKING:
+    from swarm_ft.api.listening import Listening
+    from swarm_ft.client.swarm import SwarmClient
+    from swarm_ft.discovery import Directory
+    from swarm_ft.discovery.dht import DhtDirectory
+    from swarm_ft.discovery.remembering import RememberingDirectory
+    from swarm_ft.enrol import Membership
+    from swarm_ft.identity.certificates import Role
+    from swarm_ft.identity.invites import Invite
+    from swarm_ft.identity.keys import PrivateKey
+    from swarm_ft.identity.records import Signer
+    from swarm_ft.reach.shaping import Shape
+    from swarm_ft.reach.transport import HomeTransport
+    from swarm_ft.transport.base import Server
+    from swarm_ft.transport.credentials import Credentials
+    from swarm_ft.transport.grpc_transport import GrpcTransport
+
+DHT_PREFIX = "swarm-ft"
+"""Of a swarm that is not named otherwise."""
+MAX_FILE_CHARS = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WayIn:
+    """What a command was given to find its swarm with.
+
+    Attributes:
+        invite: its links are then encrypted, and both ends known; None leads into a swarm without
+            keys, in plaintext, on this machine alone.
+        initial_peers: nodes of the DHT; those that the coordinator names, if there are none.
+        dht_prefix: of the swarm's records, for those who come without an invitation.
+        coordinator: where that is, if it was said; then the DHT need not be asked.
+
+    Raises:
+        BadOption: without an invitation, a node is not on this machine.
+    """
+
+    invite: Invite | None
+    initial_peers: tuple[str, ...]
+    dht_prefix: str
+    coordinator: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.invite is None:
+            check_only_here(self.initial_peers)
+
+    def __str__(self) -> str:
+        """The options that lead there again."""
+        peers = " ".join(f"--initial-peers {peer}" for peer in self.initial_peers)
+        security = "--insecure" if self.invite is None else f"--invite {self.invite}"
+        return f"{security} {peers}".rstrip()
+
+
+def check_only_here(maddrs: Iterable[str]) -> None:
+    """Refuse nodes of a DHT on other machines; for links without keys.
+
+    Raises:
+        BadOption: one is not at an address of this machine.
+    """
+    for maddr in maddrs:
+        _, kind, host, *_ = f"{maddr}///".split("/")
+        if not (kind in {"ip4", "ip6"} and is_loopback(host)):
+            raise BadOption(
+                f"--initial-peers {ascii(maddr)[:200]}: with --insecure expected one on this "
+                "machine, /ip4/127.0.0.1/... or /ip6/::1/...; others are joined with an invitation"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joined:
+    """A process's place in a swarm.
+
+    Attributes:
+        credentials: None if links are not encrypted.
+        name: of its key; None if it has none.
+        coordinator: where that was as this process joined; None without an invitation.
+    """
+
+    directory: Directory
+    credentials: Credentials | None = None
+    name: str | None = None
+    coordinator: str | None = None
+
+    def transport(
+        self, grpc: GrpcTransport, shape: Shape | None = None
+    ) -> GrpcTransport | HomeTransport:
+        """What carries calls to other members: whichever way there is, where it has keys.
+
+        Args:
+            grpc: what carries them over a way.
+            shape: of this machine's link; of no effect without keys, for links stay here then.
+        """
+        if self.credentials is None:
+            return grpc
+        from swarm_ft.clock import SystemClock
+        from swarm_ft.discovery.directory import find_coordinator
+        from swarm_ft.reach.transport import HomeTransport
+        from swarm_ft.transport.grpc_options import CONTROL_ANSWER_S, GrpcOptions
+        from swarm_ft.transport.grpc_transport import GrpcTransport
+
+        find = functools.partial(find_coordinator, self.directory)
+        options = GrpcOptions(answer_timeout_s=CONTROL_ANSWER_S, credentials=self.credentials)
+        control = GrpcTransport(options)
+        return HomeTransport(grpc, find, SystemClock(), Random(), control, shape=shape)
+
+
+def parsed_invite(text: str) -> Invite:
+    """The invitation that a text is, or that is in the file that it names behind an `@`.
+
+    Raises:
+        BadInvite: it is none.
+        BadOption: the file cannot be read.
+    """
+    from swarm_ft.identity.invites import parse_invite
+
+    return parse_invite(_in_file(Path(text[1:])) if text.startswith("@") else text)
+
+
+def _in_file(path: Path) -> str:
+    try:
+        with path.open(encoding="ascii") as file:
+            return file.read(MAX_FILE_CHARS)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "expected an invitation"
+        raise BadOption(f"invitation @{path}: {reason}") from None
+
+
+@asynccontextmanager
+async def in_dht(
+    initial_peers: tuple[str, ...],
+    prefix: str = DHT_PREFIX,
+    *,
+    host_maddrs: tuple[str, ...] = (),
+    announce_maddrs: tuple[str, ...] = (),
+    identity_path: Path | None = None,
+    signer: Signer | None = None,
+    authority: str | None = None,
+) -> AsyncIterator[DhtDirectory | RememberingDirectory]:
+    """Take part in a DHT as long as the context lasts, see `DhtOptions`.
+
+    Without addresses to listen on it is only asked, and entered anew when it is lost: others could
+    not reach a node behind a home link.
+
+    Raises:
+        BadOption: an address or the identity file is not usable.
+        PortInUse: a listen address is taken.
+        DirectoryUnreachable: none of the initial peers answers.
+    """
+    from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
+    from swarm_ft.discovery.remembering import RememberingDirectory
+
+    options = DhtOptions(
+        initial_peers=initial_peers,
+        host_maddrs=host_maddrs,
+        announce_maddrs=announce_maddrs,
+        identity_path=identity_path,
+        client_mode=not host_maddrs,
+        prefix=prefix,
+        signer=signer,
+        authority=authority,
+    )
+    directory: DhtDirectory | RememberingDirectory
+    directory = dht = await DhtDirectory.open(options)
+    if options.client_mode:
+        directory = RememberingDirectory(functools.partial(DhtDirectory.open, options), dht=dht)
+        await directory.enter()
+    try:
+        yield directory
+    finally:
+        await directory.close()
+
+
+@asynccontextmanager
+async def announced(
+    server: Server, listening: Listening, directory: Directory, role: Role, name: str
+) -> AsyncIterator[str]:
+    """Where others reach the server, which they may learn as long as the context lasts."""
+    endpoint = listening.endpoint(int(server.endpoint.rpartition(":")[2]))
+    try:
+        await directory.announce(role, name, endpoint)
+        yield endpoint
+    finally:
+        await server.stop()
+        await directory.withdraw(role, name)
+
+
+@asynccontextmanager
+async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Have something done that the rest does not wait for, and that ends with it."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def joined(way: WayIn, key_file: Path | None = None) -> AsyncIterator[Joined]:
+    """Be in the swarm as long as the context lasts.
+
+    Args:
+        way: that leads there.
+        key_file: of the process's own key, made if it needs one; None: a new one each time.
+
+    Raises:
+        BadOption: the key's file cannot be read or written.
+        BadInvite: the invitation is used up, expired or revoked, or of another swarm.
+        NotAllowed: the key was revoked.
+        Unavailable: the coordinator does not answer.
+        DirectoryUnreachable: none of the DHT's nodes that were given does.
+    """
+    if way.invite is None:
+        async with in_dht(way.initial_peers, way.dht_prefix) as dht:
+            yield Joined(directory=dht)
+        return
+    from swarm_ft.discovery.directory import find_coordinator
+    from swarm_ft.enrol import enrol, stay_enrolled
+    from swarm_ft.identity.keys import key_at, new_key
+
+    own = key_at(key_file) if key_file else new_key()
+    member = await enrol(way.invite, own)
+    directory = await _directory_of(member, own, way.initial_peers)
+    find = functools.partial(find_coordinator, directory)
+    renewing = asyncio.create_task(stay_enrolled(member.credentials, own, find))
+    try:
+        yield Joined(
+            directory=directory,
+            credentials=member.credentials,
+            name=member.name,
+            coordinator=member.coordinator,
+        )
+    finally:
+        renewing.cancel()
+        await asyncio.gather(renewing, return_exceptions=True)
+        await directory.close()
+
+
+@asynccontextmanager
+async def connected(way: WayIn, key_file: Path | None = None) -> AsyncIterator[SwarmClient]:
+    """A client of the swarm, with this key or else this user's own; raises as `joined` does."""
+    from swarm_ft.client.swarm import SwarmClient
+    from swarm_ft.reach.transport import HomeTransport
+    from swarm_ft.transport.grpc_options import GrpcOptions
+    from swarm_ft.transport.grpc_transport import GrpcTransport
+
+    async with joined(way, key_file or client_key_file()) as swarm:
+        transport = swarm.transport(GrpcTransport(GrpcOptions(credentials=swarm.credentials)))
+        if not isinstance(transport, HomeTransport):
+            yield SwarmClient(swarm.directory, transport)
+            return
+        transport.start()
+        try:
+            yield SwarmClient(swarm.directory, transport)
+        finally:
+            await transport.close()
+
+
+async def _directory_of(
+    member: Membership, own: PrivateKey, initial_peers: tuple[str, ...]
+) -> RememberingDirectory:
+    """The swarm's DHT, whose nodes the coordinator names if nobody else does.
+
+    Raises:
+        DirectoryUnreachable: none of `initial_peers` answers. Of those that the coordinator names
+            none has to.
+    """
+    from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
+    from swarm_ft.discovery.directory import find_coordinator
+    from swarm_ft.discovery.remembering import RememberingDirectory
+    from swarm_ft.enrol import enrol_again
+    from swarm_ft.errors import DirectoryUnreachable
+    from swarm_ft.identity.certificates import key_name
+    from swarm_ft.identity.records import Signer
+
+    options = DhtOptions(
+        initial_peers=initial_peers or member.initial_peers,
+        client_mode=True,
+        prefix=member.dht_prefix,
+        signer=Signer(own),
+        authority=key_name(member.credentials.authority),
+    )
+
+    async def open_dht() -> DhtDirectory:
+        nonlocal options
+        try:
+            return await DhtDirectory.open(options)
+        except DirectoryUnreachable:
+            if initial_peers:
+                raise
+            coordinator = await find_coordinator(directory)
+            told = await enrol_again(member.credentials, own, coordinator)
+            if told.initial_peers == options.initial_peers:
+                raise
+        options = replace(options, initial_peers=told.initial_peers)
+        return await DhtDirectory.open(options)
+
+    first = await open_dht() if initial_peers else None
+    directory = RememberingDirectory(open_dht, member.coordinator, first)
+    await directory.enter()
+    return directory
+
+
+def client_key_file() -> Path:
+    """Of the key of this user's clients on this machine."""
+    return state_folder() / "client.pem"
+
+
+def state_folder() -> Path:
+    """Where this user's keys on this machine are."""
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "swarm-ft"

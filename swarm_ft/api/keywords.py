@@ -1,0 +1,84 @@
+"""A job's options as keywords with types; made of their declarations, by `make docs`.
+
+`docs/options.md` says what each is for. Words stand for values that have words, as "lora".
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, TypedDict
+
+
+class JobKeywords(TypedDict, total=False):
+    """What `train` takes; whatever is left out is as by default."""
+
+    model: str | None
+    dataset: str | None
+    split: str | None
+    max_samples: int | None
+    data_format: Literal["text", "lines", "jsonl", "json", "csv", "tsv", "parquet", "arrow"] | None
+    subset: str | None
+    text_column: str | None
+    label_column: str | None
+    column_names: str | None
+    quotes: bool
+    separator: str | None
+    packing: bool
+    completion_only_loss: bool
+    assistant_only_loss: bool
+    eval_dataset: str | None
+    eval_split: str | None
+    max_eval_samples: int | None
+    epochs: int
+    steps: int | None
+    task_kind: Literal["causal-lm", "classification", "token-classification"]
+    label_names: str
+    batch_size: int
+    micro_batch_size: int
+    seq_length: int
+    learning_rate: float
+    lr_schedule: Literal["constant", "linear", "cosine"]
+    warmup_steps: int
+    weight_decay: float
+    optim: Literal["adamw", "adafactor", "sgd"]
+    gradient_checkpointing: bool
+    router_aux_loss_coef: float
+    clip_grad_norm: float
+    seed: int
+    shuffle: bool
+    dropout: bool
+    sync_tied_embeddings: bool
+    forward_codec: str
+    backward_codec: str
+    key_codec: str
+    fill_codec: str
+    fill_microbatches: int
+    frozen_codec: str
+    dp_codec: str
+    buffer_bits: int
+    adapter: Literal["none", "lora", "dora"]
+    lora_r: int
+    lora_alpha: int
+    lora_dropout: float
+    target_modules: str
+    merge: bool
+    base_dtype: Literal["float32", "bfloat16"]
+    load_in_8bit: bool
+    load_in_4bit: bool
+    train_layers: str
+    save_steps: int
+    save_strategy: Literal["no", "steps", "epoch"]
+    save_total_limit: int
+    eval_strategy: Literal["no", "steps", "epoch"]
+    eval_steps: int
+    eval_compression: Literal["off", "on", "both"]
+    early_stopping_patience: int
+    early_stopping_threshold: float
+    metric_for_best_model: str
+    load_best_model_at_end: bool
+    private_ends: str
+    share_with: str
+    resume: bool
+    out: str | Path
+    json_file: str | Path | None
+    trace_file: str | Path | None

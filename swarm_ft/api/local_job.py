@@ -1,0 +1,91 @@
+"""A job for a swarm on this machine: what is trained where nothing is named, and who hosts what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm_ft.client.options import JobOptions
+from swarm_ft.errors import BadOption, RunFailed
+from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
+from swarm_ft.protocol.spec.options import build
+
+if TYPE_CHECKING:
+    from swarm_ft.client.swarm import SwarmClient
+
+SAMPLE_LR = 2e-3
+"""For the demo's own model, which starts from random weights; a trained one wants far less."""
+SAMPLE = {"model": "a small GPT-2 made on the spot", "dataset": "Python's own source text"}
+"""What is trained, and on what, where nothing else is named."""
+JOIN_TIMEOUT_S, JOIN_POLL_S = 60.0, 0.05
+
+
+def asked_for(given: Mapping[str, Any]) -> JobOptions:
+    """The options by field; a model or text that is yet to be made has an empty name.
+
+    Raises:
+        BadInput: one is out of its bounds.
+    """
+    own = {name: given.get(name) or "" for name in SAMPLE}
+    if not own["model"] and given.get("learning_rate") is None:
+        own["learning_rate"] = SAMPLE_LR
+    return build(JobOptions, {**given, **own})
+
+
+def with_sample(asked: JobOptions, folder: Path) -> JobOptions:
+    """The same with a model and text of our own, written into `folder`, where none is named."""
+    from swarm_ft.client.sample import write_sample
+
+    if asked.model and asked.dataset:
+        return asked
+    made = write_sample(folder, seed=asked.train.seed)
+    evaluation = asked.evaluation
+    if not asked.dataset and evaluation.eval_dataset is None:
+        evaluation = replace(evaluation, eval_dataset=made.eval_file)
+    return replace(
+        asked,
+        model=asked.model or made.model_dir,
+        dataset=asked.dataset or made.train_file,
+        evaluation=evaluation,
+    )
+
+
+def layers_to_share(options: JobOptions, stages: int) -> LayerRange:
+    """The blocks of the job's model.
+
+    Raises:
+        BadOption: there are fewer of them than stages.
+    """
+    from swarm_ft.stage.checkpoint import open_checkpoint
+
+    num_blocks = open_checkpoint(options.model, options.train).config.num_hidden_layers
+    if stages > num_blocks:
+        raise BadOption(f"--stages {stages}: the model has {num_blocks} layers to share out")
+    return LayerRange(0, num_blocks)
+
+
+def shares(layers: LayerRange, stages: int, replicas: int) -> dict[str, str]:
+    """The layers that each peer hosts, by its name."""
+    parts = [str(part) for part in split_evenly(layers, stages)]
+    return {
+        f"stage-{part}" + f".{number}" * (replicas > 1): part
+        for number in range(1, replicas + 1)
+        for part in parts
+    }
+
+
+async def all_joined(client: SwarmClient, num_peers: int) -> None:
+    """Wait for all peers: whoever comes after the first step has to fetch what others learnt.
+
+    Raises:
+        RunFailed: they did not come in time.
+    """
+    try:
+        async with asyncio.timeout(JOIN_TIMEOUT_S):
+            while len((await client.status()).members) < num_peers:  # noqa: ASYNC110
+                await asyncio.sleep(JOIN_POLL_S)
+    except TimeoutError:
+        raise RunFailed("the peers did not all join the coordinator; see their logs") from None

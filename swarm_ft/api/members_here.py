@@ -1,0 +1,183 @@
+"""A whole swarm in this process: its members are as real as elsewhere, and so are its links.
+
+Coordinator, journal, peers, engines, keys and gRPC over TLS on loopback are those of any swarm;
+only the directory is a table. Processes of their own would each import torch and transformers
+before they do anything, seconds of a core each; this one has imported them already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from swarm_ft.api.joining import beside
+from swarm_ft.client.swarm import SwarmClient
+from swarm_ft.clock import SystemClock
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.service import CoordinatorService
+from swarm_ft.discovery.here import HereDirectory
+from swarm_ft.errors import NotFound
+from swarm_ft.identity.authority import Authority
+from swarm_ft.identity.certificates import COORDINATOR_NAME, Caller, Role
+from swarm_ft.identity.keys import name_of, new_key
+from swarm_ft.ids import PeerId
+from swarm_ft.peer.node import PeerNode, PeerOptions
+from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.snapshots.store import SnapshotStore
+from swarm_ft.stage.base import Engine
+from swarm_ft.stage.checkpoint import open_checkpoint
+from swarm_ft.stage.device import pick_device
+from swarm_ft.stage.engine import StageEngine
+from swarm_ft.transport.base import Server
+from swarm_ft.transport.credentials import Credentials
+from swarm_ft.transport.grpc_options import GrpcOptions
+from swarm_ft.transport.grpc_transport import GrpcTransport
+
+MEMORY_BYTES = 1 << 40
+"""That a peer says it lends: here all have the same memory, and nobody is to be refused."""
+RENEW_S = 6 * 3600.0
+"""Certificates are good for a day."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    own_name: str
+    server: Server
+    task: asyncio.Task[None]
+
+
+class MembersHere:
+    """Use `open`, then `host`; `close` ends them all.
+
+    Args:
+        folder: for the keys, the journal, snapshots and what peers write.
+        device: that peers compute on: auto, cpu, cuda, cuda:N or mps.
+        threads: CPU threads of each.
+    """
+
+    def __init__(self, folder: Path, device: str = "auto", threads: int = 1) -> None:
+        self._folder = folder
+        self._threads = threads
+        self._device = pick_device(device)
+        self._authority = Authority.make(folder / "keys")
+        self._directory = HereDirectory()
+        self._clock = SystemClock()
+        self._snapshots = str(folder / "snapshots")
+        self._running = AsyncExitStack()
+        self._members: list[tuple[Caller, Credentials]] = []
+        self.client = SwarmClient(self._directory, self._transport(Role.CLIENT)[0])
+        self._peers: dict[str, _Peer] = {}
+
+    @property
+    def peers(self) -> Mapping[str, str]:
+        """The peers that are there: by a name that says what each hosts, their keys' names."""
+        return {name: peer.own_name for name, peer in self._peers.items()}
+
+    async def open(self) -> None:
+        """Start the coordinator."""
+        self._running.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(self._threads)
+        journal = Journal(str(self._folder / "coordinator.db"))
+        self._running.enter_context(closing(journal))
+        service = CoordinatorService(journal, self._clock, SnapshotStore(self._snapshots))
+        transport, _ = self._transport(Role.COORDINATOR, COORDINATOR_NAME)
+        server = await transport.serve("127.0.0.1", 0, service.handlers())
+        self._running.push_async_callback(server.stop)
+        await self._directory.announce(Role.COORDINATOR, COORDINATOR_NAME, server.endpoint)
+        self._coordinating = asyncio.create_task(service.run())
+        self._running.push_async_callback(_cancelled, self._coordinating)
+        await self._running.enter_async_context(beside(self._renew()))
+
+    async def host(self, layers: Mapping[str, str]) -> None:
+        """Have just these peers, each with its layers; those that are there already stay."""
+        for name in [name for name in self._peers if name not in layers]:
+            await self.kill(name)
+        for name, part in layers.items():
+            if name not in self._peers:
+                await self._add(name, part)
+
+    async def kill(self, name: str) -> None:
+        """End a peer without a word to anybody; what it learnt is gone.
+
+        Raises:
+            NotFound: there is no such peer.
+        """
+        if name not in self._peers:
+            raise NotFound(f"peer {name}: there are {', '.join(self._peers) or 'none'}")
+        peer = self._peers.pop(name)
+        await _cancelled(peer.task)
+        await peer.server.stop()
+        await self._directory.withdraw(Role.PEER, peer.own_name)
+
+    async def first_loss(self) -> None:
+        """Wait until somebody ends by itself, which nobody should.
+
+        Raises:
+            SwarmError: why it did.
+        """
+        tasks = {self._coordinating, *(peer.task for peer in self._peers.values())}
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if not task.cancelled():  # else it was killed, and what follows is the run's own matter
+                task.result()
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """End everybody."""
+        for name in list(self._peers):
+            await self.kill(name)
+        await self._running.aclose()
+        await self._directory.close()
+
+    async def _add(self, name: str, layers: str) -> None:
+        transport, own_name = self._transport(Role.PEER)
+        shard_dir = self._folder / name
+        shard_dir.mkdir(exist_ok=True)
+        node = PeerNode(
+            PeerOptions(
+                peer_id=PeerId(own_name),
+                layers=parse_layers(layers),
+                memory_bytes=MEMORY_BYTES,
+                shard_dir=shard_dir,
+                snapshots_url=self._snapshots,
+            ),
+            directory=self._directory,
+            transport=transport,
+            clock=self._clock,
+            make_engine=self._engine,
+        )
+        server = await transport.serve("127.0.0.1", 0, node.handlers())
+        await self._directory.announce(Role.PEER, own_name, server.endpoint)
+        task = asyncio.create_task(node.run(server.endpoint))
+        self._peers[name] = _Peer(own_name, server, task)
+
+    def _engine(self, spec: RunSpec, layers: LayerRange) -> Engine:
+        checkpoint = open_checkpoint(spec.model.reference, spec.train)
+        return StageEngine(checkpoint, spec, layers, device=self._device, dtype=torch.float32)
+
+    def _transport(self, role: Role, name: str = "") -> tuple[GrpcTransport, str]:
+        """Links of a new member; and its name, which is its key's, but for the coordinator."""
+        key = new_key()
+        holder = Caller(role=role, name=name or name_of(key.public_key()), key=key.public_key())
+        certificate = self._authority.issue(holder)
+        credentials = Credentials(key, certificate, self._authority.certificate)
+        self._members.append((holder, credentials))
+        return GrpcTransport(GrpcOptions(credentials=credentials)), holder.name
+
+    async def _renew(self) -> None:
+        """Give everybody a new certificate before the old one ends."""
+        while True:
+            await asyncio.sleep(RENEW_S)
+            for holder, credentials in self._members:
+                credentials.renew(self._authority.issue(holder))
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

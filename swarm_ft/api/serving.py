@@ -1,0 +1,373 @@
+"""A machine that is lent: from what its owner decided to a peer that serves."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swarm_ft.api.joining import Joined, WayIn, announced, beside, joined
+from swarm_ft.api.listening import Listening
+from swarm_ft.api.manners import USE_FILE, Keeper, MonthlyCount, manners_of, shape_of
+from swarm_ft.api.peer_home import KEY_FILE, BufferOptions, PeerHome, claim_home, work_folder
+from swarm_ft.clock import SystemClock
+from swarm_ft.errors import BadOption
+from swarm_ft.identity.certificates import Role
+from swarm_ft.ids import PeerId
+from swarm_ft.log import get_logger
+from swarm_ft.peer.node import PeerNode, PeerOptions
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.reach.transport import HomeTransport
+from swarm_ft.stage.base import Engine
+from swarm_ft.transport.grpc_options import (
+    ADVICE,
+    CONTROL_ANSWER_S,
+    WARM_IDLE_S,
+    GrpcOptions,
+    restarts_after_idle,
+)
+from swarm_ft.transport.grpc_transport import GrpcTransport
+
+if TYPE_CHECKING:
+    from swarm_ft.peer.kept_buffers import BufferPlace
+    from swarm_ft.peer.state.stage_state import EngineMaker
+    from swarm_ft.protocol.messages.capacity import Machine
+    from swarm_ft.protocol.messages.control import LeaveProgress
+    from swarm_ft.protocol.spec.run_spec import RunSpec
+    from swarm_ft.reach.shaping import Shape
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeOptions:
+    """What a volunteer decides; `swarm-ft serve-stage` has the same by these names.
+
+    Attributes:
+        layers: blocks to host; None lets the coordinator choose.
+        device: auto, cpu, cuda, cuda:N or mps.
+        dtype: what to compute in, float32 or bfloat16; weights stay float32.
+        model: where this machine has the run's model, if not where the run says.
+        memory_gib: lent at most; None: 80 % of what is free beside buffers.
+        threads: CPU threads to compute with; None: as many as torch takes.
+        watts: what the machine takes at work, for forecasts.
+        snapshots: where they lie, the same for all; None keeps none.
+        peer_id: this peer's name, where it has no key.
+        encrypt_at_rest: whether what it writes to disks is encrypted.
+        hours: of the day at which it works, `22-7`; None: at all.
+        pause_when: gpu-busy, on-battery, user-active.
+        upload_mbps: that it sends to other members at most; None: as fast as it goes.
+        download_mbps: so too of what it receives.
+        monthly_gb: that it sends and receives in a calendar month at most.
+    """
+
+    layers: LayerRange | None = None
+    device: str = "auto"
+    dtype: str = "float32"
+    model: str | None = None
+    memory_gib: float | None = None
+    threads: int | None = None
+    watts: float = 0.0
+    snapshots: str | None = None
+    peer_id: str | None = None
+    encrypt_at_rest: bool = False
+    hours: str | None = None
+    pause_when: tuple[str, ...] = ()
+    upload_mbps: float | None = None
+    download_mbps: float | None = None
+    monthly_gb: float | None = None
+    buffers: BufferOptions = field(default_factory=BufferOptions)
+    listening: Listening = field(default_factory=Listening)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lent:
+    """What a machine lends, before it is in a swarm.
+
+    Attributes:
+        home: where it keeps its key and its buffers; None if it keeps neither.
+        folder: for states and results on their way.
+        shape: of its link to other members.
+        keeper: of its volunteer's manners.
+    """
+
+    options: ServeOptions
+    make_engine: EngineMaker
+    memory_bytes: int
+    home: PeerHome | None
+    folder: Path
+    shape: Shape
+    keeper: Keeper
+
+    @property
+    def key_file(self) -> Path | None:
+        """Of this peer's key."""
+        return self.home.path / KEY_FILE if self.home else None
+
+    async def offer(self, swarm: Joined) -> PeerOptions:
+        """What the swarm is told; measures how fast this machine computes."""
+        asked = self.options
+        own_name = PeerId(swarm.name) if swarm.name else _peer_id(asked.peer_id, self.home)
+        return PeerOptions(
+            peer_id=own_name,
+            layers=asked.layers,
+            memory_bytes=self.memory_bytes,
+            shard_dir=self.folder,
+            buffers=_buffer_place(self.home, asked.buffers),
+            snapshots_url=asked.snapshots or "",
+            encrypts=asked.encrypt_at_rest,
+            max_up_bytes_per_s=self.shape.up.bytes_per_s,
+            max_down_bytes_per_s=self.shape.down.bytes_per_s,
+            machine=await _measured(asked.device, asked.dtype, asked.watts),
+            device=_device_words(asked.device),
+        )
+
+
+@contextmanager
+def lending(way: WayIn, options: ServeOptions) -> Iterator[Lent]:
+    """What is lent, as long as the context lasts; everything is checked first.
+
+    Raises:
+        BadOption: something cannot be had here, or contradicts the way in.
+        BadModel: `options.model` is none.
+    """
+    make_engine = _engine_maker(options)
+    memory_bytes = _memory_bytes(options)
+    keeper = Keeper(manners_of(options.hours, options.pause_when))
+    if way.invite is None:
+        _check_has_keys(options)
+        options.listening.check_only_here()
+    elif options.peer_id is not None:
+        raise BadOption("--peer-id: with an invitation a peer's name is its key's")
+    home = _home(options.peer_id, options.buffers, has_key=way.invite is not None)
+    shape = shape_of(options.upload_mbps, options.download_mbps)
+    if home is not None and options.monthly_gb is not None:
+        keeper.used_up = MonthlyCount(home.path / USE_FILE, options.monthly_gb, shape).used_up
+    with closing(home) if home else nullcontext(), work_folder(home) as folder:
+        yield Lent(
+            options=options,
+            make_engine=make_engine,
+            memory_bytes=memory_bytes,
+            home=home,
+            folder=Path(folder),
+            shape=shape,
+            keeper=keeper,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peer:
+    """One that listens."""
+
+    name: str
+    node: PeerNode
+    endpoint: str
+    transport: GrpcTransport | HomeTransport
+
+    async def run(self) -> None:
+        """Serve runs, until it leaves or is cancelled."""
+        await self.node.run(self.endpoint)
+
+
+@asynccontextmanager
+async def peer_up(
+    swarm: Joined,
+    listening: Listening,
+    offer: PeerOptions,
+    make_engine: EngineMaker,
+    shape: Shape | None = None,
+    *,
+    on_made: Callable[[PeerNode], object] = lambda _node: None,
+    on_leave: Callable[[LeaveProgress], None] = lambda _progress: None,
+) -> AsyncIterator[Peer]:
+    """A peer that others reach as long as the context lasts.
+
+    Args:
+        swarm: where it is announced, and finds the coordinator; who it is there.
+        listening: where others reach this peer.
+        offer: what the volunteer decided.
+        make_engine: what computes.
+        shape: of the link to other members; None: as it is.
+        on_made: given the peer before anybody hears of it.
+        on_leave: told what it waits for before it may leave, or pause.
+
+    Raises:
+        PortInUse: the port is taken.
+    """
+    if restarts_after_idle():
+        get_logger(__name__).info("tcp-idle-restart %s", ADVICE)
+    own, directory = swarm.credentials, swarm.directory
+    if swarm.coordinator is not None:
+        listening = listening.towards(swarm.coordinator)
+    grpc = GrpcTransport(GrpcOptions(warm_idle_s=WARM_IDLE_S, credentials=own))
+    shape = shape or shape_of(None, None)
+    transport = swarm.transport(grpc, shape)
+    control = GrpcOptions(answer_timeout_s=CONTROL_ANSWER_S, credentials=own)
+    home = transport if isinstance(transport, HomeTransport) else None
+    node = PeerNode(
+        offer,
+        directory=directory,
+        transport=transport,
+        control_transport=GrpcTransport(control),
+        clock=SystemClock(),
+        make_engine=make_engine,
+        on_revoked=own.revoke if own else None,
+        on_leave=on_leave,
+        is_relayed=home.is_relayed if home else lambda _: False,
+        at_rest=home.at_rest if home else lambda: None,
+        sent_bytes=lambda: shape.up.passed_bytes,
+    )
+    server = await transport.serve(listening.address, listening.port, node.handlers())
+    on_made(node)
+    async with announced(server, listening, directory, Role.PEER, offer.peer_id) as endpoint:
+        if home:
+            home.start((endpoint,))
+        yield Peer(name=offer.peer_id, node=node, endpoint=endpoint, transport=transport)
+
+
+async def serve_until_over(
+    way: WayIn,
+    options: ServeOptions,
+    on_up: Callable[[Peer], object] = lambda _peer: None,
+) -> None:
+    """Lend this machine until this is cancelled, and then say goodbye.
+
+    Args:
+        way: into the swarm.
+        options: what is lent.
+        on_up: given the peer once others reach it.
+
+    Raises:
+        SwarmError: what keeps it from being a peer, or made it stop.
+    """
+    with lending(way, options) as lent:
+        async with joined(way, lent.key_file) as swarm:
+            offer = await lent.offer(swarm)
+            up = peer_up(swarm, options.listening, offer, lent.make_engine, lent.shape)
+            async with up as peer, kept(peer.node, lent.keeper):
+                on_up(peer)
+                await _run_politely(peer)
+
+
+@asynccontextmanager
+async def kept(node: PeerNode, keeper: Keeper) -> AsyncIterator[None]:
+    """A peer that works when its volunteer's manners say so."""
+    keeper.node = node
+    try:
+        async with beside(keeper.look()):
+            yield
+    finally:
+        keeper.used_up()  # counts the last bytes
+
+
+async def _run_politely(peer: Peer) -> None:
+    """Serve; a first cancellation has it leave, a second one ends it."""
+    running = asyncio.ensure_future(peer.run())
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        peer.node.leave()
+        await asyncio.wait([running])
+        raise
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+# ---- what this machine has
+
+
+def _home(name: str | None, buffers: BufferOptions, *, has_key: bool) -> PeerHome | None:
+    """Where on disk this peer keeps its key and its buffers; None if it is to keep neither."""
+    if not buffers.disk_bytes and not has_key:
+        return None
+    if name is not None:
+        _checked_name(name)  # it may become a directory's
+    return claim_home(name, buffers.directory)
+
+
+def _buffer_place(home: PeerHome | None, buffers: BufferOptions) -> BufferPlace:
+    from swarm_ft.buffers import BufferLimits
+    from swarm_ft.peer.kept_buffers import BufferPlace
+
+    limits = BufferLimits(memory_bytes=buffers.memory_bytes, disk_bytes=buffers.disk_bytes)
+    directory = home.path / "buffers" if home and buffers.disk_bytes else None
+    keep_s = 86400.0 * buffers.keep_days
+    return BufferPlace(limits=limits, directory=directory, keep_s=keep_s)
+
+
+def _peer_id(given: str | None, home: PeerHome | None) -> PeerId:
+    drawn = given or f"peer-{secrets.token_hex(4)}"
+    return _checked_name(drawn if given or home is None else home.name(drawn))
+
+
+def _checked_name(name: str) -> PeerId:
+    from swarm_ft.discovery.directory import checked_record
+    from swarm_ft.protocol.spec.bounds import MAX_ID_CHARS
+
+    checked_record(name, "localhost:1")
+    if len(name) > MAX_ID_CHARS:
+        raise BadOption(f"--peer-id: expected at most {MAX_ID_CHARS} characters, got {len(name)}")
+    return PeerId(name)
+
+
+def _check_has_keys(options: ServeOptions) -> None:
+    """Caps are of links to other machines, which only members with keys have."""
+    for name in ("upload_mbps", "download_mbps", "monthly_gb"):
+        if getattr(options, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise BadOption(f"{option}: expected an invitation; without one no link leaves here")
+
+
+def _device_words(device: str) -> str:
+    from swarm_ft.stage.device import describe, pick_device
+
+    return describe(pick_device(device))
+
+
+def _engine_maker(options: ServeOptions) -> EngineMaker:
+    import torch
+
+    from swarm_ft.stage.checkpoint import check_checkpoint, open_checkpoint
+    from swarm_ft.stage.device import DTYPES, pick_device
+    from swarm_ft.stage.engine import StageEngine
+
+    model, torch_dtype = options.model, DTYPES[options.dtype]
+    torch_device = pick_device(options.device, torch_dtype)
+    # Said at all, it holds: libraries would take fewer threads as the machine is loaded, and sum in
+    # another order than a replica, or than they did before.
+    torch.set_num_threads(options.threads or torch.get_num_threads())
+    if model:
+        check_checkpoint(model)  # a wrong --model is told now, not when a run comes
+
+    def make_engine(spec: RunSpec, layers: LayerRange) -> Engine:
+        checkpoint = open_checkpoint(model or spec.model.reference, spec.train)
+        return StageEngine(checkpoint, spec, layers, device=torch_device, dtype=torch_dtype)
+
+    return make_engine
+
+
+def _memory_bytes(options: ServeOptions) -> int:
+    from swarm_ft.stage.device import free_memory_bytes, pick_device, shares_memory
+
+    if options.memory_gib is not None:
+        return int(options.memory_gib * (1 << 30))
+    torch_device = pick_device(options.device)
+    free_bytes = free_memory_bytes(torch_device)
+    if shares_memory(torch_device):  # buffers lie in the same memory, if there are any
+        free_bytes -= min(options.buffers.memory_bytes, free_bytes // 2)
+    return int(0.8 * free_bytes)
+
+
+async def _measured(device: str, dtype: str, watts: float) -> Machine:
+    """What this machine can do; the node measures its link."""
+    from swarm_ft.protocol.messages.capacity import Machine
+    from swarm_ft.stage.device import DTYPES, pick_device
+    from swarm_ft.stage.speed import training_flops_per_s
+
+    torch_dtype = DTYPES[dtype]
+    torch_device = pick_device(device, torch_dtype)
+    flops = await asyncio.to_thread(training_flops_per_s, torch_device, torch_dtype)
+    return Machine(flops_per_s=flops, watts=watts)

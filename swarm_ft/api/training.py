@@ -1,0 +1,161 @@
+"""A job from its options to its result, in a swarm that others run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from swarm_ft.api.joining import DHT_PREFIX, WayIn, connected, parsed_invite
+from swarm_ft.client.data.progress import Listener
+from swarm_ft.client.job import check_outputs, prepare_job
+from swarm_ft.client.options import JobOptions
+from swarm_ft.client.report import RunProgress, RunReport
+from swarm_ft.client.swarm import SwarmClient
+from swarm_ft.client.train import WatchedRun, reading, submit
+from swarm_ft.errors import BadOption
+from swarm_ft.protocol.messages.client import RunEvent
+from swarm_ft.protocol.spec.options import build, by_names
+
+if TYPE_CHECKING:
+    from swarm_ft.client.job import Job
+
+OnEvent = Callable[[RunEvent], object]
+
+
+def way_to(
+    invite: str | None, initial_peers: tuple[str, ...] = (), dht_prefix: str = DHT_PREFIX
+) -> WayIn:
+    """A way into a swarm, as texts name it.
+
+    Raises:
+        BadInvite, BadOption: they lead nowhere.
+    """
+    if invite is None and not initial_peers:
+        raise BadOption(
+            "no way into a swarm is given: an invitation, as 'swarm-ft invite' prints it, or "
+            "initial_peers, for a swarm without keys on this machine"
+        )
+    parsed = parsed_invite(invite) if invite is not None else None
+    return WayIn(invite=parsed, initial_peers=tuple(initial_peers), dht_prefix=dht_prefix)
+
+
+def job_options(given: dict[str, Any]) -> JobOptions:
+    """A job's options of what was given by name; words stand for what has words.
+
+    Raises:
+        BadInput: one is unknown, missing or out of its bounds.
+    """
+    values = by_names(JobOptions, given)
+    for needed in ("model", "dataset"):
+        if values.get(needed) is None:
+            raise BadOption(f"--{needed}: it is required, and was not given")
+    return build(JobOptions, values)
+
+
+async def read(options: JobOptions, listener: Listener) -> Job:
+    """The job that the options ask for, read and checked; nobody is called.
+
+    Raises:
+        BadInput: the first thing that is wrong with the options, the model or the data.
+    """
+    return await reading(partial(prepare_job, options), listener)
+
+
+async def begun(
+    swarm: SwarmClient,
+    job: Job,
+    options: JobOptions,
+    *,
+    console: Console | None = None,
+    told: Iterable[str] = (),
+    forecasts: bool = True,
+) -> WatchedRun:
+    """Submit a job that was read.
+
+    Args:
+        swarm: that is to train it.
+        job: what.
+        options: what else was said.
+        console: where progress is shown; standard error, if None.
+        told: lines to show first.
+        forecasts: whether to say what it will take.
+
+    Raises:
+        SwarmError: the coordinator does not take it.
+    """
+    progress = RunProgress(job.spec.train, console)
+    for line in told:
+        progress.message(line)
+    return await submit(swarm, job, options, progress, forecasts=forecasts)
+
+
+async def seen_through(run: WatchedRun, options: JobOptions) -> RunReport:
+    """Watch a run to its end, fetch its result, and say what came of it."""
+    await run.fetch(options.outputs)
+    return run.report(options.outputs)
+
+
+async def trained(
+    swarm: SwarmClient,
+    options: JobOptions,
+    *,
+    shows: bool = True,
+    on_event: OnEvent | None = None,
+    forecasts: bool = True,
+) -> RunReport:
+    """Train in this swarm.
+
+    Args:
+        swarm: a connection to it.
+        options: the job's.
+        shows: whether progress is shown on standard error.
+        on_event: told every event of the run: a step, an evaluation, a status.
+        forecasts: whether to say what it will take.
+
+    Raises:
+        SwarmError: why nothing came of it.
+    """
+    console = Console(stderr=True, highlight=False) if shows else Console(quiet=True)
+    listener = Listener(tell=partial(console.print, markup=False, soft_wrap=True))
+    job = await read(options, listener)
+    run = await begun(swarm, job, options, console=console, forecasts=forecasts)
+    with telling(run, on_event):
+        report = await seen_through(run, options)
+    if options.outputs.json_file is not None:
+        report.write(options.outputs.json_file)
+    return report
+
+
+@contextmanager
+def telling(run: WatchedRun, on_event: OnEvent | None) -> Iterator[None]:
+    """Have somebody told of the run's events, as long as the context lasts."""
+    if on_event is not None:
+        run.progress.listeners.append(on_event)
+    try:
+        yield
+    finally:
+        if on_event is not None:
+            run.progress.listeners.remove(on_event)
+
+
+async def train_in(
+    way: WayIn,
+    options: JobOptions,
+    *,
+    key_file: Path | None = None,
+    shows: bool = True,
+    on_event: OnEvent | None = None,
+) -> RunReport:
+    """As `trained`, in the swarm that `way` leads to, with this key or this user's own.
+
+    Raises:
+        SwarmError: why nothing came of it.
+    """
+    check_outputs(options.outputs)
+    async with connected(way, key_file) as swarm:
+        return await trained(swarm, options, shows=shows, on_event=on_event)

@@ -1,0 +1,115 @@
+"""Defaults of commands' options, from the user's own file: a section in TOML for each command.
+
+[serve-stage]
+memory = 8
+device = "cuda:0"
+
+[client.train]
+invite = "@/home/ann/swarm.txt"
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from swarm_ft.errors import BadOption
+from swarm_ft.protocol.spec.options import nearest
+
+
+def defaults_file() -> Path:
+    """Where it is, if there is one."""
+    config = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(config) if config else Path.home() / ".config") / "swarm-ft.toml"
+
+
+def defaults_for(cli: click.Group, words: Sequence[str]) -> dict[str, Any] | None:
+    """The defaults of the command that a command line begins with, as click takes them.
+
+    Raises:
+        BadOption: the file cannot be read, or names what there is not.
+    """
+    path = defaults_file()
+    if not path.is_file():
+        return None
+    document = _read(path)
+    names, command = _command(cli, words)
+    _check_sections(cli, document, path)
+    section: Any = document
+    for name in names:
+        section = _normal(section).get(name, {})
+        if not isinstance(section, dict):
+            raise BadOption(f"{path}: {'.'.join(names)}: expected a section of options")
+    if isinstance(command, click.Group) or not section:
+        return None
+    found: dict[str, Any] = _by_parameter(command, section, f"{path}: [{'.'.join(names)}]")
+    for name in reversed(names):
+        found = {name: found}
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise BadOption(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadOption(f"{path}: not TOML: {error}") from None
+
+
+def _command(cli: click.Group, words: Sequence[str]) -> tuple[list[str], click.Command]:
+    """The names of the command that is called, and itself; a group, if none is."""
+    names: list[str] = []
+    command: click.Command = cli
+    context = click.Context(cli)
+    for word in words:
+        if not isinstance(command, click.Group) or word.startswith("-"):
+            break
+        found = command.get_command(context, word)
+        if found is None:
+            break
+        names.append(word)
+        command = found
+    return names, command
+
+
+def _check_sections(cli: click.Group, document: Mapping[str, Any], path: Path) -> None:
+    commands = cli.list_commands(click.Context(cli))
+    for name in _normal(document):
+        if name not in commands:
+            raise BadOption(f"{path}: [{name}]: there is no such command{nearest(name, commands)}")
+
+
+def _normal(section: Mapping[str, Any]) -> dict[str, Any]:
+    """By names as commands and options have them, with dashes."""
+    return {name.replace("_", "-"): value for name, value in section.items()}
+
+
+def _by_parameter(command: click.Command, section: Mapping[str, Any], where: str) -> dict[str, Any]:
+    known: dict[str, click.Parameter] = {
+        flag.lstrip("-"): param
+        for param in command.params
+        if isinstance(param, click.Option)
+        for flag in param.opts
+    }
+    known |= {
+        _dashed(param): param for param in command.params if isinstance(param, click.Argument)
+    }
+    found: dict[str, Any] = {}
+    for name, value in _normal(section).items():
+        param = known.get(name)
+        if param is None or param.name is None:
+            raise BadOption(f"{where}: {name}: there is no such option{nearest(name, known)}")
+        found[param.name] = value if isinstance(value, (bool, list)) else str(value)
+    return found
+
+
+def _dashed(param: click.Parameter) -> str:
+    return str(param.name).replace("_", "-")

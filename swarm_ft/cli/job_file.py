@@ -1,0 +1,78 @@
+"""A command's job from a file in YAML, which options on the command line override."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Container
+from pathlib import Path
+from typing import Any
+
+import click
+
+from swarm_ft.cli.options import declared_options, stack
+from swarm_ft.client.options import JobOptions
+from swarm_ft.protocol.spec.options import build, declared
+
+
+def takes_job(parameter: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a command a job's options, on the command line or in a file, as `parameter`.
+
+    The command is not called if they are only to be shown.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_job(*, print_config: bool, **given: Any) -> Any:
+            own = {one.field: given.pop(one.field) for one in declared(JobOptions)}
+            options = build(JobOptions, own)
+            if not print_config:
+                return command(**{parameter: options}, **given)
+            from swarm_ft.api.job_file import job_yaml
+
+            return click.echo(job_yaml(options), nl=False)
+
+        return stack(_file, declared_options(JobOptions), _print_config)(with_job)
+
+    return decorate
+
+
+def _from_file(context: click.Context, _argument: object, path: Path | None) -> None:
+    """Have a file's values as the defaults of this command's options."""
+    if path is None:
+        return
+    from swarm_ft.api.job_file import job_fields, read_job_file
+
+    document = read_job_file(path)
+    own, found = {one.field: one for one in declared(JobOptions)}, {}
+    for name, parameter in _others(context.command, own).items():
+        if name in document:  # such as the invitation
+            found[parameter] = document.pop(name)
+    for field, value in job_fields(document, path).items():
+        found[field] = own[field].word_of(value)
+    context.default_map = {**(context.default_map or {}), **found}
+
+
+def _others(command: click.Command, own: Container[str]) -> dict[str, str]:
+    """By name in a file, the command's parameters that are no options of a job."""
+    return {
+        flag.lstrip("-").replace("-", "_"): param.name
+        for param in command.params
+        if isinstance(param, click.Option) and param.name and param.name not in own
+        for flag in param.opts
+    }
+
+
+_file = click.argument(
+    "job_file",
+    required=False,
+    is_eager=True,
+    expose_value=False,
+    callback=_from_file,
+    metavar="[JOB.yaml]",
+    type=click.Path(path_type=Path),
+)
+_print_config = click.option(
+    "--print-config",
+    is_flag=True,
+    help="Show the job's options, given and default, as a file that asks for the same, and leave.",
+)

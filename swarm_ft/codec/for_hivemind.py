@@ -1,0 +1,99 @@
+"""A codec as a compression of hivemind's: for its averagers, experts and whatever takes one.
+
+hivemind tells by a number in each message who reads it, and knows only its own six. Where both
+ends are yours, `read_as` has this process read one of these numbers by our codec; all must do so.
+"""
+
+from __future__ import annotations
+
+import torch
+from hivemind.compression import CompressionBase, CompressionInfo, serialization
+from hivemind.proto import runtime_pb2
+from torch import Tensor
+
+from swarm_ft.codec import from_spec
+from swarm_ft.errors import BadCodec, BadFrame
+from swarm_ft.protocol.messages.boundary import EncodedTensor
+from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+
+ROW_VALUES = 1024
+"""Of a tensor that is read as rows: codecs scale by row, and pieces of averagers have no shape."""
+
+
+class CodecCompression(CompressionBase):  # type: ignore[misc] # hivemind has no types
+    """Tensors by a codec that builds on nothing: q8, q4+z, hq4, top10, fp16, ...
+
+    Args:
+        codec: as `--bw` takes it (docs/codecs.md), without feedback.
+        number: of hivemind's, that messages carry.
+
+    Raises:
+        BadCodec: there is no such codec, or it keeps something between messages.
+    """
+
+    def __init__(
+        self, codec: str = "q8", number: int = runtime_pb2.CompressionType.UNIFORM_8BIT
+    ) -> None:
+        spec = parse_codec_spec(codec, Direction.BACKWARD)
+        if spec.is_delta or spec.has_residual:
+            raise BadCodec(f"codec {codec}: expected one that keeps nothing between messages")
+        self._codec = from_spec(spec)
+        self.compression_type = number
+
+    def compress(
+        self, tensor: Tensor, info: CompressionInfo, allow_inplace: bool = False
+    ) -> runtime_pb2.Tensor:
+        """A message that holds the tensor.
+
+        Raises:
+            NonFinite: it holds an infinity or NaN.
+        """
+        del info, allow_inplace
+        return runtime_pb2.Tensor(
+            compression=self.compression_type,
+            buffer=self._encoded(tensor.detach()) if tensor.numel() else b"",
+            size=tensor.shape,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            requires_grad=tensor.requires_grad,
+        )
+
+    def extract(self, serialized_tensor: runtime_pb2.Tensor) -> Tensor:
+        """The tensor of a message.
+
+        Raises:
+            BadFrame, MalformedMessage: it is not by this codec, or not of its own shape.
+        """
+        shape = torch.Size(serialized_tensor.size)
+        dtype = getattr(torch, serialized_tensor.dtype, None)
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise BadFrame(f"tensor: expected a type of floats, got {serialized_tensor.dtype!a}")
+        if not shape.numel():
+            return torch.empty(shape, dtype=dtype)
+        encoded = EncodedTensor.from_bytes(serialized_tensor.buffer)
+        flat = self._codec.decode(encoded).flatten()
+        if not shape.numel() <= flat.numel() < shape.numel() + ROW_VALUES:
+            raise BadFrame(f"tensor: expected {shape.numel()} values, got {flat.numel()}")
+        return flat[: shape.numel()].reshape(shape).to(dtype)
+
+    def estimate_compression_ratio(self, info: CompressionInfo) -> float:
+        """Bytes of a message to those of the tensor, at most."""
+        rows, channels = _rows(info.descriptor.numel())
+        largest = self._codec.max_payload_bytes(rows, channels)
+        return largest / int(info.descriptor.numel() * info.descriptor.dtype.itemsize)
+
+    def _encoded(self, tensor: Tensor) -> bytes:
+        rows, channels = _rows(tensor.numel())
+        x = torch.zeros(rows * channels, dtype=torch.float32)
+        x[: tensor.numel()] = tensor.flatten().float().cpu()
+        return self._codec.encode(x.reshape(rows, channels)).to_bytes()
+
+
+def read_as(compression: CodecCompression) -> None:
+    """Have hivemind read, in this process, messages with this one's number by it."""
+    name = runtime_pb2.CompressionType.Name(compression.compression_type)
+    serialization._BASE_COMPRESSION_TYPES[name] = compression  # noqa: SLF001 - it has no other door
+
+
+def _rows(num_values: int) -> tuple[int, int]:
+    channels = min(num_values, ROW_VALUES)
+    return -(-num_values // channels), channels

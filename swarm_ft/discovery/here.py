@@ -1,0 +1,30 @@
+"""A directory of members that share this process; nobody else can find them."""
+
+from __future__ import annotations
+
+from swarm_ft.discovery.directory import checked_record
+from swarm_ft.identity.certificates import Role
+
+
+class HereDirectory:
+    """See `Directory`; shared by all members, of which none can be gone without the others."""
+
+    def __init__(self) -> None:
+        self._records: dict[tuple[Role, str], str] = {}
+
+    async def announce(self, role: Role, name: str, endpoint: str) -> None:
+        """See `Directory`."""
+        checked_record(name, endpoint)
+        self._records[role, name] = endpoint
+
+    async def withdraw(self, role: Role, name: str) -> None:
+        """See `Directory`."""
+        self._records.pop((role, name), None)
+
+    async def find(self, role: Role) -> dict[str, str]:
+        """See `Directory`."""
+        return {name: endpoint for (of, name), endpoint in self._records.items() if of is role}
+
+    async def close(self) -> None:
+        """See `Directory`."""
+        self._records.clear()

@@ -1,0 +1,76 @@
+"""Options from files: a job's own, and the user's defaults."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cli.conftest import RunHere
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return tmp_path / "swarm-ft.toml"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text("base_model: a\ndataset: b\nlearning_rate: 1e-3\neval_strategy: no\n")
+    return path
+
+
+def test_options_override_the_file_which_overrides_the_users_defaults(
+    run_here: RunHere, config: Path, job: Path
+) -> None:
+    config.write_text("[client.train]\nlr = 1e-5\nepochs = 7\nlora-r = 4\nquotes = false\n")
+    shown = run_here("client", "train", job, "--epochs", "2", "--print-config")
+    assert shown.code == 0
+    found = yaml.safe_load(shown.out)
+    assert (found["learning_rate"], found["num_epochs"], found["lora_r"]) == (1e-3, 2, 4)
+    assert (found["quotes"], found["eval_strategy"]) == (False, "no")
+    job.write_text(shown.out)
+    assert run_here("client", "train", job, "--print-config").out == shown.out
+
+
+def test_a_job_may_say_its_way_in(run_here: RunHere, job: Path) -> None:
+    job.write_text(f"{job.read_text()}invite: swarm1nonsense\n")
+    done = run_here("client", "train", job)
+    assert (done.code, "invitation:" in done.err) == (2, True)
+
+
+def test_a_key_that_there_is_not_is_named_with_the_nearest(run_here: RunHere, job: Path) -> None:
+    job.write_text(f"{job.read_text()}epoch: 3\n")
+    done = run_here("client", "train", job)
+    assert done.code == 2
+    assert done.err == (f"swarm-ft: {job}: epoch: there is no such key; did you mean 'epochs'?\n")
+
+
+def test_defaults_are_for_every_command(run_here: RunHere, config: Path) -> None:
+    config.write_text("[bench.codec]\ncodecs = 'zebra'\n[serve_stage]\nlayers = 'none'\n")
+    assert "zebra" in run_here("bench", "codec").err
+    assert (
+        "layers 'none'"
+        in run_here(
+            "serve-stage", "--insecure", "--initial-peers", "/ip4/127.0.0.1/tcp/1/p2p/Q"
+        ).err
+    )
+
+
+WRONG = {
+    "[client.train]\nepoch = 3\n": "[client.train]: epoch: there is no such option; did you mean",
+    "[clinet]\n": "[clinet]: there is no such command; did you mean 'client'?",
+    "[client\n": "not TOML",
+    "client = 3\n": "client.train: expected a section of options",
+}
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_wrong_defaults_are_told_in_one_line(run_here: RunHere, config: Path, text: str) -> None:
+    config.write_text(text)
+    done = run_here("client", "train", "--model", "a", "--dataset", "b", "--print-config")
+    assert (done.code, done.out) == (2, "")
+    assert f"{config}: " in done.err
+    assert WRONG[text] in done.err
+    assert done.err.count("\n") == 1

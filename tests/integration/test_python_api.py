@@ -1,0 +1,125 @@
+"""`swarm_ft` as a program has it: a swarm here, and the three roles over real DHT, TLS and gRPC."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+import swarm_ft
+from swarm_ft.api.keywords import JobKeywords
+from swarm_ft.client.sample import SampleInput, write_sample
+from swarm_ft.errors import BadInvite, BadOption, NotFound, OutOfTurn
+from swarm_ft.protocol.messages.client import StepCommitted
+
+QUICK: JobKeywords = {
+    "epochs": 1,
+    "batch_size": 4,
+    "seq_length": 32,
+    "max_samples": 12,
+    "lr_schedule": "constant",
+}
+
+
+def quick(sample: SampleInput, out: Path) -> JobKeywords:
+    return {**QUICK, "model": sample.model_dir, "dataset": sample.train_file, "out": out}
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> SampleInput:
+    return write_sample(tmp_path_factory.mktemp("sample"), seed=1, num_layers=4, hidden_size=32)
+
+
+def test_a_notebook_trains_in_a_few_lines(tmp_path: Path) -> None:
+    with swarm_ft.LocalSwarm(stages=3) as swarm:
+        report = swarm.train(steps=3, max_samples=24, eval_strategy="no", out=tmp_path / "tuned")
+        names = swarm.peers
+    assert len(report.losses) == 3
+    assert names == ("stage-0-2", "stage-2-4", "stage-4-6")
+    assert AutoModelForCausalLM.from_pretrained(report.model_dir).config.n_layer == 6
+
+
+async def test_a_swarm_here_is_awaited_and_trains_again(
+    sample: SampleInput, tmp_path: Path
+) -> None:
+    events: list[object] = []
+    first_job, second_job = quick(sample, tmp_path / "a"), quick(sample, tmp_path / "b")
+    async with swarm_ft.LocalSwarm(stages=2, folder=tmp_path / "swarm") as swarm:
+        first = await swarm.train_async(**first_job, on_event=events.append, progress=False)
+        # Waiting inside of a running loop, as a cell of a notebook does.
+        second = swarm.train(**second_job, progress=False)
+        found = await swarm.status_async()
+    assert first.losses == second.losses
+    assert [e.loss for e in events if isinstance(e, StepCommitted)] == list(first.losses)
+    assert len(found.members) == 2
+    assert len(found.runs) == 2
+    assert (tmp_path / "swarm").is_dir()
+
+
+def test_a_peer_dies_and_its_replica_goes_on(sample: SampleInput, tmp_path: Path) -> None:
+    with swarm_ft.LocalSwarm(stages=2, replicas=2) as swarm:
+        killed: list[str] = []
+
+        def kill_one(event: object) -> None:
+            # In the swarm's own loop, where a call that waits would wait for itself.
+            if isinstance(event, StepCommitted) and not killed:
+                killed.append("stage-0-2.2")
+                thread.start()
+
+        thread = threading.Thread(target=lambda: swarm.kill(killed[0]))
+        job = quick(sample, tmp_path / "tuned")
+        job["steps"] = 8
+        report = swarm.train(**job, progress=False, on_event=kill_one)
+        thread.join()
+        assert killed[0] not in swarm.peers
+        with pytest.raises(NotFound, match=r"peer nobody: there are stage-0-2\.1"):
+            swarm.kill("nobody")
+    assert len(report.losses) == 8
+
+
+def test_what_is_wrong_is_said_before_anything_begins(tmp_path: Path) -> None:
+    swarm = swarm_ft.LocalSwarm(stages=7)
+    with pytest.raises(OutOfTurn, match="not up"):
+        swarm.train()
+    with swarm:
+        with pytest.raises(BadOption, match="the model has 6 layers to share out"):
+            swarm.train(out=tmp_path / "tuned")
+        with pytest.raises(BadOption, match="did you mean 'learning_rate'"):
+            swarm.train(learning_rat=1e-4)  # type: ignore[call-arg]
+        with pytest.raises(BadOption, match="--lr-schedule: expected constant, linear"):
+            swarm.train(lr_schedule="stairs")  # type: ignore[arg-type]
+    with pytest.raises(BadOption, match="expected 1 or more"):
+        swarm_ft.LocalSwarm(stages=0)
+    with pytest.raises(BadOption, match="--dataset: it is required"):
+        swarm_ft.train(invite="swarm1", model="gpt2")
+    with pytest.raises(BadInvite):
+        swarm_ft.train(invite="swarm1", model="gpt2", dataset="notes.txt")
+    with pytest.raises(BadOption, match="no way into a swarm"):
+        swarm_ft.serve()
+
+
+def test_three_roles_by_calls_that_wait(sample: SampleInput, tmp_path: Path) -> None:
+    def buffers(name: str) -> swarm_ft.BufferOptions:
+        return swarm_ft.BufferOptions(directory=tmp_path / name)
+
+    with swarm_ft.coordinate(tmp_path / "runs.db") as coordinator:
+        with pytest.raises(BadOption, match="expected peer, client or relay"):
+            coordinator.invite("king")
+        with swarm_ft.serve(
+            coordinator.invite(), layers="0-2", threads=1, device="cpu", buffers=buffers("one")
+        ) as one:
+            two = swarm_ft.serve(
+                coordinator.invite(), layers="2-4", threads=1, device="cpu", buffers=buffers("two")
+            )
+            report = swarm_ft.train(
+                invite=coordinator.invite("client"),
+                key_file=tmp_path / "client.pem",
+                progress=False,
+                **quick(sample, tmp_path / "tuned"),
+            )
+            assert one.name != two.name
+            assert one.endpoint.startswith("127.0.0.1:")
+            two.stop()
+            two.stop()
+    assert len(report.losses) == 3
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "tuned").config.n_layer == 4

@@ -1,0 +1,93 @@
+"""Calls that wait and calls that are awaited, over one loop in a thread of its own."""
+
+import asyncio
+import signal
+import threading
+
+import pytest
+
+from swarm_ft.api.loop import awaited, awaits, waited, waits
+from swarm_ft.errors import BadOption
+
+
+async def where() -> str:
+    return threading.current_thread().name
+
+
+async def fails() -> None:
+    raise ValueError("so it is")
+
+
+def test_a_call_waits_and_gives_what_comes() -> None:
+    assert waited(where()) == "swarm-ft"
+    with pytest.raises(ValueError, match="so it is"):
+        waited(fails())
+
+
+async def test_a_call_waits_inside_of_a_running_loop() -> None:
+    """As in a notebook, whose cells run in a loop."""
+    assert waited(where()) == "swarm-ft"
+
+
+async def test_a_call_is_awaited_from_any_loop() -> None:
+    assert await awaited(where()) == "swarm-ft"
+    with pytest.raises(ValueError, match="so it is"):
+        await awaited(fails())
+
+
+async def test_what_is_cancelled_has_cleaned_up_when_its_caller_goes_on() -> None:
+    begun, told = threading.Event(), []
+
+    async def long() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            told.append("cleaned up")
+
+    call = asyncio.create_task(awaited(long()))
+    await asyncio.to_thread(begun.wait)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert told == ["cleaned up"]
+
+
+def test_ctrl_c_cancels_what_is_waited_for() -> None:
+    told = []
+    main = threading.main_thread().ident or 0
+
+    async def long() -> None:
+        signal.pthread_kill(main, signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            told.append("cleaned up")
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # workers ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            waited(long())
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert told == ["cleaned up"]
+
+
+def test_a_call_that_would_wait_for_itself_is_refused() -> None:
+    async def inside() -> None:
+        waited(where())
+
+    with pytest.raises(BadOption, match="await its async form"):
+        waited(inside())
+
+
+async def test_both_forms_have_their_names_and_one_docstring() -> None:
+    async def work(number: int) -> int:
+        """Say it."""
+        return number
+
+    wait, wait_async = waits("say", work), awaits("say_async", work)
+    assert (wait.__name__, wait_async.__name__) == ("say", "say_async")
+    assert wait.__doc__ == wait_async.__doc__ == "Say it."
+    assert wait(1) == await wait_async(1) == 1
