@@ -18,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import IO, Any
@@ -65,6 +65,37 @@ def on_signal(number: signal.Signals, call: Callable[[], object]) -> None:
         loop.add_signal_handler(number, call)
     except NotImplementedError:  # Windows' loops
         signal.signal(number, tell)
+
+
+@contextmanager
+def keys_pressed(on_key: Callable[[str], object]) -> Iterator[None]:
+    r"""Call `on_key` in the running loop with each key, while the context lasts.
+
+    A key is what the terminal sends for it: a character, or `\x1b[A` for an arrow. Where standard
+    input is no terminal, or the system has no such terminals, nothing is heard.
+    """
+    termios, tty = _module("termios"), _module("tty")
+    if termios is None or tty is None or not sys.stdin.isatty():
+        yield
+        return
+    file = sys.stdin.fileno()
+    before = termios.tcgetattr(file)
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        for key in _KEY.findall(os.read(file, 64).decode(errors="ignore")):
+            on_key(key)
+
+    tty.setcbreak(file)
+    loop.add_reader(file, read)
+    try:
+        yield
+    finally:
+        loop.remove_reader(file)
+        termios.tcsetattr(file, termios.TCSADRAIN, before)
+
+
+_KEY = re.compile(r"\x1b\[[0-9;]*.|.", re.DOTALL)
 
 
 # ---- files

@@ -31,6 +31,7 @@ _COMMANDS = {
     "relay": "swarm_ft.cli.relay:relay",
     "dht": "swarm_ft.cli.coordinator:dht",
     "status": "swarm_ft.cli.watching:status",
+    "top": "swarm_ft.cli.top:top",
     "events": "swarm_ft.cli.watching:events",
     "losses": "swarm_ft.cli.watching:losses",
     "bench": "swarm_ft.cli.bench:bench",

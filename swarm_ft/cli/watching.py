@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
 from datetime import datetime
@@ -135,7 +135,7 @@ def status_lines(found: SwarmStatus) -> Iterator[str]:
     here = {member.peer_id for member in found.members}
     for one in found.contributors:
         if one.peer_id not in here:
-            yield f"peer {one.peer_id}  not here now; {_given_words(one.given)}"
+            yield f"peer {one.peer_id}  not here now; {given_words(one.given)}"
 
 
 def _member_lines(member: MemberStatus) -> Iterator[str]:
@@ -164,7 +164,7 @@ def _member_lines(member: MemberStatus) -> Iterator[str]:
     if links:
         yield f"  links: {', '.join(links)}"
     if member.given.steps:
-        yield f"  {_given_words(member.given)}"
+        yield f"  {given_words(member.given)}"
 
 
 def _work_words(work: MemberWork) -> str:
@@ -178,7 +178,8 @@ def _work_words(work: MemberWork) -> str:
     return f"{work.run_id}, {where}: {does}{share}{speed}"
 
 
-def _given_words(given: Contribution) -> str:
+def given_words(given: Contribution) -> str:
+    """What a member gave, for people."""
     from rich.filesize import decimal
 
     return (
@@ -194,9 +195,10 @@ def _run_lines(run: RunSummary) -> Iterator[str]:
     counted = f"step {run.committed_steps}/{run.num_steps}"
     about = run.detail if run.is_own else "(another client's)"
     yield f"run {run.run_id}  {run.phase.name.lower()}  {counted}  {about}".rstrip()
-    if run.behind is not None:
-        yield f"  {run.place + 1} in the queue, behind run {run.behind}"
-    how = "  ".join(_progress_words(run))
+    waits = waiting_words(run)
+    if waits:
+        yield f"  {waits}"
+    how = "  ".join(progress_words(run))
     if how:
         yield f"  {how}"
     if run.snapshots:
@@ -208,7 +210,15 @@ def _run_lines(run: RunSummary) -> Iterator[str]:
     yield from (f"  {line}" for boundary in run.boundaries for line in _about(boundary))
 
 
-def _progress_words(run: RunSummary) -> Iterator[str]:
+def waiting_words(run: RunSummary) -> str:
+    """Where it stands in the queue, if it does."""
+    if run.behind is None:
+        return ""
+    return f"{run.place + 1} in the queue, behind run {run.behind}"
+
+
+def progress_words(run: RunSummary) -> Iterator[str]:
+    """How a run learns, how fast, and for how long."""
     from rich.filesize import decimal
 
     from swarm_ft.client.words import clock_time
@@ -301,9 +311,15 @@ def event_line(event: SwarmEvent) -> str:
     from swarm_ft.client.words import printable
 
     when = datetime.fromtimestamp(event.unix_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    words = event_words(event)
+    return printable(f"{event.serial:>6}  {when}  {event.kind.label:<15} {words}").rstrip()
+
+
+def event_words(event: SwarmEvent) -> str:
+    """What happened, and to which run."""
     about = f"{event.run_id}: " if event.run_id else ""
     words = event.words or f"{event.peer_id or ''} (another client's)".strip()
-    return printable(f"{event.serial:>6}  {when}  {event.kind.label:<15} {about}{words}").rstrip()
+    return f"{about}{words}"
 
 
 # ---- losses
@@ -334,7 +350,7 @@ def losses(way: WayIn, run_name: str | None, follows: bool, as_csv: bool, as_jso
             run = _chosen(await swarm.status(), run_name)
             if as_csv:
                 click.echo(",".join(CSV_COLUMNS))
-            async for told in _told_of(swarm, run, follows=follows):
+            async for told in told_of(swarm, run, follows=follows):
                 for line in _loss_lines(told, as_json=as_json, as_csv=as_csv):
                     click.echo(line)
 
@@ -359,9 +375,9 @@ def _chosen(found: SwarmStatus, name: str | None) -> RunSummary:
     return chosen
 
 
-async def _told_of(
+async def told_of(
     swarm: SwarmClient, run: RunSummary, *, follows: bool
-) -> AsyncIterator[StepCommitted | Evaluated | WentBack]:
+) -> AsyncGenerator[StepCommitted | Evaluated | WentBack, None]:
     """All steps and evaluations until now; then, if it follows, what comes."""
     from swarm_ft.protocol.messages.client import RunStatus, StepCommitted
     from swarm_ft.protocol.messages.events import WentBack

@@ -26,7 +26,7 @@ from swarm_ft.protocol.messages.client import (
     RunPhase,
 )
 from swarm_ft.protocol.messages.control import Stage
-from swarm_ft.protocol.spec.training_plan import Microbatch
+from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.transport.rules import may_read
 
 

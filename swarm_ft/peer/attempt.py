@@ -38,9 +38,9 @@ from swarm_ft.protocol.messages.reports import GradientTraffic, Traffic
 from swarm_ft.protocol.messages.timeline import SpanKind
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.tasks import task_of
-from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.stage.base import Engine
 
 P = ParamSpec("P")

@@ -28,11 +28,11 @@ from swarm_ft.protocol.messages.control import EvalSum, PlanStep
 from swarm_ft.protocol.messages.reports import Traffic, summed_by_boundary
 from swarm_ft.protocol.messages.timeline import SpanKind
 from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN, TrainSpec
 from swarm_ft.protocol.spec.sample_rows import CONTEXT, counts_of, rows_in, samples_in
 from swarm_ft.protocol.spec.tasks import CausalLm, summed
 from swarm_ft.protocol.spec.tasks import Task as Learned
-from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.stage.base import Engine, LossAndCounts
 
 # ---- what of the open step is done at this peer, kept until the step commits

@@ -18,8 +18,8 @@ from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import MAX_SQUARED_NORM
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec
-from swarm_ft.protocol.spec.sample_rows import MIN_LENGTH, NO_LABEL, SECOND
+from swarm_ft.protocol.spec.run_spec import MIN_LENGTH, ModelSpec, RunSpec
+from swarm_ft.protocol.spec.sample_rows import NO_LABEL, SECOND
 from swarm_ft.protocol.spec.sampling import Sampling
 from swarm_ft.protocol.spec.tasks import CausalLm, task_of
 from swarm_ft.stage.adapters import attach, heads_in

@@ -29,6 +29,7 @@ COMMANDS = (
     ("coordinator",),
     ("dht",),
     ("status",),
+    ("top",),
     ("events",),
     ("losses",),
     ("bench",),
@@ -222,6 +223,7 @@ OPTIONS = {
         "--log-level",
     },
     ("status",): LOOKING | {"--json", "--watch"},
+    ("top",): LOOKING | {"--once", "--run"},
     ("events",): LOOKING | {"--json", "--follow", "--since", "--run"},
     ("losses",): LOOKING | {"--json", "--csv", "--follow", "--run"},
     ("bench", "codec"): {"--codecs", "--shapes", "--repeats", "--reference", "--json"},
@@ -336,7 +338,7 @@ def test_the_version_is_told(run_here: RunHere) -> None:
     assert run_here("--version").out.startswith("swarm-ft, version ")
 
 
-@pytest.mark.parametrize("command", ["status", "events", "losses"])
+@pytest.mark.parametrize("command", ["status", "events", "losses", "top"])
 def test_looking_at_a_swarm_loads_nothing_heavy(command: str) -> None:
     code = (
         "import sys; from swarm_ft.cli.main import run; "
@@ -346,4 +348,4 @@ def test_looking_at_a_swarm_loads_nothing_heavy(command: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "grpc" in loaded, "it did try"
-    assert not loaded & (HEAVY - {"grpc", "numpy", "rich"})
+    assert not loaded & (HEAVY - {"grpc", "rich"})

@@ -184,6 +184,9 @@ def test_what_happened_and_how_it_learnt_can_be_seen(
     (run,) = [run for run in status["runs"] if run["run"] == run_id]
     assert run["last_step"]["loss"] == quiet_report["losses"][-1]
     assert run["bytes_saved"] > 0
+    drawn = run_here("top", "--once", "--run", run_id, *swarm.client_way).out
+    assert f"{run_id}  collected  step {NUM_STEPS}/{NUM_STEPS}  100%  █" in drawn
+    assert "what happened" in drawn
     following = swarm.shell.spawn("events", "--follow", "--since", 0, *look)
     following.wait_for("out", "collected")
     assert following.interrupted() == 0

@@ -23,9 +23,9 @@ from swarm_ft.protocol.messages.events import EventKind, SwarmEvent
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
 from swarm_ft.protocol.spec.best import Judged
 from swarm_ft.protocol.spec.grant import Grant
+from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.protocol.spec.training_plan import Microbatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,8 +67,8 @@ from swarm_ft.protocol.messages.reports import (
 )
 from swarm_ft.protocol.spec.best import Best, Judged
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
-from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.sealing import Sealer
 

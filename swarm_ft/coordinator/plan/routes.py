@@ -26,8 +26,9 @@ from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.messages.control import Stage
 from swarm_ft.protocol.spec.digest import digest_of
+from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import TrainSpec
-from swarm_ft.protocol.spec.training_plan import Microbatch, step_microbatches, step_samples
+from swarm_ft.protocol.spec.training_plan import step_microbatches, step_samples
 
 # ---- what a few measured times say of the next one
 

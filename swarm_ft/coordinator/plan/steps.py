@@ -34,9 +34,9 @@ from swarm_ft.protocol.messages.reports import (
 )
 from swarm_ft.protocol.spec.best import metric_of
 from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.tasks import summed, task_of
 from swarm_ft.protocol.spec.training_plan import (
-    Microbatch,
     clip_factor,
     evaluates_at,
     evaluation_microbatches,

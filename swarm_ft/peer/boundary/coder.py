@@ -23,8 +23,7 @@ from swarm_ft.ids import BlockIndex, RunId, SampleId
 from swarm_ft.protocol.messages.boundary import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.digest import fingerprint_of
-from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.protocol.spec.sample_rows import MIN_LENGTH
+from swarm_ft.protocol.spec.run_spec import MIN_LENGTH, RunSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ from swarm_ft.protocol.spec.bounds import Digest, Endpoint, HostAndPort, Length,
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.priority import Priority
-from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.protocol.spec.tasks import MAX_COUNTS
+from swarm_ft.protocol.spec.run_spec import MAX_COUNTS, RunSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
 # ---- what clients ask of the coordinator, as frozen values whose types say what may come

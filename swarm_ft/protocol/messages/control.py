@@ -33,17 +33,17 @@ from swarm_ft.protocol.spec.bounds import (
     Text,
 )
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
+from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import (
     BYTES_PER_TOKEN,
     MAX_BATCH_SIZE,
+    MAX_COUNTS,
     MAX_EVAL_SAMPLES,
     MAX_MICROBATCHES,
     MAX_SEQ_LENGTH,
+    MIN_LENGTH,
     RunSpec,
 )
-from swarm_ft.protocol.spec.sample_rows import MIN_LENGTH
-from swarm_ft.protocol.spec.tasks import MAX_COUNTS
-from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
 # ---- what the coordinator says to peers, as frozen values whose types say what may come

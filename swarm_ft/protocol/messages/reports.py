@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Self
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Annotated, Self
 
 from swarm_ft.ids import BlockIndex, SampleId
 from swarm_ft.protocol.spec.bounds import Bound
@@ -166,8 +163,12 @@ class ByteCounts(Counters):
 
 # ---- a set of samples as a bitmap: an eighth of a byte a sample, however many there are
 
-Samples = npt.NDArray[np.int64]
-"""Numbers of samples, rising."""
+if TYPE_CHECKING:  # the few who look at samples import it; who asks for a status need not
+    import numpy as np
+    import numpy.typing as npt
+
+    Samples = npt.NDArray[np.int64]
+    """Numbers of samples, rising."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,8 @@ class SampleSet:
     @classmethod
     def of(cls, samples: Iterable[SampleId] | Samples) -> SampleSet:
         """The set of these samples, in whatever order, twice or not."""
+        import numpy as np
+
         numbers = np.fromiter(samples, np.int64)
         if not len(numbers):
             return cls()
@@ -210,6 +213,8 @@ class SampleSet:
 
     def to_array(self) -> Samples:
         """The samples."""
+        import numpy as np
+
         bits = np.unpackbits(np.frombuffer(self.bitmap, np.uint8), bitorder="little")
         return np.flatnonzero(bits)
 

@@ -32,6 +32,8 @@ BUFFER_BITS = (16, 8, 4)
 """What a value of a buffer may take."""
 MAX_SAMPLES = 1 << 24
 MAX_SEQ_LENGTH = 1 << 17
+MIN_LENGTH = 1
+"""Tokens of a sample."""
 MAX_HIDDEN_SIZE = 1 << 16
 MAX_VOCAB_SIZE = 1 << 20
 MAX_STEPS = 1 << 31
@@ -54,6 +56,8 @@ MAX_LORA_DROPOUT = 0.95
 MAX_TRAIN_LAYERS_CHARS = 16
 MAX_LABELS = (1 << 10) - 1
 """Beside none, in the bits of a word, see `sample_rows`."""
+MAX_COUNTS = 3 * MAX_LABELS
+"""See `tasks.Task.num_counts`."""
 MAX_LABELS_CHARS = 1 << 14
 MIN_LABELS = 2
 COPIES_PER_WEIGHT = 4

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from swarm_ft.protocol.spec.run_spec import MIN_LENGTH
+
 CONTEXT = 1 << 31
 SECOND = 1 << 30
 CLASS_BIT = 20
@@ -28,8 +30,6 @@ _IDS = LABELLED - 1
 NO_TOKEN = (1 << 32) - 1
 NO_LABEL = -100
 """Of a token that is no target; transformers' and torch's own."""
-MIN_LENGTH = 1
-"""Tokens of a sample."""
 MIN_TEXT_LENGTH = 2
 """One to read and one to write."""
 

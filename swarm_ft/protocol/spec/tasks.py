@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from swarm_ft.protocol.spec.run_spec import MAX_LABELS, TaskKind, TrainOptions
+from swarm_ft.protocol.spec.run_spec import TaskKind, TrainOptions
 from swarm_ft.protocol.spec.sample_rows import (
     CONTEXT,
     Flags,
@@ -22,9 +22,6 @@ from swarm_ft.protocol.spec.sample_rows import (
     lengths_in,
     text_refusal,
 )
-
-MAX_COUNTS = 3 * MAX_LABELS
-"""See `Task.num_counts`."""
 
 
 class Task(Protocol):

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
 from swarm_ft.ids import MicrobatchIndex, SampleId, StepNumber
-from swarm_ft.protocol.spec.bounds import Length, Range
-from swarm_ft.protocol.spec.layers import MAX_BLOCKS
+from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import (
-    MAX_BATCH_SIZE,
     EvalStrategy,
     LrSchedule,
     SaveStrategy,
@@ -24,33 +20,6 @@ from swarm_ft.protocol.spec.run_spec import (
 
 NEVER = StepNumber(1 << 62)
 """Later than every step: of a sample that no step visits any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Microbatch:
-    """A few samples that travel together through all stages.
-
-    Attributes:
-        route: the replica of each stage that it passes, first stage to last, counted from 0;
-            empty where every stage has one.
-        done: stages that are done with it, as an earlier attempt at the step got so far.
-        entry: the first stage that it passes, counted from 0: if it is not the first of all, it
-            has kept what comes of the frozen ones in front of it.
-    """
-
-    index: MicrobatchIndex
-    samples: Annotated[tuple[SampleId, ...], Length(MAX_BATCH_SIZE, 1)]
-    route: Annotated[tuple[int, ...], Length(MAX_BLOCKS)] = ()
-    done: Annotated[frozenset[int], Length(MAX_BLOCKS)] = frozenset()
-    entry: Annotated[int, Range(0, MAX_BLOCKS)] = 0
-
-    def replica_at(self, stage_index: int) -> int:
-        """Which replica of a stage it passes."""
-        return self.route[stage_index] if self.route else 0
-
-    def is_to_do(self, stage_index: int) -> bool:
-        """Whether a stage has yet to compute it."""
-        return stage_index >= self.entry and stage_index not in self.done
 
 
 # ---- a permutation of 0..n-1 that is drawn from a salt and stored nowhere

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from swarm_ft.cli.manners import Keeper, manners_of
+from swarm_ft.api.manners import Keeper, manners_of
 from swarm_ft.errors import BadOption
 from swarm_ft.machine_use import CannotTell
 from swarm_ft.peer.manners import Manners, PauseWhen

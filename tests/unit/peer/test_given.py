@@ -4,7 +4,7 @@ from swarm_ft.ids import Attempt, MicrobatchIndex, PeerId, RunId, SampleId, Step
 from swarm_ft.peer.given import Gift, Given
 from swarm_ft.protocol.messages.control import Assign, CommitStep, PlanStep, StageAssignment
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.training_plan import Microbatch
+from swarm_ft.protocol.spec.microbatch import Microbatch
 from tests.specs import run_spec
 
 RUN = RunId("run")

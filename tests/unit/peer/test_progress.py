@@ -9,7 +9,7 @@ from swarm_ft.peer.step import StepProgress
 from swarm_ft.protocol.messages.boundary import FrameKey
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.codec_spec import Direction
-from swarm_ft.protocol.spec.training_plan import Microbatch
+from swarm_ft.protocol.spec.microbatch import Microbatch
 
 STEP = StepNumber(3)
 FRONT, BEHIND = BlockIndex(2), BlockIndex(4)

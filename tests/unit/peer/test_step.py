@@ -24,9 +24,9 @@ from swarm_ft.protocol.machines.pipeline import PARTS, least_held
 from swarm_ft.protocol.messages.boundary import FrameKey
 from swarm_ft.protocol.messages.control import EvalSum, PlanStep
 from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import EvalCompression
 from swarm_ft.protocol.spec.sample_rows import CONTEXT, NO_TOKEN
-from swarm_ft.protocol.spec.training_plan import Microbatch
 from swarm_ft.stage.base import Engine, Lengths, LossAndCounts, LossAndGradient
 from tests.specs import train_spec
 

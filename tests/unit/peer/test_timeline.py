@@ -15,7 +15,7 @@ from swarm_ft.protocol.messages.boundary import FrameKey
 from swarm_ft.protocol.messages.control import ClockProbe, ClockReply, FromPeer, PlanStep
 from swarm_ft.protocol.messages.timeline import ClockEstimate, Span, SpanKind, StepTimeline
 from swarm_ft.protocol.spec.codec_spec import Direction
-from swarm_ft.protocol.spec.training_plan import Microbatch
+from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.transport.base import Transport
 from tests.doubles.clock import ManualClock
 from tests.unit.peer.conftest import BOUNDARY_BLOCK, AtWork, End, MakeSpec

@@ -15,7 +15,8 @@ from transformers.pytorch_utils import Conv1D
 
 from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
-from swarm_ft.protocol.spec.training_plan import Microbatch, step_microbatches
+from swarm_ft.protocol.spec.microbatch import Microbatch
+from swarm_ft.protocol.spec.training_plan import step_microbatches
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.stage.module import DeferredLinears, StageModule, WeightProduct
 from tests.unit.stage.conftest import CONFIGS, SEQ_LENGTH, MakePipeline, Pipeline

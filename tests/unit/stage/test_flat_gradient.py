@@ -8,7 +8,8 @@ from torch import Tensor
 
 from swarm_ft.errors import MalformedMessage, OutOfTurn
 from swarm_ft.ids import StepNumber
-from swarm_ft.protocol.spec.training_plan import Microbatch, step_microbatches
+from swarm_ft.protocol.spec.microbatch import Microbatch
+from swarm_ft.protocol.spec.training_plan import step_microbatches
 from swarm_ft.stage.engine import StageEngine
 from tests.unit.stage.conftest import MakePipeline, Pipeline
 

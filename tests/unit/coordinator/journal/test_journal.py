@@ -35,7 +35,7 @@ from swarm_ft.protocol.messages.control import CommitStep, StageAssignment
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.best import Best, Judged
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.training_plan import Microbatch
+from swarm_ft.protocol.spec.microbatch import Microbatch
 from tests.unit.coordinator.conftest import MakeSpec
 
 RUN = RunId("run-1")

@@ -16,8 +16,9 @@ from swarm_ft.ids import MicrobatchIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.messages.control import Stage
 from swarm_ft.protocol.messages.meeting import Way
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import TrainSpec
-from swarm_ft.protocol.spec.training_plan import Microbatch, step_microbatches, step_samples
+from swarm_ft.protocol.spec.training_plan import step_microbatches, step_samples
 from tests.specs import train_spec
 from tests.unit.coordinator.conftest import MakeSpec
 

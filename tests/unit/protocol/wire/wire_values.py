@@ -45,9 +45,8 @@ from swarm_ft.protocol.spec.bounds import (
 )
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
-from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec, TrainSpec
-from swarm_ft.protocol.spec.sample_rows import MIN_LENGTH
-from swarm_ft.protocol.spec.training_plan import Microbatch
+from swarm_ft.protocol.spec.microbatch import Microbatch
+from swarm_ft.protocol.spec.run_spec import MIN_LENGTH, ModelSpec, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.protocol.wire.convert import DEFAULTS, IDS, WireType

@@ -1,0 +1,364 @@
+"""A swarm as one picture for a terminal: runs, one's pipeline, what happened last.
+
+The facts are those of `swarm-ft status`, `losses` and `events`, and so are the words; here they
+get their places. Names come from other machines, so all of it is `Text`, never markup.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import pairwise
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.filesize import decimal
+from rich.padding import Padding
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from swarm_ft.cli.watching import event_words, given_words, progress_words, waiting_words
+from swarm_ft.client.words import printable
+from swarm_ft.ids import BlockIndex, PeerId, RunId
+from swarm_ft.protocol.messages.client import BoundaryStatus, MemberStatus, RunSummary, SwarmStatus
+from swarm_ft.protocol.messages.control import Stage, stages_of
+from swarm_ft.protocol.messages.events import EventKind, SwarmEvent
+
+WIDE_COLUMNS = 110
+"""From this width on there is room for what is nice to know."""
+EVENTS_ONCE = 10
+"""That are shown where the height has no end."""
+MIN_NAME_CHARS = 8
+"""Of a long name; more where two begin alike."""
+BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
+ALARMS = {
+    EventKind.PEER_LEFT,
+    EventKind.PEER_GONE,
+    EventKind.PEER_SILENT,
+    EventKind.PEER_REFUSED,
+    EventKind.RUN_WAITING,
+    EventKind.RUN_WENT_BACK,
+    EventKind.RUN_FAILED,
+    EventKind.SNAPSHOT_LOST,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """What its reader chose.
+
+    Attributes:
+        chosen: the run whose pipeline is shown; None for the first that is worth it.
+        is_held: whether the picture stays as it is.
+        has_quit: whether the reader has seen enough.
+    """
+
+    chosen: RunId | None = None
+    is_held: bool = False
+    has_quit: bool = False
+
+    def after(self, key: str, found: SwarmStatus) -> View:
+        """The view after a key; those that mean nothing change nothing."""
+        if key in ("q", "Q"):
+            return replace(self, has_quit=True)
+        if key == "p":
+            return replace(self, is_held=not self.is_held)
+        by = {"\t": 1, "\x1b[B": 1, "\x1b[C": 1, "\x1b[A": -1, "\x1b[D": -1, "\x1b[Z": -1}.get(key)
+        current = self.run_of(found)
+        if by is None or current is None:
+            return self
+        names = [run.run_id for run in found.runs]
+        return replace(self, chosen=names[(names.index(current.run_id) + by) % len(names)])
+
+    def run_of(self, found: SwarmStatus) -> RunSummary | None:
+        """The run that is looked at: the chosen one; else one at work, one's own first."""
+        chosen = next((run for run in found.runs if run.run_id == self.chosen), None)
+        worth = sorted(found.runs, key=lambda run: (run.phase.is_over, not run.is_own))
+        return chosen or next(iter(worth), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """See the module's docstring.
+
+    Attributes:
+        found: the newest facts.
+        losses: of each own run's steps, first to last.
+        events: oldest first.
+        view: what is looked at.
+        trouble: why the facts are not new, if they are not.
+        height: lines of the screen that it fills, with the keys on the last one; None where it is
+            printed, as tall as need be.
+    """
+
+    found: SwarmStatus
+    losses: Mapping[RunId, Sequence[float]] = field(default_factory=dict)
+    events: Sequence[SwarmEvent] = ()
+    view: View = field(default_factory=View)
+    trouble: str = ""
+    height: int | None = None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        def lines_of(parts: Iterable[RenderableType]) -> list[list[Segment]]:
+            return console.render_lines(Group(*parts), options.reset_height(), pad=False)
+
+        lines, keys = lines_of(self._head(options)), lines_of([self._keys()])
+        room = EVENTS_ONCE if self.height is None else self.height - len(lines) - len(keys) - 2
+        lines += lines_of(self._happened(lines_of, room))
+        if self.height is not None:
+            above = max(0, self.height - len(keys))
+            lines = [*lines[:above], *([Segment("")] for _ in range(above - len(lines))), *keys]
+        for number, line in enumerate(lines, 1):
+            yield from line
+            if number != self.height:
+                yield Segment.line()
+
+    # ---- its parts, from top to bottom
+
+    def _head(self, options: ConsoleOptions) -> Iterator[RenderableType]:
+        found, run = self.found, self.view.run_of(self.found)
+        yield self._title()
+        for one in found.runs:
+            is_looked_at = run is not None and one.run_id == run.run_id
+            yield from self._run(one, options, is_looked_at=is_looked_at)
+        if not found.runs:
+            yield Text("no run yet; 'swarm-ft client train' hands one in")
+        if run is not None and run.assignments:
+            yield _heading(f"pipeline of {run.run_id}")
+            yield from _pipeline(run, found, options)
+        working = {member.peer_id for member in found.members if _works_for(member, run)}
+        others = [member for member in found.members if member.peer_id not in working]
+        if others:
+            yield _heading("other peers" if working else "peers")
+            yield _others(others, found)
+        if not found.members:
+            yield Text("no peer is there; start some with 'swarm-ft serve-stage'")
+
+    def _title(self) -> RenderableType:
+        found = self.found
+        when = datetime.fromtimestamp(found.unix_s).astimezone().strftime("%H:%M:%S")
+        version = f" {found.version}" if found.version else ""
+        counts = f"{_count(len(found.members), 'peer')}, {_count(len(found.runs), 'run')}"
+        relayed = sum(relay.relayed_bytes for relay in found.relays)
+        links = sum(relay.links for relay in found.relays)
+        relays = f", {_count(links, 'link')} over relays: {decimal(relayed)}" if relayed else ""
+        state = "held  " if self.view.is_held else ""
+        row = Table.grid(expand=True)
+        row.add_column(ratio=1, no_wrap=True)
+        row.add_column(justify="right", no_wrap=True)
+        row.add_row(_text(f"swarm-ft{version}  {counts}{relays}", "bold"), _text(f"{state}{when}"))
+        return Group(row, _text(self.trouble, "red")) if self.trouble else row
+
+    def _run(
+        self, run: RunSummary, options: ConsoleOptions, *, is_looked_at: bool
+    ) -> Iterator[RenderableType]:
+        share = run.committed_steps / max(1, run.num_steps)
+        own = "" if run.is_own else "  (another client's)"
+        mark = ">" if is_looked_at and len(self.found.runs) > 1 else " "
+        words = (
+            f"{mark} {run.run_id}  {run.phase.name.lower()}  "
+            f"step {run.committed_steps:,}/{run.num_steps:,}  {share:.0%}{own}  "
+        )
+        losses = self.losses.get(run.run_id, ())
+        room = max(0, options.max_width - len(words))
+        curve = sparkline(losses, min(room, 60), is_ascii=options.ascii_only)
+        line = Text.assemble(_text(words, "bold" if is_looked_at else ""), (curve, "cyan"))
+        line.no_wrap = True
+        yield line
+        told = (waiting_words(run), run.detail, "  ".join(progress_words(run)))
+        yield from (Padding(_text(words), (0, 0, 0, 4)) for words in told if words)
+
+    def _happened(
+        self, lines_of: Callable[[list[RenderableType]], list[list[Segment]]], room: int
+    ) -> list[RenderableType]:
+        """The newest events that find room, oldest first."""
+        shown: list[RenderableType] = []
+        for event in reversed(self.events):
+            row = _event(event)
+            room -= len(lines_of([row]))
+            if room < 0:
+                break
+            shown = [row, *shown]
+        return [_heading("what happened"), *shown] if shown else []
+
+    def _keys(self) -> Text:
+        held = "goes on" if self.view.is_held else "holds"
+        run = "   tab or arrows: run" if len(self.found.runs) > 1 else ""
+        return _text(f"q quits   p {held}{run}", "dim")
+
+
+# ---- the pipeline
+
+
+def _pipeline(
+    run: RunSummary, found: SwarmStatus, options: ConsoleOptions
+) -> Iterator[RenderableType]:
+    """Stage after stage its replicas, and between two stages what goes over the boundary."""
+    is_wide = options.max_width >= WIDE_COLUMNS
+    names = short_names(found)
+    members = {member.peer_id: member for member in found.members}
+    between = {boundary.boundary: boundary for boundary in run.boundaries}
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("layers", "peer", "device"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("does", ratio=1)
+    table.add_column("load", justify="right", no_wrap=True)
+    table.add_column("Mbps", justify="right", no_wrap=True)
+    table.add_column("ms", justify="right", no_wrap=True)
+    for column in ("links", "memory", "version", "samples") if is_wide else ():
+        table.add_column(column, no_wrap=True)
+    stages = stages_of(run.assignments)
+    for stage in stages:
+        boundary = between.get(BlockIndex(stage.layers.start))
+        if boundary is not None and stage is not stages[0]:
+            crossing = _crossing(boundary, is_wide=is_wide)
+            table.add_row("", "", "", _text(crossing, "dim"))
+        for peer in stage.peers:
+            cells = _replica(run, stage, peer, members.get(peer), names)
+            table.add_row(*cells[: len(table.columns)])
+    yield table
+
+
+def _crossing(boundary: BoundaryStatus, *, is_wide: bool) -> str:
+    words = []
+    if boundary.ratio is not None:
+        codecs = (boundary.forward_codec, boundary.backward_codec)
+        down_up = "{} down, {} up" if is_wide else "{}/{}"
+        words.append(f"{down_up.format(*codecs)}: {boundary.ratio:.1f}x")
+    if boundary.hit_rate is not None:
+        words.append(f"{boundary.hit_rate:.0%} hits")
+    return ", ".join(words)
+
+
+def _replica(
+    run: RunSummary,
+    stage: Stage,
+    peer: PeerId,
+    member: MemberStatus | None,
+    names: Mapping[PeerId, str],
+) -> list[Text]:
+    layers = str(stage.layers) if peer == stage.peers[0] else ""
+    if member is None:
+        return [_text(cell) for cell in (layers, names.get(peer, peer), "", "not here")]
+    joining = "takes over; " if peer in run.joining else ""
+    mbps, trip_ms = _measured(member)
+    memory = decimal(member.memory_bytes) if member.memory_bytes else ""
+    ways = ", ".join(f"{link.way} {names.get(link.peer_id, '?')}" for link in member.links)
+    does = Text.assemble(joining, _does(member, names))
+    plain = (
+        (layers, names[peer], member.device),
+        (_load(run, member), mbps, trip_ms, ways, memory, member.version),
+        (f"{member.given.samples:,}",),
+    )
+    (place, measured, given) = ([_text(cell) for cell in cells] for cells in plain)
+    return [*place, does, *measured, *given]
+
+
+def _does(member: MemberStatus, names: Mapping[PeerId, str]) -> Text:
+    work = member.work
+    if work is None:
+        return _text(member.idle or "nothing")
+    if work.waits_for:
+        waited = ", ".join(names.get(peer, peer) for peer in work.waits_for)
+        return _text(f"waits for {waited}", "yellow")
+    done = f" {work.parts_begun}/{work.num_parts}" if work.num_parts else ""
+    return _text(f"{work.doing.name.lower()}{done}", "green")
+
+
+def _load(run: RunSummary, member: MemberStatus) -> str:
+    """How much of a step it computes, as far as is known."""
+    work = member.work
+    if work is None or not (work.share and work.microbatch_s and run.step_s):
+        return ""
+    return f"{min(1.0, work.share * work.microbatch_s / run.step_s):.0%}"
+
+
+def _measured(member: MemberStatus) -> tuple[str, str]:
+    """Up and down, and there and back, between it and the coordinator."""
+    machine = member.machine
+    if not machine.up_bytes_per_s:
+        return "", ""
+    up, down = (8e-6 * rate for rate in (machine.up_bytes_per_s, machine.down_bytes_per_s))
+    return f"{up:.0f}/{down:.0f}", f"{1e3 * machine.round_trip_s:.0f}"
+
+
+def _works_for(member: MemberStatus, run: RunSummary | None) -> bool:
+    peers = (assigned.peer_id for assigned in run.assignments) if run is not None else ()
+    return member.peer_id in peers
+
+
+def _others(members: Iterable[MemberStatus], found: SwarmStatus) -> Table:
+    names = short_names(found)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(3):
+        table.add_column(no_wrap=True)
+    table.add_column()
+    for member in members:
+        layers = f"layers {member.layers or 'auto'}"
+        table.add_row(
+            *(_text(cell) for cell in (names[member.peer_id], member.device, layers)),
+            Text.assemble(
+                f"{member.work.run_id}: " if member.work else "",
+                _does(member, names),
+                f"; {given_words(member.given)}" if member.given.steps else "",
+            ),
+        )
+    return table
+
+
+# ---- small things
+
+
+def short_names(found: SwarmStatus) -> Mapping[PeerId, str]:
+    """All peers' names, long ones cut so that they still differ."""
+    here = {member.peer_id for member in found.members}
+    all_names = here | {one.peer_id for run in found.runs for one in run.assignments}
+    longest = max(map(len, all_names), default=0)
+    for length in range(MIN_NAME_CHARS, longest):
+        cut = {name: name if len(name) <= length + 2 else name[:length] for name in all_names}
+        if len(set(cut.values())) == len(cut):
+            return cut
+    return {name: str(name) for name in all_names}
+
+
+def sparkline(values: Sequence[float], width: int, *, is_ascii: bool = False) -> str:
+    """A curve in one line, from its lowest to its highest; each place is a mean.
+
+    Args:
+        values: first to last; what is not finite is left out.
+        width: places at most.
+        is_ascii: for terminals that have no blocks.
+    """
+    known = [value for value in values if math.isfinite(value)]
+    width = min(width, len(known))
+    cuts = [place * len(known) // width for place in range(width + 1)] if width else []
+    means = [sum(known[a:b]) / (b - a) for a, b in pairwise(cuts)]
+    low, high = (min(means), max(means)) if means else (0.0, 0.0)
+    bars = ASCII_BARS if is_ascii else BARS
+    scale = (len(bars) - 1) / (high - low) if high > low else 0.0
+    return "".join(bars[round((mean - low) * scale)] for mean in means)
+
+
+def _event(event: SwarmEvent) -> Table:
+    when = datetime.fromtimestamp(event.unix_s).astimezone().strftime("%H:%M:%S")
+    row = Table.grid(padding=(0, 2, 0, 0))
+    row.add_column(no_wrap=True)
+    row.add_column(no_wrap=True, min_width=14)
+    row.add_column(overflow="fold")
+    style = "yellow" if event.kind in ALARMS else ""
+    row.add_row(_text(when), _text(event.kind.label, style), _text(event_words(event)))
+    return row
+
+
+def _heading(words: str) -> Group:
+    return Group(Text(), _text(words, "bold"))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _text(words: str, style: str = "") -> Text:
+    return Text(printable(words), style=style)

@@ -1,0 +1,219 @@
+"""`swarm-ft top`: a swarm's runs, pipeline and events, live in a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from swarm_ft.api.joining import WayIn
+from swarm_ft.cli.options import examples
+from swarm_ft.cli.watching import WATCH_S, look_options, looking
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from swarm_ft.cli.picture import Picture, View
+    from swarm_ft.client.swarm import SwarmClient
+    from swarm_ft.ids import RunId
+    from swarm_ft.protocol.messages.client import RunEvent, RunSummary, SwarmStatus
+    from swarm_ft.protocol.messages.events import SwarmEvent
+
+NUM_EVENTS = 100
+"""That are kept: more than a terminal has lines."""
+MAX_CURVES = 8
+"""Runs whose losses are asked for, the newest."""
+REDRAWN_EVERY_S = 0.5
+
+
+@click.command(
+    epilog=examples(
+        "swarm-ft top --invite swarm1...",
+        "swarm-ft top --invite @invitation.txt --once",
+        "swarm-ft top --insecure --coordinator 127.0.0.1:7000",
+    )
+)
+@click.option("--once", is_flag=True, help="Print one picture.  [default where no terminal is]")
+@click.option("--run", "run_name", metavar="ID", help="Show this run's pipeline first.")
+@look_options
+def top(way: WayIn, once: bool, run_name: str | None) -> None:
+    """Watch the swarm: runs, pipeline, what happens.
+
+    q quits, p holds the picture, tab and the arrows go from run to run.
+    """
+    from rich.console import Console
+
+    from swarm_ft.cli.picture import View
+    from swarm_ft.cli.running import run_until_stopped
+    from swarm_ft.ids import RunId
+
+    console = Console(highlight=False)
+    is_live = console.is_terminal and not console.is_dumb_terminal and not once
+
+    async def work() -> None:
+        async with looking(way) as swarm:
+            watched = Watched(swarm, View(chosen=RunId(run_name) if run_name else None))
+            await (_live(watched, console) if is_live else _once(watched, console))
+
+    run_until_stopped(work)
+
+
+class Watched:
+    """What is known of a swarm, which grows as it is asked and told.
+
+    Args:
+        swarm: who is asked.
+        view: what is looked at first.
+    """
+
+    def __init__(self, swarm: SwarmClient, view: View) -> None:
+        self.view = view
+        self.trouble = ""
+        self._swarm = swarm
+        self._found: SwarmStatus | None = None
+        self._events: deque[SwarmEvent] = deque(maxlen=NUM_EVENTS)
+        self._losses: dict[RunId, dict[int, float]] = {}
+        self._followers: dict[RunId, asyncio.Task[None]] = {}
+
+    @property
+    def found(self) -> SwarmStatus:
+        """The newest facts; there are none before `ask`."""
+        if self._found is None:
+            raise RuntimeError("nobody asked yet")
+        return self._found
+
+    def picture(self) -> Picture:
+        """All of it."""
+        from swarm_ft.cli.picture import Picture
+
+        curves = {run: list(steps.values()) for run, steps in self._losses.items()}
+        return Picture(
+            found=self.found,
+            losses=curves,
+            events=tuple(self._events),
+            view=self.view,
+            trouble=self.trouble,
+        )
+
+    async def ask(self) -> None:
+        """Ask who is there and what runs.
+
+        Raises:
+            SwarmError: the coordinator cannot be asked.
+        """
+        self._found = await self._swarm.status()
+        self.trouble = ""
+
+    async def read(self) -> None:
+        """All that happened and was learned until now; `ask` comes before.
+
+        Raises:
+            SwarmError: the coordinator cannot be asked.
+        """
+        from swarm_ft.cli.watching import told_of
+
+        first = max(0, self.found.next_event - NUM_EVENTS)
+        async with aclosing(self._swarm.events(first)) as events:
+            async for event in events:
+                self._events.append(event)
+        for run in self._with_curves():
+            async with aclosing(told_of(self._swarm, run, follows=False)) as told:
+                async for one in told:
+                    self._learn(run.run_id, one)
+
+    @asynccontextmanager
+    async def following(self) -> AsyncIterator[None]:
+        """Stay informed while the context lasts; `ask` comes before."""
+        tasks = [asyncio.create_task(work) for work in (self._ask_on(), self._hear_on())]
+        try:
+            yield
+        finally:
+            tasks += self._followers.values()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _ask_on(self) -> None:
+        from swarm_ft.errors import SwarmError
+
+        while True:
+            for run in self._with_curves():
+                if run.run_id not in self._followers:
+                    follower = asyncio.create_task(self._follow(run.run_id))
+                    self._followers[run.run_id] = follower
+            await asyncio.sleep(WATCH_S)
+            try:
+                await self.ask()
+            except SwarmError as error:
+                self.trouble = f"waiting for the coordinator: {error.message}"
+
+    async def _hear_on(self) -> None:
+        first = max(0, self.found.next_event - NUM_EVENTS)
+        async with aclosing(self._swarm.events(first, follows=True)) as events:
+            async for event in events:
+                self._events.append(event)
+
+    async def _follow(self, run_id: RunId) -> None:
+        async with aclosing(self._swarm.watch(run_id, lambda _trouble: None)) as told:
+            async for event in told:
+                self._learn(run_id, event)
+
+    def _with_curves(self) -> list[RunSummary]:
+        return [run for run in self.found.runs if run.is_own][-MAX_CURVES:]
+
+    def _learn(self, run_id: RunId, event: RunEvent) -> None:
+        """Steps that are made again, and those behind them, count anew."""
+        from swarm_ft.protocol.messages.client import StepCommitted
+
+        if isinstance(event, StepCommitted):
+            steps = self._losses.setdefault(run_id, {})
+            if event.step in steps:
+                for later in [step for step in steps if step >= event.step]:
+                    del steps[later]
+            steps[event.step] = event.loss
+
+
+async def _once(watched: Watched, console: Console) -> None:
+    await watched.ask()
+    await watched.read()
+    console.print(watched.picture())
+
+
+async def _live(watched: Watched, console: Console) -> None:
+    """Until q or Ctrl-C."""
+    from rich.live import Live
+
+    from swarm_ft.systems import keys_pressed
+
+    await watched.ask()
+    has_news = asyncio.Event()
+
+    def on_key(key: str) -> None:
+        watched.view = watched.view.after(key, watched.found)
+        has_news.set()
+
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(watched.following())
+        stack.enter_context(keys_pressed(on_key))
+        live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
+        shown = watched.picture()
+        while not watched.view.has_quit:
+            shown = shown if watched.view.is_held else watched.picture()
+            drawn = replace(shown, view=watched.view, height=console.height)
+            live.update(drawn, refresh=True)
+            await _news(has_news)
+
+
+async def _news(has_news: asyncio.Event) -> None:
+    """Until a key, or until it is time."""
+    try:
+        async with asyncio.timeout(REDRAWN_EVERY_S):
+            await has_news.wait()
+    except TimeoutError:
+        pass
+    has_news.clear()
