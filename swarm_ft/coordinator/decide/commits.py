@@ -334,14 +334,14 @@ def _commit(turn: Turn, run: Run, step: PlannedStep) -> Run:
 def _go_on(turn: Turn, run: Run) -> None:
     """After a commit: save if it is time, take newcomers in, and on to what is next."""
     is_last = run.committed_steps >= run.spec.train.num_steps
-    if lacks_snapshot(run) or (not is_last and _is_to_make_room(turn, run)):
-        run = _save(turn, run)
     sharing = shared(turn.state, turn.now_s)
-    able = able_for(sharing.of(turn.state, run), run, turn.now_s)
     wanted = sharing.to_give.get(run.run_id)
     if wanted and not is_last:
-        _give(turn, run, wanted)
+        _give(turn, run, wanted)  # whoever stays is asked to save with the next attempt
         return
+    if lacks_snapshot(run) or (not is_last and _is_to_make_room(turn, run)):
+        run = _save(turn, run)
+    able = able_for(sharing.of(turn.state, run), run, turn.now_s)
     fewer = with_some_let_go(able, run)
     grown = with_newcomers(able, fewer)
     if not is_last and grown is not run:
