@@ -393,21 +393,28 @@ def _commit(turn: Turn, run: Run, step: PlannedStep) -> Run:
 def _go_on(turn: Turn, run: Run) -> None:
     """After a commit: save if it is time, take newcomers in, and on to what is next."""
     is_last = run.committed_steps >= run.spec.train.num_steps
-    if lacks_snapshot(run) or (not is_last and _is_to_make_room(turn, run)):
+    gives = bool(_wanted(turn, run))  # whoever stays is asked to save with the next attempt
+    if not gives and (lacks_snapshot(run) or (not is_last and _is_to_make_room(turn, run))):
         run = _save(turn, run)
     _grow_or_plan(turn, run)
 
 
+def _wanted(turn: Turn, run: Run) -> Collection[PeerId]:
+    """Replicas of the run that one which waits is to have now."""
+    if run.committed_steps >= run.spec.train.num_steps:
+        return ()
+    return shared(turn.state, turn.now_s).to_give.get(run.run_id, ())
+
+
 def _grow_or_plan(turn: Turn, run: Run) -> None:
     """Between two steps: take newcomers in and let leavers go, or on to what is next."""
-    is_last = run.committed_steps >= run.spec.train.num_steps
-    sharing = shared(turn.state, turn.now_s)
-    wanted = sharing.to_give.get(run.run_id)
-    if wanted and not is_last:
+    wanted = _wanted(turn, run)
+    if wanted:
         _give(turn, run, wanted)
         return
+    is_last = run.committed_steps >= run.spec.train.num_steps
     caught_up = with_caught_up(run)
-    able = able_for(sharing.of(turn.state, run), caught_up, turn.now_s)
+    able = able_for(shared(turn.state, turn.now_s).of(turn.state, run), caught_up, turn.now_s)
     fewer = with_successors_free(able, with_some_let_go(able, run))
     grown = with_newcomers(able, fewer)
     if not is_last and gone_from(turn.state, caught_up, turn.now_s):

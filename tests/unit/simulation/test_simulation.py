@@ -301,3 +301,8 @@ def test_a_failing_scenario_is_shrunk_to_the_faults_it_needs() -> None:
     small = shrink(scenario, lambda tried: needed <= set(tried.faults))
     assert set(small.faults) == needed
     assert small == only(scenario, (1, 3))
+
+
+def test_a_run_that_gives_replicas_away_saves_with_those_that_stay() -> None:
+    """Its steps wait for the weights that they judge; who was let go of saved nothing any more."""
+    assert simulate(draw(407)).failures == ()
