@@ -1,39 +1,65 @@
-"""What a volunteer sees while its peer leaves: what it waits for, for how long, and a thank-you."""
+"""What a volunteer sees of its peer: what it does, what it waits for as it leaves, a thank-you."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
+from swarm_ft.log import get_logger
+
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+
     from swarm_ft.peer.given import Gift
     from swarm_ft.protocol.messages.control import LeaveProgress
 
 LEAVE_TIMEOUT_S = 75.0
 """Less than the 90 s after which systemd kills what it stops."""
 REDRAWN_EVERY_S = 1.0
+LOGGED_EVERY_S = 60.0
+
+logger = get_logger(__name__)
 
 
-class LeaveLine:
-    """One line at a terminal, whose seconds run down; elsewhere a line for each thing waited for.
+class PeerLine:
+    """One line at a terminal: what the peer does, and when it leaves, what it waits for.
 
-    Nothing is shown before `begin`, but what a peer that pauses waits for, as lines.
+    Seconds run down there. Elsewhere the log has a line now and then, and one for each thing waited
+    for. What else is told meanwhile stands above it.
     """
 
     def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
+        from rich.console import Console
+
+        console = Console(stderr=True, highlight=False)
+        self._console = console if console.is_terminal and not console.is_dumb_terminal else None
+        self._does: Callable[[], str] = lambda: ""
         self._has_begun = False
         self._words = self._told = ""
         self._until_s = 0.0
         self._insist = ""
-        self._drawing: asyncio.Task[None] | None = None
+        self._live: Live | None = None
+        self._telling: asyncio.Task[None] | None = None
+
+    def start(self, does: Callable[[], str]) -> None:
+        """The peer is there.
+
+        Args:
+            does: says what it does now.
+        """
+        self._does = does
+        if self._console is not None:
+            self._draw_on(self._console)
+        else:
+            self._telling = asyncio.create_task(self._log_on())
 
     def begin(self, *, hosts: bool, timeout_s: float) -> None:
         """This peer would leave from now on.
@@ -51,43 +77,64 @@ class LeaveLine:
         if not hosts:
             return
         self._words = "leaving; asking the coordinator what would be lost"
-        if self._is_terminal:
-            self._drawing = asyncio.create_task(self._draw())
+        if self._console is not None:
+            self._draw_on(self._console)
 
     def show(self, progress: LeaveProgress) -> None:
-        """What the coordinator says."""
+        """What the coordinator says to a peer that would leave, or pause."""
         if not progress.words:
             return
         self._words, self._until_s = progress.words, time.monotonic() + progress.seconds
-        if self._drawing is None and self._words != self._told:
+        is_drawn = self._live is not None and self._has_begun
+        if not is_drawn and self._words != self._told:
             self._told = self._words
-            click.echo(self._line, err=True)
+            self.say(self._leaving)
+
+    def say(self, words: str) -> None:
+        """A line of its own, above the one that is drawn."""
+        if self._live is None:
+            click.echo(words, err=True)
+        else:
+            self._live.console.print(words, markup=False, highlight=False, soft_wrap=True)
 
     def end(self) -> None:
         """It leaves."""
-        if self._drawing is not None:
-            self._drawing.cancel()
-            click.echo("\r\x1b[2K", nl=False, err=True)
+        if self._telling is not None:
+            self._telling.cancel()
+        if self._live is not None:
+            self._live.stop()
 
     @property
-    def _line(self) -> str:
+    def _leaving(self) -> str:
         left_s = self._until_s - time.monotonic()
         seconds = f" (about {left_s:.0f} s)" if left_s >= 1 else ""
         how = f"; {self._insist}" if self._has_begun else ""
         return f"{self._words}{seconds}{how}"
 
-    async def _draw(self) -> None:
+    def _draw_on(self, console: Console) -> None:
+        from rich.live import Live
+
+        if self._live is None:
+            self._live = Live(
+                console=console, auto_refresh=False, transient=True, redirect_stdout=False
+            )
+            self._live.start()
+            self._telling = asyncio.create_task(self._redraw(self._live))
+
+    async def _redraw(self, live: Live) -> None:
+        from rich.text import Text
+
+        from swarm_ft.client.words import printable
+
         while True:
-            columns, _ = _terminal_size()
-            click.echo(f"\r\x1b[2K{self._line[: columns - 1]}", nl=False, err=True)
+            words = self._leaving if self._has_begun and self._words else self._does()
+            live.update(Text(printable(words)), refresh=True)
             await asyncio.sleep(REDRAWN_EVERY_S)
 
-
-def _terminal_size() -> tuple[int, int]:
-    import shutil
-
-    size = shutil.get_terminal_size()
-    return size.columns, size.lines
+    async def _log_on(self) -> None:
+        while True:
+            await asyncio.sleep(LOGGED_EVERY_S)
+            logger.info("%s", self._does())
 
 
 def tell_gift(gift: Gift, *, as_json: bool) -> None:
