@@ -1,11 +1,21 @@
-"""Logs for people: one line an event, `event key=value ...`. Nothing ever parses them."""
+"""Logs on standard error: dated lines for people, or JSON, a line each, for what collects them.
+
+A message is written once, for people: `run %s: step %d of %d`. Which run and which peer it is about
+follows from it, so that JSON has them too.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import sys
+from collections.abc import Iterator
 
 ROOT = "swarm_ft"
+FORMATS = ("text", "json")
+_NAMED = re.compile(r"(?:\b(?P<kind>run|peer) )?%[#0 +-]*[\d.]*[a-zA-Z]")
+"""A place for an argument in a message, and what it names, if it names something."""
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -19,9 +29,51 @@ def configure(level: str) -> None:
     Args:
         level: a standard level name.
     """
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S"))
     logger = logging.getLogger(ROOT)
-    logger.handlers[:] = [handler]
+    logger.handlers[:] = [_handler]
     logger.setLevel(level)
     logger.propagate = False
+
+
+def use_format(name: str) -> None:
+    """From now on: `text` or `json`."""
+    _handler.setFormatter(_Json() if name == "json" else _text)
+
+
+class _Standard(logging.Handler):
+    """Standard error as it is then: something that draws there may stand in front of it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(f"{self.format(record)}\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):  # closed by whoever read it
+            self.handleError(record)
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "unix_s": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **dict(_named(record)),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields)
+
+
+def _named(record: logging.LogRecord) -> Iterator[tuple[str, str]]:
+    """The run and the peer that it is about."""
+    arguments = record.args if isinstance(record.args, tuple) else ()
+    places = _NAMED.finditer(str(record.msg).replace("%%", ""))
+    for place, argument in zip(places, arguments, strict=False):
+        if place["kind"]:
+            yield place["kind"], str(argument)
+
+
+_text = logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%Y-%m-%d %H:%M:%S")
+_handler = _Standard()
+use_format("text")

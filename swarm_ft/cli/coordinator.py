@@ -20,6 +20,7 @@ from swarm_ft.cli.options import (
     initial_peers_option,
     insecure_option,
     json_flag,
+    log_format_option,
     log_option,
     snapshots_option,
     takes,
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 @click.option("--write-addresses", metavar="FILE", help="Also write the addresses to a file.")
 @json_flag
 @log_option
+@log_format_option
 def dht(
     initial_peers: tuple[str, ...],
     host_maddrs: tuple[str, ...],
@@ -194,6 +196,7 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
 )
 @json_flag
 @log_option
+@log_format_option
 def coordinator(
     initial_peers: tuple[str, ...],
     dht_prefix: str,

@@ -1,40 +1,65 @@
-"""What a volunteer sees while its peer leaves: what it waits for, for how long, and a thank-you."""
+"""What a volunteer sees of its peer: what it does, what it waits for as it leaves, a thank-you."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
-import shutil
-import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
+from swarm_ft.log import get_logger
+
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+
     from swarm_ft.peer.given import Gift
     from swarm_ft.protocol.messages.control import LeaveProgress
 
 LEAVE_TIMEOUT_S = 75.0
 """Less than the 90 s after which systemd kills what it stops."""
 REDRAWN_EVERY_S = 1.0
+LOGGED_EVERY_S = 60.0
+
+logger = get_logger(__name__)
 
 
-class LeaveLine:
-    """One line at a terminal, whose seconds run down; elsewhere a line for each thing waited for.
+class PeerLine:
+    """One line at a terminal: what the peer does, and when it leaves, what it waits for.
 
-    Nothing is shown before `begin`, but what a peer that pauses waits for, as lines.
+    Seconds run down there. Elsewhere the log has a line now and then, and one for each thing waited
+    for. What else is told meanwhile stands above it.
     """
 
     def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
+        from rich.console import Console
+
+        console = Console(stderr=True, highlight=False)
+        self._console = console if console.is_terminal and not console.is_dumb_terminal else None
+        self._does: Callable[[], str] = lambda: ""
         self._has_begun = False
         self._words = self._told = ""
         self._until_s = 0.0
         self._insist = ""
-        self._drawing: asyncio.Task[None] | None = None
+        self._live: Live | None = None
+        self._telling: asyncio.Task[None] | None = None
+
+    def start(self, does: Callable[[], str]) -> None:
+        """The peer is there.
+
+        Args:
+            does: says what it does now.
+        """
+        self._does = does
+        if self._console is not None:
+            self._draw_on(self._console)
+        else:
+            self._telling = asyncio.create_task(self._log_on())
 
     def begin(self, *, hosts: bool, timeout_s: float) -> None:
         """This peer would leave from now on.
@@ -52,28 +77,37 @@ class LeaveLine:
         if not hosts:
             return
         self._words = "leaving; asking the coordinator what would be lost"
-        if self._is_terminal:
-            self._drawing = asyncio.create_task(self._draw())
+        if self._console is not None:
+            self._draw_on(self._console)
 
     def show(self, progress: LeaveProgress) -> None:
-        """What the coordinator says."""
+        """What the coordinator says to a peer that would leave, or pause."""
         from swarm_ft.protocol.messages.control import gist_of
 
         if not progress.words:
             return
         self._words, self._until_s = progress.words, time.monotonic() + progress.seconds
-        if self._drawing is None and gist_of(self._words) != self._told:
+        is_drawn = self._live is not None and self._has_begun
+        if not is_drawn and gist_of(self._words) != self._told:
             self._told = gist_of(self._words)
-            click.echo(self.line(), err=True)
+            self.say(self.line())
+
+    def say(self, words: str) -> None:
+        """A line of its own, above the one that is drawn."""
+        if self._live is None:
+            click.echo(words, err=True)
+        else:
+            self._live.console.print(words, markup=False, highlight=False, soft_wrap=True)
 
     def end(self) -> None:
         """It leaves."""
-        if self._drawing is not None:
-            self._drawing.cancel()
-            click.echo("\r\x1b[2K", nl=False, err=True)
+        if self._telling is not None:
+            self._telling.cancel()
+        if self._live is not None:
+            self._live.stop()
 
     def line(self, columns: int | None = None) -> str:
-        """What is shown now.
+        """What is shown of its leaving now.
 
         Args:
             columns: of the terminal; what does not fit is left out of the middle.
@@ -84,11 +118,31 @@ class LeaveLine:
         room = max(0, columns - len(end) - 2) if columns else len(self._words)
         return (self._words if len(self._words) <= room else f"{self._words[:room]}…") + end
 
-    async def _draw(self) -> None:
+    def _draw_on(self, console: Console) -> None:
+        from rich.live import Live
+
+        if self._live is None:
+            self._live = Live(
+                console=console, auto_refresh=False, transient=True, redirect_stdout=False
+            )
+            self._live.start()
+            self._telling = asyncio.create_task(self._redraw(self._live))
+
+    async def _redraw(self, live: Live) -> None:
+        from rich.text import Text
+
+        from swarm_ft.client.words import printable
+
         while True:
-            columns = shutil.get_terminal_size().columns
-            click.echo(f"\r\x1b[2K{self.line(columns)[: columns - 1]}", nl=False, err=True)
+            leaves = self._has_begun and self._words
+            words = self.line(live.console.width) if leaves else self._does()
+            live.update(Text(printable(words)), refresh=True)
             await asyncio.sleep(REDRAWN_EVERY_S)
+
+    async def _log_on(self) -> None:
+        while True:
+            await asyncio.sleep(LOGGED_EVERY_S)
+            logger.info("%s", self._does())
 
 
 def tell_gift(gift: Gift, *, as_json: bool) -> None:

@@ -157,6 +157,15 @@ log_option = click.option(
     callback=lambda _context, _option, value: log.configure(value.upper()),
     help="How much to tell on standard error.",
 )
+log_format_option = click.option(
+    "--log-format",
+    default="text",
+    show_default=True,
+    type=click.Choice(log.FORMATS),
+    expose_value=False,
+    callback=lambda _context, _option, value: log.use_format(value),
+    help="Tell it in dated lines, or as JSON with times, a line each.",
+)
 run_option = click.option(
     "--run", "run_name", metavar="ID", help="The run.  [default: your only one]"
 )

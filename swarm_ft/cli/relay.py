@@ -17,7 +17,7 @@ import click
 from swarm_ft.api.joining import DHT_PREFIX, Joined, WayIn, joined, state_folder
 from swarm_ft.api.listening import Listening
 from swarm_ft.cli.joining import invite_given
-from swarm_ft.cli.options import examples, json_flag, log_option, takes
+from swarm_ft.cli.options import examples, json_flag, log_format_option, log_option, takes
 from swarm_ft.cli.running import run_until_stopped
 from swarm_ft.errors import BadOption
 from swarm_ft.log import get_logger
@@ -80,6 +80,7 @@ class Lent:
 @takes("lent", Lent)
 @json_flag
 @log_option
+@log_format_option
 def relay(invite: Invite | None, listening: Listening, lent: Lent, as_json: bool) -> None:
     """Serve a swarm as a relay, until Ctrl-C; needs ports that everybody reaches.
 

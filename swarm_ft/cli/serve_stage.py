@@ -16,10 +16,18 @@ import click
 from swarm_ft.api.joining import Joined, WayIn, beside, joined
 from swarm_ft.api.listening import Listening
 from swarm_ft.api.peer_home import BufferOptions
+from swarm_ft.cli.at_work import AtWork
 from swarm_ft.cli.doctor import tell_reached
 from swarm_ft.cli.joining import way_in
-from swarm_ft.cli.leaving import LEAVE_TIMEOUT_S, LeaveLine, tell_gift
-from swarm_ft.cli.options import examples, json_flag, log_option, snapshots_option, takes
+from swarm_ft.cli.leaving import LEAVE_TIMEOUT_S, PeerLine, tell_gift
+from swarm_ft.cli.options import (
+    examples,
+    json_flag,
+    log_format_option,
+    log_option,
+    snapshots_option,
+    takes,
+)
 from swarm_ft.cli.peer_control import DRAIN, PAUSE, PeerControl
 from swarm_ft.cli.running import on_each_stop_signal, run_async
 
@@ -145,6 +153,7 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @json_flag
 @log_option
+@log_format_option
 def serve_stage(
     layers: str,
     way: WayIn,
@@ -171,7 +180,6 @@ def serve_stage(
     )
 
     async def work(lent: Lent) -> None:
-        lent.keeper.say = partial(click.echo, err=True)
         async with joined(way, lent.key_file) as swarm:
             await _serve(swarm, lent, leave_timeout, as_json=as_json)
 
@@ -186,7 +194,9 @@ async def _serve(swarm: Joined, lent: Lent, leave_timeout_s: float, *, as_json: 
     """Be a peer until a stop signal; says where it listens once it does."""
     from swarm_ft.api.serving import kept, peer_up
 
-    offer, line = await lent.offer(swarm), LeaveLine()
+    line = PeerLine()
+    lent.keeper.say = line.say
+    offer = await lent.offer(swarm)
 
     def leaves_politely(node: PeerNode) -> None:
         on_each_stop_signal(_politely_first(node, line, leave_timeout_s))
@@ -205,8 +215,14 @@ async def _serve(swarm: Joined, lent: Lent, leave_timeout_s: float, *, as_json: 
         ask = partial(_asked, peer.node, line, lent.keeper)
         speaking = PeerControl(offer.peer_id, peer.node, ask)
         home = lent.home.path if lent.home else None
+
+        async def tell() -> None:
+            await _tell_reached(peer.transport, swarm.coordinator, as_json=as_json)
+            if not as_json:
+                line.start(AtWork(peer.node, lent.shape))
+
         async with (
-            beside(_tell_reached(peer.transport, swarm.coordinator, as_json=as_json)),
+            beside(tell()),
             speaking.listening(home),
             kept(peer.node, lent.keeper),
         ):
@@ -217,7 +233,7 @@ async def _serve(swarm: Joined, lent: Lent, leave_timeout_s: float, *, as_json: 
                 tell_gift(peer.node.gift(), as_json=as_json)
 
 
-def _asked(node: PeerNode, line: LeaveLine, keeper: Keeper, verb: str) -> None:
+def _asked(node: PeerNode, line: PeerLine, keeper: Keeper, verb: str) -> None:
     """By `swarm-ft peer`."""
     if verb == DRAIN:
         line.begin(hosts=node.hosts, timeout_s=math.inf)
@@ -227,7 +243,7 @@ def _asked(node: PeerNode, line: LeaveLine, keeper: Keeper, verb: str) -> None:
 
 
 def _politely_first(
-    node: PeerNode, line: LeaveLine, timeout_s: float
+    node: PeerNode, line: PeerLine, timeout_s: float
 ) -> Callable[[signal.Signals], object]:
     """Ask to leave at the first stop signal; at the next one, let go of whatever is here.
 

@@ -1,11 +1,12 @@
-"""What this peer gave since it was started: for its last words, and for those who ask meanwhile."""
+"""What this peer gave since it was started, and what it does: for its volunteer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from swarm_ft.ids import PeerId
+from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.control import Assign, CommitStep, PlanStep, stages_of
+from swarm_ft.protocol.spec.layers import LayerRange
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,24 @@ class Gift:
         return f"{took}, {work}{sent}"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Doing:
+    """What it does for the run of which it hosts a stage.
+
+    Attributes:
+        step: how many are committed, of `num_steps`.
+        samples: of the newest step that it was told of, those that are its own, of `batch`; 0 of 0
+            before the first.
+    """
+
+    run_id: RunId
+    layers: LayerRange
+    step: int
+    num_steps: int
+    samples: int = 0
+    batch: int = 0
+
+
 def _bytes_in_words(count: int) -> str:
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
@@ -56,11 +75,29 @@ class Given:
         self._since_s: float | None = None
         self._hosted_s = 0.0
         self._steps = self._samples = 0
+        self._doing: Doing | None = None
 
     def assigned(self, assign: Assign, now_s: float) -> None:
         """It hosts a stage from now on."""
         self._assign, self._open = assign, None
         self._since_s = now_s if self._since_s is None else self._since_s
+        before, layers = self._doing, self._layers_in(assign)
+        self._doing = Doing(
+            run_id=assign.run_id,
+            layers=layers,
+            step=assign.committed_steps,
+            num_steps=assign.spec.train.num_steps,
+        )
+        if before is not None and (before.run_id, before.layers) == (assign.run_id, layers):
+            self._doing = replace(self._doing, samples=before.samples, batch=before.batch)
+
+    def _layers_in(self, assign: Assign) -> LayerRange:
+        return next(a.layers for a in assign.assignments if a.peer_id == self._own)
+
+    @property
+    def doing(self) -> Doing | None:
+        """What it does; None while it hosts nothing."""
+        return self._doing
 
     def planned(self, plan: PlanStep) -> None:
         """A step begins, again perhaps."""
@@ -72,6 +109,9 @@ class Given:
             replica = stages[index].peers.index(self._own)
             own = (b for b in plan.microbatches if b.replica_at(index) == replica)
             self._open = plan, sum(len(batch.samples) for batch in own)
+            if self._doing is not None:
+                batch = sum(len(batch.samples) for batch in plan.microbatches)
+                self._doing = replace(self._doing, samples=self._open[1], batch=batch)
 
     def committed(self, commit: CommitStep) -> None:
         """The step counts; said twice, it counts once."""
@@ -79,11 +119,13 @@ class Given:
             self._steps += 1
             self._samples += self._open[1]
             self._open = None
+            if self._doing is not None:
+                self._doing = replace(self._doing, step=commit.step + 1)
 
     def released(self, now_s: float) -> None:
         """It hosts nothing any more."""
         self._hosted_s = self.gift(now_s, 0).hosted_s
-        self._since_s = None
+        self._since_s = self._doing = None
 
     def gift(self, now_s: float, sent_bytes: int) -> Gift:
         """All of it until now.

@@ -28,7 +28,7 @@ from swarm_ft.peer.capacity import measure_link
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.coordinator_link import CoordinatorLink
 from swarm_ft.peer.generation import TextStream, first_of
-from swarm_ft.peer.given import Gift, Given
+from swarm_ft.peer.given import Doing, Gift, Given
 from swarm_ft.peer.host import StageHost, stage_failed
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.links import Links
@@ -242,6 +242,11 @@ class PeerNode:
     def hosts(self) -> bool:
         """Whether this peer has a stage of a run."""
         return self._host is not None
+
+    @property
+    def doing(self) -> Doing | None:
+        """What it does for the run of which it hosts a stage; None while it hosts nothing."""
+        return self._given.doing
 
     def gift(self) -> Gift:
         """What this peer gave so far."""

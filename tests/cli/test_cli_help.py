@@ -193,7 +193,7 @@ OPTIONS = {
         "--json",
     }
     | {"--hours", "--pause-when", "--upload-mbps", "--download-mbps", "--monthly-gb"}
-    | {"--leave-timeout"},
+    | {"--leave-timeout", "--log-format"},
     ("peer", "pause"): {"--buffer-dir", "--json"},
     ("peer", "resume"): {"--buffer-dir", "--json"},
     ("peer", "drain"): {"--buffer-dir", "--json"},
@@ -202,7 +202,7 @@ OPTIONS = {
     ("invite",): KEYS
     | {"--role", "--sees-tokens", "--layers", "--uses", "--expires", "--address", "--open"},
     ("relay",): LISTENING
-    | {"--max-links", "--max-mbps", "--max-link-mbps", "--json", "--log-level"},
+    | {"--max-links", "--max-mbps", "--max-link-mbps", "--json", "--log-level", "--log-format"},
     ("keys", "list"): KEYS,
     ("doctor",): {"--json", "--log-level"},
     ("keys", "revoke"): KEYS - {"--json"},
@@ -212,7 +212,7 @@ OPTIONS = {
     | {"--insecure", "--journal", "--queue-hours", "--snapshots", "--open", "--json"}
     | {"--encrypt-at-rest", "--relay", "--no-relay", "--page", "--no-page", "--metrics"}
     | {"--max-queued-per-client", "--max-job-size", "--max-data-per-client", "--max-data"}
-    | {"--result-hours"},
+    | {"--result-hours", "--log-format"},
     ("dht",): {
         "--initial-peers",
         "--host-maddrs",
@@ -221,6 +221,7 @@ OPTIONS = {
         "--write-addresses",
         "--json",
         "--log-level",
+        "--log-format",
     },
     ("status",): LOOKING | {"--json", "--watch"},
     ("top",): LOOKING | {"--once", "--run"},

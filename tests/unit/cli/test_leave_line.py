@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from swarm_ft.cli.leaving import LeaveLine, tell_gift
+from swarm_ft.cli.leaving import PeerLine, tell_gift
 from swarm_ft.peer.given import Gift
 from swarm_ft.protocol.messages.control import LeaveProgress
 
@@ -12,13 +12,13 @@ TAKES = LeaveProgress(may_go=False, words="run r, layers 2-4: peer heir takes ov
 
 
 @pytest.fixture
-def line() -> LeaveLine:
-    made = LeaveLine()
+def line() -> PeerLine:
+    made = PeerLine()
     made.begin(hosts=True, timeout_s=math.inf)
     return made
 
 
-def test_it_says_what_it_waits_for_how_long_and_what_else_can_be_done(line: LeaveLine) -> None:
+def test_it_says_what_it_waits_for_how_long_and_what_else_can_be_done(line: PeerLine) -> None:
     line.show(TAKES)
     end = " (about 12 s); Ctrl-C again leaves at once"
     assert line.line() == TAKES.words + end
@@ -28,7 +28,7 @@ def test_it_says_what_it_waits_for_how_long_and_what_else_can_be_done(line: Leav
 
 
 def test_elsewhere_than_at_a_terminal_a_line_is_told_once(
-    line: LeaveLine, capsys: pytest.CaptureFixture[str]
+    line: PeerLine, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for steps in (5, 6, 7):
         line.show(LeaveProgress(may_go=False, words=f"{steps} steps would be lost"))

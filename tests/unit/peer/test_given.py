@@ -1,7 +1,9 @@
 """What a peer counts of its own gifts."""
 
+from dataclasses import replace
+
 from swarm_ft.ids import Attempt, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.peer.given import Gift, Given
+from swarm_ft.peer.given import Doing, Gift, Given
 from swarm_ft.protocol.messages.control import Assign, CommitStep, PlanStep, StageAssignment
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
@@ -61,3 +63,18 @@ def test_its_last_words() -> None:
     assert gift.in_words == "2 h 3 min, 1,600 steps, 25,600 samples and sent 1.2 GB"
     assert Gift(hosted_s=300.0, steps=1, samples=4).in_words == "5 min, 1 steps, 4 samples"
     assert Gift(hosted_s=9.0).in_words.startswith("9 s")
+
+
+def test_what_it_does_is_told_from_its_stage_until_it_is_released() -> None:
+    given, run = Given(PeerId("b")), assign("a", "b")
+    given.assigned(run, 10.0)
+    hosting = Doing(run_id=RUN, layers=LayerRange(0, 2), step=0, num_steps=run.spec.train.num_steps)
+    assert given.doing == hosting
+    given.planned(plan(0, 0, 1, 1))
+    assert given.doing == replace(hosting, samples=4, batch=6)
+    given.committed(commit(0))
+    assert given.doing == replace(hosting, step=1, samples=4, batch=6)
+    given.assigned(run, 20.0)
+    assert given.doing == replace(hosting, samples=4, batch=6), "back to the start"
+    given.released(30.0)
+    assert given.doing is None
