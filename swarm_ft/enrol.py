@@ -33,6 +33,9 @@ logger = get_logger(__name__)
 
 TIMEOUT_S = 15.0
 RETRY_S = 60.0
+TRIES = 2
+PAUSE_S = 1.0
+"""Between two rounds of asking a coordinator that is there for the first time."""
 
 T = TypeVar("T")
 
@@ -86,14 +89,16 @@ async def as_newcomer(
 
 
 async def _at_first(invite: Invite, attempt: Callable[[str], Awaitable[T]]) -> T:
-    """What comes of it at the first of the invitation's addresses that answers."""
+    """What comes of it at the first of the invitation's addresses that answers, asked twice."""
     trouble: list[str] = []
-    for address in invite.addresses:
+    for number, address in enumerate(invite.addresses * TRIES):
+        if number == len(invite.addresses):  # a busy coordinator may hang up on whoever waits long
+            await asyncio.sleep(PAUSE_S)
         try:
             return await attempt(address)
         except Unavailable as error:
             trouble.append(error.message)
-    raise Unavailable(f"no coordinator: {'; '.join(trouble)}")
+    raise Unavailable(f"no coordinator: {'; '.join(trouble[-len(invite.addresses) :])}")
 
 
 async def _newcomer_at(address: str, invite: Invite, key: PrivateKey) -> Credentials:

@@ -114,8 +114,11 @@ async def test_a_run_moves_to_fewer_stages_for_one_that_waits(
     async with LocalSwarm(tmp_path, ["auto", "auto", "auto"]) as swarm:
         await swarm.all_joined()
         first = await swarm.client.submit(job.spec, job.samples)
+        before: list[str] = []
         async for event in swarm.client.watch(first.run_id, lambda _trouble: None):
-            if isinstance(event, StepCommitted) and event.step >= 2:
+            if isinstance(event, RunStatus):
+                before = stages(event)
+            elif isinstance(event, StepCommitted) and event.step >= 2:
                 break
         second = await swarm.client.submit(short.spec, short.samples)
         others, events = await swarm.watch(second.run_id), await swarm.watch(first.run_id)
@@ -126,6 +129,6 @@ async def test_a_run_moves_to_fewer_stages_for_one_that_waits(
     told = [event for event in events if isinstance(event, RunStatus)]
     assert told[-1].phase is RunPhase.FINISHED
     assert losses_by_step(events) == quiet
+    assert before == ["0-2", "2-4", "4-6"]
     cuts = [stages(status) for status in told if status.phase is RunPhase.TRAINING]
-    assert cuts[0] == ["0-2", "2-4", "4-6"]
     assert len(cuts[-1]) < 3

@@ -414,6 +414,9 @@ def _grow_or_plan(turn: Turn, run: Run) -> None:
         return
     is_last = run.committed_steps >= run.spec.train.num_steps
     caught_up = with_caught_up(run)
+    if run.steering.is_paused and not gone_from(turn.state, caught_up, turn.now_s):
+        _plan_or_export(turn, run)  # whoever comes is taken in as it resumes
+        return
     able = able_for(shared(turn.state, turn.now_s).of(turn.state, run), caught_up, turn.now_s)
     fewer = with_successors_free(able, with_some_let_go(able, run))
     grown = with_newcomers(able, fewer)
