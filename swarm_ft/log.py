@@ -51,11 +51,21 @@ class _Standard(logging.Handler):
             self.handleError(record)
 
 
+LEVELS = {
+    logging.DEBUG: "debug",
+    logging.INFO: "info",
+    logging.WARNING: "warning",
+    logging.ERROR: "error",
+    logging.CRITICAL: "critical",
+}
+"""By number: some libraries give levels other names."""
+
+
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = {
             "unix_s": round(record.created, 3),
-            "level": record.levelname.lower(),
+            "level": LEVELS.get(record.levelno, record.levelname.lower()),
             "logger": record.name,
             "message": record.getMessage(),
             **dict(_named(record)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import shutil
@@ -21,6 +22,10 @@ START_S = 60.0
 MAX_ANSWER_BYTES = 1 << 26
 
 
+class Navigated(RuntimeError):
+    """The page that was asked is left for another one."""
+
+
 class Tab:
     """One page in a browser; see `browser`."""
 
@@ -36,7 +41,8 @@ class Tab:
             told = await self._socket.receive_json()
             if told.get("id") == number:
                 if "error" in told:
-                    raise RuntimeError(f"{method}: {told['error']}")
+                    kind = Navigated if "navigated" in str(told["error"]) else RuntimeError
+                    raise kind(f"{method}: {told['error']}")
                 found: dict[str, Any] = told["result"]
                 return found
 
@@ -50,15 +56,18 @@ class Tab:
         return found["result"].get("value")
 
     async def open(self, address: str) -> None:
-        """Go there."""
+        """Go there, and where that leads to."""
         await self.ask("Page.navigate", url=address)
-        await self.until("document.readyState === 'complete'")
+        is_there = "location.protocol === 'http:' && !location.search"
+        await self.until(f"{is_there} && document.readyState === 'complete'")
 
     async def until(self, script: str) -> Any:
-        """Wait until it is so."""
-        while not (found := await self.look(script)):  # noqa: ASYNC110
+        """Wait until it is so, on whatever page."""
+        while True:
+            with contextlib.suppress(Navigated):
+                if found := await self.look(script):
+                    return found
             await asyncio.sleep(POLL_S)
-        return found
 
     async def press(self, key: str, code: int) -> None:
         """A key down and up again."""
