@@ -26,6 +26,7 @@ KEYS = {
     "evaluations",
     "stopped_early",
     "result_step",
+    "went_back",
     "eval_samples",
     "bytes",
     "bytes_by_kind",
@@ -66,6 +67,7 @@ def perplexity(
 
 def assert_documented(report: dict[str, Any], *, steps: int, boundaries: list[str]) -> None:
     assert set(report) == KEYS
+    assert report["went_back"] == []
     assert report["steps"] == steps == len(report["losses"])
     assert all(isinstance(loss, float) for loss in report["losses"])
     for name in ("eval", "eval_before"):
