@@ -241,7 +241,8 @@ def test_a_plan_says_what_a_job_would_take_and_begins_nothing(
     words = run_here(*command).out
     assert "; bound by " in words
     assert "4 microbatches of 0.00, temporaries 0.00: 0.00 GiB" in words
-    assert json.loads(run_here(*look).out) == before
+    after = json.loads(run_here(*look).out)
+    assert (after["runs"], after["next_event"]) == (before["runs"], before["next_event"])
 
 
 def test_a_run_under_way_can_be_looked_at_joined_only_where_it_fits_and_cancelled(
