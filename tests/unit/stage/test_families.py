@@ -181,6 +181,10 @@ class Whole:
     def __init__(self, directory: Path, train: TrainSpec, blocks: str) -> None:
         self.model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         self.model.eval()
+        # Views of a mapped file may begin anywhere, and some products of one row with a matrix
+        # (an expert's lone token) are rounded by where it begins. torch's own memory is aligned.
+        for parameter in self.model.parameters():
+            parameter.data = parameter.data.clone()
         head = self.model.get_output_embeddings()
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
         self._train = train
