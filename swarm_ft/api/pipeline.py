@@ -216,7 +216,8 @@ class LocalPipeline:
             shards = []
             for number, engine in enumerate(self._engines):
                 shards.append(Path(folder) / f"{number}.safetensors")
-                shards[-1].write_bytes(engine.export())
+                with shards[-1].open("wb") as file:
+                    file.writelines(engine.export())
             as_one = WEIGHTS_FILE if is_adapter else None
             assemble(Path(out), shards, self._config_writer(is_adapter), as_one=as_one)
 

@@ -7,14 +7,14 @@ is read and written alone. It says by its head that it is one: who has the key r
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from swarm_ft.errors import BadSnapshot
 from swarm_ft.private_files import open_private, replacing
-from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, list_chunks, num_chunks
+from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, list_chunks
 from swarm_ft.protocol.spec.digest import KeyedDigest
 from swarm_ft.sealing import SEAL_BYTES, Sealer
 
@@ -46,13 +46,20 @@ class LocalFiles:
         Raises:
             OSError: it cannot be written.
         """
+        self.write_pieces(path, [data])
+
+    def write_pieces(self, path: Path, pieces: Iterable[bytes]) -> None:
+        """As `write`, of bytes of which no more than a piece and a chunk need be there at once.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         with replacing(path) as partial, open_private(partial, "wb") as file:
             if self._sealing is None:
-                file.write(data)
+                file.writelines(pieces)
                 return
             file.write(_HEAD)
-            for index in range(num_chunks(len(data))):
-                chunk = memoryview(data)[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+            for index, chunk in enumerate(_in_chunks(pieces)):
                 file.write(self._sealing.seal(chunk, _place(index)))
 
     def read(self, path: Path) -> bytes:
@@ -184,6 +191,21 @@ def chunks_of(path: Path, *digests_too: KeyedDigest) -> ChunkList:
     """
     with path.open("rb") as file:
         return list_chunks(iter(lambda: file.read(CHUNK_BYTES), b""), *digests_too)
+
+
+def _in_chunks(pieces: Iterable[bytes]) -> Iterator[bytearray]:
+    chunk = bytearray()
+    for piece in pieces:
+        rest = memoryview(piece)
+        while rest:
+            room = CHUNK_BYTES - len(chunk)
+            chunk += rest[:room]
+            rest = rest[room:]
+            if len(chunk) == CHUNK_BYTES:
+                yield chunk
+                chunk = bytearray()
+    if chunk:
+        yield chunk
 
 
 def _is_sealed(path: Path) -> bool:

@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ from swarm_ft.protocol.spec.run_spec import (
 from swarm_ft.stage.architecture import Architecture, block_part
 from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.device import summed
-from swarm_ft.stage.forms import in_float32, packing_of, weight_of
+from swarm_ft.stage.forms import Lazy, in_float32, packing_of, weight_of
 from swarm_ft.stage.heads import drawn
 from swarm_ft.stage.module import StageModule
 from swarm_ft.stage.skeleton import is_below
@@ -277,17 +278,21 @@ def adapter_weights(module: StageModule) -> dict[str, Tensor]:
     return {f"{_PREFIX}{name}": tensor.contiguous() for name, tensor in found.items()}
 
 
-@torch.no_grad()
-def merged_weights(module: StageModule) -> dict[str, Tensor]:
+def merged_weights(module: StageModule) -> dict[str, Lazy]:
     """A stage's weights with its adapters added, by the names that they had without."""
     weights = {
         name.replace(".base_layer.", "."): tensor
         for name, tensor in in_float32(module).items()
         if not any(part.startswith("lora_") for part in name.split("."))
     }
-    return weights | {f"{name}.weight": _merged(layer) for name, layer in _adapted(module).items()}
+    adapted = {f"{name}.weight": layer for name, layer in _adapted(module).items()}
+    return weights | {
+        name: replace(weights[name], make=partial(_merged, layer))
+        for name, layer in adapted.items()
+    }
 
 
+@torch.no_grad()
 def _merged(layer: LoraLayer) -> Tensor:
     weight = weight_of(layer.get_base_layer())
     if _NAME in layer.lora_variant:

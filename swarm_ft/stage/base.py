@@ -7,7 +7,7 @@ CPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
@@ -354,10 +354,11 @@ class Engine(Protocol):
             OutOfTurn: not loaded.
         """
 
-    def export(self) -> bytes:
-        """This stage's weights as a safetensors shard, float32.
+    def export(self) -> Iterator[bytes]:
+        """This stage's weights as a safetensors shard, float32, in pieces of a few MiB.
 
-        Of what several stages hold the first one's shard alone has it.
+        Of what several stages hold the first one's shard alone has it. Until the last piece is
+        taken nothing may be called that changes weights.
         """
 
 

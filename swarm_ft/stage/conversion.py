@@ -10,7 +10,6 @@ import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -82,18 +81,12 @@ def recipes_for(model: PreTrainedModel, stored_names: Iterable[str]) -> dict[str
 
 
 def as_published(model: PreTrainedModel, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A model's tensors as `save_pretrained` would name and divide them."""
+    """A model's tensors as `save_pretrained` would name and divide them; parts may be views."""
     published: dict[str, Tensor] = revert_weight_conversion(model, tensors)
-    return {name: _own(tensor) for name, tensor in published.items()}
+    return published
 
 
 def _made_by(rule: WeightConverter, first: str) -> tuple[str, ...]:
     targets = rule.target_patterns
     head, found, tail = first.partition(targets[0])
     return tuple(f"{head}{target}{tail}" for target in targets) if found else (first,)
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """The tensor in memory of its own, as a file needs it."""
-    is_part = tensor.untyped_storage().nbytes() != tensor.nbytes
-    return tensor.clone(memory_format=torch.contiguous_format) if is_part else tensor.contiguous()

@@ -516,7 +516,7 @@ class StageEngine:
         self._step = _Step(step, num_targets=1)
         self.apply(clip_factor, learning_rate)
 
-    def export(self) -> bytes:
+    def export(self) -> Iterator[bytes]:
         """See `Engine`."""
         if self._spec.train.adapts and not self._spec.train.merge:
             return self.weights.export_adapter()

@@ -9,8 +9,9 @@ adapter knows of forms but by `weight_of`. Packing is done on the CPU while the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -210,12 +211,43 @@ def weight_of(layer: nn.Module) -> Tensor:
     return packing.unpacked(weight, layer.get_buffer(f"weight{SCALES}"))
 
 
-def in_float32(module: nn.Module) -> dict[str, Tensor]:
+@dataclass(frozen=True, slots=True)
+class Lazy:
+    """A tensor that takes no memory until it is made, each time anew.
+
+    Attributes:
+        dtype: that it will have.
+        shape: that it will have.
+        make: it.
+    """
+
+    dtype: torch.dtype
+    shape: torch.Size
+    make: Callable[[], Tensor]
+
+    def outline(self) -> Tensor:
+        """One of this type and shape, without values."""
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
+
+def in_float32(module: nn.Module) -> dict[str, Lazy]:
     """A module's state by the names that it has in float32."""
     state = {
-        name: tensor.float() if tensor.is_floating_point() else tensor
+        name: _wide(tensor)
         for name, tensor in module.state_dict().items()
         if not name.endswith(SCALES)
     }
-    packed = {name: one for name, one in module.named_modules() if packing_of(one) is not None}
-    return state | {f"{name}.weight": weight_of(layer) for name, layer in packed.items()}
+    packed = {
+        name: (layer, packing)
+        for name, layer in module.named_modules()
+        if (packing := packing_of(layer)) is not None
+    }
+    return state | {
+        f"{name}.weight": Lazy(torch.float32, packing.shape, partial(weight_of, layer))
+        for name, (layer, packing) in packed.items()
+    }
+
+
+def _wide(tensor: Tensor) -> Lazy:
+    dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+    return Lazy(dtype, tensor.shape, partial(tensor.to, dtype))

@@ -1,15 +1,16 @@
-"""Tensors as they lie in safetensors files, read a few MiB at a time.
+"""Tensors as they lie in safetensors files, read and written a few MiB at a time.
 
 Nothing is mapped: what is read of a mapped file counts as the process's memory, beside the copy
 that is made of it. A piece is digested and brought into its final form before the next one is
-read, so a stage that loads needs little more memory than it keeps.
+read, so a stage that loads needs little more memory than it keeps. Nor is a file made in memory:
+the library would hold all its tensors and all its bytes at once, and the interpreter meanwhile.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -34,6 +35,8 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_ALIGNED_BYTES = 8
 
 
 class StoredTensor:
@@ -126,6 +129,39 @@ def pieces_of(tensor: AnyTensor) -> Iterator[Tensor]:
         yield from tensor.pieces()
     elif tensor.numel():
         yield tensor.detach().cpu().contiguous().reshape(-1)
+
+
+def file_pieces(outlines: Mapping[str, Tensor], tensors: Iterable[Tensor]) -> Iterator[bytes]:
+    """A safetensors file of tensors, each of which is there while it is written.
+
+    Args:
+        outlines: their types and shapes by their names, without values.
+        tensors: themselves, in that order.
+
+    Raises:
+        SafetensorError: of a type that the format lacks, or not of the type and shape foretold.
+    """
+    yield _header(outlines)
+    for (name, outline), tensor in zip(outlines.items(), tensors, strict=True):
+        if (tensor.dtype, tensor.shape) != (outline.dtype, outline.shape):
+            raise SafetensorError(f"{name}: {tensor.dtype} {list(tensor.shape)} was not foretold")
+        for flat in pieces_of(tensor):
+            for piece in torch.split(flat.view(torch.uint8), PIECE_BYTES):
+                yield piece.numpy().tobytes()
+
+
+def _header(outlines: Mapping[str, Tensor]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, one in outlines.items():
+        if one.dtype not in _NAMES:
+            raise SafetensorError(f"{name}: safetensors files have no {one.dtype}")
+        begin, end = end, end + one.nbytes
+        shape = list(one.shape)
+        entries[name] = {"dtype": _NAMES[one.dtype], "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % _ALIGNED_BYTES)
+    return len(text).to_bytes(_ALIGNED_BYTES, "little") + text
 
 
 def fill(tensor: Tensor, pieces: Iterator[Tensor]) -> None:

@@ -6,11 +6,11 @@ CPU.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import TypeVar
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from swarm_ft.errors import BadSnapshot, MalformedMessage
@@ -18,10 +18,11 @@ from swarm_ft.protocol.spec.run_spec import MAX_STEPS, Optim
 from swarm_ft.stage.adapters import adapter_weights, merged_weights
 from swarm_ft.stage.conversion import as_published
 from swarm_ft.stage.device import summable
-from swarm_ft.stage.forms import SCALES
+from swarm_ft.stage.forms import SCALES, Lazy
 from swarm_ft.stage.held import Storages
 from swarm_ft.stage.module import DeferredLinears, StageModule
 from swarm_ft.stage.optimizers import NEVER_NEGATIVE, STEP, Kept, Kind, kind_of
+from swarm_ft.stage.stored import file_pieces
 
 T = TypeVar("T")
 _NORMED_VALUES = 1 << 20
@@ -136,20 +137,39 @@ class StageWeights:
         self._optimizer.step()
         self.zero_grad()
 
-    def export(self) -> bytes:
+    def export(self) -> Iterator[bytes]:
         """A shard of float32 weights under Hugging Face's names, adapters added to them.
 
-        What several stages hold is in the first one's shard alone.
+        What several stages hold is in the first one's shard alone. It comes in pieces, and what is
+        not held as it is written is made of one block after the other.
         """
-        weights = self._told_here(merged_weights(self.module))
-        weights = as_published(self.module.causal, weights)
-        data: bytes = save(weights, metadata={"format": "pt"})
-        return data
+        own, part_of = (
+            self._told_here(merged_weights(self.module)),
+            self.module.architecture.part_of,
+        )
+        # A rule may make one published tensor of several, which are of the same block.
+        parts = [dict(part) for _, part in groupby(own.items(), lambda item: part_of(item[0]))]
+        outlines = [
+            self._published({name: one.outline() for name, one in part.items()}) for part in parts
+        ]
+        named = {name: outline for part in outlines for name, outline in part.items()}
+        return file_pieces(named, self._made(parts, outlines))
 
-    def export_adapter(self) -> bytes:
+    def _made(
+        self, parts: Iterable[dict[str, Lazy]], outlines: Iterable[dict[str, Tensor]]
+    ) -> Iterator[Tensor]:
+        for part, named in zip(parts, outlines, strict=True):
+            published = self._published({name: one.make() for name, one in part.items()})
+            for name in named:
+                yield published.pop(name)
+
+    def _published(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return as_published(self.module.causal, tensors)
+
+    def export_adapter(self) -> Iterator[bytes]:
         """The stage's adapters alone, under peft's names."""
-        data: bytes = save(adapter_weights(self.module), metadata={"format": "pt"})
-        return data
+        weights = adapter_weights(self.module)
+        return file_pieces(weights, weights.values())
 
     def state(self) -> dict[str, Tensor]:
         """Copies on the CPU of what trains, and of what is kept of it; a shared weight is once."""

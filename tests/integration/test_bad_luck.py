@@ -138,10 +138,10 @@ class WrongNorm(StageEngine):
 class WrongResult(StageEngine):
     """Writes down other weights than it trained."""
 
-    def export(self) -> bytes:
-        data = bytearray(super().export())
+    def export(self) -> Iterator[bytes]:
+        data = bytearray(b"".join(super().export()))
         data[-1] ^= 1
-        return bytes(data)
+        return iter((bytes(data),))
 
 
 def maker_of(engine: type[StageEngine]) -> EngineMaker:

@@ -10,7 +10,7 @@ which are part of the gradient. Frozen blocks keep their weights, and tally all 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -285,11 +285,11 @@ class TinyEngine:
         """Every block's weights."""
         return {b: block.weights.tobytes() for b, block in self._loaded().items()}
 
-    def export(self) -> bytes:
+    def export(self) -> Iterator[bytes]:
         """See `Engine`; the file holds the blocks' weights, first to last."""
         self._check_disk()
         self._tell("exported")
-        return b"".join(self.weights().values())
+        return iter(self.weights().values())
 
     def _tell(self, what: str) -> None:
         if self._watcher is not None:

@@ -110,7 +110,7 @@ class Backlog:
 def _write(files: LocalFiles, path: Path, total: EncodedSum) -> _InFile:
     pieces = [(count, tensor.to_bytes()) for count, tensor in total.pieces]
     try:
-        files.write(path, b"".join(data for _, data in pieces))
+        files.write_pieces(path, (data for _, data in pieces))
     except OSError as error:
         path.unlink(missing_ok=True)
         raise Unavailable(f"{path} cannot be written: {error}") from error

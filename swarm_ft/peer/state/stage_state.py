@@ -429,10 +429,12 @@ class StageState:
             Unavailable: the disk does not take it (now).
         """
         try:
-            trained = await run_in(self._context.compute, self.engine.export)
-            await asyncio.to_thread(self.files.write, path, trained)
+            await run_in(self._context.compute, self._write_result, path)
         except (OSError, SafetensorError) as error:
             raise Unavailable(f"{path} cannot be written: {error}") from error
+
+    def _write_result(self, path: Path) -> None:
+        self.files.write_pieces(path, self.engine.export())
 
     # ---- as tensors
 

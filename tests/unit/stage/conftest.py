@@ -222,7 +222,7 @@ class Pipeline:
         count = len(self.stages)
         for number, stage in enumerate(self.stages, 1):
             path = directory / f"model-{number:05}-of-{count:05}.safetensors"
-            path.write_bytes(stage.export())
+            path.write_bytes(b"".join(stage.export()))
             with safe_open(path, "pt") as handle:
                 assert handle.metadata() == {"format": "pt"}
                 weight_map |= dict.fromkeys(handle.keys(), path.name)

@@ -179,7 +179,7 @@ def test_a_merged_result_is_the_whole_classifier(
     merged.checkpoint.save_config(out, tie_word_embeddings=merged.spec.keeps_tied)
     weights: dict[str, Tensor] = {}
     for stage in merged.stages:
-        weights |= load(stage.export())
+        weights |= load(b"".join(stage.export()))
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     model, report = AUTO[kind].from_pretrained(out, output_loading_info=True)
     assert not report["missing_keys"]

@@ -253,7 +253,7 @@ def test_the_result_is_a_classifier_that_transformers_loads(
     pipeline.checkpoint.save_config(out, tie_word_embeddings=pipeline.spec.keeps_tied)
     weights: dict[str, Tensor] = {}
     for stage in pipeline.stages:
-        weights |= load(stage.export())
+        weights |= load(b"".join(stage.export()))
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
     loaded, report = AutoModelForSequenceClassification.from_pretrained(
         out, output_loading_info=True

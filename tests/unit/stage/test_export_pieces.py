@@ -1,0 +1,79 @@
+"""A result is written in pieces, and never in memory as a whole."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load
+from torch import Tensor
+
+from swarm_ft.protocol.spec.run_spec import Adapter
+from swarm_ft.stage.conversion import as_published
+from swarm_ft.stage.stored import PIECE_BYTES, file_pieces
+from tests.unit.stage.conftest import MakePipeline
+
+TENSORS = {
+    "empty": torch.zeros(0, 3),
+    "one": torch.tensor(True),
+    "larger than a piece": torch.arange(PIECE_BYTES // 4 + 5, dtype=torch.int32),
+    "not in order": torch.randn(6, 4).T,
+    "part": torch.randn(8, 4).bfloat16()[2:5],
+}
+
+
+def outlines(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: one.to("meta") for name, one in tensors.items()}
+
+
+def test_pieces_are_a_file_of_the_tensors(tmp_path: Path) -> None:
+    pieces = list(file_pieces(outlines(TENSORS), TENSORS.values()))
+    assert max(map(len, pieces[1:])) == PIECE_BYTES
+    path = tmp_path / "shard.safetensors"
+    path.write_bytes(b"".join(pieces))
+    with safe_open(path, "pt") as handle:
+        assert handle.metadata() == {"format": "pt"}
+        assert set(handle.keys()) == TENSORS.keys()
+        for name, expected in TENSORS.items():
+            assert handle.get_tensor(name).dtype == expected.dtype
+            assert torch.equal(handle.get_tensor(name), expected)
+
+
+@pytest.mark.parametrize("other", [torch.zeros(3), torch.zeros(2, dtype=torch.float64)])
+def test_a_tensor_that_is_not_as_foretold_ends_the_file(other: Tensor) -> None:
+    with pytest.raises(SafetensorError, match=r"a: .* was not foretold"):
+        list(file_pieces({"a": torch.zeros(2)}, [other]))
+
+
+def test_a_type_that_the_format_lacks_is_refused_first() -> None:
+    with pytest.raises(SafetensorError, match=r"a: safetensors files have no torch\.complex64"):
+        next(file_pieces({"a": torch.zeros(2, dtype=torch.complex64)}, []))
+
+
+def test_what_is_made_of_one_block_is_gone_before_the_next_one(
+    make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form: dict[str, Any] = {
+        "load_in_8bit": True,
+        "adapter": Adapter.LORA,
+        "lora_r": 2,
+        "merge": True,
+    }
+    [stage] = make_pipeline("llama", 1, **form).stages
+    made: list[weakref.ref[Tensor]] = []
+
+    def counted(model: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        # The part before leaves its last tensor to who writes it.
+        assert sum(one() is not None for one in made) <= 1
+        if not any(one.is_meta for one in tensors.values()):
+            projections = {name: one for name, one in tensors.items() if "_proj" in name}
+            made.extend(map(weakref.ref, projections.values()))
+        return as_published(model, tensors)
+
+    monkeypatch.setattr("swarm_ft.stage.weights.as_published", counted)
+    exported = load(b"".join(stage.export()))
+    assert len(made) == sum("_proj" in name for name in exported) > 7
