@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from swarm_ft.protocol.messages.client import (
         BoundaryStatus,
         Evaluated,
+        MemberLink,
         MemberStatus,
         MemberWork,
         RunSummary,
@@ -52,9 +53,15 @@ def _member_fields(member: MemberStatus) -> dict[str, Any]:
         "heard_ago_s": member.heard_ago_s,
         "machine": asdict(member.machine),
         "work": _work_fields(member.work) if member.work else None,
-        "links": [{"peer": link.peer_id, "way": str(link.way)} for link in member.links],
+        "links": [_link_fields(link) for link in member.links],
         "given": asdict(member.given),
     }
+
+
+def _link_fields(link: MemberLink) -> dict[str, Any]:
+    way = str(link.way) if link.way is not None else None
+    measured = {name: value or None for name, value in asdict(link.speed).items()}
+    return {"peer": link.peer_id, "way": way, **measured}
 
 
 def _work_fields(work: MemberWork) -> dict[str, Any]:
