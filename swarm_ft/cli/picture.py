@@ -214,8 +214,9 @@ def _pipeline(
         boundary = between.get(BlockIndex(stage.layers.start))
         if boundary is not None and above is not None:
             crossing = _crossing(boundary, is_wide=is_wide)
-            cells = (crossing, "", *_measured_between(above, stage, members))
-            table.add_row("", "", "", *(_text(cell, "dim") for cell in cells))
+            measured = _measured_between(above, stage, members)
+            between_two = (_text(words, "dim") for words in (crossing, "", *measured))
+            table.add_row("", "", "", *between_two)
         for peer in stage.peers:
             cells = _replica(run, stage, peer, members.get(peer), names)
             table.add_row(*cells[: len(table.columns)])

@@ -91,7 +91,7 @@ class LinkMeter:
 
     def began(self, now_s: float) -> None:
         """A new stream: nothing is on its way. What was measured is remembered."""
-        self._began_s = self._pinged_s = now_s
+        self._began_s = self._pinged_s = self._measured_s = now_s
         self._num_bytes = 0
         self._is_resting = True
         self._is_steady = False
@@ -124,7 +124,10 @@ class LinkMeter:
         if begin is not None and self._num_bytes - begin.num_bytes >= MIN_TRAIN_BYTES:
             is_train = self._is_resting or now_s - begin.sent_s >= TRAIN_S
             return self._ping(begin, now_s) if is_train else None
-        is_due = now_s - self._pinged_s >= (QUIET_S if self._is_resting else EVERY_S)
+        if self._is_resting:
+            is_due = now_s - self._pinged_s >= QUIET_S
+        else:
+            is_due = now_s - self._measured_s >= EVERY_S
         return self._ping(None, now_s) if is_due else None
 
     def _ping(self, since: _Begin | None, now_s: float) -> LinkPing:
@@ -138,6 +141,8 @@ class LinkMeter:
             opens=not self._is_resting,
         )
         self._pinged_s = now_s
+        if since is not None or not self._is_resting:
+            self._measured_s = now_s
         self._open = None
         self._is_steady = not self._is_resting
         return LinkPing(self._serial)

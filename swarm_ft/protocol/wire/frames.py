@@ -96,11 +96,11 @@ def link_from_wire(message: link_pb2.LinkMessage) -> LinkMessage:
         case "key_frame_request":
             request = message.key_frame_request
             return KeyFrameRequest(_key_from_wire(request.key), checked_text(request.reason))
-        case str(name):
-            plain: LinkMessage = _PLAIN[name].from_wire(getattr(message, name))
-            return plain
         case None:
             raise MalformedMessage("message over a link: expected a body, got none we know")
+        case name:
+            plain: LinkMessage = _PLAIN[name].from_wire(getattr(message, name))
+            return plain
 
 
 # ---- over a boundary
