@@ -31,8 +31,9 @@ EVERY_S = 4.0
 """Between a measurement's last mark and the first of the next."""
 QUIET_S = 10.0
 """Between pings while there is nothing to send."""
-HELD_UP = 1.25
-"""Times as long as it took to leave, that a train is on its way at least if the link held it up."""
+HELD_UP, HELD_UP_S = 1.25, 0.05
+"""A train took so many times as long to arrive as to leave, and so much longer, if the link held it
+up; less may be the ends, which read late while they compute."""
 NUM_KEPT = 9
 """Measurements that are remembered: the middle one is believed, and a few outliers change nothing.
 
@@ -172,7 +173,7 @@ class LinkMeter:
     def _measure(self, begin: _Begin, end: _Mark, came_s: float, now_s: float) -> None:
         left_s = end.sent_s - begin.sent_s
         arrived_s = min(came_s - begin.came_s, now_s - begin.sent_s)
-        if end.is_steady or arrived_s >= HELD_UP * left_s:
+        if end.is_steady or arrived_s >= max(HELD_UP * left_s, left_s + HELD_UP_S):
             num_bytes = end.num_bytes - begin.num_bytes
             took_s = max(left_s, arrived_s, MIN_S)
             self._rates.append(min(num_bytes / took_s, MAX_BYTES_PER_S))

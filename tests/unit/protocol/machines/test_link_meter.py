@@ -167,7 +167,7 @@ def test_a_link_that_is_full_is_measured(
 def test_a_train_that_vanishes_in_buffers_is_measured_by_how_slowly_it_arrives(
     rate: float, delay_s: float
 ) -> None:
-    size = max(MIN_TRAIN_BYTES, round(rate * 8 * delay_s))
+    size = max(MIN_TRAIN_BYTES, round(rate * max(8 * delay_s, 0.1)))
     line = Line(rate, delay_s, room_bytes=1e9)
     line.carry([(12.3 + number * 11.1, 1, size) for number in range(4)], 60.0)
     assert line.meter.speed.bytes_per_s == pytest.approx(rate, rel=0.02)
