@@ -173,6 +173,7 @@ def _links(post: _Post, member: Member, ways: Ways) -> Iterator[MemberLink]:
         return
     for stage in post.stages[max(0, post.index - 1) : post.index + 2]:
         for other in stage.peers:
-            way, speed = ways.met.get(pair_of(peer, other)), member.links.get(other)
+            way = ways.met.get(pair_of(peer, other)) if ways.met else None
+            speed = member.links.get(other)
             if other != peer and (way is not None or speed is not None):
                 yield MemberLink(peer_id=other, way=way, speed=speed or LinkSpeed())

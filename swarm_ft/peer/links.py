@@ -10,9 +10,9 @@ breaks comes back under the attempt, and one that stands is there for the next a
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from itertools import islice
 from random import Random
 from typing import Any, Protocol, TypeVar
 
@@ -598,10 +598,11 @@ class Links:
 
     @property
     def speeds(self) -> dict[PeerId, LinkSpeed]:
-        """What was measured of links, as many as may be told."""
+        """What was measured of links: of the slowest, and if there is room of those never full."""
         known = ((peer, link.speed) for peer, link in self._links.items())
-        measured = ((peer, speed) for peer, speed in known if speed != LinkSpeed())
-        return dict(islice(measured, MAX_MEASURED_LINKS))
+        measured = [(peer, speed) for peer, speed in known if speed != LinkSpeed()]
+        measured.sort(key=lambda one: one[1].bytes_per_s or math.inf)
+        return dict(measured[:MAX_MEASURED_LINKS])
 
     def names(self, peer_id: PeerId) -> bool:
         """Whether that assignment names this peer."""

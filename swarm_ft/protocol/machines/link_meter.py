@@ -82,12 +82,12 @@ class LinkMeter:
 
     @property
     def speed(self) -> LinkSpeed:
-        """What is known by now."""
+        """What is known by now, in whole bytes a second and microseconds."""
         return LinkSpeed(
-            bytes_per_s=_middle(self._rates),
-            peak_bytes_per_s=max(self._rates, default=0.0),
-            round_trip_s=_middle(self._trips),
-            least_round_trip_s=min(self._trips, default=0.0),
+            bytes_per_s=round(_middle(self._rates), 0),
+            peak_bytes_per_s=round(max(self._rates, default=0.0), 0),
+            round_trip_s=round(_middle(self._trips), 6),
+            least_round_trip_s=round(min(self._trips, default=0.0), 6),
         )
 
     def began(self, now_s: float) -> None:

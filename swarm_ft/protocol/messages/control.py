@@ -520,8 +520,8 @@ class PeerGoodbye:
 
 
 _FIRST_STEP = StepNumber(0)
-MAX_MEASURED_LINKS = 64
-"""Of one peer that are told."""
+MAX_MEASURED_LINKS = 8
+"""Of one peer that are told: the slowest, for which others wait. Who looks is told each second."""
 LinkSpeeds = Annotated[dict[PeerId, LinkSpeed], Length(MAX_MEASURED_LINKS)]
 
 

@@ -486,13 +486,19 @@ async def test_a_round_trip_is_measured_while_two_work_together(pair: Pair) -> N
         assert pair.b.links.speeds[A].bytes_per_s == 0.0, "it was never full"
 
 
-async def test_what_was_measured_of_links_is_told_of_so_many(
+async def test_what_was_measured_is_told_of_the_slowest_links(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PeerLink, "speed", LinkSpeed(bytes_per_s=1.0))
-    for number in range(MAX_MEASURED_LINKS + 1):
+    speeds = [LinkSpeed(), LinkSpeed(round_trip_s=0.1)]
+    speeds += [
+        LinkSpeed(bytes_per_s=float(number)) for number in range(9 * MAX_MEASURED_LINKS, 0, -1)
+    ]
+    left = iter(speeds)
+    monkeypatch.setattr(PeerLink, "speed", property(lambda _: next(left)))
+    for number in range(len(speeds)):
         pair.a.links.link_to(PeerId(f"b{number}"))
-    assert len(pair.a.links.speeds) == MAX_MEASURED_LINKS
+    told = [speed.bytes_per_s for speed in pair.a.links.speeds.values()]
+    assert told == [float(number) for number in range(1, MAX_MEASURED_LINKS + 1)]
 
 
 async def test_pings_are_answered_and_pongs_that_nobody_asked_for_change_nothing(
