@@ -8,6 +8,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from swarm_ft.protocol.messages.client import (
         BoundaryStatus,
         Evaluated,
@@ -182,13 +184,13 @@ def _eval_fields(found: Evaluated) -> dict[str, Any]:
     }
 
 
-def _flat(value: Any) -> dict[str, Any]:
+def _flat(value: DataclassInstance) -> dict[str, Any]:
     """The fields of a dataclass that holds no others; `asdict` takes many times as long."""
     return {name: getattr(value, name) for name in _names(type(value))}
 
 
 @functools.cache
-def _names(kind: type[Any]) -> tuple[str, ...]:
+def _names(kind: type[DataclassInstance]) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
 
 

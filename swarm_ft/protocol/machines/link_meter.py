@@ -15,7 +15,6 @@ by the other side's clock, of which differences alone are used, and no longer on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -23,8 +22,8 @@ from swarm_ft.protocol.messages.capacity import MAX_BYTES_PER_S, MAX_SECONDS, Li
 from swarm_ft.protocol.messages.link import LinkPing, LinkPong
 from swarm_ft.protocol.messages.timeline import MAX_CLOCK_US
 
-MIN_TRAIN_BYTES = 64 << 10
-"""Of fewer the time between two marks says how the ends read, and not how fast the link is."""
+MIN_TRAIN_BYTES, MIN_TRAIN_S = 64 << 10, 0.1
+"""Of a train; a shorter one says how the ends read, and what buckets on the way let pass at once."""
 TRAIN_S = 2.0
 """A train that takes longer is measured in parts."""
 EVERY_S = 4.0
@@ -35,10 +34,8 @@ HELD_UP, HELD_UP_S = 1.25, 0.05
 """A train took so many times as long to arrive as to leave, and so much longer, if the link held it
 up; less may be the ends, which read late while they compute."""
 NUM_KEPT = 9
-"""Measurements that are remembered: the middle one is believed, and a few outliers change nothing.
-
-They are 36 s of a busy link's past, and those of a quiet one as old as they are."""
-MIN_S = 1e-6
+"""Measurements that are remembered: half a minute of a busy link's past, and whatever a quiet one's
+last ones were."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +65,18 @@ class _Mark:
     opens: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Train:
+    """What the link let through, and how long it took; it was full meanwhile."""
+
+    num_bytes: int
+    took_s: float
+
+    @property
+    def bytes_per_s(self) -> float:
+        return min(self.num_bytes / self.took_s, MAX_BYTES_PER_S)
+
+
 class LinkMeter:
     """One side's view of one stream after the other to the same peer.
 
@@ -75,7 +84,7 @@ class LinkMeter:
     """
 
     def __init__(self) -> None:
-        self._rates: deque[float] = deque(maxlen=NUM_KEPT)
+        self._trains: deque[_Train] = deque(maxlen=NUM_KEPT)
         self._trips: deque[float] = deque(maxlen=NUM_KEPT)
         self._serial = 0
         self.began(0.0)
@@ -83,10 +92,14 @@ class LinkMeter:
     @property
     def speed(self) -> LinkSpeed:
         """What is known by now, in whole bytes a second and microseconds."""
+        all_bytes = sum(train.num_bytes for train in self._trains)
+        all_s = sum(train.took_s for train in self._trains)
+        usual = _Train(all_bytes, all_s).bytes_per_s if all_s else 0.0
+        peak = max((train.bytes_per_s for train in self._trains), default=0.0)
         return LinkSpeed(
-            bytes_per_s=round(_middle(self._rates), 0),
-            peak_bytes_per_s=round(max(self._rates, default=0.0), 0),
-            round_trip_s=round(_middle(self._trips), 6),
+            bytes_per_s=round(usual, 0),
+            peak_bytes_per_s=round(peak, 0),
+            round_trip_s=round(median(self._trips or (0.0,)), 6),
             least_round_trip_s=round(min(self._trips, default=0.0), 6),
         )
 
@@ -173,11 +186,7 @@ class LinkMeter:
     def _measure(self, begin: _Begin, end: _Mark, came_s: float, now_s: float) -> None:
         left_s = end.sent_s - begin.sent_s
         arrived_s = min(came_s - begin.came_s, now_s - begin.sent_s)
-        if end.is_steady or arrived_s >= max(HELD_UP * left_s, left_s + HELD_UP_S):
-            num_bytes = end.num_bytes - begin.num_bytes
-            took_s = max(left_s, arrived_s, MIN_S)
-            self._rates.append(min(num_bytes / took_s, MAX_BYTES_PER_S))
-
-
-def _middle(measured: Sequence[float]) -> float:
-    return median(measured) if measured else 0.0
+        took_s = max(left_s, arrived_s)
+        is_held_up = end.is_steady or took_s >= max(HELD_UP * left_s, left_s + HELD_UP_S)
+        if is_held_up and took_s >= MIN_TRAIN_S:
+            self._trains.append(_Train(end.num_bytes - begin.num_bytes, took_s))
