@@ -23,7 +23,7 @@ from swarm_ft.protocol.messages.link import LinkPing, LinkPong
 from swarm_ft.protocol.messages.timeline import MAX_CLOCK_US
 
 MIN_TRAIN_BYTES, MIN_TRAIN_S = 64 << 10, 0.1
-"""Of a train; a shorter one says how the ends read, and what buckets on the way let pass at once."""
+"""Of a train; shorter ones say how the ends read, and what buckets on the way let pass at once."""
 TRAIN_S = 2.0
 """A train that takes longer is measured in parts."""
 EVERY_S = 4.0
