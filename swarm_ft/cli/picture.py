@@ -210,11 +210,13 @@ def _pipeline(
     for column in ("links", "memory", "version", "samples") if is_wide else ():
         table.add_column(column, no_wrap=True)
     stages = stages_of(run.assignments)
-    for stage in stages:
+    for above, stage in zip([None, *stages], stages, strict=False):
         boundary = between.get(BlockIndex(stage.layers.start))
-        if boundary is not None and stage is not stages[0]:
+        if boundary is not None and above is not None:
             crossing = _crossing(boundary, is_wide=is_wide)
-            table.add_row("", "", "", _text(crossing, "dim"))
+            measured = _measured_between(above, stage, members)
+            between_two = (_text(words, "dim") for words in (crossing, "", *measured))
+            table.add_row("", "", "", *between_two)
         for peer in stage.peers:
             cells = _replica(run, stage, peer, members.get(peer), names)
             table.add_row(*cells[: len(table.columns)])
@@ -232,6 +234,28 @@ def _crossing(boundary: BoundaryStatus, *, is_wide: bool) -> str:
     return ", ".join(words)
 
 
+def _measured_between(
+    above: Stage, below: Stage, members: Mapping[PeerId, MemberStatus]
+) -> tuple[str, str]:
+    """Down and up, and there and back, by the slowest links between two stages' peers."""
+    down, up = (
+        [
+            link.speed
+            for peer in one.peers
+            if peer in members
+            for link in members[peer].links
+            if link.peer_id in other.peers
+        ]
+        for one, other in ((above, below), (below, above))
+    )
+    slowest = (
+        min((s.bytes_per_s for s in way if s.bytes_per_s), default=0.0) for way in (down, up)
+    )
+    mbps = "/".join(f"{8e-6 * rate:.0f}" if rate else "?" for rate in slowest)
+    trip_ms = 1e3 * max((s.least_round_trip_s for s in (*down, *up)), default=0.0)
+    return mbps if mbps != "?/?" else "", f"{trip_ms:.0f}" if trip_ms else ""
+
+
 def _replica(
     run: RunSummary,
     stage: Stage,
@@ -245,7 +269,8 @@ def _replica(
     joining = "takes over; " if peer in run.joining else ""
     mbps, trip_ms = _measured(member)
     memory = decimal(member.memory_bytes) if member.memory_bytes else ""
-    ways = ", ".join(f"{link.way} {names.get(link.peer_id, '?')}" for link in member.links)
+    met = [link for link in member.links if link.way is not None]
+    ways = ", ".join(f"{link.way} {names.get(link.peer_id, '?')}" for link in met)
     does = Text.assemble(joining, _does(member, names))
     plain = (
         (layers, names[peer], member.device),

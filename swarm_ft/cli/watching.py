@@ -25,10 +25,12 @@ from swarm_ft.cli.options import examples, json_flag, log_option, stack
 if TYPE_CHECKING:
     from swarm_ft.client.swarm import SwarmClient
     from swarm_ft.ids import RunId
+    from swarm_ft.protocol.messages.capacity import LinkSpeed
     from swarm_ft.protocol.messages.client import (
         BoundaryStatus,
         Contribution,
         Evaluated,
+        MemberLink,
         MemberStatus,
         MemberWork,
         RunSummary,
@@ -156,7 +158,7 @@ def _member_lines(member: MemberStatus) -> Iterator[str]:
         yield f"  {', '.join(filter(None, words))}"
     if member.work is not None:
         yield f"  {_work_words(member.work)}"
-    links = [f"{link.way} to {link.peer_id}" for link in member.links]
+    links = [link_words(link, link.peer_id) for link in member.links]
     if machine.up_bytes_per_s:
         up, down = (8e-6 * rate for rate in (machine.up_bytes_per_s, machine.down_bytes_per_s))
         trip = f"{1e3 * machine.round_trip_s:.0f} ms there and back"
@@ -176,6 +178,23 @@ def _work_words(work: MemberWork) -> str:
     share = f"; {work.share} microbatches a step" if work.share else ""
     speed = f", {work.microbatch_s:.3g} s each" if work.share and work.microbatch_s else ""
     return f"{work.run_id}, {where}: {does}{share}{speed}"
+
+
+def link_words(link: MemberLink, name: str) -> str:
+    """How a member reaches another one of that name, and what it measured."""
+    way = f"{link.way} to " if link.way is not None else "to "
+    measured = speed_words(link.speed)
+    return f"{way}{name}{f' ({measured})' if measured else ''}"
+
+
+def speed_words(speed: LinkSpeed) -> str:
+    """What was measured of a link: the way there, and there and back without a queue."""
+    words = []
+    if speed.bytes_per_s:
+        words.append(f"{8e-6 * speed.bytes_per_s:.3g} Mbps")
+    if speed.least_round_trip_s:
+        words.append(f"{1e3 * speed.least_round_trip_s:.3g} ms")
+    return ", ".join(words)
 
 
 def given_words(given: Contribution) -> str:

@@ -13,7 +13,7 @@ from swarm_ft.coordinator.plan.routes import expected_s
 from swarm_ft.identity.certificates import Caller
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.pipeline import PARTS
-from swarm_ft.protocol.messages.capacity import Machine
+from swarm_ft.protocol.messages.capacity import LinkSpeed, Machine
 from swarm_ft.protocol.messages.client import (
     MAX_CONTRIBUTORS,
     MAX_LINKS,
@@ -85,7 +85,7 @@ class Roll:
             heard_ago_s=max(0.0, state.seen_at_s - member.heard_at_s),
             machine=self._machines.get(peer, Machine()),
             work=_work(post, peer) if post else None,
-            links=tuple(islice(_links(post, peer, state.ways), MAX_LINKS)) if post else (),
+            links=tuple(islice(_links(post, member, state.ways), MAX_LINKS)) if post else (),
             given=state.contributions.get(peer, Contribution()),
         )
 
@@ -166,12 +166,14 @@ def _doing(run: Run, peer: PeerId) -> MemberDoing:
     return MemberDoing.READY if is_ready else MemberDoing.COMPUTING
 
 
-def _links(post: _Post, peer: PeerId, ways: Ways) -> Iterator[MemberLink]:
+def _links(post: _Post, member: Member, ways: Ways) -> Iterator[MemberLink]:
     """To the replicas of its stage, which sum gradients with it, and of those beside it."""
-    if not ways.met:
+    peer = member.hello.peer_id
+    if not (ways.met or member.links):
         return
     for stage in post.stages[max(0, post.index - 1) : post.index + 2]:
         for other in stage.peers:
-            way = ways.met.get(pair_of(peer, other))
-            if way is not None and other != peer:
-                yield MemberLink(peer_id=other, way=way)
+            way = ways.met.get(pair_of(peer, other)) if ways.met else None
+            speed = member.links.get(other)
+            if other != peer and (way is not None or speed is not None):
+                yield MemberLink(peer_id=other, way=way, speed=speed or LinkSpeed())

@@ -1,7 +1,8 @@
 """Everything that is known, as Prometheus reads it: base units, and labels that are bounded.
 
-There are no more peers than a page of members holds, and no more runs than a page of runs; what a
-peer says of itself is in `swarm_ft_peer_info` alone.
+There are no more peers than a page of members holds, no more links of each than it may tell, to
+members alone, and no more runs than a page of runs; what a peer says of itself is in
+`swarm_ft_peer_info` alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from swarm_ft.page.facts import Facts, Source
+from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.client import (
     BoundaryStatus,
     Contributor,
@@ -24,7 +26,7 @@ from swarm_ft.protocol.messages.client import (
 )
 
 Value = float | None
-PEER, RUN, BOUNDARY = ("peer",), ("run",), ("run", "boundary")
+PEER, LINK, RUN, BOUNDARY = ("peer",), ("peer", "to"), ("run",), ("run", "boundary")
 MAX_LABEL = 100
 """Characters of what a peer says of itself."""
 
@@ -64,6 +66,7 @@ class _Swarm(Collector):
         yield from _of_runs([run for run in found.runs if not run.phase.is_over])
         yield from _of_boundaries([run for run in found.runs if not run.phase.is_over])
         yield from _of_members(found.members)
+        yield from _of_links(found.members)
         yield from _of_contributors(found.contributors)
 
 
@@ -208,6 +211,26 @@ def _info(member: MemberStatus) -> tuple[str, ...]:
     work = member.work
     hosts = (work.run_id, str(work.stage), str(work.layers)) if work else ("", "", "")
     return member.peer_id, member.device[:MAX_LABEL], member.version[:MAX_LABEL], *hosts
+
+
+LINK_GAUGES: dict[str, tuple[str, Callable[[LinkSpeed], Value]]] = {
+    "link_bytes_per_second": (
+        "That the link lets through, from peer to the other, while it is full.",
+        lambda s: s.bytes_per_s or None,
+    ),
+    "link_peak_bytes_per_second": ("The most of late.", lambda s: s.peak_bytes_per_s or None),
+    "link_round_trip_seconds": (
+        "There and back, with what is in the way.",
+        lambda s: s.round_trip_s or None,
+    ),
+    "link_least_round_trip_seconds": ("The least of late.", lambda s: s.least_round_trip_s or None),
+}
+
+
+def _of_links(members: Sequence[MemberStatus]) -> Iterator[Metric]:
+    found = [((m.peer_id, link.peer_id), link.speed) for m in members for link in m.links]
+    for name, (about, value) in LINK_GAUGES.items():
+        yield gauges(name, about, LINK, ((labels, value(speed)) for labels, speed in found))
 
 
 CONTRIBUTED: dict[str, tuple[str, Callable[[Contributor], float]]] = {

@@ -1,7 +1,8 @@
 """The link to another peer: one stream for all that the two do with each other.
 
 `protocol.machines.link` decides which channels are connected; this shell moves messages between
-the stream and the ends of the channels. Of two peers the one whose name sorts first dials, for as
+the stream and the ends of the channels; `protocol.machines.link_meter` measures meanwhile how fast
+that is. Of two peers the one whose name sorts first dials, for as
 long as an attempt here has a use for the other; of several streams the newest stays. A stream that
 breaks comes back under the attempt, and one that stands is there for the next attempt at once.
 """
@@ -9,6 +10,7 @@ breaks comes back under the attempt, and one that stands is there for the next a
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from random import Random
@@ -34,14 +36,20 @@ from swarm_ft.protocol.machines.link import (
     LinkEffect,
     LinkMachine,
 )
+from swarm_ft.protocol.machines.link_meter import QUIET_S, LinkMeter
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES
 from swarm_ft.protocol.messages.boundary import BoundaryHello, Frame
+from swarm_ft.protocol.messages.capacity import LinkSpeed
+from swarm_ft.protocol.messages.control import MAX_MEASURED_LINKS
 from swarm_ft.protocol.messages.link import (
     ChannelHello,
     ChannelKind,
     ChannelMessage,
     LinkHello,
+    LinkMark,
     LinkMessage,
+    LinkPing,
+    LinkPong,
     kind_of,
 )
 from swarm_ft.protocol.messages.reduction import GradientPiece, ReduceHello
@@ -192,6 +200,7 @@ class PeerLink:
         self._links = links
         self._peer_id = peer_id
         self._machine = LinkMachine()
+        self._meter = LinkMeter()
         self._ends: dict[ChannelKind, End] = {}
         self._attempts: dict[ChannelKind, asyncio.Future[None]] = {}
         self._used = asyncio.Event()
@@ -215,6 +224,11 @@ class PeerLink:
     def is_up(self) -> bool:
         """Whether a stream stands, or is about to."""
         return self._num_streams > 0
+
+    @property
+    def speed(self) -> LinkSpeed:
+        """What was measured of it."""
+        return self._meter.speed
 
     @property
     def _dials(self) -> bool:
@@ -387,8 +401,9 @@ class PeerLink:
         self._break = asyncio.get_running_loop().create_future()
         self._outgoing.clear()
         try:
+            self._meter.began(self._now_s())
             self._apply(self._machine.up())
-            parts = self._write(stream), self._read(stream), self._patience()
+            parts = self._write(stream), self._read(stream), self._patience(), self._look()
             await until_one_ends(*parts, self._break)
         finally:
             self._break = None
@@ -396,17 +411,50 @@ class PeerLink:
 
     async def _write(self, stream: LinkStream) -> None:
         while True:
-            message = await self._outgoing.get()
-            if isinstance(message, BoundaryHello | ReduceHello):
-                await stream.send(message)
-            else:
-                await self._ends[kind_of(message)].write(message, stream.send)
+            if self._outgoing.is_empty:
+                self._mark(self._meter.rests(self._now_s()))
+            await self._outgoing.filled()
+            if self._outgoing.has_rest:
+                self._mark(self._meter.works(self._now_s()))
+            await self._write_one(self._outgoing.pop(), stream)
+
+    async def _write_one(self, message: ChannelMessage | LinkMark, stream: LinkStream) -> None:
+        if isinstance(message, LinkMark | BoundaryHello | ReduceHello):
+            await stream.send(message)
+            return
+        if isinstance(message, Frame | GradientPiece):
+            self._meter.wrote(len(message.tensor.payload))
+        await self._ends[kind_of(message)].write(message, stream.send)
 
     async def _read(self, stream: LinkStream) -> None:
         await self._expected()
         while (message := await stream.receive()) is not None:
-            self._apply(self._machine.receive(message))
+            match message:
+                case LinkPing():
+                    self._pinged(message)
+                case LinkPong():
+                    self._mark(self._meter.ponged(message, self._now_s()))
+                case _:
+                    self._apply(self._machine.receive(message))
             await self._expected()
+
+    def _pinged(self, ping: LinkPing) -> None:
+        if self._outgoing.has_pong:
+            raise OutOfTurn("the peer pinged again before the answer to its last ping")
+        self._outgoing.mark(self._meter.pinged(ping, self._now_s()))
+
+    def _mark(self, ping: LinkPing | None) -> None:
+        if ping is not None:
+            self._outgoing.mark(ping)
+
+    async def _look(self) -> None:
+        """Wake the meter while nothing is said."""
+        while True:
+            await asyncio.sleep(QUIET_S)
+            self._mark(self._meter.look(self._now_s()))
+
+    def _now_s(self) -> float:
+        return self._links.clock.now_s()
 
     async def _expected(self) -> None:
         """Until what this peer sends is wanted: a message may be as large as a frame."""
@@ -442,13 +490,15 @@ class PeerLink:
 
 
 class _Outgoing:
-    """What waits to be written: hellos and answers, then the rest, each in order.
+    """What waits to be written: marks, hellos and answers, then the rest, each in order.
 
     A hello goes before whatever is said after it, since that waits behind it or among the rest. How
-    much there is of the rest is bounded by the windows of those who put it here.
+    much there is of the rest is bounded by the windows of those who put it here; of marks there are
+    a ping and a pong at most.
     """
 
     def __init__(self) -> None:
+        self._marks: deque[LinkMark] = deque()
         self._answers: deque[ChannelMessage] = deque()
         self._rest: deque[ChannelMessage] = deque()
         self._changed = asyncio.Event()
@@ -458,18 +508,43 @@ class _Outgoing:
         """That wait."""
         return len(self._answers)
 
+    @property
+    def has_pong(self) -> bool:
+        """Whether one waits."""
+        return any(isinstance(mark, LinkPong) for mark in self._marks)
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether frames or pieces wait."""
+        return bool(self._rest)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not (self._marks or self._answers or self._rest)
+
+    def mark(self, mark: LinkMark) -> None:
+        """Have this sent next."""
+        self._marks.append(mark)
+        self._changed.set()
+
     def put(self, message: ChannelMessage) -> None:
         """Have this sent."""
         is_rest = isinstance(message, Frame | GradientPiece)
         (self._rest if is_rest else self._answers).append(message)
         self._changed.set()
 
-    async def get(self) -> ChannelMessage:
-        """What is to be sent next; waits for it."""
-        while not (waiting := self._answers or self._rest):
+    async def filled(self) -> None:
+        """Wait for something to be sent."""
+        while self.is_empty:
             self._changed.clear()
             await self._changed.wait()
-        return waiting.popleft()
+
+    def pop(self) -> ChannelMessage | LinkMark:
+        """What is to be sent next; something waits."""
+        if self._marks:
+            return self._marks.popleft()
+        return (self._answers or self._rest).popleft()
 
     def forget(self, kind: ChannelKind, *, but_hello: bool = False) -> None:
         """Drop what goes over this channel."""
@@ -483,6 +558,7 @@ class _Outgoing:
 
     def clear(self) -> None:
         """Drop everything."""
+        self._marks.clear()
         self._answers.clear()
         self._rest.clear()
 
@@ -519,6 +595,14 @@ class Links:
     def name(self, peers: Iterable[PeerId]) -> None:
         """The coordinator's present assignment names these, and no others."""
         self._named = frozenset(peers)
+
+    @property
+    def speeds(self) -> dict[PeerId, LinkSpeed]:
+        """What was measured of links: of the slowest, and if there is room of those never full."""
+        known = ((peer, link.speed) for peer, link in self._links.items())
+        measured = [(peer, speed) for peer, speed in known if speed != LinkSpeed()]
+        measured.sort(key=lambda one: one[1].bytes_per_s or math.inf)
+        return dict(measured[:MAX_MEASURED_LINKS])
 
     def names(self, peer_id: PeerId) -> bool:
         """Whether that assignment names this peer."""

@@ -342,7 +342,8 @@ class PeerNode:
         )
 
     def _alive(self) -> PeerAlive:
-        return self._host.alive() if self._host is not None else PeerAlive()
+        alive = self._host.alive() if self._host is not None else PeerAlive()
+        return replace(alive, links=self._links.speeds)
 
     async def _obey(self, message: ToPeer) -> None:
         match message:

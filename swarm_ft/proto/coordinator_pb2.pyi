@@ -317,18 +317,40 @@ class EvalSum(_message.Message):
     def __init__(self, loss_sum: _Optional[float] = ..., num_targets: _Optional[int] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PeerAlive(_message.Message):
-    __slots__ = ("attempt", "step", "compute_s", "parts_begun", "waits_for")
+    __slots__ = ("attempt", "step", "compute_s", "parts_begun", "waits_for", "links")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     PARTS_BEGUN_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     step: int
     compute_s: float
     parts_begun: int
     waits_for: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., compute_s: _Optional[float] = ..., parts_begun: _Optional[int] = ..., waits_for: _Optional[_Iterable[str]] = ...) -> None: ...
+    links: _containers.RepeatedCompositeFieldContainer[LinkTo]
+    def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., compute_s: _Optional[float] = ..., parts_begun: _Optional[int] = ..., waits_for: _Optional[_Iterable[str]] = ..., links: _Optional[_Iterable[_Union[LinkTo, _Mapping]]] = ...) -> None: ...
+
+class LinkTo(_message.Message):
+    __slots__ = ("peer_id", "speed")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    speed: LinkSpeed
+    def __init__(self, peer_id: _Optional[str] = ..., speed: _Optional[_Union[LinkSpeed, _Mapping]] = ...) -> None: ...
+
+class LinkSpeed(_message.Message):
+    __slots__ = ("bytes_per_s", "peak_bytes_per_s", "round_trip_s", "least_round_trip_s")
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PEAK_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    LEAST_ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    bytes_per_s: float
+    peak_bytes_per_s: float
+    round_trip_s: float
+    least_round_trip_s: float
+    def __init__(self, bytes_per_s: _Optional[float] = ..., peak_bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., least_round_trip_s: _Optional[float] = ...) -> None: ...
 
 class StageExported(_message.Message):
     __slots__ = ("run_id", "file")
@@ -859,12 +881,14 @@ class MemberWork(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., stage: _Optional[int] = ..., replica: _Optional[int] = ..., num_replicas: _Optional[int] = ..., doing: _Optional[_Union[MemberDoing, str]] = ..., waits_for: _Optional[_Iterable[str]] = ..., share: _Optional[int] = ..., parts_begun: _Optional[int] = ..., num_parts: _Optional[int] = ..., microbatch_s: _Optional[float] = ...) -> None: ...
 
 class MemberLink(_message.Message):
-    __slots__ = ("peer_id", "way")
+    __slots__ = ("peer_id", "way", "speed")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     WAY_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     way: _meeting_pb2.Way
-    def __init__(self, peer_id: _Optional[str] = ..., way: _Optional[_Union[_meeting_pb2.Way, str]] = ...) -> None: ...
+    speed: LinkSpeed
+    def __init__(self, peer_id: _Optional[str] = ..., way: _Optional[_Union[_meeting_pb2.Way, str]] = ..., speed: _Optional[_Union[LinkSpeed, _Mapping]] = ...) -> None: ...
 
 class Contribution(_message.Message):
     __slots__ = ("samples", "steps", "seconds", "compute_s", "sent_bytes")

@@ -17,8 +17,22 @@ class LinkHello(_message.Message):
     protocol_version: int
     def __init__(self, peer_id: _Optional[str] = ..., to: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
+class LinkPing(_message.Message):
+    __slots__ = ("serial",)
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    serial: int
+    def __init__(self, serial: _Optional[int] = ...) -> None: ...
+
+class LinkPong(_message.Message):
+    __slots__ = ("serial", "came_us")
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    CAME_US_FIELD_NUMBER: _ClassVar[int]
+    serial: int
+    came_us: int
+    def __init__(self, serial: _Optional[int] = ..., came_us: _Optional[int] = ...) -> None: ...
+
 class LinkMessage(_message.Message):
-    __slots__ = ("hello", "boundary_hello", "frame", "frame_ack", "key_frame_request", "reduce_hello", "piece", "piece_ack")
+    __slots__ = ("hello", "boundary_hello", "frame", "frame_ack", "key_frame_request", "reduce_hello", "piece", "piece_ack", "ping", "pong")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_HELLO_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +41,8 @@ class LinkMessage(_message.Message):
     REDUCE_HELLO_FIELD_NUMBER: _ClassVar[int]
     PIECE_FIELD_NUMBER: _ClassVar[int]
     PIECE_ACK_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
     hello: LinkHello
     boundary_hello: _boundary_pb2.BoundaryHello
     frame: _boundary_pb2.Frame
@@ -35,4 +51,6 @@ class LinkMessage(_message.Message):
     reduce_hello: _reduce_pb2.ReduceHello
     piece: _reduce_pb2.GradientPiece
     piece_ack: _reduce_pb2.PieceKey
-    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., boundary_hello: _Optional[_Union[_boundary_pb2.BoundaryHello, _Mapping]] = ..., frame: _Optional[_Union[_boundary_pb2.Frame, _Mapping]] = ..., frame_ack: _Optional[_Union[_boundary_pb2.FrameKey, _Mapping]] = ..., key_frame_request: _Optional[_Union[_boundary_pb2.KeyFrameRequest, _Mapping]] = ..., reduce_hello: _Optional[_Union[_reduce_pb2.ReduceHello, _Mapping]] = ..., piece: _Optional[_Union[_reduce_pb2.GradientPiece, _Mapping]] = ..., piece_ack: _Optional[_Union[_reduce_pb2.PieceKey, _Mapping]] = ...) -> None: ...
+    ping: LinkPing
+    pong: LinkPong
+    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., boundary_hello: _Optional[_Union[_boundary_pb2.BoundaryHello, _Mapping]] = ..., frame: _Optional[_Union[_boundary_pb2.Frame, _Mapping]] = ..., frame_ack: _Optional[_Union[_boundary_pb2.FrameKey, _Mapping]] = ..., key_frame_request: _Optional[_Union[_boundary_pb2.KeyFrameRequest, _Mapping]] = ..., reduce_hello: _Optional[_Union[_reduce_pb2.ReduceHello, _Mapping]] = ..., piece: _Optional[_Union[_reduce_pb2.GradientPiece, _Mapping]] = ..., piece_ack: _Optional[_Union[_reduce_pb2.PieceKey, _Mapping]] = ..., ping: _Optional[_Union[LinkPing, _Mapping]] = ..., pong: _Optional[_Union[LinkPong, _Mapping]] = ...) -> None: ...

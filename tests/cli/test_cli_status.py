@@ -1,14 +1,16 @@
 """What `swarm-ft status` makes of a swarm's state."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from swarm_ft.api.documents import status_fields
 from swarm_ft.cli.watching import status_lines
 from swarm_ft.ids import BlockIndex, PeerId, RunId
+from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.client import (
     BoundaryStatus,
+    MemberLink,
     MemberStatus,
     RelayStatus,
     RunPhase,
@@ -16,6 +18,7 @@ from swarm_ft.protocol.messages.client import (
     SwarmStatus,
 )
 from swarm_ft.protocol.messages.control import StageAssignment
+from swarm_ft.protocol.messages.meeting import Way
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -161,3 +164,26 @@ def test_what_went_over_relays_is_shown(found: SwarmStatus) -> None:
     assert status_fields(relayed)["runs"][0]["relayed_bytes"] == 25
     lines = [line.split() for line in status_lines(relayed)]
     assert ["over", "relays", "25", "bytes", "(33.3%)"] in lines
+
+
+def test_links_are_shown_with_what_was_measured_of_them() -> None:
+    full = LinkSpeed(
+        bytes_per_s=11.8e6, peak_bytes_per_s=12e6, round_trip_s=0.09, least_round_trip_s=0.0213
+    )
+    links = (
+        MemberLink(peer_id=PeerId("two"), way=Way.PUNCHED, speed=full),
+        MemberLink(peer_id=PeerId("three"), way=Way.RELAYED),
+        MemberLink(peer_id=PeerId("four"), speed=LinkSpeed(least_round_trip_s=0.2)),
+    )
+    member = MemberStatus(peer_id=PeerId("one"), layers=None, links=links)
+    found = SwarmStatus(members=(member,), runs=())
+    assert (
+        "  links: punched to two (94.4 Mbps, 21.3 ms), relayed to three, to four (200 ms)"
+        in status_lines(found)
+    )
+    unknown = dict.fromkeys(("bytes_per_s", "peak_bytes_per_s", "round_trip_s"))
+    assert status_fields(found)["peers"][0]["links"] == [
+        {"peer": "two", "way": "punched", **asdict(full)},
+        {"peer": "three", "way": "relayed", **unknown, "least_round_trip_s": None},
+        {"peer": "four", "way": None, **unknown, "least_round_trip_s": 0.2},
+    ]

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from swarm_ft.cli.picture import Picture, View, short_names, sparkline
 from swarm_ft.ids import BlockIndex, PeerId, RunId, StepNumber
-from swarm_ft.protocol.messages.capacity import Machine
+from swarm_ft.protocol.messages.capacity import LinkSpeed, Machine
 from swarm_ft.protocol.messages.client import (
     BoundaryStatus,
     Contribution,
@@ -65,8 +65,17 @@ def work(layers: LayerRange, stage: int, replica: int = 0) -> MemberWork:
 def picture() -> Picture:
     """A run of two stages, the first with two replicas; another's run; a peer without work."""
     waiting = replace(work(HIGH, 1), waits_for=(PeerId("amber"), PeerId("beryl")))
-    amber = replace(
-        member("amber", work(LOW, 0)), links=(MemberLink(peer_id=PeerId("coral"), way=Way.DIRECT),)
+    amber, beryl = (
+        replace(
+            member(name, work(LOW, 0, replica)),
+            links=(MemberLink(peer_id=PeerId("coral"), way=way, speed=speed),),
+        )
+        for replica, (name, way, speed) in enumerate(
+            [
+                ("amber", Way.DIRECT, LinkSpeed(bytes_per_s=11e6, least_round_trip_s=0.017)),
+                ("beryl", None, LinkSpeed(bytes_per_s=9e6, least_round_trip_s=0.031)),
+            ]
+        )
     )
     boundary = BoundaryStatus(
         boundary=BlockIndex(3),
@@ -114,8 +123,8 @@ def picture() -> Picture:
         place=1,
         behind=ONE,
     )
-    others = (("beryl", work(LOW, 0, 1)), ("coral", waiting), ("dolomite", None))
-    members = (amber, *(member(name, does) for name, does in others))
+    others = (("coral", waiting), ("dolomite", None))
+    members = (amber, beryl, *(member(name, does) for name, does in others))
     why = (
         "went back from step 60 to step 50 because nobody has the weights of layers 3-6 any more: "
         "peer coral left; 10 steps are made again. What would have kept them: another peer for "
@@ -160,6 +169,7 @@ def test_all_facts_find_room(picture: Picture, width: int) -> None:
     at_boundary = next(i for i, line in enumerate(lines) if "10.0x, 75% hits" in line)
     assert "amber" in " ".join(lines[:at_boundary])
     assert "coral" in " ".join(lines[at_boundary:])
+    assert lines[at_boundary].split()[-2:] == ["72/?", "31"], "of the slowest link between them"
     is_wide = width == 120
     assert ("aq3+z down, q3+z up: 10.0x" in told) == is_wide
     assert ("direct coral" in told, "4.0 GB" in told) == (is_wide, is_wide)

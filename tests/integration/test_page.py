@@ -1,8 +1,10 @@
 """The coordinator's page in a browser, while a swarm trains and a peer dies."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,9 @@ needs_chromium = pytest.mark.skipif(
     CHROMIUM is None, reason="expected chromium on the path: apt-get install chromium"
 )
 LAYERS = ["0-3", "3-6", "3-6"]
+ABOVE, BELOW = ["peer-0"], ["peer-1", "peer-2"]
+BETWEEN = {*product(ABOVE, BELOW), *product(BELOW, ABOVE)}
+"""Whose links go over the boundary, and which way."""
 ENTER, TAB, RIGHT = ("Enter", 13), ("Tab", 9), ("ArrowRight", 39)
 RUN = "state.runs[0]"
 WORDS = "document.body.innerText"
@@ -78,6 +83,34 @@ async def test_the_page_shows_a_run_and_who_dies(tmp_path: Path, job: Job) -> No
 
 
 @needs_chromium
+async def test_the_page_shows_the_slowest_links_between_stages(tmp_path: Path, job: Job) -> None:
+    async with seen(tmp_path, job) as (_, tab):
+        await tab.until(f"{RUN}.steps > 0")
+        speeds = {
+            "peer-0": [("peer-1", 2e6, 0.01), ("peer-2", 1e6, 0.02), ("peer-9", 1.0, 9.0)],
+            "peer-1": [("peer-2", 2.0, 9.0), ("peer-0", None, 0.04)],
+        }
+        links = {
+            peer: [
+                {"peer": to, "way": "direct", "bytes_per_s": rate, "least_round_trip_s": trip_s}
+                for to, rate, trip_s in told
+            ]
+            for peer, told in speeds.items()
+        }
+        await tab.look(
+            f"""source.close(), (() => {{
+              const links = {json.dumps(links)};
+              shown({{ ...state, peers: state.peers.map(p =>
+                ({{ ...p, links: links[p.peer] || [] }})) }});
+            }})()"""
+        )
+        wire = await tab.look("document.querySelector('.wire').innerText")
+        assert "→ 8.00 Mbps" in wire
+        assert "40.0 ms" in wire
+        assert wire.count("Mbps") == 1, "the way back was never full"
+
+
+@needs_chromium
 async def test_the_page_fits_a_telephone(tmp_path: Path, job: Job) -> None:
     async with seen(tmp_path, job) as (_, tab):
         await tab.until(f"{RUN}.steps > 0")
@@ -115,7 +148,8 @@ async def test_others_words_are_text(tmp_path: Path, job: Job) -> None:
               const evil = {evil!r}, run = structuredClone({RUN});
               Object.assign(run, {{ detail: evil, model: evil }});
               const peer = {{ ...structuredClone(state.peers[0]), peer: evil, device: evil,
-                version: evil, idle: evil, work: null }};
+                version: evil, idle: evil, work: null,
+                links: [{{ peer: evil, way: evil, bytes_per_s: 1e6, least_round_trip_s: .5 }}] }};
               run.stages.push({{ peer: evil, layers: "9-" + evil, joining: false }});
               run.boundaries.push({{ ...run.boundaries[0], boundary: 9, forward_codec: evil }});
               shown({{ ...state, runs: [run], peers: [...state.peers, peer], version: evil,
@@ -124,7 +158,9 @@ async def test_others_words_are_text(tmp_path: Path, job: Job) -> None:
               happened({{ serial: 1e9, unix_s: 0, kind: evil, run: evil, words: evil }});
             }})()"""
         )
-        assert evil in await tab.look(WORDS)
+        words = await tab.look(WORDS)
+        assert evil in words
+        assert f"({evil}, 8.00 Mbps, 500 ms)" in words
         assert await tab.look("document.querySelectorAll('img, #evil').length") == 0
         assert await tab.look("window.harmed") is None
 
@@ -135,12 +171,15 @@ async def test_metrics_tell_of_a_run(tmp_path: Path, job: Job) -> None:
         status = await swarm.client.submit(job.spec, job.samples)
         async with aiohttp.ClientSession() as session:
             told: dict[str, Any] = {}
-            while told.get("swarm_ft_run_committed_steps", 0) < 6 or "peer" not in told:
+            links: dict[tuple[str, str], float] = {}
+            while told.get("swarm_ft_run_committed_steps", 0) < 6 or BETWEEN - links.keys():
                 async with session.get(f"http://{found.metrics}/metrics") as got:
                     families = list(text_string_to_metric_families(await got.text()))
                 samples = [sample for family in families for sample in family.samples]
                 told = {s.name: s.value for s in samples if "peer" not in s.labels}
                 told |= {"peer": {s.name for s in samples if s.labels.get("peer") == "peer-1"}}
+                trips = (s for s in samples if s.name == "swarm_ft_link_least_round_trip_seconds")
+                links = {(s.labels["peer"], s.labels["to"]): s.value for s in trips}
                 await asyncio.sleep(0.05)
     runs = {s.labels["run"] for s in samples if s.labels.get("run")}
     assert runs == {status.run_id}
@@ -152,6 +191,7 @@ async def test_metrics_tell_of_a_run(tmp_path: Path, job: Job) -> None:
     assert told["swarm_ft_boundary_compression_ratio"] > 2
     assert told["swarm_ft_run_sent_bytes"] < told["swarm_ft_run_uncompressed_bytes"]
     assert {"swarm_ft_peer_info", "swarm_ft_peer_samples_total"} <= told["peer"]
+    assert 0.0 < min(links.values()) <= max(links.values()) < 10.0
 
 
 @needs_chromium

@@ -166,6 +166,8 @@ def _time_passed(turn: Turn) -> None:
 
 def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
     turn.state = turn.state.with_heard(peer_id, turn.now_s)
+    if isinstance(message, PeerAlive):
+        turn.state = turn.state.with_links(peer_id, message.links)
     run = turn.state.run_of(peer_id)
     match message:
         case PeerGoodbye():

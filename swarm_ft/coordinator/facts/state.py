@@ -14,6 +14,7 @@ from swarm_ft.coordinator.facts.ledger import Ledger
 from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
+from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.client import (
     Contribution,
     Evaluated,
@@ -68,6 +69,7 @@ class Member:
         leaving: that it would work no more, if it would not.
         told: what it was told of that last.
         told_at_s: when.
+        links: what it measured of those to other members.
     """
 
     hello: PeerHello
@@ -78,6 +80,7 @@ class Member:
     leaving: PeerLeaving | None = None
     told: LeaveProgress | None = None
     told_at_s: float = 0.0
+    links: Mapping[PeerId, LinkSpeed] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -622,6 +625,14 @@ class SwarmState:
         """The same state, in which something was heard of this peer just now."""
         member = self.members.get(peer_id)
         return self.with_member(replace(member, heard_at_s=now_s)) if member else self
+
+    def with_links(self, peer_id: PeerId, links: Mapping[PeerId, LinkSpeed]) -> SwarmState:
+        """The same state, in which a member measured these; those to nobody we know left out."""
+        member = self.members.get(peer_id)
+        if member is None or not (links or member.links):
+            return self
+        known = {p: speed for p, speed in links.items() if p in self.members and p != peer_id}
+        return self.with_member(replace(member, links=MappingProxyType(known)))
 
     def without_member(self, peer_id: PeerId) -> SwarmState:
         """The same state with this member gone."""

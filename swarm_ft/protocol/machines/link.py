@@ -28,7 +28,6 @@ from swarm_ft.protocol.messages.link import (
     ChannelKind,
     ChannelMessage,
     LinkHello,
-    LinkMessage,
     kind_of,
 )
 from swarm_ft.protocol.messages.reduction import ReduceHello
@@ -116,7 +115,7 @@ class LinkMachine:
         self._theirs.clear()
         return effects
 
-    def receive(self, message: LinkMessage) -> Effects:
+    def receive(self, message: LinkHello | ChannelMessage) -> Effects:
         """Something arrived from the other side.
 
         Raises:

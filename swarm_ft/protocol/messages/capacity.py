@@ -1,4 +1,4 @@
-"""What machines and links can do, as their peers measured it: for forecasts, and nothing else."""
+"""What machines and links can do, as their peers measured it: to look at, and for forecasts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ MAX_PLACED = 1024
 SAMPLE_BYTES = 32 << 10
 """Of a message by which a link is measured."""
 
-Rate = Annotated[float, Range(0.0, 1e18)]
-Seconds = Annotated[float, Range(0.0, 3600.0)]
+MAX_BYTES_PER_S, MAX_SECONDS = 1e18, 3600.0
+Rate = Annotated[float, Range(0.0, MAX_BYTES_PER_S)]
+Seconds = Annotated[float, Range(0.0, MAX_SECONDS)]
 Watts = Annotated[float, Range(0.0, 1e6)]
 Percent = Annotated[int, Range(0, 100)]
 
@@ -41,6 +42,23 @@ class Machine:
     down_bytes_per_s: Rate = 0.0
     round_trip_s: Seconds = 0.0
     watts: Watts = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinkSpeed:
+    """What a peer measured of its link to another, see `machines.link_meter`. 0: unknown.
+
+    Attributes:
+        bytes_per_s: that the link lets through from here to there while it is full.
+        peak_bytes_per_s: the most of late.
+        round_trip_s: there and back, with what is in the way.
+        least_round_trip_s: the least of late.
+    """
+
+    bytes_per_s: Rate = 0.0
+    peak_bytes_per_s: Rate = 0.0
+    round_trip_s: Seconds = 0.0
+    least_round_trip_s: Seconds = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Annotated
 
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.protocol.messages.capacity import Machine
+from swarm_ft.protocol.messages.capacity import LinkSpeed, Machine
 from swarm_ft.protocol.messages.control import (
     MAX_RUN_PEERS,
     Amount,
@@ -327,11 +327,13 @@ class MemberLink:
     """A way from a member to another.
 
     Attributes:
-        way: how the two met last.
+        way: how the two met last; None: not known.
+        speed: as the member measured it.
     """
 
     peer_id: PeerId
-    way: Way
+    way: Way | None = None
+    speed: LinkSpeed = field(default_factory=LinkSpeed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -392,7 +394,7 @@ class MemberStatus:
         heard_ago_s: seconds since it last said something.
         machine: what it measured of itself and of its link to the coordinator.
         work: what it does; None: no run has it.
-        links: to replicas of its stage and of those beside it, as far as they met.
+        links: to replicas of its stage and of those beside it, as far as they met or measured.
         given: in all committed steps, since the journal was made.
     """
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import NO_ATTEMPT, Attempt, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.protocol.messages.capacity import Machine
+from swarm_ft.protocol.messages.capacity import LinkSpeed, Machine
 from swarm_ft.protocol.messages.reports import (
     MAX_TRAFFIC_BYTES,
     BufferCounts,
@@ -520,6 +520,9 @@ class PeerGoodbye:
 
 
 _FIRST_STEP = StepNumber(0)
+MAX_MEASURED_LINKS = 8
+"""Of one peer that are told: the slowest, for which others wait. Who looks is told each second."""
+LinkSpeeds = Annotated[dict[PeerId, LinkSpeed], Length(MAX_MEASURED_LINKS)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -533,6 +536,7 @@ class PeerAlive:
         compute_s: seconds that they took until now.
         waits_for: peers of the attempt that are not connected, or without which this one cannot go
             on; none while it loads its stage or computes.
+        links: what it measured of those to other peers.
     """
 
     attempt: Attempt = NO_ATTEMPT
@@ -540,6 +544,7 @@ class PeerAlive:
     parts_begun: int = 0
     compute_s: Measured = 0.0
     waits_for: Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS)] = ()
+    links: LinkSpeeds = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """What two peers say to each other over the one stream between them, as frozen values.
 
 A stream begins with a `LinkHello` of either side. After it come channels, of each kind one: whose
-channel a message is follows from its type and, of sums, their scope.
+channel a message is follows from its type and, of sums, their scope. Marks belong to none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ from typing import Annotated
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.boundary import BoundaryHello, BoundaryMessage
 from swarm_ft.protocol.messages.reduction import ReduceHello, ReduceMessage, Scope, scope_of
+from swarm_ft.protocol.messages.timeline import ClockTime
+from swarm_ft.protocol.spec.bounds import Range
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
+
+Serial = Annotated[int, Range(0, (1 << 32) - 1)]
 
 
 class ChannelKind(Enum):
@@ -41,10 +45,26 @@ class LinkHello:
     protocol_version: Annotated[int, Spoken("peer", "peer")] = PROTOCOL_VERSION
 
 
+@dataclass(frozen=True, slots=True)
+class LinkPing:
+    """A mark in what goes over the link, see `machines.link_meter`. The next follows its answer."""
+
+    serial: Serial
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPong:
+    """The ping of this number was read, so many microseconds after the stream began."""
+
+    serial: Serial
+    came_us: ClockTime
+
+
 ChannelHello = BoundaryHello | ReduceHello
 """First message of either side over a channel, once an attempt and stream."""
 ChannelMessage = BoundaryMessage | ReduceMessage
-LinkMessage = LinkHello | ChannelMessage
+LinkMark = LinkPing | LinkPong
+LinkMessage = LinkHello | LinkMark | ChannelMessage
 
 
 def kind_of(message: ChannelMessage) -> ChannelKind:

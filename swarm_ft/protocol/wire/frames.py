@@ -7,6 +7,7 @@ its codec, its turn) is for those who know the run.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, assert_never
 
 from google.protobuf.message import Message
@@ -24,7 +25,7 @@ from swarm_ft.protocol.messages.boundary import (
     FrameKind,
     KeyFrameRequest,
 )
-from swarm_ft.protocol.messages.link import LinkHello, LinkMessage
+from swarm_ft.protocol.messages.link import LinkHello, LinkMessage, LinkPing, LinkPong
 from swarm_ft.protocol.messages.reduction import (
     GradientPiece,
     Phase,
@@ -40,14 +41,19 @@ from swarm_ft.protocol.wire.convert import WireType, wire_type
 GRPC_PREFIX_BYTES = 5
 """gRPC puts a flag and a length in front of every message; part of a frame's cost."""
 
-_LINK_HELLO: WireType[LinkHello] = wire_type(LinkHello, link_pb2.LinkHello)
-_BOUNDARY_HELLO: WireType[BoundaryHello] = wire_type(BoundaryHello, boundary_pb2.BoundaryHello)
-_REDUCE_HELLO: WireType[ReduceHello] = wire_type(ReduceHello, reduce_pb2.ReduceHello)
+_PLAIN: Mapping[str, WireType[Any]] = {
+    "hello": wire_type(LinkHello, link_pb2.LinkHello),
+    "boundary_hello": wire_type(BoundaryHello, boundary_pb2.BoundaryHello),
+    "reduce_hello": wire_type(ReduceHello, reduce_pb2.ReduceHello),
+    "ping": wire_type(LinkPing, link_pb2.LinkPing),
+    "pong": wire_type(LinkPong, link_pb2.LinkPong),
+}
+"""What is rare enough to be turned by its types, by the names of the body's fields."""
+_PLAIN_NAMES = {wire.kind: name for name, wire in _PLAIN.items()}
 
 
 def link_to_wire(message: LinkMessage) -> link_pb2.LinkMessage:
     """What goes over a link, as protobuf."""
-    hello: Any
     match message:
         case Frame():
             frame = _frame_to_wire(message, message.tensor.to_bytes())
@@ -62,15 +68,10 @@ def link_to_wire(message: LinkMessage) -> link_pb2.LinkMessage:
         case KeyFrameRequest(key, reason):
             request = boundary_pb2.KeyFrameRequest(key=_key_to_wire(key), reason=reason)
             return link_pb2.LinkMessage(key_frame_request=request)
-        case BoundaryHello():
-            hello = _BOUNDARY_HELLO.to_wire(message)
-            return link_pb2.LinkMessage(boundary_hello=hello)
-        case ReduceHello():
-            hello = _REDUCE_HELLO.to_wire(message)
-            return link_pb2.LinkMessage(reduce_hello=hello)
-        case LinkHello():
-            hello = _LINK_HELLO.to_wire(message)
-            return link_pb2.LinkMessage(hello=hello)
+        case LinkHello() | BoundaryHello() | ReduceHello() | LinkPing() | LinkPong():
+            name = _PLAIN_NAMES[type(message)]
+            plain: Any = _PLAIN[name].to_wire(message)
+            return link_pb2.LinkMessage(**{name: plain})
         case _:
             assert_never(message)
 
@@ -95,14 +96,11 @@ def link_from_wire(message: link_pb2.LinkMessage) -> LinkMessage:
         case "key_frame_request":
             request = message.key_frame_request
             return KeyFrameRequest(_key_from_wire(request.key), checked_text(request.reason))
-        case "boundary_hello":
-            return _BOUNDARY_HELLO.from_wire(message.boundary_hello)
-        case "reduce_hello":
-            return _REDUCE_HELLO.from_wire(message.reduce_hello)
-        case "hello":
-            return _LINK_HELLO.from_wire(message.hello)
-        case _:
+        case None:
             raise MalformedMessage("message over a link: expected a body, got none we know")
+        case name:
+            plain: LinkMessage = _PLAIN[name].from_wire(getattr(message, name))
+            return plain
 
 
 # ---- over a boundary

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from swarm_ft.api.coordinating import DOCUMENTS
 from swarm_ft.coordinator.watching import overview
 from swarm_ft.page.live import PERIOD_S, message_of
+from swarm_ft.protocol.messages.capacity import LinkSpeed
+from swarm_ft.protocol.messages.control import MAX_MEASURED_LINKS, PeerAlive
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 NUM_PEERS, NUM_STAGES, NUM_BLOCKS = 200, 8, 40
@@ -32,6 +34,15 @@ def test_two_hundred_peers_cost_little(swarm: Swarm, make_spec: MakeSpec) -> Non
     swarm.join(*peers)
     swarm.settle_until(lambda: swarm.run().committed_steps == 2)
     assert len(swarm.run().peers) == NUM_PEERS
+    for index, peer in enumerate(peers):
+        behind = [other.peer_id for other in peers[(index + 1) % NUM_STAGES :: NUM_STAGES]]
+        speed = LinkSpeed(
+            bytes_per_s=1234567.0 + index,
+            peak_bytes_per_s=2345678.0 + index,
+            round_trip_s=0.123456,
+            least_round_trip_s=0.023456,
+        )
+        swarm.say(peer, PeerAlive(links=dict.fromkeys(behind[:MAX_MEASURED_LINKS], speed)))
 
     made = least_s(lambda: message_of(DOCUMENTS.status(overview(swarm.state)), 1))
     assert made / PERIOD_S < MAX_SHARE

@@ -27,6 +27,7 @@ from swarm_ft.peer.links import (
     Backoff,
     Links,
     LinkStream,
+    PeerLink,
     Send,
     heard_hello,
 )
@@ -37,7 +38,9 @@ from swarm_ft.protocol.messages.boundary import (
     FromNeighbour,
     KeyFrameRequest,
 )
-from swarm_ft.protocol.messages.link import LinkHello, LinkMessage
+from swarm_ft.protocol.messages.capacity import LinkSpeed
+from swarm_ft.protocol.messages.control import MAX_MEASURED_LINKS
+from swarm_ft.protocol.messages.link import LinkHello, LinkMessage, LinkPing, LinkPong
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.methods import LINK
@@ -459,6 +462,77 @@ async def test_broken_streams_count_for_one_attempt_alone(pair: Pair, caller: Ca
                 await break_a_stream(caller, End("a", number).hello)
             await caller.greet(End("a", number).hello)  # and stays, so that the link does
             await b.connected()
+
+
+# ---- marks, by which a link measures itself
+
+
+async def heard_pong(hand: Hand) -> LinkPong:
+    """The next one, whatever else is said before it."""
+    while not isinstance(heard := await hand.hear(), LinkPong):
+        assert heard is not None
+    return heard
+
+
+async def test_a_round_trip_is_measured_while_two_work_together(pair: Pair) -> None:
+    async with pair.attempt(1) as (a, b):
+        number = 0
+        while not (pair.a.links.speeds.get(B) and pair.b.links.speeds.get(A)):
+            number += 1
+            for one, other in ((a, b), (b, a)):
+                one.channel.say(ack(1, number))
+                await other.end.heard.get()
+        assert pair.a.links.speeds[B].least_round_trip_s > 0.0
+        assert pair.b.links.speeds[A].bytes_per_s == 0.0, "it was never full"
+
+
+async def test_what_was_measured_is_told_of_the_slowest_links(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speeds = [LinkSpeed(), LinkSpeed(round_trip_s=0.1)]
+    speeds += [
+        LinkSpeed(bytes_per_s=float(number)) for number in range(9 * MAX_MEASURED_LINKS, 0, -1)
+    ]
+    left = iter(speeds)
+    monkeypatch.setattr(PeerLink, "speed", property(lambda _: next(left)))
+    for number in range(len(speeds)):
+        pair.a.links.link_to(PeerId(f"b{number}"))
+    told = [speed.bytes_per_s for speed in pair.a.links.speeds.values()]
+    assert told == [float(number) for number in range(1, MAX_MEASURED_LINKS + 1)]
+
+
+async def test_pings_are_answered_and_pongs_that_nobody_asked_for_change_nothing(
+    pair: Pair, caller: Caller
+) -> None:
+    async with pair.b.attempt(pair.a, 1) as b:
+        hand, _ = await caller.greet(End("a", 1).hello)
+        await b.connected()
+        await hand.say(LinkPong(4_000_000_000, 1), LinkPing(7))
+        assert (await heard_pong(hand)).serial == 7
+        await hand.say(LinkPong(4_000_000_000, 1), LinkPing(0))
+        assert (await heard_pong(hand)).serial == 0
+        await hand.say(ack(1))
+        assert await b.end.heard.get() == ack(1)
+
+
+class StuckEnd(End):
+    """It never gets a message written."""
+
+    async def write(self, message: FromNeighbour, send: Send) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_who_pings_again_before_the_answer_costs_itself_the_stream(
+    pair: Pair, caller: Caller
+) -> None:
+    """So one pong waits at most, whatever is not read."""
+    attending = Attending(pair.b, pair.a, StuckEnd("b", 1))
+    hand, _ = await caller.greet(End("a", 1).hello)
+    await attending.connected()
+    attending.channel.say(ack(1))
+    with pytest.raises(OutOfTurn, match="pinged again before the answer"):
+        await hand.fails(*(LinkPing(number) for number in range(3)))
+    await attending.stop()
 
 
 # ---- who dials, and when it gives up

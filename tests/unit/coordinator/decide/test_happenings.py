@@ -4,12 +4,15 @@ import pytest
 
 from swarm_ft.coordinator.decide import contributions
 from swarm_ft.coordinator.facts.events import Happened, Publish, RunCancelled, Tick
+from swarm_ft.coordinator.facts.ways import Ways, pair_of
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.watching import overview
 from swarm_ft.ids import PeerId, RunId, StepNumber
-from swarm_ft.protocol.messages.client import MemberDoing, RunPhase
+from swarm_ft.protocol.messages.capacity import LinkSpeed
+from swarm_ft.protocol.messages.client import MemberDoing, MemberLink, RunPhase
 from swarm_ft.protocol.messages.control import PeerAlive
 from swarm_ft.protocol.messages.events import EventKind, WentBack
+from swarm_ft.protocol.messages.meeting import Way
 from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
 
 Kind = EventKind
@@ -203,3 +206,24 @@ def test_status_tells_what_members_do_and_how_the_run_goes(
     assert going.eta_s == pytest.approx(6 * going.step_s)
     assert (going.place, going.behind) == (0, None)
     assert (queued.place, queued.behind, queued.last_step) == (1, RUN, None)
+
+
+def test_what_peers_measured_of_links_is_told_as_far_as_we_know_whom_to(
+    swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.submit(make_spec(num_steps=9))
+    swarm.join(a, b)
+    after_steps(swarm, 2)
+    speed, other = LinkSpeed(bytes_per_s=4e5, round_trip_s=0.02), LinkSpeed(bytes_per_s=7e5)
+    names = ("b", "a", "nobody")
+    said = swarm.say(a, PeerAlive(links={PeerId(name): speed for name in names}))
+    assert not said, "nothing is decided by it, or written down"
+    swarm.say(b, PeerAlive(links={PeerId("a"): other}))
+    one, two = overview(swarm.state).members
+    assert one.links == (MemberLink(peer_id=PeerId("b"), way=None, speed=speed),)
+    assert two.links == (MemberLink(peer_id=PeerId("a"), way=None, speed=other),)
+    swarm.handle(Tick(Ways(met={pair_of("a", "b"): Way.PUNCHED})))
+    (link,) = overview(swarm.state).members[0].links
+    assert (link.way, link.speed) == (Way.PUNCHED, speed)
+    swarm.say(a, PeerAlive())
+    assert overview(swarm.state).members[0].links[0].speed == LinkSpeed()

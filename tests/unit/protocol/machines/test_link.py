@@ -21,7 +21,7 @@ from swarm_ft.protocol.machines.link import (
     LinkMachine,
 )
 from swarm_ft.protocol.messages.boundary import Ack, BoundaryHello, FrameKey
-from swarm_ft.protocol.messages.link import ChannelHello, ChannelKind, LinkHello, LinkMessage
+from swarm_ft.protocol.messages.link import ChannelHello, ChannelKind, ChannelMessage, LinkHello
 from swarm_ft.protocol.messages.reduction import Phase, PieceAck, PieceKey, ReduceHello, Scope
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -179,9 +179,9 @@ class Side:
         self.connected: set[ChannelKind] = set()
         self.greeted: list[tuple[ChannelKind, int]] = []
 
-    def apply(self, effects: list[LinkEffect]) -> list[LinkMessage]:
+    def apply(self, effects: list[LinkEffect]) -> list[ChannelMessage]:
         """What is to be sent."""
-        said: list[LinkMessage] = []
+        said: list[ChannelMessage] = []
         for effect in effects:
             kind = effect.kind
             match effect:
@@ -212,7 +212,7 @@ class TwoEnds(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ends = Side("a"), Side("b")
-        self.ways: tuple[deque[LinkMessage], deque[LinkMessage]] = deque(), deque()
+        self.ways: tuple[deque[ChannelMessage], deque[ChannelMessage]] = deque(), deque()
         self.is_up = [False, False]
         self.newest = 0
 
