@@ -216,7 +216,7 @@ class StageHost:
     async def _prepare(self, assign: Assign) -> None:
         """Have the stage as of the last commit, or listen; offer it to those who have not."""
         await self._state.at_rest()
-        layers = next(s.layers for s in assign.assignments if s.peer_id == self._context.peer_id)
+        layers = assign.layers_of(self._context.peer_id)
         self._exchange.follow(assign, layers)
         if self._exchange.catching_up is not None:
             self._drop_result()

@@ -21,7 +21,7 @@ from swarm_ft import __version__
 from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.directory import Directory
-from swarm_ft.errors import MalformedMessage, NotFound, OutOfTurn, RunMismatch, Unavailable
+from swarm_ft.errors import NotFound, OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.capacity import measure_link
@@ -84,7 +84,7 @@ class PeerOptions:
         shard_dir: where the trained stage is kept until it is collected.
         buffers: where buffers are kept, and how many bytes of them.
         snapshots_url: where the swarm's snapshots lie; empty if this peer is to have no part.
-        encrypts: what it writes to disks, each run with the key that the coordinator has for it.
+        encrypts: what it writes to disks, each run with keys that the coordinator has for it.
         max_up_bytes_per_s: that it lends of its link; infinite: all there is.
         max_down_bytes_per_s: so too of what comes in.
         machine: what it can do, for forecasts alone; its link is measured too. None: nothing is.
@@ -379,14 +379,12 @@ class PeerNode:
                 self._context.timeline.heard(message)
 
     async def _assign(self, assign: Assign) -> None:
-        named = {stage.peer_id for stage in assign.assignments}
-        if self._options.peer_id not in named:
-            raise MalformedMessage("the coordinator assigned a run without a stage for this peer")
-        self._links.name(named)
+        layers = assign.layers_of(self._options.peer_id)
+        self._links.name({stage.peer_id for stage in assign.assignments})
         here, there = assign.spec.digest(), assign.spec_digest
         try:
             check_spec_digest(f"run {assign.run_id}", here, there, "the coordinator")
-            self._check_key(assign)
+            self._check_keys(assign, layers)
         except RunMismatch as error:
             self._context.say(stage_failed(assign, error))
             return
@@ -407,8 +405,9 @@ class PeerNode:
         await self._host.assign(assign)
         self._given.assigned(assign, self._clock.now_s())
 
-    def _check_key(self, assign: Assign) -> None:
-        if self._options.encrypts and len(assign.storage_key) != STORAGE_KEY_BYTES:
+    def _check_keys(self, assign: Assign, layers: LayerRange) -> None:
+        keys = (assign.storage_key, assign.stage_keys.get(layers, b""))
+        if self._options.encrypts and any(len(key) != STORAGE_KEY_BYTES for key in keys):
             raise RunMismatch(
                 f"run {assign.run_id}: the coordinator has no key for it, and this peer encrypts "
                 "what it writes down"
@@ -431,7 +430,6 @@ class PeerNode:
         run_id, spec, key = assign.run_id, assign.spec, assign.storage_key
         encrypts, name = self._options.encrypts, self._options.peer_id
         sealer = Sealer(key, f"buffers of {name}") if encrypts else None
-        # Snapshots are shared, so whoever has the key reads them.
         files = LocalFiles(Sealer(key, "files") if key else None, seals=encrypts)
         store = await run_in(self._codecs, self._options.buffers.open, run_id, spec, sealer)
         return StageState(self._context, run_id, spec, self._make_engine, store, files)

@@ -479,7 +479,7 @@ class Learner(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., step: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("run_id", "spec", "attempt", "assignments", "committed_steps", "fresh", "spec_digest", "learners", "last_attempt", "saved", "owner", "storage_key")
+    __slots__ = ("run_id", "spec", "attempt", "assignments", "committed_steps", "fresh", "spec_digest", "learners", "last_attempt", "saved", "owner", "storage_key", "stage_keys")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -492,6 +492,7 @@ class Assign(_message.Message):
     SAVED_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     STORAGE_KEY_FIELD_NUMBER: _ClassVar[int]
+    STAGE_KEYS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     spec: _run_pb2.RunSpec
     attempt: int
@@ -504,7 +505,16 @@ class Assign(_message.Message):
     saved: _containers.RepeatedCompositeFieldContainer[SavedStage]
     owner: str
     storage_key: bytes
-    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., committed_steps: _Optional[int] = ..., fresh: _Optional[bool] = ..., spec_digest: _Optional[bytes] = ..., learners: _Optional[_Iterable[_Union[Learner, _Mapping]]] = ..., last_attempt: _Optional[int] = ..., saved: _Optional[_Iterable[_Union[SavedStage, _Mapping]]] = ..., owner: _Optional[str] = ..., storage_key: _Optional[bytes] = ...) -> None: ...
+    stage_keys: _containers.RepeatedCompositeFieldContainer[StageKey]
+    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., committed_steps: _Optional[int] = ..., fresh: _Optional[bool] = ..., spec_digest: _Optional[bytes] = ..., learners: _Optional[_Iterable[_Union[Learner, _Mapping]]] = ..., last_attempt: _Optional[int] = ..., saved: _Optional[_Iterable[_Union[SavedStage, _Mapping]]] = ..., owner: _Optional[str] = ..., storage_key: _Optional[bytes] = ..., stage_keys: _Optional[_Iterable[_Union[StageKey, _Mapping]]] = ...) -> None: ...
+
+class StageKey(_message.Message):
+    __slots__ = ("layers", "key")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    layers: _run_pb2.LayerRange
+    key: bytes
+    def __init__(self, layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class SaveStage(_message.Message):
     __slots__ = ("run_id", "step")

@@ -40,6 +40,7 @@ from swarm_ft.coordinator.plan.membership import (
 from swarm_ft.coordinator.plan.neighbours import with_better_neighbours
 from swarm_ft.coordinator.plan.placement import Placement
 from swarm_ft.coordinator.plan.sharing import in_turn, share_of, shared
+from swarm_ft.coordinator.plan.stage_keys import peer_key, stage_keys
 from swarm_ft.coordinator.plan.steps import with_ledger
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
@@ -378,8 +379,8 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
     turn.put(run)
     turn.write_ledger(before, run)
     assign = _assignment(run, fresh=fresh)
-    for peer in run.peers:
-        turn.say(peer, assign)
+    for stage in attempt.assignments:
+        turn.say(stage.peer_id, _with_keys(assign, run.storage_key, stage))
 
 
 def _learning_since_s(
@@ -416,5 +417,13 @@ def _assignment(run: Run, *, fresh: bool) -> Assign:
         saved=past.saved.stages if went_back and past.saved else (),
         last_attempt=past.last_commit.attempt if past.last_commit else NO_ATTEMPT,
         owner=run.owner,
-        storage_key=run.storage_key,
+    )
+
+
+def _with_keys(assign: Assign, run_key: bytes, stage: StageAssignment) -> Assign:
+    """What all are told, with the keys that this peer needs."""
+    return replace(
+        assign,
+        storage_key=peer_key(run_key, stage.peer_id),
+        stage_keys=stage_keys(run_key, stage.layers, assign.saved),
     )

@@ -410,8 +410,8 @@ class Run:
     Attributes:
         owner: the client that submitted it, and alone may watch it, end it and fetch its result;
             empty where clients have no keys.
-        storage_key: with which its peers encrypt what they write down; empty once it is over, so
-            that nothing opens what may be left of it.
+        storage_key: from which come those with which its peers encrypt what they write down; empty
+            once it is over, so that nothing opens what may be left of it.
         priority: how many peers it is to have, to those of others' runs.
         notice: who of its peers at work is silent or waited for just now; of no use after a
             restart.

@@ -37,6 +37,8 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.sealing import Sealer
+from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.shard import ShardContents, read_shard, write_shard
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transfer import OfferedShard, offer
@@ -76,6 +78,7 @@ class StateExchange:
         self._spec_digest = spec_digest
         self._snapshots = snapshots
         self._attempt = Attempt(-1)
+        self._stage_keys: Mapping[LayerRange, bytes] = {}
         self._last_take: CatchUp | None = None
         self._givings: dict[PeerId, ShardName] = {}
         self._offering: dict[ShardName, asyncio.Task[None]] = {}
@@ -104,7 +107,7 @@ class StateExchange:
         Raises:
             OutOfTurn: it asks for what was begun before, and not all was heard here since.
         """
-        self._attempt = assign.attempt
+        self._attempt, self._stage_keys = assign.attempt, assign.stage_keys
         own = self._context.peer_id
         step = next((learner.step for learner in assign.learners if learner.peer_id == own), None)
         if step is None:
@@ -160,7 +163,7 @@ class StateExchange:
                 ShardName(run_id=assign.run_id, step=step, layers=stage.layers), stage.digest
             )
             for stage in assign.saved
-            if stage.layers.start < layers.stop and layers.start < stage.layers.stop
+            if stage.layers.overlaps(layers)
         }
         contents = parts.get(layers) or await self._recut(parts, layers, assign.spec)
         await self._state.restore(contents, step, assign.last_attempt)
@@ -182,8 +185,13 @@ class StateExchange:
                 f"--snapshots as the coordinator"
             )
         path = await asyncio.to_thread(store.fetch_shard, manifest, name.layers, self._folder)
-        files = self._state.files
+        files = self._files_of(name.layers)
         return await asyncio.to_thread(read_shard, path, name, self._spec_digest, files)
+
+    def _files_of(self, layers: LayerRange, *, seals: bool = False) -> LocalFiles:
+        """Files of a stage in snapshots: who hosts other stages has no key for them."""
+        key = self._stage_keys.get(layers)
+        return LocalFiles(Sealer(key, "files") if key else None, seals=seals)
 
     def _store(self) -> SnapshotStore:
         if self._snapshots is None:
@@ -224,7 +232,7 @@ class StateExchange:
         self._stop_offering(wanted)
 
     async def _write_and_offer(self, name: ShardName, contents: ShardContents) -> None:
-        write = partial(self._write, self._folder, name, contents)
+        write = partial(self._write, self._folder, name, contents, self._state.files)
         await self._offer(name, await self._tried(name, write))
 
     async def _offer(self, name: ShardName, path: Path) -> None:
@@ -285,38 +293,43 @@ class StateExchange:
         if self._state.committed_steps != save.step:
             here = self._state.committed_steps
             raise OutOfTurn(f"snapshot of step {save.step}, {here} are committed")
-        contents = await self._state.everything()
-        task = asyncio.create_task(self._save(self._state.name, contents))
+        contents, name = await self._state.everything(), self._state.name
+        files = self._files_of(name.layers, seals=self._state.files.seals)
+        task = asyncio.create_task(self._save(name, contents, files))
         self._saves.add(task)
         task.add_done_callback(self._saves.discard)
 
-    async def _save(self, name: ShardName, contents: ShardContents) -> None:
+    async def _save(self, name: ShardName, contents: ShardContents, files: LocalFiles) -> None:
         try:
             async with self._one_save:
-                entry = await self._put_by(name, contents)
+                entry = await self._put_by(name, contents, files)
         except SwarmError as error:
             logger.warning("%s: cannot be saved: %s", name, error.message)
             self._context.say(StageUnsaved(name=name, reason=error.message))
             return
         self._context.say(StageSaved(name=name, digest=entry.digest, total_bytes=entry.total_bytes))
 
-    async def _put_by(self, name: ShardName, contents: ShardContents) -> SavedStage:
+    async def _put_by(
+        self, name: ShardName, contents: ShardContents, files: LocalFiles
+    ) -> SavedStage:
         """Put a state into the snapshots; cancelled, this waits for what is being written."""
         store = self._store()
         failpoints.reached_meanwhile("saving")
         # Beside it the same state may be offered to newcomers, without what is this peer's alone.
         folder = self._folder / "saved"
         private_folder(folder)
-        path = await self._write(folder, name, contents)
+        path = await self._write(folder, name, contents, files)
         try:
             put = asyncio.to_thread(store.put_shard, name, path)
             return await to_its_end(asyncio.create_task(put))
         finally:
             path.unlink(missing_ok=True)  # it was moved, unless that failed
 
-    async def _write(self, folder: Path, name: ShardName, contents: ShardContents) -> Path:
+    async def _write(
+        self, folder: Path, name: ShardName, contents: ShardContents, files: LocalFiles
+    ) -> Path:
         """Write a state down; cancelled, it leaves no file."""
-        what = folder, name, self._spec_digest, contents, self._state.files
+        what = folder, name, self._spec_digest, contents, files
         writing = asyncio.create_task(asyncio.to_thread(write_shard, *what))
         try:
             return await to_its_end(writing)

@@ -55,6 +55,7 @@ MAX_PLAN_SAMPLES = MAX_BATCH_SIZE + 2 * MAX_EVAL_SAMPLES
 MAX_EVAL_PASSES = 2
 MAX_KEPT_RUNS = 64
 STORAGE_KEY_BYTES = 32
+StorageKey = Annotated[bytes, Length(STORAGE_KEY_BYTES)]
 SomePeers = Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS, 1)]
 Amount = Annotated[float, Range(0.0)]
 Measured = Annotated[float, Range(0.0, MAX_PEER_NUMBER)]
@@ -149,7 +150,10 @@ class Assign:
         last_attempt: whose commit is the last.
         saved: the snapshot of the committed steps, if the run went back to it.
         owner: the name of the client that may fetch the result; empty where nobody has keys.
-        storage_key: encrypts what peers write to their disks of this run; given up with the run.
+        storage_key: encrypts what this peer writes to its disk of this run, and alone reads; given
+            up with the run.
+        stage_keys: encrypt what lies in snapshots of the peer's stage, which it writes, and of the
+            `saved` ones that it reads.
     """
 
     run_id: RunId
@@ -163,7 +167,21 @@ class Assign:
     last_attempt: Attempt = NO_ATTEMPT
     saved: Annotated[tuple[SavedStage, ...], Length(MAX_BLOCKS)] = ()
     owner: Text = ""
-    storage_key: Annotated[bytes, Length(STORAGE_KEY_BYTES)] = field(default=b"", repr=False)
+    storage_key: StorageKey = field(default=b"", repr=False)
+    stage_keys: Annotated[dict[LayerRange, StorageKey], Length(MAX_BLOCKS)] = field(
+        default_factory=dict, repr=False
+    )
+
+    def layers_of(self, peer_id: PeerId) -> LayerRange:
+        """The stage that a peer is to host.
+
+        Raises:
+            MalformedMessage: none.
+        """
+        for stage in self.assignments:
+            if stage.peer_id == peer_id:
+                return stage.layers
+        raise MalformedMessage(f"run {self.run_id}: expected a stage for peer {peer_id}, got none")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

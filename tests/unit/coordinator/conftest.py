@@ -32,6 +32,7 @@ from swarm_ft.coordinator.facts.events import (
 )
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.plan.stage_keys import peer_key, stage_keys
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.messages.control import (
@@ -71,11 +72,12 @@ from swarm_ft.protocol.messages.reports import HeldBuffers, SampleSet, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.grant import Grant
-from swarm_ft.protocol.spec.layers import parse_layers
+from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from tests.specs import model_spec, train_spec
 
 RUN = RunId("run-1")
+STORAGE_KEY = bytes(range(32))
 EVENT_S = 0.125
 MAX_PAUSE_S = 1.5
 MAX_EVENTS = 1000
@@ -396,6 +398,10 @@ def _last_of(assign: Assign) -> tuple[int, Attempt]:
     return assign.committed_steps, assign.last_attempt
 
 
+def _ends(layers: LayerRange) -> tuple[int, int]:
+    return layers.start, layers.stop
+
+
 class Swarm:
     """The coordinator's decisions, a virtual clock, and whoever is connected.
 
@@ -424,9 +430,11 @@ class Swarm:
         self, spec: RunSpec, run_id: RunId = RUN, *, owner: str = "", priority: int = 3
     ) -> None:
         if self.journal is not None:
-            run = Run(run_id=run_id, spec=spec, owner=owner, priority=priority)
+            run = Run(
+                run_id=run_id, spec=spec, owner=owner, storage_key=STORAGE_KEY, priority=priority
+            )
             self.journal.write_run(run, bytes(16))
-        self.handle(RunSubmitted(run_id, spec, owner, priority=priority))
+        self.handle(RunSubmitted(run_id, spec, owner, STORAGE_KEY, priority))
 
     def join(self, *peers: FakePeer) -> None:
         for peer in peers:
@@ -646,6 +654,8 @@ class Swarm:
                 assert message.committed_steps == run.committed_steps
                 assert bool(message.saved) == bool(message.fresh and message.committed_steps)
                 assert {learner.peer_id for learner in message.learners} < set(run.peers)
+                if run.storage_key:
+                    self._check_keys(run.storage_key, peer_id, message)
             case PlanStep():
                 named = (message.run_id, message.step, message.attempt)
                 assert any(named == (p.run_id, p.step, p.attempt) for p in self.plans)
@@ -656,6 +666,16 @@ class Swarm:
                 assert run.phase is RunPhase.EXPORTING
             case ReleaseStage():
                 assert run is None or run.phase > RunPhase.FINISHED or peer_id not in run.peers
+
+    def _check_keys(self, run_key: bytes, peer_id: PeerId, assign: Assign) -> None:
+        """A peer has keys of what it holds and reads, and can have no other."""
+        own = assign.layers_of(peer_id)
+        blocks = set(range(own.start, own.stop))
+        readable = [s.layers for s in assign.saved if blocks & set(range(*_ends(s.layers)))]
+        assert set(assign.stage_keys) == {own, *readable}
+        assert assign.storage_key == peer_key(run_key, peer_id)
+        for layers, key in assign.stage_keys.items():
+            assert stage_keys(run_key, layers, ()) == {layers: key}
 
     def _check_state(self) -> None:
         for run in self.state.runs.values():
