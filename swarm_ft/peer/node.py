@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from swarm_ft.peer.coordinator_link import CoordinatorLink
 from swarm_ft.peer.generation import TextStream, first_of
 from swarm_ft.peer.given import Doing, Gift, Given
 from swarm_ft.peer.host import StageHost, stage_failed
+from swarm_ft.peer.keeping import KeepingPlace, KeptShards
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.links import Links
 from swarm_ft.peer.presence import Presence, log_progress
@@ -43,7 +45,10 @@ from swarm_ft.protocol.messages.control import (
     CatchUp,
     ClockReply,
     CommitStep,
+    DropShards,
     ExportStage,
+    GiveShard,
+    KeepShard,
     LeaveProgress,
     PeerAlive,
     PeerHello,
@@ -84,6 +89,7 @@ class PeerOptions:
         shard_dir: where the trained stage is kept until it is collected.
         buffers: where buffers are kept, and how many bytes of them.
         snapshots_url: where the swarm's snapshots lie; empty if this peer is to have no part.
+        keeping: where it keeps snapshots of others' stages, in swarms without such a place.
         encrypts: what it writes to disks, each run with keys that the coordinator has for it.
         max_up_bytes_per_s: that it lends of its link; infinite: all there is.
         max_down_bytes_per_s: so too of what comes in.
@@ -97,6 +103,7 @@ class PeerOptions:
     shard_dir: Path
     buffers: BufferPlace = field(default_factory=BufferPlace)
     snapshots_url: str = ""
+    keeping: KeepingPlace = field(default_factory=KeepingPlace)
     encrypts: bool = False
     max_up_bytes_per_s: float = math.inf
     max_down_bytes_per_s: float = math.inf
@@ -183,14 +190,16 @@ class PeerNode:
             timeline=Timeline(clock, self._link.say),
             memory_bytes=options.memory_bytes,
         )
+        self._kept = KeptShards(self._context, options.keeping)
 
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:
         """What a peer answers, for `Transport.serve`."""
+        offers = ChainMap(self._context.offers, self._kept.offers)
         return {
             LINK: self._links.answer,
             GENERATE: self._generate,
-            FETCH_CHUNKS: partial(serve_chunks, offers=self._context.offers),
-            LIST_CHUNKS: partial(serve_chunk_list, offers=self._context.offers),
+            FETCH_CHUNKS: partial(serve_chunks, offers=offers),
+            LIST_CHUNKS: partial(serve_chunk_list, offers=offers),
         }
 
     async def _generate(self, stream: TextStream) -> None:
@@ -264,6 +273,7 @@ class PeerNode:
         self._endpoint = endpoint
         try:
             await self._tidy()
+            await asyncio.to_thread(self._kept.find, time.time())
             await until_one_ends(self._link.stay_joined(), self._left(), self._stay_tidy())
         finally:
             await self._close()
@@ -285,6 +295,7 @@ class PeerNode:
                 await self._tidy()
 
     async def _close(self) -> None:
+        await self._kept.close()
         if self._host is not None:
             await self._host.close()
         if self._opening is not None:
@@ -339,6 +350,8 @@ class PeerNode:
             leaving=self.presence.leaving,
             max_up_bytes_per_s=_or_none(self._options.max_up_bytes_per_s),
             max_down_bytes_per_s=_or_none(self._options.max_down_bytes_per_s),
+            keep_bytes=self._kept.lent_bytes,
+            kept_shards=self._kept.shards,
         )
 
     def _alive(self) -> PeerAlive:
@@ -363,8 +376,19 @@ class PeerNode:
                 await self._hosting(message.run_id).export()
             case ReleaseStage():
                 await self._release(message)
+            case KeepShard() | GiveShard() | DropShards():
+                await self._keep(message)
             case StayIdle() | Revoked() | LeaveProgress() | ClockReply():
                 self._hear(message)
+
+    async def _keep(self, message: KeepShard | GiveShard | DropShards) -> None:
+        match message:
+            case KeepShard():
+                self._kept.keep(message)
+            case GiveShard():
+                self._kept.give(message)
+            case DropShards():
+                await self._kept.drop(message)
 
     def _hear(self, message: StayIdle | Revoked | LeaveProgress | ClockReply) -> None:
         match message:
@@ -401,6 +425,7 @@ class PeerNode:
                 state=state,
                 shard_dir=self._options.shard_dir,
                 snapshots=self._snapshots,
+                kept=self._kept,
             )
         await self._host.assign(assign)
         self._given.assigned(assign, self._clock.now_s())
@@ -448,6 +473,8 @@ class PeerNode:
         elif self._opening is not None and self._opening[0] == run_id:
             await (await self._opening[1]).release()
             self._opening = None
+        if release.is_over:
+            await self._kept.forget(run_id)
         if run_id in self._kept_runs:
             self._kept_runs -= {run_id}
             await asyncio.to_thread(self._options.buffers.delete, run_id)

@@ -21,6 +21,7 @@ from swarm_ft.coordinator.facts.state import (
     Snapshot,
     SwarmState,
 )
+from swarm_ft.coordinator.plan.keepers import available, holders, without_keepers
 from swarm_ft.coordinator.plan.membership import (
     able_for,
     arrangement,
@@ -48,6 +49,7 @@ from swarm_ft.protocol.messages.control import (
     Assign,
     CatchUp,
     CaughtUp,
+    GiveShard,
     Learner,
     ReleaseStage,
     StageAssignment,
@@ -55,8 +57,11 @@ from swarm_ft.protocol.messages.control import (
     StayIdle,
 )
 from swarm_ft.protocol.messages.events import EventKind, WentBack
+from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 
+KEEPERS_S = 1800.0
+"""How long a run waits for peers that alone keep what it is to begin with."""
 MAX_NAMED = 3
 """Runs that one which waits behind them names; more would say no more."""
 
@@ -313,12 +318,34 @@ def place_waiting(turn: Turn) -> None:
             continue
         able = able_for(sharing.of(turn.state, run), run, turn.now_s)
         placement = arrangement(able, run, turn.now_s)
-        if placement.assignments:
+        if placement.assignments and not _waits_for_keepers(turn, run):
             members, ways = turn.state.members, turn.state.ways
             placed = with_better_neighbours(run.spec, placement.assignments, members, ways)
             _assign(turn, run.with_assignments(placed), fresh=True)
-        else:
+        elif not placement.assignments:
             _unplaced(turn, run, placement, position)
+
+
+def _waits_for_keepers(turn: Turn, run: Run) -> bool:
+    """Whether those are away that keep what the run is to begin with; at last it goes on without.
+
+    All of a run may hang on what they have, so they are waited for far longer than any peer.
+    """
+    missing = without_keepers(turn.state, run.past.saved)
+    since_s = min(run.keeping.missing_since_s, turn.now_s) if missing else math.inf
+    run = replace(run, keeping=replace(run.keeping, missing_since_s=since_s))
+    turn.keep(run)
+    if not missing:
+        return False
+    layers = [stage.layers for stage in missing]
+    names = ", ".join(dict.fromkeys(peer for stage in missing for peer in stage.keepers))
+    words = f"layers {', '.join(map(str, layers))} of the snapshot of step {run.committed_steps}"
+    if turn.now_s - since_s >= KEEPERS_S and run.past.trained_steps is None:
+        past = replace(run.past, snapshots=available(turn.state, run))
+        go_back(turn, replace(run, past=past), f"{words} are with {names}, away", layers)
+    else:
+        _without_peers(turn, run, f"waiting for peer {names}: it keeps {words}")
+    return True
 
 
 def _unplaced(turn: Turn, run: Run, placement: Placement, position: int) -> None:
@@ -378,7 +405,8 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
     )
     turn.put(run)
     turn.write_ledger(before, run)
-    assign = _assignment(run, fresh=fresh)
+    assign = _assignment(turn.state, run, fresh=fresh)
+    _have_given(turn, run, assign)
     for stage in attempt.assignments:
         turn.say(stage.peer_id, _with_keys(assign, run.storage_key, stage))
 
@@ -402,9 +430,24 @@ def _reachable(turn: Turn, stage: StageAssignment) -> StageAssignment:
     return replace(stage, endpoint=member.hello.endpoint if member else "")
 
 
-def _assignment(run: Run, *, fresh: bool) -> Assign:
+def _have_given(turn: Turn, run: Run, assign: Assign) -> None:
+    """Let those who keep a snapshot give it to those who are to begin with it."""
+    for stage in assign.saved:
+        takers = [a.peer_id for a in assign.assignments if a.layers.overlaps(stage.layers)]
+        name = ShardName(
+            run_id=run.run_id,
+            step=StepNumber(assign.committed_steps),
+            layers=stage.layers,
+            is_saved=True,
+        )
+        for keeper in stage.keepers:
+            turn.say(keeper, GiveShard(name=name, takers=tuple(takers)))
+
+
+def _assignment(state: SwarmState, run: Run, *, fresh: bool) -> Assign:
     past, attempt = run.past, run.attempt
     went_back = fresh and past.committed_steps
+    saved = past.saved.stages if went_back and past.saved else ()
     return Assign(
         run_id=run.run_id,
         spec=run.spec,
@@ -414,7 +457,7 @@ def _assignment(run: Run, *, fresh: bool) -> Assign:
         fresh=fresh,
         spec_digest=run.spec.digest(),
         learners=attempt.learners,
-        saved=past.saved.stages if went_back and past.saved else (),
+        saved=tuple(replace(stage, keepers=holders(state, stage)) for stage in saved),
         last_attempt=past.last_commit.attempt if past.last_commit else NO_ATTEMPT,
         owner=run.owner,
     )

@@ -18,7 +18,7 @@ from swarm_ft.protocol.messages.reports import (
     OfOneStep,
     Traffic,
 )
-from swarm_ft.protocol.messages.shard import ShardFile, ShardName
+from swarm_ft.protocol.messages.shard import KeptShard, ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import ClockTime, StepTimeline
 from swarm_ft.protocol.spec.bounds import (
     MAX_PEER_NUMBER,
@@ -54,6 +54,7 @@ MAX_RUN_PEERS = 1 << 14
 MAX_PLAN_SAMPLES = MAX_BATCH_SIZE + 2 * MAX_EVAL_SAMPLES
 MAX_EVAL_PASSES = 2
 MAX_KEPT_RUNS = 64
+MAX_KEPT_SHARDS = 256
 STORAGE_KEY_BYTES = 32
 StorageKey = Annotated[bytes, Length(STORAGE_KEY_BYTES)]
 SomePeers = Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS, 1)]
@@ -114,11 +115,21 @@ def stages_of(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedStage:
-    """A stage of a snapshot: a file of that digest and length, see `shard.ChunkList`."""
+    """A stage of a snapshot: a file of that digest and length, see `shard.ChunkList`.
+
+    Attributes:
+        keepers: peers that have it; none where snapshots lie in a place of their own.
+    """
 
     layers: LayerRange
     digest: Digest
     total_bytes: int
+    keepers: Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS)] = ()
+
+    @property
+    def file(self) -> ShardFile:
+        """What it must be, whoever gives it."""
+        return ShardFile(digest=self.digest, total_bytes=self.total_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,10 +197,40 @@ class Assign:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveStage:
-    """Put the stage's state, which has so many steps in it, into the run's snapshots."""
+    """Put the stage's state, which has so many steps in it, into the run's snapshots.
+
+    Attributes:
+        by_peers: keep it, until others do; else it goes where all snapshots lie.
+    """
 
     run_id: RunId
     step: StepNumber
+    by_peers: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeepShard:
+    """Keep a stage of a snapshot, from one of those who have it; say ShardKept or ShardLost."""
+
+    name: ShardName
+    file: ShardFile
+    sources: SomePeers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GiveShard:
+    """To a peer that keeps it: these, too, may take it."""
+
+    name: ShardName
+    takers: SomePeers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DropShards:
+    """Keep of this run the snapshots of these steps, and no others."""
+
+    run_id: RunId
+    but: Annotated[tuple[StepNumber, ...], Length(MAX_KEPT_SHARDS)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -350,6 +391,9 @@ ToPeer = (
     Assign
     | CatchUp
     | SaveStage
+    | KeepShard
+    | GiveShard
+    | DropShards
     | PlanStep
     | CommitStep
     | ExportStage
@@ -416,6 +460,8 @@ class PeerHello:
         leaving: that it would work no more, if it would not.
         max_up_bytes_per_s: that it lends of its link; 0: all there is.
         max_down_bytes_per_s: so too of what comes in.
+        keep_bytes: of its disk, for snapshots of others' stages.
+        kept_shards: that lie there.
     """
 
     peer_id: PeerId
@@ -429,6 +475,8 @@ class PeerHello:
     leaving: PeerLeaving | None = None
     max_up_bytes_per_s: Measured = 0.0
     max_down_bytes_per_s: Measured = 0.0
+    keep_bytes: Annotated[int, Range(0)] = 0
+    kept_shards: Annotated[tuple[KeptShard, ...], Length(MAX_KEPT_SHARDS)] = ()
     protocol_version: Annotated[int, Spoken("peer", "coordinator")] = PROTOCOL_VERSION
 
 
@@ -597,6 +645,21 @@ class StageUnsaved:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardKept:
+    """A peer keeps what it was asked to."""
+
+    shard: KeptShard
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLost:
+    """A peer does not keep, or has no more, what it was asked to, and why."""
+
+    shard: KeptShard
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
 class ClockProbe:
     """What time is it at the coordinator? `sent_us` is this peer's own."""
 
@@ -617,6 +680,8 @@ FromPeer = (
     | StageOffered
     | StageSaved
     | StageUnsaved
+    | ShardKept
+    | ShardLost
     | StepTimeline
     | ClockProbe
     | Machine

@@ -41,10 +41,13 @@ from swarm_ft.protocol.messages.control import (
     CaughtUp,
     ClockReply,
     CommitStep,
+    DropShards,
     EvalSum,
     ExportStage,
     FromPeer,
+    GiveShard,
     HeldStage,
+    KeepShard,
     Learner,
     LeaveProgress,
     PeerAlive,
@@ -55,6 +58,8 @@ from swarm_ft.protocol.messages.control import (
     ReleaseStage,
     Revoked,
     SaveStage,
+    ShardKept,
+    ShardLost,
     Stage,
     StageAssignment,
     StageExported,
@@ -69,7 +74,7 @@ from swarm_ft.protocol.messages.control import (
     stages_of,
 )
 from swarm_ft.protocol.messages.reports import HeldBuffers, SampleSet, Traffic
-from swarm_ft.protocol.messages.shard import ShardFile, ShardName
+from swarm_ft.protocol.messages.shard import KeptShard, ShardFile, ShardName
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
@@ -114,6 +119,8 @@ class FakePeer:
         self.result = b""
         self.leaving: PeerLeaving | None = None
         self.max_up_bytes_per_s = 0.0
+        self.keep_bytes = 0
+        self.kept: dict[ShardName, KeptShard] = {}
         self.heard: list[ToPeer] = []
         self.forget()
 
@@ -148,6 +155,8 @@ class FakePeer:
             held=held,
             leaving=self.leaving,
             max_up_bytes_per_s=self.max_up_bytes_per_s,
+            keep_bytes=self.keep_bytes,
+            kept_shards=tuple(self.kept.values()),
         )
 
     @property
@@ -172,6 +181,18 @@ class FakePeer:
                 return [self._save(message)]
             case PlanStep():
                 return [self._run_step(message)]
+            case KeepShard():
+                shard = KeptShard(name=message.name, digest=message.file.digest)
+                assert self.peer_id not in message.sources
+                if len(self.kept) >= self.keep_bytes:
+                    return [ShardLost(shard=shard, reason="full")]
+                self.kept[shard.name] = shard
+                return [ShardKept(shard)]
+            case GiveShard():
+                assert message.name in self.kept
+            case DropShards():
+                kept = self.kept.items()
+                self.kept = {name: one for name, one in kept if name.step in message.but}
             case CommitStep():
                 self._apply(message)
             case ExportStage():
@@ -181,6 +202,7 @@ class FakePeer:
                 self.exported = ShardFile(digest=trained, total_bytes=1)
                 return [StageExported(run_id=message.run_id, file=self.exported)]
             case ReleaseStage(run_id=run_id):
+                self.kept = {} if message.is_over else self.kept
                 if self.assign is not None and self.assign.run_id == run_id:
                     self.forget()
         return []
@@ -202,6 +224,7 @@ class FakePeer:
         self.assign, self.taking = assign, None
         assert self.layers in (None, self._stage.layers)
         if assign.saved and assign.fresh:
+            assert all(stage.keepers for stage in assign.saved if self.keep_bytes)
             saved = [(stage.layers.start, stage.layers.stop) for stage in assign.saved]
             assert [start for start, _ in saved[1:]] == [stop for _, stop in saved[:-1]]
             self._become(assign)
@@ -288,6 +311,9 @@ class FakePeer:
         name = ShardName(run_id=save.run_id, step=save.step, layers=self._stage.layers)
         if not self.saves:
             return StageUnsaved(name=name, reason="full")
+        if save.by_peers:
+            saved = replace(name, is_saved=True)
+            self.kept[saved] = KeptShard(name=saved, digest=bytes(16))
         return StageSaved(name=name, digest=bytes(16), total_bytes=1)
 
     def failed(self, code: str, message: str = "oh") -> StageFailed:
@@ -644,6 +670,9 @@ class Swarm:
             return
         if isinstance(message, LeaveProgress):
             assert peer_id in self.state.leaving
+            return
+        if isinstance(message, KeepShard | GiveShard):
+            assert message.name.is_saved
             return
         run = self.written_runs.get(message.run_id)
         match message:
