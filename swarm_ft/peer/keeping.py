@@ -20,11 +20,11 @@ from urllib.parse import quote, unquote
 from swarm_ft.errors import SwarmError, Unavailable
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.log import get_logger
-from swarm_ft.peer.context import PeerContext
 from swarm_ft.private_files import private_folder
 from swarm_ft.protocol.messages.control import (
     MAX_KEPT_SHARDS,
     DropShards,
+    FromPeer,
     GiveShard,
     KeepShard,
     SavedStage,
@@ -73,19 +73,33 @@ class _Kept:
 class KeptShards:
     """See the module's docstring.
 
+    Args:
+        peer_id: this peer's name.
+        place: where it keeps them.
+        downloader: fetches them from others.
+        say: gives a message to the coordinator's stream.
+
     Attributes:
         offers: what others may have from here.
     """
 
-    def __init__(self, context: PeerContext, place: KeepingPlace) -> None:
+    def __init__(
+        self,
+        peer_id: PeerId,
+        place: KeepingPlace,
+        *,
+        downloader: Downloader,
+        say: Callable[[FromPeer], None],
+    ) -> None:
         self.offers: dict[ShardName, OfferedShard] = {}
-        self._context = context
+        self._peer_id = peer_id
+        self._downloader = downloader
+        self._say = say
         self._place = place
         self._kept: dict[ShardName, _Kept] = {}
         self._takers: dict[ShardName, frozenset[str]] = {}
         self._taking: dict[ShardName, asyncio.Task[None]] = {}
         self._offering: set[asyncio.Task[None]] = set()
-        self._downloader = Downloader(context.directory, context.transport)
 
     # ---- what is here
 
@@ -142,7 +156,7 @@ class KeptShards:
         if own is not None and own.file == stage.file and await self._is_sound(name, own):
             return own.path
         path = folder / f"taken-{name.run_id}-{name.step}-{name.layers}"
-        sources = tuple(peer for peer in stage.keepers if peer != self._context.peer_id)
+        sources = tuple(peer for peer in stage.keepers if peer != self._peer_id)
         await _tried(lambda: self._download(name, stage.file, sources, path))
         return path
 
@@ -157,7 +171,7 @@ class KeptShards:
         name, shard = asked.name, KeptShard(name=asked.name, digest=asked.file.digest)
         have = self._kept.get(name)
         if have is not None and have.file == asked.file:
-            self._context.say(ShardKept(shard))
+            self._say(ShardKept(shard))
             return
         if name in self._taking:
             self._taking[name].cancel()
@@ -205,10 +219,10 @@ class KeptShards:
         except (SwarmError, OSError) as error:
             words = error.message if isinstance(error, SwarmError) else str(error)
             logger.warning("%s: not kept: %s", asked.name, words)
-            self._context.say(ShardLost(shard=shard, reason=words))
+            self._say(ShardLost(shard=shard, reason=words))
             return
         self._have(asked.name, _Kept(path=path, file=asked.file, chunks=chunks))
-        self._context.say(ShardKept(shard))
+        self._say(ShardKept(shard))
 
     def _taken(self, name: ShardName, task: asyncio.Task[None]) -> None:
         if self._taking.get(name) is task:
@@ -247,7 +261,7 @@ class KeptShards:
             words = "" if chunks.file == kept.file else "its bytes have changed"
         if words:
             shard = KeptShard(name=name, digest=kept.file.digest)
-            self._context.say(ShardLost(shard=shard, reason=words))
+            self._say(ShardLost(shard=shard, reason=words))
             await asyncio.to_thread(self._remove, name)
             return False
         self._kept[name] = replace(kept, chunks=chunks)

@@ -65,7 +65,7 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.sealing import Sealer
 from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.store import SnapshotStore
-from swarm_ft.transfer import offered_to, serve_chunk_list, serve_chunks
+from swarm_ft.transfer import Downloader, offered_to, serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Channel, Handler, Method, Transport, until_one_ends
 from swarm_ft.transport.methods import FETCH_CHUNKS, GENERATE, LINK, LIST_CHUNKS
 
@@ -190,7 +190,12 @@ class PeerNode:
             timeline=Timeline(clock, self._link.say),
             memory_bytes=options.memory_bytes,
         )
-        self._kept = KeptShards(self._context, options.keeping)
+        self._kept = KeptShards(
+            options.peer_id,
+            options.keeping,
+            downloader=Downloader(directory, transport),
+            say=self._link.say,
+        )
 
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:
         """What a peer answers, for `Transport.serve`."""

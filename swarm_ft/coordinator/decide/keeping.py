@@ -91,6 +91,7 @@ def _look_whether_whole(turn: Turn, run: Run) -> None:
         if not keepers(turn.state, run, stage):
             words = f"nobody else keeps layers {stage.layers} (--keep-disk)"
             commits.without_snapshot(turn, without, snapshot.step, words)
+            _drop_others(turn, turn.state.runs[run.run_id])
             return
     keeping = replace(run.keeping, took_s=turn.now_s - run.keeping.began_s)
     commits.whole(turn, replace(without, keeping=keeping), snapshot)

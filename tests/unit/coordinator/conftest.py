@@ -119,7 +119,7 @@ class FakePeer:
         self.result = b""
         self.leaving: PeerLeaving | None = None
         self.max_up_bytes_per_s = 0.0
-        self.keep_bytes = 0
+        self.keep_bytes, self.is_full = 0, False
         self.kept: dict[ShardName, KeptShard] = {}
         self.heard: list[ToPeer] = []
         self.forget()
@@ -181,18 +181,8 @@ class FakePeer:
                 return [self._save(message)]
             case PlanStep():
                 return [self._run_step(message)]
-            case KeepShard():
-                shard = KeptShard(name=message.name, digest=message.file.digest)
-                assert self.peer_id not in message.sources
-                if len(self.kept) >= self.keep_bytes:
-                    return [ShardLost(shard=shard, reason="full")]
-                self.kept[shard.name] = shard
-                return [ShardKept(shard)]
-            case GiveShard():
-                assert message.name in self.kept
-            case DropShards():
-                kept = self.kept.items()
-                self.kept = {name: one for name, one in kept if name.step in message.but}
+            case KeepShard() | GiveShard() | DropShards():
+                return self._keep(message)
             case CommitStep():
                 self._apply(message)
             case ExportStage():
@@ -205,6 +195,22 @@ class FakePeer:
                 self.kept = {} if message.is_over else self.kept
                 if self.assign is not None and self.assign.run_id == run_id:
                     self.forget()
+        return []
+
+    def _keep(self, message: KeepShard | GiveShard | DropShards) -> list[FromPeer]:
+        match message:
+            case KeepShard():
+                shard = KeptShard(name=message.name, digest=message.file.digest)
+                assert self.peer_id not in message.sources
+                if self.is_full:
+                    return [ShardLost(shard=shard, reason="full")]
+                self.kept[shard.name] = shard
+                return [ShardKept(shard)]
+            case GiveShard():
+                assert message.name in self.kept
+            case DropShards():
+                kept = self.kept.items()
+                self.kept = {name: one for name, one in kept if name.step in message.but}
         return []
 
     def _take(self, assign: Assign) -> list[FromPeer]:
@@ -541,7 +547,11 @@ class Swarm:
         standings = MappingProxyType(self.journal.standings(self.now_s))
         given = MappingProxyType(self.journal.contributions())
         self.state = SwarmState(
-            runs=MappingProxyType(runs), standings=standings, contributions=given
+            runs=MappingProxyType(runs),
+            standings=standings,
+            contributions=given,
+            keeps_snapshots=self.state.keeps_snapshots,
+            num_keepers=self.state.num_keepers,
         )
 
     # ---- what is seen
