@@ -190,7 +190,7 @@ class KeptShards:
         """Delete a run's snapshots but those of these steps; what is being fetched is new."""
         for name in [n for n in self._kept if n.run_id == dropped.run_id]:
             if name.step not in dropped.but:
-                await asyncio.to_thread(self._remove, name)
+                await self._delete(name)
 
     async def forget(self, run_id: RunId) -> None:
         """Delete all that is here of a run."""
@@ -259,10 +259,12 @@ class KeptShards:
             words = str(error)
         else:
             words = "" if chunks.file == kept.file else "its bytes have changed"
+        if self._kept.get(name) is not kept:
+            return False  # another one came, or it went, meanwhile
         if words:
+            await self._delete(name)
             shard = KeptShard(name=name, digest=kept.file.digest)
             self._say(ShardLost(shard=shard, reason=words))
-            await asyncio.to_thread(self._remove, name)
             return False
         self._kept[name] = replace(kept, chunks=chunks)
         return True
@@ -275,12 +277,12 @@ class KeptShards:
         self.offers.pop(name, None)
         self._kept[name] = kept
 
-    def _remove(self, name: ShardName) -> None:
+    async def _delete(self, name: ShardName) -> None:
         self.offers.pop(name, None)
         self._takers.pop(name, None)
         kept = self._kept.pop(name, None)
         if kept is not None:
-            kept.path.unlink(missing_ok=True)
+            await asyncio.to_thread(kept.path.unlink, missing_ok=True)
 
     def _folder(self, run_id: RunId) -> Path:
         if self._place.directory is None:

@@ -100,7 +100,6 @@ def _look_whether_whole(turn: Turn, run: Run) -> None:
 
 def _drop_others(turn: Turn, run: Run) -> None:
     """Have all let go of what the run has no use for any more."""
-    steps = tuple(snapshot.step for snapshot in run.past.snapshots)
     wanted = {snapshot.shard(run.run_id, stage) for snapshot, stage in wanted_stages(run)}
     keeping = run.keeping
     asked = {shard: peers for shard, peers in keeping.asked.items() if shard in wanted}
@@ -108,7 +107,7 @@ def _drop_others(turn: Turn, run: Run) -> None:
     keeping = replace(keeping, asked=MappingProxyType(asked), refused=MappingProxyType(refused))
     turn.keep(replace(run, keeping=keeping))
     for peer in turn.state.members:
-        turn.say(peer, DropShards(run_id=run.run_id, but=steps))
+        _tell_what_to_keep(turn, run.run_id, peer)
 
 
 # ---- what keepers say
