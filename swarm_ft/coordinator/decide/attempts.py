@@ -281,7 +281,7 @@ def _tell_went_back(turn: Turn, run: Run, past: Past, why: str, lost: Sequence[L
         from_step=StepNumber(run.past.all_steps),
         to_step=StepNumber(past.all_steps),
         why=why,
-        remedy=remedy_in_words(run, lost),
+        remedy=remedy_in_words(turn.state, run, lost),
     )
     turn.publish(run.run_id, told)
     turn.happened(

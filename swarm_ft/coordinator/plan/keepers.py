@@ -17,6 +17,7 @@ from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import SavedStage
 from swarm_ft.protocol.messages.shard import KeptShard
+from swarm_ft.protocol.spec.run_spec import SaveStrategy
 
 SHARE = 0.1
 """Of the time, and so of links, that snapshots may take which nobody asked for."""
@@ -175,7 +176,9 @@ def seen_at_work(run: Run, now_s: float) -> Run:
 
 def is_due_by_time(state: SwarmState, run: Run, now_s: float) -> bool:
     """Whether peers are to keep another snapshot of a job that did not say when."""
-    if not state.num_keepers or run.spec.train.takes_snapshots or run.saving.asked is not None:
+    train = run.spec.train
+    is_said = train.takes_snapshots or train.save_strategy is SaveStrategy.NO
+    if not state.num_keepers or is_said or run.saving.asked is not None:
         return False
     return now_s - run.keeping.began_s >= every_s(run) and _has_room(state, run)
 

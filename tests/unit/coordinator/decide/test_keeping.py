@@ -28,6 +28,7 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.messages.shard import KeptShard
 from swarm_ft.protocol.spec.grant import Grant
+from swarm_ft.protocol.spec.run_spec import SaveStrategy
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN = RunId("run-1")
@@ -405,6 +406,16 @@ def test_a_snapshot_that_took_long_is_not_taken_again_soon(
     began_s = swarm.now_s
     swarm.settle_until(lambda: bool(swarm.said(SaveStage)))
     assert swarm.now_s - began_s >= 1000.0, "a tenth of the time, and of a link"
+
+
+def test_a_job_that_wants_none_has_none(
+    keeping: Keeping, make_spec: MakeSpec, a: FakePeer, b: FakePeer, c: FakePeer
+) -> None:
+    a.compute_s = b.compute_s = 50.0
+    swarm = keeping(a, b, c)
+    swarm.submit(make_spec(num_steps=10, save_steps=0, save_strategy=SaveStrategy.NO))
+    swarm.settle()
+    assert not swarm.said(SaveStage)
 
 
 def test_nobody_is_asked_to_save_what_nobody_could_keep(
