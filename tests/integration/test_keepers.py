@@ -177,18 +177,23 @@ async def test_after_all_went_down_a_run_goes_on_from_what_lies_on_the_disks(
     assert steps.count(0) == 1, "it did not go back to its beginning"
 
 
-async def test_who_alone_keeps_a_stage_hands_it_over_before_it_leaves(
-    make_job: MakeJob, tmp_path: Path
+async def test_the_last_peer_of_a_stage_leaves_what_it_had_with_others(
+    job: Job, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:
-    job = make_job(num_samples=8, num_steps=200, save_steps=SAVE_STEPS)
-    layers = ["0-3", "3-6", "0-6"]
+    layers = ["0-3", "3-6"]
+    quiet = losses_by_step(await quiet_events(job, layers))
     async with LocalSwarm(tmp_path, layers, num_keepers=1) as swarm:
         await swarm.all_joined()
         status = await swarm.client.submit(job.spec, job.samples)
-        await snapshot_whole(swarm, status.run_id)
-        await swarm.add_peer(PeerId("late"), "0-6")
-        leaver = swarm.peers[PeerId("peer-2")]
-        leaver.node.leave()
-        await asyncio.wait_for(asyncio.shield(leaver.task), 30.0)
-        await until(lambda: bool(kept_by(tmp_path, "late")))
-        await swarm.client.cancel(status.run_id)
+        events: list[RunEvent] = []
+        async for event in swarm.client.watch(status.run_id, lambda _trouble: None):
+            events.append(event)
+            if isinstance(event, StepCommitted) and event.step == SAVE_STEPS:
+                leaver = swarm.peers[PeerId("peer-1")]
+                leaver.node.leave()
+                await asyncio.wait_for(asyncio.shield(leaver.task), 30.0)
+                await swarm.kill_peer(PeerId("peer-1"))
+                await swarm.add_peer(PeerId("newcomer"), "3-6")
+    assert losses_by_step(events) == quiet
+    steps = [int(event.step) for event in events if isinstance(event, StepCommitted)]
+    assert steps == list(range(12)), "none is made again"

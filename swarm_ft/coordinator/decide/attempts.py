@@ -21,7 +21,7 @@ from swarm_ft.coordinator.facts.state import (
     Snapshot,
     SwarmState,
 )
-from swarm_ft.coordinator.plan.keepers import available, holders, without_keepers
+from swarm_ft.coordinator.plan import keepers
 from swarm_ft.coordinator.plan.membership import (
     able_for,
     arrangement,
@@ -60,8 +60,6 @@ from swarm_ft.protocol.messages.events import EventKind, WentBack
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 
-KEEPERS_S = 1800.0
-"""How long a run waits for peers that alone keep what it is to begin with."""
 MAX_NAMED = 3
 """Runs that one which waits behind them names; more would say no more."""
 
@@ -327,11 +325,8 @@ def place_waiting(turn: Turn) -> None:
 
 
 def _waits_for_keepers(turn: Turn, run: Run) -> bool:
-    """Whether those are away that keep what the run is to begin with; at last it goes on without.
-
-    All of a run may hang on what they have, so they are waited for far longer than any peer.
-    """
-    missing = without_keepers(turn.state, run.past.saved)
+    """Whether those are away that keep what it is to begin with; at last it goes further back."""
+    missing = keepers.without_keepers(turn.state, run.past.saved)
     since_s = min(run.keeping.missing_since_s, turn.now_s) if missing else math.inf
     run = replace(run, keeping=replace(run.keeping, missing_since_s=since_s))
     turn.keep(run)
@@ -340,8 +335,9 @@ def _waits_for_keepers(turn: Turn, run: Run) -> bool:
     layers = [stage.layers for stage in missing]
     names = ", ".join(dict.fromkeys(peer for stage in missing for peer in stage.keepers))
     words = f"layers {', '.join(map(str, layers))} of the snapshot of step {run.committed_steps}"
-    if turn.now_s - since_s >= KEEPERS_S and run.past.trained_steps is None:
-        past = replace(run.past, snapshots=available(turn.state, run))
+    is_late = turn.now_s - since_s >= keepers.patience_s(turn.state, run)
+    if is_late and run.past.trained_steps is None:
+        past = replace(run.past, snapshots=keepers.available(turn.state, run))
         go_back(turn, replace(run, past=past), f"{words} are with {names}, away", layers)
     else:
         _without_peers(turn, run, f"waiting for peer {names}: it keeps {words}")
@@ -457,7 +453,7 @@ def _assignment(state: SwarmState, run: Run, *, fresh: bool) -> Assign:
         fresh=fresh,
         spec_digest=run.spec.digest(),
         learners=attempt.learners,
-        saved=tuple(replace(stage, keepers=holders(state, stage)) for stage in saved),
+        saved=tuple(replace(stage, keepers=keepers.holders(state, stage)) for stage in saved),
         last_attempt=past.last_commit.attempt if past.last_commit else NO_ATTEMPT,
         owner=run.owner,
     )

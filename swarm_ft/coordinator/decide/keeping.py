@@ -1,7 +1,8 @@
 """Snapshots that lie with the peers: they are spread, counted, spread again, and dropped.
 
-A snapshot under way is whole once each of its stages has enough keepers, or all that there are, and
-one at least. Who goes away may come back with what it keeps; after a while another is asked.
+A snapshot under way is whole once each of its stages has enough keepers, or all that there are;
+where there are none, who saved it keeps it alone. Who goes away may come back with what it keeps;
+after a while another is asked.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from swarm_ft.coordinator.decide import attempts, commits
 from swarm_ft.coordinator.facts.events import SnapshotRecord, Turn
 from swarm_ft.coordinator.facts.state import Run, Snapshot
 from swarm_ft.coordinator.plan.keepers import (
+    GRACE_S,
     asked_of,
     has_all_stages,
     has_leaving_keepers,
     holders,
-    keepers,
     lacks_keepers,
+    stays,
     to_ask,
     wanted_stages,
 )
-from swarm_ft.coordinator.plan.membership import GRACE_S
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import (
@@ -88,8 +89,8 @@ def _look_whether_whole(turn: Turn, run: Run) -> None:
             return
     without = replace(run, saving=replace(run.saving, asked=None))
     for stage in snapshot.stages:
-        if not keepers(turn.state, run, stage):
-            words = f"nobody else keeps layers {stage.layers} (--keep-disk)"
+        if not stays(turn.state, stage):
+            words = f"nobody who stays has room for layers {stage.layers} (--keep-disk)"
             commits.without_snapshot(turn, without, snapshot.step, words)
             _drop_others(turn, turn.state.runs[run.run_id])
             return

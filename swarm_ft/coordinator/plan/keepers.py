@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from statistics import median
 
 from swarm_ft.coordinator.facts.state import Member, Run, Snapshot, SwarmState
 from swarm_ft.coordinator.plan.lateness import UNMEASURED_BYTES_S, state_bytes
@@ -19,6 +20,10 @@ from swarm_ft.protocol.messages.control import SavedStage
 from swarm_ft.protocol.messages.shard import KeptShard
 from swarm_ft.protocol.spec.run_spec import SaveStrategy
 
+KEEPERS_S = 1800.0
+"""How long a run waits, at most, for peers that alone keep what it is to begin with."""
+GRACE_S = 30.0
+"""And at least; so too before others are asked to keep what they do."""
 SHARE = 0.1
 """Of the time, and so of links, that snapshots may take which nobody asked for."""
 MIN_EVERY_S = 60.0
@@ -39,6 +44,11 @@ def wanted_stages(run: Run) -> Iterator[tuple[Snapshot, SavedStage]]:
 def holders(state: SwarmState, stage: SavedStage) -> tuple[PeerId, ...]:
     """Members that have a stage of a snapshot, and can give it."""
     return tuple(peer for peer in stage.keepers if peer in state.members)
+
+
+def stays(state: SwarmState, stage: SavedStage) -> bool:
+    """Whether somebody has it who does not leave."""
+    return any(not _leaves(state, peer) for peer in holders(state, stage))
 
 
 def keepers(state: SwarmState, run: Run, stage: SavedStage) -> tuple[PeerId, ...]:
@@ -159,6 +169,17 @@ def without_keepers(state: SwarmState, snapshot: Snapshot | None) -> tuple[Saved
     return tuple(stage for stage in stages if stage.keepers and not holders(state, stage))
 
 
+def patience_s(state: SwarmState, run: Run) -> float:
+    """How long those that keep what a run is to begin with are waited for while they are away.
+
+    As long as it takes to do again what is with them alone, as for a stage's last peer; but they
+    may be back in a while with all of it on their disks, so for much longer.
+    """
+    kept = max((snapshot.step for snapshot in available(state, run)), default=0)
+    step_s = median(run.measured.step_seconds or (KEEPERS_S,))
+    return min(KEEPERS_S, max(GRACE_S, (run.committed_steps - kept) * step_s))
+
+
 def available(state: SwarmState, run: Run) -> tuple[Snapshot, ...]:
     """Of the run's snapshots those that can be had from who is there."""
     return tuple(one for one in run.past.snapshots if not without_keepers(state, one))
@@ -180,7 +201,7 @@ def is_due_by_time(state: SwarmState, run: Run, now_s: float) -> bool:
     is_said = train.takes_snapshots or train.save_strategy is SaveStrategy.NO
     if not state.num_keepers or is_said or run.saving.asked is not None:
         return False
-    return now_s - run.keeping.began_s >= every_s(run) and _has_room(state, run)
+    return now_s - run.keeping.began_s >= every_s(run)
 
 
 def every_s(run: Run) -> float:
@@ -191,16 +212,3 @@ def every_s(run: Run) -> float:
     stages = (state_bytes(run.spec, stage.layers) for stage in run.stages)
     took_s = run.keeping.took_s or max(stages, default=0.0) / UNMEASURED_BYTES_S
     return max(MIN_EVERY_S, took_s / SHARE)
-
-
-def _has_room(state: SwarmState, run: Run) -> bool:
-    """Whether each stage could have a keeper; none is asked to save what nobody could keep."""
-    last = {stage.layers: stage.total_bytes for _, stage in wanted_stages(run)}
-    taken = _taken_bytes(state)
-    for stage in run.stages:
-        need = last.get(stage.layers, 0)
-        others = (p for p in state.members if p not in stage.peers)
-        may = (p for p in others if _may_keep(state, p, state.members[p]))
-        if not any(state.members[p].hello.keep_bytes - taken[p] > need for p in may):
-            return False
-    return True

@@ -6,16 +6,14 @@ from typing import TypeAlias
 
 import pytest
 
-from swarm_ft.coordinator.decide.attempts import KEEPERS_S
 from swarm_ft.coordinator.facts.events import Happened, PeerSaid, ResultCollected, SnapshotRecord
 from swarm_ft.coordinator.journal.journal import Journal
-from swarm_ft.coordinator.plan.keepers import MIN_EVERY_S
+from swarm_ft.coordinator.plan.keepers import KEEPERS_S, MIN_EVERY_S
 from swarm_ft.coordinator.plan.membership import GRACE_S
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import (
     Assign,
-    DropShards,
     GiveShard,
     KeepShard,
     LeaveProgress,
@@ -148,16 +146,56 @@ def test_who_cannot_after_all_is_replaced_by_another(
     assert keepers_of(swarm) == {"0-2": {"a", "b", "d"}, "2-4": {"a", "b", "d"}}
 
 
-def test_a_snapshot_that_nobody_else_can_keep_is_none(
+def test_what_nobody_else_can_keep_is_with_who_saved_it(
+    keeping: Keeping, make_spec: MakeSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
+    swarm = keeping(a, b, room=0)
+    swarm.submit(make_spec(num_steps=9, save_steps=2))
+    until_kept(swarm, 2)
+    assert keepers_of(swarm) == {"0-2": {"a"}, "2-4": {"b"}}
+    kept = dict(b.kept)
+    swarm.lose(b)
+    swarm.wait(GRACE_S)
+    b.forget()
+    b.kept = kept  # a process that starts again finds them on its disk
+    swarm.join(b)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert swarm.num_rollbacks == 1
+
+
+def test_the_last_peer_of_a_stage_leaves_once_another_keeps_what_it_saved(
+    keeping: Keeping, make_spec: MakeSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
+    swarm = keeping(a, b)
+    swarm.submit(make_spec(num_steps=9, save_steps=0))
+    until_commits(swarm, 3)
+    swarm.would_leave(b)
+    swarm.settle_until(lambda: swarm.may_go(b))
+    steps = len(swarm.history[RUN])
+    assert keepers_of(swarm) == {"0-2": {"a"}, "2-4": {"a", "b"}}
+    swarm.leave(b)
+    newcomer = make_peer("newcomer", "2-4")
+    swarm.join(newcomer)
+    assert swarm.run().committed_steps == steps, "none is made again"
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert steps < 9
+    assert newcomer.applied == list(range(9))
+
+
+def test_a_leaver_that_nobody_has_room_for_is_told_what_is_lost(
     keeping: Keeping, make_spec: MakeSpec, a: FakePeer, b: FakePeer
 ) -> None:
     swarm = keeping(a, b, room=0)
-    swarm.submit(make_spec(num_steps=5, save_steps=2))
-    until_commits(swarm, 4)
-    assert swarm.run().past.snapshot is None
-    assert (
-        "nobody else keeps layers 0-2 (--keep-disk)" in words_of(swarm, EventKind.SNAPSHOT_LOST)[0]
-    )
+    swarm.submit(make_spec(num_steps=9, save_steps=0))
+    until_commits(swarm, 3)
+    swarm.would_leave(b)
+    swarm.settle()
+    swarm.wait(5.0)
+    words = [told.words for peer, told in swarm.said(LeaveProgress) if peer == "b"]
+    why = "no snapshot can be written (nobody who stays has room for layers 2-4 (--keep-disk))"
+    assert any(f"{why}: 4 steps would be lost" in told for told in words)
 
 
 def test_another_is_not_asked_for_as_long_as_one_is_on_its_way(
@@ -212,6 +250,7 @@ def test_a_lost_stage_begins_from_what_is_kept_by_those_who_are_there(
 def test_keepers_that_are_away_are_waited_for_before_a_run_goes_further_back(
     keeping: Keeping, make_spec: MakeSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
 ) -> None:
+    a.compute_s = b.compute_s = 40.0
     swarm = keeping(a, b)
     swarm.submit(make_spec(num_steps=9, save_steps=4))
     until_kept(swarm, 4)
@@ -416,15 +455,3 @@ def test_a_job_that_wants_none_has_none(
     swarm.submit(make_spec(num_steps=10, save_steps=0, save_strategy=SaveStrategy.NO))
     swarm.settle()
     assert not swarm.said(SaveStage)
-
-
-def test_nobody_is_asked_to_save_what_nobody_could_keep(
-    keeping: Keeping, make_spec: MakeSpec, a: FakePeer, b: FakePeer
-) -> None:
-    a.compute_s = b.compute_s = 50.0
-    swarm = keeping(a, b, room=0)
-    swarm.submit(make_spec(num_steps=10, save_steps=0))
-    swarm.settle()
-    assert swarm.run().phase is RunPhase.FINISHED
-    assert not swarm.said(SaveStage)
-    assert not swarm.said(DropShards)
