@@ -24,6 +24,12 @@ SEAL_BYTES = _NONCE_BYTES + _TAG_BYTES
 """What a sealed value is longer than its bytes."""
 
 
+def derived_key(key: bytes, use: str) -> bytes:
+    """A key of KEY_BYTES from which neither this one nor those of other uses can be had (HKDF)."""
+    derivation = HKDF(SHA256(), KEY_BYTES, salt=None, info=f"swarm-ft {use}".encode())
+    return derivation.derive(key)
+
+
 class Sealer:
     """See the module's docstring. Threads may share it.
 
@@ -35,8 +41,7 @@ class Sealer:
     def __init__(self, key: bytes, use: str) -> None:
         if len(key) != KEY_BYTES:
             raise ValueError(f"key: expected {KEY_BYTES} bytes, got {len(key)}")
-        derived = HKDF(SHA256(), KEY_BYTES, salt=None, info=f"swarm-ft {use}".encode())
-        self._aead = AESGCM(derived.derive(key))
+        self._aead = AESGCM(derived_key(key, use))
 
     def seal(self, data: bytes | bytearray | memoryview, place: bytes) -> bytes:
         """The bytes as they may lie anywhere."""

@@ -23,6 +23,7 @@ from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.identity.certificates import COORDINATOR_NAME, Role, key_name
 from swarm_ft.ids import PeerId, RunId
+from swarm_ft.peer.keeping import KeepingPlace
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.peer.state.stage_state import EngineMaker
@@ -65,6 +66,7 @@ class LocalSwarm:
             there when a peer of the same name comes again; None keeps them in memory.
         encrypts: whether peers encrypt what they write down.
         journal_key: with which the coordinator does; None does not.
+        num_keepers: how many peers keep each stage of a snapshot; 0: all put them in one place.
         members: links are encrypted between members of this swarm; peers then have their keys'
             names.
 
@@ -84,6 +86,7 @@ class LocalSwarm:
         buffer_limits: BufferLimits | None = None,
         encrypts: bool = False,
         journal_key: bytes | None = None,
+        num_keepers: int = 0,
         members: Members | None = None,
     ) -> None:
         self._work_dir = work_dir
@@ -93,7 +96,8 @@ class LocalSwarm:
         self._memory_bytes = memory_bytes
         self._buffer_limits = buffer_limits
         self._encrypts, self._journal_key = encrypts, journal_key
-        self._snapshots_url = str(work_dir / "snapshots")
+        self._num_keepers = num_keepers
+        self._snapshots_url = "" if num_keepers else str(work_dir / "snapshots")
         self._clock = SystemClock()
         self.directory = StaticDirectory(Board(), self._clock)
         self._coordinator: tuple[Journal, Server, asyncio.Task[None]] | None = None
@@ -128,7 +132,8 @@ class LocalSwarm:
     async def start_coordinator(self) -> None:
         """Start it, or start it again from its journal."""
         journal = Journal(str(self._work_dir / "journal.db"), self._journal_key)
-        service = CoordinatorService(journal, self._clock, SnapshotStore(self._snapshots_url))
+        store = SnapshotStore(self._snapshots_url) if self._snapshots_url else None
+        service = CoordinatorService(journal, self._clock, store, num_keepers=self._num_keepers)
         transport = self._transport_of(self._members.coordinator() if self._members else None)
         server = await transport.serve("127.0.0.1", 0, service.handlers())
         await self.directory.announce(Role.COORDINATOR, COORDINATOR_NAME, server.endpoint)
@@ -173,6 +178,7 @@ class LocalSwarm:
             shard_dir=shard_dir,
             buffers=self._buffer_place(name),
             snapshots_url=self._snapshots_url,
+            keeping=KeepingPlace(directory=self._work_dir / f"{name}-kept", max_bytes=1 << 30),
             encrypts=self._encrypts,
         )
         node = PeerNode(

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack
 
-from swarm_ft.api.coordinating import Charge, Coordinator, composed
+from swarm_ft.api.coordinating import Charge, Coordinator, composed, keepers_of
 from swarm_ft.api.joining import DHT_PREFIX, check_only_here
 from swarm_ft.api.keywords import JobKeywords
 from swarm_ft.api.listening import Listening
@@ -194,6 +194,7 @@ async def _serve(
     threads: int | None = None,
     watts: float = 0.0,
     snapshots: str | None = None,
+    keep_disk_bytes: int | None = None,
     encrypt_at_rest: bool = False,
     buffers: BufferOptions = BufferOptions(),  # noqa: B008 - a value
     listening: Listening = Listening(),  # noqa: B008 - a value
@@ -215,7 +216,8 @@ async def _serve(
         memory_gib: lent at most; None: 80 % of what is free beside buffers.
         threads: CPU threads to compute with, of this process; None: as many as torch takes.
         watts: that this machine takes at work, for forecasts.
-        snapshots: where they lie: a directory or a URL, the same for all; None keeps none.
+        snapshots: where they lie: a directory or a URL, the same for all; None: with the peers.
+        keep_disk_bytes: of disk for snapshots of others' stages; None: a tenth of what is free.
         encrypt_at_rest: whether what this peer writes to disks is encrypted.
         buffers: what is lent to samples' buffers, and where.
         listening: where others reach this machine.
@@ -239,6 +241,7 @@ async def _serve(
         threads=threads,
         watts=watts,
         snapshots=snapshots,
+        keep_disk_bytes=keep_disk_bytes,
         peer_id=peer_id,
         encrypt_at_rest=encrypt_at_rest,
         buffers=buffers,
@@ -317,6 +320,7 @@ async def _coordinate(
     initial_peers: Sequence[str] = (),
     dht_prefix: str = DHT_PREFIX,
     snapshots: str | None = None,
+    keepers: int | None = None,
     queue_hours: float = 24.0,
     result_hours: float = 168.0,
     quotas: Quotas = Quotas(),  # noqa: B008 - a value
@@ -335,7 +339,8 @@ async def _coordinate(
         listening: where others reach it.
         initial_peers: of the DHT; without any it starts one.
         dht_prefix: of the swarm's records.
-        snapshots: where snapshots of runs lie, the same for all peers; None keeps none.
+        snapshots: where snapshots of runs lie, the same for all peers; None: with the peers.
+        keepers: how many peers keep each stage's snapshots, where these lie with them; 0: none.
         queue_hours: how long a job that no peers can host waits for some.
         result_hours: how long peers keep a finished run's result.
         quotas: how much clients may hand in.
@@ -361,6 +366,7 @@ async def _coordinate(
         result_s=3600 * result_hours,
         quotas=quotas,
         snapshots=SnapshotStore(snapshots) if snapshots else None,
+        num_keepers=keepers_of(keepers, snapshots),
         sealing_key=sealing_key,
         is_public=is_public,
         has_relay=has_relay,

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from swarm_ft.discovery.remembering import RememberingDirectory
 
 DOCUMENTS = Documents(status=status_fields, event=event_fields, row=row_fields)
+KEEPERS = 2
+"""As many machines beside a stage's own may die at once."""
 Owned = tuple[Authority, Registry]
 
 
@@ -62,7 +64,8 @@ class Charge:
         initial_peers: of the DHT; without any it starts one.
         queue_s: how long a run that nobody can host waits for somebody.
         result_s: how long a finished run waits for its client.
-        snapshots: where peers save stages; None if none are to be kept.
+        snapshots: where peers save stages; None: with each other, or nowhere.
+        num_keepers: how many peers keep each stage of a snapshot; 0: none do.
         sealing_key: of what lies on its disk; None: that is not encrypted.
         is_public: anybody is let in, as a replica on probation.
         has_relay: it joins, at its port, whom no other way brings together.
@@ -77,6 +80,7 @@ class Charge:
     result_s: float
     quotas: Quotas
     snapshots: SnapshotStore | None
+    num_keepers: int
     sealing_key: bytes | None
     is_public: bool
     has_relay: bool
@@ -109,6 +113,24 @@ class Coordinator:
         """
         enrolling = [self.enrolment.run()] if self.enrolment else []
         await until_one_ends(self.service.run(), *enrolling)
+
+
+def keepers_of(asked: int | None, snapshots: str | None) -> int:
+    """How many peers are to keep each stage of a snapshot.
+
+    Args:
+        asked: how many; None: as many as is usual.
+        snapshots: where all of them lie instead; None: nowhere.
+
+    Raises:
+        BadOption: both are asked for.
+    """
+    if asked and snapshots:
+        raise BadOption(
+            "--keepers, --snapshots: snapshots lie with peers or in one place, not both"
+        )
+    usual = 0 if snapshots else KEEPERS
+    return usual if asked is None else asked
 
 
 async def composed(told: Charge, stack: AsyncExitStack) -> Coordinator:
@@ -172,6 +194,7 @@ class _Parts:
             journal,
             SystemClock(),
             self._told.snapshots,
+            num_keepers=self._told.num_keepers,
             queue_s=self._told.queue_s,
             result_s=self._told.result_s,
             quotas=self._told.quotas,

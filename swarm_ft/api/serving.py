@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -33,12 +34,17 @@ from swarm_ft.transport.grpc_options import (
 from swarm_ft.transport.grpc_transport import GrpcTransport
 
 if TYPE_CHECKING:
+    from swarm_ft.peer.keeping import KeepingPlace
     from swarm_ft.peer.kept_buffers import BufferPlace
     from swarm_ft.peer.state.stage_state import EngineMaker
     from swarm_ft.protocol.messages.capacity import Machine
     from swarm_ft.protocol.messages.control import LeaveProgress
     from swarm_ft.protocol.spec.run_spec import RunSpec
     from swarm_ft.reach.shaping import Shape
+
+
+KEEP_SHARE = 0.1
+"""Of the disk that is free, for snapshots of others' stages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +59,8 @@ class ServeOptions:
         memory_gib: lent at most; None: 80 % of what is free beside buffers.
         threads: CPU threads to compute with; None: as many as torch takes.
         watts: what the machine takes at work, for forecasts.
-        snapshots: where they lie, the same for all; None keeps none.
+        snapshots: where they lie, the same for all; None: with the peers, if at all.
+        keep_disk_bytes: of disk for snapshots of others' stages; None: KEEP_SHARE of what is free.
         peer_id: this peer's name, where it has no key.
         encrypt_at_rest: whether what it writes to disks is encrypted.
         hours: of the day at which it works, `22-7`; None: at all.
@@ -71,6 +78,7 @@ class ServeOptions:
     threads: int | None = None
     watts: float = 0.0
     snapshots: str | None = None
+    keep_disk_bytes: int | None = None
     peer_id: str | None = None
     encrypt_at_rest: bool = False
     hours: str | None = None
@@ -117,6 +125,7 @@ class Lent:
             shard_dir=self.folder,
             buffers=_buffer_place(self.home, asked.buffers),
             snapshots_url=asked.snapshots or "",
+            keeping=_keeping_place(self.home.path if self.home else self.folder, asked),
             encrypts=asked.encrypt_at_rest,
             max_up_bytes_per_s=self.shape.up.bytes_per_s,
             max_down_bytes_per_s=self.shape.down.bytes_per_s,
@@ -296,6 +305,16 @@ def _buffer_place(home: PeerHome | None, buffers: BufferOptions) -> BufferPlace:
     directory = home.path / "buffers" if home and buffers.disk_bytes else None
     keep_s = 86400.0 * buffers.keep_days
     return BufferPlace(limits=limits, directory=directory, keep_s=keep_s)
+
+
+def _keeping_place(folder: Path, asked: ServeOptions) -> KeepingPlace:
+    from swarm_ft.peer.keeping import KeepingPlace
+
+    max_bytes = asked.keep_disk_bytes
+    if max_bytes is None:
+        max_bytes = int(shutil.disk_usage(folder).free * KEEP_SHARE)
+    keep_s = 86400.0 * asked.buffers.keep_days
+    return KeepingPlace(directory=folder / "kept", max_bytes=max_bytes, keep_s=keep_s)
 
 
 def _peer_id(given: str | None, home: PeerHome | None) -> PeerId:

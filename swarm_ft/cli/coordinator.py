@@ -160,6 +160,13 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
     help="Token ids of all clients' jobs.",
 )
 @snapshots_option
+@click.option(
+    "--keepers",
+    metavar="N",
+    type=click.IntRange(0, 16),
+    help="How many peers keep each stage's snapshots, encrypted, beside those that host it; 0: "
+    "none are kept.  [default: 2 without --snapshots]",
+)
 @insecure_option
 @click.option(
     "--open",
@@ -209,6 +216,7 @@ def coordinator(
     max_data_per_client: int,
     max_data: int,
     snapshots: str | None,
+    keepers: int | None,
     insecure: bool,
     is_public: bool,
     has_relay: bool,
@@ -238,7 +246,7 @@ def coordinator(
         raise BadOption("--open: without keys nobody is kept out; make some with 'swarm-ft init'")
     key = sealing_key_at(encrypt_at_rest) if encrypt_at_rest else None
 
-    from swarm_ft.api.coordinating import Charge, composed
+    from swarm_ft.api.coordinating import Charge, composed, keepers_of
     from swarm_ft.page.server import http_places
 
     if page and no_page:
@@ -259,6 +267,7 @@ def coordinator(
             total_bytes=max_data,
         ),
         snapshots=store,
+        num_keepers=keepers_of(keepers, snapshots),
         sealing_key=key,
         is_public=is_public,
         has_relay=has_relay,

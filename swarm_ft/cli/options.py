@@ -146,7 +146,7 @@ snapshots_option = click.option(
     "--snapshots",
     metavar="URL",
     help="Where snapshots of runs lie: a directory, or what fsspec takes, as s3://...; the same "
-    "for the coordinator and all peers.  [default: none are kept]",
+    "for the coordinator and all peers.  [default: with the peers]",
 )
 log_option = click.option(
     "--log-level",

@@ -21,6 +21,7 @@ from swarm_ft.cli.doctor import tell_reached
 from swarm_ft.cli.joining import way_in
 from swarm_ft.cli.leaving import LEAVE_TIMEOUT_S, PeerLine, tell_gift
 from swarm_ft.cli.options import (
+    ByteSize,
     examples,
     json_flag,
     log_format_option,
@@ -118,6 +119,14 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @takes("buffers", BufferOptions)
 @snapshots_option
+@click.option(
+    "--keep-disk",
+    "keep_disk_bytes",
+    metavar="SIZE",
+    type=ByteSize(),
+    help="Disk for encrypted snapshots of others' stages; 0 keeps none.  [default: a tenth of what "
+    "is free]",
+)
 @click.option(
     "--peer-id",
     metavar="NAME",
@@ -296,6 +305,8 @@ def _show(offer: PeerOptions, endpoint: str, *, is_encrypted: bool, as_json: boo
 
 def who_sees(offer: PeerOptions, *, is_encrypted: bool) -> tuple[str, ...]:
     """What passes this machine of others' data, and what becomes of it, in words."""
+    from rich.filesize import decimal
+
     others = "" if is_encrypted else "; so does whoever sees its network: links are not encrypted"
     where = offer.buffers.directory.parent if offer.buffers.directory else offer.shard_dir
     form = "encrypted" if offer.encrypts else "not encrypted (--encrypt-at-rest)"
@@ -303,4 +314,6 @@ def who_sees(offer: PeerOptions, *, is_encrypted: bool) -> tuple[str, ...]:
         "of the runs that it serves this machine sees activations, gradients, its layers' weights "
         f"and, with the first or the last stage, text{others}",
         f"of these it keeps buffers, states and results in {where}, {form}, until the run is over",
+        f"of others' stages it keeps encrypted snapshots that it cannot read, "
+        f"{decimal(offer.keeping.max_bytes)} at most (--keep-disk)",
     )

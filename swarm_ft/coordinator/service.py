@@ -182,7 +182,9 @@ class CoordinatorService:
     Args:
         journal: what it knows, and is to know after a restart.
         clock: the time.
-        snapshots: where peers save stages; None if none are to be kept.
+        snapshots: where peers save stages; None: with each other, or nowhere.
+        num_keepers: how many peers keep each stage of a snapshot, where there is no such place; 0:
+            none are kept.
         queue_s: how long a run that nobody can host waits for somebody.
         result_s: how long a finished run waits for its client.
         quotas: how much clients may ask for.
@@ -201,6 +203,7 @@ class CoordinatorService:
         clock: Clock,
         snapshots: SnapshotStore | None = None,
         *,
+        num_keepers: int = 0,
         queue_s: float = QUEUE_S,
         result_s: float = RESULT_S,
         quotas: Quotas = DEFAULT_QUOTAS,
@@ -221,7 +224,7 @@ class CoordinatorService:
             begin=self._begin,
             quotas=quotas,
             runs=lambda: self._state.runs.values(),
-            keeps_snapshots=snapshots is not None,
+            keeps_snapshots=snapshots is not None or num_keepers > 0,
         )
         self._capacity = Capacity(clock, lambda: self._state)
         self._joins_of_address: Rate[str] = Rate(per_s=JOINS_PER_S, burst=ADDRESS_BURST)
@@ -242,7 +245,8 @@ class CoordinatorService:
             contributions=MappingProxyType(journal.contributions()),
             queue_s=queue_s,
             result_s=result_s,
-            keeps_snapshots=snapshots is not None,
+            keeps_snapshots=snapshots is not None or num_keepers > 0,
+            num_keepers=0 if snapshots is not None else num_keepers,
         )
         for run in runs.values():
             if not run.phase.is_over:

@@ -148,7 +148,7 @@ class Submissions:
         if job.spec.train.load_best_model_at_end and not self._keeps_snapshots:
             raise BadOption(
                 "--load-best-model-at-end: this coordinator keeps no snapshots; start it and the "
-                "peers with --snapshots URL"
+                "peers with --snapshots URL, or without --keepers 0"
             )
         known = self._known(job.run_id)
         owner = stream.caller.name if stream.caller is not None else ""

@@ -92,7 +92,7 @@ class Given:
             self._doing = replace(self._doing, samples=before.samples, batch=before.batch)
 
     def _layers_in(self, assign: Assign) -> LayerRange:
-        return next(a.layers for a in assign.assignments if a.peer_id == self._own)
+        return assign.layers_of(self._own)
 
     @property
     def doing(self) -> Doing | None:

@@ -17,6 +17,7 @@ from swarm_ft.log import get_logger
 from swarm_ft.peer.attempt import StageAttempt
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.generation import Texts
+from swarm_ft.peer.keeping import KeptShards
 from swarm_ft.peer.state.exchange import StateExchange
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.protocol.messages.control import (
@@ -49,9 +50,10 @@ class StageHost:
         state: the stage, not yet loaded.
         shard_dir: where the trained stage is written.
         snapshots: where the run's snapshots lie; None if this peer was not told.
+        kept: those that peers keep for each other; None if this one keeps none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a stage has around it
         self,
         context: PeerContext,
         run_id: RunId,
@@ -60,13 +62,14 @@ class StageHost:
         state: StageState,
         shard_dir: Path,
         snapshots: SnapshotStore | None = None,
+        kept: KeptShards | None = None,
     ) -> None:
         self.run_id = run_id
         self._context = context
         self._spec = spec
         self._shard_dir = shard_dir
         self._state = state
-        self._exchange = StateExchange(context, state, shard_dir, spec.digest(), snapshots)
+        self._exchange = StateExchange(context, state, shard_dir, spec.digest(), snapshots, kept)
         self._attempt: StageAttempt | None = None
         self._task: asyncio.Task[None] | None = None
         self._result: ShardName | None = None
@@ -216,7 +219,7 @@ class StageHost:
     async def _prepare(self, assign: Assign) -> None:
         """Have the stage as of the last commit, or listen; offer it to those who have not."""
         await self._state.at_rest()
-        layers = next(s.layers for s in assign.assignments if s.peer_id == self._context.peer_id)
+        layers = assign.layers_of(self._context.peer_id)
         self._exchange.follow(assign, layers)
         if self._exchange.catching_up is not None:
             self._drop_result()

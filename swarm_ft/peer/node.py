@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from swarm_ft import __version__
 from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.directory import Directory
-from swarm_ft.errors import MalformedMessage, NotFound, OutOfTurn, RunMismatch, Unavailable
+from swarm_ft.errors import NotFound, OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.capacity import measure_link
@@ -30,6 +31,7 @@ from swarm_ft.peer.coordinator_link import CoordinatorLink
 from swarm_ft.peer.generation import TextStream, first_of
 from swarm_ft.peer.given import Doing, Gift, Given
 from swarm_ft.peer.host import StageHost, stage_failed
+from swarm_ft.peer.keeping import KeepingPlace, KeptShards
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.links import Links
 from swarm_ft.peer.presence import Presence, log_progress
@@ -43,7 +45,10 @@ from swarm_ft.protocol.messages.control import (
     CatchUp,
     ClockReply,
     CommitStep,
+    DropShards,
     ExportStage,
+    GiveShard,
+    KeepShard,
     LeaveProgress,
     PeerAlive,
     PeerHello,
@@ -60,7 +65,7 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.sealing import Sealer
 from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.store import SnapshotStore
-from swarm_ft.transfer import offered_to, serve_chunk_list, serve_chunks
+from swarm_ft.transfer import Downloader, offered_to, serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Channel, Handler, Method, Transport, until_one_ends
 from swarm_ft.transport.methods import FETCH_CHUNKS, GENERATE, LINK, LIST_CHUNKS
 
@@ -84,7 +89,8 @@ class PeerOptions:
         shard_dir: where the trained stage is kept until it is collected.
         buffers: where buffers are kept, and how many bytes of them.
         snapshots_url: where the swarm's snapshots lie; empty if this peer is to have no part.
-        encrypts: what it writes to disks, each run with the key that the coordinator has for it.
+        keeping: where it keeps snapshots of others' stages, in swarms without such a place.
+        encrypts: what it writes to disks, each run with keys that the coordinator has for it.
         max_up_bytes_per_s: that it lends of its link; infinite: all there is.
         max_down_bytes_per_s: so too of what comes in.
         machine: what it can do, for forecasts alone; its link is measured too. None: nothing is.
@@ -97,6 +103,7 @@ class PeerOptions:
     shard_dir: Path
     buffers: BufferPlace = field(default_factory=BufferPlace)
     snapshots_url: str = ""
+    keeping: KeepingPlace = field(default_factory=KeepingPlace)
     encrypts: bool = False
     max_up_bytes_per_s: float = math.inf
     max_down_bytes_per_s: float = math.inf
@@ -183,14 +190,21 @@ class PeerNode:
             timeline=Timeline(clock, self._link.say),
             memory_bytes=options.memory_bytes,
         )
+        self._kept = KeptShards(
+            options.peer_id,
+            options.keeping,
+            downloader=Downloader(directory, transport),
+            say=self._link.say,
+        )
 
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:
         """What a peer answers, for `Transport.serve`."""
+        offers = ChainMap(self._context.offers, self._kept.offers)
         return {
             LINK: self._links.answer,
             GENERATE: self._generate,
-            FETCH_CHUNKS: partial(serve_chunks, offers=self._context.offers),
-            LIST_CHUNKS: partial(serve_chunk_list, offers=self._context.offers),
+            FETCH_CHUNKS: partial(serve_chunks, offers=offers),
+            LIST_CHUNKS: partial(serve_chunk_list, offers=offers),
         }
 
     async def _generate(self, stream: TextStream) -> None:
@@ -264,6 +278,7 @@ class PeerNode:
         self._endpoint = endpoint
         try:
             await self._tidy()
+            await asyncio.to_thread(self._kept.find, time.time())
             await until_one_ends(self._link.stay_joined(), self._left(), self._stay_tidy())
         finally:
             await self._close()
@@ -285,6 +300,7 @@ class PeerNode:
                 await self._tidy()
 
     async def _close(self) -> None:
+        await self._kept.close()
         if self._host is not None:
             await self._host.close()
         if self._opening is not None:
@@ -339,6 +355,8 @@ class PeerNode:
             leaving=self.presence.leaving,
             max_up_bytes_per_s=_or_none(self._options.max_up_bytes_per_s),
             max_down_bytes_per_s=_or_none(self._options.max_down_bytes_per_s),
+            keep_bytes=self._kept.lent_bytes,
+            kept_shards=self._kept.shards,
         )
 
     def _alive(self) -> PeerAlive:
@@ -364,8 +382,19 @@ class PeerNode:
                 await self._hosting(message.run_id).export()
             case ReleaseStage():
                 await self._release(message)
+            case KeepShard() | GiveShard() | DropShards():
+                await self._keep(message)
             case StayIdle() | Revoked() | LeaveProgress() | ClockReply():
                 self._hear(message)
+
+    async def _keep(self, message: KeepShard | GiveShard | DropShards) -> None:
+        match message:
+            case KeepShard():
+                self._kept.keep(message)
+            case GiveShard():
+                self._kept.give(message)
+            case DropShards():
+                await self._kept.drop(message)
 
     def _hear(self, message: StayIdle | Revoked | LeaveProgress | ClockReply) -> None:
         match message:
@@ -380,14 +409,12 @@ class PeerNode:
                 self._context.timeline.heard(message)
 
     async def _assign(self, assign: Assign) -> None:
-        named = {stage.peer_id for stage in assign.assignments}
-        if self._options.peer_id not in named:
-            raise MalformedMessage("the coordinator assigned a run without a stage for this peer")
-        self._links.name(named)
+        layers = assign.layers_of(self._options.peer_id)
+        self._links.name({stage.peer_id for stage in assign.assignments})
         here, there = assign.spec.digest(), assign.spec_digest
         try:
             check_spec_digest(f"run {assign.run_id}", here, there, "the coordinator")
-            self._check_key(assign)
+            self._check_keys(assign, layers)
         except RunMismatch as error:
             self._context.say(stage_failed(assign, error))
             return
@@ -404,12 +431,14 @@ class PeerNode:
                 state=state,
                 shard_dir=self._options.shard_dir,
                 snapshots=self._snapshots,
+                kept=self._kept,
             )
         await self._host.assign(assign)
         self._given.assigned(assign, self._clock.now_s())
 
-    def _check_key(self, assign: Assign) -> None:
-        if self._options.encrypts and len(assign.storage_key) != STORAGE_KEY_BYTES:
+    def _check_keys(self, assign: Assign, layers: LayerRange) -> None:
+        keys = (assign.storage_key, assign.stage_keys.get(layers, b""))
+        if self._options.encrypts and any(len(key) != STORAGE_KEY_BYTES for key in keys):
             raise RunMismatch(
                 f"run {assign.run_id}: the coordinator has no key for it, and this peer encrypts "
                 "what it writes down"
@@ -432,7 +461,6 @@ class PeerNode:
         run_id, spec, key = assign.run_id, assign.spec, assign.storage_key
         encrypts, name = self._options.encrypts, self._options.peer_id
         sealer = Sealer(key, f"buffers of {name}") if encrypts else None
-        # Snapshots are shared, so whoever has the key reads them.
         files = LocalFiles(Sealer(key, "files") if key else None, seals=encrypts)
         store = await run_in(self._codecs, self._options.buffers.open, run_id, spec, sealer)
         return StageState(self._context, run_id, spec, self._make_engine, store, files)
@@ -451,6 +479,8 @@ class PeerNode:
         elif self._opening is not None and self._opening[0] == run_id:
             await (await self._opening[1]).release()
             self._opening = None
+        if release.is_over:
+            await self._kept.forget(run_id)
         if run_id in self._kept_runs:
             self._kept_runs -= {run_id}
             await asyncio.to_thread(self._options.buffers.delete, run_id)

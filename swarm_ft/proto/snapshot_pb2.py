@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from swarm_ft.proto import run_pb2 as swarm__ft_dot_proto_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dswarm_ft/proto/snapshot.proto\x12\x0bswarm_ft.v1\x1a\x18swarm_ft/proto/run.proto\"e\n\tShardName\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\'\n\x06layers\x18\x03 \x01(\x0b\x32\x17.swarm_ft.v1.LayerRange\x12\x11\n\tis_result\x18\x04 \x01(\x08\"0\n\tShardFile\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\"1\n\tChunkList\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x0f\n\x07\x64igests\x18\x02 \x03(\x0c\"]\n\x0c\x46\x65tchRequest\x12$\n\x04name\x18\x01 \x01(\x0b\x32\x16.swarm_ft.v1.ShardName\x12\x13\n\x0b\x66irst_chunk\x18\x02 \x01(\r\x12\x12\n\nnum_chunks\x18\x03 \x01(\r\"(\n\tChunkPart\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x32\x8d\x01\n\tSnapshots\x12<\n\nListChunks\x12\x16.swarm_ft.v1.ShardName\x1a\x16.swarm_ft.v1.ChunkList\x12\x42\n\x0b\x46\x65tchChunks\x12\x19.swarm_ft.v1.FetchRequest\x1a\x16.swarm_ft.v1.ChunkPart0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dswarm_ft/proto/snapshot.proto\x12\x0bswarm_ft.v1\x1a\x18swarm_ft/proto/run.proto\"w\n\tShardName\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\'\n\x06layers\x18\x03 \x01(\x0b\x32\x17.swarm_ft.v1.LayerRange\x12\x11\n\tis_result\x18\x04 \x01(\x08\x12\x10\n\x08is_saved\x18\x05 \x01(\x08\"0\n\tShardFile\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\"1\n\tChunkList\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x0f\n\x07\x64igests\x18\x02 \x03(\x0c\"]\n\x0c\x46\x65tchRequest\x12$\n\x04name\x18\x01 \x01(\x0b\x32\x16.swarm_ft.v1.ShardName\x12\x13\n\x0b\x66irst_chunk\x18\x02 \x01(\r\x12\x12\n\nnum_chunks\x18\x03 \x01(\r\"(\n\tChunkPart\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x32\x8d\x01\n\tSnapshots\x12<\n\nListChunks\x12\x16.swarm_ft.v1.ShardName\x1a\x16.swarm_ft.v1.ChunkList\x12\x42\n\x0b\x46\x65tchChunks\x12\x19.swarm_ft.v1.FetchRequest\x1a\x16.swarm_ft.v1.ChunkPart0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,15 +33,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarm_ft.proto.snapshot_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SHARDNAME']._serialized_start=72
-  _globals['_SHARDNAME']._serialized_end=173
-  _globals['_SHARDFILE']._serialized_start=175
-  _globals['_SHARDFILE']._serialized_end=223
-  _globals['_CHUNKLIST']._serialized_start=225
-  _globals['_CHUNKLIST']._serialized_end=274
-  _globals['_FETCHREQUEST']._serialized_start=276
-  _globals['_FETCHREQUEST']._serialized_end=369
-  _globals['_CHUNKPART']._serialized_start=371
-  _globals['_CHUNKPART']._serialized_end=411
-  _globals['_SNAPSHOTS']._serialized_start=414
-  _globals['_SNAPSHOTS']._serialized_end=555
+  _globals['_SHARDNAME']._serialized_end=191
+  _globals['_SHARDFILE']._serialized_start=193
+  _globals['_SHARDFILE']._serialized_end=241
+  _globals['_CHUNKLIST']._serialized_start=243
+  _globals['_CHUNKLIST']._serialized_end=292
+  _globals['_FETCHREQUEST']._serialized_start=294
+  _globals['_FETCHREQUEST']._serialized_end=387
+  _globals['_CHUNKPART']._serialized_start=389
+  _globals['_CHUNKPART']._serialized_end=429
+  _globals['_SNAPSHOTS']._serialized_start=432
+  _globals['_SNAPSHOTS']._serialized_end=573
 # @@protoc_insertion_point(module_scope)

@@ -8,16 +8,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ShardName(_message.Message):
-    __slots__ = ("run_id", "step", "layers", "is_result")
+    __slots__ = ("run_id", "step", "layers", "is_result", "is_saved")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     IS_RESULT_FIELD_NUMBER: _ClassVar[int]
+    IS_SAVED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     step: int
     layers: _run_pb2.LayerRange
     is_result: bool
-    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., is_result: _Optional[bool] = ...) -> None: ...
+    is_saved: bool
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., is_result: _Optional[bool] = ..., is_saved: _Optional[bool] = ...) -> None: ...
 
 class ShardFile(_message.Message):
     __slots__ = ("digest", "total_bytes")

@@ -30,6 +30,8 @@ class LocalFiles:
     """
 
     def __init__(self, sealer: Sealer | None = None, *, seals: bool = False) -> None:
+        if seals and sealer is None:
+            raise ValueError("sealer: expected one to seal with, got none")
         self._sealer = sealer
         self._sealing = sealer if seals else None
 

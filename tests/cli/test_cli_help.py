@@ -193,7 +193,7 @@ OPTIONS = {
         "--json",
     }
     | {"--hours", "--pause-when", "--upload-mbps", "--download-mbps", "--monthly-gb"}
-    | {"--leave-timeout", "--log-format"},
+    | {"--leave-timeout", "--log-format", "--keep-disk"},
     ("peer", "pause"): {"--buffer-dir", "--json"},
     ("peer", "resume"): {"--buffer-dir", "--json"},
     ("peer", "drain"): {"--buffer-dir", "--json"},
@@ -212,7 +212,7 @@ OPTIONS = {
     | {"--insecure", "--journal", "--queue-hours", "--snapshots", "--open", "--json"}
     | {"--encrypt-at-rest", "--relay", "--no-relay", "--page", "--no-page", "--metrics"}
     | {"--max-queued-per-client", "--max-job-size", "--max-data-per-client", "--max-data"}
-    | {"--result-hours", "--log-format"},
+    | {"--result-hours", "--log-format", "--keepers"},
     ("dht",): {
         "--initial-peers",
         "--host-maddrs",

@@ -397,7 +397,7 @@ def test_without_keys_a_stage_waits_for_the_right_peer_and_everybody_leaves_clea
     address = (dht := shell.up("dht")).first_words()["addresses"][0]
     join = ("--insecure", "--initial-peers", address, "--dht-prefix", "careful")
     job = ("client", "train", "--model", sample.model_dir, *job_options(text, 20), *join)
-    coordinator = shell.spawn("coordinator", *join)
+    coordinator = shell.spawn("coordinator", "--keepers", 0, *join)
     first = shell.spawn("serve-stage", "--layers", "0-1", *join)
     second = shell.spawn("serve-stage", "--layers", "1-2", "--leave-timeout", 1, *join)
     client = shell.spawn(*job)

@@ -4,14 +4,22 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from swarm_ft.buffers import BufferLimits
-from swarm_ft.ids import PeerId, RunId
+from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.plan.stage_keys import peer_key, stage_keys
+from swarm_ft.errors import BadSnapshot
+from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
-from swarm_ft.sealing import new_key
+from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.sealing import Sealer, new_key
+from swarm_ft.snapshots.local_files import LocalFiles
+from swarm_ft.snapshots.shard import read_shard
 from tests.integration.conftest import Job, MakeJob, QuietEvents
 from tests.local_swarm import POLL_S, LocalSwarm
 
@@ -88,6 +96,32 @@ async def test_only_encrypted_files_tell_nothing(job: Job, tmp_path: Path, encry
         assert len(heads) > 2, "snapshots and a result"
         assert [SAFETENSORS in head for head in heads] == [not encrypts] * len(heads)
         assert any(sample in tokens for sample in job.samples) != encrypts
+
+
+async def test_a_shard_of_a_snapshot_opens_with_its_stages_key_alone(
+    job: Job, tmp_path: Path
+) -> None:
+    async with LocalSwarm(tmp_path, LAYERS, encrypts=True) as swarm:
+        async with under_way(swarm, job) as run_id:
+            pass
+        await finished(swarm, run_id)
+        last = StepNumber(job.spec.train.num_steps)
+        await swarm.snapshot_of(run_id, job.spec, step=last)
+    journal = Journal(str(tmp_path / "journal.db"))
+    (run_key,) = (run.storage_key for run in journal.load(0.0))
+    journal.close()
+    stages = [LayerRange(0, 3), LayerRange(3, 6)]
+    keys = {layers: stage_keys(run_key, layers, ())[layers] for layers in stages}
+    peers = [peer_key(run_key, PeerId(f"peer-{number}")) for number in range(len(LAYERS))]
+    for layers, key in keys.items():
+        name = ShardName(run_id=run_id, step=last, layers=layers)
+        folder = tmp_path / "snapshots" / run_id / f"step-{last:08}"
+        path = folder / f"layers-{layers}.safetensors"
+        reading = partial(read_shard, path, name, job.spec.digest())
+        assert reading(LocalFiles(Sealer(key, "files"))).state
+        for wrong in {*keys.values(), *peers, run_key} - {key}:
+            with pytest.raises(BadSnapshot, match="not sealed here with this key"):
+                reading(LocalFiles(Sealer(wrong, "files")))
 
 
 async def test_an_encrypted_run_goes_on_after_all_were_gone_and_gives_its_result(

@@ -24,10 +24,16 @@ def stages(status: RunStatus) -> list[str]:
 
 
 async def recut(
-    job: Job, folder: Path, before: list[str], lost: list[str], newcomers: list[str]
+    job: Job,
+    folder: Path,
+    before: list[str],
+    lost: list[str],
+    newcomers: list[str],
+    *,
+    encrypts: bool = False,
 ) -> tuple[list[RunEvent], RunStatus]:
     """What a client sees of a run some of whose peers die for ever, and others come instead."""
-    async with LocalSwarm(folder, before) as swarm:
+    async with LocalSwarm(folder, before, encrypts=encrypts) as swarm:
         await swarm.all_joined()
         status = await swarm.client.submit(job.spec, job.samples)
         events: list[RunEvent] = []
@@ -78,6 +84,18 @@ async def test_what_never_stopped_has_the_same_losses(
     assert losses_by_step(events) == quiet
     steps = [int(event.step) for event in events if isinstance(event, StepCommitted)]
     assert steps.count(0) == steps.count(1) == 1, "those of the snapshot were not done again"
+
+
+async def test_a_newcomer_reads_all_encrypted_stages_whose_layers_it_takes(
+    make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path
+) -> None:
+    job = make_job(num_samples=8, num_steps=9, save_steps=2)
+    quiet = losses_by_step(await quiet_events(job, CUT))
+    lost = ["peer-0", "peer-1"]
+    events, final = await recut(job, tmp_path, CUT, lost, ["0-1", "1-4"], encrypts=True)
+    assert final.phase is RunPhase.FINISHED
+    assert stages(final) == ["0-1", "1-4", "4-6"]
+    assert losses_by_step(events) == quiet
 
 
 @pytest.mark.parametrize(

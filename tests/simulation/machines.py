@@ -16,6 +16,7 @@ from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.errors import SwarmError, Unavailable
 from swarm_ft.identity.certificates import Role
 from swarm_ft.ids import PeerId
+from swarm_ft.peer.keeping import KeepingPlace
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -33,6 +34,7 @@ from tests.simulation.trace import Trace
 
 RECORD_LIFETIME_S = 60.0
 """How long a killed process's record stays in the directory."""
+NUM_KEEPERS = 2
 RESTART_S = 2.0
 """After which whoever watches a process starts it again when it ended by itself."""
 
@@ -43,7 +45,7 @@ class World:
 
     Attributes:
         rng: draws how long the directory takes to answer.
-        snapshots_url: a folder that everybody reaches.
+        snapshots_url: a folder that everybody reaches; empty: peers keep snapshots.
         handover_s: that each message of a state takes longer on its way to a newcomer.
         isolated: machines that do not reach the directory now.
     """
@@ -201,8 +203,10 @@ async def coordinate(machine: Machine) -> None:
     """`swarm-ft coordinator`."""
     journal = DiskJournal(machine.disk, machine.world.invariants.written)
     try:
-        snapshots = SnapshotStore(machine.world.snapshots_url)
-        service = CoordinatorService(journal, machine.clock, snapshots)
+        url = machine.world.snapshots_url
+        service = CoordinatorService(
+            journal, machine.clock, SnapshotStore(url) if url else None, num_keepers=NUM_KEEPERS
+        )
         server = await machine.transport.serve(machine.name, 0, service.handlers())
         try:
             await machine.directory.announce(Role.COORDINATOR, "coordinator", server.endpoint)
@@ -236,6 +240,7 @@ class PeerRole:
                 memory_bytes=1 << 30,
                 shard_dir=machine.disk.root,
                 snapshots_url=machine.world.snapshots_url,
+                keeping=KeepingPlace(directory=machine.disk.root / "kept", max_bytes=1 << 30),
             ),
             directory=machine.directory,
             transport=FaultyTransport(machine.transport, held=_held(machine.world)),

@@ -25,6 +25,8 @@ EVALUATIONS = 0.5
 """So too those in which held-out samples are evaluated."""
 SIDE_BY_SIDE = 0.2
 """So too those in which more than one run shares the peers."""
+PEERS_KEEP = 0.3
+"""So too those in which peers keep each other's snapshots."""
 MAX_OTHERS = 2
 JUDGED = 0.6
 """Of these, those that evaluations may end, or whose best weights are the result."""
@@ -142,6 +144,7 @@ class Scenario:
         mean_compute_s: of a computation.
         handover_s: that each message of a state takes longer on its way to a newcomer.
         others: other runs, and how late their clients come.
+        peers_keep: whether snapshots lie with the peers, and in no place that all reach.
     """
 
     seed: int
@@ -152,6 +155,7 @@ class Scenario:
     mean_compute_s: float
     handover_s: float = 0.0
     others: tuple[tuple[float, RunSpec], ...] = ()
+    peers_keep: bool = False
 
     @property
     def specs(self) -> tuple[RunSpec, ...]:
@@ -182,7 +186,9 @@ def draw(seed: int) -> Scenario:
     is_judged = scenario.spec.train.num_eval_samples and own.random() < JUDGED
     scenario = _with_best(scenario, own) if is_judged else scenario
     own = Random(f"{seed}/side-by-side")
-    return _with_others(scenario, own) if own.random() < SIDE_BY_SIDE else scenario
+    scenario = _with_others(scenario, own) if own.random() < SIDE_BY_SIDE else scenario
+    own = Random(f"{seed}/keepers")
+    return replace(scenario, peers_keep=own.random() < PEERS_KEEP)
 
 
 def _with_others(scenario: Scenario, rng: Random) -> Scenario:

@@ -94,7 +94,7 @@ class _Simulation:
             trace=self._trace,
             invariants=self._invariants,
             rng=Random(f"{seed}/directory"),
-            snapshots_url=str(folder / "snapshots"),
+            snapshots_url="" if scenario.peers_keep else str(folder / "snapshots"),
             handover_s=scenario.handover_s,
         )
         self._machines: dict[str, Machine] = {}

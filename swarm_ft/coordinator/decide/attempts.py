@@ -21,6 +21,7 @@ from swarm_ft.coordinator.facts.state import (
     Snapshot,
     SwarmState,
 )
+from swarm_ft.coordinator.plan import keepers
 from swarm_ft.coordinator.plan.membership import (
     able_for,
     arrangement,
@@ -40,6 +41,7 @@ from swarm_ft.coordinator.plan.membership import (
 from swarm_ft.coordinator.plan.neighbours import with_better_neighbours
 from swarm_ft.coordinator.plan.placement import Placement
 from swarm_ft.coordinator.plan.sharing import in_turn, share_of, shared
+from swarm_ft.coordinator.plan.stage_keys import peer_key, stage_keys
 from swarm_ft.coordinator.plan.steps import with_ledger
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
@@ -47,6 +49,7 @@ from swarm_ft.protocol.messages.control import (
     Assign,
     CatchUp,
     CaughtUp,
+    GiveShard,
     Learner,
     ReleaseStage,
     StageAssignment,
@@ -54,6 +57,7 @@ from swarm_ft.protocol.messages.control import (
     StayIdle,
 )
 from swarm_ft.protocol.messages.events import EventKind, WentBack
+from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 
 MAX_NAMED = 3
@@ -275,7 +279,7 @@ def _tell_went_back(turn: Turn, run: Run, past: Past, why: str, lost: Sequence[L
         from_step=StepNumber(run.past.all_steps),
         to_step=StepNumber(past.all_steps),
         why=why,
-        remedy=remedy_in_words(run, lost),
+        remedy=remedy_in_words(turn.state, run, lost),
     )
     turn.publish(run.run_id, told)
     turn.happened(
@@ -312,12 +316,32 @@ def place_waiting(turn: Turn) -> None:
             continue
         able = able_for(sharing.of(turn.state, run), run, turn.now_s)
         placement = arrangement(able, run, turn.now_s)
-        if placement.assignments:
+        if placement.assignments and not _waits_for_keepers(turn, run):
             members, ways = turn.state.members, turn.state.ways
             placed = with_better_neighbours(run.spec, placement.assignments, members, ways)
             _assign(turn, run.with_assignments(placed), fresh=True)
-        else:
+        elif not placement.assignments:
             _unplaced(turn, run, placement, position)
+
+
+def _waits_for_keepers(turn: Turn, run: Run) -> bool:
+    """Whether those are away that keep what it is to begin with; at last it goes further back."""
+    missing = keepers.without_keepers(turn.state, run.past.saved)
+    since_s = min(run.keeping.missing_since_s, turn.now_s) if missing else math.inf
+    run = replace(run, keeping=replace(run.keeping, missing_since_s=since_s))
+    turn.keep(run)
+    if not missing:
+        return False
+    layers = [stage.layers for stage in missing]
+    names = ", ".join(dict.fromkeys(peer for stage in missing for peer in stage.keepers))
+    words = f"layers {', '.join(map(str, layers))} of the snapshot of step {run.committed_steps}"
+    is_late = turn.now_s - since_s >= keepers.patience_s(turn.state, run)
+    if is_late and run.past.trained_steps is None:
+        past = replace(run.past, snapshots=keepers.available(turn.state, run))
+        go_back(turn, replace(run, past=past), f"{words} are with {names}, away", layers)
+    else:
+        _without_peers(turn, run, f"waiting for peer {names}: it keeps {words}")
+    return True
 
 
 def _unplaced(turn: Turn, run: Run, placement: Placement, position: int) -> None:
@@ -377,9 +401,10 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
     )
     turn.put(run)
     turn.write_ledger(before, run)
-    assign = _assignment(run, fresh=fresh)
-    for peer in run.peers:
-        turn.say(peer, assign)
+    assign = _assignment(turn.state, run, fresh=fresh)
+    _have_given(turn, run, assign)
+    for stage in attempt.assignments:
+        turn.say(stage.peer_id, _with_keys(assign, run.storage_key, stage))
 
 
 def _learning_since_s(
@@ -401,9 +426,24 @@ def _reachable(turn: Turn, stage: StageAssignment) -> StageAssignment:
     return replace(stage, endpoint=member.hello.endpoint if member else "")
 
 
-def _assignment(run: Run, *, fresh: bool) -> Assign:
+def _have_given(turn: Turn, run: Run, assign: Assign) -> None:
+    """Let those who keep a snapshot give it to those who are to begin with it."""
+    for stage in assign.saved:
+        takers = [a.peer_id for a in assign.assignments if a.layers.overlaps(stage.layers)]
+        name = ShardName(
+            run_id=run.run_id,
+            step=StepNumber(assign.committed_steps),
+            layers=stage.layers,
+            is_saved=True,
+        )
+        for keeper in stage.keepers:
+            turn.say(keeper, GiveShard(name=name, takers=tuple(takers)))
+
+
+def _assignment(state: SwarmState, run: Run, *, fresh: bool) -> Assign:
     past, attempt = run.past, run.attempt
     went_back = fresh and past.committed_steps
+    saved = past.saved.stages if went_back and past.saved else ()
     return Assign(
         run_id=run.run_id,
         spec=run.spec,
@@ -413,8 +453,16 @@ def _assignment(run: Run, *, fresh: bool) -> Assign:
         fresh=fresh,
         spec_digest=run.spec.digest(),
         learners=attempt.learners,
-        saved=past.saved.stages if went_back and past.saved else (),
+        saved=tuple(replace(stage, keepers=keepers.holders(state, stage)) for stage in saved),
         last_attempt=past.last_commit.attempt if past.last_commit else NO_ATTEMPT,
         owner=run.owner,
-        storage_key=run.storage_key,
+    )
+
+
+def _with_keys(assign: Assign, run_key: bytes, stage: StageAssignment) -> Assign:
+    """What all are told, with the keys that this peer needs."""
+    return replace(
+        assign,
+        storage_key=peer_key(run_key, stage.peer_id),
+        stage_keys=stage_keys(run_key, stage.layers, assign.saved),
     )

@@ -27,6 +27,12 @@ from swarm_ft.coordinator.plan.agreement import (
     without_results_of,
     wrong_norms,
 )
+from swarm_ft.coordinator.plan.keepers import (
+    has_all_stages,
+    is_due_by_time,
+    is_spreading,
+    seen_at_work,
+)
 from swarm_ft.coordinator.plan.leaving import (
     gone_from,
     held_for,
@@ -93,19 +99,22 @@ def _save(turn: Turn, run: Run) -> Run:
         asked = Snapshot(
             last_commit=past.last_commit, sent=past.sent, traffic=past.traffic, judged=past.judged
         )
-    run = replace(run, saving=replace(saving, asked=asked, attempt=run.attempt.number))
+    saving = replace(saving, asked=asked, attempt=run.attempt.number)
+    run = replace(run, saving=saving, keeping=replace(run.keeping, began_s=turn.now_s))
     turn.keep(run)
     there = {stage.layers for stage in asked.stages}
     for stage in run.computing:
         saves = next(filter(turn.state.carries, stage.peers), stage.peers[0])
         if stage.layers not in there:
-            turn.say(saves, SaveStage(run_id=run.run_id, step=step))
+            by_peers = turn.state.num_keepers > 0
+            turn.say(saves, SaveStage(run_id=run.run_id, step=step, by_peers=by_peers))
     return run
 
 
 def _save_again(turn: Turn, run: Run) -> Run:
     """Ask for a snapshot that is lacking since an attempt, or the coordinator, ended meanwhile."""
-    return run if _asked_in_this_attempt(run) or not lacks_snapshot(run) else _save(turn, run)
+    is_asked = _asked_in_this_attempt(run) or is_spreading(turn.state, run)
+    return run if is_asked or not lacks_snapshot(run) else _save(turn, run)
 
 
 def _asked_in_this_attempt(run: Run) -> bool:
@@ -124,16 +133,16 @@ def stage_saved(turn: Turn, peer_id: PeerId, message: StageSaved | StageUnsaved)
         return  # a later snapshot took its place
     if isinstance(message, StageUnsaved):
         run = replace(run, saving=replace(run.saving, asked=None))
-        _without_snapshot(turn, run, asked.step, f"peer {peer_id}: {message.reason}")
+        without_snapshot(turn, run, asked.step, f"peer {peer_id}: {message.reason}")
         return
     saved = SavedStage(
-        layers=message.name.layers, digest=message.digest, total_bytes=message.total_bytes
+        layers=message.name.layers,
+        digest=message.digest,
+        total_bytes=message.total_bytes,
+        keepers=(peer_id,) if turn.state.num_keepers else (),
     )
-    others = [stage for stage in asked.stages if stage.layers != saved.layers]
-    stages = tuple(sorted((*others, saved), key=lambda stage: stage.layers))
-    asked = replace(asked, stages=stages)
-    is_whole = [s.layers for s in stages] == [s.layers for s in run.stages]
-    if not is_whole:
+    asked = asked.with_stage(saved)
+    if turn.state.num_keepers or not has_all_stages(run, asked):  # `keeping` spreads what is there
         turn.keep(replace(run, saving=replace(run.saving, asked=asked)))
     else:
         unlisted = (*run.saving.unlisted, asked)[-MAX_UNLISTED:]
@@ -149,8 +158,13 @@ def snapshot_listed(turn: Turn, event: SnapshotWritten | SnapshotLost) -> None:
     if isinstance(event, SnapshotLost):
         unlisted = tuple(other for other in run.saving.unlisted if other != snapshot)
         run = replace(run, saving=replace(run.saving, unlisted=unlisted))
-        _without_snapshot(turn, run, snapshot.step, event.reason)
+        without_snapshot(turn, run, snapshot.step, event.reason)
         return
+    whole(turn, run, snapshot)
+
+
+def whole(turn: Turn, run: Run, snapshot: Snapshot) -> None:
+    """The run can go back to a snapshot from now on."""
     # An older one's manifest may be there later; the newest counts.
     unlisted = tuple(other for other in run.saving.unlisted if other.step > snapshot.step)
     saving = replace(run.saving, unlisted=unlisted, failed="")
@@ -163,7 +177,8 @@ def snapshot_listed(turn: Turn, event: SnapshotWritten | SnapshotLost) -> None:
     _make_room(turn, run)
 
 
-def _without_snapshot(turn: Turn, run: Run, step: StepNumber, reason: str) -> None:
+def without_snapshot(turn: Turn, run: Run, step: StepNumber, reason: str) -> None:
+    """There is none of this step, and why."""
     lost = f"there is no snapshot of step {step}: {reason}"
     turn.happened(EventKind.SNAPSHOT_LOST, run, words=lost, to_step=step)
     run = replace(run, saving=replace(run.saving, failed=reason))
@@ -394,7 +409,10 @@ def _go_on(turn: Turn, run: Run) -> None:
     """After a commit: save if it is time, take newcomers in, and on to what is next."""
     is_last = run.committed_steps >= run.spec.train.num_steps
     gives = bool(_wanted(turn, run))  # whoever stays is asked to save with the next attempt
-    if not gives and (lacks_snapshot(run) or (not is_last and _is_to_make_room(turn, run))):
+    run = seen_at_work(run, turn.now_s)
+    is_due = lacks_snapshot(run) or (not is_last and is_due_by_time(turn.state, run, turn.now_s))
+    saves = is_due and not is_spreading(turn.state, run)
+    if not gives and (saves or (not is_last and _is_to_make_room(turn, run))):
         run = _save(turn, run)
     _grow_or_plan(turn, run)
 

@@ -36,7 +36,15 @@ import math
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator.decide import attempts, commits, history, leaving, losses, steering
+from swarm_ft.coordinator.decide import (
+    attempts,
+    commits,
+    history,
+    keeping,
+    leaving,
+    losses,
+    steering,
+)
 from swarm_ft.coordinator.facts.events import (
     Effect,
     Event,
@@ -91,6 +99,8 @@ from swarm_ft.protocol.messages.control import (
     PeerLeaving,
     PeerWorks,
     ReleaseStage,
+    ShardKept,
+    ShardLost,
     StageExported,
     StageFailed,
     StageOffered,
@@ -135,6 +145,7 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
         case Tick(ways):
             turn.state = replace(turn.state, ways=ways or turn.state.ways)
             _time_passed(turn)
+    keeping.look_after(turn)
     commits.look_after_saving(turn)
     commits.look_after_held(turn)
     losses.look_after(turn)
@@ -153,6 +164,7 @@ def _place_waiting(turn: Turn, event: Event) -> None:
 
 def _time_passed(turn: Turn) -> None:
     _dismiss_silent(turn)
+    keeping.look_after_whole(turn)
     attempts.expire(turn)
     history.expire_results(turn)
     history.forget(turn)
@@ -182,6 +194,8 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
             _stage_failed(turn, peer_id, message)
         case StageSaved() | StageUnsaved():
             commits.stage_saved(turn, peer_id, message)
+        case ShardKept() | ShardLost():
+            keeping.said(turn, peer_id, message)
         case PeerAlive() if run and peer_id in run.peers:
             losses.heard(turn, run, peer_id, message)
         case StageExported() if run and run.run_id == message.run_id and peer_id in run.peers:
@@ -335,6 +349,7 @@ def _joined(turn: Turn, hello: PeerHello, grant: Grant) -> None:
             is_over=_is_over(turn.state, hello.held.run_id),
         )
         turn.say(hello.peer_id, release)
+    keeping.joined(turn, hello)
     for run_id in hello.kept_runs:
         if _is_over(turn.state, run_id):
             over = ReleaseStage(run_id=run_id, reason="the run is over", is_over=True)

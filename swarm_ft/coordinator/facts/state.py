@@ -36,7 +36,7 @@ from swarm_ft.protocol.messages.control import (
     stages_of,
 )
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, Traffic
-from swarm_ft.protocol.messages.shard import ShardFile
+from swarm_ft.protocol.messages.shard import KeptShard, ShardFile, ShardName
 from swarm_ft.protocol.spec.best import Judged
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.microbatch import Microbatch
@@ -106,6 +106,16 @@ class Snapshot:
     def step(self) -> StepNumber:
         """How many steps are in it."""
         return StepNumber(self.last_commit.step + 1)
+
+    def shard(self, run_id: RunId, stage: SavedStage) -> KeptShard:
+        """What a peer keeps that has one of its stages."""
+        name = ShardName(run_id=run_id, step=self.step, layers=stage.layers, is_saved=True)
+        return KeptShard(name=name, digest=stage.digest)
+
+    def with_stage(self, stage: SavedStage) -> Snapshot:
+        """The snapshot with this stage, in the place of the one with its layers if there is one."""
+        others = [one for one in self.stages if one.layers != stage.layers]
+        return replace(self, stages=tuple(sorted((*others, stage), key=lambda one: one.layers)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -353,6 +363,28 @@ class Saving:
     failed: str = ""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Keeping:
+    """How peers keep a run's snapshots; all of it is found again after a restart.
+
+    Attributes:
+        asked: who was asked to keep what, and did not answer yet.
+        refused: who cannot.
+        began_s: when a snapshot was asked for last, or the run was first seen without any.
+        took_s: how long the last one took until all its keepers had it; 0 before the first.
+        lacking_since_s: since when a snapshot that is whole has too few keepers; infinite: it has
+            enough.
+        missing_since_s: since when the run waits for those that keep what it goes back to.
+    """
+
+    asked: Mapping[KeptShard, frozenset[PeerId]] = field(default_factory=_nothing)
+    refused: Mapping[KeptShard, frozenset[PeerId]] = field(default_factory=_nothing)
+    began_s: float = -math.inf
+    took_s: float = 0.0
+    lacking_since_s: float = math.inf
+    missing_since_s: float = math.inf
+
+
 @dataclass(frozen=True, slots=True)
 class RateChange:
     """Another peak learning rate, from this step on, however often the step is made."""
@@ -413,8 +445,8 @@ class Run:
     Attributes:
         owner: the client that submitted it, and alone may watch it, end it and fetch its result;
             empty where clients have no keys.
-        storage_key: with which its peers encrypt what they write down; empty once it is over, so
-            that nothing opens what may be left of it.
+        storage_key: from which come those with which its peers encrypt what they write down; empty
+            once it is over, so that nothing opens what may be left of it.
         priority: how many peers it is to have, to those of others' runs.
         notice: who of its peers at work is silent or waited for just now; of no use after a
             restart.
@@ -442,6 +474,7 @@ class Run:
     attempt: AttemptState = field(default_factory=AttemptState)
     step: PlannedStep | None = None
     saving: Saving = field(default_factory=Saving)
+    keeping: Keeping = field(default_factory=Keeping)
     measured: Measured = field(default_factory=Measured)
     steering: Steering = field(default_factory=Steering)
     misfits: Mapping[PeerId, str] = field(default_factory=_nothing)
@@ -535,7 +568,9 @@ class SwarmState:
         contributions: what members gave until now, whether they are here or not.
         queue_s: how long a run that cannot be placed waits for its turn.
         result_s: how long a result is kept for its client.
-        keeps_snapshots: whether there is a place for them.
+        keeps_snapshots: whether there is a place for them, or peers keep them.
+        num_keepers: how many peers keep each stage of a snapshot, beside those that host it; 0
+            where there is a place, and where none are kept.
         seen_at_s: when the last event was; infinite before the first.
     """
 
@@ -547,6 +582,7 @@ class SwarmState:
     queue_s: float = QUEUE_S
     result_s: float = RESULT_S
     keeps_snapshots: bool = False
+    num_keepers: int = 0
     seen_at_s: float = math.inf
 
     @property

@@ -856,7 +856,7 @@ def _ledger_from(
 def _saved_text(stages: Sequence[SavedStage]) -> str:
     """Stages of a snapshot."""
     return json.dumps(
-        [(s.layers.start, s.layers.stop, s.digest.hex(), s.total_bytes) for s in stages]
+        [(s.layers.start, s.layers.stop, s.digest.hex(), s.total_bytes, *s.keepers) for s in stages]
     )
 
 
@@ -867,6 +867,7 @@ def _saved_from(text: str) -> tuple[SavedStage, ...]:
             layers=LayerRange(start, stop),
             digest=bytes.fromhex(digest),
             total_bytes=total_bytes,
+            keepers=tuple(map(PeerId, keepers)),
         )
-        for start, stop, digest, total_bytes in json.loads(text)
+        for start, stop, digest, total_bytes, *keepers in json.loads(text)
     )

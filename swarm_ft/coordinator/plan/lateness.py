@@ -31,6 +31,8 @@ MIN_LOAD_BYTES_S = 1e6
 """A stage is read, fetched from a hub, or written down, at this rate at least."""
 MIN_STATE_BYTES_S = 0.25e6
 """A stage's state comes over links that carry a step's tensors too, at this rate at least."""
+UNMEASURED_BYTES_S = 12.5e6
+"""At which a state is thought to travel before anything was measured."""
 FACTOR = 4.0
 """A peer may take so many times as long as it, or a replica, ever did."""
 CONNECT_S = 20.0
@@ -143,6 +145,12 @@ def hand_over_limit_s(spec: RunSpec, layers: LayerRange) -> float:
     return LOAD_S + state_bytes(spec, layers) / MIN_STATE_BYTES_S
 
 
+def _is_taken_from_keepers(run: Run) -> bool:
+    """Whether the run begins with what peers keep of it, which comes over links as well."""
+    saved = run.past.saved
+    return saved is not None and any(stage.keepers for stage in saved.stages)
+
+
 def state_bytes(spec: RunSpec, layers: LayerRange) -> float:
     """Of a stage's state, at most: weights and what an optimizer keeps; no gradients."""
     return (spec.train.copies_per_weight - 1) * _weight_bytes(spec.model, layers)
@@ -157,7 +165,7 @@ def _limit_s(run: Run, peer: PeerId) -> float:
     if peer in run.listeners:
         return LOAD_S
     awaited, learning = run.attempt.awaited, set(_learning(run))
-    if peer in learning:
+    if peer in learning or _is_taken_from_keepers(run):
         return hand_over_limit_s(run.spec, stage.layers)
     took = [
         awaited.moved_s[p] - awaited.since_s

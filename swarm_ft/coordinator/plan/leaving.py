@@ -14,7 +14,8 @@ from statistics import median
 
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
 from swarm_ft.coordinator.plan.hosting import refusal
-from swarm_ft.coordinator.plan.lateness import state_bytes
+from swarm_ft.coordinator.plan.keepers import sole_keeper_of
+from swarm_ft.coordinator.plan.lateness import UNMEASURED_BYTES_S, state_bytes
 from swarm_ft.coordinator.plan.membership import able_for, without_state
 from swarm_ft.coordinator.plan.placement import fits
 from swarm_ft.ids import PeerId
@@ -24,8 +25,6 @@ from swarm_ft.protocol.spec.layers import LayerRange
 
 SAVE_S = 600.0
 """How long a run waits, at most, for the snapshot that a leaver waits for."""
-UNMEASURED_BYTES_S = 12.5e6
-"""At which a state is thought to travel before anything was measured."""
 
 
 def gone_from(state: SwarmState, run: Run, now_s: float) -> list[PeerId]:
@@ -140,6 +139,11 @@ def progress_of(state: SwarmState, peer: PeerId, now_s: float) -> LeaveProgress:
                 f"run {run.run_id}: its client has not fetched the result of layers {layers} yet"
             )
             return LeaveProgress(may_go=False, words=f"{words}, and nobody else has it")
+    kept = None if stays else sole_keeper_of(state, peer)
+    if kept is not None:
+        run, stage = kept
+        words = f"run {run.run_id}: others take its snapshot of layers {stage.layers} over"
+        return LeaveProgress(may_go=False, words=words)
     return LeaveProgress(may_go=True, words="")
 
 

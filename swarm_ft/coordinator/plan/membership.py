@@ -203,10 +203,12 @@ def _absence(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> str:
     return "left" if is_sent_or_left else "is gone"
 
 
-def remedy_in_words(run: Run, lost: Collection[LayerRange]) -> str:
+def remedy_in_words(state: SwarmState, run: Run, lost: Collection[LayerRange]) -> str:
     """What would have kept the steps that a run loses with these layers."""
     replica = f"another peer for layers {', '.join(map(str, lost))}"
     train = run.spec.train
+    if not train.takes_snapshots and state.num_keepers:
+        return f"{replica}, or snapshots more often (--save-steps for the job)"
     if not train.takes_snapshots:
         where = "--snapshots for the coordinator and all peers"
         return f"{replica}, or snapshots (--save-steps for the job, {where})"

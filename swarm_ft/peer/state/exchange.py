@@ -10,7 +10,9 @@ each newcomer will tell once it has all of it, so that one that has not is found
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -20,6 +22,7 @@ from swarm_ft.errors import BadSnapshot, OutOfTurn, SwarmError, Unavailable
 from swarm_ft.ids import Attempt, PeerId, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.context import PeerContext, run_in, to_its_end
+from swarm_ft.peer.keeping import KeptShards
 from swarm_ft.peer.state.learner import CatchingUp
 from swarm_ft.peer.state.recut import recut
 from swarm_ft.peer.state.stage_state import StageState
@@ -37,6 +40,8 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.sealing import Sealer
+from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.shard import ShardContents, read_shard, write_shard
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transfer import OfferedShard, offer
@@ -56,6 +61,7 @@ class StateExchange:
         folder: for files that lie there only meanwhile.
         spec_digest: of the run.
         snapshots: where the run's snapshots lie; None if this peer was not told.
+        kept: those that peers keep for each other; None if this one keeps none.
 
     Attributes:
         catching_up: this peer's way to the state, if the assignment names it a learner.
@@ -68,6 +74,7 @@ class StateExchange:
         folder: Path,
         spec_digest: bytes,
         snapshots: SnapshotStore | None,
+        kept: KeptShards | None = None,
     ) -> None:
         self.catching_up: CatchingUp | None = None
         self._context = context
@@ -75,7 +82,9 @@ class StateExchange:
         self._folder = folder
         self._spec_digest = spec_digest
         self._snapshots = snapshots
+        self._kept = kept
         self._attempt = Attempt(-1)
+        self._stage_keys: Mapping[LayerRange, bytes] = {}
         self._last_take: CatchUp | None = None
         self._givings: dict[PeerId, ShardName] = {}
         self._offering: dict[ShardName, asyncio.Task[None]] = {}
@@ -104,7 +113,7 @@ class StateExchange:
         Raises:
             OutOfTurn: it asks for what was begun before, and not all was heard here since.
         """
-        self._attempt = assign.attempt
+        self._attempt, self._stage_keys = assign.attempt, assign.stage_keys
         own = self._context.peer_id
         step = next((learner.step for learner in assign.learners if learner.peer_id == own), None)
         if step is None:
@@ -157,10 +166,10 @@ class StateExchange:
             return
         parts = {
             stage.layers: await self._read(
-                ShardName(run_id=assign.run_id, step=step, layers=stage.layers), stage.digest
+                ShardName(run_id=assign.run_id, step=step, layers=stage.layers), stage
             )
             for stage in assign.saved
-            if stage.layers.start < layers.stop and layers.start < stage.layers.stop
+            if stage.layers.overlaps(layers)
         }
         contents = parts.get(layers) or await self._recut(parts, layers, assign.spec)
         await self._state.restore(contents, step, assign.last_attempt)
@@ -172,7 +181,22 @@ class StateExchange:
         logger.info("layers %s: from those of %s", layers, " and ".join(map(str, parts)))
         return await asyncio.to_thread(recut, parts, layers, names, spec.model.hidden_size)
 
-    async def _read(self, name: ShardName, digest: bytes) -> ShardContents:
+    async def _read(self, name: ShardName, stage: SavedStage) -> ShardContents:
+        kept, files = self._kept, self._files_of(name.layers)
+        if not stage.keepers:
+            path = await self._fetch(name, stage.digest)
+            return await asyncio.to_thread(read_shard, path, name, self._spec_digest, files)
+        if kept is None:
+            raise Unavailable(f"{name}: this peer keeps no snapshots, nor takes any up")
+        path = await kept.fetch(replace(name, is_saved=True), stage, self._folder)
+        try:
+            return await asyncio.to_thread(read_shard, path, name, self._spec_digest, files)
+        finally:
+            if not kept.is_kept(path):
+                path.unlink(missing_ok=True)
+
+    async def _fetch(self, name: ShardName, digest: bytes) -> Path:
+        """From where all snapshots lie."""
         store = self._store()
         found = await asyncio.to_thread(store.list_snapshots, name.run_id, self._spec_digest)
         manifest = next((manifest for manifest in found if manifest.step == name.step), None)
@@ -181,9 +205,12 @@ class StateExchange:
                 f"{name}: the snapshots here have no such state; start this peer with the same "
                 f"--snapshots as the coordinator"
             )
-        path = await asyncio.to_thread(store.fetch_shard, manifest, name.layers, self._folder)
-        files = self._state.files
-        return await asyncio.to_thread(read_shard, path, name, self._spec_digest, files)
+        return await asyncio.to_thread(store.fetch_shard, manifest, name.layers, self._folder)
+
+    def _files_of(self, layers: LayerRange, *, seals: bool = False) -> LocalFiles:
+        """Files of a stage in snapshots: who hosts other stages has no key for them."""
+        key = self._stage_keys.get(layers)
+        return LocalFiles(Sealer(key, "files") if key else None, seals=seals)
 
     def _store(self) -> SnapshotStore:
         if self._snapshots is None:
@@ -224,7 +251,7 @@ class StateExchange:
         self._stop_offering(wanted)
 
     async def _write_and_offer(self, name: ShardName, contents: ShardContents) -> None:
-        write = partial(self._write, self._folder, name, contents)
+        write = partial(self._write, self._folder, name, contents, self._state.files)
         await self._offer(name, await self._tried(name, write))
 
     async def _offer(self, name: ShardName, path: Path) -> None:
@@ -285,38 +312,64 @@ class StateExchange:
         if self._state.committed_steps != save.step:
             here = self._state.committed_steps
             raise OutOfTurn(f"snapshot of step {save.step}, {here} are committed")
-        contents = await self._state.everything()
-        task = asyncio.create_task(self._save(self._state.name, contents))
+        contents, name = await self._state.everything(), self._state.name
+        has_key = name.layers in self._stage_keys
+        seals = self._state.files.seals or (save.by_peers and has_key)
+        files = self._files_of(name.layers, seals=seals)
+        put = self._keep if save.by_peers else self._put_by
+        task = asyncio.create_task(self._save(name, partial(put, name, contents, files)))
         self._saves.add(task)
         task.add_done_callback(self._saves.discard)
 
-    async def _save(self, name: ShardName, contents: ShardContents) -> None:
+    async def _save(self, name: ShardName, put: Callable[[], Awaitable[SavedStage]]) -> None:
         try:
             async with self._one_save:
-                entry = await self._put_by(name, contents)
+                entry = await put()
         except SwarmError as error:
             logger.warning("%s: cannot be saved: %s", name, error.message)
             self._context.say(StageUnsaved(name=name, reason=error.message))
             return
         self._context.say(StageSaved(name=name, digest=entry.digest, total_bytes=entry.total_bytes))
 
-    async def _put_by(self, name: ShardName, contents: ShardContents) -> SavedStage:
+    async def _put_by(
+        self, name: ShardName, contents: ShardContents, files: LocalFiles
+    ) -> SavedStage:
         """Put a state into the snapshots; cancelled, this waits for what is being written."""
         store = self._store()
         failpoints.reached_meanwhile("saving")
+        async with self._written(name, contents, files) as path:
+            put = asyncio.to_thread(store.put_shard, name, path)
+            return await to_its_end(asyncio.create_task(put))
+
+    async def _keep(
+        self, name: ShardName, contents: ShardContents, files: LocalFiles
+    ) -> SavedStage:
+        """Keep a state here, for others to take; encrypted, for they may be anybody."""
+        if self._kept is None or not files.seals:
+            raise Unavailable("this peer keeps no snapshots, or has no key to encrypt them with")
+        async with self._written(name, contents, files) as path:
+            put = self._kept.put(replace(name, is_saved=True), path)
+            file = await to_its_end(asyncio.create_task(put))
+        return SavedStage(layers=name.layers, digest=file.digest, total_bytes=file.total_bytes)
+
+    @asynccontextmanager
+    async def _written(
+        self, name: ShardName, contents: ShardContents, files: LocalFiles
+    ) -> AsyncIterator[Path]:
         # Beside it the same state may be offered to newcomers, without what is this peer's alone.
         folder = self._folder / "saved"
         private_folder(folder)
-        path = await self._write(folder, name, contents)
+        path = await self._write(folder, name, contents, files)
         try:
-            put = asyncio.to_thread(store.put_shard, name, path)
-            return await to_its_end(asyncio.create_task(put))
+            yield path
         finally:
             path.unlink(missing_ok=True)  # it was moved, unless that failed
 
-    async def _write(self, folder: Path, name: ShardName, contents: ShardContents) -> Path:
+    async def _write(
+        self, folder: Path, name: ShardName, contents: ShardContents, files: LocalFiles
+    ) -> Path:
         """Write a state down; cancelled, it leaves no file."""
-        what = folder, name, self._spec_digest, contents, self._state.files
+        what = folder, name, self._spec_digest, contents, files
         writing = asyncio.create_task(asyncio.to_thread(write_shard, *what))
         try:
             return await to_its_end(writing)

@@ -18,7 +18,7 @@ from swarm_ft.protocol.messages.reports import (
     OfOneStep,
     Traffic,
 )
-from swarm_ft.protocol.messages.shard import ShardFile, ShardName
+from swarm_ft.protocol.messages.shard import KeptShard, ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import ClockTime, StepTimeline
 from swarm_ft.protocol.spec.bounds import (
     MAX_PEER_NUMBER,
@@ -54,7 +54,9 @@ MAX_RUN_PEERS = 1 << 14
 MAX_PLAN_SAMPLES = MAX_BATCH_SIZE + 2 * MAX_EVAL_SAMPLES
 MAX_EVAL_PASSES = 2
 MAX_KEPT_RUNS = 64
+MAX_KEPT_SHARDS = 256
 STORAGE_KEY_BYTES = 32
+StorageKey = Annotated[bytes, Length(STORAGE_KEY_BYTES)]
 SomePeers = Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS, 1)]
 Amount = Annotated[float, Range(0.0)]
 Measured = Annotated[float, Range(0.0, MAX_PEER_NUMBER)]
@@ -113,11 +115,21 @@ def stages_of(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedStage:
-    """A stage of a snapshot: a file of that digest and length, see `shard.ChunkList`."""
+    """A stage of a snapshot: a file of that digest and length, see `shard.ChunkList`.
+
+    Attributes:
+        keepers: peers that have it; none where snapshots lie in a place of their own.
+    """
 
     layers: LayerRange
     digest: Digest
     total_bytes: int
+    keepers: Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS)] = ()
+
+    @property
+    def file(self) -> ShardFile:
+        """What it must be, whoever gives it."""
+        return ShardFile(digest=self.digest, total_bytes=self.total_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,7 +161,10 @@ class Assign:
         last_attempt: whose commit is the last.
         saved: the snapshot of the committed steps, if the run went back to it.
         owner: the name of the client that may fetch the result; empty where nobody has keys.
-        storage_key: encrypts what peers write to their disks of this run; given up with the run.
+        storage_key: encrypts what this peer writes to its disk of this run, and alone reads; given
+            up with the run.
+        stage_keys: encrypt what lies in snapshots of the peer's stage, which it writes, and of the
+            `saved` ones that it reads.
     """
 
     run_id: RunId
@@ -163,15 +178,59 @@ class Assign:
     last_attempt: Attempt = NO_ATTEMPT
     saved: Annotated[tuple[SavedStage, ...], Length(MAX_BLOCKS)] = ()
     owner: Text = ""
-    storage_key: Annotated[bytes, Length(STORAGE_KEY_BYTES)] = field(default=b"", repr=False)
+    storage_key: StorageKey = field(default=b"", repr=False)
+    stage_keys: Annotated[dict[LayerRange, StorageKey], Length(MAX_BLOCKS)] = field(
+        default_factory=dict, repr=False
+    )
+
+    def layers_of(self, peer_id: PeerId) -> LayerRange:
+        """The stage that a peer is to host.
+
+        Raises:
+            MalformedMessage: none.
+        """
+        for stage in self.assignments:
+            if stage.peer_id == peer_id:
+                return stage.layers
+        raise MalformedMessage(f"run {self.run_id}: expected a stage for peer {peer_id}, got none")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveStage:
-    """Put the stage's state, which has so many steps in it, into the run's snapshots."""
+    """Put the stage's state, which has so many steps in it, into the run's snapshots.
+
+    Attributes:
+        by_peers: keep it, until others do; else it goes where all snapshots lie.
+    """
 
     run_id: RunId
     step: StepNumber
+    by_peers: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeepShard:
+    """Keep a stage of a snapshot, from one of those who have it; say ShardKept or ShardLost."""
+
+    name: ShardName
+    file: ShardFile
+    sources: SomePeers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GiveShard:
+    """To a peer that keeps it: these, too, may take it."""
+
+    name: ShardName
+    takers: SomePeers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DropShards:
+    """Keep of this run the snapshots of these steps, and no others."""
+
+    run_id: RunId
+    but: Annotated[tuple[StepNumber, ...], Length(MAX_KEPT_SHARDS)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -332,6 +391,9 @@ ToPeer = (
     Assign
     | CatchUp
     | SaveStage
+    | KeepShard
+    | GiveShard
+    | DropShards
     | PlanStep
     | CommitStep
     | ExportStage
@@ -398,6 +460,8 @@ class PeerHello:
         leaving: that it would work no more, if it would not.
         max_up_bytes_per_s: that it lends of its link; 0: all there is.
         max_down_bytes_per_s: so too of what comes in.
+        keep_bytes: of its disk, for snapshots of others' stages.
+        kept_shards: that lie there.
     """
 
     peer_id: PeerId
@@ -411,6 +475,8 @@ class PeerHello:
     leaving: PeerLeaving | None = None
     max_up_bytes_per_s: Measured = 0.0
     max_down_bytes_per_s: Measured = 0.0
+    keep_bytes: Annotated[int, Range(0)] = 0
+    kept_shards: Annotated[tuple[KeptShard, ...], Length(MAX_KEPT_SHARDS)] = ()
     protocol_version: Annotated[int, Spoken("peer", "coordinator")] = PROTOCOL_VERSION
 
 
@@ -584,6 +650,21 @@ class StageUnsaved:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardKept:
+    """A peer keeps what it was asked to."""
+
+    shard: KeptShard
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLost:
+    """A peer does not keep, or has no more, what it was asked to, and why."""
+
+    shard: KeptShard
+    reason: Text
+
+
+@dataclass(frozen=True, slots=True)
 class ClockProbe:
     """What time is it at the coordinator? `sent_us` is this peer's own."""
 
@@ -604,6 +685,8 @@ FromPeer = (
     | StageOffered
     | StageSaved
     | StageUnsaved
+    | ShardKept
+    | ShardLost
     | StepTimeline
     | ClockProbe
     | Machine

@@ -30,15 +30,17 @@ class ShardName:
         step: how many steps are in it; the first step that it lacks has this number.
         layers: the stage's blocks.
         is_result: the trained weights as a client gets them, instead of all to go on from.
+        is_saved: the file that a snapshot has of the stage, as it lies there.
     """
 
     run_id: RunId
     step: StepNumber
     layers: LayerRange
     is_result: bool = False
+    is_saved: bool = False
 
     def __str__(self) -> str:
-        what = "result of " if self.is_result else ""
+        what = "result of " if self.is_result else "snapshot of " if self.is_saved else ""
         return f"{what}run {self.run_id}, step {self.step}, layers {self.layers}"
 
 
@@ -51,6 +53,14 @@ class ShardFile:
 
     def __str__(self) -> str:
         return f"{self.total_bytes} bytes with digest {self.digest.hex()}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptShard:
+    """A stage of a snapshot that a peer keeps, and which of the files of that name."""
+
+    name: ShardName
+    digest: Digest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

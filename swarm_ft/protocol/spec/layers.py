@@ -32,6 +32,10 @@ class LayerRange:
     def __str__(self) -> str:
         return f"{self.start}-{self.stop}"
 
+    def overlaps(self, other: LayerRange) -> bool:
+        """Whether a block is in both."""
+        return self.start < other.stop and other.start < self.stop
+
 
 def parse_layers(text: str) -> LayerRange | None:
     """`12-24` as a range, `auto` as None.

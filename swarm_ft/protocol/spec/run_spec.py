@@ -420,9 +420,8 @@ class TrainOptions:
         int,
         Range(0, MAX_STEPS),
         Option(
-            "Steps from one snapshot of the run to the next; the coordinator and the peers "
-            "must be told where, with --snapshots.",
-            default="never",
+            "Steps from one snapshot of the run to the next.",
+            default="never with --snapshots; else every minute, or less often if states are large",
         ),
     ] = 0
     save_strategy: Annotated[

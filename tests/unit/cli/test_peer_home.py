@@ -13,6 +13,7 @@ from swarm_ft.cli.client import who_sees as who_sees_a_job
 from swarm_ft.cli.serve_stage import who_sees
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import PeerId
+from swarm_ft.peer.keeping import KeepingPlace
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.node import PeerOptions
 
@@ -124,11 +125,13 @@ def test_a_peer_says_what_passes_its_machine(
         shard_dir=tmp_path / "work" / "x",
         buffers=BufferPlace(limits=BufferLimits(), directory=tmp_path / "buffers"),
         encrypts=encrypts,
+        keeping=KeepingPlace(directory=tmp_path / "kept", max_bytes=3_000_000),
     )
-    seen, kept = who_sees(offer, is_encrypted=is_encrypted)
+    seen, kept, snapshots = who_sees(offer, is_encrypted=is_encrypted)
     assert ("links are not encrypted" in seen) != is_encrypted
     assert f"in {tmp_path}, " in kept
     assert ("not encrypted (--encrypt-at-rest)" in kept) != encrypts
+    assert "3.0 MB at most (--keep-disk)" in snapshots
 
 
 def test_a_client_is_told_who_sees_its_text() -> None:

@@ -32,6 +32,7 @@ from swarm_ft.coordinator.facts.events import (
 )
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.plan.stage_keys import peer_key, stage_keys
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.messages.control import (
@@ -40,10 +41,13 @@ from swarm_ft.protocol.messages.control import (
     CaughtUp,
     ClockReply,
     CommitStep,
+    DropShards,
     EvalSum,
     ExportStage,
     FromPeer,
+    GiveShard,
     HeldStage,
+    KeepShard,
     Learner,
     LeaveProgress,
     PeerAlive,
@@ -54,6 +58,8 @@ from swarm_ft.protocol.messages.control import (
     ReleaseStage,
     Revoked,
     SaveStage,
+    ShardKept,
+    ShardLost,
     Stage,
     StageAssignment,
     StageExported,
@@ -68,14 +74,15 @@ from swarm_ft.protocol.messages.control import (
     stages_of,
 )
 from swarm_ft.protocol.messages.reports import HeldBuffers, SampleSet, Traffic
-from swarm_ft.protocol.messages.shard import ShardFile, ShardName
+from swarm_ft.protocol.messages.shard import KeptShard, ShardFile, ShardName
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.grant import Grant
-from swarm_ft.protocol.spec.layers import parse_layers
+from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from tests.specs import model_spec, train_spec
 
 RUN = RunId("run-1")
+STORAGE_KEY = bytes(range(32))
 EVENT_S = 0.125
 MAX_PAUSE_S = 1.5
 MAX_EVENTS = 1000
@@ -112,6 +119,8 @@ class FakePeer:
         self.result = b""
         self.leaving: PeerLeaving | None = None
         self.max_up_bytes_per_s = 0.0
+        self.keep_bytes, self.is_full = 0, False
+        self.kept: dict[ShardName, KeptShard] = {}
         self.heard: list[ToPeer] = []
         self.forget()
 
@@ -146,6 +155,8 @@ class FakePeer:
             held=held,
             leaving=self.leaving,
             max_up_bytes_per_s=self.max_up_bytes_per_s,
+            keep_bytes=self.keep_bytes,
+            kept_shards=tuple(self.kept.values()),
         )
 
     @property
@@ -170,6 +181,8 @@ class FakePeer:
                 return [self._save(message)]
             case PlanStep():
                 return [self._run_step(message)]
+            case KeepShard() | GiveShard() | DropShards():
+                return self._keep(message)
             case CommitStep():
                 self._apply(message)
             case ExportStage():
@@ -179,8 +192,25 @@ class FakePeer:
                 self.exported = ShardFile(digest=trained, total_bytes=1)
                 return [StageExported(run_id=message.run_id, file=self.exported)]
             case ReleaseStage(run_id=run_id):
+                self.kept = {} if message.is_over else self.kept
                 if self.assign is not None and self.assign.run_id == run_id:
                     self.forget()
+        return []
+
+    def _keep(self, message: KeepShard | GiveShard | DropShards) -> list[FromPeer]:
+        match message:
+            case KeepShard():
+                shard = KeptShard(name=message.name, digest=message.file.digest)
+                assert self.peer_id not in message.sources
+                if self.is_full:
+                    return [ShardLost(shard=shard, reason="full")]
+                self.kept[shard.name] = shard
+                return [ShardKept(shard)]
+            case GiveShard():
+                assert message.name in self.kept
+            case DropShards():
+                kept = self.kept.items()
+                self.kept = {name: one for name, one in kept if name.step in message.but}
         return []
 
     def _take(self, assign: Assign) -> list[FromPeer]:
@@ -200,6 +230,7 @@ class FakePeer:
         self.assign, self.taking = assign, None
         assert self.layers in (None, self._stage.layers)
         if assign.saved and assign.fresh:
+            assert all(stage.keepers for stage in assign.saved if self.keep_bytes)
             saved = [(stage.layers.start, stage.layers.stop) for stage in assign.saved]
             assert [start for start, _ in saved[1:]] == [stop for _, stop in saved[:-1]]
             self._become(assign)
@@ -286,6 +317,9 @@ class FakePeer:
         name = ShardName(run_id=save.run_id, step=save.step, layers=self._stage.layers)
         if not self.saves:
             return StageUnsaved(name=name, reason="full")
+        if save.by_peers:
+            saved = replace(name, is_saved=True)
+            self.kept[saved] = KeptShard(name=saved, digest=bytes(16))
         return StageSaved(name=name, digest=bytes(16), total_bytes=1)
 
     def failed(self, code: str, message: str = "oh") -> StageFailed:
@@ -396,6 +430,10 @@ def _last_of(assign: Assign) -> tuple[int, Attempt]:
     return assign.committed_steps, assign.last_attempt
 
 
+def _ends(layers: LayerRange) -> tuple[int, int]:
+    return layers.start, layers.stop
+
+
 class Swarm:
     """The coordinator's decisions, a virtual clock, and whoever is connected.
 
@@ -424,9 +462,11 @@ class Swarm:
         self, spec: RunSpec, run_id: RunId = RUN, *, owner: str = "", priority: int = 3
     ) -> None:
         if self.journal is not None:
-            run = Run(run_id=run_id, spec=spec, owner=owner, priority=priority)
+            run = Run(
+                run_id=run_id, spec=spec, owner=owner, storage_key=STORAGE_KEY, priority=priority
+            )
             self.journal.write_run(run, bytes(16))
-        self.handle(RunSubmitted(run_id, spec, owner, priority=priority))
+        self.handle(RunSubmitted(run_id, spec, owner, STORAGE_KEY, priority))
 
     def join(self, *peers: FakePeer) -> None:
         for peer in peers:
@@ -507,7 +547,11 @@ class Swarm:
         standings = MappingProxyType(self.journal.standings(self.now_s))
         given = MappingProxyType(self.journal.contributions())
         self.state = SwarmState(
-            runs=MappingProxyType(runs), standings=standings, contributions=given
+            runs=MappingProxyType(runs),
+            standings=standings,
+            contributions=given,
+            keeps_snapshots=self.state.keeps_snapshots,
+            num_keepers=self.state.num_keepers,
         )
 
     # ---- what is seen
@@ -637,6 +681,9 @@ class Swarm:
         if isinstance(message, LeaveProgress):
             assert peer_id in self.state.leaving
             return
+        if isinstance(message, KeepShard | GiveShard):
+            assert message.name.is_saved
+            return
         run = self.written_runs.get(message.run_id)
         match message:
             case Assign():
@@ -646,6 +693,8 @@ class Swarm:
                 assert message.committed_steps == run.committed_steps
                 assert bool(message.saved) == bool(message.fresh and message.committed_steps)
                 assert {learner.peer_id for learner in message.learners} < set(run.peers)
+                if run.storage_key:
+                    self._check_keys(run.storage_key, peer_id, message)
             case PlanStep():
                 named = (message.run_id, message.step, message.attempt)
                 assert any(named == (p.run_id, p.step, p.attempt) for p in self.plans)
@@ -656,6 +705,16 @@ class Swarm:
                 assert run.phase is RunPhase.EXPORTING
             case ReleaseStage():
                 assert run is None or run.phase > RunPhase.FINISHED or peer_id not in run.peers
+
+    def _check_keys(self, run_key: bytes, peer_id: PeerId, assign: Assign) -> None:
+        """A peer has keys of what it holds and reads, and can have no other."""
+        own = assign.layers_of(peer_id)
+        blocks = set(range(own.start, own.stop))
+        readable = [s.layers for s in assign.saved if blocks & set(range(*_ends(s.layers)))]
+        assert set(assign.stage_keys) == {own, *readable}
+        assert assign.storage_key == peer_key(run_key, peer_id)
+        for layers, key in assign.stage_keys.items():
+            assert stage_keys(run_key, layers, ()) == {layers: key}
 
     def _check_state(self) -> None:
         for run in self.state.runs.values():

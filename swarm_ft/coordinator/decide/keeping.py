@@ -1,0 +1,226 @@
+"""Snapshots that lie with the peers: they are spread, counted, spread again, and dropped.
+
+A snapshot under way is whole once each of its stages has enough keepers, or all that there are;
+where there are none, who saved it keeps it alone. Who goes away may come back with what it keeps;
+after a while another is asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from swarm_ft.coordinator.decide import attempts, commits
+from swarm_ft.coordinator.facts.events import SnapshotRecord, Turn
+from swarm_ft.coordinator.facts.state import Run, Snapshot
+from swarm_ft.coordinator.plan.keepers import (
+    GRACE_S,
+    asked_of,
+    has_all_stages,
+    has_leaving_keepers,
+    holders,
+    lacks_keepers,
+    stays,
+    to_ask,
+    wanted_stages,
+)
+from swarm_ft.ids import PeerId, RunId
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.control import (
+    DropShards,
+    GiveShard,
+    KeepShard,
+    PeerHello,
+    SavedStage,
+    ShardKept,
+    ShardLost,
+)
+from swarm_ft.protocol.messages.shard import KeptShard
+
+
+def look_after(turn: Turn) -> None:
+    """Have what is saved kept, by as many as it should be."""
+    if not turn.state.num_keepers:
+        return
+    for run in [run for run in turn.state.runs.values() if run.phase <= RunPhase.FINISHED]:
+        if run.saving.asked is not None:
+            _spread(turn, run, run.saving.asked)
+            _look_whether_whole(turn, turn.state.runs[run.run_id])
+
+
+def look_after_whole(turn: Turn) -> None:
+    """Have others keep what too few have who are there, unless these come back soon."""
+    if not turn.state.num_keepers:
+        return
+    for run in [run for run in turn.state.runs.values() if run.past.snapshots]:
+        since_s = min(run.keeping.lacking_since_s, turn.now_s)
+        since_s = since_s if lacks_keepers(turn.state, run) else math.inf
+        turn.keep(replace(run, keeping=replace(run.keeping, lacking_since_s=since_s)))
+        is_late = turn.now_s - since_s >= GRACE_S
+        if since_s < math.inf and (is_late or has_leaving_keepers(turn.state, run)):
+            for snapshot in run.past.snapshots:
+                _spread(turn, turn.state.runs[run.run_id], snapshot)
+
+
+def _spread(turn: Turn, run: Run, snapshot: Snapshot) -> None:
+    """Ask those who are to keep what there is of a snapshot, and who lack it yet."""
+    for stage in snapshot.stages:
+        run = turn.state.runs[run.run_id]
+        new = to_ask(turn.state, run, snapshot, stage)
+        if not new:
+            continue
+        shard, sources = snapshot.shard(run.run_id, stage), holders(turn.state, stage)
+        turn.keep(_with_asked(run, shard, run.keeping.asked.get(shard, frozenset()) | {*new}))
+        for source in sources:
+            turn.say(source, GiveShard(name=shard.name, takers=new))
+        for peer in new:
+            turn.say(peer, KeepShard(name=shard.name, file=stage.file, sources=sources))
+
+
+def _look_whether_whole(turn: Turn, run: Run) -> None:
+    """All is saved: it counts once enough keep it, or is lost if nobody can."""
+    snapshot = run.saving.asked
+    if snapshot is None or not has_all_stages(run, snapshot):
+        return
+    for stage in snapshot.stages:
+        if asked_of(turn.state, run, snapshot.shard(run.run_id, stage)):
+            return
+    without = replace(run, saving=replace(run.saving, asked=None))
+    for stage in snapshot.stages:
+        if not stays(turn.state, stage):
+            words = f"nobody who stays has room for layers {stage.layers} (--keep-disk)"
+            commits.without_snapshot(turn, without, snapshot.step, words)
+            _drop_others(turn, turn.state.runs[run.run_id])
+            return
+    keeping = replace(run.keeping, took_s=turn.now_s - run.keeping.began_s)
+    commits.whole(turn, replace(without, keeping=keeping), snapshot)
+    _drop_others(turn, turn.state.runs[run.run_id])
+
+
+def _drop_others(turn: Turn, run: Run) -> None:
+    """Have all let go of what the run has no use for any more."""
+    wanted = {snapshot.shard(run.run_id, stage) for snapshot, stage in wanted_stages(run)}
+    keeping = run.keeping
+    asked = {shard: peers for shard, peers in keeping.asked.items() if shard in wanted}
+    refused = {shard: peers for shard, peers in keeping.refused.items() if shard in wanted}
+    keeping = replace(keeping, asked=MappingProxyType(asked), refused=MappingProxyType(refused))
+    turn.keep(replace(run, keeping=keeping))
+    for peer in turn.state.members:
+        _tell_what_to_keep(turn, run.run_id, peer)
+
+
+# ---- what keepers say
+
+
+def said(turn: Turn, peer_id: PeerId, message: ShardKept | ShardLost) -> None:
+    """A peer has what it was asked to keep, or has not, or no more."""
+    shard = message.shard
+    run = turn.state.runs.get(shard.name.run_id)
+    if run is None:
+        return
+    asked = run.keeping.asked.get(shard, frozenset())
+    if peer_id not in asked and not _keeps(run, shard, peer_id):
+        return
+    run = _with_asked(run, shard, asked - {peer_id})
+    if isinstance(message, ShardLost):
+        refused = run.keeping.refused.get(shard, frozenset()) | {peer_id}
+        run = _with_refused(run, shard, refused)
+    _count(turn, run, shard, peer_id, has_it=isinstance(message, ShardKept))
+
+
+def joined(turn: Turn, hello: PeerHello) -> None:
+    """What a peer keeps is for the peer to say as it comes; what is of no use is let go of."""
+    has, peer_id = set(hello.kept_shards), hello.peer_id
+    for run in [run for run in turn.state.runs.values() if run.phase <= RunPhase.FINISHED]:
+        keeping = run.keeping
+        turn.keep(
+            replace(
+                run,
+                keeping=replace(
+                    keeping,
+                    asked=_without(keeping.asked, peer_id),
+                    refused=_without(keeping.refused, peer_id),
+                ),
+            )
+        )
+        for snapshot, stage in tuple(wanted_stages(run)):
+            shard = snapshot.shard(run.run_id, stage)
+            if (shard in has) != (peer_id in stage.keepers):
+                _count(turn, turn.state.runs[run.run_id], shard, peer_id, has_it=shard in has)
+    for run_id in {shard.name.run_id for shard in has}:
+        _tell_what_to_keep(turn, run_id, peer_id)
+
+
+def _tell_what_to_keep(turn: Turn, run_id: RunId, peer_id: PeerId) -> None:
+    """Of what the coordinator does not know it says nothing."""
+    run = turn.state.runs.get(run_id)
+    if run is not None:
+        steps = {snapshot.step for snapshot, _ in wanted_stages(run)}
+        turn.say(peer_id, DropShards(run_id=run_id, but=tuple(sorted(steps))))
+
+
+def _count(turn: Turn, run: Run, shard: KeptShard, peer_id: PeerId, *, has_it: bool) -> None:
+    """A peer keeps a stage, or does not; of a snapshot that is whole this is written down."""
+    turn.keep(run)
+    for snapshot, stage in wanted_stages(run):
+        if snapshot.shard(run.run_id, stage) != shard:
+            continue
+        others = tuple(peer for peer in stage.keepers if peer != peer_id)
+        having = (*others, peer_id) if has_it else others
+        if having:
+            _keep_with(turn, run, snapshot, replace(stage, keepers=having))
+        elif stage.keepers:
+            _lost(turn, run, snapshot, stage)
+        return
+
+
+def _keep_with(turn: Turn, run: Run, snapshot: Snapshot, stage: SavedStage) -> None:
+    changed = snapshot.with_stage(stage)
+    if snapshot == run.saving.asked:
+        turn.keep(replace(run, saving=replace(run.saving, asked=changed)))
+        return
+    snapshots = tuple(changed if one == snapshot else one for one in run.past.snapshots)
+    turn.keep(replace(run, past=replace(run.past, snapshots=snapshots)))
+    turn.write(SnapshotRecord(run.run_id, changed, frozenset(one.step for one in snapshots)))
+
+
+def _lost(turn: Turn, run: Run, snapshot: Snapshot, stage: SavedStage) -> None:
+    """Nobody has this stage of a snapshot any more; who was to begin from it goes further back."""
+    words = f"nobody has layers {stage.layers} of it any more"
+    if snapshot == run.saving.asked:
+        run = replace(run, saving=replace(run.saving, asked=None))
+        commits.without_snapshot(turn, run, snapshot.step, words)
+        return
+    left = tuple(one for one in run.past.snapshots if one != snapshot)
+    run = replace(run, past=replace(run.past, snapshots=left))
+    turn.keep(run)
+    turn.write(SnapshotRecord(run.run_id, snapshot, frozenset(one.step for one in left)))
+    commits.without_snapshot(turn, run, snapshot.step, words)
+    begins_there = run.committed_steps == snapshot.step and run.past.trained_steps is None
+    if begins_there and not run.attempt.assignments:
+        attempts.go_back(turn, turn.state.runs[run.run_id], words, [stage.layers])
+
+
+def _keeps(run: Run, shard: KeptShard, peer_id: PeerId) -> bool:
+    return any(
+        snapshot.shard(run.run_id, stage) == shard and peer_id in stage.keepers
+        for snapshot, stage in wanted_stages(run)
+    )
+
+
+def _with_asked(run: Run, shard: KeptShard, peers: frozenset[PeerId]) -> Run:
+    asked = MappingProxyType({**run.keeping.asked, shard: peers})
+    return replace(run, keeping=replace(run.keeping, asked=asked))
+
+
+def _with_refused(run: Run, shard: KeptShard, peers: frozenset[PeerId]) -> Run:
+    refused = MappingProxyType({**run.keeping.refused, shard: peers})
+    return replace(run, keeping=replace(run.keeping, refused=refused))
+
+
+def _without(
+    named: Mapping[KeptShard, frozenset[PeerId]], peer_id: PeerId
+) -> Mapping[KeptShard, frozenset[PeerId]]:
+    return MappingProxyType({shard: peers - {peer_id} for shard, peers in named.items()})

@@ -1,0 +1,326 @@
+"""Snapshots of others' stages that this peer keeps: files that it cannot read, and gives on.
+
+What its own stage saved lies here too. A file's name says of which run, step and layers it is, and
+its digest, so that a start finds what an earlier one left. Who fetches one checks every chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote, unquote
+
+from swarm_ft.errors import SwarmError, Unavailable
+from swarm_ft.ids import PeerId, RunId, StepNumber
+from swarm_ft.log import get_logger
+from swarm_ft.private_files import private_folder
+from swarm_ft.protocol.messages.control import (
+    MAX_KEPT_SHARDS,
+    DropShards,
+    FromPeer,
+    GiveShard,
+    KeepShard,
+    SavedStage,
+    ShardKept,
+    ShardLost,
+)
+from swarm_ft.protocol.messages.shard import ChunkList, KeptShard, ShardFile, ShardName
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.snapshots.local_files import chunks_of
+from swarm_ft.transfer import Downloader, OfferedShard
+
+logger = get_logger(__name__)
+
+T = TypeVar("T")
+
+TRIES, RETRY_S = 5, 2.0
+"""Of fetching one: who has it may be told a little later to whom it goes."""
+_FILE = re.compile(r"step-([0-9]{1,10})-layers-([0-9]{1,4})-([0-9]{1,4})-([0-9a-f]{32})\.shard")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeepingPlace:
+    """What a peer lends for snapshots of others' stages, and where.
+
+    Attributes:
+        directory: of this peer alone; None keeps none.
+        max_bytes: of others' stages.
+        keep_s: after so long nobody wants one any more, whatever became of its run.
+    """
+
+    directory: Path | None = None
+    max_bytes: int = 0
+    keep_s: float = 7 * 86400.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kept:
+    """A file that is here. Its chunks are known once it was offered, or came."""
+
+    path: Path
+    file: ShardFile
+    is_own: bool = False
+    chunks: ChunkList | None = None
+
+
+class KeptShards:
+    """See the module's docstring.
+
+    Args:
+        peer_id: this peer's name.
+        place: where it keeps them.
+        downloader: fetches them from others.
+        say: gives a message to the coordinator's stream.
+
+    Attributes:
+        offers: what others may have from here.
+    """
+
+    def __init__(
+        self,
+        peer_id: PeerId,
+        place: KeepingPlace,
+        *,
+        downloader: Downloader,
+        say: Callable[[FromPeer], None],
+    ) -> None:
+        self.offers: dict[ShardName, OfferedShard] = {}
+        self._peer_id = peer_id
+        self._downloader = downloader
+        self._say = say
+        self._place = place
+        self._kept: dict[ShardName, _Kept] = {}
+        self._takers: dict[ShardName, frozenset[str]] = {}
+        self._taking: dict[ShardName, asyncio.Task[None]] = {}
+        self._offering: set[asyncio.Task[None]] = set()
+
+    # ---- what is here
+
+    def find(self, unix_s: float) -> None:
+        """Look for what an earlier start left, and delete what is of no use. Blocks.
+
+        Args:
+            unix_s: what time it is.
+        """
+        if self._place.directory is None:
+            return
+        with suppress(OSError):
+            for path in sorted(private_folder(self._place.directory).glob("*/*")):
+                named, found = _named(path), path.stat()
+                if named is None or found.st_mtime < unix_s - self._place.keep_s:
+                    path.unlink()
+                else:
+                    file = ShardFile(digest=named.digest, total_bytes=found.st_size)
+                    self._kept[named.name] = _Kept(path=path, file=file)
+
+    @property
+    def lent_bytes(self) -> int:
+        """For others' stages."""
+        return self._place.max_bytes if self._place.directory is not None else 0
+
+    @property
+    def shards(self) -> tuple[KeptShard, ...]:
+        """What lies here, the newest steps first."""
+        newest = sorted(self._kept, key=lambda name: -name.step)[:MAX_KEPT_SHARDS]
+        return tuple(KeptShard(name=n, digest=self._kept[n].file.digest) for n in newest)
+
+    async def put(self, name: ShardName, source: Path) -> ShardFile:
+        """Take what this peer's own stage saved; it is moved here.
+
+        Raises:
+            Unavailable: the disk does not take it (now), or there is no place.
+        """
+        try:
+            chunks = await asyncio.to_thread(chunks_of, source)
+            path = self._path(KeptShard(name=name, digest=chunks.digest()))
+            await asyncio.to_thread(_move, source, path)
+        except OSError as error:
+            raise Unavailable(f"{name} cannot be kept here: {error}") from error
+        self._have(name, _Kept(path=path, file=chunks.file, is_own=True, chunks=chunks))
+        return chunks.file
+
+    async def fetch(self, name: ShardName, stage: SavedStage, folder: Path) -> Path:
+        """A saved stage as a file, checked: what is here, or in `folder`, from those who keep it.
+
+        Raises:
+            Unavailable: nobody gives it (now).
+        """
+        own = self._kept.get(name)
+        if own is not None and own.file == stage.file and await self._is_sound(name, own):
+            return own.path
+        path = folder / f"taken-{name.run_id}-{name.step}-{name.layers}"
+        sources = tuple(peer for peer in stage.keepers if peer != self._peer_id)
+        await _tried(lambda: self._download(name, stage.file, sources, path))
+        return path
+
+    def is_kept(self, path: Path) -> bool:
+        """Whether a file is one of those that are kept."""
+        return any(kept.path == path for kept in self._kept.values())
+
+    # ---- what the coordinator says
+
+    def keep(self, asked: KeepShard) -> None:
+        """Begin to fetch a stage of others; says so once it is here, or why it is not to be had."""
+        name, shard = asked.name, KeptShard(name=asked.name, digest=asked.file.digest)
+        have = self._kept.get(name)
+        if have is not None and have.file == asked.file:
+            self._say(ShardKept(shard))
+            return
+        if name in self._taking:
+            self._taking[name].cancel()
+        task = self._taking[name] = asyncio.create_task(self._take(asked, shard))
+        task.add_done_callback(lambda done: self._taken(name, done))
+
+    def give(self, given: GiveShard) -> None:
+        """Offer a stage to these too."""
+        name = given.name
+        self._takers[name] = self._takers.get(name, frozenset()) | frozenset(given.takers)
+        task = asyncio.create_task(self._offer(name))
+        self._offering.add(task)
+        task.add_done_callback(self._offering.discard)
+
+    async def drop(self, dropped: DropShards) -> None:
+        """Delete a run's snapshots but those of these steps; what is being fetched is new."""
+        for name in [n for n in self._kept if n.run_id == dropped.run_id]:
+            if name.step not in dropped.but:
+                await self._delete(name)
+
+    async def forget(self, run_id: RunId) -> None:
+        """Delete all that is here of a run."""
+        for name in [name for name in self._taking if name.run_id == run_id]:
+            self._taking[name].cancel()
+        await self.drop(DropShards(run_id=run_id, but=()))
+        if self._place.directory is not None:
+            await asyncio.to_thread(shutil.rmtree, self._folder(run_id), ignore_errors=True)
+
+    async def close(self) -> None:
+        """Fetch and offer nothing any more; what is here stays."""
+        ending = (*self._taking.values(), *self._offering)
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    # ---- one file
+
+    async def _take(self, asked: KeepShard, shard: KeptShard) -> None:
+        try:
+            self._check_room(asked)
+            path = self._path(shard)
+            await asyncio.to_thread(private_folder, path.parent)
+            taking = lambda: self._download(asked.name, asked.file, asked.sources, path)  # noqa: E731
+            chunks = await _tried(taking)
+        except (SwarmError, OSError) as error:
+            words = error.message if isinstance(error, SwarmError) else str(error)
+            logger.warning("%s: not kept: %s", asked.name, words)
+            self._say(ShardLost(shard=shard, reason=words))
+            return
+        self._have(asked.name, _Kept(path=path, file=asked.file, chunks=chunks))
+        self._say(ShardKept(shard))
+
+    def _taken(self, name: ShardName, task: asyncio.Task[None]) -> None:
+        if self._taking.get(name) is task:
+            del self._taking[name]
+
+    def _check_room(self, asked: KeepShard) -> None:
+        others = (kept.file.total_bytes for kept in self._kept.values() if not kept.is_own)
+        if sum(others) + asked.file.total_bytes > self.lent_bytes:
+            raise Unavailable(f"it has no room for {asked.file.total_bytes} bytes (--keep-disk)")
+
+    async def _download(
+        self, name: ShardName, file: ShardFile, sources: tuple[PeerId, ...], path: Path
+    ) -> ChunkList:
+        chunks = await self._downloader.list_chunks(name, file, sources)
+        await self._downloader.download(name, chunks, sources, path)
+        return chunks
+
+    async def _offer(self, name: ShardName) -> None:
+        kept = self._kept.get(name)
+        if kept is None or not await self._is_sound(name, kept):
+            return
+        kept = self._kept[name]
+        if kept.chunks is not None:
+            readers = self._takers[name]
+            self.offers[name] = OfferedShard(path=kept.path, chunks=kept.chunks, readers=readers)
+
+    async def _is_sound(self, name: ShardName, kept: _Kept) -> bool:
+        """Whether it is what its name says, once read; who keeps it no more says so."""
+        if kept.chunks is not None:
+            return True
+        try:
+            chunks = await asyncio.to_thread(chunks_of, kept.path)
+        except OSError as error:
+            words = str(error)
+        else:
+            words = "" if chunks.file == kept.file else "its bytes have changed"
+        if self._kept.get(name) is not kept:
+            return False  # another one came, or it went, meanwhile
+        if words:
+            await self._delete(name)
+            shard = KeptShard(name=name, digest=kept.file.digest)
+            self._say(ShardLost(shard=shard, reason=words))
+            return False
+        self._kept[name] = replace(kept, chunks=chunks)
+        return True
+
+    def _have(self, name: ShardName, kept: _Kept) -> None:
+        """One of a name is here: that which came last, as its step was done again."""
+        before = self._kept.get(name)
+        if before is not None and before.path != kept.path:
+            before.path.unlink(missing_ok=True)
+        self.offers.pop(name, None)
+        self._kept[name] = kept
+
+    async def _delete(self, name: ShardName) -> None:
+        self.offers.pop(name, None)
+        self._takers.pop(name, None)
+        kept = self._kept.pop(name, None)
+        if kept is not None:
+            await asyncio.to_thread(kept.path.unlink, missing_ok=True)
+
+    def _folder(self, run_id: RunId) -> Path:
+        if self._place.directory is None:
+            raise Unavailable("this peer keeps no snapshots (--keep-disk)")
+        # No file system takes it for anything else, as `..`.
+        return self._place.directory / f"run-{quote(run_id, safe='')}"
+
+    def _path(self, shard: KeptShard) -> Path:
+        name = shard.name
+        file = f"step-{name.step:08}-layers-{name.layers}-{shard.digest.hex()}.shard"
+        return self._folder(name.run_id) / file
+
+
+async def _tried(do: Callable[[], Awaitable[T]]) -> T:
+    for _ in range(TRIES - 1):
+        with suppress(Unavailable):
+            return await do()
+        await asyncio.sleep(RETRY_S)
+    return await do()
+
+
+def _move(source: Path, path: Path) -> None:
+    private_folder(path.parent)
+    os.replace(shutil.move(source, path.with_name(f"{path.name}.partial")), path)
+
+
+def _named(path: Path) -> KeptShard | None:
+    """What a file is, by its name and its folder's; None: nothing that is kept."""
+    match = _FILE.fullmatch(path.name)
+    if match is None or not path.parent.name.startswith("run-"):
+        return None
+    try:
+        name = ShardName(
+            run_id=RunId(unquote(path.parent.name.removeprefix("run-"))),
+            step=StepNumber(int(match[1])),
+            layers=LayerRange(int(match[2]), int(match[3])),
+            is_saved=True,
+        )
+    except SwarmError:
+        return None
+    return KeptShard(name=name, digest=bytes.fromhex(match[4]))
