@@ -29,6 +29,7 @@ from tests.simulation.engine import TinyEngine
 from tests.simulation.invariants import Invariants
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network, SimTransport
+from tests.simulation.replaying import Replaying
 from tests.simulation.trace import Trace
 
 RECORD_LIFETIME_S = 60.0
@@ -202,7 +203,15 @@ async def coordinate(machine: Machine) -> None:
     journal = DiskJournal(machine.disk, machine.world.invariants.written)
     try:
         snapshots = SnapshotStore(machine.world.snapshots_url)
-        service = CoordinatorService(journal, machine.clock, snapshots)
+        service = CoordinatorService(
+            journal,
+            machine.clock,
+            snapshots,
+            recording=Replaying(
+                machine.world.invariants.fail,
+                lambda: service._state,  # noqa: SLF001 - to compare with
+            ),
+        )
         server = await machine.transport.serve(machine.name, 0, service.handlers())
         try:
             await machine.directory.announce(Role.COORDINATOR, "coordinator", server.endpoint)
