@@ -150,7 +150,7 @@ class _Seen:
 
 
 def at_step(all_moments: Iterable[Moment], step: int, run_id: RunId | None = None) -> Moment:
-    """When so many steps of a run came to count; the last time, where it went back meanwhile.
+    """When so many steps of a run were made; the last time, where some were made again.
 
     Args:
         all_moments: of a recording.
@@ -179,14 +179,10 @@ def at_step(all_moments: Iterable[Moment], step: int, run_id: RunId | None = Non
 
 
 def _see(found: dict[RunId, _Seen], name: RunId, steps: int, step: int, moment: Moment) -> None:
-    seen = found.get(name)
-    if seen is None:
-        seen = found[name] = _Seen(steps, steps, steps)
-    elif seen.steps == steps:
-        return
-    seen.steps, seen.least, seen.most = steps, min(seen.least, steps), max(seen.most, steps)
-    if steps == step:
+    seen = found.setdefault(name, _Seen(-1, steps, steps))
+    if steps > seen.steps and steps == step:  # and not when it went back to them
         seen.reached = moment
+    seen.steps, seen.least, seen.most = steps, min(seen.least, steps), max(seen.most, steps)
 
 
 def at_time(all_moments: Iterable[Moment], unix_s: float) -> Moment:
