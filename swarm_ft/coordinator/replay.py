@@ -165,11 +165,11 @@ def at_step(all_moments: Iterable[Moment], step: int, run_id: RunId | None = Non
         for run in moment.state.runs.values():
             _see(found, run.run_id, run.past.all_steps, step, moment)
     known = ", ".join(found) or "none"
-    if run_id is None and len(found) > 1:
-        raise BadOption(f"--run: the recording has several runs, name one of them: {known}")
-    name = run_id or next(iter(found), None)
+    if run_id is None and len(found) != 1:
+        raise BadOption(f"--run: expected one run in the recording, or its name; known: {known}")
+    name = run_id or next(iter(found))
     if name not in found:
-        raise BadOption(f"--run: the recording has no run {name or ''}; known: {known}")
+        raise BadOption(f"--run: the recording has no run {name}; known: {known}")
     seen = found[name]
     if seen.reached is None:
         raise BadOption(
