@@ -1,4 +1,4 @@
-"""`swarm-ft replay`: of a living coordinator and of one that is gone, what it prints and refuses."""
+"""`swarm-ft replay`: of a living coordinator, of one that is gone; what it prints and refuses."""
 
 import json
 from pathlib import Path

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.events import Event, PeerSaid, Tick
-from swarm_ft.coordinator.facts.state import Member, SwarmState
+from swarm_ft.coordinator.facts.state import SwarmState
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.client import RelayStatus
@@ -110,14 +110,12 @@ def only_passed(before: SwarmState, event: Event, after: SwarmState) -> bool:
         return False
     if any(getattr(before, name) != getattr(after, name) for name in _OTHERS):
         return False
-    pairs = zip(before.members.items(), after.members.items(), strict=False)
-    return len(before.members) == len(after.members) and all(
-        name == other and _are_same(one, two) for (name, one), (other, two) in pairs
-    )
-
-
-def _are_same(one: Member, other: Member) -> bool:
-    return one is other or one == replace(other, heard_at_s=one.heard_at_s)
+    peer_id = heard_in(before, event)
+    if peer_id is None or peer_id not in after.members:
+        return before.members == after.members
+    one, other = before.members[peer_id], after.members[peer_id]
+    is_same = one == replace(other, heard_at_s=one.heard_at_s)
+    return is_same and {**after.members, peer_id: one} == before.members
 
 
 def in_short(before: SwarmState, event: Event) -> Event:
