@@ -14,6 +14,7 @@ from swarm_ft.cli.options import examples, json_flag, log_option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from swarm_ft.api.what_if import Compared
     from swarm_ft.coordinator.recording.files import RecordingFile
     from swarm_ft.coordinator.replay import Moment
     from swarm_ft.ids import RunId
@@ -48,6 +49,7 @@ def _is_number(text: str) -> bool:
         "swarm-ft replay swarm.journal",
         "swarm-ft replay swarm.journal --run run-1a2b3c4d --at 120",
         "swarm-ft replay swarm.journal --at-time '2026-11-25 13:05:07' --json",
+        "swarm-ft replay swarm.journal --at 120 --what-if 'peer vklvojrz: 20 Mbps'",
     )
 )
 @click.argument("journal", type=click.Path(path_type=Path))
@@ -65,7 +67,20 @@ def _is_number(text: str) -> bool:
     callback=_time,
     help="At this local time, as 'swarm-ft events' prints it, or at these seconds since 1970.",
 )
-@click.option("--run", "run_name", metavar="ID", help="The run of --at.  [default: the only one]")
+@click.option(
+    "--run",
+    "run_name",
+    metavar="ID",
+    help="The run of --at and --what-if.  [default: the only one]",
+)
+@click.option(
+    "--what-if",
+    "what_ifs",
+    multiple=True,
+    metavar="CHANGE",
+    help="Run the run on from there in a simulation, with this and without, and print both: "
+    "'peer NAME: 20 Mbps', '... 20 Mbps up', '... 2x compute', '... gone'. May be given again.",
+)
 @click.option(
     "--encrypt-at-rest",
     "key_file",
@@ -80,6 +95,7 @@ def replay(
     step: int | None,
     unix_s: float | None,
     run_name: str | None,
+    what_ifs: tuple[str, ...],
     key_file: Path | None,
     as_json: bool,
 ) -> None:
@@ -102,6 +118,9 @@ def replay(
     run_id = RunId(run_name) if run_name else None
     moment = _chosen(files, step, unix_s, run_id)
     click.echo(_headline(moment), err=True)
+    if what_ifs:
+        _show_what_if(moment, run_id, what_ifs, as_json=as_json)
+        return
     found = _whole_status(moment)
     click.echo(json.dumps(status_fields(found)) if as_json else "\n".join(status_lines(found)))
 
@@ -161,3 +180,58 @@ def _whole_status(moment: Moment) -> SwarmStatus:
         members += page.members
         runs += page.runs
     return replace(first, members=tuple(members), runs=tuple(runs))
+
+
+# ---- what if
+
+
+def _show_what_if(
+    moment: Moment, run_id: RunId | None, what_ifs: Sequence[str], *, as_json: bool
+) -> None:
+    import json
+    from dataclasses import asdict
+
+    from swarm_ft.api.what_if import change_of, compared
+
+    changes = [change_of(words, moment.state) for words in what_ifs]
+    found = compared(moment, _going(moment, run_id), changes)
+    click.echo(json.dumps(asdict(found)) if as_json else "\n".join(_what_if_lines(found)))
+
+
+def _going(moment: Moment, run_id: RunId | None) -> RunId:
+    """The run that is meant.
+
+    Raises:
+        BadOption: there is none, or several may be.
+    """
+    from swarm_ft.errors import BadOption
+
+    going = [run.run_id for run in moment.state.going_runs]
+    if run_id is None and len(going) == 1:
+        return going[0]
+    if run_id not in going or run_id is None:
+        known = ", ".join(going) or "none"
+        raise BadOption(f"--run: expected a run that was under way then, for --what-if: {known}")
+    return run_id
+
+
+def _what_if_lines(found: Compared) -> Iterator[str]:
+    from swarm_ft.client.words import clock_time
+
+    both = (found.without, found.changed)
+    changes = ", ".join(found.changes)
+    yield f"run {found.run_id}, step {found.step}/{found.num_steps}, what if {changes}"
+    yield f"{'':<16}{'as it was':<14}{'with it':<14}"
+    seconds = [f"{o.step_s:.3g}" if o.step_s is not None else "no step" for o in both]
+    yield f"{'seconds a step':<16}{seconds[0]:<14}{seconds[1]:<14}".rstrip()
+    times = [clock_time(outlook.eta_s) for outlook in both]
+    yield f"{'ETA':<16}{times[0]:<14}{times[1]:<14}".rstrip()
+    for name, outlook in zip(("as it was", "with it"), both, strict=True):
+        if outlook.bound_by:
+            yield f"{name}, bound by {outlook.bound_by}"
+        for after_s, words in outlook.plans:
+            yield f"{name}, after {after_s:.0f} s: {words}"
+        if found.without.pipeline != found.changed.pipeline:
+            yield f"{name}: {outlook.pipeline}"
+    for words in found.unknown:
+        yield f"not known {words}; the simulation leaves it out"
