@@ -82,6 +82,19 @@ def _is_number(text: str) -> bool:
     "'peer NAME: 20 Mbps', '... 20 Mbps up', '... 2x compute', '... gone'. May be given again.",
 )
 @click.option(
+    "--trace",
+    "trace_file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write who was at which step when, until then, for ui.perfetto.dev.",
+)
+@click.option(
+    "--page",
+    "has_page",
+    is_flag=True,
+    help="Serve the coordinator's page of that moment, on this machine, until Ctrl-C.",
+)
+@click.option(
     "--encrypt-at-rest",
     "key_file",
     metavar="FILE",
@@ -96,6 +109,8 @@ def replay(
     unix_s: float | None,
     run_name: str | None,
     what_ifs: tuple[str, ...],
+    trace_file: Path | None,
+    has_page: bool,
     key_file: Path | None,
     as_json: bool,
 ) -> None:
@@ -118,6 +133,11 @@ def replay(
     run_id = RunId(run_name) if run_name else None
     moment = _chosen(files, step, unix_s, run_id)
     click.echo(_headline(moment), err=True)
+    if trace_file is not None:
+        _trace(_until(files, moment), _only_run(moment, run_id), trace_file)
+    if has_page:
+        _serve(moment, _until(files, moment), as_json=as_json)
+        return
     if what_ifs:
         _show_what_if(moment, run_id, what_ifs, as_json=as_json)
         return
@@ -180,6 +200,65 @@ def _whole_status(moment: Moment) -> SwarmStatus:
         members += page.members
         runs += page.runs
     return replace(first, members=tuple(members), runs=tuple(runs))
+
+
+# ---- what led there
+
+
+def _until(files: Sequence[RecordingFile], moment: Moment) -> Iterator[Moment]:
+    from itertools import takewhile
+
+    return takewhile(lambda one: one.unix_s <= moment.unix_s, _moments(files))
+
+
+def _only_run(moment: Moment, run_id: RunId | None) -> RunId:
+    """The run that is meant.
+
+    Raises:
+        BadOption: there is none, or several may be.
+    """
+    from swarm_ft.errors import BadOption
+
+    known = list(moment.state.runs)
+    if run_id is None and len(known) == 1:
+        return known[0]
+    if run_id is None or run_id not in known:
+        raise BadOption(f"--run: expected a run that was known then: {', '.join(known) or 'none'}")
+    return run_id
+
+
+def _trace(until: Iterator[Moment], run_id: RunId, path: Path) -> None:
+    from swarm_ft.client.trace import open_trace
+    from swarm_ft.coordinator.retold import timelines
+
+    with open_trace(path, lambda words: click.echo(f"swarm-ft: {words}", err=True)) as trace:
+        for timeline in timelines(until, run_id):
+            if trace is not None:
+                trace.add(timeline)
+
+
+def _serve(moment: Moment, until: Iterator[Moment], *, as_json: bool) -> None:
+    import asyncio
+    import json
+
+    from swarm_ft.api.coordinating import DOCUMENTS
+    from swarm_ft.cli.running import run_until_stopped
+    from swarm_ft.clock import SystemClock
+    from swarm_ft.coordinator.retold import Past, Retold
+    from swarm_ft.page.server import HttpPlaces, watched
+
+    retold = Retold()
+    for one in until:
+        retold.take(one)
+
+    async def work() -> None:
+        source = Past(moment, retold)
+        async with watched(source, SystemClock(), DOCUMENTS, HttpPlaces(page_port=0)) as found:
+            told = json.dumps({"page": found.address}) if as_json else f"see it at {found.address}"
+            click.echo(told)
+            await asyncio.Event().wait()
+
+    run_until_stopped(work)
 
 
 # ---- what if
