@@ -1,8 +1,10 @@
 """`swarm-ft replay`: of a living coordinator, of one that is gone; what it prints and refuses."""
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 
@@ -66,6 +68,37 @@ def test_processes_are_replayed_while_they_run_and_after(
     assert len(at_nine["peers"]) == 3
     assert at_nine["runs"][0]["run"] == run["run"]
     assert replayed("--at-time", at_nine["unix_s"] + 1e-3)["runs"][0]["steps"] == 9
+
+    trace = shell.cwd / "trace.json"
+    peers = [peer["peer"] for peer in at_nine["peers"]]
+    compared = replayed("--at", 9, "--trace", trace, "--what-if", f"peer {peers[0]}: 0.1 Mbps")
+    assert (compared["run_id"], compared["step"]) == (run["run"], 9)
+    assert compared["changed"]["num_steps"] == compared["without"]["num_steps"] == 20
+    assert compared["changed"]["step_s"] > compared["without"]["step_s"]
+    assert {event["args"].get("step") for event in json.loads(trace.read_text())} >= {0, 8}
+    lines = run_here(
+        *("replay", journal, "--encrypt-at-rest", key, "--at", 9),
+        *("--what-if", f"peer {peers[0]}: 2x compute"),
+    ).out.splitlines()
+    assert lines[1].split() == ["as", "it", "was", "with", "it"]
+    assert lines[2].startswith("seconds a step")
+    refused = run_here(
+        *("replay", journal, "--encrypt-at-rest", key, "--at", 9),
+        *("--what-if", f"peer {peers[0]}: faster"),
+    )
+    assert refused.code == 2
+    assert "expected 'peer NAME: 20 Mbps'" in refused.err
+
+    page = shell.up("replay", journal, "--encrypt-at-rest", key, "--at", 9, "--page")
+    browser = build_opener(HTTPCookieProcessor())
+    address = page.first_words()["page"]
+    with closing(browser.open(address, timeout=30)):
+        pass
+    place = f"{address.partition('?')[0]}losses?run={run['run']}&first=0"
+    with closing(browser.open(place, timeout=30)) as answer:
+        rows = json.load(answer)
+    assert [row["step"] for row in rows if "loss" in row] == list(range(9))
+    assert page.interrupted() == 0
 
     coordinator.process.kill()
     coordinator.ends()

@@ -51,6 +51,7 @@ def test_a_narrow_link_makes_steps_longer_and_bounds_them() -> None:
     step_s = moment.state.runs[RUN].measured.step_seconds
     assert found.without.step_s == pytest.approx(sum(step_s) / len(step_s), rel=0.05)
     assert found.changed.step_s is not None
+    assert found.without.step_s is not None
     assert found.changed.step_s > 1.3 * found.without.step_s
     assert found.changed.bound_by == "the uplink of last"
     assert found.without.bound_by.startswith("what ")
