@@ -20,6 +20,7 @@ from swarm_ft.buffers import BufferLimits
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.clock import Clock, SystemClock
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.recording.files import RecordingFiles, folder_of
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.identity.certificates import COORDINATOR_NAME, Role, key_name
 from swarm_ft.ids import PeerId, RunId
@@ -100,7 +101,7 @@ class LocalSwarm:
         self._snapshots_url = "" if num_keepers else str(work_dir / "snapshots")
         self._clock = SystemClock()
         self.directory = StaticDirectory(Board(), self._clock)
-        self._coordinator: tuple[Journal, Server, asyncio.Task[None]] | None = None
+        self._coordinator: tuple[Journal, RecordingFiles, Server, asyncio.Task[None]] | None = None
         self.peers: dict[PeerId, LocalPeer] = {}
         own = members.member(Role.CLIENT) if members else None
         self.client = SwarmClient(self.directory, self._transport_of(own))
@@ -129,27 +130,36 @@ class LocalSwarm:
 
     # ---- the coordinator
 
+    @property
+    def journal(self) -> Path:
+        """Its file."""
+        return self._work_dir / "journal.db"
+
     async def start_coordinator(self) -> None:
         """Start it, or start it again from its journal."""
-        journal = Journal(str(self._work_dir / "journal.db"), self._journal_key)
+        journal = Journal(str(self.journal), self._journal_key)
+        recording = RecordingFiles(folder_of(self.journal), self._journal_key)
         store = SnapshotStore(self._snapshots_url) if self._snapshots_url else None
-        service = CoordinatorService(journal, self._clock, store, num_keepers=self._num_keepers)
+        service = CoordinatorService(
+            journal, self._clock, store, num_keepers=self._num_keepers, recording=recording
+        )
         transport = self._transport_of(self._members.coordinator() if self._members else None)
         server = await transport.serve("127.0.0.1", 0, service.handlers())
         await self.directory.announce(Role.COORDINATOR, COORDINATOR_NAME, server.endpoint)
         self.service = service
-        self._coordinator = journal, server, asyncio.create_task(service.run())
+        self._coordinator = journal, recording, server, asyncio.create_task(service.run())
 
     async def kill_coordinator(self) -> None:
         """End it without a word to anybody."""
         if self._coordinator is None:
             return
-        journal, server, task = self._coordinator
+        journal, recording, server, task = self._coordinator
         self._coordinator = None
         await self.directory.withdraw(Role.COORDINATOR, COORDINATOR_NAME)
         await server.stop()
         await _cancelled(task)
         journal.close()
+        recording.close()
 
     # ---- peers
 

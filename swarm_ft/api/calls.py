@@ -21,6 +21,7 @@ from swarm_ft.api.swarm_keys import JOURNAL, keys_folder, opened
 from swarm_ft.api.training import OnEvent, job_options, train_in, way_to
 from swarm_ft.client.report import RunReport
 from swarm_ft.coordinator.facts.quotas import Quotas
+from swarm_ft.coordinator.recording.files import RECORDING_BYTES
 from swarm_ft.errors import BadOption
 from swarm_ft.identity.authority import Authority
 from swarm_ft.identity.certificates import Role
@@ -328,6 +329,7 @@ async def _coordinate(
     insecure: bool = False,
     is_public: bool = False,
     has_relay: bool = True,
+    recording_bytes: int = RECORDING_BYTES,
     http: HttpPlaces = HttpPlaces(),  # noqa: B008 - a value
 ) -> RunningCoordinator:
     """Run a swarm's coordinator, from now until what this gives is stopped.
@@ -348,6 +350,7 @@ async def _coordinate(
         insecure: without keys, in plaintext, for this machine alone.
         is_public: whether anybody is let in, as a replica on probation.
         has_relay: whether it joins members that no other way brings together.
+        recording_bytes: of what went into its decisions, kept beside the journal; 0 keeps none.
         http: where its page and metrics are; none but this machine sees the page.
 
     Returns:
@@ -370,6 +373,7 @@ async def _coordinate(
         sealing_key=sealing_key,
         is_public=is_public,
         has_relay=has_relay,
+        recording_bytes=recording_bytes,
         http=http,
     )
     _check_keys(charge, insecure=insecure)

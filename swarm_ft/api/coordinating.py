@@ -27,6 +27,7 @@ from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.coordinator.journal.reserve import RESERVE_BYTES
 from swarm_ft.coordinator.meetings import Introductions
+from swarm_ft.coordinator.recording.files import RecordingFiles, folder_of
 from swarm_ft.coordinator.relays import Relaying
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.errors import BadInput, BadOption, JournalError
@@ -69,6 +70,7 @@ class Charge:
         sealing_key: of what lies on its disk; None: that is not encrypted.
         is_public: anybody is let in, as a replica on probation.
         has_relay: it joins, at its port, whom no other way brings together.
+        recording_bytes: of what went into its decisions; 0: nothing is kept.
         http: where its page and its metrics are.
     """
 
@@ -84,6 +86,7 @@ class Charge:
     sealing_key: bytes | None
     is_public: bool
     has_relay: bool
+    recording_bytes: int
     http: HttpPlaces
 
 
@@ -147,7 +150,8 @@ async def composed(told: Charge, stack: AsyncExitStack) -> Coordinator:
     directory = await stack.enter_async_context(await _dht(told, owned))
     journal = stack.enter_context(closing(_open_journal(told.journal, told.sealing_key)))
     addresses = _announced(directory.addresses, told.listening.announced_host)
-    parts = _Parts(told, owned, journal, told.initial_peers or addresses)
+    recording = _recording(told, stack)
+    parts = _Parts(told, owned, journal, told.initial_peers or addresses, recording)
     found = announced(
         await parts.serve(), told.listening, directory, Role.COORDINATOR, COORDINATOR_NAME
     )
@@ -173,23 +177,31 @@ class _Parts:
         owned: the swarm's keys; without them there is plaintext, and nobody enrols or meets.
         journal: of its runs.
         nodes: of the DHT, for those who enrol.
+        recording: where all goes that went into decisions, if it is kept.
     """
 
     def __init__(
-        self, told: Charge, owned: Owned | None, journal: Journal, nodes: tuple[str, ...]
+        self,
+        told: Charge,
+        owned: Owned | None,
+        journal: Journal,
+        nodes: tuple[str, ...],
+        recording: RecordingFiles | None,
     ) -> None:
         self._told = told
         self._owned = owned
         self._ticket_key = new_key()  # good for a minute's tickets, and for this process
         self._introductions = Introductions(lambda: self._ticket_key, SystemClock())
-        self.service = self._new_service(journal)
+        self.service = self._new_service(journal, recording)
         leave = self.service.revoke, self.service.send_all_away
         self.enrolment = Enrolment(*owned, nodes, told.dht_prefix, *leave) if owned else None
         credentials = self.enrolment.credentials if self.enrolment else None
         self._grpc = GrpcTransport(GrpcOptions(credentials=credentials))
         self._fronted = FrontedTransport(self._grpc) if owned else None
 
-    def _new_service(self, journal: Journal) -> CoordinatorService:
+    def _new_service(
+        self, journal: Journal, recording: RecordingFiles | None
+    ) -> CoordinatorService:
         return CoordinatorService(
             journal,
             SystemClock(),
@@ -201,6 +213,7 @@ class _Parts:
             grants=self._owned[1].grant_of if self._owned else None,
             ways=self._introductions.meetings.known,
             relays=self._introductions.relays,
+            recording=recording,
         )
 
     async def serve(self) -> Server:
@@ -266,6 +279,15 @@ def _open_journal(path: str, sealing_key: bytes | None) -> Journal:
         return Journal(path, sealing_key, reserve_bytes=RESERVE_BYTES)
     except JournalError as error:
         raise BadOption(f"--{error.message}") from error  # it begins with "journal PATH:"
+
+
+def _recording(told: Charge, stack: AsyncExitStack) -> RecordingFiles | None:
+    if not told.recording_bytes or told.journal == ":memory:":
+        return None
+    folder = folder_of(told.journal)
+    return stack.enter_context(
+        closing(RecordingFiles(folder, told.sealing_key, told.recording_bytes))
+    )
 
 
 async def _listening_maddr(host: str) -> str:

@@ -159,6 +159,14 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
     type=ByteSize(),
     help="Token ids of all clients' jobs.",
 )
+@click.option(
+    "--recording-size",
+    default="256MiB",
+    show_default=True,
+    type=ByteSize(),
+    help="What went into decisions, for 'swarm-ft replay', beside the journal in FILE.recording; "
+    "the oldest goes first. 0 keeps none.",
+)
 @snapshots_option
 @click.option(
     "--keepers",
@@ -215,6 +223,7 @@ def coordinator(
     max_job_size: int,
     max_data_per_client: int,
     max_data: int,
+    recording_size: int,
     snapshots: str | None,
     keepers: int | None,
     insecure: bool,
@@ -271,6 +280,7 @@ def coordinator(
         sealing_key=key,
         is_public=is_public,
         has_relay=has_relay,
+        recording_bytes=recording_size,
         http=http,
     )
 

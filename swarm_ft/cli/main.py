@@ -34,6 +34,7 @@ _COMMANDS = {
     "top": "swarm_ft.cli.top:top",
     "events": "swarm_ft.cli.watching:events",
     "losses": "swarm_ft.cli.watching:losses",
+    "replay": "swarm_ft.cli.replay:replay",
     "bench": "swarm_ft.cli.bench:bench",
     "sample": "swarm_ft.cli.demo:sample",
 }

@@ -48,6 +48,7 @@ from swarm_ft.coordinator.facts.state import QUEUE_S, RESULT_S, Run, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.happenings import Happenings
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.recording.recorder import Recorder, Sink, Surroundings
 from swarm_ft.coordinator.relays import RelayRoll
 from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import FIRST_PAGE, Watcher, Watchers, overview, told_to
@@ -193,6 +194,7 @@ class CoordinatorService:
         ways: tells who reaches whom, as far as is known.
         relays: that are there, and are told whose keys are revoked.
         unix_s: the wall clock, for those who read what happened.
+        recording: where all goes that went into decisions; None: nowhere.
 
     A failing journal ends `run`: what cannot be made durable must not be said.
     """
@@ -211,6 +213,7 @@ class CoordinatorService:
         ways: Callable[[], Ways] = Ways,
         relays: RelayRoll | None = None,
         unix_s: Callable[[], float] = time.time,
+        recording: Sink | None = None,
     ) -> None:
         self._grants = grants
         self._ways = ways
@@ -236,6 +239,7 @@ class CoordinatorService:
         self._unix_s = unix_s
         self._is_ending = False
         self._happenings = Happenings(journal, unix_s)
+        self._recorder = Recorder(recording, self._surroundings()) if recording else None
         self._revoked = Revoked(names=())
         self._broken = asyncio.get_running_loop().create_future()
         runs = {run.run_id: run for run in journal.load(clock.now_s())}
@@ -281,13 +285,18 @@ class CoordinatorService:
                 self._handle(Tick(self._ways()))
         finally:
             self._is_ending = True
+            if self._recorder is not None:
+                self._recorder.close()
 
     # ---- events in, effects out
 
     def _handle(self, event: Event) -> None:
         if self._broken.done():
             self._broken.result()
-        self._state, effects = decide(self._state, event, self._clock.now_s())
+        before = self._state
+        self._state, effects = decide(before, event, self._clock.now_s())
+        if self._recorder is not None and not self._is_ending:
+            self._recorder.decided(before, event, self._state, effects)
         try:
             records = [effect for effect in effects if isinstance(effect, Record)]
             self._write(records, [effect for effect in effects if isinstance(effect, Happened)])
@@ -324,6 +333,14 @@ class CoordinatorService:
             case RunRecord(run) if run.phase > RunPhase.FINISHED:
                 self._start(asyncio.to_thread(self._journal.tokens.delete, run.run_id))
                 self._start(self._forget_snapshots())
+
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(
+            machines=lambda: self._capacity.machines,
+            relays=lambda: self._relays.statuses if self._relays is not None else (),
+            next_event=lambda: self._happenings.next_serial,
+            unix_s=self._unix_s,
+        )
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -478,6 +495,8 @@ class CoordinatorService:
                     self._trace(peer_id, said)
                 case Machine():
                     self._capacity.heard(peer_id, said)
+                    if self._recorder is not None:
+                        self._recorder.machine(peer_id, said)
                 case _:
                     self._handle(PeerSaid(peer_id, said))
 

@@ -32,6 +32,7 @@ COMMANDS = (
     ("top",),
     ("events",),
     ("losses",),
+    ("replay",),
     ("bench",),
     ("bench", "codec"),
     ("sample",),

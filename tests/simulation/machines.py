@@ -30,6 +30,7 @@ from tests.simulation.engine import TinyEngine
 from tests.simulation.invariants import Invariants
 from tests.simulation.loop import Process, VirtualLoop
 from tests.simulation.network import Network, SimTransport
+from tests.simulation.replaying import Replaying
 from tests.simulation.trace import Trace
 
 RECORD_LIFETIME_S = 60.0
@@ -205,7 +206,14 @@ async def coordinate(machine: Machine) -> None:
     try:
         url = machine.world.snapshots_url
         service = CoordinatorService(
-            journal, machine.clock, SnapshotStore(url) if url else None, num_keepers=NUM_KEEPERS
+            journal,
+            machine.clock,
+            SnapshotStore(url) if url else None,
+            num_keepers=NUM_KEEPERS,
+            recording=Replaying(
+                machine.world.invariants.fail,
+                lambda: service._state,  # noqa: SLF001 - to compare with
+            ),
         )
         server = await machine.transport.serve(machine.name, 0, service.handlers())
         try:

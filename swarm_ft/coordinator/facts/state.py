@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,7 @@ from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
 from swarm_ft.protocol.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable
 
 
 MAX_STANDINGS = 4096

@@ -1,0 +1,316 @@
+"""`swarm-ft replay`: the swarm as it was, by what the coordinator recorded, decided again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from swarm_ft.cli.options import examples, json_flag, log_option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from swarm_ft.api.what_if import Compared
+    from swarm_ft.coordinator.recording.files import RecordingFile
+    from swarm_ft.coordinator.replay import Moment
+    from swarm_ft.ids import RunId
+    from swarm_ft.protocol.messages.client import SwarmStatus
+
+
+def _time(_context: object, _option: object, text: str | None) -> float | None:
+    """Unix seconds of what people write.
+
+    Raises:
+        BadOption: it is no time.
+    """
+    from swarm_ft.errors import BadOption
+
+    if text is None:
+        return None
+    try:
+        return float(text) if _is_number(text) else datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise BadOption(
+            f"--at-time {ascii(text)[:80]}: expected a time such as '2026-11-25 13:05:07' or "
+            "seconds since 1970"
+        ) from None
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit()
+
+
+@click.command(
+    epilog=examples(
+        "swarm-ft replay swarm.journal",
+        "swarm-ft replay swarm.journal --run run-1a2b3c4d --at 120",
+        "swarm-ft replay swarm.journal --at-time '2026-11-25 13:05:07' --json",
+        "swarm-ft replay swarm.journal --at 120 --what-if 'peer vklvojrz: 20 Mbps'",
+    )
+)
+@click.argument("journal", type=click.Path(path_type=Path))
+@click.option(
+    "--at",
+    "step",
+    type=click.IntRange(0),
+    metavar="STEP",
+    help="When so many steps of the run were committed, the last time.  [default: the end]",
+)
+@click.option(
+    "--at-time",
+    "unix_s",
+    metavar="TIME",
+    callback=_time,
+    help="At this local time, as 'swarm-ft events' prints it, or at these seconds since 1970.",
+)
+@click.option(
+    "--run",
+    "run_name",
+    metavar="ID",
+    help="The run of --at and --what-if.  [default: the only one]",
+)
+@click.option(
+    "--what-if",
+    "what_ifs",
+    multiple=True,
+    metavar="CHANGE",
+    help="Run the run on from there in a simulation, with this and without, and print both: "
+    "'peer NAME: 20 Mbps', '... 20 Mbps up', '... 2x compute', '... gone'. May be given again.",
+)
+@click.option(
+    "--trace",
+    "trace_file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write who was at which step when, until then, for ui.perfetto.dev.",
+)
+@click.option(
+    "--page",
+    "has_page",
+    is_flag=True,
+    help="Serve the coordinator's page of that moment, on this machine, until Ctrl-C.",
+)
+@click.option(
+    "--encrypt-at-rest",
+    "key_file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The key file of the coordinator, if it has one.",
+)
+@log_option
+@json_flag
+def replay(
+    journal: Path,
+    step: int | None,
+    unix_s: float | None,
+    run_name: str | None,
+    what_ifs: tuple[str, ...],
+    trace_file: Path | None,
+    has_page: bool,
+    key_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Show the swarm as it was, at any moment that a coordinator recorded beside its JOURNAL.
+
+    The coordinator may run meanwhile, and nothing is changed. Every decision is made again, by the
+    same code.
+    """
+    import json
+
+    from swarm_ft.api.documents import status_fields
+    from swarm_ft.cli.watching import status_lines
+    from swarm_ft.coordinator.recording.files import files_of
+    from swarm_ft.errors import BadOption
+    from swarm_ft.ids import RunId
+
+    if step is not None and unix_s is not None:
+        raise BadOption("--at, --at-time: give one of the two")
+    files = files_of(journal, _key(key_file))
+    run_id = RunId(run_name) if run_name else None
+    moment = _chosen(files, step, unix_s, run_id)
+    click.echo(_headline(moment), err=True)
+    if trace_file is not None:
+        _trace(_until(files, moment), _only_run(moment, run_id), trace_file)
+    if has_page:
+        _serve(moment, _until(files, moment), as_json=as_json)
+        return
+    if what_ifs:
+        _show_what_if(moment, run_id, what_ifs, as_json=as_json)
+        return
+    found = _whole_status(moment)
+    click.echo(json.dumps(status_fields(found)) if as_json else "\n".join(status_lines(found)))
+
+
+def _key(path: Path | None) -> bytes | None:
+    from swarm_ft.errors import BadOption
+    from swarm_ft.sealing import sealing_key_at
+
+    if path is None:
+        return None
+    if not path.is_file():
+        raise BadOption(f"--encrypt-at-rest {path}: there is no such file")
+    return sealing_key_at(path)
+
+
+def _chosen(
+    files: Sequence[RecordingFile], step: int | None, unix_s: float | None, run_id: RunId | None
+) -> Moment:
+    from swarm_ft.coordinator.replay import at_end, at_step, at_time
+
+    if step is not None:
+        return at_step(_moments(files), step, run_id)
+    if unix_s is not None:
+        return at_time(_moments(_from(files, unix_s)), unix_s)
+    return at_end(_moments(files[-1:]))
+
+
+def _moments(files: Sequence[RecordingFile]) -> Iterator[Moment]:
+    from swarm_ft.coordinator.replay import moments
+
+    return moments(batch for file in files for batch in file.batches())
+
+
+def _from(files: Sequence[RecordingFile], unix_s: float) -> Sequence[RecordingFile]:
+    """Without those that end before."""
+    begins = [file.begins() for file in files]
+    earlier = [i for i, batch in enumerate(begins) if batch and batch.unix_s <= unix_s]
+    return files[earlier[-1] if earlier else 0 :]
+
+
+def _headline(moment: Moment) -> str:
+    when = datetime.fromtimestamp(moment.unix_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    runs = (f"{name} at step {run.past.all_steps}" for name, run in moment.state.runs.items())
+    return f"as of {when}, " + (", ".join(runs) or "no runs")
+
+
+def _whole_status(moment: Moment) -> SwarmStatus:
+    """All pages of it, as a client puts them together."""
+    from dataclasses import replace
+
+    from swarm_ft.protocol.messages.client import StatusRequest
+
+    first = moment.status(StatusRequest())
+    members, runs = list(first.members), list(first.runs)
+    while len(members) < first.num_members or len(runs) < first.num_runs:
+        page = moment.status(StatusRequest(first_member=len(members), first_run=len(runs)))
+        members += page.members
+        runs += page.runs
+    return replace(first, members=tuple(members), runs=tuple(runs))
+
+
+# ---- what led there
+
+
+def _until(files: Sequence[RecordingFile], moment: Moment) -> Iterator[Moment]:
+    from itertools import takewhile
+
+    return takewhile(lambda one: one.unix_s <= moment.unix_s, _moments(files))
+
+
+def _only_run(moment: Moment, run_id: RunId | None) -> RunId:
+    """The run that is meant.
+
+    Raises:
+        BadOption: there is none, or several may be.
+    """
+    from swarm_ft.errors import BadOption
+
+    known = list(moment.state.runs)
+    if run_id is None and len(known) == 1:
+        return known[0]
+    if run_id is None or run_id not in known:
+        raise BadOption(f"--run: expected a run that was known then: {', '.join(known) or 'none'}")
+    return run_id
+
+
+def _trace(until: Iterator[Moment], run_id: RunId, path: Path) -> None:
+    from swarm_ft.client.trace import open_trace
+    from swarm_ft.coordinator.retold import timelines
+
+    with open_trace(path, lambda words: click.echo(f"swarm-ft: {words}", err=True)) as trace:
+        for timeline in timelines(until, run_id):
+            if trace is not None:
+                trace.add(timeline)
+
+
+def _serve(moment: Moment, until: Iterator[Moment], *, as_json: bool) -> None:
+    import asyncio
+    import json
+
+    from swarm_ft.api.coordinating import DOCUMENTS
+    from swarm_ft.cli.running import run_until_stopped
+    from swarm_ft.clock import SystemClock
+    from swarm_ft.coordinator.retold import Past, Retold
+    from swarm_ft.page.server import HttpPlaces, watched
+
+    retold = Retold()
+    for one in until:
+        retold.take(one)
+
+    async def work() -> None:
+        source = Past(moment, retold)
+        async with watched(source, SystemClock(), DOCUMENTS, HttpPlaces(page_port=0)) as found:
+            told = json.dumps({"page": found.address}) if as_json else f"see it at {found.address}"
+            click.echo(told)
+            await asyncio.Event().wait()
+
+    run_until_stopped(work)
+
+
+# ---- what if
+
+
+def _show_what_if(
+    moment: Moment, run_id: RunId | None, what_ifs: Sequence[str], *, as_json: bool
+) -> None:
+    import json
+    from dataclasses import asdict
+
+    from swarm_ft.api.what_if import change_of, compared
+
+    changes = [change_of(words, moment.state) for words in what_ifs]
+    found = compared(moment, _going(moment, run_id), changes)
+    click.echo(json.dumps(asdict(found)) if as_json else "\n".join(_what_if_lines(found)))
+
+
+def _going(moment: Moment, run_id: RunId | None) -> RunId:
+    """The run that is meant.
+
+    Raises:
+        BadOption: there is none, or several may be.
+    """
+    from swarm_ft.errors import BadOption
+
+    going = [run.run_id for run in moment.state.going_runs]
+    if run_id is None and len(going) == 1:
+        return going[0]
+    if run_id not in going or run_id is None:
+        known = ", ".join(going) or "none"
+        raise BadOption(f"--run: expected a run that was under way then, for --what-if: {known}")
+    return run_id
+
+
+def _what_if_lines(found: Compared) -> Iterator[str]:
+    from swarm_ft.client.words import clock_time
+
+    both = (found.without, found.changed)
+    changes = ", ".join(found.changes)
+    yield f"run {found.run_id}, step {found.step}/{found.num_steps}, what if {changes}"
+    yield f"{'':<16}{'as it was':<14}{'with it':<14}"
+    seconds = [f"{o.step_s:.3g}" if o.step_s is not None else "no step" for o in both]
+    yield f"{'seconds a step':<16}{seconds[0]:<14}{seconds[1]:<14}".rstrip()
+    times = [clock_time(outlook.eta_s) for outlook in both]
+    yield f"{'ETA':<16}{times[0]:<14}{times[1]:<14}".rstrip()
+    for name, outlook in zip(("as it was", "with it"), both, strict=True):
+        if outlook.bound_by:
+            yield f"{name}, bound by {outlook.bound_by}"
+        for after_s, words in outlook.plans:
+            yield f"{name}, after {after_s:.0f} s: {words}"
+        if found.without.pipeline != found.changed.pipeline:
+            yield f"{name}: {outlook.pipeline}"
+    for words in found.unknown:
+        yield f"not known {words}; the simulation leaves it out"

@@ -1,0 +1,301 @@
+"""A recording on the disk: a folder beside the journal, of files that are only ever appended to.
+
+Each file begins with a `Base`, so that the oldest may go when there is no room: what is left can
+be decided again all the same. A file is a line that says what it is, then frames: how long the
+payload is (uint32), its checksum (XXH3, uint64), the payload. Payloads are pieces of one zlib
+stream, each flushed; where the journal is encrypted each is sealed for its place. What a kill
+leaves half written at the end is no part of it. A coordinator that runs may be read beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, get_args
+
+import xxhash
+
+from swarm_ft.coordinator.facts.events import Event
+from swarm_ft.coordinator.recording.entries import Base, Batch, Decided, Entry
+from swarm_ft.coordinator.recording.values import built, plain
+from swarm_ft.errors import BadInput, JournalError, SwarmError
+from swarm_ft.log import get_logger
+from swarm_ft.private_files import open_private, private_folder
+from swarm_ft.sealing import Sealer
+
+logger = get_logger(__name__)
+
+RECORDING_BYTES = 256 << 20
+"""Of all files together, unless told otherwise."""
+NUM_FILES = 8
+"""That the bytes are divided among: the oldest of them goes at a time."""
+MAX_WAITING = 120
+"""Batches that a slow disk keeps waiting; then one is left out, and a new file begun."""
+SUFFIX = ".recording"
+_PLAIN, _SEALED = b"swarm-ft recording 1\n", b"swarm-ft recording 1, sealed\n"
+_HEAD = struct.Struct("<IQ")
+_MAX_PAYLOAD = 1 << 30
+_ENTRIES: dict[str, Any] = {kind.__name__: kind for kind in get_args(Entry)}
+_EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
+
+
+def folder_of(journal: str | Path) -> Path:
+    """Where the recording of a journal lies."""
+    return Path(f"{journal}{SUFFIX}")
+
+
+# ---- writing
+
+
+class RecordingFiles:
+    """A `Sink` whose own thread encodes and writes.
+
+    A disk that refuses costs the recording alone, which says so and tries again with a new file.
+
+    Args:
+        folder: made if it is not there.
+        key: that the journal is encrypted with, if it is.
+        max_bytes: of all files.
+    """
+
+    def __init__(
+        self, folder: Path, key: bytes | None = None, max_bytes: int = RECORDING_BYTES
+    ) -> None:
+        self._folder = folder
+        self._sealer = _sealer(key)
+        self._max_bytes = max_bytes
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="recording")
+        self._num_waiting = 0
+        self._wants_base = True
+        self._file: _Writing | None = None
+
+    @property
+    def wants_base(self) -> bool:
+        """See `Sink`."""
+        return self._wants_base
+
+    def put(self, batch: Batch) -> None:
+        """See `Sink`."""
+        begins = isinstance(batch.entries[0], Base)
+        if self._num_waiting >= MAX_WAITING:
+            self._wants_base = True
+            return
+        if begins:
+            self._wants_base = False
+        elif self._wants_base:
+            return  # what is behind a gap is of no use
+        self._num_waiting += 1
+        self._thread.submit(self._write, batch, begins=begins)
+
+    def close(self) -> None:
+        """Write what waits."""
+        self._thread.shutdown()
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, batch: Batch, *, begins: bool) -> None:
+        self._num_waiting -= 1
+        try:
+            if begins:
+                self._begin_file()
+            if self._file is not None:
+                self._file.append(text_of(batch))
+                self._wants_base |= self._file.num_bytes >= self._max_bytes // NUM_FILES
+        except OSError as error:
+            logger.warning("recording %s: %s; a part of it is lost", self._folder, error)
+            self._give_up()
+        except Exception:  # a bug here must cost the recording alone
+            logger.exception("recording %s: a part of it is lost", self._folder)
+            self._give_up()
+
+    def _give_up(self) -> None:
+        file, self._file, self._wants_base = self._file, None, True
+        if file is not None:
+            with suppress(OSError):
+                file.close()
+
+    def _begin_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        private_folder(self._folder)
+        known = _paths(self._folder)
+        self._make_room(known)
+        number = int(known[-1].stem) + 1 if known else 1
+        self._file = _Writing(self._folder / f"{number:08d}", self._sealer)
+
+    def _make_room(self, known: Sequence[Path]) -> None:
+        left = self._max_bytes - self._max_bytes // NUM_FILES
+        for path in reversed(known):
+            left -= path.stat().st_size
+            if left < 0:
+                path.unlink()
+
+
+class _Writing:
+    """One file, to be appended to."""
+
+    def __init__(self, path: Path, sealer: Sealer | None) -> None:
+        self._file: IO[bytes] = open_private(path, "xb")
+        self._name = path.name
+        self._sealer = sealer
+        self._zip = zlib.compressobj()
+        self._num_frames = 0
+        self.num_bytes = self._file.write(_PLAIN if sealer is None else _SEALED)
+
+    def append(self, text: str) -> None:
+        payload = self._zip.compress(text.encode()) + self._zip.flush(zlib.Z_SYNC_FLUSH)
+        if self._sealer is not None:
+            payload = self._sealer.seal(payload, _place(self._name, self._num_frames))
+        self._num_frames += 1
+        head = _HEAD.pack(len(payload), xxhash.xxh3_64_intdigest(payload))
+        self.num_bytes += self._file.write(head + payload)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+# ---- reading
+
+
+class RecordingFile:
+    """One file of a recording.
+
+    Args:
+        path: of the file.
+        key: that the journal is encrypted with, if it is.
+    """
+
+    def __init__(self, path: Path, key: bytes | None = None) -> None:
+        self._path = path
+        self._sealer = _sealer(key)
+
+    def batches(self) -> Iterator[Batch]:
+        """All that are whole, in order; the first begins with a `Base`. None if the file is gone.
+
+        Raises:
+            BadInput: it is no recording, or encrypted with another key.
+            JournalError: it cannot be read.
+        """
+        unzip = zlib.decompressobj()
+        try:
+            with self._path.open("rb") as file:
+                self._check(file.readline(len(_SEALED)))
+                for number, payload in enumerate(_frames(file)):
+                    text = unzip.decompress(self._opened(payload, number))
+                    yield batch_from(text)
+        except FileNotFoundError:
+            return  # it went to make room
+        except (OSError, zlib.error, ValueError, TypeError, KeyError, SwarmError) as error:
+            if isinstance(error, BadInput):
+                raise
+            raise JournalError(f"recording {self._path}: it cannot be read: {error}") from error
+
+    def begins(self) -> Batch | None:
+        """The first batch, if it is there."""
+        return next(self.batches(), None)
+
+    def _check(self, line: bytes) -> None:
+        if line not in (_PLAIN, _SEALED):
+            raise BadInput(f"recording {self._path}: this is no recording of this swarm-ft's")
+        if (line == _SEALED) != (self._sealer is not None):
+            how = "encrypted; name the key file that the coordinator has"
+            how = how if line == _SEALED else "not encrypted; leave the key out"
+            raise BadInput(f"recording {self._path}: it is {how} (--encrypt-at-rest)")
+
+    def _opened(self, payload: bytes, number: int) -> bytes:
+        if self._sealer is None:
+            return payload
+        try:
+            return self._sealer.open(payload, _place(self._path.name, number))
+        except ValueError as error:
+            raise BadInput(f"recording {self._path}: {error}; it has another one") from None
+
+
+def files_of(journal: Path, key: bytes | None = None) -> list[RecordingFile]:
+    """The files of a journal's recording, oldest first.
+
+    Raises:
+        BadInput: there is no such journal, or nothing was recorded beside it.
+    """
+    try:
+        with journal.open("rb") as file:
+            is_journal = file.read(16) == b"SQLite format 3\0"
+    except OSError as error:
+        raise BadInput(f"journal {journal}: {error.strerror or error}") from None
+    if not is_journal:
+        raise BadInput(f"journal {journal}: this is no coordinator's journal")
+    folder = folder_of(journal)
+    paths = _paths(folder)
+    if not paths:
+        raise BadInput(
+            f"journal {journal}: expected its recording in {folder}, and nothing is there; a "
+            "coordinator with --recording-size 0, or one of an older swarm-ft, keeps none"
+        )
+    return [RecordingFile(path, key) for path in paths]
+
+
+def _paths(folder: Path) -> list[Path]:
+    """Files of a recording, oldest first."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.name.isdigit())
+    except OSError:
+        return []
+
+
+def _frames(file: IO[bytes]) -> Iterator[bytes]:
+    """Whole payloads; what is half written ends them."""
+    while len(head := file.read(_HEAD.size)) == _HEAD.size:
+        size, checksum = _HEAD.unpack(head)
+        payload = file.read(size) if size <= _MAX_PAYLOAD else b""
+        if len(payload) < size or xxhash.xxh3_64_intdigest(payload) != checksum:
+            return
+        yield payload
+
+
+def _sealer(key: bytes | None) -> Sealer | None:
+    return None if key is None else Sealer(key, "recording")
+
+
+def _place(name: str, number: int) -> bytes:
+    return f"{name} {number}".encode()
+
+
+# ---- batches as text
+
+
+def text_of(batch: Batch) -> str:
+    """A batch as it is written."""
+    entries = [_entry_text(entry) for entry in batch.entries]
+    return json.dumps([batch.unix_s, batch.now_s, entries], separators=(",", ":"))
+
+
+def _entry_text(entry: Entry) -> list[Any]:
+    if isinstance(entry, Decided):
+        event = entry.event
+        return [type(event).__name__, entry.now_s, plain(event)]
+    return [type(entry).__name__, plain(entry)]
+
+
+def batch_from(text: bytes) -> Batch:
+    """What `text_of` made this of.
+
+    Raises:
+        ValueError, TypeError, KeyError, SwarmError: of no batch.
+    """
+    unix_s, now_s, entries = json.loads(text)
+    return Batch(unix_s, now_s, tuple(_entry_from(*entry) for entry in entries))
+
+
+def _entry_from(name: str, *rest: Any) -> Entry:  # noqa: ANN401
+    if name in _EVENTS:
+        now_s, found = rest
+        return Decided(now_s, built(_EVENTS[name], found))
+    (found,) = rest
+    entry: Entry = built(_ENTRIES[name], found)
+    return entry

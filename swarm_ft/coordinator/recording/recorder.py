@@ -1,0 +1,154 @@
+"""Collects what goes into decisions, and hands it on by the second. It does no I/O itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+from swarm_ft import __version__
+from swarm_ft.coordinator.facts.events import Effect, Event, Happened
+from swarm_ft.coordinator.facts.state import SwarmState
+from swarm_ft.coordinator.recording.entries import (
+    Base,
+    Batch,
+    Decided,
+    Entry,
+    MachineTold,
+    Numbered,
+    Passed,
+    RelaysSeen,
+    heard_in,
+    in_short,
+    only_passed,
+)
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.messages.capacity import Machine
+from swarm_ft.protocol.messages.client import RelayStatus
+
+FLUSH_S = 1.0
+"""What a kill takes with it at most."""
+PASSED_S = 30.0
+"""That time passed is written down at least so often."""
+
+
+class Sink(Protocol):
+    """Where batches go."""
+
+    @property
+    def wants_base(self) -> bool:
+        """Whether the next batch is to begin with a `Base`."""
+        ...
+
+    def put(self, batch: Batch) -> None:
+        """Keep it, behind all before; never waits."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Surroundings:
+    """What is shown beside the state, as of now: see `Base`."""
+
+    machines: Callable[[], Mapping[PeerId, Machine]]
+    relays: Callable[[], tuple[RelayStatus, ...]]
+    next_event: Callable[[], int]
+    unix_s: Callable[[], float]
+
+
+class Recorder:
+    """See the module's docstring.
+
+    Args:
+        sink: where to.
+        around: what is shown beside the state.
+    """
+
+    def __init__(self, sink: Sink, around: Surroundings) -> None:
+        self._sink = sink
+        self._around = around
+        self._entries: list[Entry] = []
+        self._heard: dict[PeerId, float] = {}
+        self._has_passed = False
+        self._now_s = 0.0
+        self._flushed_s = self._passed_s = 0.0
+        self._relays: tuple[RelayStatus, ...] = ()
+        self._next_event: int | None = None
+
+    def decided(
+        self,
+        before: SwarmState,
+        event: Event,
+        after: SwarmState,
+        effects: Sequence[Effect],
+    ) -> None:
+        """Something followed from an event, or nothing; say it before it is written and told."""
+        now_s = after.seen_at_s
+        if self._next_event is None or self._sink.wants_base:
+            self._begin(before, now_s)
+        if self._next_event != self._around.next_event():
+            self._next_event = self._around.next_event()
+            self._entries.append(Numbered(self._next_event))
+        if not effects and only_passed(before, event, after):
+            self._pass(after, event)
+        else:
+            self._end_passed()
+            self._entries.append(Decided(now_s, in_short(before, event)))
+        self._next_event += sum(isinstance(effect, Happened) for effect in effects)
+        self._now_s = now_s
+        self._flush_in_time()
+
+    def machine(self, peer_id: PeerId, machine: Machine) -> None:
+        """A member said what it measured of its machine."""
+        if self._next_event is not None:
+            self._entries.append(MachineTold(peer_id, machine))
+
+    def close(self) -> None:
+        """Hand on what is left."""
+        self._end_passed()
+        self._flush()
+
+    def _begin(self, state: SwarmState, now_s: float) -> None:
+        self.close()
+        self._now_s = self._passed_s = now_s
+        self._next_event, self._relays = self._around.next_event(), self._around.relays()
+        self._entries.append(
+            Base(
+                version=__version__,
+                now_s=now_s,
+                state=state,
+                machines=MappingProxyType(dict(self._around.machines())),
+                relays=self._relays,
+                next_event=self._next_event,
+            )
+        )
+        self._flush()
+
+    def _pass(self, after: SwarmState, event: Event) -> None:
+        self._has_passed = True
+        peer_id = heard_in(after, event)
+        if peer_id is not None:
+            self._heard[peer_id] = after.seen_at_s
+
+    def _end_passed(self) -> None:
+        if self._has_passed:
+            self._entries.append(Passed(self._now_s, self._heard))
+            self._heard, self._has_passed, self._passed_s = {}, False, self._now_s
+
+    def _flush_in_time(self) -> None:
+        if self._now_s - self._flushed_s < FLUSH_S:
+            return
+        if self._now_s - self._passed_s >= PASSED_S:
+            self._end_passed()
+        relays = self._around.relays()
+        if relays != self._relays:
+            self._relays = relays
+            self._entries.append(RelaysSeen(relays))
+        self._flush()
+
+    def _flush(self) -> None:
+        self._flushed_s = self._now_s
+        if self._entries:
+            batch = Batch(self._around.unix_s(), self._now_s, tuple(self._entries))
+            self._entries = []
+            self._sink.put(batch)

@@ -1,0 +1,141 @@
+"""The coordinator's own values as JSON, by their types. Pure.
+
+What peers say, and a run's spec, are messages, and lie as the bytes in which they travel
+(protobuf, in base64). All else is a value of the coordinator's own:
+
+    a dataclass             an object of its fields
+    Mapping                 a list of pairs, in its order
+    tuple, frozenset        a list; sets are sorted
+    bytes                   base64
+    IntEnum                 its number
+
+A key is never written, see `KEYS`.
+"""
+
+from __future__ import annotations
+
+import typing
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import IntEnum
+from functools import cache
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from swarm_ft.protocol.messages.control import FromPeer
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.wire import RUN_SPEC
+from swarm_ft.protocol.wire.convert import WireType
+from swarm_ft.transport.methods import JOIN
+
+KEYS = frozenset({"storage_key"})
+"""Fields that are not written, and are empty where they are read."""
+MESSAGES: Mapping[type, WireType[Any]] = {
+    **dict.fromkeys(get_args(FromPeer), JOIN.request),
+    RunSpec: RUN_SPEC,
+}
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401 - values of all types
+    """A value as `json` takes it.
+
+    Raises:
+        TypeError: there is no way to write such a value.
+    """
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind in MESSAGES:
+        return b64encode(MESSAGES[kind].to_bytes(value)).decode()
+    if is_dataclass(kind):
+        return {name: plain(getattr(value, name)) for name in _names(kind)}
+    return _plain_part(value)
+
+
+def _plain_part(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, (IntEnum, int)):
+        return int(value)
+    if isinstance(value, Mapping):
+        return [[plain(key), plain(entry)] for key, entry in value.items()]
+    if isinstance(value, frozenset):
+        return [plain(one) for one in sorted(value)]
+    if isinstance(value, tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    raise TypeError(f"there is no way to write a {type(value).__name__}")
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:  # noqa: ANN401 - a dataclass
+    return tuple(field.name for field in fields(kind) if field.name not in KEYS)
+
+
+def built(hint: Any, found: Any) -> Any:  # noqa: ANN401
+    """The value that `plain` made this of.
+
+    Args:
+        hint: its type.
+        found: what `json` read.
+
+    Raises:
+        ValueError, TypeError, KeyError, SwarmError: it is no such value.
+    """
+    return _builder(hint)(found)
+
+
+@cache
+def _builder(hint: Any) -> Callable[[Any], Any]:  # noqa: ANN401 - a kind of type a line
+    while hasattr(hint, "__supertype__"):
+        hint = hint.__supertype__
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (typing.Union, UnionType):
+        return _optional(inner)
+    if origin in (Mapping, dict):
+        key, entry = _builder(inner[0]), _builder(inner[1])
+        made = MappingProxyType if origin is Mapping else dict
+        return lambda found: made({key(k): entry(v) for k, v in found})
+    if origin is frozenset:
+        one = _builder(inner[0])
+        return lambda found: frozenset(map(one, found))
+    if origin is tuple:
+        return _tuple(inner)
+    if hint in MESSAGES:
+        return lambda found: MESSAGES[hint].from_bytes(b64decode(found))
+    if is_dataclass(hint):
+        return _record(hint)
+    if hint is bytes:
+        return b64decode
+    if hint in (bool, int, float, str) or (isinstance(hint, type) and issubclass(hint, IntEnum)):
+        return lambda found: hint(found)
+    raise TypeError(f"there is no way to read a {hint}")
+
+
+def _optional(inner: tuple[Any, ...]) -> Callable[[Any], Any]:
+    """Of a value or None; or of any message of a peer's."""
+    kinds = [kind for kind in inner if kind is not NoneType]
+    if len(kinds) > 1 and not all(kind in MESSAGES for kind in kinds):
+        raise TypeError(f"there is no way to read one of {kinds}")
+    one = _builder(kinds[0])
+    return lambda found: None if found is None else one(found)
+
+
+def _tuple(inner: tuple[Any, ...]) -> Callable[[Any], Any]:
+    if len(inner) == 2 and inner[1] is Ellipsis:
+        one = _builder(inner[0])
+        return lambda found: tuple(map(one, found))
+    each = [_builder(kind) for kind in inner]
+    return lambda found: tuple(build(part) for build, part in zip(each, found, strict=True))
+
+
+def _record(kind: Any) -> Callable[[Any], Any]:  # noqa: ANN401
+    hints = get_type_hints(kind)
+    builders: dict[str, Callable[[Any], Any]] = {}
+
+    def build(found: Any) -> Any:  # noqa: ANN401
+        if not builders:  # now, and not above: a type may have itself inside
+            builders.update((name, _builder(hints[name])) for name in _names(kind))
+        return kind(**{name: one(found[name]) for name, one in builders.items()})
+
+    return build

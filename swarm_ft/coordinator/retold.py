@@ -1,0 +1,235 @@
+"""What a recording tells of besides what was known: events, losses, who was at what when. No I/O.
+
+`Past` answers as a coordinator does, for its page, of one moment that stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from swarm_ft.coordinator.facts.events import (
+    CommitRecord,
+    Effect,
+    EvaluationRecord,
+    Happened,
+    PeerSaid,
+    RollbackRecord,
+    Say,
+)
+from swarm_ft.coordinator.recording.entries import Decided
+from swarm_ft.coordinator.replay import Moment
+from swarm_ft.errors import NotFound, OutOfTurn
+from swarm_ft.ids import PeerId, RunId, StepNumber
+from swarm_ft.protocol.messages.client import Evaluated, StatusRequest, StepCommitted, SwarmStatus
+from swarm_ft.protocol.messages.control import CommitStep, PlanStep, StepReady
+from swarm_ft.protocol.messages.events import EventsRequest, SwarmEvent
+from swarm_ft.protocol.messages.timeline import (
+    ClockEstimate,
+    PeerTimeline,
+    SpanKind,
+    Spans,
+    StepTimeline,
+)
+from swarm_ft.protocol.spec.bounds import MAX_TEXT_CHARS
+
+SAME_CLOCK = ClockEstimate(offset_us=0, error_us=0)
+MAX_EVENTS = 10_000
+"""Of what happened, the newest, as journals keep them."""
+
+
+@dataclass(slots=True)
+class _Losses:
+    """Of one run, by step."""
+
+    steps: dict[int, StepCommitted] = field(default_factory=dict)
+    evaluations: dict[int, Evaluated] = field(default_factory=dict)
+
+    def roll_back(self, record: RollbackRecord) -> None:
+        first = record.first_void_step
+        self.steps = {step: one for step, one in self.steps.items() if step < first}
+        last = first + record.is_evaluated
+        self.evaluations = {s: one for s, one in self.evaluations.items() if s < last}
+
+
+class Retold:
+    """See the module's docstring. Takes moments in their order.
+
+    Attributes:
+        events: what happened.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[SwarmEvent] = []
+        self._losses: dict[RunId, _Losses] = {}
+
+    def take(self, moment: Moment) -> None:
+        """The next one."""
+        happened = [effect for effect in moment.effects if isinstance(effect, Happened)]
+        first = moment.next_event - len(happened)
+        self.events += (
+            _event(one, serial, moment.unix_s) for serial, one in enumerate(happened, first)
+        )
+        del self.events[:-MAX_EVENTS]
+        for effect in moment.effects:
+            self._take(effect)
+
+    def _take(self, effect: Effect) -> None:
+        match effect:
+            case CommitRecord(run_id, step):
+                self._losses.setdefault(run_id, _Losses()).steps[step.step] = step
+            case EvaluationRecord(run_id, found):
+                self._losses.setdefault(run_id, _Losses()).evaluations[found.step] = found
+            case RollbackRecord(run_id):
+                self._losses.setdefault(run_id, _Losses()).roll_back(effect)
+
+    def losses(self, run_id: RunId, first: int) -> list[StepCommitted | Evaluated]:
+        """Of a run, as far as it was recorded: steps from `first` on and evaluations, in order."""
+        known = self._losses.get(run_id, _Losses())
+        steps = [one for step, one in known.steps.items() if step >= first]
+        found = [one for step, one in known.evaluations.items() if step >= first]
+        return sorted([*found, *steps], key=lambda told: told.step)
+
+
+def _event(one: Happened, serial: int, unix_s: float) -> SwarmEvent:
+    return SwarmEvent(
+        serial=serial,
+        unix_s=unix_s,
+        kind=one.kind,
+        run_id=one.run_id,
+        peer_id=one.peer_id,
+        from_step=None if one.from_step is None else StepNumber(one.from_step),
+        to_step=None if one.to_step is None else StepNumber(one.to_step),
+        words=one.words[:MAX_TEXT_CHARS],
+    )
+
+
+# ---- who was at what when, as far as the coordinator knew
+
+
+@dataclass(slots=True)
+class _AtStep:
+    planned_us: int
+    ready_us: int | None = None
+
+
+def timelines(all_moments: Iterable[Moment], run_id: RunId) -> Iterator[PeerTimeline]:
+    """Of each peer of a run, from each step's plan to when it was ready, and to the commit.
+
+    Nothing finer was recorded: what peers do inside a step they tell to who traces it meanwhile.
+    """
+    at: dict[PeerId, _AtStep] = {}
+    for moment in all_moments:
+        now_us = round(1e6 * moment.unix_s)
+        entry = moment.entry
+        if isinstance(entry, Decided) and isinstance(entry.event, PeerSaid):
+            peer, said = entry.event.peer_id, entry.event.message
+            if isinstance(said, StepReady) and said.run_id == run_id and peer in at:
+                at[peer].ready_us = now_us
+        for effect in moment.effects:
+            match effect:
+                case Say(peer, PlanStep() as plan) if plan.run_id == run_id:
+                    at[peer] = _AtStep(now_us)
+                case Say(peer, CommitStep() as commit) if commit.run_id == run_id and peer in at:
+                    yield from _timeline(moment, peer, commit, at.pop(peer), now_us)
+
+
+def _timeline(
+    moment: Moment, peer: PeerId, commit: CommitStep, step: _AtStep, now_us: int
+) -> Iterator[PeerTimeline]:
+    assignments = moment.state.runs[commit.run_id].attempt.assignments
+    layers = next((one.layers for one in assignments if one.peer_id == peer), None)
+    if layers is None:
+        return
+    origin_us, ready_us = step.planned_us, step.ready_us or now_us
+    until_ready_us, took_us = ready_us - origin_us, now_us - origin_us
+    spans = (
+        (SpanKind.STEP, 0, took_us),
+        (SpanKind.PLAN, 0, 0),
+        (SpanKind.READY, until_ready_us, 0),
+        (SpanKind.WAIT_COMMIT, until_ready_us, took_us - until_ready_us),
+        (SpanKind.COMMIT, took_us, 0),
+    )
+    timeline = StepTimeline(
+        run_id=commit.run_id,
+        attempt=commit.attempt,
+        step=commit.step,
+        origin_us=origin_us,
+        clock=SAME_CLOCK,
+        spans=_spans(spans, commit.step),
+    )
+    yield PeerTimeline(peer_id=peer, layers=layers, timeline=timeline)
+
+
+def _spans(spans: Sequence[tuple[SpanKind, int, int]], step: StepNumber) -> Spans:
+    kinds, begins_us, durations_us = zip(*spans, strict=True)
+    none = (0,) * len(spans)
+    return Spans(
+        kinds=tuple(map(int, kinds)),
+        begin_us=begins_us,
+        duration_us=durations_us,
+        steps=(step,) * len(spans),
+        microbatches=none,
+        samples=none,
+        boundaries=none,
+        directions=none,
+        num_bytes=none,
+    )
+
+
+# ---- a page of the past
+
+
+class Past:
+    """A coordinator at a moment, for its page; see `page.facts.Source`.
+
+    Args:
+        moment: that is shown.
+        retold: what happened until then.
+    """
+
+    def __init__(self, moment: Moment, retold: Retold) -> None:
+        self._moment = moment
+        self._retold = retold
+
+    @property
+    def is_ready(self) -> bool:
+        """It neither plans nor commits."""
+        return False
+
+    def status(self, page: StatusRequest = StatusRequest()) -> SwarmStatus:  # noqa: B008
+        """A page of what was known."""
+        return self._moment.status(page)
+
+    async def happened(self, request: EventsRequest) -> AsyncGenerator[SwarmEvent, None]:
+        """What happened until then."""
+        for event in self._retold.events:
+            if event.serial >= request.since and request.run_id in (None, event.run_id):
+                yield event
+
+    def losses(self, run_id: RunId, first: int, max_points: int) -> list[StepCommitted | Evaluated]:
+        """Of a run, as far as it was recorded.
+
+        Raises:
+            NotFound: there was no such run.
+        """
+        if run_id not in self._moment.state.runs:
+            raise NotFound(f"run {run_id} was not known then")
+        found = self._retold.losses(run_id, first)
+        return found[:: max(1, -(-len(found) // max_points))]
+
+    def cancel(self, run_id: RunId) -> None:
+        """Raises OutOfTurn."""
+        raise OutOfTurn(f"run {run_id}: this is the past; it cannot be changed")
+
+    def pause(self, run_id: RunId) -> None:
+        """Raises OutOfTurn."""
+        self.cancel(run_id)
+
+    def resume(self, run_id: RunId) -> None:
+        """Raises OutOfTurn."""
+        self.cancel(run_id)
+
+    def change_rate(self, run_id: RunId, learning_rate: float) -> None:
+        """Raises OutOfTurn."""
+        self.cancel(run_id)

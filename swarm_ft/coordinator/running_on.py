@@ -1,0 +1,302 @@
+"""A swarm simulated from a moment on: the coordinator's own decisions, and peers that obey. Pure.
+
+Peers answer what the coordinator says as real ones do that keep their word: they load, compute,
+sum, commit, take stages over. How long that takes is a model's to say, nothing is computed, and
+losses stay what they were. So what comes of it is how fast the swarm is, and what it decides.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol
+
+from swarm_ft.coordinator.decide.machine import decide
+from swarm_ft.coordinator.facts.events import (
+    CommitRecord,
+    Effect,
+    Event,
+    Happened,
+    PeerSaid,
+    Say,
+    SnapshotWritten,
+    Tick,
+    WriteSnapshot,
+)
+from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.ids import PeerId, RunId, StepNumber
+from swarm_ft.protocol.machines.pipeline import PARTS
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.control import (
+    Assign,
+    CatchUp,
+    CaughtUp,
+    EvalSum,
+    FromPeer,
+    PeerAlive,
+    PlanStep,
+    SaveStage,
+    StageOffered,
+    StageReady,
+    StageSaved,
+    StepReady,
+    ToPeer,
+)
+from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.spec.digest import digest_of
+
+TICK_S, ALIVE_S = 0.5, 2.0
+STEPS = 20
+PATIENCE_S, PATIENCE_STEPS = 600.0, 3.0
+"""For so long, and as long as so many steps take, a commit is waited for."""
+MAX_EVENTS = 200_000
+
+
+class Speeds(Protocol):
+    """How long things take."""
+
+    def step_s(self, run: Run) -> float:
+        """Of a step as it is planned now, from its plan until all are ready."""
+        ...
+
+    def load_s(self, run: Run, peer_id: PeerId) -> float:
+        """To get a stage's weights, or its state from a replica."""
+        ...
+
+    def compute_s(self, run: Run, peer_id: PeerId) -> float:
+        """Of a peer's share of a step."""
+        ...
+
+
+@dataclass(kw_only=True, slots=True)
+class Went:
+    """How it went.
+
+    Attributes:
+        state: in the end.
+        seconds: until the last commit.
+        step_s: each of the steps that were committed.
+        happened: what people would have been told, and after how many seconds.
+    """
+
+    state: SwarmState
+    seconds: float = 0.0
+    step_s: list[float] = field(default_factory=list)
+    happened: list[tuple[float, Happened]] = field(default_factory=list)
+
+
+def run_on(
+    state: SwarmState,
+    run_id: RunId,
+    speeds: Speeds,
+    events: Iterable[Event] = (),
+    steps: int = STEPS,
+) -> Went:
+    """Let a swarm run on from a state.
+
+    Args:
+        state: of any moment.
+        run_id: the run that is looked at; the others go on beside it.
+        speeds: how long things take.
+        events: that happen first.
+        steps: of the run, after which it ends; and if the run does, or nothing moves for long.
+    """
+    swarm = _Swarm(state, run_id, speeds)
+    swarm.take_up()
+    for event in events:
+        swarm.handle(event)
+    while len(swarm.went.step_s) < steps and swarm.goes_on():
+        swarm.next()
+    swarm.went.state = swarm.state
+    return swarm.went
+
+
+class _Swarm:
+    def __init__(self, state: SwarmState, run_id: RunId, speeds: Speeds) -> None:
+        self.state = state
+        self.went = Went(state=state)
+        self._run_id = run_id
+        self._speeds = speeds
+        self._began_s = self._now_s = state.seen_at_s
+        self._serial = count()
+        self._num_events = 0
+        self._coming: list[tuple[float, int, Callable[[], Event | None]]] = []
+
+    def take_up(self) -> None:
+        """What is under way goes on: who was to answer does."""
+        self._at(0.0, self._tick)
+        self._at(ALIVE_S, self._all_alive)
+        for run in self.state.going_runs:
+            for peer in run.peers:
+                if peer in self.state.members:
+                    self._take_up(run, peer)
+
+    def _take_up(self, run: Run, peer: PeerId) -> None:
+        learners = {learner.peer_id: learner for learner in run.attempt.learners}
+        if run.phase is RunPhase.LOADING and peer not in run.attempt.loaded:
+            self._say(self._speeds.load_s(run, peer), peer, _stage_ready(run))
+        if peer in learners and peer in run.attempt.proofs:
+            (proof, *_) = run.attempt.proofs[peer]
+            self._say(self._speeds.load_s(run, peer), peer, _caught_up(run, proof))
+        if run.phase is RunPhase.TRAINING and run.step and peer not in run.step.ready:
+            left_s = run.step.began_s + self._speeds.step_s(run) - self._now_s
+            self._step_ready(run, peer, max(0.0, left_s))
+
+    def goes_on(self) -> bool:
+        run = self.state.runs.get(self._run_id)
+        if run is None or run.phase >= RunPhase.EXPORTING or self._num_events >= MAX_EVENTS:
+            return False
+        waited_s = self._now_s - self._began_s - self.went.seconds
+        return waited_s < PATIENCE_S + PATIENCE_STEPS * self._speeds.step_s(run)
+
+    def next(self) -> None:
+        """Whatever comes first."""
+        self._now_s, _, made = heapq.heappop(self._coming)
+        event = made()
+        if event is not None:
+            self.handle(event)
+
+    def handle(self, event: Event) -> None:
+        self._num_events += 1
+        self.state, effects = decide(self.state, event, self._now_s)
+        for effect in effects:
+            self._follow(effect)
+
+    def _follow(self, effect: Effect) -> None:
+        match effect:
+            case Say(peer, message) if peer in self.state.members:
+                self._heard(peer, message)
+            case CommitRecord(run_id, step) if run_id == self._run_id:
+                self.went.step_s.append(step.seconds)
+                self.went.seconds = self._now_s - self._began_s
+            case WriteSnapshot(run_id, _, snapshot):
+                self._at(0.0, lambda: SnapshotWritten(run_id, snapshot))
+            case Happened():
+                self.went.happened.append((self._now_s - self._began_s, effect))
+
+    def _at(self, after_s: float, made: Callable[[], Event | None]) -> None:
+        heapq.heappush(self._coming, (self._now_s + after_s, next(self._serial), made))
+
+    def _say(self, after_s: float, peer: PeerId, message: FromPeer) -> None:
+        self._at(after_s, lambda: PeerSaid(peer, message) if peer in self.state.members else None)
+
+    # ---- time
+
+    def _tick(self) -> Event:
+        self._at(TICK_S, self._tick)
+        return Tick()
+
+    def _all_alive(self) -> None:
+        for peer in self.state.members:
+            self._say(0.0, peer, self._alive(peer))
+        self._at(ALIVE_S, self._all_alive)
+
+    def _alive(self, peer: PeerId) -> PeerAlive:
+        """How far it is, if all take as long as the model says."""
+        run = self.state.run_of(peer)
+        if run is None or run.step is None or run.phase is not RunPhase.TRAINING:
+            return PeerAlive(attempt=run.attempt.number) if run else PeerAlive()
+        part = min(1.0, (self._now_s - run.step.began_s) / max(self._speeds.step_s(run), 1e-6))
+        return PeerAlive(
+            attempt=run.attempt.number,
+            step=StepNumber(run.committed_steps),
+            parts_begun=int(part * PARTS * share_of(run, peer)),
+            compute_s=part * self._speeds.compute_s(run, peer),
+        )
+
+    # ---- peers that keep their word
+
+    def _heard(self, peer: PeerId, message: ToPeer) -> None:
+        run = self.state.runs.get(getattr(message, "run_id", RunId("")))
+        if run is None:
+            return
+        match message:
+            case Assign():
+                self._assigned(run, peer, message)
+            case CatchUp():
+                after_s = self._speeds.load_s(run, peer)
+                self._say(after_s, peer, _caught_up(run, _proof(peer)))
+                if peer not in run.listeners:
+                    self._say(after_s, peer, _stage_ready(run))
+            case PlanStep():
+                self._step_ready(run, peer, self._speeds.step_s(run))
+            case SaveStage():
+                self._saved(run, peer, message)
+
+    def _assigned(self, run: Run, peer: PeerId, assign: Assign) -> None:
+        mine = [one for one in assign.learners if peer in one.sources]
+        for step in sorted({one.step for one in mine}):
+            proofs = {one.peer_id: _proof(one.peer_id) for one in mine if one.step == step}
+            offered = StageOffered(
+                run_id=assign.run_id,
+                attempt=assign.attempt,
+                step=step,
+                digest=_proof(peer),
+                total_bytes=1,
+                proofs=proofs,
+            )
+            self._say(0.0, peer, offered)
+        learns = any(one.peer_id == peer for one in assign.learners)
+        if learns and peer not in run.listeners:
+            return  # ready once it has caught up
+        has_it = run.past.holds.get(peer) == run.committed_steps and not assign.fresh
+        after_s = 0.0 if learns or has_it else self._speeds.load_s(run, peer)
+        self._say(after_s, peer, _stage_ready(run))
+
+    def _saved(self, run: Run, peer: PeerId, save: SaveStage) -> None:
+        layers = next(one.layers for one in run.attempt.assignments if one.peer_id == peer)
+        name = ShardName(run_id=run.run_id, step=save.step, layers=layers)
+        self._say(0.0, peer, StageSaved(name=name, digest=_proof(peer), total_bytes=1))
+
+    def _step_ready(self, run: Run, peer: PeerId, after_s: float) -> None:
+        last, step = run.past.last_step, run.step
+        is_last = bool(run.computing) and peer in run.computing[-1].peers
+        num_targets = share_of(run, peer) * run.spec.train.seq_length if is_last else 0
+        self._say(
+            after_s,
+            peer,
+            StepReady(
+                run_id=run.run_id,
+                attempt=run.attempt.number,
+                step=StepNumber(run.committed_steps),
+                squared_grad_norm=0.0,
+                loss_sum=(last.loss if last else 0.0) * num_targets,
+                num_targets=num_targets,
+                evaluation=tuple(_evaluated(run, peer)) if is_last and step else (),
+                compute_s=self._speeds.compute_s(run, peer),
+            ),
+        )
+
+
+def share_of(run: Run, peer: PeerId) -> int:
+    """How many microbatches of the step under way a peer computes."""
+    for index, stage in enumerate(run.computing):
+        if run.step is not None and peer in stage.peers:
+            return run.step.share(index, stage.peers.index(peer))
+    return 0
+
+
+def _evaluated(run: Run, peer: PeerId) -> Iterator[EvalSum]:
+    """A peer of the last stage finds held-out samples as they were found last."""
+    train, known = run.spec.train, run.past.last_evaluation
+    index, stage = len(run.computing) - 1, run.computing[-1]
+    batches = run.step.evaluation if run.step else ()
+    own = [b for b in batches if b.replica_at(index) == stage.peers.index(peer)]
+    samples = [sample for batch in own for sample in batch.samples]
+    for number in range(len(train.eval_passes) if batches else 0):
+        targets = sum(train.pass_of(sample) == number for sample in samples)
+        yield EvalSum(loss_sum=targets * (known.loss if known else 0.0), num_targets=targets)
+
+
+def _stage_ready(run: Run) -> StageReady:
+    return StageReady(run_id=run.run_id, attempt=run.attempt.number)
+
+
+def _caught_up(run: Run, proof: bytes) -> CaughtUp:
+    return CaughtUp(run_id=run.run_id, attempt=run.attempt.number, state_bytes=0, proof=proof)
+
+
+def _proof(peer: PeerId) -> bytes:
+    return digest_of(peer.encode())

@@ -1,0 +1,270 @@
+"""A recording: what is kept of what happens, what it costs, and what becomes of it on a disk."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from swarm_ft.coordinator.decide.machine import decide
+from swarm_ft.coordinator.facts.events import Event, PeerLost, PeerSaid, Tick
+from swarm_ft.coordinator.facts.state import SwarmState
+from swarm_ft.coordinator.recording.entries import Base, Batch, Decided, Entry, Passed
+from swarm_ft.coordinator.recording.files import (
+    NUM_FILES,
+    RecordingFile,
+    RecordingFiles,
+    text_of,
+)
+from swarm_ft.coordinator.recording.recorder import PASSED_S, Recorder, Surroundings
+from swarm_ft.coordinator.replay import at_end, at_time, moments
+from swarm_ft.errors import BadInput, BadOption, JournalError
+from swarm_ft.ids import PeerId, StepNumber
+from swarm_ft.protocol.messages.capacity import Machine
+from swarm_ft.protocol.messages.control import PeerAlive
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from tests.simulation.replaying import without_keys
+from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
+
+NUM_FEW = 8
+NUM_PEERS, NUM_STAGES, NUM_BLOCKS = 200, 8, 40
+MAX_SHARE = 0.02
+"""Of a core."""
+MAX_BYTES_PER_S = 8_000
+EMPTY = MappingProxyType[PeerId, Machine]({})
+
+
+class Kept:
+    """A `Sink`."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.wants_base = False
+
+    def put(self, batch: Batch) -> None:
+        self.batches.append(batch)
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [entry for batch in self.batches for entry in batch.entries]
+
+
+def recorder_of(sink: Kept | RecordingFiles) -> Recorder:
+    around = Surroundings(
+        machines=dict, relays=tuple, next_event=lambda: 1, unix_s=lambda: 1_700_000_000.0
+    )
+    return Recorder(sink, around)
+
+
+class Living:
+    """A coordinator's decisions, recorded.
+
+    Args:
+        swarm: which is there already.
+    """
+
+    def __init__(self, swarm: Swarm, recorder: Recorder) -> None:
+        self.state, self.now_s = swarm.state, swarm.now_s
+        self._recorder = recorder
+        self.recording_s = 0.0
+
+    def handle(self, event: Event, after_s: float = 0.001) -> None:
+        self.now_s += after_s
+        before = self.state
+        self.state, effects = decide(before, event, self.now_s)
+        began_s = time.process_time()
+        self._recorder.decided(before, event, self.state, effects)
+        self.recording_s += time.process_time() - began_s
+
+    def all_alive(self, parts_begun: int | None = None) -> None:
+        """Every member says so, within a second in all, in which time passes some times."""
+        (run,) = self.state.runs.values()
+        step = StepNumber(run.committed_steps)
+        alive = PeerAlive()
+        if parts_begun is not None:
+            alive = PeerAlive(attempt=run.attempt.number, step=step, parts_begun=parts_begun)
+        for number, peer in enumerate(list(self.state.members)):
+            self.handle(PeerSaid(peer, alive), 1.0 / len(self.state.members))
+            if number % 50 == 0:
+                self.handle(Tick(), 0.0)
+
+
+def in_a_step(swarm: Swarm, spec: RunSpec, num_peers: int, num_stages: int) -> Swarm:
+    """With peers of all of which something was just heard."""
+    swarm.submit(spec)
+    blocks = spec.model.num_blocks
+    size = blocks // num_stages
+    cuts = [f"{first}-{first + size}" for first in range(0, blocks, size)]
+    peers = [FakePeer(f"peer-{i:029d}", cuts[i % num_stages]) for i in range(num_peers)]
+    swarm.join(*peers)
+    swarm.settle_until(lambda: swarm.run().committed_steps == 2)
+    for peer in peers:
+        swarm.now_s += 0.001
+        told = PeerSaid(peer.peer_id, PeerAlive())
+        swarm.state, _ = decide(swarm.state, told, swarm.now_s)
+    return swarm
+
+
+@pytest.fixture
+def trains(swarm: Swarm, make_spec: MakeSpec) -> Swarm:
+    """A few peers in a step."""
+    spec = make_spec(num_blocks=4, num_steps=4, batch_size=8, num_samples=16)
+    return in_a_step(swarm, spec, NUM_FEW, 2)
+
+
+def test_heartbeats_that_say_nothing_are_kept_as_their_last_times(trains: Swarm) -> None:
+    sink = Kept()
+    recorder = recorder_of(sink)
+    living = Living(trains, recorder)
+    for _ in range(5):
+        living.all_alive()
+    recorder.close()
+    base, passed = sink.entries
+    assert isinstance(base, Base)
+    assert isinstance(passed, Passed)
+    assert len(passed.heard) == NUM_FEW
+    assert at_end(moments(sink.batches)).state == without_keys(living.state)
+
+
+def test_what_is_told_is_kept_with_whatever_passed_before(trains: Swarm) -> None:
+    sink = Kept()
+    recorder = recorder_of(sink)
+    living = Living(trains, recorder)
+    living.all_alive()
+    living.all_alive(parts_begun=1)
+    first = next(iter(living.state.members))
+    living.handle(PeerLost(first))
+    recorder.close()
+    kinds = [type(entry) for entry in sink.entries]
+    assert kinds[:2] == [Base, Passed]
+    assert kinds.count(Decided) == NUM_FEW + 1
+    assert at_end(moments(sink.batches)).state == without_keys(living.state)
+
+
+def test_two_hundred_peers_a_second_cost_little(swarm: Swarm, make_spec: MakeSpec) -> None:
+    spec = make_spec(num_blocks=NUM_BLOCKS, num_steps=4, batch_size=200, num_samples=400)
+    trains = in_a_step(swarm, spec, NUM_PEERS, NUM_STAGES)
+    for is_busy in (False, True):
+        shares = [share_of_a_core(trains, is_busy=is_busy) for _ in range(3)]
+        assert min(shares) < MAX_SHARE
+
+
+def share_of_a_core(trains: Swarm, *, is_busy: bool) -> float:
+    """The loop's and the writing thread's, after the first second, which has the base."""
+    sink = Kept()
+    living = Living(trains, recorder_of(sink))
+    living.all_alive()
+    num_first, living.recording_s = len(sink.batches), 0.0
+    for second in range(3):
+        living.all_alive(parts_begun=second if is_busy else None)
+    began_s = time.process_time()
+    num_bytes = sum(len(zlib.compress(text_of(b).encode())) for b in sink.batches[num_first:])
+    written_s = time.process_time() - began_s
+    assert num_bytes < 3 * MAX_BYTES_PER_S
+    return (living.recording_s + written_s) / 3
+
+
+def test_time_alone_is_written_down_now_and_then(trains: Swarm) -> None:
+    sink = Kept()
+    recorder = recorder_of(sink)
+    living = Living(trains, recorder)
+    living.all_alive()
+    for _ in range(round(PASSED_S) + 1):
+        living.all_alive()
+    assert [type(entry) for entry in sink.entries] == [Base, Passed]
+
+
+# ---- on the disk
+
+
+def entries_at(state: SwarmState, now_s: float) -> Iterable[Batch]:
+    """A base, then a tick each second."""
+    base = Base(version="1", now_s=now_s, state=state, machines=EMPTY, relays=(), next_event=1)
+    yield Batch(1e9 + now_s, now_s, (base,))
+    for second in range(1, 9):
+        yield Batch(1e9 + now_s + second, now_s + second, (Decided(now_s + second, Tick()),))
+
+
+def written(folder: Path, *, key: bytes | None = None, starts: int = 1) -> list[RecordingFile]:
+    for start in range(starts):
+        files = RecordingFiles(folder, key)
+        for batch in entries_at(SwarmState(), 100.0 * start):
+            files.put(batch)
+        files.close()
+    return [RecordingFile(path, key) for path in sorted(folder.iterdir())]
+
+
+@pytest.mark.parametrize("key", [None, b"k" * 32])
+def test_each_start_goes_on_in_a_file_of_its_own(tmp_path: Path, key: bytes | None) -> None:
+    files = written(tmp_path / "recording", key=key, starts=2)
+    assert [len(list(file.batches())) for file in files] == [9, 9]
+    found = list(moments(batch for file in files for batch in file.batches()))
+    assert at_end(found).unix_s == 1e9 + 108
+    assert at_time(found, 1e9 + 5.5).state.seen_at_s == 5.0
+    assert (tmp_path / "recording").stat().st_mode & 0o77 == 0
+    assert all(path.stat().st_mode & 0o77 == 0 for path in (tmp_path / "recording").iterdir())
+    for unix_s in (1e9 - 1, 1e9 + 300):
+        with pytest.raises(BadOption, match="the recording is from"):
+            at_time(found, unix_s)
+
+
+@pytest.mark.parametrize("cut", [1, 5, 13, 40])
+def test_what_a_kill_leaves_half_written_is_no_part_of_it(tmp_path: Path, cut: int) -> None:
+    (file,) = written(tmp_path / "recording")
+    path = tmp_path / "recording" / "00000001"
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert len(list(file.batches())) in (7, 8)
+
+
+def test_another_key_opens_nothing(tmp_path: Path) -> None:
+    written(tmp_path / "recording", key=b"k" * 32)
+    with pytest.raises(BadInput, match="were not sealed here with this key"):
+        RecordingFile(tmp_path / "recording" / "00000001", b"x" * 32).begins()
+    with pytest.raises(BadInput, match="it is encrypted"):
+        RecordingFile(tmp_path / "recording" / "00000001").begins()
+
+
+def test_the_oldest_go_when_there_is_no_room(tmp_path: Path) -> None:
+    folder, max_bytes = tmp_path / "recording", 8_000
+    files = RecordingFiles(folder, max_bytes=max_bytes)
+    base, *ticks = entries_at(SwarmState(), 0.0)
+    while not (folder / f"{2 * NUM_FILES:08d}").exists():
+        for batch in [base] if files.wants_base else ticks:
+            files.put(batch)
+    files.close()
+    paths = sorted(folder.iterdir())
+    sizes = [path.stat().st_size for path in paths]
+    assert sum(sizes) <= max_bytes + max(sizes)
+    assert paths[0].name != "00000001"
+    found = list(moments(batch for path in paths for batch in RecordingFile(path).batches()))
+    assert isinstance(found[0].entry, Base)
+
+
+def test_a_disk_that_refuses_costs_the_recording_alone(
+    tmp_path: Path, trains: Swarm, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "recording"
+    folder.write_text("not a folder")
+    files = RecordingFiles(folder)
+    recorder = recorder_of(files)
+    living = Living(trains, recorder)
+    living.all_alive()
+    while not files.wants_base:
+        pass  # its thread was refused
+    folder.unlink()
+    living.all_alive(parts_begun=1)
+    recorder.close()
+    files.close()
+    assert "a part of it is lost" in caplog.text
+    found = at_end(moments(RecordingFile(folder / "00000001").batches()))
+    assert found.state == without_keys(living.state)
+
+
+def test_what_does_not_begin_with_a_base_is_refused() -> None:
+    batches = [Batch(1.0, 1.0, (Decided(1.0, Tick()),))]
+    with pytest.raises(JournalError, match="does not begin"):
+        at_end(moments(batches))
