@@ -6,14 +6,15 @@ Who follows has a place in it and no queue: however slowly it reads, nothing pil
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from swarm_ft.coordinator.facts.events import Happened
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.errors import Busy
 from swarm_ft.ids import StepNumber
-from swarm_ft.protocol.messages.events import SwarmEvent
+from swarm_ft.protocol.messages.events import EventKind, SwarmEvent
 from swarm_ft.protocol.spec.bounds import MAX_TEXT_CHARS
 
 MAX_FOLLOWERS = 64
@@ -34,6 +35,7 @@ class Happenings:
         self._journal = journal
         self._unix_s = unix_s
         self._next_serial = journal.next_serial()
+        self._counts = Counter(journal.event_counts())
         self._news = asyncio.Event()
         self._num_followers = 0
 
@@ -41,6 +43,11 @@ class Happenings:
     def next_serial(self) -> int:
         """That the next one will have."""
         return self._next_serial
+
+    @property
+    def counts(self) -> Mapping[EventKind, int]:
+        """How many of each kind happened: those kept as this began, and all since."""
+        return self._counts
 
     def numbered(self, happened: Iterable[Happened]) -> list[SwarmEvent]:
         """What is to be written down; then say `written`."""
@@ -63,6 +70,7 @@ class Happenings:
         """These are in the journal: who follows is told."""
         if events:
             self._next_serial = events[-1].serial + 1
+            self._counts.update(event.kind for event in events)
             self._news.set()
             self._news = asyncio.Event()
 

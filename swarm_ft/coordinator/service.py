@@ -573,6 +573,11 @@ class CoordinatorService:
         is_late = self._clock.now_s() - self._state.seen_at_s >= READY_S
         return not self._broken.done() and self._state.seen_at_s < math.inf and not is_late
 
+    @property
+    def event_counts(self) -> Mapping[EventKind, int]:
+        """How much happened, by its kind."""
+        return self._happenings.counts
+
     def losses(self, run_id: RunId, first: int, max_points: int) -> list[StepCommitted | Evaluated]:
         """Of a run, steps from `first` on and evaluations, without what was sent for them.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from swarm_ft.protocol.messages.client import (
     StepCommitted,
     SwarmStatus,
 )
-from swarm_ft.protocol.messages.events import EventsRequest, SwarmEvent
+from swarm_ft.protocol.messages.events import EventKind, EventsRequest, SwarmEvent
 
 FRESH_S = 0.5
 """What is known is asked anew after so long: many who ask cost no more than one."""
@@ -27,6 +27,11 @@ class Source(Protocol):
     @property
     def is_ready(self) -> bool:
         """Whether it plans and commits."""
+        ...
+
+    @property
+    def event_counts(self) -> Mapping[EventKind, int]:
+        """How much happened, by its kind."""
         ...
 
     def status(self, page: StatusRequest = ...) -> SwarmStatus:

@@ -7,7 +7,7 @@ members alone, and no more runs than a page of runs; what a peer says of itself 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -24,6 +24,7 @@ from swarm_ft.protocol.messages.client import (
     RunSummary,
     SwarmStatus,
 )
+from swarm_ft.protocol.messages.events import EventKind
 
 Value = float | None
 PEER, LINK, RUN, BOUNDARY = ("peer",), ("peer", "to"), ("run",), ("run", "boundary")
@@ -61,6 +62,7 @@ class _Swarm(Collector):
     def collect(self) -> Iterator[Metric]:
         found = self._facts.status()
         yield from _of_swarm(found)
+        yield _of_events(self._source.event_counts)
         yield gauge("ready", "Whether the coordinator plans and commits.", self._source.is_ready)
         yield gauge("page_viewers", "Browsers that show the page.", self._num_viewers())
         yield from _of_runs([run for run in found.runs if not run.phase.is_over])
@@ -95,11 +97,16 @@ def _of_swarm(found: SwarmStatus) -> Iterator[Metric]:
         counts[run.phase.name.lower()] += 1
     words = "Runs by phase, of the newest."
     yield gauges("runs", words, ("phase",), (((name,), n) for name, n in counts.items()))
-    total = CounterMetricFamily("swarm_ft_events", "What happened, since the journal was made.")
-    total.add_metric((), max(0, found.next_event - 1))  # serial numbers begin at 1
-    yield total
     relayed = [((relay.name or "coordinator",), relay.links) for relay in found.relays]
     yield gauges("relay_links", "Links over a relay.", ("relay",), iter(relayed))
+
+
+def _of_events(counts: Mapping[EventKind, int]) -> Metric:
+    words = "What happened: what the journal kept as the coordinator started, and all since."
+    family = CounterMetricFamily("swarm_ft_events", words, labels=("kind",))
+    for kind in EventKind:
+        family.add_metric((kind.label,), counts.get(kind, 0))
+    return family
 
 
 RUN_GAUGES: dict[str, tuple[str, Callable[[RunSummary], Value]]] = {

@@ -23,7 +23,7 @@ MIN_RECONNECT_S, MAX_RECONNECT_S = 0.25, 2.0
 ALIVE_EVERY_S = 2.0
 """How often the coordinator hears from this peer at least; it gives up after some silence."""
 GOODBYE_S = 2.0
-"""How long a goodbye may take to be sent, when the coordinator may be gone too."""
+"""How long a goodbye may take to be heard, when the coordinator may be gone too."""
 
 ControlStream = MessageStream[FromPeer, ToPeer]
 
@@ -61,17 +61,21 @@ class CoordinatorLink:
         self._backoff = Backoff(rng, min_s=MIN_RECONNECT_S, max_s=MAX_RECONNECT_S)
         # Bounded: after some messages a step the peer has nothing to say until it is told to go on.
         self._outbox: asyncio.Queue[FromPeer] = asyncio.Queue()
-        self._said_goodbye = asyncio.Event()
+        self._is_ended = asyncio.Event()
 
     def say(self, message: FromPeer) -> None:
         """Say this soon; it is forgotten if the conversation breaks before."""
         self._outbox.put_nowait(message)
 
     async def say_goodbye(self) -> None:
-        """Tell the coordinator that this peer leaves, if that can be done soon."""
+        """Tell the coordinator that this peer leaves, and wait until it heard it, if not for long.
+
+        Who hung up at once would take back what is on its way.
+        """
+        self._is_ended.clear()
         self.say(PeerGoodbye())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._said_goodbye.wait(), GOODBYE_S)
+            await asyncio.wait_for(self._is_ended.wait(), GOODBYE_S)
 
     async def stay_joined(self) -> None:
         """Find the coordinator and do as it says, again and again, until cancelled.
@@ -123,9 +127,11 @@ class CoordinatorLink:
             message = await self._outbox.get()
             await stream.send(message)
             if isinstance(message, PeerGoodbye):
-                self._said_goodbye.set()
+                await stream.finish()  # it ends the call when it has read all
+                await self._is_ended.wait()
 
     async def _read(self, stream: ControlStream) -> None:
         while (message := await stream.receive()) is not None:
             self._backoff.reset()
             await self._obey(message)
+        self._is_ended.set()

@@ -127,6 +127,7 @@ class Shell:
             "XDG_CACHE_HOME": str(cwd / "cache"),
         }
         self._spawned: list[Spawned] = []
+        self._others: list[Shell] = []
 
     def spawn(self, *arguments: object) -> Spawned:
         spawned = Spawned(arguments, self.cwd, self.env, self.host)
@@ -146,7 +147,13 @@ class Shell:
         word: str = made.first_words()["invite"]
         return word
 
+    def closes(self, other: "Shell") -> None:
+        """With it, another user's one."""
+        self._others.append(other)
+
     def close(self) -> None:
+        for other in self._others:
+            other.close()
         for spawned in self._spawned:
             if spawned.process.poll() is None:
                 spawned.process.kill()

@@ -74,6 +74,19 @@ async def test_a_run_that_goes_back_is_told_at_once_and_kept(
         assert known == given
 
 
+async def test_idle_peers_that_leave_are_told_as_left(tmp_path: Path) -> None:
+    """Each says goodbye and is gone at once, before or after its word was read."""
+    num_peers = 6
+    async with LocalSwarm(tmp_path, ["auto"] * num_peers) as swarm:
+        await swarm.all_joined()
+        for peer in swarm.peers.values():
+            peer.node.leave(reason="its volunteer asked for it")
+            await peer.task
+        kinds = [event.kind for event in await events_of(swarm)]
+    ends = {EventKind.PEER_LEFT, EventKind.PEER_GONE}
+    assert [kind for kind in kinds if kind in ends] == [EventKind.PEER_LEFT] * num_peers
+
+
 async def test_who_follows_is_told_what_happens(tmp_path: Path) -> None:
     async with LocalSwarm(tmp_path, ["0-2"]) as swarm:
         await swarm.all_joined()

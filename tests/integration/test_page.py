@@ -86,7 +86,7 @@ async def test_the_page_shows_a_run_and_who_dies(tmp_path: Path, job: Job) -> No
 async def test_the_page_shows_the_slowest_links_between_stages(tmp_path: Path, job: Job) -> None:
     async with seen(tmp_path, job) as (_, tab):
         await tab.until(f"{RUN}.steps > 0")
-        speeds = {
+        speeds: dict[str, list[tuple[str, float | None, float]]] = {
             "peer-0": [("peer-1", 2e6, 0.01), ("peer-2", 1e6, 0.02), ("peer-9", 1.0, 9.0)],
             "peer-1": [("peer-2", 2.0, 9.0), ("peer-0", None, 0.04)],
         }
@@ -108,6 +108,31 @@ async def test_the_page_shows_the_slowest_links_between_stages(tmp_path: Path, j
         assert "→ 8.00 Mbps" in wire
         assert "40.0 ms" in wire
         assert wire.count("Mbps") == 1, "the way back was never full"
+
+
+@needs_chromium
+async def test_the_page_marks_who_pauses_and_who_leaves(tmp_path: Path, job: Job) -> None:
+    async with seen(tmp_path, job) as (swarm, tab):
+        await tab.until(f"{RUN}.steps > 1 && {RUN}.stages.length === 3")
+        second = swarm.peers[PeerId("peer-2")].node
+        second.pause("its volunteer asked for it")
+        words = "paused: its volunteer asked for it"
+        await tab.until(f"$('peers').innerText.includes({words!r})")
+        await tab.until("$('log').innerText.includes('peer peer-2 pauses')")
+        manners = "[...document.querySelectorAll('#log .wait b')].map(e => e.innerText)"
+        assert "peer paused" in await tab.look(manners)
+        second.resume()
+        await tab.until("$('log').innerText.includes('peer peer-2 works again')")
+
+        marked = await tab.look(  # as long as it is in the picture, which may be a moment
+            """source.close(), (() => {
+              const hosts = state.runs[0].stages[0].peer;
+              peerOf(hosts).idle = "leaves: Ctrl-C"; shown(state);
+              return [...document.querySelectorAll('.peer.goes')].map(e => e.innerText);
+            })()"""
+        )
+        assert len(marked) == 1
+        assert "leaves: Ctrl-C" in marked[0]
 
 
 @needs_chromium

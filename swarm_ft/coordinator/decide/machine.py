@@ -178,8 +178,6 @@ def _time_passed(turn: Turn) -> None:
 
 def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
     turn.state = turn.state.with_heard(peer_id, turn.now_s)
-    if isinstance(message, PeerAlive):
-        turn.state = turn.state.with_links(peer_id, message.links)
     run = turn.state.run_of(peer_id)
     match message:
         case PeerGoodbye():
@@ -196,12 +194,18 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
             commits.stage_saved(turn, peer_id, message)
         case ShardKept() | ShardLost():
             keeping.said(turn, peer_id, message)
-        case PeerAlive() if run and peer_id in run.peers:
-            losses.heard(turn, run, peer_id, message)
+        case PeerAlive():
+            _alive(turn, run, peer_id, message)
         case StageExported() if run and run.run_id == message.run_id and peer_id in run.peers:
             commits.stage_exported(turn, run, peer_id, message)
         case _:
             pass  # of an attempt, or a run, that is over
+
+
+def _alive(turn: Turn, run: Run | None, peer_id: PeerId, message: PeerAlive) -> None:
+    turn.state = turn.state.with_links(peer_id, message.links)
+    if run and peer_id in run.peers:
+        losses.heard(turn, run, peer_id, message)
 
 
 def _is_current(

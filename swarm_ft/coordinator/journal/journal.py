@@ -508,6 +508,12 @@ class Journal:
             for serial, unix_s, kind, run_id, peer_id, from_step, to_step, words in found
         )
 
+    def event_counts(self) -> dict[EventKind, int]:
+        """How many of each kind are kept."""
+        with self._errors_named():
+            found = self._db.execute("SELECT kind, count(*) FROM events GROUP BY kind").fetchall()
+        return {EventKind(kind): count for kind, count in found}
+
     def next_serial(self) -> int:
         """That the next event is to have; the first is 1."""
         with self._errors_named():

@@ -53,6 +53,18 @@ async def test_events_are_numbered_on_after_a_restart() -> None:
     assert [event.unix_s for event in journal.events(0, 9)] == [NOW_S] * 3
 
 
+async def test_events_are_counted_by_their_kind_over_a_restart() -> None:
+    journal = Journal(":memory:")
+    log = log_of(journal)
+    write(journal, log, "one", "two")
+    again = log_of(journal)
+    gone = again.numbered([Happened(kind=EventKind.PEER_GONE, peer_id=PeerId("a"))])
+    journal.write(map(EventRecord, gone))
+    assert again.counts == log.counts == {EventKind.PEER_JOINED: 2}, "not before it is written"
+    again.written(gone)
+    assert again.counts == {EventKind.PEER_JOINED: 2, EventKind.PEER_GONE: 1}
+
+
 async def test_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "MAX_EVENTS", 3)
     journal = Journal(":memory:")

@@ -19,6 +19,7 @@ from swarm_ft.errors import BadOption, PortInUse
 from swarm_ft.page import live
 from swarm_ft.page.guard import HEADER
 from swarm_ft.page.server import HttpPlaces, Watched, content_policy, http_places, watched
+from swarm_ft.protocol.messages.events import EventKind
 from tests.doubles.clock import ManualClock
 
 DASHBOARD = Path(__file__).parents[3] / "deploy/watch/dashboard.json"
@@ -185,7 +186,8 @@ async def test_metrics_are_as_prometheus_wants_them() -> None:
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert all(name.startswith("swarm_ft_") for name in families)
     assert families["swarm_ft_peers"].samples[0].value == 0
-    assert families["swarm_ft_events"].samples[0].value == 1
+    events = {s.labels["kind"]: s.value for s in families["swarm_ft_events"].samples}
+    assert events == {kind.label: 0 for kind in EventKind} | {"coordinator-started": 1}
 
 
 async def test_every_metric_of_the_dashboard_is_there() -> None:

@@ -85,10 +85,12 @@ class Joined:
             assert said is not None
         return set(said.waits_for)
 
-    async def hear(self) -> FromPeer | None:
-        """What the peer says next, but that it is there."""
+    async def hear(self, *, ends: bool = True) -> FromPeer | None:
+        """What the peer says next, but that it is there; a goodbye is the last."""
         while isinstance(said := await self._stream.receive(), PeerAlive):
             pass
+        if ends and isinstance(said, PeerGoodbye):
+            self.end()
         return said
 
     async def hears(self, kind: type[Said]) -> Said:
@@ -495,6 +497,21 @@ async def test_a_peer_that_pauses_stays_and_says_so_when_it_joins_anew(
     node.resume()
     assert isinstance(await joined.hear(), PeerWorks)
     assert not running.done()
+
+
+async def test_a_peer_stays_until_its_goodbye_was_heard(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_ft.peer.coordinator_link.GOODBYE_S", 60.0)
+    node, running = await swarm.peer()
+    joined = await swarm.joined()
+    node.leave()
+    await joined.hears(PeerLeaving)
+    assert isinstance(await joined.hear(ends=False), PeerGoodbye)
+    assert await joined.hear() is None, "it said its last, and did not hang up"
+    assert not running.done()
+    joined.end()
+    await running
 
 
 async def test_a_peer_leaves_although_nobody_hears_its_goodbye(

@@ -1,0 +1,149 @@
+"""What is told of a swarm at work: by `events`, by `status`, on the page, as metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.day.processes import Command, said
+from benchmarks.day.swarm import OWNERS, Swarm
+
+PERIOD_S = 1.0
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Peers by their names, each with why it is idle, at a time of the wall clock."""
+
+    unix_s: float
+    idle: dict[str, str]
+
+
+@dataclass(slots=True)
+class Observed:
+    """All of it, in the order in which it came.
+
+    Attributes:
+        told: of `swarm-ft events --follow --json`, by serial numbers; an owner is told the words
+            about its own run alone.
+        page_events: that the page was told.
+        page: what it showed, once a second.
+        status: of `swarm-ft status --watch --json`; `newest` is the last.
+        counts: of each kind of event, as the metrics had them last.
+    """
+
+    told: dict[int, Document] = field(default_factory=dict)
+    page_events: list[Document] = field(default_factory=list)
+    page: list[Sample] = field(default_factory=list)
+    status: list[Sample] = field(default_factory=list)
+    newest: Document = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    @property
+    def events(self) -> list[Document]:
+        """In their order."""
+        return [self.told[serial] for serial in sorted(self.told)]
+
+    async def until(self, is_so: Callable[[Observed], bool]) -> None:
+        """Wait for it; asked whenever something came."""
+        async with self.changed:
+            await self.changed.wait_for(lambda: is_so(self))
+
+    async def _came(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def follow_events(self, command: Command) -> None:
+        """From the first one on."""
+        async for event in command.documents():
+            known = self.told.get(event["serial"])
+            if known is None or event["words"]:
+                self.told[event["serial"]] = event
+            await self._came()
+
+    async def follow_status(self, command: Command) -> None:
+        """Once a second."""
+        async for document in command.documents():
+            self.newest = document
+            self.status.append(sample_of(document))
+            await self._came()
+
+    async def follow_page(self, session: aiohttp.ClientSession, address: str) -> None:
+        """As a browser does that was given the address."""
+        async with session.get(address) as got:
+            got.raise_for_status()
+        origin = address.partition("/?")[0]
+        async with session.get(f"{origin}/live") as told:
+            told.raise_for_status()
+            kind = ""
+            async for line in told.content:
+                name, _, text = line.decode().rstrip("\n").partition(": ")
+                if name == "event":
+                    kind = text
+                elif name == "data" and kind == "happened":
+                    self.page_events.append(json.loads(text))
+                elif name == "data":
+                    self.page.append(sample_of(json.loads(text)))
+                    await self._came()
+
+    async def follow_metrics(self, session: aiohttp.ClientSession, address: str) -> None:
+        """As Prometheus does."""
+        while True:
+            async with session.get(address) as got:
+                families = text_string_to_metric_families(await got.text())
+            events = next(f for f in families if f.name == "swarm_ft_events")
+            self.counts = {s.labels["kind"]: round(s.value) for s in events.samples}
+            await self._came()
+            await asyncio.sleep(PERIOD_S)
+
+
+def sample_of(document: Document) -> Sample:
+    """Who is there, of what `status --json` tells, and the page too."""
+    return Sample(time.time(), {peer["peer"]: peer["idle"] for peer in document["peers"]})
+
+
+@asynccontextmanager
+async def observed(swarm: Swarm) -> AsyncIterator[Observed]:
+    """What is told as long as the context lasts.
+
+    Raises:
+        SystemExit: somebody tells no more.
+    """
+    found = Observed()
+    for owner in OWNERS:  # who asks twice at once, for the first time, would have two keys
+        await said("hello", swarm.home(owner), "status", *swarm.way)
+    watch, follow = ("status", "--watch"), ("events", "--follow", "--since", 1)
+    status = await Command.start("status", swarm.home(OWNERS[0]), *watch, "--json", *swarm.way)
+    events = [
+        await Command.start("events", swarm.home(owner), *follow, "--json", *swarm.way)
+        for owner in OWNERS
+    ]
+    limits = aiohttp.ClientTimeout(total=None)
+    jar = aiohttp.CookieJar(unsafe=True)
+    async with (
+        aiohttp.ClientSession(cookie_jar=jar, timeout=limits, read_bufsize=1 << 24) as session,
+        asyncio.TaskGroup() as group,
+    ):
+        following = [
+            *(group.create_task(found.follow_events(command)) for command in events),
+            group.create_task(found.follow_status(status)),
+            group.create_task(found.follow_page(session, swarm.page)),
+            group.create_task(found.follow_metrics(session, swarm.metrics)),
+        ]
+        try:
+            yield found
+        finally:
+            for task in following:
+                task.cancel()
+            for command in (*events, status):
+                await command.kill()

@@ -1,0 +1,225 @@
+"""A newcomer's first ten minutes: what the README says to type, and that the docs tell what comes.
+
+Commands are read from the README, and what they print from the docs' own examples: of these
+numbers, names, addresses and times may be others.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from swarm_ft.client.sample import SampleInput
+from tests.cli.conftest import Shell, Spawned, free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("swarm")]
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+WATCHING, VOLUNTEERING = (
+    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    for name in ("watching", "volunteering")
+)
+SECTION = "## Run a swarm on several machines"
+TRAIN_S = 300.0
+NOTES_CHARS = 12_000
+LENT = (
+    "peer vggfzjhnv5zaqqvtgcydxhgrfksvqxwd at 192.168.1.20:46843 offers layers auto; Ctrl-C leaves",
+    "of the runs that it serves this machine sees activations, gradients, its layers' weights and, "
+    "with the first or the last stage, text",
+    "of these it keeps buffers, states and results in /home/ada/.cache/swarm-ft/peers/0, "
+    "not encrypted (--encrypt-at-rest), until the run is over",
+    "others: reach this machine: direct",
+)
+THANKS = "this peer gave 19 s, 171 steps, 684 samples and sent 6.4 MB; thank you"
+STATUS = ("cpu, 7.7 GB lent, swarm-ft 0.1.0", "  gave 722 samples in 91 steps, 0.01 h, 9.2 MB sent")
+LOSSES = (
+    "step      0  evaluation loss 6.3779",
+    "step      0  loss 6.3725   lr 5e-05      grad norm 5         1.66 s",
+)
+
+
+def commands_of(section: str) -> Iterator[list[str]]:
+    """The words of each command of a section's first block of code."""
+    block = README.partition(f"{section}\n")[2].split("```")[1]
+    for line in block.splitlines():
+        words = shlex.split(line, comments=True)
+        if words:
+            assert words[0] == "swarm-ft", line
+            yield words[1:]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder, and the home of whoever types there."""
+
+    shell: Shell
+
+    def types(self, words: Iterable[object]) -> Spawned:
+        return self.shell.spawn(*words)
+
+    def says(self, *words: object, timeout_s: float = 60.0) -> list[str]:
+        """What a command that ends well prints."""
+        typed = self.types(words)
+        assert typed.ends(timeout_s) == 0, (words, typed.out, typed.err)
+        return typed.out
+
+    def is_refused(self, *words: object) -> str:
+        """The one line of a command that cannot be meant so."""
+        typed = self.types(words)
+        assert typed.ends() == 2, (words, typed.out, typed.err)
+        assert not typed.out
+        (line,) = typed.err
+        return line
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[tuple[Place, Place]]:
+    """The owner's and the volunteer's."""
+    shells = []
+    for name in ("owner", "volunteer"):
+        (tmp_path / name).mkdir()
+        shell = Shell(tmp_path / name)
+        homes = ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "HF_HOME")
+        shell.env |= {home: str(tmp_path / f"{name}-{home}") for home in homes}
+        shells.append(shell)
+    yield Place(shells[0]), Place(shells[1])
+    for shell in shells:
+        shell.close()
+
+
+# ---- what the docs tell
+
+KINDS = (
+    r"run-[0-9a-f]{8}",
+    r"\b[a-z2-7]{32}\b",
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d",
+    r"\d+(?:\.\d+){3}:\d+",
+    r"token=\S+",
+    r"/\S+/peers/\d+",
+    r"[\d,.]+ (?:bytes|kB|MB|GB)\b",
+    r"(?:\d+ h )?\d+ (?:s|min)\b",
+    r"\b\d[\d,.]*(?:e-\d+)?\b",
+)
+"""Of what varies; the first that fits says what may stand in its place."""
+
+
+def like(doc: str, example: str) -> re.Pattern[str]:
+    """Lines of which a document has an example; spaces are as many as there are."""
+    assert example in doc, f"the docs tell no more {example!r}"
+    pattern, end = "", 0
+    for found in re.finditer("|".join(KINDS), example):
+        kind = next(kind for kind in KINDS if re.fullmatch(kind, found[0]))
+        pattern += _plain(example[end : found.start()]) + kind
+        end = found.end()
+    return re.compile(pattern + _plain(example[end:]))
+
+
+def _plain(text: str) -> str:
+    return r"\s+".join(map(re.escape, re.split(r"\s+", text)))
+
+
+def assert_told(lines: Iterable[str], doc: str, *examples: str) -> None:
+    told = list(lines)
+    for example in examples:
+        pattern = like(doc, example)
+        assert any(pattern.search(line) for line in told), (example, pattern.pattern, told)
+
+
+def test_an_example_stands_for_lines_like_it() -> None:
+    pattern = like(VOLUNTEERING, THANKS)
+    assert pattern.search(
+        "this peer gave 1 min, 3 steps, 1,200 samples and sent 0 bytes; thank you"
+    )
+    assert not pattern.search("this peer gave 19 s, 171 steps and sent 6.4 MB; thank you")
+    with pytest.raises(AssertionError, match="the docs tell no more"):
+        like(VOLUNTEERING, "this peer took 19 s")
+
+
+# ---- the ten minutes
+
+
+def test_a_newcomers_first_ten_minutes(places: tuple[Place, Place], sample: SampleInput) -> None:
+    owner, volunteer = places
+    notes = Path(sample.train_file).read_text(encoding="utf-8")[:NOTES_CHARS]
+    (owner.shell.cwd / "notes.txt").write_text(notes, encoding="utf-8")
+    port = free_port()
+    here: dict[str, object] = {
+        "0.0.0.0": "127.0.0.1",
+        "coordinator.lan": "127.0.0.1",
+        "7000": port,
+        "gpt2-medium": sample.model_dir,
+    }
+    init, coordinate, invite, serve, invite_client, plan, train = commands_of(SECTION)
+    helped = owner.says("--help")
+    for command in (init, coordinate, invite, serve, plan, train):
+        assert any(line.split()[:1] == [command[0]] for line in helped), command
+
+    assert "this swarm's keys are in swarm-ft-coordinator.db.keys" in owner.says(*init)[0]
+    coordinator = owner.types(meant(coordinate, here))
+    coordinator.wait_for("out", "others join with what 'swarm-ft invite' prints")
+    assert_told(
+        coordinator.out,
+        WATCHING,
+        "coordinator at 127.0.0.1:34717",
+        "see and steer it, in one browser, at http://127.0.0.1:7770/?token=PAsPkJBC...",
+    )
+    (here["PEER"],), (here["CLIENT"],) = owner.says(*invite), owner.says(*invite_client)
+
+    assert "`swarm-ft doctor WORD`" in README
+    assert "ok" in {line.split()[0] for line in volunteer.says("doctor", here["PEER"])}
+    lent = volunteer.types(meant(serve, here))
+    lent.wait_for("out", "others: reach this machine")
+    assert_told(lent.out, VOLUNTEERING, *LENT)
+
+    assert owner.says(*meant(plan, here))
+    missing = meant(train, {**here, "notes.txt": "notes.text"})
+    assert "notes.text" in owner.is_refused(*missing)
+    trained = owner.says(*meant(train, here), timeout_s=TRAIN_S)
+    assert ["result", "tuned"] in [line.split() for line in trained]
+    assert (owner.shell.cwd / "tuned" / "model.safetensors").exists()
+    assert_told(lent.err, VOLUNTEERING, "run run-4f364706: loaded layers 0-1")
+
+    watches(owner, here["CLIENT"])
+    tries_another(owner, meant(train, here), here["CLIENT"])
+
+    lent.signal(signal.SIGINT)
+    assert lent.ends() == 0, lent.err
+    assert_told(lent.out[-1:], VOLUNTEERING, THANKS)
+    assert coordinator.interrupted() == 0
+
+
+def watches(owner: Place, word: object) -> None:
+    """Who is there, what happened, how the run learned."""
+    way = ("--invite", word)
+    assert_told(owner.says("status", *way), WATCHING, *STATUS)
+    assert_told(owner.says("losses", *way), WATCHING, *LOSSES)
+    events = owner.says("events", *way)
+    assert_told(events, WATCHING, "peer mx5i6rodvv4hic5pko4px7ltpzy32ydi joined:")
+    assert_told(events[-1:], WATCHING, "2026-11-24 16:28:32")
+    assert "a client has the result" in events[-1]
+
+
+def tries_another(owner: Place, train: list[object], word: object) -> None:
+    """A run that is left alone, speaks once it is finished, and is fetched then."""
+    way = ("--invite", word)
+    assert '`swarm-ft client generate "Once upon"`' in README
+    left = owner.says(*train, "--detach", timeout_s=TRAIN_S)
+    (run,) = set(re.findall(r"run-[0-9a-f]{8}", "".join(left)))
+    following = owner.types(["events", "--follow", "--run", run, *way])
+    following.wait_for("out", "the result can be fetched", TRAIN_S)
+    assert following.interrupted() == 0
+    assert any(owner.says("client", "generate", "Once upon", *way))
+    assert owner.says("client", "attach", "--out", "another", *way)
+    assert (owner.shell.cwd / "another" / "model.safetensors").exists()
+
+
+def meant(words: Iterable[str], here: Mapping[str, object]) -> list[object]:
+    """A command of the README, for the machine that this is."""
+    return [here.get(word, word) for word in words]
