@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarm_ft.coordinator.facts.events import (
@@ -23,7 +24,7 @@ from swarm_ft.errors import NotFound, OutOfTurn
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import Evaluated, StatusRequest, StepCommitted, SwarmStatus
 from swarm_ft.protocol.messages.control import CommitStep, PlanStep, StepReady
-from swarm_ft.protocol.messages.events import EventsRequest, SwarmEvent
+from swarm_ft.protocol.messages.events import EventKind, EventsRequest, SwarmEvent
 from swarm_ft.protocol.messages.timeline import (
     ClockEstimate,
     PeerTimeline,
@@ -206,6 +207,11 @@ class Past:
         for event in self._retold.events:
             if event.serial >= request.since and request.run_id in (None, event.run_id):
                 yield event
+
+    @property
+    def event_counts(self) -> Mapping[EventKind, int]:
+        """How often what happened, as far as it was recorded."""
+        return Counter(event.kind for event in self._retold.events)
 
     def losses(self, run_id: RunId, first: int, max_points: int) -> list[StepCommitted | Evaluated]:
         """Of a run, as far as it was recorded.
