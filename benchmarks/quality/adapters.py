@@ -18,8 +18,8 @@ from benchmarks.quality.train import Record
 
 NEAR_LOSSLESS = "aq4/q8@fp16"
 """Whose changes are told: its buffers are the values within a few thousandths."""
-Kind = tuple[str, float]
-"""What trains, and the learning rate."""
+Kind = tuple[str, float, int]
+"""What trains, the learning rate, and for how many epochs."""
 _ORDER = ("none", NEAR_LOSSLESS)
 
 
@@ -31,7 +31,8 @@ def main() -> None:
     kinds: dict[Kind, list[Record]] = defaultdict(list)
     for record in records:
         if not record["diverged"]:
-            kinds[record["trains"], record["rate"]].append(record)
+            kind = record["trains"], record["rate"], record["planned_epochs"]
+            kinds[kind].append(record)
     _print(_changes(kinds))
     _print(_losses(kinds))
 
@@ -41,17 +42,24 @@ def _changes(kinds: dict[Kind, list[Record]]) -> Iterable[list[str]]:
     yield [
         "what trains",
         "rate",
+        "epochs",
         "change at the 2nd visit",
         "at the last",
         "directions, 2nd",
         "last",
     ]
-    for (trains, rate), records in kinds.items():
+    for (trains, rate, epochs), records in kinds.items():
         found = [record["epochs"] for record in records if record["config"] == NEAR_LOSSLESS]
         if found:
             later = [[run[number]["changes"] for run in found] for number in (1, -1)]
             sizes = [_each(runs, 0, "{:.1%}") for runs in later]
-            yield [trains, f"{rate:g}", *sizes, *(_each(runs, 1, "{:.0f}") for runs in later)]
+            yield [
+                trains,
+                f"{rate:g}",
+                str(epochs),
+                *sizes,
+                *(_each(runs, 1, "{:.0f}") for runs in later),
+            ]
 
 
 def _each(runs: list[list[tuple[float, int]]], field: int, form: str) -> str:
@@ -63,8 +71,15 @@ def _each(runs: list[list[tuple[float, int]]], field: int, form: str) -> str:
 def _losses(kinds: dict[Kind, list[Record]]) -> Iterable[list[str]]:
     """A row for each kind: final perplexity, and what each config adds to it."""
     configs = sorted({r["config"] for runs in kinds.values() for r in runs}, key=_place)
-    yield ["what trains", "rate", "start", "`none`", *(f"`{config}`" for config in configs[1:])]
-    for (trains, rate), records in kinds.items():
+    yield [
+        "what trains",
+        "rate",
+        "epochs",
+        "start",
+        "`none`",
+        *(f"`{config}`" for config in configs[1:]),
+    ]
+    for (trains, rate, epochs), records in kinds.items():
         rows: Rows = defaultdict(list)
         for record in records:
             rows[record["config"], record["planned_epochs"]].append(record)
@@ -74,6 +89,7 @@ def _losses(kinds: dict[Kind, list[Record]]) -> Iterable[list[str]]:
         yield [
             trains,
             f"{rate:g}",
+            str(epochs),
             f"{start:.0f}",
             end,
             *(_against(one, rows) for one in configs[1:]),
