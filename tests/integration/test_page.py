@@ -86,7 +86,7 @@ async def test_the_page_shows_a_run_and_who_dies(tmp_path: Path, job: Job) -> No
 async def test_the_page_shows_the_slowest_links_between_stages(tmp_path: Path, job: Job) -> None:
     async with seen(tmp_path, job) as (_, tab):
         await tab.until(f"{RUN}.steps > 0")
-        speeds = {
+        speeds: dict[str, list[tuple[str, float | None, float]]] = {
             "peer-0": [("peer-1", 2e6, 0.01), ("peer-2", 1e6, 0.02), ("peer-9", 1.0, 9.0)],
             "peer-1": [("peer-2", 2.0, 9.0), ("peer-0", None, 0.04)],
         }
