@@ -277,7 +277,7 @@ def _outlook(state: SwarmState, run: Run, speeds: _Foreseen, events: Iterable[Ev
     after = went.state.runs.get(run.run_id, run)
     half = went.step_s[len(went.step_s) // 2 :]
     step_s = fmean(half) if half else None
-    left = run.spec.train.num_steps - run.past.all_steps - len(went.step_s)
+    left = run.spec.train.num_steps - after.past.all_steps
     return Outlook(
         num_steps=len(went.step_s),
         step_s=step_s,

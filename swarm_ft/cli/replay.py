@@ -46,10 +46,10 @@ def _is_number(text: str) -> bool:
 
 @click.command(
     epilog=examples(
-        "swarm-ft replay swarm.journal",
-        "swarm-ft replay swarm.journal --run run-1a2b3c4d --at 120",
-        "swarm-ft replay swarm.journal --at-time '2026-11-25 13:05:07' --json",
-        "swarm-ft replay swarm.journal --at 120 --what-if 'peer vklvojrz: 20 Mbps'",
+        "swarm-ft replay swarm-ft-coordinator.db",
+        "swarm-ft replay swarm-ft-coordinator.db --run run-1a2b3c4d --at 120",
+        "swarm-ft replay swarm-ft-coordinator.db --at-time '2026-11-25 13:05:07' --json",
+        "swarm-ft replay swarm-ft-coordinator.db --at 120 --what-if 'peer vklvojrz: 20 Mbps'",
     )
 )
 @click.argument("journal", type=click.Path(path_type=Path))
@@ -305,10 +305,14 @@ def _what_if_lines(found: Compared) -> Iterator[str]:
     yield f"{'seconds a step':<16}{seconds[0]:<14}{seconds[1]:<14}".rstrip()
     times = [clock_time(outlook.eta_s) for outlook in both]
     yield f"{'ETA':<16}{times[0]:<14}{times[1]:<14}".rstrip()
+    told = [{words for _, words in outlook.plans} for outlook in both]
+    common = told[0] & told[1]
     for name, outlook in zip(("as it was", "with it"), both, strict=True):
         if outlook.bound_by:
             yield f"{name}, bound by {outlook.bound_by}"
         for after_s, words in outlook.plans:
+            if words in common:
+                continue
             yield f"{name}, after {after_s:.0f} s: {words}"
         if found.without.pipeline != found.changed.pipeline:
             yield f"{name}: {outlook.pipeline}"

@@ -213,7 +213,7 @@ OPTIONS = {
     | {"--insecure", "--journal", "--queue-hours", "--snapshots", "--open", "--json"}
     | {"--encrypt-at-rest", "--relay", "--no-relay", "--page", "--no-page", "--metrics"}
     | {"--max-queued-per-client", "--max-job-size", "--max-data-per-client", "--max-data"}
-    | {"--result-hours", "--log-format", "--keepers"},
+    | {"--result-hours", "--recording-size", "--log-format", "--keepers"},
     ("dht",): {
         "--initial-peers",
         "--host-maddrs",
@@ -228,6 +228,8 @@ OPTIONS = {
     ("top",): LOOKING | {"--once", "--run"},
     ("events",): LOOKING | {"--json", "--follow", "--since", "--run"},
     ("losses",): LOOKING | {"--json", "--csv", "--follow", "--run"},
+    ("replay",): {"--at", "--at-time", "--run", "--what-if", "--trace", "--page", "--json"}
+    | {"--encrypt-at-rest", "--log-level"},
     ("bench", "codec"): {"--codecs", "--shapes", "--repeats", "--reference", "--json"},
     ("sample",): {"--seed", "--json"},
 }
