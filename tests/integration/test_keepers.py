@@ -105,6 +105,25 @@ async def test_a_run_goes_on_from_what_peers_keep_of_a_stage_that_died(
     assert not (tmp_path / "snapshots").exists()
 
 
+async def test_a_job_that_did_not_ask_for_it_is_kept_too(
+    make_job: MakeJob,
+    quiet_events: QuietEvents,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("swarm_ft.coordinator.plan.keepers.MIN_EVERY_S", 0.0)
+    monkeypatch.setattr("swarm_ft.coordinator.plan.keepers.SHARE", 1.0)
+    job = make_job(num_samples=8, num_steps=12)
+    layers = ["0-3", "3-6"]
+    quiet = losses_by_step(await quiet_events(job, layers))
+    async with LocalSwarm(tmp_path, layers, num_keepers=2) as swarm:
+        events, final = await interrupted(swarm, job, ["peer-1"], ["3-6"])
+    assert final.phase is RunPhase.FINISHED
+    assert losses_by_step(events) == quiet
+    steps = [int(event.step) for event in events if isinstance(event, StepCommitted)]
+    assert steps.count(0) == 1, "it did not go back to its beginning"
+
+
 async def test_all_replicas_of_a_stage_may_die_at_once(
     job: Job, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:
@@ -164,8 +183,8 @@ async def test_nothing_is_kept_of_a_run_that_is_over_nor_by_who_was_away(
 async def test_after_all_went_down_a_run_goes_on_from_what_lies_on_the_disks(
     job: Job, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:
-    layers = ["0-3", "3-6", "0-6"]
-    quiet = losses_by_step(await quiet_events(job, layers[:2]))
+    layers = ["0-3", "3-6"]
+    quiet = losses_by_step(await quiet_events(job, layers))
     async with LocalSwarm(tmp_path, layers, num_keepers=1) as swarm:
         await swarm.all_joined()
         status = await swarm.client.submit(job.spec, job.samples)

@@ -57,7 +57,8 @@ def look_after_whole(turn: Turn) -> None:
     for run in [run for run in turn.state.runs.values() if run.past.snapshots]:
         since_s = min(run.keeping.lacking_since_s, turn.now_s)
         since_s = since_s if lacks_keepers(turn.state, run) else math.inf
-        turn.keep(replace(run, keeping=replace(run.keeping, lacking_since_s=since_s)))
+        if since_s != run.keeping.lacking_since_s:
+            turn.keep(replace(run, keeping=replace(run.keeping, lacking_since_s=since_s)))
         is_late = turn.now_s - since_s >= GRACE_S
         if since_s < math.inf and (is_late or has_leaving_keepers(turn.state, run)):
             for snapshot in run.past.snapshots:
