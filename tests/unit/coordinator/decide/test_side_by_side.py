@@ -91,6 +91,7 @@ def test_a_peer_that_a_run_needs_is_not_taken_from_it(
     swarm.join(whole[0])
     swarm.settle_until(lambda: swarm.run().committed_steps)
     swarm.submit(make_spec(), SECOND, owner="bob", priority=9)
+    assert swarm.run(SECOND).priority == 9
     swarm.submit(make_spec(), THIRD, owner="bob")
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
