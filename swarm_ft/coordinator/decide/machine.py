@@ -133,7 +133,7 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
         case PeerLost(peer_id):
             _peer_gone(turn, peer_id, "is gone", away_since_s=now_s)
         case RunSubmitted(run_id, spec, owner, key, priority):
-            turn.put(Run(run_id, spec, owner=owner, storage_key=key, priority=priority))
+            turn.put(Run(run_id=run_id, spec=spec, owner=owner, storage_key=key, priority=priority))
         case RunCancelled() | ResultCollected():
             _done_with(turn, event)
         case RunPaused() | RunResumed() | RateChanged():
