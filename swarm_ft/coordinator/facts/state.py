@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -276,7 +277,7 @@ class Awaited:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # no slots, for what is cached
 class AttemptState:
     """Who hosts what, and how far they are: each attempt begins with a new one.
 
@@ -305,6 +306,16 @@ class AttemptState:
     loaded: frozenset[PeerId] = frozenset()
     done: Mapping[PeerId, frozenset[MicrobatchIndex]] = field(default_factory=_nothing)
     away_since_s: Mapping[PeerId, float] = field(default_factory=_nothing)
+
+    @cached_property
+    def peers(self) -> tuple[PeerId, ...]:
+        """Of the stages, first to last."""
+        return tuple(assignment.peer_id for assignment in self.assignments)
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """With their replicas, first to last."""
+        return stages_of(self.assignments)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -494,12 +505,12 @@ class Run:
     @property
     def peers(self) -> tuple[PeerId, ...]:
         """Peers of the stages, first to last."""
-        return tuple(assignment.peer_id for assignment in self.attempt.assignments)
+        return self.attempt.peers
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """Stages with their replicas, first to last."""
-        return stages_of(self.attempt.assignments)
+        return self.attempt.stages
 
     @property
     def listeners(self) -> tuple[PeerId, ...]:
@@ -514,7 +525,8 @@ class Run:
     @property
     def computing(self) -> tuple[Stage, ...]:
         """The stages without peers that only listen."""
-        return stages_of(self.attempt.assignments, but=self.listeners)
+        listeners = self.listeners
+        return stages_of(self.attempt.assignments, but=listeners) if listeners else self.stages
 
     @property
     def status(self) -> RunStatus:

@@ -108,10 +108,12 @@ def _why_not_for(state: SwarmState, run: Run, member: Member) -> str:
 
 def _not_granted(run: Run, member: Member) -> str:
     """Why a member may host none of the layers that it could; empty if it may some."""
+    if member.hello.peer_id in run.peers:
+        return ""
     own, stages = member.hello.layers, run.stages
     cuts = [own] if own else [stage.layers for stage in stages]
     refusals = {cut: refusal(run.spec, member, cut) for cut in cuts}
-    if not refusals or not all(refusals.values()) or member.hello.peer_id in run.peers:
+    if not refusals or not all(refusals.values()):
         return ""
     listed = {why: [str(cut) for cut in cuts if refusals[cut] == why] for why in refusals.values()}
     words = (f"layers {', '.join(named)}: this peer {why}" for why, named in listed.items())
@@ -135,7 +137,7 @@ def layers_misfit(state: SwarmState, run: Run, hello: PeerHello) -> str | None:
     layers, model = hello.layers, run.spec.model
     if layers is None:
         return None
-    cuts = run.attempt.assignments
+    cuts = run.stages
     is_of_use = not cuts or any(layers == cut.layers for cut in cuts)
     if is_of_use and layers.stop <= model.num_blocks:
         return None
