@@ -62,6 +62,7 @@ class JobKeywords(TypedDict, total=False):
     lora_dropout: float
     target_modules: str
     merge: bool
+    dtype: Literal["auto", "float32", "bfloat16", "float16"]
     base_dtype: Literal["float32", "bfloat16"]
     load_in_8bit: bool
     load_in_4bit: bool

@@ -226,7 +226,11 @@ class LocalPipeline:
             if is_adapter:
                 save_adapter_config(directory, self._checkpoint, self._spec)
             else:
-                self._checkpoint.save_config(directory, tie_word_embeddings=self._spec.keeps_tied)
+                self._checkpoint.save_config(
+                    directory,
+                    tie_word_embeddings=self._spec.keeps_tied,
+                    dtype=self._spec.result_dtype,
+                )
             self._checkpoint.tokenizer().save_pretrained(directory)
 
         return write

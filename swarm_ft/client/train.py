@@ -142,7 +142,11 @@ class WatchedRun:
             if is_adapter:
                 save_adapter_config(directory, self.checkpoint, spec)
             else:
-                self.checkpoint.save_config(directory, tie_word_embeddings=spec.keeps_tied)
+                self.checkpoint.save_config(
+                    directory,
+                    tie_word_embeddings=spec.keeps_tied,
+                    dtype=spec.result_dtype,
+                )
             self.checkpoint.tokenizer().save_pretrained(directory)
             (directory / CARD).write_text(card, encoding="utf-8")
 

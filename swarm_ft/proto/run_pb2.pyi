@@ -27,6 +27,14 @@ class BaseDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BASE_DTYPE_FLOAT32: _ClassVar[BaseDtype]
     BASE_DTYPE_BFLOAT16: _ClassVar[BaseDtype]
 
+class Dtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DTYPE_UNSPECIFIED: _ClassVar[Dtype]
+    DTYPE_AUTO: _ClassVar[Dtype]
+    DTYPE_FLOAT32: _ClassVar[Dtype]
+    DTYPE_BFLOAT16: _ClassVar[Dtype]
+    DTYPE_FLOAT16: _ClassVar[Dtype]
+
 class Optim(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     OPTIM_UNSPECIFIED: _ClassVar[Optim]
@@ -73,6 +81,11 @@ ADAPTER_DORA: Adapter
 BASE_DTYPE_UNSPECIFIED: BaseDtype
 BASE_DTYPE_FLOAT32: BaseDtype
 BASE_DTYPE_BFLOAT16: BaseDtype
+DTYPE_UNSPECIFIED: Dtype
+DTYPE_AUTO: Dtype
+DTYPE_FLOAT32: Dtype
+DTYPE_BFLOAT16: Dtype
+DTYPE_FLOAT16: Dtype
 OPTIM_UNSPECIFIED: Optim
 OPTIM_ADAMW: Optim
 OPTIM_ADAFACTOR: Optim
@@ -104,7 +117,7 @@ class LayerRange(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("reference", "architecture", "num_blocks", "hidden_size", "vocab_size", "block_bytes", "embed_digest", "block_digests", "head_digest", "tied_embeddings", "linear_bytes", "adapter_bytes", "shared_bytes")
+    __slots__ = ("reference", "architecture", "num_blocks", "hidden_size", "vocab_size", "block_bytes", "embed_digest", "block_digests", "head_digest", "tied_embeddings", "linear_bytes", "adapter_bytes", "shared_bytes", "dtype")
     REFERENCE_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +131,7 @@ class ModelSpec(_message.Message):
     LINEAR_BYTES_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
     reference: str
     architecture: str
     num_blocks: int
@@ -131,10 +145,11 @@ class ModelSpec(_message.Message):
     linear_bytes: int
     adapter_bytes: int
     shared_bytes: int
-    def __init__(self, reference: _Optional[str] = ..., architecture: _Optional[str] = ..., num_blocks: _Optional[int] = ..., hidden_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., embed_digest: _Optional[bytes] = ..., block_digests: _Optional[_Iterable[bytes]] = ..., head_digest: _Optional[bytes] = ..., tied_embeddings: _Optional[bool] = ..., linear_bytes: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., shared_bytes: _Optional[int] = ...) -> None: ...
+    dtype: Dtype
+    def __init__(self, reference: _Optional[str] = ..., architecture: _Optional[str] = ..., num_blocks: _Optional[int] = ..., hidden_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., embed_digest: _Optional[bytes] = ..., block_digests: _Optional[_Iterable[bytes]] = ..., head_digest: _Optional[bytes] = ..., tied_embeddings: _Optional[bool] = ..., linear_bytes: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., dtype: _Optional[_Union[Dtype, str]] = ...) -> None: ...
 
 class TrainSpec(_message.Message):
-    __slots__ = ("num_samples", "seq_length", "batch_size", "micro_batch_size", "num_steps", "learning_rate", "lr_schedule", "warmup_steps", "weight_decay", "clip_grad_norm", "seed", "shuffle", "dropout", "sync_tied_embeddings", "forward_codec", "backward_codec", "key_codec", "dp_codec", "save_steps", "buffer_bits", "fill_codec", "fill_microbatches", "share_with", "num_eval_samples", "eval_strategy", "eval_steps", "eval_compression", "private_ends", "adapter", "lora_r", "lora_alpha", "lora_dropout", "target_modules", "merge", "train_layers", "task_kind", "label_names", "base_dtype", "load_in_8bit", "load_in_4bit", "optim", "gradient_checkpointing", "save_strategy", "save_total_limit", "early_stopping_patience", "early_stopping_threshold", "metric_for_best_model", "frozen_codec", "router_aux_loss_coef", "load_best_model_at_end")
+    __slots__ = ("num_samples", "seq_length", "batch_size", "micro_batch_size", "num_steps", "learning_rate", "lr_schedule", "warmup_steps", "weight_decay", "clip_grad_norm", "seed", "shuffle", "dropout", "sync_tied_embeddings", "forward_codec", "backward_codec", "key_codec", "dp_codec", "save_steps", "buffer_bits", "fill_codec", "fill_microbatches", "share_with", "num_eval_samples", "eval_strategy", "eval_steps", "eval_compression", "private_ends", "adapter", "lora_r", "lora_alpha", "lora_dropout", "target_modules", "merge", "train_layers", "task_kind", "label_names", "base_dtype", "load_in_8bit", "load_in_4bit", "optim", "gradient_checkpointing", "save_strategy", "save_total_limit", "early_stopping_patience", "early_stopping_threshold", "metric_for_best_model", "frozen_codec", "router_aux_loss_coef", "dtype", "load_best_model_at_end")
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SEQ_LENGTH_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +199,7 @@ class TrainSpec(_message.Message):
     METRIC_FOR_BEST_MODEL_FIELD_NUMBER: _ClassVar[int]
     FROZEN_CODEC_FIELD_NUMBER: _ClassVar[int]
     ROUTER_AUX_LOSS_COEF_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
     LOAD_BEST_MODEL_AT_END_FIELD_NUMBER: _ClassVar[int]
     num_samples: int
     seq_length: int
@@ -234,8 +250,9 @@ class TrainSpec(_message.Message):
     metric_for_best_model: str
     frozen_codec: str
     router_aux_loss_coef: float
+    dtype: Dtype
     load_best_model_at_end: bool
-    def __init__(self, num_samples: _Optional[int] = ..., seq_length: _Optional[int] = ..., batch_size: _Optional[int] = ..., micro_batch_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., lr_schedule: _Optional[_Union[LrSchedule, str]] = ..., warmup_steps: _Optional[int] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., seed: _Optional[int] = ..., shuffle: _Optional[bool] = ..., dropout: _Optional[bool] = ..., sync_tied_embeddings: _Optional[bool] = ..., forward_codec: _Optional[str] = ..., backward_codec: _Optional[str] = ..., key_codec: _Optional[str] = ..., dp_codec: _Optional[str] = ..., save_steps: _Optional[int] = ..., buffer_bits: _Optional[int] = ..., fill_codec: _Optional[str] = ..., fill_microbatches: _Optional[int] = ..., share_with: _Optional[str] = ..., num_eval_samples: _Optional[int] = ..., eval_strategy: _Optional[_Union[EvalStrategy, str]] = ..., eval_steps: _Optional[int] = ..., eval_compression: _Optional[_Union[EvalCompression, str]] = ..., private_ends: _Optional[str] = ..., adapter: _Optional[_Union[Adapter, str]] = ..., lora_r: _Optional[int] = ..., lora_alpha: _Optional[int] = ..., lora_dropout: _Optional[float] = ..., target_modules: _Optional[str] = ..., merge: _Optional[bool] = ..., train_layers: _Optional[str] = ..., task_kind: _Optional[_Union[TaskKind, str]] = ..., label_names: _Optional[str] = ..., base_dtype: _Optional[_Union[BaseDtype, str]] = ..., load_in_8bit: _Optional[bool] = ..., load_in_4bit: _Optional[bool] = ..., optim: _Optional[_Union[Optim, str]] = ..., gradient_checkpointing: _Optional[bool] = ..., save_strategy: _Optional[_Union[SaveStrategy, str]] = ..., save_total_limit: _Optional[int] = ..., early_stopping_patience: _Optional[int] = ..., early_stopping_threshold: _Optional[float] = ..., metric_for_best_model: _Optional[str] = ..., frozen_codec: _Optional[str] = ..., router_aux_loss_coef: _Optional[float] = ..., load_best_model_at_end: _Optional[bool] = ...) -> None: ...
+    def __init__(self, num_samples: _Optional[int] = ..., seq_length: _Optional[int] = ..., batch_size: _Optional[int] = ..., micro_batch_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., lr_schedule: _Optional[_Union[LrSchedule, str]] = ..., warmup_steps: _Optional[int] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., seed: _Optional[int] = ..., shuffle: _Optional[bool] = ..., dropout: _Optional[bool] = ..., sync_tied_embeddings: _Optional[bool] = ..., forward_codec: _Optional[str] = ..., backward_codec: _Optional[str] = ..., key_codec: _Optional[str] = ..., dp_codec: _Optional[str] = ..., save_steps: _Optional[int] = ..., buffer_bits: _Optional[int] = ..., fill_codec: _Optional[str] = ..., fill_microbatches: _Optional[int] = ..., share_with: _Optional[str] = ..., num_eval_samples: _Optional[int] = ..., eval_strategy: _Optional[_Union[EvalStrategy, str]] = ..., eval_steps: _Optional[int] = ..., eval_compression: _Optional[_Union[EvalCompression, str]] = ..., private_ends: _Optional[str] = ..., adapter: _Optional[_Union[Adapter, str]] = ..., lora_r: _Optional[int] = ..., lora_alpha: _Optional[int] = ..., lora_dropout: _Optional[float] = ..., target_modules: _Optional[str] = ..., merge: _Optional[bool] = ..., train_layers: _Optional[str] = ..., task_kind: _Optional[_Union[TaskKind, str]] = ..., label_names: _Optional[str] = ..., base_dtype: _Optional[_Union[BaseDtype, str]] = ..., load_in_8bit: _Optional[bool] = ..., load_in_4bit: _Optional[bool] = ..., optim: _Optional[_Union[Optim, str]] = ..., gradient_checkpointing: _Optional[bool] = ..., save_strategy: _Optional[_Union[SaveStrategy, str]] = ..., save_total_limit: _Optional[int] = ..., early_stopping_patience: _Optional[int] = ..., early_stopping_threshold: _Optional[float] = ..., metric_for_best_model: _Optional[str] = ..., frozen_codec: _Optional[str] = ..., router_aux_loss_coef: _Optional[float] = ..., dtype: _Optional[_Union[Dtype, str]] = ..., load_best_model_at_end: _Optional[bool] = ...) -> None: ...
 
 class RunSpec(_message.Message):
     __slots__ = ("version", "model", "train")

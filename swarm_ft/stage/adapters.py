@@ -287,8 +287,7 @@ def merged_weights(module: StageModule) -> dict[str, Lazy]:
     }
     adapted = {f"{name}.weight": layer for name, layer in _adapted(module).items()}
     return weights | {
-        name: replace(weights[name], make=partial(_merged, layer))
-        for name, layer in adapted.items()
+        name: replace(weights[name], how=partial(_merged, layer)) for name, layer in adapted.items()
     }
 
 

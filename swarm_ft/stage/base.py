@@ -355,7 +355,9 @@ class Engine(Protocol):
         """
 
     def export(self) -> Iterator[bytes]:
-        """This stage's weights as a safetensors shard, float32, in pieces of a few MiB.
+        """This stage's weights as a safetensors shard, in pieces of a few MiB.
+
+        They are of `RunSpec.result_dtype`.
 
         Of what several stages hold the first one's shard alone has it. Until the last piece is
         taken nothing may be called that changes weights.

@@ -28,7 +28,7 @@ from transformers.utils import cached_file
 from swarm_ft.errors import BadLayers, BadModel, RunMismatch
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import ModelSpec, TaskKind, TrainOptions
+from swarm_ft.protocol.spec.run_spec import Dtype, ModelSpec, TaskKind, TrainOptions
 from swarm_ft.protocol.spec.tasks import Task, task_of
 from swarm_ft.stage.architecture import (
     EMBED_PART,
@@ -40,7 +40,7 @@ from swarm_ft.stage.architecture import (
     check_model_type,
     settings_text,
 )
-from swarm_ft.stage.conversion import Recipe, recipes_for
+from swarm_ft.stage.conversion import TORCH_DTYPES, Recipe, recipes_for
 from swarm_ft.stage.forms import SCALES, Form, Forms, Packing, own_linears
 from swarm_ft.stage.heads import begun, config_for, head_of
 from swarm_ft.stage.skeleton import ModelConfig, build_skeleton, is_below
@@ -262,7 +262,13 @@ class Checkpoint:
             block_digests=tuple(parts[block_part(i)] for i in range(self.config.num_hidden_layers)),
             head_digest=parts[HEAD_PART],
             tied_embeddings=tied,
+            dtype=self._dtype(),
         )
+
+    def _dtype(self) -> Dtype:
+        """What the config says that most of its weights are."""
+        said = getattr(self.config, "dtype", None)
+        return next((one for one, dtype in TORCH_DTYPES.items() if dtype == said), Dtype.FLOAT32)
 
     def load(
         self,
@@ -341,16 +347,19 @@ class Checkpoint:
             found.pad_token = found.eos_token
         return found
 
-    def save_config(self, directory: Path, tie_word_embeddings: bool) -> None:
-        """Write the exported model's `config.json` (float32) and copy `generation_config.json`.
+    def save_config(
+        self, directory: Path, *, tie_word_embeddings: bool, dtype: Dtype = Dtype.FLOAT32
+    ) -> None:
+        """Write the exported model's `config.json` and copy `generation_config.json`.
 
         Args:
             directory: exists.
             tie_word_embeddings: whether the exported weights lack a head of their own.
+            dtype: what they are stored in.
         """
         exported = copy.deepcopy(self.config)
         exported.tie_word_embeddings = tie_word_embeddings
-        exported.dtype = torch.float32
+        exported.dtype = TORCH_DTYPES[dtype]
         if self.task.labels and exported.pad_token_id is None:
             # transformers finds a sample's last token by it; see `tokenizer`.
             exported.pad_token_id = self.tokenizer().pad_token_id

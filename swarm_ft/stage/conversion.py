@@ -10,6 +10,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -20,6 +21,14 @@ from transformers.core_model_loading import (
     rename_source_key,
     revert_weight_conversion,
 )
+
+from swarm_ft.protocol.spec.run_spec import Dtype
+
+TORCH_DTYPES = {
+    Dtype.FLOAT32: torch.float32,
+    Dtype.BFLOAT16: torch.bfloat16,
+    Dtype.FLOAT16: torch.float16,
+}
 
 
 @dataclass(slots=True)
@@ -84,6 +93,19 @@ def as_published(model: PreTrainedModel, tensors: dict[str, Tensor]) -> dict[str
     """A model's tensors as `save_pretrained` would name and divide them; parts may be views."""
     published: dict[str, Tensor] = revert_weight_conversion(model, tensors)
     return published
+
+
+def stored_as(model: PreTrainedModel, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A model's tensor as it is stored where its weights are of this type.
+
+    What transformers computes in float32 whatever the others are in, such as routers' biases,
+    stays so; and whole numbers stay whole.
+    """
+    kept = set(model._keep_in_fp32_modules_strict or ())  # noqa: SLF001 - told by nothing else
+    if dtype is torch.float16:
+        kept |= set(model._keep_in_fp32_modules or ())  # noqa: SLF001
+    is_kept = any(f".{one}." in f".{name}." for one in kept)
+    return tensor if is_kept or not tensor.is_floating_point() else tensor.to(dtype)
 
 
 def _made_by(rule: WeightConverter, first: str) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from swarm_ft.stage.adapters import attach, heads_in
 from swarm_ft.stage.architecture import SHARED_PART, Architecture, check_seq_length
 from swarm_ft.stage.base import Lengths, LossAndCounts, LossAndGradient, OpenStep
 from swarm_ft.stage.choosing import choose
+from swarm_ft.stage.conversion import TORCH_DTYPES
 from swarm_ft.stage.device import synchronise
 from swarm_ft.stage.forms import Forms, frozen_forms, prepare
 from swarm_ft.stage.heads import FLOAT32_ALONE, counts_by_class
@@ -520,7 +521,7 @@ class StageEngine:
         """See `Engine`."""
         if self._spec.train.adapts and not self._spec.train.merge:
             return self.weights.export_adapter()
-        return self.weights.export()
+        return self.weights.export(TORCH_DTYPES[self._spec.result_dtype])
 
     def state(self) -> dict[str, Tensor]:
         """See `Engine`."""

@@ -218,12 +218,16 @@ class Lazy:
     Attributes:
         dtype: that it will have.
         shape: that it will have.
-        make: it.
+        how: makes it.
     """
 
     dtype: torch.dtype
     shape: torch.Size
-    make: Callable[[], Tensor]
+    how: Callable[[], Tensor]
+
+    def made(self) -> Tensor:
+        """It, with its values."""
+        return self.how()
 
     def outline(self) -> Tensor:
         """One of this type and shape, without values."""

@@ -6,7 +6,7 @@ CPU.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from swarm_ft.errors import BadSnapshot, MalformedMessage
 from swarm_ft.protocol.spec.run_spec import MAX_STEPS, Optim
 from swarm_ft.stage.adapters import adapter_weights, merged_weights
-from swarm_ft.stage.conversion import as_published
+from swarm_ft.stage.conversion import as_published, stored_as
 from swarm_ft.stage.device import summable
 from swarm_ft.stage.forms import SCALES, Lazy
 from swarm_ft.stage.held import Storages
@@ -137,8 +137,8 @@ class StageWeights:
         self._optimizer.step()
         self.zero_grad()
 
-    def export(self) -> Iterator[bytes]:
-        """A shard of float32 weights under Hugging Face's names, adapters added to them.
+    def export(self, dtype: torch.dtype) -> Iterator[bytes]:
+        """A shard of weights of this type under Hugging Face's names, adapters added to them.
 
         What several stages hold is in the first one's shard alone. It comes in pieces, and what is
         not held as it is written is made of one block after the other.
@@ -149,22 +149,22 @@ class StageWeights:
         )
         # A rule may make one published tensor of several, which are of the same block.
         parts = [dict(part) for _, part in groupby(own.items(), lambda item: part_of(item[0]))]
-        outlines = [
-            self._published({name: one.outline() for name, one in part.items()}) for part in parts
-        ]
-        named = {name: outline for part in outlines for name, outline in part.items()}
-        return file_pieces(named, self._made(parts, outlines))
+        outlines = self._published(parts, Lazy.outline, dtype)
+        return file_pieces(
+            dict(outlines), (one for _, one in self._published(parts, Lazy.made, dtype))
+        )
 
-    def _made(
-        self, parts: Iterable[dict[str, Lazy]], outlines: Iterable[dict[str, Tensor]]
-    ) -> Iterator[Tensor]:
-        for part, named in zip(parts, outlines, strict=True):
-            published = self._published({name: one.make() for name, one in part.items()})
-            for name in named:
-                yield published.pop(name)
-
-    def _published(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return as_published(self.module.causal, tensors)
+    def _published(
+        self,
+        parts: Iterable[dict[str, Lazy]],
+        form: Callable[[Lazy], Tensor],
+        dtype: torch.dtype,
+    ) -> Iterator[tuple[str, Tensor]]:
+        model = self.module.causal
+        for part in parts:
+            tensors = as_published(model, {name: form(one) for name, one in part.items()})
+            for name in tuple(tensors):
+                yield name, stored_as(model, name, tensors.pop(name), dtype)
 
     def export_adapter(self) -> Iterator[bytes]:
         """The stage's adapters alone, under peft's names."""

@@ -119,6 +119,7 @@ JOB = (
         "--merge",
         "--no-merge",
         "--base-dtype",
+        "--dtype",
         "--load-in-8bit",
         "--no-load-in-8bit",
         "--load-in-4bit",

@@ -132,6 +132,15 @@ class BaseDtype(IntEnum):
     BFLOAT16 = 2
 
 
+class Dtype(IntEnum):
+    """What weights are stored in; the numbers are those of the wire."""
+
+    AUTO = 1
+    FLOAT32 = 2
+    BFLOAT16 = 3
+    FLOAT16 = 4
+
+
 class Optim(IntEnum):
     """What steps the weights; the numbers are those of the wire."""
 
@@ -166,6 +175,7 @@ class ModelSpec:
         linear_bytes: of `block_bytes`, those of weights that can be held in fewer bits.
         adapter_bytes: float32 weights of the run's adapters beside one block; 0 without any.
         shared_bytes: float32 weights that every stage holds, since all blocks read them.
+        dtype: what its weights are stored in, never AUTO.
     """
 
     reference: str
@@ -181,6 +191,7 @@ class ModelSpec:
     linear_bytes: int = 0
     adapter_bytes: int = 0
     shared_bytes: int = 0
+    dtype: Dtype = Dtype.FLOAT32
 
     def __post_init__(self) -> None:
         for name in (self.reference, self.architecture):
@@ -194,6 +205,8 @@ class ModelSpec:
                 f"model: expected digests of {self.num_blocks} blocks, "
                 f"got {len(self.block_digests)}"
             )
+        if self.dtype is Dtype.AUTO:
+            raise BadModel("model: expected what its weights are stored in, got AUTO")
 
     @property
     def layers(self) -> LayerRange:
@@ -390,6 +403,13 @@ class TrainOptions:
         bool,
         Option("Of --adapter: the result is the whole model with the adapter added to it."),
     ] = False
+    dtype: Annotated[
+        Dtype,
+        Option(
+            "What the result's weights are stored in; they train in float32. auto: what the "
+            "model's are. Adapters are float32."
+        ),
+    ] = Dtype.AUTO
     base_dtype: Annotated[
         BaseDtype,
         Option(
@@ -794,6 +814,13 @@ class RunSpec:
             BadLayers: the model does not have them.
         """
         return parse_trained(self.train.train_layers, self.model.num_blocks)
+
+    @property
+    def result_dtype(self) -> Dtype:
+        """What the result's weights are stored in; adapters are float32."""
+        if self.train.adapts and not self.train.merge:
+            return Dtype.FLOAT32
+        return self.model.dtype if self.train.dtype is Dtype.AUTO else self.train.dtype
 
     @property
     def keeps_tied(self) -> bool:

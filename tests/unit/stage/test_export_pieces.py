@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
-from swarm_ft.protocol.spec.run_spec import Adapter
-from swarm_ft.stage.conversion import as_published
+from swarm_ft.protocol.spec.run_spec import Adapter, Dtype
+from swarm_ft.stage.checkpoint import open_checkpoint
+from swarm_ft.stage.conversion import as_published, stored_as
 from swarm_ft.stage.stored import PIECE_BYTES, file_pieces
-from tests.unit.stage.conftest import MakePipeline
+from tests.families import small_config
+from tests.unit.stage.conftest import CONFIGS, MakePipeline, MakeTrainSpec, Pipeline
 
 TENSORS = {
     "empty": torch.zeros(0, 3),
@@ -77,3 +81,64 @@ def test_what_is_made_of_one_block_is_gone_before_the_next_one(
     monkeypatch.setattr("swarm_ft.stage.weights.as_published", counted)
     exported = load(b"".join(stage.export()))
     assert len(made) == sum("_proj" in name for name in exported) > 7
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored", "expected"),
+    [
+        (Dtype.AUTO, torch.float32, torch.float32),
+        (Dtype.AUTO, torch.bfloat16, torch.bfloat16),
+        (Dtype.AUTO, torch.float16, torch.float16),
+        (Dtype.FLOAT32, torch.bfloat16, torch.float32),
+        (Dtype.FLOAT16, torch.float32, torch.float16),
+    ],
+)
+def test_a_result_is_stored_as_its_model_was_unless_told_otherwise(
+    asked: Dtype,
+    stored: torch.dtype,
+    expected: torch.dtype,
+    make_train_spec: MakeTrainSpec,
+    samples: Tensor,
+    tmp_path: Path,
+) -> None:
+    model = AutoModelForCausalLM.from_config(CONFIGS["llama"], dtype=stored)
+    model.save_pretrained(tmp_path / "source")
+    checkpoint = open_checkpoint(str(tmp_path / "source"))
+    train = make_train_spec(dtype=asked)
+    pipeline = Pipeline(checkpoint, train, 2, torch.float32)
+    pipeline.train(samples)
+    out = tmp_path / "out"
+    out.mkdir()
+    index = {"metadata": {}, "weight_map": pipeline.export(out)}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index))
+    checkpoint.save_config(
+        out, tie_word_embeddings=pipeline.spec.keeps_tied, dtype=pipeline.spec.result_dtype
+    )
+    loaded = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
+    trained = {
+        name: one
+        for stage in pipeline.stages
+        for name, one in stage.weights.module.named_parameters()
+    }
+    own = dict(loaded.named_parameters())
+    assert own.keys() == trained.keys()
+    for name, weight in trained.items():
+        assert weight.dtype == torch.float32
+        assert own[name].dtype == expected
+        assert torch.equal(own[name], weight.to(expected)), name
+
+
+def test_what_transformers_keeps_in_float32_stays_so() -> None:
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(small_config("deepseek_v3"))
+    bias = "model.layers.1.mlp.gate.e_score_correction_bias"
+    one = torch.randn(4)
+    assert stored_as(model, bias, one, torch.bfloat16).dtype == torch.float32
+    assert stored_as(model, f"{bias}_not", one, torch.bfloat16).dtype == torch.bfloat16
+    assert stored_as(model, "count", torch.arange(3), torch.bfloat16).dtype == torch.int64
+
+
+def test_adapters_are_float32_whatever_is_asked(make_pipeline: MakePipeline) -> None:
+    lora: dict[str, Any] = {"adapter": Adapter.LORA, "lora_r": 2, "dtype": Dtype.BFLOAT16}
+    [stage] = make_pipeline("llama", 1, **lora).stages
+    assert {one.dtype for one in load(b"".join(stage.export())).values()} == {torch.float32}

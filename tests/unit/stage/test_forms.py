@@ -71,7 +71,7 @@ def rounded(pipeline: Pipeline, source: Path, directory: Path) -> Path:
     directory.mkdir()
     held: dict[str, Tensor] = {}
     for stage in pipeline.stages:
-        held |= {name: one.make() for name, one in in_float32(stage.weights.module).items()}
+        held |= {name: one.made() for name, one in in_float32(stage.weights.module).items()}
     held = {name.replace(".base_layer.", "."): one for name, one in held.items()}
     own = load_file(source / "model.safetensors")
     save_file({name: held[name].clone() for name in own}, directory / "model.safetensors")
@@ -141,7 +141,7 @@ def test_a_merged_result_is_of_the_weights_that_trained(
     assert {one.dtype for one in merged.values()} == {torch.float32}
     assert torch.equal(merged[f"{name}.weight"], expected)
     embedding = "model.embed_tokens.weight"
-    assert torch.equal(merged[embedding], before[embedding].make())
+    assert torch.equal(merged[embedding], before[embedding].made())
 
 
 DORA: dict[str, Any] = {"adapter": Adapter.DORA, "target_modules": "q_proj,down_proj"}

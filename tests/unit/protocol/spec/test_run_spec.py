@@ -15,6 +15,7 @@ from swarm_ft.protocol.spec.run_spec import (
     MAX_EVAL_SAMPLES,
     Adapter,
     BaseDtype,
+    Dtype,
     EvalCompression,
     EvalStrategy,
     LrSchedule,
@@ -28,7 +29,7 @@ from swarm_ft.protocol.spec.run_spec import (
 from tests.specs import model_spec as model_spec_of
 from tests.specs import train_spec as train_spec_of
 
-PINNED_DIGEST = "8ed6a0b435c97c8d3b7b8f3b939e2697"
+PINNED_DIGEST = "92dc2470b6afb425e75cbe9c9b42229f"
 
 OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
@@ -44,6 +45,7 @@ OTHER_MODEL: dict[str, Any] = {
     "linear_bytes": 1,
     "adapter_bytes": 1,
     "shared_bytes": 4,
+    "dtype": Dtype.BFLOAT16,
 }
 OTHER_TRAIN: dict[str, Any] = {
     "num_samples": 11,
@@ -91,6 +93,7 @@ OTHER_TRAIN: dict[str, Any] = {
     "train_layers": "1-",
     "task_kind": TaskKind.CLASSIFICATION,
     "label_names": "a,b",
+    "dtype": Dtype.FLOAT16,
     "base_dtype": BaseDtype.BFLOAT16,
     "load_in_8bit": True,
     "load_in_4bit": True,

@@ -13,6 +13,7 @@ from swarm_ft.protocol.spec.bounds import Range, field_hints, metadata
 from swarm_ft.protocol.spec.run_spec import (
     Adapter,
     BaseDtype,
+    Dtype,
     EvalCompression,
     EvalStrategy,
     LrSchedule,
@@ -41,6 +42,7 @@ KINDS: dict[object, set[int]] = {
     TaskKind: {FieldDescriptor.TYPE_ENUM},
     Adapter: {FieldDescriptor.TYPE_ENUM},
     BaseDtype: {FieldDescriptor.TYPE_ENUM},
+    Dtype: {FieldDescriptor.TYPE_ENUM},
     Optim: {FieldDescriptor.TYPE_ENUM},
     SaveStrategy: {FieldDescriptor.TYPE_ENUM},
 }
@@ -92,6 +94,7 @@ def test_numbers_of_a_training_are_bounded() -> None:
         (TaskKind, pb.TaskKind.DESCRIPTOR, "TASK_KIND"),
         (Adapter, pb.Adapter.DESCRIPTOR, "ADAPTER"),
         (BaseDtype, pb.BaseDtype.DESCRIPTOR, "BASE_DTYPE"),
+        (Dtype, pb.Dtype.DESCRIPTOR, "DTYPE"),
         (Optim, pb.Optim.DESCRIPTOR, "OPTIM"),
         (SaveStrategy, pb.SaveStrategy.DESCRIPTOR, "SAVE_STRATEGY"),
     ],
