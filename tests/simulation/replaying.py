@@ -49,12 +49,13 @@ class Replaying:
 
     def put(self, batch: Batch) -> None:
         """See `Sink`."""
+        is_before = self.wants_base  # what was left is put in front of the base, or is the base
         self._num_batches += 1
         again = batch_from(text_of(batch).encode())
         self._coming.append(again)
         for _ in again.entries:
             self.moment = next(self._moments)
-        if isinstance(batch.entries[0], Base) or self.moment is None:
+        if is_before or isinstance(batch.entries[0], Base) or self.moment is None:
             return  # it is of the moment before
         living, found = without_keys(self._state()), self.moment.state
         if found.seen_at_s != living.seen_at_s:  # heartbeats wait to be written

@@ -33,7 +33,7 @@ from tests.simulation.simulate import simulate
 
 TWO_STAGES = 6
 """A seed with a peer for each of two stages."""
-LISTENED = 14
+LISTENED = 66
 """A seed whose first fault is a newcomer that listens to some steps."""
 
 
