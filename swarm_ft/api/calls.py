@@ -351,7 +351,7 @@ async def _coordinate(
         is_public: whether anybody is let in, as a replica on probation.
         has_relay: whether it joins members that no other way brings together.
         recording_bytes: of what went into its decisions, kept beside the journal; 0 keeps none.
-        http: where its page and metrics are; none but this machine sees the page.
+        http: where its page and metrics are; without keys none but this machine sees the page.
 
     Returns:
         The coordinator, which others reach by now.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from swarm_ft.api.documents import event_fields, row_fields, status_fields
 from swarm_ft.api.joining import announced, in_dht
-from swarm_ft.api.listening import Listening
+from swarm_ft.api.listening import LISTEN_ANYWHERE, Listening, own_address_towards
 from swarm_ft.api.swarm_keys import keys_folder, opened
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.enrolment import Enrolment
@@ -31,13 +31,14 @@ from swarm_ft.coordinator.recording.files import RecordingFiles, folder_of
 from swarm_ft.coordinator.relays import Relaying
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.errors import BadInput, BadOption, JournalError
-from swarm_ft.identity.authority import Authority
+from swarm_ft.identity.authority import Authority, WebCertificate
 from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.keys import new_key
 from swarm_ft.page.facts import Documents
-from swarm_ft.page.server import HttpPlaces, Watched, watched
+from swarm_ft.page.server import LOOPBACK, HttpPlaces, Watched, watched
 from swarm_ft.protocol.messages.meeting import RelayPlace
+from swarm_ft.protocol.spec.bounds import is_loopback
 from swarm_ft.reach.relay import Relay
 from swarm_ft.reach.transport import FrontedTransport
 from swarm_ft.snapshots.store import SnapshotStore
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from swarm_ft.discovery.remembering import RememberingDirectory
 
 DOCUMENTS = Documents(status=status_fields, event=event_fields, row=row_fields)
+SOMEWHERE = {"0.0.0.0": "192.0.2.1:9", "::": "[2001:db8::1]:9"}
+"""Addresses that nobody has (RFC 5737, RFC 3849): by which of ours we would reach them."""
 KEEPERS = 2
 """As many machines beside a stage's own may die at once."""
 Owned = tuple[Authority, Registry]
@@ -140,13 +143,16 @@ async def composed(told: Charge, stack: AsyncExitStack) -> Coordinator:
     """A coordinator that listens as long as `stack` is open.
 
     Raises:
-        BadOption: the journal, or the swarm's keys, cannot be read.
+        BadOption: the journal, or the swarm's keys, cannot be read, or a page is asked for that
+            needs them.
         PortInUse: its port is taken.
         DirectoryUnreachable: none of the initial peers answers.
     """
+    told.http.check(has_keys=keys_folder(told.journal).exists())
     for place in ((told.listening.address, told.listening.port), *told.http.asked):
         await check_address(*place)  # before a journal is made
     owned = stack.enter_context(_with_keys(told.journal))
+    certificate = _web_certificate(told, owned)
     directory = await stack.enter_async_context(await _dht(told, owned))
     journal = stack.enter_context(closing(_open_journal(told.journal, told.sealing_key)))
     addresses = _announced(directory.addresses, told.listening.announced_host)
@@ -162,7 +168,7 @@ async def composed(told: Charge, stack: AsyncExitStack) -> Coordinator:
         addresses=addresses,
         public=await parts.opens(endpoint),
         watched=await stack.enter_async_context(
-            watched(parts.service, SystemClock(), DOCUMENTS, told.http)
+            watched(parts.service, SystemClock(), DOCUMENTS, told.http, certificate)
         ),
         service=parts.service,
         enrolment=parts.enrolment,
@@ -254,6 +260,32 @@ class _Parts:
 def _with_keys(journal: str) -> AbstractContextManager[Owned | None]:
     """The swarm's authority and registry; None if it has no keys."""
     return opened(journal) if keys_folder(journal).exists() else nullcontext()
+
+
+def _web_certificate(told: Charge, owned: Owned | None) -> WebCertificate | None:
+    """Of the page, if it is for other machines too."""
+    if owned is None or not told.http.is_far:
+        return None
+    return owned[0].web((*_page_names(told), *LOOPBACK))
+
+
+def _page_names(told: Charge) -> tuple[str, ...]:
+    """By which other machines call the page, the best one first.
+
+    Raises:
+        BadOption: none is known.
+    """
+    page, listening = told.http.page or "", told.listening
+    hosts = (page, listening.announced_host or "", listening.address)
+    names = [host for host in hosts if host not in LISTEN_ANYWHERE and not is_loopback(host)]
+    if any(names):
+        return tuple(dict.fromkeys(filter(None, names)))
+    try:
+        return (own_address_towards(SOMEWHERE[page]),)
+    except BadOption as error:
+        raise BadOption(
+            f"--page {page}: --announce HOST must say its name; {error.message}"
+        ) from error
 
 
 async def _dht(

@@ -200,7 +200,8 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
 @click.option(
     "--page",
     metavar="HOST:PORT",
-    help="Where the page is that shows all of it and steers runs; at this machine's own address.  "
+    help="Where the page is that shows all of it and steers runs; elsewhere than at this machine's "
+    "own address, as 0.0.0.0:7770, over TLS with a certificate by the swarm's keys.  "
     "[default: 127.0.0.1:7770, or any port]",
 )
 @click.option("--no-page", is_flag=True, help="Have no page.")
@@ -312,7 +313,12 @@ def _show_coordinator(running: Coordinator, told: Charge, *, as_json: bool) -> N
         at_rest = told.sealing_key is not None
         encrypted = {"encrypted": is_encrypted, "encrypted_at_rest": at_rest}
         where = {"endpoint": running.endpoint, "addresses": list(running.addresses)}
-        seen = {"page": running.watched.address, "metrics": running.watched.metrics}
+        watched = running.watched
+        seen = {
+            "page": watched.address,
+            "page_fingerprint": watched.fingerprint,
+            "metrics": watched.metrics,
+        }
         told_all = {**where, **encrypted, "open": public and str(public), **seen}
         click.echo(json.dumps(told_all))
         return
@@ -330,5 +336,8 @@ def _show_coordinator(running: Coordinator, told: Charge, *, as_json: bool) -> N
 def _show_watched(watched: Watched) -> None:
     if watched.address:
         click.echo(f"see and steer it, in one browser, at {watched.address}")
+    if watched.fingerprint:
+        click.echo("before that compare its certificate's SHA-256 fingerprint in the browser:")
+        click.echo(f"  {watched.fingerprint}")
     if watched.metrics:
         click.echo(f"metrics at http://{watched.metrics}/metrics")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +18,10 @@ from swarm_ft.identity.certificates import (
     Role,
     authority_certificate,
     is_of,
+    is_web_of,
     issue,
+    issue_web,
+    shown_fingerprint,
     to_pem,
 )
 from swarm_ft.identity.keys import (
@@ -33,7 +37,25 @@ from swarm_ft.identity.records import Signer
 from swarm_ft.private_files import make_private, private_folder
 
 KEY_FILE, CERTIFICATE_FILE, COORDINATOR_FILE = "authority.key", "authority.pem", "coordinator.key"
+PAGE_KEY_FILE, PAGE_CERTIFICATE_FILE = "page.key", "page.crt"
 SUBJECT = "swarm-ft authority"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WebCertificate:
+    """By what browsers know a server.
+
+    Attributes:
+        key: its file.
+        certificate: its file.
+        names: hosts and addresses that browsers may call it by, the best one first.
+        fingerprint: of the certificate, SHA-256, as browsers show it.
+    """
+
+    key: Path
+    certificate: Path
+    names: tuple[str, ...]
+    fingerprint: str
 
 
 def utc_now() -> datetime:
@@ -81,7 +103,8 @@ class Authority:
                 is_there = "is no authority to replace" if replaces else "is an authority already"
                 raise BadOption(f"{folder}: there {is_there}; it stays as it is")
             private_folder(folder)
-            (folder / COORDINATOR_FILE).unlink(missing_ok=True)
+            for name in (COORDINATOR_FILE, PAGE_KEY_FILE):
+                (folder / name).unlink(missing_ok=True)
             write_private(folder / CERTIFICATE_FILE, to_pem(certificate))
             write_private(folder / KEY_FILE, key_pem(key))
         except OSError as error:
@@ -126,7 +149,7 @@ class Authority:
         return issue(self.certificate, self._key, holder, self._now())
 
     def rotate_coordinator(self) -> None:
-        """Give the coordinator a new key, which it shows once it looks.
+        """Give the coordinator a new key, which it shows once it looks; its page when it starts.
 
         Raises:
             BadOption: the key's file cannot be written.
@@ -134,6 +157,7 @@ class Authority:
         path = self.folder / COORDINATOR_FILE
         try:
             write_private(path, key_pem(new_key()))
+            (self.folder / PAGE_KEY_FILE).unlink(missing_ok=True)
         except OSError as error:
             raise BadOption(f"key file {path}: {error.strerror or error}") from None
 
@@ -146,3 +170,35 @@ class Authority:
         key = key_at(self.folder / COORDINATOR_FILE)
         holder = Caller(role=Role.COORDINATOR, name=COORDINATOR_NAME, key=key.public_key())
         return key, self.issue(holder)
+
+    def web(self, names: Iterable[str]) -> WebCertificate:
+        """The key of the coordinator's page and a certificate for it, made once and kept.
+
+        The certificate is another one when a name comes that it has not, when half of its time is
+        over, and when the key or the authority is another.
+
+        Raises:
+            BadOption: a file cannot be read or written.
+        """
+        names = tuple(names)
+        key_path, path = self.folder / PAGE_KEY_FILE, self.folder / PAGE_CERTIFICATE_FILE
+        key = key_at(key_path).public_key()
+        try:
+            found = _certificate_at(path)
+            if found is None or not is_web_of(found, self.certificate, key, names, self._now()):
+                found = issue_web(self.certificate, self._key, key, names, self._now())
+                write_private(path, to_pem(found))
+        except OSError as error:
+            raise BadOption(f"{path}: {error.strerror or error}") from None
+        return WebCertificate(
+            key=key_path, certificate=path, names=names, fingerprint=shown_fingerprint(found)
+        )
+
+
+def _certificate_at(path: Path) -> Certificate | None:
+    """None: there is none, or it is damaged; another one does as well."""
+    try:
+        make_private(path)
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None

@@ -7,6 +7,7 @@ invitation is a key too (see `invites`): what it signs says that its bearer was 
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -32,6 +33,10 @@ RENEWED_AT = 0.5
 CLOCK_SLACK_S = 3600.0
 """A certificate begins so long before it was issued: clocks differ."""
 AUTHORITY_LIFETIME_S = 20 * 365 * 86400.0
+WEB_LIFETIME_S = 800 * 86400.0
+"""Browsers take 825 days at most."""
+WEB_SUBJECT = "swarm-ft page"
+"""No role of a swarm's: whoever shows it as a member is refused (`caller_of`)."""
 
 _BOTH_ENDS = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 
@@ -96,6 +101,55 @@ def issue(
     for extension, is_critical in extensions:
         begun = begun.add_extension(extension, critical=is_critical)
     return begun.sign(issuer_key, SHA256())
+
+
+def issue_web(
+    issuer: Certificate, issuer_key: PrivateKey, key: PublicKey, names: Iterable[str], now: datetime
+) -> Certificate:
+    """Say to browsers that a key is of the server at these names and addresses."""
+    begun = _begun(_subject(WEB_SUBJECT), issuer.subject, key, WEB_LIFETIME_S, now)
+    signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+    extensions: tuple[tuple[x509.ExtensionType, bool], ...] = (
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (x509.SubjectAlternativeName([_web_name(name) for name in names]), False),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (signed_by, False),
+    )
+    for extension, is_critical in extensions:
+        begun = begun.add_extension(extension, critical=is_critical)
+    return begun.sign(issuer_key, SHA256())
+
+
+def is_web_of(
+    certificate: Certificate,
+    issuer: Certificate,
+    key: PublicKey,
+    names: Iterable[str],
+    now: datetime,
+) -> bool:
+    """Whether `issue_web` gave it for this key and these names, and half of its time is left."""
+    try:
+        shown = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return False
+    return (
+        set(map(_web_name, names)) <= set(shown)
+        and is_of(certificate, fingerprint_of(key))
+        and _is_signed_by(certificate, issuer)
+        and now + timedelta(seconds=WEB_LIFETIME_S / 2) <= certificate.not_valid_after_utc
+    )
+
+
+def shown_fingerprint(certificate: Certificate) -> str:
+    """The SHA-256 of a certificate as browsers show it: `AB:CD:...`."""
+    return certificate.fingerprint(SHA256()).hex(":").upper()
+
+
+def _web_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name.lower())
 
 
 def caller_of(

@@ -12,9 +12,10 @@ import json
 import math
 import re
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
@@ -24,13 +25,17 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from swarm_ft.clock import Clock
 from swarm_ft.errors import BadInput, BadOption, Busy, NotFound, OutOfTurn, PortInUse, SwarmError
+from swarm_ft.identity.authority import WebCertificate
 from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
+from swarm_ft.page.door import MAX_CONNECTIONS, MAX_SCRAPES, Door
 from swarm_ft.page.facts import Documents, Facts, Source
 from swarm_ft.page.guard import HEADER, Guard
 from swarm_ft.page.live import Live
 from swarm_ft.page.metrics import Metrics
+from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.spec.bounds import is_endpoint, is_loopback
+from swarm_ft.transport.admission import address_of
 
 logger = get_logger(__name__)
 
@@ -40,11 +45,12 @@ MAX_POINTS = 1000
 """Of a run's losses, in one answer."""
 WRITE_S = 30.0
 """A browser that takes nothing for so long is hung up on."""
-CLOSING_S, IDLE_S = 0.5, 15.0
 MAX_COMMAND_BYTES = 1 << 14
 COOKIE_S = 30 * 24 * 3600
 STATUS_OF = {NotFound: 404, Busy: 503, OutOfTurn: 409, BadInput: 400}
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+TOLD, TOLD_PER_S = 10, 10 / 60
+"""Lines of the log about wrong tokens: at once, and in the long run."""
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -54,7 +60,7 @@ class HttpPlaces:
     """Where is listened, `host` and port each; port 0: any that is free.
 
     Attributes:
-        page: this machine's own address; None: there is no page.
+        page: plaintext at this machine's own address, TLS elsewhere; None: there is no page.
         page_port: None: `PREFERRED_PORT`, or any.
         metrics: None: they are at the page's place alone.
     """
@@ -69,12 +75,30 @@ class HttpPlaces:
         page = (self.page, self.page_port or 0) if self.page is not None else None
         return tuple(place for place in (page, self.metrics) if place is not None)
 
+    @property
+    def is_far(self) -> bool:
+        """Whether the page is for other machines too."""
+        return self.page is not None and not is_loopback(self.page)
+
+    def check(self, *, has_keys: bool) -> None:
+        """Refuse what would steer runs in plaintext from other machines.
+
+        Raises:
+            BadOption: the page is for other machines, and there are no keys for TLS.
+        """
+        if self.is_far and not has_keys:
+            raise BadOption(
+                f"--page {_bracketed(self.page or '')}: the page steers runs, and without keys it "
+                "is plaintext, so it stays on this machine, at 127.0.0.1 or ::1; see it from "
+                "elsewhere by 'ssh -L 7770:127.0.0.1:7770 HOST', or start with keys"
+            )
+
 
 def http_places(page: str | None, metrics: str | None, *, has_page: bool = True) -> HttpPlaces:
     """What `--page` and `--metrics` say, `HOST:PORT` each.
 
     Raises:
-        BadOption: one is no address, or the page would be sent to other machines in plaintext.
+        BadOption: one is no address.
     """
     listens = _place("--metrics", metrics) if metrics else None
     if not has_page:
@@ -82,11 +106,6 @@ def http_places(page: str | None, metrics: str | None, *, has_page: bool = True)
     if page is None:
         return HttpPlaces(metrics=listens)
     host, port = _place("--page", page)
-    if not is_loopback(host):
-        raise BadOption(
-            f"--page {page}: the page steers runs and is plaintext, so it stays on this machine, "
-            "at 127.0.0.1 or ::1; see it from elsewhere by 'ssh -L 7770:127.0.0.1:7770 HOST'"
-        )
     return HttpPlaces(page=host, page_port=port, metrics=listens)
 
 
@@ -103,57 +122,52 @@ class Watched:
 
     Attributes:
         address: of the page, with its one-time token; empty: there is no page.
+        fingerprint: SHA-256 of the page's certificate, as browsers show it; empty: no TLS.
         metrics: `host:port`; empty: nothing but the page listens.
     """
 
     address: str = ""
+    fingerprint: str = ""
     metrics: str = ""
 
 
 @asynccontextmanager
 async def watched(
-    source: Source, clock: Clock, documents: Documents, places: HttpPlaces
+    source: Source,
+    clock: Clock,
+    documents: Documents,
+    places: HttpPlaces,
+    certificate: WebCertificate | None = None,
 ) -> AsyncIterator[Watched]:
     """Answer as long as the context lasts.
 
+    Args:
+        source: who knows.
+        clock: by which rates are measured.
+        documents: how it is told.
+        places: where.
+        certificate: of a page that is for other machines too.
+
     Raises:
         PortInUse: somebody else listens there.
-        BadOption: this machine has no such address.
+        BadOption: this machine has no such address, or the page needs a certificate.
     """
+    places.check(has_keys=certificate is not None)
     facts = Facts(source, clock)
     live = Live(facts, source, documents)
     metrics = Metrics(facts, source, lambda: live.num_viewers)
     async with AsyncExitStack() as stack:
         found = Watched()
         if places.page is not None:
-            found = await _with_page(stack, places, source, documents, live, metrics)
+            shown = certificate if places.is_far else None
+            page = _Page(source, clock, documents, live, _page_socket(places), shown)
+            found = await page.answer(stack, _health(source, metrics))
         if places.metrics is not None:
             own = _socket("--metrics", *places.metrics)
-            app = _guarded(web.Application(), _open_to_all)
-            app.add_routes(_health(source, metrics))
-            await _answer(stack, app, own)
             host, port = own.getsockname()[:2]
-            found = Watched(address=found.address, metrics=f"{_bracketed(host)}:{port}")
+            await _open_to_all(stack, own, _health(source, metrics))
+            found = replace(found, metrics=f"{_bracketed(host)}:{port}")
         yield found
-
-
-async def _with_page(
-    stack: AsyncExitStack,
-    places: HttpPlaces,
-    source: Source,
-    documents: Documents,
-    live: Live,
-    metrics: Metrics,
-) -> Watched:
-    own = _page_socket(places)
-    host, port = _bracketed(own.getsockname()[0]), own.getsockname()[1]
-    guard = Guard(frozenset(f"{name}:{port}" for name in (*LOOPBACK, host)))
-    page = _Page(source, documents, live, guard, f"http://{host}:{port}")
-    app = _guarded(web.Application(client_max_size=MAX_COMMAND_BYTES), page.lets_in)
-    app.add_routes(page.routes())
-    app.add_routes(_health(source, metrics))
-    await _answer(stack, app, own)
-    return Watched(address=page.address)
 
 
 def _page_socket(places: HttpPlaces) -> socket.socket:
@@ -180,14 +194,26 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-async def _answer(stack: AsyncExitStack, app: web.Application, own: socket.socket) -> None:
-    """Answer at this socket until the stack is closed."""
-    runner = web.AppRunner(
-        app, access_log=None, shutdown_timeout=CLOSING_S, keepalive_timeout=IDLE_S
-    )
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
-    await web.SockSite(runner, own).start()
+def _tls(certificate: WebCertificate) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols(["http/1.1"])
+    context.load_cert_chain(certificate.certificate, certificate.key)
+    return context
+
+
+async def _open_to_all(
+    stack: AsyncExitStack, own: socket.socket, routes: Iterable[web.RouteDef]
+) -> None:
+    door = Door(MAX_SCRAPES)
+
+    def lets_in(request: web.Request) -> str:
+        door.let_in(request)
+        return ""
+
+    app = _guarded(web.Application(), lets_in)
+    app.add_routes(routes)
+    await door.open(stack, app, own)
 
 
 # ---- who is let in, and what every answer has
@@ -215,10 +241,6 @@ def _guarded(app: web.Application, lets_in: Callable[[web.Request], str]) -> web
     app.middlewares.append(guard)
     app.on_response_prepare.append(sealed)
     return app
-
-
-def _open_to_all(_request: web.Request) -> str:
-    return ""
 
 
 def _plain(words: str, status: int = 200) -> web.Response:
@@ -263,21 +285,39 @@ class _Page:
 
     Args:
         source: who knows.
+        clock: by which rates are measured.
         documents: how it is told.
         live: what the page shows.
-        guard: who may open it.
-        origin: `http://host:port`.
+        own: where it listens.
+        certificate: by which browsers know it; None: plaintext.
     """
 
     def __init__(
-        self, source: Source, documents: Documents, live: Live, guard: Guard, origin: str
+        self,
+        source: Source,
+        clock: Clock,
+        documents: Documents,
+        live: Live,
+        own: socket.socket,
+        certificate: WebCertificate | None,
     ) -> None:
         self._source = source
+        self._clock = clock
         self._documents = documents
         self._live = live
-        self._guard = guard
-        self._origin = origin
-        self._cookie = f"swarm-ft-{origin.rpartition(':')[2]}"  # ports share a host's cookies
+        self._own = own
+        self._certificate = certificate
+        self._door = Door(MAX_CONNECTIONS, _tls(certificate) if certificate else None)
+        host, port = own.getsockname()[:2]
+        names = [*(certificate.names if certificate else (host,)), *LOOPBACK]
+        hosts = {f"{_bracketed(name).lower()}:{port}" for name in names}
+        scheme, usual = ("https", 443) if certificate else ("http", 80)
+        if port == usual:  # browsers do not say it
+            hosts |= {_bracketed(name).lower() for name in names}
+        self._guard = Guard(frozenset(hosts))
+        self._origin = f"{scheme}://{_bracketed(names[0])}:{port}"
+        self._cookie = f"swarm-ft-{port}"  # ports share a host's cookies
+        self._told: Rate[None] = Rate(per_s=TOLD_PER_S, burst=TOLD)
         self._html = files("swarm_ft.page").joinpath("page.html").read_text(encoding="utf-8")
         self._policy = content_policy(self._html)
 
@@ -285,6 +325,19 @@ class _Page:
     def address(self) -> str:
         """That opens the page once."""
         return f"{self._origin}/?token={self._guard.token}"
+
+    @property
+    def fingerprint(self) -> str:
+        """Of its certificate; empty without one."""
+        return self._certificate.fingerprint if self._certificate else ""
+
+    async def answer(self, stack: AsyncExitStack, others: Iterable[web.RouteDef]) -> Watched:
+        """Answer, and at `others` too, until the stack is closed."""
+        app = _guarded(web.Application(client_max_size=MAX_COMMAND_BYTES), self.lets_in)
+        app.add_routes(self.routes())
+        app.add_routes(others)
+        await self._door.open(stack, app, self._own)
+        return Watched(address=self.address, fingerprint=self.fingerprint)
 
     def routes(self) -> Iterable[web.RouteDef]:
         """What answers."""
@@ -306,6 +359,7 @@ class _Page:
             return "open the address that the coordinator printed; each opens the page once"
         if request.method != "GET" and HEADER not in request.headers:
             return f"expected the header {HEADER}, as the page's own commands have it"
+        self._door.let_in(request)
         return ""
 
     async def _show(self, request: web.Request) -> web.StreamResponse:
@@ -317,21 +371,37 @@ class _Page:
 
     def _let_in(self, request: web.Request, token: str) -> web.Response:
         is_known = self._guard.knows(request.cookies.get(self._cookie, ""))
-        session = None if is_known else self._guard.redeem(token)
+        address = address_of(request.remote or "")
+        try:
+            session = None if is_known else self._guard.redeem(token, address, self._clock.now_s())
+        except Busy as error:
+            self._warn(f"{address} tries addresses of the page, and is refused for now")
+            return _plain(error.message, 429)
         if session is None and not is_known:
+            self._warn(f"{address} tried an address of the page that was used, or is wrong")
             return _plain("this address was used, or is wrong: see the coordinator's newest", 401)
         # Redirected, whoever followed a link here from elsewhere would not have its cookie with it.
         response = web.Response(text=ONWARD, content_type="text/html")
         if session is not None:
             response.set_cookie(
-                self._cookie, session, max_age=COOKIE_S, httponly=True, samesite="Strict"
+                self._cookie,
+                session,
+                max_age=COOKIE_S,
+                secure=self._certificate is not None,
+                httponly=True,
+                samesite="Strict",
             )
             logger.info("the page was opened; for another browser: %s", self.address)
         return response
 
+    def _warn(self, words: str) -> None:
+        """Strangers may have it said; not as often as they like."""
+        if not self._told.wait_s(None, self._clock.now_s()):
+            logger.warning("%s", words)
+
     async def _another(self, _request: web.Request) -> web.Response:
         """An address for another browser of the owner's."""
-        return web.json_response({"address": self.address})
+        return web.json_response({"address": self.address, "fingerprint": self.fingerprint})
 
     async def _steer(self, request: web.Request) -> web.Response:
         """Do what the owner asks of a run."""

@@ -1,12 +1,15 @@
 """The coordinator's page and metrics, as the command starts them."""
 
 import socket
+import ssl
 import time
 import urllib.request
 from contextlib import closing
-from http.client import HTTPResponse
+from hashlib import sha256
+from http.client import HTTPResponse, HTTPSConnection
 from pathlib import Path
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -42,17 +45,64 @@ def test_a_coordinator_has_a_page_and_metrics_until_it_ends(shell: Shell) -> Non
     assert running.interrupted() == 0
 
 
+def over_tls(address: str, fingerprint: str) -> tuple[int, str]:
+    """What answers there, if its certificate is the one with this fingerprint."""
+    url = urlsplit(address)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with closing(HTTPSConnection("127.0.0.1", url.port, timeout=30, context=context)) as link:
+        link.connect()
+        shown = link.sock.getpeercert(binary_form=True)
+        assert sha256(shown or b"").hexdigest() == fingerprint.replace(":", "").lower()
+        link.request("GET", f"{url.path}?{url.query}", headers={"Host": url.netloc})
+        answer = link.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def test_a_page_for_other_machines_keeps_its_key_over_a_restart(
+    shell: Shell, tmp_path: Path
+) -> None:
+    assert shell.spawn("init", "--json").ends() == 0
+    told = ("--page", "0.0.0.0:0", "--announce", "swarm.example.org")
+    fingerprints = []
+    for _ in range(2):
+        running = shell.up("coordinator", *told)
+        words = running.first_words()
+        assert words["page"].startswith("https://swarm.example.org:")
+        status, html = over_tls(words["page"], words["page_fingerprint"])
+        assert (status, "swarm-ft" in html) == (200, True)
+        fingerprints.append(words["page_fingerprint"])
+        assert running.interrupted() == 0
+    assert fingerprints[0] == fingerprints[1]
+    assert len(fingerprints[0].split(":")) == 32
+    (key,) = tmp_path.rglob("page.key")
+    assert key.stat().st_mode & 0o077 == 0
+
+
+def test_the_fingerprint_is_printed_beside_the_address(shell: Shell) -> None:
+    assert shell.spawn("init").ends() == 0
+    running = shell.spawn("coordinator", "--page", "0.0.0.0:0", "--announce", "a.example")
+    address = running.wait_for("out", "in one browser, at https://a.example:").rpartition(" ")[2]
+    running.wait_for("out", "compare its certificate's SHA-256 fingerprint")
+    fingerprint = running.wait_for("out", "  ").strip()
+    assert over_tls(address.strip(), fingerprint)[0] == 200
+    assert running.interrupted() == 0
+
+
 def test_a_coordinator_without_a_page_has_none(shell: Shell) -> None:
     running = shell.up("coordinator", "--insecure", "--no-page")
     words = running.first_words()
-    assert (words["page"], words["metrics"]) == ("", "")
+    assert (words["page"], words["page_fingerprint"], words["metrics"]) == ("", "", "")
     assert running.interrupted() == 0
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--page", "0.0.0.0:7770"), "the page steers runs and is plaintext"),
+        (
+            ("--page", "0.0.0.0:7770"),
+            "--page 0.0.0.0: the page steers runs, and without keys it is",
+        ),
         (("--page", "127.0.0.1:1", "--no-page"), "--page, --no-page: give one of the two"),
         (("--metrics", "nowhere"), "--metrics: expected HOST:PORT, got 'nowhere'"),
     ],

@@ -1,13 +1,29 @@
 """An authority's files."""
 
 import stat
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from swarm_ft.errors import BadOption, NotAllowed
-from swarm_ft.identity.authority import CERTIFICATE_FILE, COORDINATOR_FILE, KEY_FILE, Authority
-from swarm_ft.identity.certificates import COORDINATOR_NAME, Role, caller_of, to_pem
+from swarm_ft.identity.authority import (
+    CERTIFICATE_FILE,
+    COORDINATOR_FILE,
+    KEY_FILE,
+    PAGE_CERTIFICATE_FILE,
+    PAGE_KEY_FILE,
+    Authority,
+    utc_now,
+)
+from swarm_ft.identity.certificates import (
+    COORDINATOR_NAME,
+    WEB_LIFETIME_S,
+    Role,
+    caller_of,
+    from_pem,
+    to_pem,
+)
 from swarm_ft.identity.keys import key_pem
 
 
@@ -75,3 +91,50 @@ def test_what_is_missing_or_does_not_belong_is_told(tmp_path: Path) -> None:
     (tmp_path / "keys" / CERTIFICATE_FILE).write_bytes(b"nothing")
     with pytest.raises(BadOption, match="expected a certificate"):
         Authority.open(tmp_path / "keys")
+
+
+def test_the_pages_certificate_is_made_once(tmp_path: Path) -> None:
+    made = Authority.make(tmp_path / "keys").web(["a.example", "10.0.0.1"])
+    for name in (PAGE_KEY_FILE, PAGE_CERTIFICATE_FILE):
+        assert stat.S_IMODE((tmp_path / "keys" / name).stat().st_mode) == 0o600
+    assert Authority.open(tmp_path / "keys").web(["10.0.0.1", "A.example"]).fingerprint == (
+        made.fingerprint
+    )
+
+
+def test_the_pages_certificate_is_another_for_another_name_and_after_half_its_time(
+    tmp_path: Path,
+) -> None:
+    authority = Authority.make(tmp_path / "keys")
+    made, key = authority.web(["a.example"]), (tmp_path / "keys" / PAGE_KEY_FILE).read_bytes()
+    other = authority.web(["b.example"])
+    assert other.fingerprint != made.fingerprint
+    later = Authority.open(
+        tmp_path / "keys", lambda: utc_now() + timedelta(seconds=WEB_LIFETIME_S / 2 + 1)
+    )
+    assert later.web(["b.example"]).fingerprint != other.fingerprint
+    assert (tmp_path / "keys" / PAGE_KEY_FILE).read_bytes() == key
+
+
+def test_a_damaged_certificate_of_the_page_is_made_anew(tmp_path: Path) -> None:
+    authority = Authority.make(tmp_path / "keys")
+    (tmp_path / "keys" / PAGE_CERTIFICATE_FILE).write_bytes(b"none")
+    shown = authority.web(["a.example"])
+    assert authority.web(["a.example"]) == shown
+
+
+def test_the_pages_key_goes_with_the_coordinators(tmp_path: Path) -> None:
+    authority = Authority.make(tmp_path / "keys")
+    made = authority.web(["a.example"])
+    authority.rotate_coordinator()
+    again = authority.web(["a.example"])
+    assert again.fingerprint != made.fingerprint
+    replaced = Authority.make(tmp_path / "keys", replaces=True)
+    assert replaced.web(["a.example"]).fingerprint != again.fingerprint
+
+
+def test_the_pages_certificate_makes_nobody_a_member(tmp_path: Path) -> None:
+    authority = Authority.make(tmp_path / "keys")
+    shown = from_pem(authority.web(["a.example"]).certificate.read_bytes())
+    with pytest.raises(NotAllowed, match="expected a role"):
+        caller_of(shown, authority.certificate)

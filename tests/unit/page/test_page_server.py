@@ -16,6 +16,7 @@ from swarm_ft.clock import Clock, SystemClock
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import READY_S, CoordinatorService
 from swarm_ft.errors import BadOption, PortInUse
+from swarm_ft.identity.authority import WebCertificate
 from swarm_ft.page import live
 from swarm_ft.page.guard import HEADER
 from swarm_ft.page.server import HttpPlaces, Watched, content_policy, http_places, watched
@@ -27,14 +28,16 @@ DASHBOARD = Path(__file__).parents[3] / "deploy/watch/dashboard.json"
 
 @asynccontextmanager
 async def answering(
-    clock: Clock | None = None, places: HttpPlaces | None = None
+    clock: Clock | None = None,
+    places: HttpPlaces | None = None,
+    certificate: WebCertificate | None = None,
 ) -> AsyncIterator[Watched]:
     """A coordinator that nobody has joined, and its page."""
     clock = clock or SystemClock()
     service = CoordinatorService(Journal(":memory:"), clock)
     time_passes = asyncio.create_task(service.run())
     places = places or HttpPlaces(page_port=0, metrics=("127.0.0.1", 0))
-    async with watched(service, clock, DOCUMENTS, places) as found:
+    async with watched(service, clock, DOCUMENTS, places, certificate) as found:
         yield found
     time_passes.cancel()
     await asyncio.gather(time_passes, return_exceptions=True)
@@ -213,8 +216,6 @@ async def test_a_port_that_is_taken_is_named() -> None:
 @pytest.mark.parametrize(
     ("page", "metrics", "words"),
     [
-        ("0.0.0.0:7770", None, "steers runs and is plaintext"),
-        ("example.org:7770", None, "steers runs and is plaintext"),
         ("7770", None, "--page: expected HOST:PORT"),
         (None, "somewhere", "--metrics: expected HOST:PORT"),
     ],
@@ -222,6 +223,15 @@ async def test_a_port_that_is_taken_is_named() -> None:
 def test_bad_places_are_refused(page: str | None, metrics: str | None, words: str) -> None:
     with pytest.raises(BadOption, match=words):
         http_places(page, metrics)
+
+
+@pytest.mark.parametrize("page", ["0.0.0.0:7770", "[::]:0", "example.org:7770"])
+async def test_a_page_for_others_needs_a_certificate(page: str) -> None:
+    places = http_places(page, None)
+    places.check(has_keys=True)
+    with pytest.raises(BadOption, match="without keys it is plaintext"):
+        async with answering(places=places):
+            pass
 
 
 def test_places_are_those_that_were_asked_for() -> None:
