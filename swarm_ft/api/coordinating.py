@@ -266,16 +266,19 @@ def _web_certificate(told: Charge, owned: Owned | None) -> WebCertificate | None
     """Of the page, if it is for other machines too."""
     if owned is None or not told.http.is_far:
         return None
-    return owned[0].web((*_page_names(told), *LOOPBACK))
+    return owned[0].web((*page_names(told.http.page or "", told.listening), *LOOPBACK))
 
 
-def _page_names(told: Charge) -> tuple[str, ...]:
+def page_names(page: str, listening: Listening) -> tuple[str, ...]:
     """By which other machines call the page, the best one first.
+
+    Args:
+        page: on what it listens.
+        listening: where the coordinator itself is.
 
     Raises:
         BadOption: none is known.
     """
-    page, listening = told.http.page or "", told.listening
     hosts = (page, listening.announced_host or "", listening.address)
     names = [host for host in hosts if host not in LISTEN_ANYWHERE and not is_loopback(host)]
     if any(names):

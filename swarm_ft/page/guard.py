@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets
 from hashlib import sha256
 
+from swarm_ft.errors import Busy
 from swarm_ft.protocol.machines.rate import Rate
 
 MAX_SESSIONS = 32
@@ -55,7 +56,11 @@ class Guard:
         Raises:
             Busy: this address tried too often, whatever it says now.
         """
-        self._tries.check(address, now_s, "this page's addresses were tried")
+        wait_s = self._tries.wait_s(address, now_s)
+        if wait_s > 0:
+            raise Busy(
+                f"{TRIES} tries a minute are taken from one machine; try again in {wait_s:.0f} s"
+            )
         if not secrets.compare_digest(token.encode(), self._token.encode()):
             return None
         self._token, session = secrets.token_urlsafe(), secrets.token_urlsafe()

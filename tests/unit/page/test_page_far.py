@@ -130,6 +130,10 @@ async def test_an_address_may_try_a_few_tokens_a_minute(
         wrong = f"https://127.0.0.1:{port_of(found)}/?token=wrong"
         assert [await tries(wrong) for _ in range(TRIES + 1)] == [401] * TRIES + [429]
         assert await tries(here(found)) == 429, "the right one told what is right"
+        async with session.get(wrong) as got:
+            assert await got.text() == (
+                "5 tries a minute are taken from one machine; try again in 12 s\n"
+            )
         assert "127.0.0.1 tried an address of the page" in caplog.text
         assert "127.0.0.1 tries addresses of the page, and is refused for now" in caplog.text
         told = len(caplog.records)
