@@ -75,6 +75,17 @@ def save_random_model(
     return directory
 
 
+def aligned(model: Any) -> Any:
+    """The model with its weights in torch's own memory, as stages have theirs.
+
+    Views of a mapped file may begin anywhere, and some products of one row with a matrix, such as
+    an expert's lone token, are rounded by where it begins.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
+    return model
+
+
 @pytest.fixture(scope="session")
 def make_model(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
     """`make_model("llama")`: a directory, made once; not to be written to."""

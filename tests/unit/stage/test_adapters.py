@@ -34,6 +34,7 @@ from tests.unit.stage.conftest import (
     MakePipeline,
     MakeTrainSpec,
     Pipeline,
+    aligned,
     save_random_model,
 )
 from tests.unit.stage.test_families import ALL, OTHERS
@@ -63,7 +64,7 @@ def adapter_dir(pipeline: Pipeline, directory: Path) -> Path:
 def loaded(pipeline: Pipeline, directory: Path, **how: Any) -> Any:
     """The base with an adapter, by peft."""
     base = AutoModelForCausalLM.from_pretrained(pipeline.checkpoint.reference, dtype=torch.float32)
-    return PeftModel.from_pretrained(base, directory, **how).eval()
+    return aligned(PeftModel.from_pretrained(base, directory, **how)).eval()
 
 
 class Whole:

@@ -17,7 +17,7 @@ from swarm_ft.protocol.spec.run_spec import Adapter, BaseDtype, TaskKind
 from swarm_ft.protocol.spec.sample_rows import SECOND, Words, samples_in
 from swarm_ft.protocol.spec.training_plan import learning_rate_at, step_samples
 from swarm_ft.stage.adapters import CONFIG_FILE, with_adapters
-from tests.unit.stage.conftest import MakeTrainSpec, Pipeline
+from tests.unit.stage.conftest import MakeTrainSpec, Pipeline, aligned
 from tests.unit.stage.test_adapters import LORA, adapter_dir, trained
 from tests.unit.stage.test_classifiers import (
     AUTO,
@@ -58,7 +58,7 @@ def loaded(pipeline: Pipeline, kind: TaskKind, directory: Path, **how: Any) -> A
     base = AUTO[kind].from_pretrained(
         pipeline.checkpoint.reference, num_labels=len(NAMES), pad_token_id=PAD
     )
-    return PeftModel.from_pretrained(base, directory, **how).eval()
+    return aligned(PeftModel.from_pretrained(base, directory, **how)).eval()
 
 
 def own_name(name: str) -> str:

@@ -26,7 +26,13 @@ from swarm_ft.stage.architecture import architecture_of, check_cuts
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.skeleton import build_skeleton
 from tests.families import small_config
-from tests.unit.stage.conftest import SEQ_LENGTH, MakeTrainSpec, Pipeline, save_random_model
+from tests.unit.stage.conftest import (
+    SEQ_LENGTH,
+    MakeTrainSpec,
+    Pipeline,
+    aligned,
+    save_random_model,
+)
 
 OTHERS = (pytest.mark.slow, pytest.mark.families)
 FAST = ("gpt2", "llama", "opt", "gemma3_text", "mixtral", "qwen3_next", "gpt_neox")
@@ -179,12 +185,8 @@ class Whole:
     """The model in one piece, trained in plain torch on the same microbatches."""
 
     def __init__(self, directory: Path, train: TrainSpec, blocks: str) -> None:
-        self.model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-        self.model.eval()
-        # Views of a mapped file may begin anywhere, and some products of one row with a matrix
-        # (an expert's lone token) are rounded by where it begins. torch's own memory is aligned.
-        for parameter in self.model.parameters():
-            parameter.data = parameter.data.clone()
+        model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        self.model = aligned(model).eval()
         head = self.model.get_output_embeddings()
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
         self._train = train
