@@ -163,7 +163,8 @@ def test_stages_train_as_pefts_whole_model_does(
     for name, value in trained(pipeline).items():
         assert is_same(value, expected[name], family), name
     with_adapters(pipeline.checkpoint, pipeline.spec)
-    again = loaded(pipeline, adapter_dir(pipeline, tmp_path / "out"))
+    # As trainable: torch multiplies otherwise where neither factor wants a gradient.
+    again = loaded(pipeline, adapter_dir(pipeline, tmp_path / "out"), is_trainable=True)
     with torch.no_grad():
         models = (whole.model, again)
         logits = [model(input_ids=samples, use_cache=False).logits for model in models]
