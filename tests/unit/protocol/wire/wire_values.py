@@ -46,7 +46,7 @@ from swarm_ft.protocol.spec.bounds import (
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
-from swarm_ft.protocol.spec.run_spec import MIN_LENGTH, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.run_spec import MIN_LENGTH, Dtype, ModelSpec, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.protocol.wire.convert import DEFAULTS, IDS, WireType
@@ -265,7 +265,9 @@ def _model_specs(draw: st.DrawFn) -> ModelSpec:
         name: draw(_of(hint, model.fields_by_name[name]))
         for name, hint in field_hints(ModelSpec).items()
     }
-    return ModelSpec(**drawn | {"num_blocks": len(blocks), "block_digests": blocks})
+    stored = draw(st.sampled_from([one for one in Dtype if one is not Dtype.AUTO]))
+    own = {"num_blocks": len(blocks), "block_digests": blocks, "dtype": stored}
+    return ModelSpec(**drawn | own)
 
 
 @st.composite
