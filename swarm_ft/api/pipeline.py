@@ -211,7 +211,7 @@ class LocalPipeline:
         Raises:
             BadOption: the directory may not be used.
         """
-        is_adapter = self._spec.train.adapts and not self._spec.train.merge
+        is_adapter = self._spec.train.gives_adapter
         with TemporaryDirectory(prefix="swarm-ft-") as folder:
             shards = []
             for number, engine in enumerate(self._engines):

@@ -64,7 +64,7 @@ def _metadata(spec: RunSpec, options: JobOptions | None) -> str:
     from huggingface_hub import ModelCardData
 
     train = spec.train
-    is_adapter = train.adapts and not train.merge
+    is_adapter = train.gives_adapter
     base = spec.model.reference
     data = options.dataset if options else ""
     found = ModelCardData(

@@ -136,7 +136,7 @@ class WatchedRun:
         """
         spec, out_dir = status.spec, outputs.out
         card = model_card(self.report(outputs), spec, status.assignments, self.options)
-        is_adapter = spec.train.adapts and not spec.train.merge
+        is_adapter = spec.train.gives_adapter
 
         def write_config(directory: Path) -> None:
             if is_adapter:

@@ -519,7 +519,7 @@ class StageEngine:
 
     def export(self) -> Iterator[bytes]:
         """See `Engine`."""
-        if self._spec.train.adapts and not self._spec.train.merge:
+        if self._spec.train.gives_adapter:
             return self.weights.export_adapter()
         return self.weights.export(TORCH_DTYPES[self._spec.result_dtype])
 

@@ -143,10 +143,8 @@ class StageWeights:
         What several stages hold is in the first one's shard alone. It comes in pieces, and what is
         not held as it is written is made of one block after the other.
         """
-        own, part_of = (
-            self._told_here(merged_weights(self.module)),
-            self.module.architecture.part_of,
-        )
+        own = self._told_here(merged_weights(self.module))
+        part_of = self.module.architecture.part_of
         # A rule may make one published tensor of several, which are of the same block.
         parts = [dict(part) for _, part in groupby(own.items(), lambda item: part_of(item[0]))]
         outlines = self._published(parts, Lazy.outline, dtype)

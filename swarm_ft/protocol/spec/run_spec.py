@@ -629,6 +629,11 @@ class TrainOptions:
         return 2 + (1 / self.lora_r if self.adapts and self.optim is Optim.ADAFACTOR else 0)
 
     @property
+    def gives_adapter(self) -> bool:
+        """Whether the result is an adapter alone, and no model."""
+        return self.adapts and not self.merge
+
+    @property
     def packed_bits(self) -> int:
         """Of a value of the blocks' linear layers; 0 where they are not packed."""
         return 8 * self.load_in_8bit or 4 * self.load_in_4bit
@@ -818,7 +823,7 @@ class RunSpec:
     @property
     def result_dtype(self) -> Dtype:
         """What the result's weights are stored in; adapters are float32."""
-        if self.train.adapts and not self.train.merge:
+        if self.train.gives_adapter:
             return Dtype.FLOAT32
         return self.model.dtype if self.train.dtype is Dtype.AUTO else self.train.dtype
 
