@@ -16,6 +16,7 @@ from swarm_ft.coordinator.replay import Moment
 from swarm_ft.coordinator.running_on import Went, run_on, share_of
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import PeerId, RunId
+from swarm_ft.protocol.machines.step_time import foreseen_s
 from swarm_ft.protocol.messages.capacity import Machine, PlacedPeer
 from swarm_ft.protocol.messages.events import EventKind
 
@@ -184,9 +185,6 @@ def _with_change(state: SwarmState, change: Change) -> SwarmState:
 class _Foreseen:
     """See `running_on.Speeds`: what was measured, and what a forecast says of the difference.
 
-    A forecast is a bound from below, so it is not compared with what was measured: how much longer
-    it says a step takes than before is added to how long steps took.
-
     Args:
         run: as it was.
         before: what members measured.
@@ -213,9 +211,7 @@ class _Foreseen:
         will_s, _ = self._step(run)
         if self._took_s is None:
             return will_s
-        if self._took_s < self._was_s:
-            return self._took_s * will_s / self._was_s
-        return max(self._took_s + will_s - self._was_s, will_s)
+        return foreseen_s(self._took_s, self._was_s, will_s)
 
     def bound_by(self, run: Run) -> str:
         """What no step can be faster for."""
