@@ -285,7 +285,6 @@ def _ends_bytes(spec: RunSpec, layers: LayerRange) -> float:
     return rows * model.hidden_size * BYTES_PER_FLOAT
 
 
-
 # ---- bytes
 
 
@@ -311,7 +310,9 @@ def _boundary_bytes(spec: RunSpec, boundary: int, *, is_first: bool) -> Crossing
     if spec.is_constant(boundary):
         forward = train.constant_codec
     backward = train.codec(Direction.BACKWARD) if spec.gradients_cross(boundary) else None
-    return Crossing(_frames_bytes(spec, forward), _frames_bytes(spec, backward) if backward else 0.0)
+    return Crossing(
+        _frames_bytes(spec, forward), _frames_bytes(spec, backward) if backward else 0.0
+    )
 
 
 def _frames_bytes(spec: RunSpec, codec: CodecSpec) -> float:

@@ -1,7 +1,7 @@
 """How long a step of a pipeline takes, at least. Pure.
 
-One microbatch goes all the way there and back, and each other one follows at the pace of the slowest
-stage or link.
+One microbatch goes all the way there and back, and each other one follows at the pace of the
+slowest stage or link.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class StageTime:
 
     compute_s: float
     turn_s: float
-    comes: Crossing = Crossing()
-    hop_s: tuple[float, float] = (0.0, 0.0)
+    comes: Crossing
+    hop_s: tuple[float, float]
     up_bytes_per_s: float
     down_bytes_per_s: float
-    reduced_s: float = 0.0
+    reduced_s: float
 
 
 class StepTime(NamedTuple):
