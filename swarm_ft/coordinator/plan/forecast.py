@@ -1,8 +1,9 @@
 """How long a step of a run takes on given stages, by what was measured of peers and links. Pure.
 
 What a peer computes in a second it showed in this run, whatever layers it had; who has yet to show
-it is taken to be as fast as most. Links are as fast as they were measured, or as peers lend them;
-one that nobody measured bounds nothing.
+it is taken to be as fast as most. Links are as fast as they were measured, or as peers lend them.
+One that nobody measured was never full: what goes over it now bounds nothing, and more than that
+takes as long as over any link that nobody knows.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from statistics import median, median_low
 
 from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.plan.lateness import UNMEASURED_BYTES_S
 from swarm_ft.coordinator.plan.neighbours import bits_of
 from swarm_ft.coordinator.plan.steps import FASTER_AT_MOST
 from swarm_ft.ids import PeerId
@@ -35,6 +37,7 @@ class Rates:
         down: and receives.
         links: as they were measured, by who measured them and to whom they go.
         usual_way_s: of a link that nobody measured, one way.
+        summed_bytes: that a peer sends to sum a step's gradients now, at most.
     """
 
     flops_per_s: Mapping[PeerId, float]
@@ -43,6 +46,7 @@ class Rates:
     down: Mapping[PeerId, float]
     links: Mapping[PeerId, Mapping[PeerId, LinkSpeed]]
     usual_way_s: float
+    summed_bytes: float
 
     def computes(self, peer: PeerId) -> float:
         """Operations a second."""
@@ -61,6 +65,13 @@ class Rates:
         speed = self.links.get(one, {}).get(other, LinkSpeed())
         rate = min(self.sends(one), self.receives(other), speed.bytes_per_s or math.inf)
         return num_bytes / rate + (speed.least_round_trip_s / 2 or self.usual_way_s)
+
+    def sum_s(self, num_bytes: float, peers: Sequence[PeerId]) -> float:
+        """That replicas take to sum a step's gradients, each of which sends so many bytes."""
+        known = [self.up[peer] for peer in peers if self.sends(peer) < math.inf]
+        known_s = num_bytes / min(known, default=math.inf)
+        is_new = max(0.0, num_bytes - self.summed_bytes)
+        return known_s if len(known) == len(peers) else max(known_s, is_new / UNMEASURED_BYTES_S)
 
 
 def rates_of(state: SwarmState, run: Run) -> Rates:
@@ -84,6 +95,7 @@ def rates_of(state: SwarmState, run: Run) -> Rates:
         down={p: _rate(came[p], hello.max_down_bytes_per_s) for p, hello in hellos.items()},
         links=links,
         usual_way_s=median(ways) if ways else 0.0,
+        summed_bytes=max(_reduced_bytes(run.spec, stage) for stage in run.computing),
     )
 
 
@@ -124,7 +136,7 @@ def _time(
         hop_s=hop_s,
         up_bytes_per_s=sum(map(rates.sends, stage.peers)),
         down_bytes_per_s=sum(map(rates.receives, stage.peers)),
-        reduced_s=_reduced_bytes(spec, stage) / min(map(rates.sends, stage.peers)),
+        reduced_s=rates.sum_s(_reduced_bytes(spec, stage), stage.peers),
     )
 
 
