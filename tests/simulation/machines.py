@@ -48,6 +48,7 @@ class World:
         rng: draws how long the directory takes to answer.
         snapshots_url: a folder that everybody reaches; empty: peers keep snapshots.
         handover_s: that each message of a state takes longer on its way to a newcomer.
+        computes_by_block: whether what takes a peer one time takes it that time for each block.
         isolated: machines that do not reach the directory now.
     """
 
@@ -58,6 +59,7 @@ class World:
     rng: Random
     snapshots_url: str
     handover_s: float = 0.0
+    computes_by_block: bool = False
     board: Board = field(default_factory=Board)
     isolated: set[str] = field(default_factory=set)
 
@@ -239,6 +241,8 @@ class PeerRole:
         watcher = machine.world.invariants.watcher(machine.name)
 
         def make_engine(spec: RunSpec, layers: LayerRange) -> TinyEngine:
+            if machine.process is not None and machine.world.computes_by_block:
+                machine.process.work = len(layers)
             return TinyEngine(spec, layers, watcher=watcher, check_disk=machine.disk.check)
 
         node = self.node = PeerNode(

@@ -145,6 +145,7 @@ class Scenario:
         handover_s: that each message of a state takes longer on its way to a newcomer.
         others: other runs, and how late their clients come.
         peers_keep: whether snapshots lie with the peers, and in no place that all reach.
+        computes_by_block: whether a computation takes `mean_compute_s` for each block of a stage.
     """
 
     seed: int
@@ -156,6 +157,7 @@ class Scenario:
     handover_s: float = 0.0
     others: tuple[tuple[float, RunSpec], ...] = ()
     peers_keep: bool = False
+    computes_by_block: bool = False
 
     @property
     def specs(self) -> tuple[RunSpec, ...]:

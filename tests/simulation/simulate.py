@@ -96,6 +96,7 @@ class _Simulation:
             rng=Random(f"{seed}/directory"),
             snapshots_url="" if scenario.peers_keep else str(folder / "snapshots"),
             handover_s=scenario.handover_s,
+            computes_by_block=scenario.computes_by_block,
         )
         self._machines: dict[str, Machine] = {}
         self._roles: dict[str, PeerRole] = {}
