@@ -160,19 +160,28 @@ def begun(run: Run, now_s: float) -> Run:
 def in_words(run: Run, moving: Moving) -> str:
     """Which layers went from whom to whom, and what for."""
     before, after = _hosts(run.stages), _hosts(stages_of(moving.assignments))
-    blocks = [block for block in range(len(before)) if before[block] != after[block]]
-    parts = []
-    for _, group in groupby(
-        enumerate(blocks), key=lambda one: (one[1] - one[0], before[one[1]], after[one[1]])
-    ):
-        own = [block for _, block in group]
-        layers = LayerRange(own[0], own[-1] + 1)
-        whom = f"{' and '.join(before[own[0]])} to {' and '.join(after[own[0]])}"
-        parts.append(f"layers {layers} moved from {whom}")
+    changes = [
+        (tuple(p for p in old if p not in new), tuple(p for p in new if p not in old))
+        for old, new in zip(before, after, strict=True)
+    ]
+    parts, start = [], 0
+    for (gone, came), group in groupby(changes):
+        stop = start + sum(1 for _ in group)
+        if gone or came:
+            parts.append(f"layers {LayerRange(start, stop)} {_change_in_words(gone, came)}")
+        start = stop
     if len(parts) > MAX_NAMED:
-        parts[MAX_NAMED:] = [f"and {len(parts) - MAX_NAMED} other ranges"]
+        parts[MAX_NAMED:] = [f"{len(parts) - MAX_NAMED} more such changes"]
     times = f"{moving.after_s:.2g} s in place of {moving.before_s:.2g} s"
     return f"{', '.join(parts)}: a step is expected to take {times}"
+
+
+def _change_in_words(gone: Sequence[PeerId], came: Sequence[PeerId]) -> str:
+    if gone and came:
+        return f"moved from {' and '.join(gone)} to {' and '.join(came)}"
+    if came:
+        return f"are with {' and '.join(came)} too"
+    return f"are with {' and '.join(gone)} no more"
 
 
 def _hosts(stages: Sequence[Stage]) -> list[tuple[PeerId, ...]]:

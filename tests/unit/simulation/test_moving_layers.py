@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -14,20 +14,20 @@ from tests.simulation.engine import MODULUS
 from tests.simulation.scenario import COORDINATOR, Fault, FaultKind, Moment, Scenario
 from tests.simulation.simulate import Outcome, simulate
 
-NUM_BLOCKS, NUM_STEPS = 9, 120
+NUM_BLOCKS, NUM_STEPS = 9, 40
 SLOW = Fault(
-    kind=FaultKind.SLOW, at_s=SETTLE_S + 10.0, duration_s=2000.0, machine="peer-1", amount=0.12
+    kind=FaultKind.SLOW, at_s=SETTLE_S + 6.0, duration_s=2000.0, machine="peer-1", amount=0.12
 )
 """Seven times as slow as the others, until the run is over."""
 FAST = Fault(kind=FaultKind.JOIN, at_s=12.0, duration_s=1.0, machine="peer-new", other="auto")
 
 
-def spec_of(**train: object) -> RunSpec:
+def spec_of() -> RunSpec:
     """Blocks so large that replicas would sum them for seconds, were they what they claim to be."""
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "num_samples": 14,
         "seq_length": 2,
-        "batch_size": 8,
+        "batch_size": 4,
         "micro_batch_size": 2,
         "num_steps": NUM_STEPS,
         "learning_rate": 0.5,
@@ -51,7 +51,7 @@ def spec_of(**train: object) -> RunSpec:
             head_digest=bytes(16),
             tied_embeddings=False,
         ),
-        train=TrainSpec(**fields | train),  # type: ignore[arg-type] - of many types
+        train=TrainSpec(**fields),
     )
 
 
@@ -70,13 +70,13 @@ def scenario(
     )
 
 
-def told(outcome: Outcome, words: str) -> list[float]:
-    """When the coordinator told of it; a detail that it repeats counts once."""
-    found = [line for line in outcome.lines if words in line and " waiting " in line]
-    return [float(line.split()[0]) for line in found]
+WAITS, MOVED = "layers move to other stages: ", "a step is expected to take"
 
 
-MOVED = "a step is expected to take"
+def told_at_s(outcome: Outcome, phase: str, words: str) -> list[float]:
+    """When the coordinator told it of the run."""
+    lines = (line for line in outcome.lines if f": {phase} " in line and words in line)
+    return [float(line.split()[0]) for line in lines]
 
 
 @cache
@@ -89,4 +89,44 @@ def test_a_peer_that_gets_slow_gives_layers_away_once(peers_keep: bool) -> None:
     outcome = slowed(peers_keep=peers_keep)
     assert outcome.failures == ()
     assert outcome.num_commits == NUM_STEPS, "no step was made again"
-    assert len(told(outcome, MOVED)) == 1
+    assert len(told_at_s(outcome, "waiting", MOVED)) == 1
+
+
+def test_a_fast_peer_that_joins_gets_layers_once() -> None:
+    """All others are slow from the beginning on."""
+    others = [replace(SLOW, at_s=0.5, machine=f"peer-{number}") for number in range(3)]
+    outcome = simulate(scenario(*others, FAST), keep_trace=True)
+    assert outcome.failures == ()
+    assert outcome.num_commits == NUM_STEPS
+    (at_s,) = told_at_s(outcome, "waiting", MOVED)
+    assert at_s > FAST.at_s
+
+
+def test_nothing_moves_where_all_is_as_it_was() -> None:
+    outcome = simulate(scenario(), keep_trace=True)
+    assert outcome.failures == ()
+    assert outcome.num_commits == NUM_STEPS
+    assert not told_at_s(outcome, "training", WAITS)
+
+
+@pytest.mark.parametrize(
+    ("moment", "machine"),
+    [
+        (Moment.COPIED, "peer-0"),
+        (Moment.COPIED, COORDINATOR),
+        (Moment.LOADED, "peer-1"),
+        (Moment.TAKEN_OVER, "peer-0"),
+        (Moment.TAKEN_OVER, COORDINATOR),
+        (Moment.BEGAN, "peer-1"),
+    ],
+)
+def test_whoever_is_killed_while_layers_move_no_step_counts_twice(
+    moment: Moment, machine: str
+) -> None:
+    """At the first such moment from when the run waits for its snapshot; see `Invariants`."""
+    (at_s,) = told_at_s(slowed(), "training", WAITS)
+    killed = Fault(kind=FaultKind.CRASH, at_s=at_s, duration_s=1.5, machine=machine, moment=moment)
+    outcome = simulate(scenario(SLOW, killed), keep_trace=True)
+    assert outcome.failures == ()
+    assert outcome.faults["crash"] == 1
+    assert len(told_at_s(outcome, "waiting", MOVED)) <= 2
