@@ -2,66 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor
 
-from swarm_ft.ids import MicrobatchIndex, PeerId
-from swarm_ft.peer.state.stage_state import EngineMaker
+from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.messages.events import EventKind, EventsRequest, SwarmEvent
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.stage.base import Lengths, LossAndGradient
-from swarm_ft.stage.checkpoint import open_checkpoint
-from swarm_ft.stage.engine import StageEngine
 from tests.integration.conftest import MakeJob, QuietEvents
 from tests.local_swarm import LocalSwarm
+from tests.paced_engine import paced
 
 FAST_S, SLOW_S = 0.008, 0.04
 """That each block takes of a forward, a backward, or the gradients of weights."""
-
-
-class PacedEngine(StageEngine):
-    """It takes its time, whatever else this machine does."""
-
-    block_s = FAST_S
-
-    def forward(self, microbatch: MicrobatchIndex, x: Tensor, lengths: Lengths = None) -> Tensor:
-        self._pause()
-        return super().forward(microbatch, x, lengths)
-
-    def forward_backward(
-        self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor, lengths: Lengths = None
-    ) -> LossAndGradient:
-        self._pause(2)
-        return super().forward_backward(microbatch, x, labels, lengths)
-
-    def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
-        self._pause()
-        return super().backward(microbatch, gradient)
-
-    def weight_gradients(self, microbatch: MicrobatchIndex) -> None:
-        self._pause()
-        super().weight_gradients(microbatch)
-
-    def _pause(self, parts: int = 1) -> None:
-        time.sleep(parts * self.block_s * len(self.layers))
-
-
-def paced(block_s: float) -> EngineMaker:
-    def make(spec: RunSpec, layers: LayerRange) -> PacedEngine:
-        checkpoint = open_checkpoint(spec.model.reference, spec.train)
-        cpu = torch.device("cpu")
-        engine = PacedEngine(checkpoint, spec, layers, device=cpu, dtype=torch.float32)
-        engine.block_s = block_s
-        return engine
-
-    return make
 
 
 def losses_by_step(events: Iterable[RunEvent]) -> dict[int, float]:
@@ -87,7 +43,10 @@ async def test_what_moved_has_the_same_losses_and_no_step_is_made_again(
             ("left", "slow", "right"), (FAST_S, SLOW_S, FAST_S), room, strict=True
         ):
             await swarm.add_peer(
-                PeerId(name), "auto", make_engine=paced(pace_s), memory_bytes=memory_bytes
+                PeerId(name),
+                "auto",
+                make_engine=paced(partial(float, pace_s)),
+                memory_bytes=memory_bytes,
             )
         events = await swarm.train(job.spec, job.samples)
         happened += [event async for event in swarm.service.happened(EventsRequest())]

@@ -14,11 +14,11 @@ from tests.simulation.engine import MODULUS
 from tests.simulation.scenario import COORDINATOR, Fault, FaultKind, Moment, Scenario
 from tests.simulation.simulate import Outcome, simulate
 
-NUM_BLOCKS, NUM_STEPS = 9, 40
+NUM_BLOCKS, NUM_STEPS = 9, 26
 SLOW = Fault(
-    kind=FaultKind.SLOW, at_s=SETTLE_S + 6.0, duration_s=2000.0, machine="peer-1", amount=0.12
+    kind=FaultKind.SLOW, at_s=SETTLE_S + 6.0, duration_s=2000.0, machine="peer-1", amount=0.4
 )
-"""Seven times as slow as the others, until the run is over."""
+"""Twenty-one times as slow as the others, until the run is over."""
 FAST = Fault(kind=FaultKind.JOIN, at_s=12.0, duration_s=1.0, machine="peer-new", other="auto")
 
 
@@ -94,7 +94,8 @@ def test_a_peer_that_gets_slow_gives_layers_away_once(peers_keep: bool) -> None:
 
 def test_a_fast_peer_that_joins_gets_layers_once() -> None:
     """All others are slow from the beginning on."""
-    others = [replace(SLOW, at_s=0.5, machine=f"peer-{number}") for number in range(3)]
+    slow = replace(SLOW, at_s=0.5, amount=0.1)
+    others = [replace(slow, machine=f"peer-{number}") for number in range(3)]
     outcome = simulate(scenario(*others, FAST), keep_trace=True)
     assert outcome.failures == ()
     assert outcome.num_commits == NUM_STEPS
@@ -115,9 +116,7 @@ def test_nothing_moves_where_all_is_as_it_was() -> None:
         (Moment.COPIED, "peer-0"),
         (Moment.COPIED, COORDINATOR),
         (Moment.LOADED, "peer-1"),
-        (Moment.TAKEN_OVER, "peer-0"),
         (Moment.TAKEN_OVER, COORDINATOR),
-        (Moment.BEGAN, "peer-1"),
     ],
 )
 def test_whoever_is_killed_while_layers_move_no_step_counts_twice(
