@@ -81,7 +81,8 @@ def rates_of(state: SwarmState, run: Run) -> Rates:
         for peer, measured in run.measured.flops_per_s.items()
         if measured and peer in state.members
     }
-    most = FASTER_AT_MOST * median_low(told.values()) if told else math.inf
+    carried = [rate for peer, rate in told.items() if state.carries(peer)]
+    most = FASTER_AT_MOST * median_low(carried) if carried else math.inf
     credible = {peer: min(rate, most) for peer, rate in told.items()}
     links = {peer: member.links for peer, member in state.members.items()}
     speeds = [(to, speed) for measured in links.values() for to, speed in measured.items()]
