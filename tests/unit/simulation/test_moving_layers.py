@@ -14,6 +14,8 @@ from tests.simulation.engine import MODULUS
 from tests.simulation.scenario import COORDINATOR, Fault, FaultKind, Moment, Scenario
 from tests.simulation.simulate import Outcome, simulate
 
+pytestmark = pytest.mark.timeout(400)  # tens of thousands of events each
+
 NUM_BLOCKS, NUM_STEPS = 9, 26
 SLOW = Fault(
     kind=FaultKind.SLOW, at_s=SETTLE_S + 6.0, duration_s=2000.0, machine="peer-1", amount=0.4

@@ -440,6 +440,22 @@ def test_a_run_for_which_another_one_waits_makes_room_and_does_not_move(
     assert len(rollbacks) == 1, "its job asked for no snapshots, and peers keep one for it"
 
 
+def test_a_run_moves_beside_others_and_takes_nobody_from_them(make_spec: MakeSpec) -> None:
+    peers = workers("a", "b", "c")
+    swarm = training(long_spec(make_spec), peers)
+    swarm.submit(make_spec(num_steps=100), SECOND, owner="bob")
+    swarm.join(Worker("d", layers="0-4"))
+    swarm.submit(make_spec(num_blocks=5, block_bytes=1 << 45), RunId("run-3"), owner="eve")
+    swarm.settle_until(lambda: swarm.run(SECOND).committed_steps)
+    assert swarm.run(RunId("run-3")).phase is RunPhase.WAITING, "nobody has so much room"
+    peers[1].block_s = SLOW_S
+    until_moved(swarm)
+    assert cut(swarm) == ["a: 0-4", "b: 4-5", "c: 5-9"]
+    assert cut(swarm, SECOND) == ["d: 0-4"]
+    finish(swarm)
+    assert committed(swarm) == list(range(200))
+
+
 @settings(
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
