@@ -509,7 +509,7 @@ def test_a_payload_that_does_not_fit_its_header_is_broken_once_it_is_read(
 def test_a_direct_frame_is_broken_in_a_run_with_buffers(make_coders: MakeCoders) -> None:
     direct = make_coders(forward_codec="q4c").sender.encode(key(0), torch.ones(TOKENS, CHANNELS))
     assert direct.kind is FrameKind.DIRECT
-    with pytest.raises(BadFrame, match="DIRECT of q4c in a run whose forward codec is aq4t"):
+    with pytest.raises(BadFrame, match="DIRECT of q4c in a step whose forward codec is aq4t"):
         make_coders(forward_codec="aq4t").receiver.decode(direct)
 
 
@@ -519,7 +519,7 @@ def test_a_key_frame_is_broken_in_a_run_without_buffers(
 ) -> None:
     key_frame = make_coders().sender.encode(key(0), torch.ones(TOKENS, CHANNELS))
     ends = make_coders(forward_codec=codec)
-    with pytest.raises(BadFrame, match=f"KEY of fp16 in a run whose forward codec is {codec}"):
+    with pytest.raises(BadFrame, match=f"KEY of fp16 in a step whose forward codec is {codec}"):
         ends.receiver.decode(key_frame)
     assert not ends.there.staged
 
