@@ -134,6 +134,7 @@ def _boundary_fields(status: BoundaryStatus) -> dict[str, object]:
         "forward_codec": status.forward_codec,
         "backward_codec": status.backward_codec,
         "ratio": status.ratio,
+        "step_bytes": status.newest.forward_bytes + status.newest.backward_bytes,
     }
 
 
