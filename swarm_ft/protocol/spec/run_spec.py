@@ -82,8 +82,8 @@ CodecText = Annotated[str, Length(MAX_SPEC_CHARS)]
 class Codecs:
     """By which activations and their gradients cross boundaries, as `--fw` and `--bw` take them."""
 
-    forward: CodecText
-    backward: CodecText
+    forward: str
+    backward: str
 
     def __str__(self) -> str:
         return f"{self.forward}/{self.backward}"
