@@ -207,7 +207,7 @@ def test_a_table_with_spaces_after_its_commas_is_known_by_its_header(text: str) 
         "milk, two bottles\nbread, a loaf\neggs, a dozen\n",
         "milk, eggs, flour\nbutter, salt\nsugar, almonds, cream, a lemon\n",
         "Monday, 3 May\nTuesday, 4 May\nWednesday, 5 May\n",
-        " The lock , built in 1810 , \n was closed , and later filled , \n by the town , in parts , \n",
+        " The lock , built in 1810 , \n was closed , then filled , \n by the town , in parts , \n",
     ],
 )
 def test_verse_letters_and_lists_are_plain_text(text: str) -> None:
