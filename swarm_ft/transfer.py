@@ -133,8 +133,8 @@ async def serve_chunks(
     Args:
         stream: of the call.
         offers: what there is.
-        quiet: waits until nothing more urgent is to be sent. Saved states give way to that; those of
-            newcomers and results do not, for somebody waits for them.
+        quiet: waits until nothing more urgent is to be sent. Saved states give way to it; those
+            of newcomers and results do not, for somebody waits for them.
 
     Raises:
         NotFound: no such shard is offered here.
