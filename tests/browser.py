@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -58,8 +59,26 @@ class Tab:
     async def open(self, address: str) -> None:
         """Go there, and where that leads to."""
         await self.ask("Page.navigate", url=address)
-        is_there = "location.protocol === 'http:' && !location.search"
+        is_there = "location.protocol.startsWith('http') && !location.search"
         await self.until(f"{is_there} && document.readyState === 'complete'")
+
+    async def warned_of(self, address: str) -> str:
+        """Go there, and the SHA-256 of the certificate that it warns of, as it shows it.
+
+        Raises:
+            RuntimeError: it does not warn.
+        """
+        went = await self.ask("Page.navigate", url=address)
+        if "CERT" not in went.get("errorText", ""):
+            raise RuntimeError(f"{address}: expected a warning, got {went}")
+        await self.ask("Network.enable")
+        shown = await self.ask("Network.getCertificate", origin=address)
+        der = base64.b64decode(shown["tableNames"][0])
+        return hashlib.sha256(der).hexdigest(":").upper()
+
+    async def go_on(self) -> None:
+        """Past all such warnings from now on."""
+        await self.ask("Security.setIgnoreCertificateErrors", ignore=True)
 
     async def until(self, script: str) -> Any:
         """Wait until it is so, on whatever page."""
