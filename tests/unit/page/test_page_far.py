@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from swarm_ft.identity.authority import Authority
+from swarm_ft.identity.certificates import from_pem, shown_fingerprint
 from swarm_ft.page import door
 from swarm_ft.page.guard import TRIES, TRIES_PER_S
 from swarm_ft.page.server import LOOPBACK, HttpPlaces, Watched
@@ -93,11 +94,11 @@ async def test_a_browser_warns_shows_the_printed_fingerprint_and_goes_on(
     authority: Authority, tmp_path: Path
 ) -> None:
     async with far(authority) as found, browser(tmp_path / "browser") as tab:
-        assert await tab.warned_of(here(found)) == found.fingerprint
+        shown = from_pem((await tab.warned_of(here(found))).encode())
+        assert shown_fingerprint(shown) == found.fingerprint
         await tab.go_on()
-        await tab.open(here(found))
+        await tab.until("document.body?.innerText.includes('Contributions')")
         assert await tab.look("location.protocol") == "https:"
-        await tab.until("document.body.innerText.includes('Contributions')")
         await tab.until("typeof source !== 'undefined' && source.readyState === EventSource.OPEN")
 
 
