@@ -149,6 +149,7 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
     keeping.look_after(turn)
     commits.look_after_saving(turn)
     commits.look_after_held(turn)
+    commits.look_after_results(turn)
     losses.look_after(turn)
     leaving.look_after(turn)
     attempts.advance(turn)
