@@ -55,7 +55,7 @@ async def _compare(folder: Path, rates: list[float]) -> None:
 
 async def _step_s(swarm: Swarm, owner: str) -> float:
     """How long one of the second half of a run's steps takes, in the mean."""
-    sizes = ("--batch-size", 4, "--micro-batch-size", 1, "--max-eval-samples", 0)
+    sizes = ("--batch-size", 4, "--micro-batch-size", 1, "--max-eval-samples", 1)
     client = await swarm.trains(owner, *sizes, "--eval-steps", STEPS)
     await client.ends(timeout_s=60.0 * STEPS)
     told = await said(f"losses-{owner}", swarm.home(owner), "losses", *swarm.way)

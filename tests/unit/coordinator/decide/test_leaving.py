@@ -204,6 +204,18 @@ def test_nobody_and_no_snapshots_leaves_the_choice_to_the_peer(
     assert swarm.num_rollbacks == 1
 
 
+def test_of_a_run_that_waits_for_others_no_snapshot_is_promised(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.state = replace(swarm.state, keeps_snapshots=True)
+    begin(swarm, spec, a, b)
+    swarm.lose(a)
+    swarm.would_leave(b)
+    assert not swarm.may_go(b)
+    told = words_to(swarm, b)[-1]
+    assert told.endswith("the run waits for others: 2 steps would be lost (0 s)")
+
+
 # ---- while the owner pauses the run
 
 
