@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import tempfile
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from benchmarks.day.__main__ import opened
 from benchmarks.day.swarm import Swarm
 from tests.browser import Tab, browser
 
-STEPS, EVAL_STEPS, COMES_AT, PAUSES_AT = 200, 10, 15, 45
+STEPS, EVAL_STEPS, COMES_AT, PAUSES_AT = 150, 8, 10, 40
 VOLUNTEER = "ada"
 CODECS = {"ann": ("aq4", "q8"), "ben": ("aq3+z", "q4")}
 RUN = "state.runs[0]"
@@ -51,9 +52,16 @@ async def _draw(folder: Path, out: Path) -> None:
         await tab.until(f"!!{own}")
         await tab.look(f"chosen = {own}.run, isChosenByHand = true, shown(state)")
         await tab.until(f"chosenRun().steps >= {PAUSES_AT} && {IS_MEASURED}")
+        others = set(await tab.look("chosenRun().stages.map(s => s.peer)"))
+        held = [machine for machine in swarm.machines if swarm.names[machine] in others]
+        for machine in held:  # so that its step is a long one, which the pause waits for
+            if machine != VOLUNTEER:
+                swarm.signals(machine, signal.SIGSTOP)
         pausing = asyncio.create_task(swarm.pauses(VOLUNTEER))
         await tab.until(GOES)
         (out / "desktop.png").write_bytes(await tab.picture())
+        for machine in held:
+            swarm.signals(machine, signal.SIGCONT)
         await pausing
         await tab.resize(390, 844)
         await _settled(tab)
