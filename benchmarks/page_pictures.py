@@ -48,10 +48,12 @@ async def _draw(folder: Path, out: Path) -> None:
             await tab.until(f"typeof state !== 'undefined' && {RUN}?.steps > 0")
         await tab.until(f"{RUN}.steps >= {COMES_AT}")
         await swarm.comes(VOLUNTEER)
-        own = f"state.runs.find(r => r.stages.some(s => s.peer === '{swarm.names[VOLUNTEER]}'))"
+        is_in = f"s => s.peer === '{swarm.names[VOLUNTEER]}' && !s.joining"
+        own = f"state.runs.find(r => r.stages.some({is_in}))"
         await tab.until(f"!!{own}")
         await tab.look(f"chosen = {own}.run, isChosenByHand = true, shown(state)")
         await tab.until(f"chosenRun().steps >= {PAUSES_AT} && {IS_MEASURED}")
+        await tab.until(f"chosenRun().phase === 'training' && !!{own} && {own}.run === chosen")
         others = set(await tab.look("chosenRun().stages.map(s => s.peer)"))
         held = [machine for machine in swarm.machines if swarm.names[machine] in others]
         for machine in held:  # so that its step is a long one, which the pause waits for
