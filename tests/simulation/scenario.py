@@ -156,11 +156,8 @@ class Scenario:
         handover_s: that each message of a state takes longer on its way to a newcomer.
         others: other runs, and how late their clients come.
         peers_keep: whether snapshots lie with the peers, and in no place that all reach.
-<<<<<<< HEAD
         codecs: what owners want their runs to go by, of each run in turn, and after how many steps.
-=======
         computes_by_block: whether a computation takes `mean_compute_s` for each block of a stage.
->>>>>>> 6819a75d5cf92d4b4cae512ea5dd89f8a6861c00
     """
 
     seed: int
@@ -172,11 +169,8 @@ class Scenario:
     handover_s: float = 0.0
     others: tuple[tuple[float, RunSpec], ...] = ()
     peers_keep: bool = False
-<<<<<<< HEAD
     codecs: tuple[tuple[int, Codecs], ...] = ()
-=======
     computes_by_block: bool = False
->>>>>>> 6819a75d5cf92d4b4cae512ea5dd89f8a6861c00
 
     @property
     def specs(self) -> tuple[RunSpec, ...]:
