@@ -258,7 +258,7 @@ class _Foreseen:
 
 def _forecast(run: Run, machines: Mapping[PeerId, Machine]) -> tuple[float, str]:
     """Seconds of a step, at least, and what it is bound by."""
-    found = forecast(run.spec, _placed(run, machines))
+    found = forecast(run.spec_at(run.past.all_steps + 1), _placed(run, machines))
     is_first = run.committed_steps < run.spec.train.steps_per_epoch
     return found.first_step_s if is_first else found.step_s, found.bound_by
 

@@ -37,9 +37,11 @@ from swarm_ft.coordinator.plan.keepers import (
 )
 from swarm_ft.coordinator.plan.leaving import (
     gone_from,
+    has_successors,
     held_for,
     is_held,
     may_save,
+    takes_result_along,
     with_successors_free,
 )
 from swarm_ft.coordinator.plan.membership import (
@@ -106,7 +108,8 @@ def _save(turn: Turn, run: Run) -> Run:
     turn.keep(run)
     there = {stage.layers for stage in asked.stages}
     for stage in run.computing:
-        saves = next(filter(turn.state.carries, stage.peers), stage.peers[0])
+        peers = [p for p in stage.peers if p in past.exported] or stage.peers  # once it is finished
+        saves = next(filter(turn.state.carries, peers), peers[0])
         if stage.layers not in there:
             by_peers = turn.state.num_keepers > 0
             turn.say(saves, SaveStage(run_id=run.run_id, step=step, by_peers=by_peers))
@@ -247,6 +250,16 @@ def look_after_held(turn: Turn) -> None:
     for run in turn.state.active_runs:
         if is_held(run):
             _grow_or_plan(turn, run)
+
+
+def look_after_results(turn: Turn) -> None:
+    """Have finished runs saved whose result would be gone with leavers before its client came."""
+    for run in tuple(turn.state.runs.values()):
+        is_under_way = run.saving.asked is not None or bool(run.saving.unlisted)
+        if is_under_way or not takes_result_along(turn.state, run):
+            continue
+        if may_save(turn.state, run, turn.now_s):
+            _save(turn, run)
 
 
 def _step_done(turn: Turn, run: Run, step: PlannedStep) -> None:
@@ -448,10 +461,11 @@ def _grow_or_plan(turn: Turn, run: Run) -> None:
         _move(turn, run)
         return
     caught_up = with_caught_up(run)
-    if run.steering.is_paused and not gone_from(turn.state, caught_up, turn.now_s):
+    able = able_for(shared(turn.state, turn.now_s).of(turn.state, run), caught_up, turn.now_s)
+    is_left = gone_from(turn.state, caught_up, turn.now_s) or has_successors(able, run)
+    if run.steering.is_paused and not is_left:
         _plan_or_export(turn, run)  # whoever comes is taken in as it resumes
         return
-    able = able_for(shared(turn.state, turn.now_s).of(turn.state, run), caught_up, turn.now_s)
     fewer = with_successors_free(able, with_some_let_go(able, run))
     grown = with_newcomers(able, fewer)
     if not is_last and gone_from(turn.state, caught_up, turn.now_s):

@@ -18,6 +18,7 @@ from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.client import (
+    CodecChange,
     Contribution,
     Evaluated,
     RunPhase,
@@ -43,7 +44,7 @@ from swarm_ft.protocol.spec.best import Judged
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
-from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -412,10 +413,12 @@ class Steering:
     Attributes:
         is_paused: no step is planned; one that was begun is finished.
         rates: steps rising.
+        codecs: so too.
     """
 
     is_paused: bool = False
     rates: tuple[RateChange, ...] = ()
+    codecs: tuple[CodecChange, ...] = ()
 
     def peak_at(self, step: int, submitted: float) -> float:
         """The schedule's peak at a step."""
@@ -426,6 +429,16 @@ class Steering:
         """What was asked for steps that are yet to be made is asked no more."""
         before = [one for one in self.rates if one.first_step < change.first_step]
         return replace(self, rates=(*before, change))
+
+    def codecs_at(self, step: int) -> Codecs | None:
+        """By which a step goes; None: those that were submitted."""
+        changes = [one for one in self.codecs if one.first_step <= step]
+        return changes[-1].codecs if changes else None
+
+    def with_codecs(self, change: CodecChange) -> Steering:
+        """As `with_rate`."""
+        before = [one for one in self.codecs if one.first_step < change.first_step]
+        return replace(self, codecs=(*before, change))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -590,7 +603,13 @@ class Run:
                 if (file := self.past.exported.get(peer))
             ),
             result_step=StepNumber(self.committed_steps) if self.past.trained_steps else None,
+            codecs=self.steering.codecs,
         )
+
+    def spec_at(self, step: int) -> RunSpec:
+        """With the codecs by which a step goes."""
+        codecs = self.steering.codecs_at(step)
+        return self.spec if codecs is None else self.spec.with_codecs(codecs)
 
     def with_assignments(self, assignments: Iterable[StageAssignment]) -> Run:
         """The run on these peers."""

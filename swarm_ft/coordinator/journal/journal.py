@@ -53,6 +53,7 @@ from swarm_ft.errors import JournalError, SwarmError
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.private_files import FILE_MODE, make_private
 from swarm_ft.protocol.messages.client import (
+    CodecChange,
     Contribution,
     Evaluated,
     RunPhase,
@@ -70,6 +71,7 @@ from swarm_ft.protocol.spec.best import Best, Judged
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
+from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.sealing import Sealer
 
@@ -819,13 +821,18 @@ def _committed_from(
 
 def _steering_text(steering: Steering) -> str:
     rates = [(change.first_step, change.learning_rate) for change in steering.rates]
-    return json.dumps({"is_paused": steering.is_paused, "rates": rates})
+    codecs = [(one.first_step, one.codecs.forward, one.codecs.backward) for one in steering.codecs]
+    return json.dumps({"is_paused": steering.is_paused, "rates": rates, "codecs": codecs})
 
 
 def _steering_from(text: str) -> Steering:
     told = json.loads(text)
     rates = tuple(RateChange(StepNumber(step), rate) for step, rate in told["rates"])
-    return Steering(is_paused=told["is_paused"], rates=rates)
+    codecs = tuple(
+        CodecChange(StepNumber(step), Codecs(forward, backward))
+        for step, forward, backward in told.get("codecs", ())
+    )
+    return Steering(is_paused=told["is_paused"], rates=rates, codecs=codecs)
 
 
 def _hosts(assignments: Iterable[StageAssignment]) -> list[tuple[str, int, int]]:

@@ -75,6 +75,7 @@ def plan_step(run: Run, now_s: float, ways: Ways = NO_WAYS) -> tuple[Run, PlanSt
         microbatches=microbatches,
         evaluation=evaluation,
         listeners=run.listeners,
+        codecs=run.steering.codecs_at(number),
     )
     step = PlannedStep(
         microbatches=microbatches, stages=stages, evaluation=evaluation, began_s=now_s
