@@ -183,7 +183,8 @@ def _alone(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> LeaveProg
     """Of the last one that has a stage's state, where nobody can take over."""
     layers, stays = _stage(run, peer).layers, _leaving(state, peer).stays
     whose, rest_s = f"run {run.run_id}, layers {layers}", _rest_s(run, now_s)
-    if may_save(state, run, now_s):
+    is_waiting = run.phase is RunPhase.WAITING  # for others, without whom none is whole
+    if may_save(state, run, now_s) and not is_waiting:
         when = "is being written" if is_held(run) else "is to be written at the end of this step"
         words = f"nobody can take over; a snapshot {when}"
         return LeaveProgress(may_go=False, words=f"{whose}: {words}", seconds=rest_s)
@@ -192,7 +193,7 @@ def _alone(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> LeaveProg
         return LeaveProgress(may_go=is_held(run), words=f"{whose}: {words}", seconds=rest_s)
     lost = run.committed_steps - run.past.rolled_back.committed_steps
     why = f"no snapshot can be written ({run.saving.failed})" if run.saving.failed else ""
-    why = why or "no snapshots are kept"
+    why = why or ("no snapshots are kept" if not is_waiting else "the run waits for others")
     words = f"nobody can take over, and {why}: {lost} steps would be lost"
     return LeaveProgress(may_go=False, words=f"{whose}: {words} ({lost * _step_s(run):.0f} s)")
 

@@ -204,6 +204,18 @@ def test_nobody_and_no_snapshots_leaves_the_choice_to_the_peer(
     assert swarm.num_rollbacks == 1
 
 
+def test_of_a_run_that_waits_for_others_no_snapshot_is_promised(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.state = replace(swarm.state, keeps_snapshots=True)
+    begin(swarm, spec, a, b)
+    swarm.lose(a)
+    swarm.would_leave(b)
+    assert not swarm.may_go(b)
+    told = words_to(swarm, b)[-1]
+    assert told.endswith("the run waits for others: 2 steps would be lost (0 s)")
+
+
 # ---- while the owner pauses the run
 
 
@@ -447,7 +459,7 @@ NAMES = ("p", "q", "r", "s", "t")
 wishes = st.lists(
     st.tuples(
         st.sampled_from(NAMES),
-        st.sampled_from(["comes", "leaves", "pauses", "works", "goes"]),
+        st.sampled_from(["comes", "leaves", "pauses", "works", "goes", "is held", "is let go on"]),
         st.integers(0, 12),
     ),
     max_size=25,
@@ -455,8 +467,11 @@ wishes = st.lists(
 
 
 def do(swarm: Swarm, peer: FakePeer, wish: str) -> None:
-    """What a peer may do, if it may; it goes only once it was told that it may."""
+    """What a peer may do, if it may, or the run's owner; it goes only once told that it may."""
     member = swarm.state.members.get(peer.peer_id)
+    if wish in ("is held", "is let go on"):
+        swarm.handle(RunPaused(RUN) if wish == "is held" else RunResumed(RUN))
+        return
     if wish == "comes" and member is None:
         peer.forget()
         swarm.join(peer)
@@ -498,6 +513,7 @@ def test_as_long_as_all_wait_until_they_may_go_no_step_is_lost(
         peers[name].is_slow_to_take = False
         do(swarm, peers[name], "comes")
         do(swarm, peers[name], "works")
+    swarm.handle(RunResumed(RUN))
     swarm.wait(5)
     for _ in range(8):
         for peer in peers.values():
