@@ -189,6 +189,7 @@ class CoordinatorService:
         snapshots: where peers save stages; None: with each other, or nowhere.
         num_keepers: how many peers keep each stage of a snapshot, where there is no such place; 0:
             none are kept.
+        moves_layers: whether runs are cut anew while they train, where that is faster.
         queue_s: how long a run that nobody can host waits for somebody.
         result_s: how long a finished run waits for its client.
         quotas: how much clients may ask for.
@@ -209,6 +210,7 @@ class CoordinatorService:
         snapshots: SnapshotStore | None = None,
         *,
         num_keepers: int = 0,
+        moves_layers: bool = True,
         queue_s: float = QUEUE_S,
         result_s: float = RESULT_S,
         quotas: Quotas = DEFAULT_QUOTAS,
@@ -254,6 +256,7 @@ class CoordinatorService:
             result_s=result_s,
             keeps_snapshots=snapshots is not None or num_keepers > 0,
             num_keepers=0 if snapshots is not None else num_keepers,
+            moves_layers=moves_layers,
         )
         for run in runs.values():
             if not run.phase.is_over:

@@ -66,6 +66,7 @@ class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVENT_KIND_RUN_PAUSED: _ClassVar[EventKind]
     EVENT_KIND_RUN_RESUMED: _ClassVar[EventKind]
     EVENT_KIND_RUN_STEERED: _ClassVar[EventKind]
+    EVENT_KIND_RUN_MOVED: _ClassVar[EventKind]
 RUN_PHASE_UNSPECIFIED: RunPhase
 RUN_PHASE_QUEUED: RunPhase
 RUN_PHASE_WAITING: RunPhase
@@ -113,6 +114,7 @@ EVENT_KIND_RUN_FAILED: EventKind
 EVENT_KIND_RUN_PAUSED: EventKind
 EVENT_KIND_RUN_RESUMED: EventKind
 EVENT_KIND_RUN_STEERED: EventKind
+EVENT_KIND_RUN_MOVED: EventKind
 
 class EnrolRequest(_message.Message):
     __slots__ = ("protocol_version",)

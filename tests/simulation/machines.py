@@ -51,6 +51,7 @@ class World:
         rng: draws how long the directory takes to answer.
         snapshots_url: a folder that everybody reaches; empty: peers keep snapshots.
         handover_s: that each message of a state takes longer on its way to a newcomer.
+        computes_by_block: whether what takes a peer one time takes it that time for each block.
         isolated: machines that do not reach the directory now.
         codecs: what owners want runs to go by, and after how many steps, by their specs' digests.
     """
@@ -62,6 +63,7 @@ class World:
     rng: Random
     snapshots_url: str
     handover_s: float = 0.0
+    computes_by_block: bool = False
     board: Board = field(default_factory=Board)
     isolated: set[str] = field(default_factory=set)
     codecs: Mapping[bytes, tuple[int, Codecs]] = field(default_factory=dict)
@@ -261,6 +263,8 @@ class PeerRole:
         watcher = machine.world.invariants.watcher(machine.name)
 
         def make_engine(spec: RunSpec, layers: LayerRange) -> TinyEngine:
+            if machine.process is not None and machine.world.computes_by_block:
+                machine.process.work = len(layers)
             return TinyEngine(spec, layers, watcher=watcher, check_disk=machine.disk.check)
 
         node = self.node = PeerNode(

@@ -157,6 +157,7 @@ class Scenario:
         others: other runs, and how late their clients come.
         peers_keep: whether snapshots lie with the peers, and in no place that all reach.
         codecs: what owners want their runs to go by, of each run in turn, and after how many steps.
+        computes_by_block: whether a computation takes `mean_compute_s` for each block of a stage.
     """
 
     seed: int
@@ -169,6 +170,7 @@ class Scenario:
     others: tuple[tuple[float, RunSpec], ...] = ()
     peers_keep: bool = False
     codecs: tuple[tuple[int, Codecs], ...] = ()
+    computes_by_block: bool = False
 
     @property
     def specs(self) -> tuple[RunSpec, ...]:

@@ -100,6 +100,7 @@ class _Simulation:
                 spec.digest(): wish
                 for spec, wish in zip(scenario.specs, scenario.codecs, strict=False)
             },
+            computes_by_block=scenario.computes_by_block,
         )
         self._machines: dict[str, Machine] = {}
         self._roles: dict[str, PeerRole] = {}
