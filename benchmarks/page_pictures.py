@@ -1,10 +1,10 @@
-"""The pictures of the page in the docs: a swarm at work, and a volunteer that pauses.
+"""The pictures of the page in the docs: a swarm at work, and a volunteer that leaves.
 
     python -m benchmarks.page_pictures --out docs/watching
 
 Coordinator, peers and clients are processes, as in `benchmarks.day`, and links have keys and caps.
-Two owners train; a volunteer comes, and pauses a while later: `desktop.png` is of the moment before
-it is paused, `phone.png` of one after that. Chromium (`apt-get install chromium`) draws them.
+Two owners train; a volunteer comes, and leaves a while later: `desktop.png` is of the moment before
+it goes, `phone.png` of one after that. Chromium (`apt-get install chromium`) draws them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from benchmarks.day.__main__ import opened
 from benchmarks.day.swarm import Swarm
 from tests.browser import Tab, browser
 
-STEPS, EVAL_STEPS, COMES_AT, PAUSES_AT = 150, 8, 10, 40
+STEPS, EVAL_STEPS, COMES_AT, LEAVES_AT = 150, 8, 10, 40
 VOLUNTEER = "ada"
 CODECS = {"ann": ("aq4", "q8"), "ben": ("aq3+z", "q4")}
 RUN = "state.runs[0]"
 IS_MEASURED = "/Mbps/.test($('pipe').innerText) && curve.evals.length > 3"
-GOES = "document.querySelector('.peer.goes')"
+GOES = "!!document.querySelector('.peer.goes')"
 
 
 def main() -> None:
@@ -52,19 +52,18 @@ async def _draw(folder: Path, out: Path) -> None:
         own = f"state.runs.find(r => r.stages.some({is_in}))"
         await tab.until(f"!!{own}")
         await tab.look(f"chosen = {own}.run, isChosenByHand = true, shown(state)")
-        await tab.until(f"chosenRun().steps >= {PAUSES_AT} && {IS_MEASURED}")
+        await tab.until(f"chosenRun().steps >= {LEAVES_AT} && {IS_MEASURED}")
         await tab.until(f"chosenRun().phase === 'training' && !!{own} && {own}.run === chosen")
-        others = set(await tab.look("chosenRun().stages.map(s => s.peer)"))
-        held = [machine for machine in swarm.machines if swarm.names[machine] in others]
-        for machine in held:  # so that its step is a long one, which the pause waits for
-            if machine != VOLUNTEER:
-                swarm.signals(machine, signal.SIGSTOP)
-        pausing = asyncio.create_task(swarm.pauses(VOLUNTEER))
+        there = set(await tab.look("chosenRun().stages.map(s => s.peer)"))
+        held = [one for one, name in swarm.names.items() if name in there and one != VOLUNTEER]
+        for machine in held:  # so that the step, whose end a leaver waits for, is a long one
+            swarm.signals(machine, signal.SIGSTOP)
+        swarm.signals(VOLUNTEER, signal.SIGINT)
         await tab.until(GOES)
         (out / "desktop.png").write_bytes(await tab.picture())
         for machine in held:
             swarm.signals(machine, signal.SIGCONT)
-        await pausing
+        await swarm.machines[VOLUNTEER].ends()
         await tab.resize(390, 844)
         await _settled(tab)
         (out / "phone.png").write_bytes(await tab.picture())

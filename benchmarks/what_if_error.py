@@ -21,7 +21,7 @@ from benchmarks.day.__main__ import opened
 from benchmarks.day.processes import said
 from benchmarks.day.swarm import Swarm
 
-STEPS = 40
+STEPS = 24
 FREE, CAPPED = "ann", "ben"
 """Owners, as folders for what their clients write."""
 PEER, LAYERS = "owner-1", "0-2"

@@ -61,7 +61,7 @@ def overview(
         machines: what members measured of themselves.
     """
     roll = Roll(state, machines, caller)
-    queue = [run.run_id for run in state.going_runs]
+    queue = _queue(state)
     members = islice(state.members.values(), page.first_member, None)
     runs = islice(state.runs.values(), page.first_run, page.first_run + MAX_PAGE_RUNS)
     has_runs = any(_may_read(caller, run) for run in state.runs.values())
@@ -75,6 +75,12 @@ def overview(
         num_runs=len(state.runs),
         contributors=contributors(state) if page == FIRST_PAGE else (),
     )
+
+
+def _queue(state: SwarmState) -> list[RunId]:
+    """Runs that wait for peers, behind one that has some."""
+    waiting = [run.run_id for run in state.going_runs if not run.attempt.assignments]
+    return [run.run_id for run in state.active_runs[-1:]] + waiting
 
 
 def _summary(run: Run, queue: Sequence[RunId], *, is_own: bool) -> RunSummary:

@@ -30,6 +30,8 @@ BETWEEN = {*product(ABOVE, BELOW), *product(BELOW, ABOVE)}
 ENTER, TAB, RIGHT = ("Enter", 13), ("Tab", 9), ("ArrowRight", 39)
 RUN = "state.runs[0]"
 WORDS = "document.body.innerText"
+LONG_NAMES = 'JSON.parse(JSON.stringify(state).replace(/"peer-(.)"/g, `"${"a".repeat(31)}$1"`))'
+"""As keys have them."""
 
 
 @pytest.fixture
@@ -142,6 +144,17 @@ async def test_the_page_fits_a_telephone(tmp_path: Path, job: Job) -> None:
         for width in (360, 768, 1280):
             await tab.resize(width, 800, dark=width == 768)
             assert await tab.look("document.documentElement.scrollWidth") <= width
+            heights = "[...document.querySelectorAll('.acts button')].map(e => e.offsetHeight)"
+            assert max(await tab.look(heights)) < 50, "a word is broken"
+        await tab.look(f"source.close(), shown({LONG_NAMES})")
+        await tab.until("document.querySelector('.peer .id').innerText.length > 30")
+        edges = await tab.look(
+            """['.stage .peer', '.wire', '.stage:last-child .peer'].map(one => {
+              const box = document.querySelector(one).getBoundingClientRect();
+              return [box.left, box.right];
+            })"""
+        )
+        assert edges[0][1] <= edges[1][0] < edges[1][1] <= edges[2][0], "names are over the links"
         unnamed = (
             "[...document.querySelectorAll('button, input, [tabindex]')].filter(e =>"
             " !e.innerText && !e.getAttribute('aria-label') && !e.getAttribute('aria-labelledby')"

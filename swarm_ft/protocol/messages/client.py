@@ -452,7 +452,7 @@ class RunSummary:
         samples_per_s: trained, over the last steps.
         tokens_per_s: target tokens, over the last steps since the coordinator started.
         eta_s: seconds until its last step, at the pace of the last ones; None: not known.
-        place: in the queue: 0 is its turn, or over.
+        place: in the queue: 0 is its turn, at work, or over.
         behind: the run that is before it in the queue.
         snapshots: how many steps are in those that are whole.
         is_paused: by its owner: no step is planned.

@@ -6,6 +6,7 @@ from swarm_ft.coordinator.facts.events import ResultCollected
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.membership import GRACE_S
 from swarm_ft.coordinator.plan.placement import SETTLE_S
+from swarm_ft.coordinator.watching import overview
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import Assign, ReleaseStage
@@ -39,6 +40,7 @@ def test_two_runs_train_at_the_same_time_each_with_its_own_peers(
     swarm.join(*whole[:2])
     both_commit(swarm, RUN, SECOND)
     assert swarm.run().phase is swarm.run(SECOND).phase is RunPhase.TRAINING
+    assert [(run.place, run.behind) for run in overview(swarm.state).runs] == [(0, None)] * 2
     swarm.settle()
     for run in (RUN, SECOND):
         assert swarm.run(run).phase is RunPhase.FINISHED
@@ -113,6 +115,8 @@ def test_who_waits_tells_what_for_and_how_many_come_before_it(
     assert swarm.run(SECOND).detail == "behind run-1"
     assert swarm.run(THIRD).detail == "behind run-1; 1 that wait come before it"
     assert swarm.run(RunId("run-4")).detail == "waiting for layers 4-6"
+    places = [(0, None), (1, RUN), (2, SECOND), (3, THIRD)]
+    assert [(run.place, run.behind) for run in overview(swarm.state).runs] == places
 
 
 def test_a_member_that_comes_while_one_loads_goes_to_the_run_that_has_less(
