@@ -2,7 +2,8 @@
 
 An eighth of the matrix: every role, every phase and every fault of a process is met, and every
 role but the lone one is killed once; a kill takes longest, since somebody new has to be started.
-`make faults` runs it all; what the net does beneath homes is met in `tests/cli/test_cli_from_home.py`.
+`make faults` runs it all. What the net does beneath homes is met in
+`tests/cli/test_cli_from_home.py`.
 """
 
 from pathlib import Path
