@@ -54,7 +54,7 @@ def test_a_swarm_in_which_nothing_goes_wrong_gives_the_result(seed: int) -> None
     assert outcome.num_commits <= train.num_steps
 
 
-@pytest.mark.parametrize("seed", range(110, 130))
+@pytest.mark.parametrize("seed", range(110, 122))
 def test_whatever_goes_wrong_all_invariants_hold(seed: int) -> None:
     assert simulate(draw(seed)).failures == ()
 
