@@ -96,6 +96,11 @@ class _Simulation:
             rng=Random(f"{seed}/directory"),
             snapshots_url="" if scenario.peers_keep else str(folder / "snapshots"),
             handover_s=scenario.handover_s,
+            codecs={
+                spec.digest(): wish
+                for spec, wish in zip(scenario.specs, scenario.codecs, strict=False)
+            },
+            computes_by_block=scenario.computes_by_block,
         )
         self._machines: dict[str, Machine] = {}
         self._roles: dict[str, PeerRole] = {}
