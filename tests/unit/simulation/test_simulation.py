@@ -48,7 +48,7 @@ def with_fault(seed: int, **fields: Any) -> Scenario:
     return replace(draw(seed), faults=(Fault(**fields),))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_swarm_in_which_nothing_goes_wrong_gives_the_result(seed: int) -> None:
     outcome = simulate(quiet(seed))
     assert outcome.failures == ()
@@ -57,7 +57,7 @@ def test_a_swarm_in_which_nothing_goes_wrong_gives_the_result(seed: int) -> None
     assert outcome.num_commits <= train.num_steps
 
 
-@pytest.mark.parametrize("seed", range(110, 130))
+@pytest.mark.parametrize("seed", range(110, 122))
 def test_whatever_goes_wrong_all_invariants_hold(seed: int) -> None:
     assert simulate(draw(seed)).failures == ()
 
@@ -143,7 +143,7 @@ def timelines(monkeypatch: pytest.MonkeyPatch) -> list[PeerTimeline]:
 
 
 def test_invariants_hold_in_runs_that_are_traced(timelines: list[PeerTimeline]) -> None:
-    for seed in range(100, 110):
+    for seed in range(100, 105):
         assert simulate(draw(seed)).failures == (), seed
     assert timelines
     trace = TraceEvents()
@@ -205,7 +205,7 @@ for seed in map(int, sys.argv[1:]):
 
 def test_one_seed_has_one_history_in_every_process() -> None:
     """In another one sets have another order, and what ran before ran in another order."""
-    seeds = range(40, 44)
+    seeds = range(40, 42)
     command = [sys.executable, "-c", SAY_DIGESTS, *map(str, reversed(seeds))]
     environment = {**os.environ, "PYTHONHASHSEED": "2"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
