@@ -48,6 +48,7 @@ class World:
         rng: draws how long the directory takes to answer.
         snapshots_url: a folder that everybody reaches; empty: peers keep snapshots.
         handover_s: that each message of a state takes longer on its way to a newcomer.
+        max_beside: stages of other runs that a peer hosts beside its first.
         isolated: machines that do not reach the directory now.
     """
 
@@ -58,6 +59,7 @@ class World:
     rng: Random
     snapshots_url: str
     handover_s: float = 0.0
+    max_beside: int = 0
     board: Board = field(default_factory=Board)
     isolated: set[str] = field(default_factory=set)
 
@@ -246,6 +248,7 @@ class PeerRole:
                 peer_id=name,
                 layers=parse_layers(self.layers),
                 memory_bytes=1 << 30,
+                max_beside=machine.world.max_beside,
                 shard_dir=machine.disk.root,
                 snapshots_url=machine.world.snapshots_url,
                 keeping=KeepingPlace(directory=machine.disk.root / "kept", max_bytes=1 << 30),

@@ -7,6 +7,7 @@ from enum import StrEnum
 from itertools import pairwise
 from random import Random
 
+from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 from swarm_ft.protocol.spec.run_spec import (
     EvalCompression,
     LrSchedule,
@@ -28,6 +29,8 @@ SIDE_BY_SIDE = 0.2
 PEERS_KEEP = 0.3
 """So too those in which peers keep each other's snapshots."""
 MAX_OTHERS = 2
+BESIDE = 0.6
+"""Of these, those whose peers host stages of several runs."""
 JUDGED = 0.6
 """Of these, those that evaluations may end, or whose best weights are the result."""
 FIRST_FAULT_S, LAST_FAULT_S = 0.05, 10.0
@@ -145,6 +148,7 @@ class Scenario:
         handover_s: that each message of a state takes longer on its way to a newcomer.
         others: other runs, and how late their clients come.
         peers_keep: whether snapshots lie with the peers, and in no place that all reach.
+        max_beside: stages of other runs that each peer hosts beside its first.
     """
 
     seed: int
@@ -156,6 +160,7 @@ class Scenario:
     handover_s: float = 0.0
     others: tuple[tuple[float, RunSpec], ...] = ()
     peers_keep: bool = False
+    max_beside: int = 0
 
     @property
     def specs(self) -> tuple[RunSpec, ...]:
@@ -187,6 +192,9 @@ def draw(seed: int) -> Scenario:
     scenario = _with_best(scenario, own) if is_judged else scenario
     own = Random(f"{seed}/side-by-side")
     scenario = _with_others(scenario, own) if own.random() < SIDE_BY_SIDE else scenario
+    own = Random(f"{seed}/beside")
+    if scenario.others and own.random() < BESIDE:
+        scenario = replace(scenario, max_beside=own.choice((1, 2, MAX_HOSTED - 1)))
     own = Random(f"{seed}/keepers")
     return replace(scenario, peers_keep=own.random() < PEERS_KEEP)
 

@@ -124,8 +124,8 @@ def tell_idle(turn: Turn) -> None:
     state, members = turn.state, dict(turn.state.members)
     going = state.going_runs
     for peer_id, member in state.members.items():
-        own = state.run_of(peer_id)
-        reason = why_idle(state, [own] if own else going, member, turn.now_s)
+        own = state.runs_of(peer_id)
+        reason = why_idle(state, own or going, member, turn.now_s)
         if reason != member.idle:
             members[peer_id] = replace(member, idle=reason)
         if reason not in ("", member.idle) and member.leaving is None:
@@ -317,8 +317,8 @@ def place_waiting(turn: Turn) -> None:
         able = able_for(sharing.of(turn.state, run), run, turn.now_s)
         placement = arrangement(able, run, turn.now_s)
         if placement.assignments and not _waits_for_keepers(turn, run):
-            members, ways = turn.state.members, turn.state.ways
-            placed = with_better_neighbours(run.spec, placement.assignments, members, ways)
+            ways = turn.state.ways
+            placed = with_better_neighbours(run.spec, placement.assignments, able.members, ways)
             _assign(turn, run.with_assignments(placed), fresh=True)
         elif not placement.assignments:
             _unplaced(turn, run, placement, position)
@@ -456,6 +456,7 @@ def _assignment(state: SwarmState, run: Run, *, fresh: bool) -> Assign:
         saved=tuple(replace(stage, keepers=keepers.holders(state, stage)) for stage in saved),
         last_attempt=past.last_commit.attempt if past.last_commit else NO_ATTEMPT,
         owner=run.owner,
+        priority=run.priority,
     )
 
 

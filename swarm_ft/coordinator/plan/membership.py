@@ -249,8 +249,8 @@ def with_exports_of(state: SwarmState, member: Member) -> SwarmState:
     Of one on probation it is not believed: what others vouched for once may be another file now.
     """
     hello = member.hello
-    held = None if member.grant.replica_only else hello.held
     for run in state.runs.values():
+        held = None if member.grant.replica_only else hello.held_of(run.run_id)
         if hello.peer_id in run.peers:
             exported = {
                 peer: file for peer, file in run.past.exported.items() if peer != hello.peer_id
@@ -281,8 +281,8 @@ def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
     On the stages of its snapshot, if it has one, whose buffers go on with them; where nobody hosts
     these it is cut anew, and each stage is made of what the snapshot has of its layers.
     """
-    keepers = state.result_keepers
-    free = tuple(member for peer, member in state.members.items() if peer not in keepers)
+    full = {peer for peer in state.result_keepers if not hosts_beside(state, peer)}
+    free = tuple(member for peer, member in state.members.items() if peer not in full)
     if run.past.snapshot is None:
         return place(run.spec, free, now_s)
     cuts = [stage.layers for stage in run.past.snapshot.stages]
@@ -292,6 +292,11 @@ def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
     if as_before.assignments or as_before.is_gathering or is_bound:
         return as_before
     return place(run.spec, free, now_s)
+
+
+def hosts_beside(state: SwarmState, peer: PeerId) -> bool:
+    """Whether a member hosts stages of several runs, if its memory allows."""
+    return peer in state.members and state.members[peer].hello.max_beside > 0
 
 
 def patience_s(state: SwarmState, run: Run, now_s: float) -> float:
@@ -484,7 +489,8 @@ def _wanted_layers(
     neighbours it reaches. It helps nowhere in `idle`.
     """
     hello = member.hello
-    held = hello.held.layers if hello.held and hello.held.run_id == run.run_id else None
+    has = hello.held_of(run.run_id)
+    held = has.layers if has else None
     is_needed = any(leaving.issuperset(stage.peers) for stage in run.stages)
     choice = hello.layers or (None if held in idle or is_needed else held)
     fitting = [stage for stage in run.stages if choice in (None, stage.layers)]
