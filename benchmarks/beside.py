@@ -5,8 +5,8 @@
 A swarm in one process, over gRPC on this machine. A stage takes a stated time instead of computing,
 and one device of each machine does one task at a time, so what this machine does besides matters
 little. Two processes of a machine know nothing of each other: each takes the device when it is
-free. Seconds are from the first commit of either run to the last commit of either; all three ways
-take turns, and so meet the same machine.
+free. Seconds are from the first commit of either run to the last of either; steps a second are
+those of both while both train, or of each alone. The ways take turns, and so meet the same machine.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -54,16 +55,23 @@ def main() -> None:
         stage_values=64,
         held_bytes=1024,
     )
-    took_s: dict[str, list[float]] = {way: [] for way in WAYS}
+    found: dict[str, list[Speed]] = {way: [] for way in options.ways}
     for _ in range(options.rounds):
-        for way in WAYS:
+        for way in options.ways:
             with tempfile.TemporaryDirectory(prefix="beside-") as folder:
-                took_s[way].append(asyncio.run(measure(way, work, options.steps, Path(folder))))
-    for way, seconds in took_s.items():
-        ratio = median(took_s[WAYS[0]]) / median(seconds)
-        sys.stdout.write(f"{way:20} {median(seconds):6.1f} s  {ratio:.2f} times as fast\n")
+                found[way].append(asyncio.run(measure(way, work, options.steps, Path(folder))))
+    for way, speeds in found.items():
+        seconds, steps_per_s = map(median, zip(*speeds, strict=True))
+        sys.stdout.write(f"{way:20} {seconds:6.1f} s  {steps_per_s:.3f} steps a second\n")
     if options.json:
-        options.json.write_text(json.dumps(took_s, indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+class Speed(NamedTuple):
+    """Of two runs, see the module's docstring."""
+
+    seconds: float
+    steps_per_s: float
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,12 +83,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--steps", type=int, default=6, help="of each run")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--json", type=Path, metavar="FILE")
     return parser
 
 
-async def measure(way: str, work: Work, steps: int, folder: Path) -> float:
-    """Seconds from the first commit to the last."""
+async def measure(way: str, work: Work, steps: int, folder: Path) -> Speed:
+    """Train both."""
     async with LocalSwarm(folder, [], max_beside=int(way == "beside")) as swarm:
         devices = [Lock() for _ in range(work.stages)]
         sizes = (1, work.stages + 1) if way == "two processes" else (1,)
@@ -97,7 +106,13 @@ async def measure(way: str, work: Work, steps: int, folder: Path) -> float:
             runs.append((await swarm.client.submit(spec, _samples(work, steps))).run_id)
         watched = await asyncio.gather(*(_commits(swarm, run_id) for run_id in runs))
     commits = [seconds for of_run in watched for seconds in of_run]
-    return max(commits) - min(commits)
+    begin_s, end_s = max(of_run[0] for of_run in watched), min(of_run[-1] for of_run in watched)
+    if begin_s < end_s:
+        steps_per_s = sum(begin_s < at <= end_s for at in commits) / (end_s - begin_s)
+    else:
+        alone_s = [of_run[-1] - of_run[0] for of_run in watched]
+        steps_per_s = (len(commits) - len(watched)) / sum(alone_s)
+    return Speed(max(commits) - min(commits), steps_per_s)
 
 
 async def _commits(swarm: LocalSwarm, run_id: RunId) -> list[float]:
