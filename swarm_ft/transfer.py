@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,6 +47,11 @@ logger = get_logger(__name__)
 
 PART_BYTES = 256 << 10
 """Small enough that a link of 1 Mbps brings one every other second: silence tells soon."""
+
+BUSY_SHARE = 0.1
+"""Of the time that a saved state may take of links while what is trained with wants them."""
+MAX_YIELD_S = 5.0
+"""Between two of its parts: who fetches it would take a longer silence for a source's end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,8 +119,22 @@ async def serve_chunk_list(stream: MessageStream[ChunkList, ShardName], offers: 
     await stream.send(offered_to(stream.caller, name, offers).chunks)
 
 
-async def serve_chunks(stream: MessageStream[ChunkPart, FetchRequest], offers: Offers) -> None:
+async def _never_busy() -> None:
+    """Nothing else wants the link."""
+
+
+async def serve_chunks(
+    stream: MessageStream[ChunkPart, FetchRequest],
+    offers: Offers,
+    quiet: Callable[[], Awaitable[None]] = _never_busy,
+) -> None:
     """Somebody fetches some chunks of a shard.
+
+    Args:
+        stream: of the call.
+        offers: what there is.
+        quiet: waits until nothing more urgent is to be sent. Saved states give way to it; those
+            of newcomers and results do not, for somebody waits for them.
 
     Raises:
         NotFound: no such shard is offered here.
@@ -136,7 +156,26 @@ async def serve_chunks(stream: MessageStream[ChunkPart, FetchRequest], offers: O
         chunk = await asyncio.to_thread(_read, offered, index)
         for start in range(0, len(chunk), PART_BYTES):
             failpoints.reached("handing-over")
-            await stream.send(ChunkPart(chunk=index, data=chunk[start : start + PART_BYTES]))
+            part = ChunkPart(chunk=index, data=chunk[start : start + PART_BYTES])
+            if name.is_saved:
+                await _send_giving_way(stream, part, quiet)
+            else:
+                await stream.send(part)
+
+
+async def _send_giving_way(
+    stream: MessageStream[ChunkPart, FetchRequest],
+    part: ChunkPart,
+    quiet: Callable[[], Awaitable[None]],
+) -> None:
+    """Send it, and rest until the link is free, or as long as makes it BUSY_SHARE of the time."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    await stream.send(part)
+    rest_s = (loop.time() - began_s) * (1 / BUSY_SHARE - 1)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(min(rest_s, MAX_YIELD_S)):
+            await quiet()
 
 
 def offered_to(caller: Caller | None, name: ShardName, offers: Offers) -> OfferedShard:

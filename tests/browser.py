@@ -58,8 +58,27 @@ class Tab:
     async def open(self, address: str) -> None:
         """Go there, and where that leads to."""
         await self.ask("Page.navigate", url=address)
-        is_there = "location.protocol === 'http:' && !location.search"
+        is_there = "location.protocol.startsWith('http') && !location.search"
         await self.until(f"{is_there} && document.readyState === 'complete'")
+
+    async def warned_of(self, address: str) -> str:
+        """Go there, and the certificate that its warning shows, in PEM.
+
+        Raises:
+            RuntimeError: it does not warn.
+        """
+        went = await self.ask("Page.navigate", url=address)
+        if "CERT" not in went.get("errorText", ""):
+            raise RuntimeError(f"{address}: expected a warning, got {went}")
+        details = "document.getElementById('error-debugging-info').textContent"
+        told = str(await self.until(f"document.readyState === 'complete' && {details}"))
+        begins, ends = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+        return begins + told.partition(begins)[2].partition(ends)[0] + ends
+
+    async def go_on(self) -> None:
+        """Past the warning, as its owner does."""
+        for button in ("details-button", "proceed-link"):
+            await self.look(f"document.getElementById('{button}').click()")
 
     async def until(self, script: str) -> Any:
         """Wait until it is so, on whatever page."""

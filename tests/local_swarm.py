@@ -172,6 +172,7 @@ class LocalSwarm:
         layers: str,
         clock: Clock | None = None,
         make_engine: EngineMaker | None = None,
+        memory_bytes: int | None = None,
     ) -> LocalPeer:
         """Start another peer; with a clock of its own, as another machine has one.
 
@@ -187,7 +188,7 @@ class LocalSwarm:
         options = PeerOptions(
             peer_id=name,
             layers=parse_layers(layers),
-            memory_bytes=self._memory_bytes,
+            memory_bytes=memory_bytes or self._memory_bytes,
             shard_dir=shard_dir,
             buffers=self._buffer_place(name),
             snapshots_url=self._snapshots_url,

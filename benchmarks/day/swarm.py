@@ -83,8 +83,13 @@ class Swarm:
 
     # ---- owners
 
-    async def trains(self, owner: str) -> Command:
-        """Start a run; one sample a step, so that its sums are the same on any replicas."""
+    async def trains(self, owner: str, *others: object) -> Command:
+        """Start a run; one sample a step, so that its sums are the same on any replicas.
+
+        Args:
+            owner: whose.
+            others: options of `client train`, in the place of those here.
+        """
         client = await Command.start(
             *(f"train-{owner}", self.home(owner), "client", "train"),
             *("--model", self._sample.model_dir, "--dataset", self._sample.train_file),
@@ -93,7 +98,7 @@ class Swarm:
             *("--adapter", "lora", "--lora-r", 2, "--lr", RATES[owner]),
             *("--fw", "none", "--bw", "none", "--dp", "none"),
             *("--max-eval-samples", 8, "--eval-steps", max(1, self._steps // 5)),
-            *("--out", "out", "--json", "report.json", *self.way),
+            *("--out", "out", "--json", "report.json", *self.way, *others),
         )
         self._clients.append(client)
         return client
@@ -106,9 +111,15 @@ class Swarm:
 
     # ---- machines
 
-    async def comes(self, name: str, layers: str = "auto") -> None:
-        """A machine joins, or comes back."""
-        lent = ("--layers", layers, "--threads", 1, *self._caps)
+    async def comes(self, name: str, layers: str = "auto", *others: object) -> None:
+        """A machine joins, or comes back.
+
+        Args:
+            name: here.
+            layers: that it offers.
+            others: options of `serve-stage`, in the place of those here.
+        """
+        lent = ("--layers", layers, "--threads", 1, *self._caps, *others)
         home = ("--buffer-dir", self.home(name) / "peer")
         self.machines[name] = await Command.start(
             name, self.home(name), "serve-stage", self._peer_word, *lent, *home, "--json"

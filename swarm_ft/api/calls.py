@@ -326,6 +326,7 @@ async def _coordinate(
     dht_prefix: str = DHT_PREFIX,
     snapshots: str | None = None,
     keepers: int | None = None,
+    moves_layers: bool = True,
     queue_hours: float = 24.0,
     result_hours: float = 168.0,
     quotas: Quotas = Quotas(),  # noqa: B008 - a value
@@ -347,6 +348,8 @@ async def _coordinate(
         dht_prefix: of the swarm's records.
         snapshots: where snapshots of runs lie, the same for all peers; None: with the peers.
         keepers: how many peers keep each stage's snapshots, where these lie with them; 0: none.
+        moves_layers: whether layers move from peer to peer while a run trains, where that is
+            faster.
         queue_hours: how long a job that no peers can host waits for some.
         result_hours: how long peers keep a finished run's result.
         quotas: how much clients may hand in.
@@ -374,6 +377,7 @@ async def _coordinate(
         quotas=quotas,
         snapshots=SnapshotStore(snapshots) if snapshots else None,
         num_keepers=keepers_of(keepers, snapshots),
+        moves_layers=moves_layers,
         sealing_key=sealing_key,
         is_public=is_public,
         has_relay=has_relay,

@@ -70,6 +70,7 @@ class Charge:
         result_s: how long a finished run waits for its client.
         snapshots: where peers save stages; None: with each other, or nowhere.
         num_keepers: how many peers keep each stage of a snapshot; 0: none do.
+        moves_layers: whether runs are cut anew while they train, where that is faster.
         sealing_key: of what lies on its disk; None: that is not encrypted.
         is_public: anybody is let in, as a replica on probation.
         has_relay: it joins, at its port, whom no other way brings together.
@@ -86,6 +87,7 @@ class Charge:
     quotas: Quotas
     snapshots: SnapshotStore | None
     num_keepers: int
+    moves_layers: bool
     sealing_key: bytes | None
     is_public: bool
     has_relay: bool
@@ -213,6 +215,7 @@ class _Parts:
             SystemClock(),
             self._told.snapshots,
             num_keepers=self._told.num_keepers,
+            moves_layers=self._told.moves_layers,
             queue_s=self._told.queue_s,
             result_s=self._told.result_s,
             quotas=self._told.quotas,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def _run_fields(run: RunSummary) -> dict[str, Any]:
         "num_steps": run.num_steps,
         "paused": run.is_paused,
         "learning_rate": run.learning_rate,
+        "codecs": asdict(run.codecs) if run.codecs is not None else None,
         "place": run.place,
         "behind": run.behind,
         "last_step": _step_fields(run.last_step) if run.last_step else None,
@@ -133,6 +134,7 @@ def _boundary_fields(status: BoundaryStatus) -> dict[str, object]:
         "forward_codec": status.forward_codec,
         "backward_codec": status.backward_codec,
         "ratio": status.ratio,
+        "step_bytes": status.newest.forward_bytes + status.newest.backward_bytes,
     }
 
 

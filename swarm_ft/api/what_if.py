@@ -16,8 +16,10 @@ from swarm_ft.coordinator.replay import Moment
 from swarm_ft.coordinator.running_on import Went, run_on, share_of
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import PeerId, RunId
+from swarm_ft.protocol.machines.step_time import foreseen_s
 from swarm_ft.protocol.messages.capacity import Machine, PlacedPeer
 from swarm_ft.protocol.messages.events import EventKind
+from swarm_ft.protocol.spec.flops import stage_flops
 
 BYTES_PER_S = 1e6 / 8
 """Of one Mbps."""
@@ -184,9 +186,6 @@ def _with_change(state: SwarmState, change: Change) -> SwarmState:
 class _Foreseen:
     """See `running_on.Speeds`: what was measured, and what a forecast says of the difference.
 
-    A forecast is a bound from below, so it is not compared with what was measured: how much longer
-    it says a step takes than before is added to how long steps took.
-
     Args:
         run: as it was.
         before: what members measured.
@@ -204,7 +203,7 @@ class _Foreseen:
         self._machines = machines
         self._factors = factors
         self._known: dict[object, tuple[float, str]] = {}
-        self._seconds = run.measured.seconds
+        self._seconds, self._stages = run.measured.seconds, run.computing
         self._took_s = fmean(run.measured.step_seconds) if run.measured.step_seconds else None
         self._was_s, _ = _forecast(run, before) if run.computing else (0.0, "")
 
@@ -213,9 +212,7 @@ class _Foreseen:
         will_s, _ = self._step(run)
         if self._took_s is None:
             return will_s
-        if self._took_s < self._was_s:
-            return self._took_s * will_s / self._was_s
-        return max(self._took_s + will_s - self._was_s, will_s)
+        return foreseen_s(self._took_s, self._was_s, will_s)
 
     def bound_by(self, run: Run) -> str:
         """What no step can be faster for."""
@@ -232,8 +229,18 @@ class _Foreseen:
         """See `Speeds`."""
         known = self._seconds  # the run's own ones have come of this by now
         measured = known.get(peer_id) or tuple(s for of in known.values() for s in of)
-        factor = self._factors.get(peer_id, 1.0)
+        factor = self._factors.get(peer_id, 1.0) / self._more_layers(run, peer_id)
         return share_of(run, peer_id) * expected_s(measured) / factor if measured else 0.0
+
+    def _more_layers(self, run: Run, peer_id: PeerId) -> float:
+        """How many times as much a peer computes of a microbatch as when that was measured."""
+        had, has = (
+            [stage.layers for stage in stages if peer_id in stage.peers]
+            for stages in (self._stages, run.computing)
+        )
+        if not had or not has:
+            return 1.0
+        return stage_flops(run.spec, has[0]) / stage_flops(run.spec, had[0])
 
     def unknown(self, run: Run) -> tuple[str, ...]:
         """What nobody measured, but for watts, which nobody asks for."""
@@ -251,7 +258,7 @@ class _Foreseen:
 
 def _forecast(run: Run, machines: Mapping[PeerId, Machine]) -> tuple[float, str]:
     """Seconds of a step, at least, and what it is bound by."""
-    found = forecast(run.spec, _placed(run, machines))
+    found = forecast(run.spec_at(run.past.all_steps + 1), _placed(run, machines))
     is_first = run.committed_steps < run.spec.train.steps_per_epoch
     return found.first_step_s if is_first else found.step_s, found.bound_by
 

@@ -175,6 +175,14 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
     help="How many peers keep each stage's snapshots, encrypted, beside those that host it; 0: "
     "none are kept.  [default: 2 without --snapshots]",
 )
+@click.option(
+    "--moves/--no-moves",
+    "moves_layers",
+    default=True,
+    show_default=True,
+    help="Move layers from peer to peer while a run trains, by a snapshot, where its steps are "
+    "faster then by far.",
+)
 @insecure_option
 @click.option(
     "--open",
@@ -227,6 +235,7 @@ def coordinator(
     recording_size: int,
     snapshots: str | None,
     keepers: int | None,
+    moves_layers: bool,
     insecure: bool,
     is_public: bool,
     has_relay: bool,
@@ -278,6 +287,7 @@ def coordinator(
         ),
         snapshots=store,
         num_keepers=keepers_of(keepers, snapshots),
+        moves_layers=moves_layers,
         sealing_key=key,
         is_public=is_public,
         has_relay=has_relay,

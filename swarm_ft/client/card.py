@@ -6,7 +6,7 @@ Paths of this machine are not in it: only their last names, since cards are ofte
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,13 +118,23 @@ def _values(report: RunReport, found: Evaluated) -> dict[str, float]:
 
 
 def _links(report: RunReport, spec: RunSpec) -> Iterator[tuple[str, str]]:
-    sent, train = report.sent, spec.train
+    sent, train, changes = report.sent, spec.train, report.codecs
     ways = (
-        ("activations", train.forward_codec, sent.forward_bytes, sent.forward_uncompressed_bytes),
-        ("gradients", train.backward_codec, sent.backward_bytes, sent.backward_uncompressed_bytes),
+        (
+            "activations",
+            _in_turn(train.forward_codec, ((c.first_step, c.codecs.forward) for c in changes)),
+            sent.forward_bytes,
+            sent.forward_uncompressed_bytes,
+        ),
+        (
+            "gradients",
+            _in_turn(train.backward_codec, ((c.first_step, c.codecs.backward) for c in changes)),
+            sent.backward_bytes,
+            sent.backward_uncompressed_bytes,
+        ),
         (
             "between replicas",
-            train.dp_codec,
+            f"`{train.dp_codec}`",
             sent.gradient_bytes,
             sent.gradient_uncompressed_bytes,
         ),
@@ -132,9 +142,18 @@ def _links(report: RunReport, spec: RunSpec) -> Iterator[tuple[str, str]]:
     for name, codec, num_bytes, uncompressed in ways:
         if uncompressed:
             bits = 32 * num_bytes / uncompressed
-            yield name, f"`{codec}`: {bits:.2f} bits a value, {num_bytes / 1e6:,.1f} MB"
+            yield name, f"{codec}: {bits:.2f} bits a value, {num_bytes / 1e6:,.1f} MB"
     if not any(uncompressed for *_, uncompressed in ways):
         yield "between peers", "nothing"
+
+
+def _in_turn(first: str, changes: Iterable[tuple[int, str]]) -> str:
+    """A codec, and those that went on with it from some step on."""
+    words, last = f"`{first}`", first
+    for step, codec in changes:
+        if codec != last:
+            words, last = f"{words}, from step {step} on `{codec}`", codec
+    return words
 
 
 def _contributors(assignments: Sequence[StageAssignment]) -> str:

@@ -11,9 +11,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import groupby, pairwise
+from itertools import groupby
 from statistics import mean
-from typing import NamedTuple
 
 import torch
 from rich.filesize import decimal
@@ -21,14 +20,15 @@ from rich.filesize import decimal
 from swarm_ft.codec import from_spec
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.pipeline import least_held
+from swarm_ft.protocol.machines.step_time import Bound, Crossing, StageTime, step_time
 from swarm_ft.protocol.messages.capacity import PlacedPeer
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_codec_spec
+from swarm_ft.protocol.spec.flops import FORWARD_PART, all_flops, num_outputs, stage_flops
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_FLOAT, RunSpec
 from swarm_ft.protocol.spec.sample_rows import counts_of, rows_in
 from swarm_ft.protocol.spec.training_plan import num_evaluations
 from swarm_ft.stage.rehearsal import StageMemory
-from swarm_ft.stage.speed import block_flops
 
 UNCOMPRESSED = parse_codec_spec("none", Direction.FORWARD)
 PROBED_TOKENS, PROBED_CHANNELS = 64, 1024
@@ -37,13 +37,6 @@ PROBED_SAMPLES = 1000
 """By which the mean length of all is told."""
 FRAME_BYTES = 64
 """Around a payload: numbers and lengths, HTTP/2, TLS."""
-
-
-class Bytes(NamedTuple):
-    """Of one microbatch over one boundary."""
-
-    forward: float = 0.0
-    backward: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,15 +216,15 @@ class _Stage:
             is_first: _boundary_bytes(spec, self.layers.start, is_first=is_first)
             for is_first in (True, False)
         }
-        self._flops = _flops(spec, self.layers)
-        self._forward_flops = FORWARD_PART * _all_flops(spec, self.layers)
+        self._flops = stage_flops(spec, self.layers)
+        self._forward_flops = FORWARD_PART * all_flops(spec, self.layers)
 
     @property
     def compute_s(self) -> float:
         """Of one microbatch, there and back, at the mean replica."""
         return self._seconds(self._flops)
 
-    def comes(self, *, is_first: bool) -> Bytes:
+    def comes(self, *, is_first: bool) -> Crossing:
         """Over the boundary in front of it, of a microbatch."""
         return self._comes[is_first]
 
@@ -249,13 +242,15 @@ class _Stage:
         """From one microbatch to the next, all replicas together."""
         return self.compute_s / len(self.peers)
 
-    def up_s(self, num_bytes: float) -> float:
-        """To send so many bytes, all replicas together."""
-        return num_bytes / sum(m.up_bytes_per_s or math.inf for m in self._machines)
+    @property
+    def up_bytes_per_s(self) -> float:
+        """That all replicas send together."""
+        return sum(m.up_bytes_per_s or math.inf for m in self._machines)
 
-    def down_s(self, num_bytes: float) -> float:
-        """To receive so many bytes."""
-        return num_bytes / sum(m.down_bytes_per_s or math.inf for m in self._machines)
+    @property
+    def down_bytes_per_s(self) -> float:
+        """And receive."""
+        return sum(m.down_bytes_per_s or math.inf for m in self._machines)
 
     @property
     def round_trip_s(self) -> float:
@@ -284,46 +279,10 @@ def _ends_bytes(spec: RunSpec, layers: LayerRange) -> float:
     tells = trained.stop == model.num_blocks and (train.has_classes or not train.adapts)
     ends = (
         (model.vocab_size, layers.start == 0, embeds),
-        (_num_outputs(spec), layers.stop == model.num_blocks, tells),
+        (num_outputs(spec), layers.stop == model.num_blocks, tells),
     )
     rows = sum(count for count, is_here, trains in ends if is_here and trains)
     return rows * model.hidden_size * BYTES_PER_FLOAT
-
-
-def _num_outputs(spec: RunSpec) -> int:
-    return len(spec.train.labels) or spec.model.vocab_size
-
-
-def _part_computed(spec: RunSpec, layers: LayerRange) -> float:
-    """Of forward, backward and weights' gradients, about equal, those that the stage computes.
-
-    Blocks whose inputs alone are kept have their forward twice.
-    """
-    trained = spec.trained_layers
-    if not spec.gradients_cross(layers.stop):
-        return FORWARD_PART
-    has_weights = layers.start < trained.stop and not spec.train.adapts
-    return (2 + has_weights + spec.train.gradient_checkpointing) / 3
-
-
-FORWARD_PART = 1 / 3
-"""Of a forward, a backward and the weights' gradients, which are about equal."""
-
-
-def _flops(spec: RunSpec, layers: LayerRange) -> float:
-    """Of one microbatch, there and, where somebody waits for it, back."""
-    return _all_flops(spec, layers) * _part_computed(spec, layers)
-
-
-def _all_flops(spec: RunSpec, layers: LayerRange) -> float:
-    """Of one microbatch, were everything trained."""
-    model, train = spec.model, spec.train
-    tokens = train.micro_batch_size * train.seq_length
-    weights = model.block_bytes / BYTES_PER_FLOAT
-    flops = len(layers) * block_flops(weights, model.hidden_size, tokens, train.seq_length)
-    if layers.stop == model.num_blocks:
-        flops += 6.0 * tokens * model.hidden_size * _num_outputs(spec)
-    return flops
 
 
 # ---- bytes
@@ -342,7 +301,7 @@ def _entry(spec: RunSpec, stages: Sequence[_Stage]) -> int:
     return spec.entry_of(stage.layers for stage in stages)
 
 
-def _boundary_bytes(spec: RunSpec, boundary: int, *, is_first: bool) -> Bytes:
+def _boundary_bytes(spec: RunSpec, boundary: int, *, is_first: bool) -> Crossing:
     """Of a microbatch, as its samples come for the first time, or again."""
     train = spec.train
     forward = train.codec(Direction.FORWARD)
@@ -351,7 +310,9 @@ def _boundary_bytes(spec: RunSpec, boundary: int, *, is_first: bool) -> Bytes:
     if spec.is_constant(boundary):
         forward = train.constant_codec
     backward = train.codec(Direction.BACKWARD) if spec.gradients_cross(boundary) else None
-    return Bytes(_frames_bytes(spec, forward), _frames_bytes(spec, backward) if backward else 0.0)
+    return Crossing(
+        _frames_bytes(spec, forward), _frames_bytes(spec, backward) if backward else 0.0
+    )
 
 
 def _frames_bytes(spec: RunSpec, codec: CodecSpec) -> float:
@@ -385,33 +346,39 @@ def _times(members: int) -> float:
 def _step(spec: RunSpec, stages: Sequence[_Stage], *, is_first: bool) -> tuple[float, str]:
     """Seconds of a step over these stages, and what it is bound by."""
     microbatches = spec.train.batch_size // spec.train.micro_batch_size
-    alone_s = sum(stage.compute_s for stage in stages)
-    for one, other in pairwise(stages):
-        size = other.comes(is_first=is_first)
-        alone_s += one.hop_s(size.forward, other)
-        alone_s += other.hop_s(size.backward, one) if size.backward else 0.0
-    turns = _turns(stages, is_first=is_first)
-    slowest_s, bound_by = max(turns, key=lambda turn: turn[0])
-    reduced_s = max(_reduced_bytes(spec, stages, one) / one.slowest_up for one in stages)
     told_s = 2 * max(stage.round_trip_s for stage in stages)
-    return alone_s + (microbatches - 1) * slowest_s + reduced_s + told_s, bound_by
+    times = [_time(spec, stages, index, is_first=is_first) for index in range(len(stages))]
+    found = step_time(times, microbatches, told_s)
+    stage = stages[found.stage]
+    names = " and ".join(peer.peer_id for peer in stage.peers)
+    if found.bound is Bound.COMPUTE:
+        return found.seconds, f"what {names} computes (layers {stage.layers})"
+    return found.seconds, f"the {found.bound.value} of {names}"
 
 
-def _turns(stages: Sequence[_Stage], *, is_first: bool) -> Iterable[tuple[float, str]]:
-    """What each stage and each link needs for one more microbatch."""
-    for index, stage in enumerate(stages):
-        names = " and ".join(peer.peer_id for peer in stage.peers)
-        sent, received = _sizes(stages, index, is_first=is_first)
-        yield stage.turn_s, f"what {names} computes (layers {stage.layers})"
-        yield stage.up_s(sent), f"the uplink of {names}"
-        yield stage.down_s(received), f"the downlink of {names}"
+def _time(spec: RunSpec, stages: Sequence[_Stage], index: int, *, is_first: bool) -> StageTime:
+    """What a stage, and the boundary in front of it, adds to a step."""
+    stage, comes, hop_s = stages[index], Crossing(), (0.0, 0.0)
+    if index:
+        ahead, comes = stages[index - 1], stage.comes(is_first=is_first)
+        back_s = stage.hop_s(comes.backward, ahead) if comes.backward else 0.0
+        hop_s = ahead.hop_s(comes.forward, stage), back_s
+    return StageTime(
+        compute_s=stage.compute_s,
+        turn_s=stage.turn_s,
+        comes=comes,
+        hop_s=hop_s,
+        up_bytes_per_s=stage.up_bytes_per_s,
+        down_bytes_per_s=stage.down_bytes_per_s,
+        reduced_s=_reduced_bytes(spec, stages, stage) / stage.slowest_up,
+    )
 
 
 def _sizes(stages: Sequence[_Stage], index: int, *, is_first: bool) -> tuple[float, float]:
     """Bytes that a stage sends and receives for a microbatch."""
     has_next = index < len(stages) - 1
-    comes = stages[index].comes(is_first=is_first) if index else Bytes()
-    goes = stages[index + 1].comes(is_first=is_first) if has_next else Bytes()
+    comes = stages[index].comes(is_first=is_first) if index else Crossing()
+    goes = stages[index + 1].comes(is_first=is_first) if has_next else Crossing()
     return goes.forward + comes.backward, comes.forward + goes.backward
 
 
@@ -453,8 +420,8 @@ def _forward_turns(stages: Sequence[_Stage], sizes: Sequence[float]) -> Iterable
     """What each stage and each link needs for one more held-out microbatch."""
     for stage, comes, goes in zip(stages, (0.0, *sizes), (*sizes, 0.0), strict=True):
         yield stage.forward_s / len(stage.peers)
-        yield stage.up_s(goes)
-        yield stage.down_s(comes)
+        yield goes / stage.up_bytes_per_s
+        yield comes / stage.down_bytes_per_s
 
 
 def _peer_memory(

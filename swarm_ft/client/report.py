@@ -24,6 +24,7 @@ from rich.table import Column, Table
 from swarm_ft.client.words import clock_time, kind_fields, kind_lines, printable, sent_words
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.protocol.messages.client import (
+    CodecChange,
     Evaluated,
     RunEvent,
     RunPhase,
@@ -91,6 +92,7 @@ class ProgressState:
         detail: what the run waits for, if it does; printable characters only.
         result_step: how many steps are in the result, if the best weights are it.
         went_back: how often the run did while it was watched, and why.
+        codecs: what its owner changed them to; steps rising.
     """
 
     num_steps: int
@@ -101,6 +103,7 @@ class ProgressState:
     detail: str = ""
     result_step: int | None = None
     went_back: tuple[WentBack, ...] = ()
+    codecs: tuple[CodecChange, ...] = ()
 
     def after(self, event: RunEvent) -> ProgressState:
         """The state after one more event.
@@ -117,6 +120,7 @@ class ProgressState:
                 phase=event.phase,
                 detail=printable(event.detail),
                 result_step=event.result_step,
+                codecs=event.codecs,
             )
         if isinstance(event, WentBack):
             return replace(
@@ -324,6 +328,7 @@ class RunReport:
         forecast: what was expected before it began; None if nothing was.
         went_back: how often the run did while it was watched, and why.
         task: what was learned.
+        codecs: what the job's were changed to on the way; steps rising.
     """
 
     run_id: RunId
@@ -336,6 +341,7 @@ class RunReport:
     forecast: Forecast | None = None
     went_back: tuple[WentBack, ...] = ()
     task: Task = _CAUSAL_LM
+    codecs: tuple[CodecChange, ...] = ()
 
     @property
     def sent(self) -> ByteCounts:
@@ -402,6 +408,7 @@ class RunReport:
             "eval_samples": sum(found.num_samples for found in self.evaluations),
             "bytes_by_kind": kind_fields(self.sent),
             "relayed_bytes": self.sent.relayed_bytes,
+            "codecs": [{"first_step": one.first_step, **asdict(one.codecs)} for one in self.codecs],
             "bytes": {
                 str(one.boundary): {
                     name.removesuffix("_bytes"): count for name, count in one.counts().items()
@@ -454,7 +461,7 @@ class RunReport:
         return lines
 
     def _end_lines(self) -> list[str]:
-        """Where steps were made again, the run ended early, or its result is of an earlier one."""
+        """Steps made again, an early end, other codecs, or a result that is of an earlier step."""
         lines = []
         if self.went_back:
             lost = sum(told.from_step - told.to_step for told in self.went_back)
@@ -464,6 +471,9 @@ class RunReport:
         if self.has_stopped_early:
             words = f"after step {len(self.losses)} of {self.num_steps}: no better for long enough"
             lines.append(f"stopped early        {words}")
+        for change in self.codecs:
+            words = f"{change.codecs} from step {change.first_step} on"
+            lines.append(f"codecs               {words}")
         if self.steps_in_result < len(self.losses):
             lines.append(f"best weights         those of step {self.steps_in_result}")
         return lines

@@ -102,6 +102,7 @@ class WatchedRun:
             forecast=self.forecast,
             went_back=state.went_back,
             task=self.progress.task,
+            codecs=tuple(one for one in state.codecs if one.first_step < state.committed_steps),
         )
 
     async def _end(self, trace: TraceFile | None) -> RunStatus:

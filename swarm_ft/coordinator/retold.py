@@ -239,3 +239,7 @@ class Past:
     def change_rate(self, run_id: RunId, learning_rate: float) -> None:
         """Raises OutOfTurn."""
         self.cancel(run_id)
+
+    def change_codecs(self, run_id: RunId, forward: str = "", backward: str = "") -> None:
+        """Raises OutOfTurn."""
+        self.cancel(run_id)

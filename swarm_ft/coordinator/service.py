@@ -18,6 +18,7 @@ from swarm_ft.clock import Clock
 from swarm_ft.coordinator.capacity import Capacity
 from swarm_ft.coordinator.decide.machine import decide
 from swarm_ft.coordinator.facts.events import (
+    CodecsChanged,
     CommitRecord,
     Dismiss,
     Effect,
@@ -68,6 +69,7 @@ from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.client import (
+    MAX_CODEC_CHANGES,
     CancelRequest,
     CollectedRequest,
     Evaluated,
@@ -94,6 +96,7 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.events import EventKind, EventsRequest, SwarmEvent
 from swarm_ft.protocol.messages.timeline import PeerTimeline, StepTimeline
 from swarm_ft.protocol.spec.grant import Grant
+from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.spec.sample_rows import Counts
 from swarm_ft.snapshots.store import Manifest, SnapshotStore
 from swarm_ft.transport.admission import address_of
@@ -186,6 +189,7 @@ class CoordinatorService:
         snapshots: where peers save stages; None: with each other, or nowhere.
         num_keepers: how many peers keep each stage of a snapshot, where there is no such place; 0:
             none are kept.
+        moves_layers: whether runs are cut anew while they train, where that is faster.
         queue_s: how long a run that nobody can host waits for somebody.
         result_s: how long a finished run waits for its client.
         quotas: how much clients may ask for.
@@ -206,6 +210,7 @@ class CoordinatorService:
         snapshots: SnapshotStore | None = None,
         *,
         num_keepers: int = 0,
+        moves_layers: bool = True,
         queue_s: float = QUEUE_S,
         result_s: float = RESULT_S,
         quotas: Quotas = DEFAULT_QUOTAS,
@@ -251,6 +256,7 @@ class CoordinatorService:
             result_s=result_s,
             keeps_snapshots=snapshots is not None or num_keepers > 0,
             num_keepers=0 if snapshots is not None else num_keepers,
+            moves_layers=moves_layers,
         )
         for run in runs.values():
             if not run.phase.is_over:
@@ -636,9 +642,30 @@ class CoordinatorService:
             raise BadInput(f"run {run_id} had {MAX_RATE_CHANGES} learning rates already")
         self._steer(RateChanged(run_id, learning_rate))
 
+    def change_codecs(self, run_id: RunId, forward: str = "", backward: str = "") -> None:
+        """Have frames go by other codecs from the next step on; raises as `cancel` does.
+
+        Args:
+            run_id: of the run.
+            forward, backward: as `--fw` and `--bw` take them; empty: as it is.
+
+        Raises:
+            BadCodec: one is none, or cannot go on with what those before keep of samples.
+            BadInput: they were changed too often.
+        """
+        run = self._state.runs.get(run_id)
+        if run is None:
+            raise NotFound(f"run {run_id} is not known here")
+        wanted = run.spec_at(run.past.all_steps + 1).train.codecs
+        codecs = Codecs(forward or wanted.forward, backward or wanted.backward)
+        run.spec.with_codecs(codecs)
+        if len(run.steering.codecs) >= MAX_CODEC_CHANGES:
+            raise BadInput(f"run {run_id} had {MAX_CODEC_CHANGES} pairs of codecs already")
+        self._steer(CodecsChanged(run_id, codecs))
+
     def _steer(
         self,
-        event: RunCancelled | RunPaused | RunResumed | RateChanged,
+        event: RunCancelled | RunPaused | RunResumed | RateChanged | CodecsChanged,
         last: RunPhase = RunPhase.EXPORTING,
     ) -> None:
         run = self._state.runs.get(event.run_id)

@@ -111,6 +111,7 @@ def _summary(run: Run, queue: Sequence[RunId], *, is_own: bool) -> RunSummary:
         learning_rate=(
             run.steering.peak_at(run.past.all_steps + 1, train.learning_rate) if is_own else 0.0
         ),
+        codecs=run.spec_at(run.past.all_steps + 1).train.codecs if is_own else None,
         snapshots=() if run.phase.is_over else tuple(s.step for s in run.past.snapshots),
     )
 
@@ -143,6 +144,8 @@ def without_words(text: str) -> str:
 def _boundaries(run: Run) -> tuple[BoundaryStatus, ...]:
     """What is kept at each boundary between stages, and what went over it."""
     traffic = {one.boundary: one for one in run.past.traffic}
+    last, codecs = run.past.last_step, run.spec_at(run.past.all_steps).train.codecs
+    newest = {one.boundary: one for one in last.traffic} if last is not None else {}
     ledger, stages = run.past.ledger, run.computing
     buffered = ledger.buffered(stages) if ledger and stages else {}
     boundaries = [BlockIndex(stage.layers.start) for stage in stages[1:]]
@@ -153,9 +156,10 @@ def _boundaries(run: Run) -> tuple[BoundaryStatus, ...]:
             key_frames=traffic.get(boundary, Traffic(boundary=boundary)).key_frames,
             delta_frames=traffic.get(boundary, Traffic(boundary=boundary)).delta_frames,
             kept=_kept(run, boundary),
-            forward_codec=run.spec.train.forward_codec,
-            backward_codec=run.spec.train.backward_codec,
+            forward_codec=codecs.forward,
+            backward_codec=codecs.backward,
             traffic=traffic.get(boundary, Traffic(boundary=boundary)),
+            newest=newest.get(boundary, Traffic(boundary=boundary)),
         )
         for boundary in boundaries
     )

@@ -39,6 +39,18 @@ WEB_SUBJECT = "swarm-ft page"
 """No role of a swarm's: whoever shows it as a member is refused (`caller_of`)."""
 
 _BOTH_ENDS = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
+_MAY_SIGN = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
+"""Certificates, and lists of those that are void; some refuse who signs and does not say so."""
 
 
 class Role(StrEnum):
@@ -83,8 +95,12 @@ def authority_certificate(
 ) -> Certificate:
     """A key's own word that it may sign others: of a swarm's authority, or of an invitation."""
     begun = _begun(_subject(name), _subject(name), key.public_key(), lifetime_s, now)
-    may_sign = x509.BasicConstraints(ca=True, path_length=0)
-    return begun.add_extension(may_sign, critical=True).sign(key, SHA256())
+    extensions: tuple[tuple[x509.ExtensionType, bool], ...] = (
+        (x509.BasicConstraints(ca=True, path_length=0), True),
+        (_MAY_SIGN, True),
+        (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
+    )
+    return _signed(begun, key, extensions)
 
 
 def issue(
@@ -93,14 +109,14 @@ def issue(
     """Say for a day what the holder of a key is."""
     subject = _subject(f"{holder.role}:{holder.name}")
     begun = _begun(subject, issuer.subject, holder.key, LIFETIME_S, now)
+    signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
     extensions: tuple[tuple[x509.ExtensionType, bool], ...] = (
         (x509.BasicConstraints(ca=False, path_length=None), True),
         (x509.SubjectAlternativeName([x509.DNSName(host_of(holder.name))]), False),
         (x509.ExtendedKeyUsage(_BOTH_ENDS), False),
+        (signed_by, False),
     )
-    for extension, is_critical in extensions:
-        begun = begun.add_extension(extension, critical=is_critical)
-    return begun.sign(issuer_key, SHA256())
+    return _signed(begun, issuer_key, extensions)
 
 
 def issue_web(
@@ -115,9 +131,7 @@ def issue_web(
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (signed_by, False),
     )
-    for extension, is_critical in extensions:
-        begun = begun.add_extension(extension, critical=is_critical)
-    return begun.sign(issuer_key, SHA256())
+    return _signed(begun, issuer_key, extensions)
 
 
 def is_web_of(
@@ -248,6 +262,17 @@ def _is_signed_by(certificate: Certificate, issuer: Certificate) -> bool:
     except (ValueError, TypeError, InvalidSignature):
         return False
     return True
+
+
+def _signed(
+    begun: x509.CertificateBuilder,
+    key: PrivateKey,
+    extensions: Iterable[tuple[x509.ExtensionType, bool]],
+) -> Certificate:
+    """With these extensions, each with whether it is critical."""
+    for extension, is_critical in extensions:
+        begun = begun.add_extension(extension, critical=is_critical)
+    return begun.sign(key, SHA256())
 
 
 def _subject(name: str) -> x509.Name:

@@ -58,6 +58,10 @@ class Source(Protocol):
         """Train with another peak learning rate from the next step on."""
         ...
 
+    def change_codecs(self, run_id: RunId, forward: str = "", backward: str = "") -> None:
+        """Have frames go by other codecs from the next step on; empty: as it is."""
+        ...
+
     def losses(self, run_id: RunId, first: int, max_points: int) -> list[StepCommitted | Evaluated]:
         """Of a run, steps from `first` on and evaluations, evenly chosen if there are many."""
         ...

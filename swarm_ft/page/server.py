@@ -275,6 +275,7 @@ DONE = {
     "resume": "goes on",
     "cancel": "cancelled",
     "learning-rate": "has another learning rate from the next step on",
+    "codecs": "goes by these codecs from the next step on",
 }
 OPEN = frozenset({"/healthz", "/readyz"})
 """Paths that tell nothing of anybody."""
@@ -416,6 +417,9 @@ class _Page:
                 self._source.cancel(run_id)
             case "learning-rate":
                 self._source.change_rate(run_id, _number(fields, "learning_rate"))
+            case "codecs":
+                codecs = _text(fields, "forward"), _text(fields, "backward")
+                self._source.change_codecs(run_id, *codecs)
             case _:
                 raise web.HTTPNotFound
         logger.info("run %s: %s, by the page", run_id, verb)
@@ -472,6 +476,14 @@ async def _body_of(request: web.Request) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict):
         raise BadInput("expected a JSON object")
+    return found
+
+
+def _text(fields: dict[str, Any], name: str) -> str:
+    """A field that may be missing, and is empty then."""
+    found = fields.get(name, "")
+    if not isinstance(found, str):
+        raise BadInput(f"{name}: expected a text, got {ascii(found)[:40]}")
     return found
 
 

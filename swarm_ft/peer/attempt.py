@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 from torch import Tensor
 
 from swarm_ft import failpoints
-from swarm_ft.errors import MalformedMessage, OutOfTurn
+from swarm_ft.errors import BadCodec, MalformedMessage, OutOfTurn
 from swarm_ft.ids import BlockIndex, MicrobatchIndex, PeerId
 from swarm_ft.peer.boundary.coder import FrameCoder
 from swarm_ft.peer.boundary.end import Boundary
@@ -19,7 +19,7 @@ from swarm_ft.peer.links import LinkChannel
 from swarm_ft.peer.reduce.all_reduce import GradientReducer, Group, groups_of, synchronise
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.state.learner import CatchingUp
-from swarm_ft.peer.state.stage_state import StageState
+from swarm_ft.peer.state.stage_state import StageState, compile_codecs
 from swarm_ft.peer.step import StageStep, StepProgress, StepRoutes
 from swarm_ft.protocol.machines.pipeline import least_held, most_held
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES
@@ -287,6 +287,7 @@ class StageAttempt:
         self._computing = self.connections.pipeline
         self._plans: asyncio.Queue[PlanStep] = asyncio.Queue(1)
         self._plan: PlanStep | None = None
+        self._spec = assign.spec
         self._step: StageStep | None = None
 
     @property
@@ -327,9 +328,11 @@ class StageAttempt:
 
         Raises:
             OutOfTurn: a step is waiting already.
-            MalformedMessage: a route names a replica that there is not, or begins where it cannot.
+            MalformedMessage: a route names a replica that there is not, or begins where it cannot;
+                or codecs are none that the run can go on with.
         """
         _check_routes(plan, self._computing_in(plan), self.assign.spec)
+        _spec_in(plan, self.assign.spec)
         if self._plans.full():
             raise OutOfTurn(f"step {plan.step} was planned while another one waits")
         self._timeline.planned(plan)
@@ -369,8 +372,9 @@ class StageAttempt:
         """Hear the sum of a step that the other replicas compute."""
         if self._catching_up is None or self.connections.reducer is None:
             raise OutOfTurn(f"step {plan.step}: this peer has the stage, and cannot listen")
+        train = _spec_in(plan, self.assign.spec).train
         for boundary in self.connections.boundaries:
-            boundary.begin(plan.step, {})
+            boundary.begin(plan.step, {}, train)
         if not plan.microbatches:
             return self._evaluated(plan)
         began_s = self._timeline.now_s()
@@ -462,6 +466,7 @@ class StageAttempt:
         held_out = [b for b in evaluating if b.replica_at(self._index) == replica]
         evaluated = [b for b in held_out if self._index in b.done] if self._engine.is_last else []
         progress = await self._open(plan, [*done, *evaluated])
+        spec = await self._compiled_for(plan)
         others = [b for b in passing if b.replica_at(self._index) != replica]
         self.buffers.planned(plan.step, here=own, elsewhere=others)
         batches = [batch for batch in (*own, *held_out) if self._index not in batch.done]
@@ -471,7 +476,7 @@ class StageAttempt:
             (self.connections.downstream, Direction.BACKWARD),
         ):
             for boundary in boundaries.values():
-                boundary.begin(plan.step, step.expected(boundary, direction))
+                boundary.begin(plan.step, step.expected(boundary, direction), spec.train)
         self._send_again(plan, done, progress)
         return step
 
@@ -487,6 +492,14 @@ class StageAttempt:
         if not plan.microbatches:
             return self._state.begin_evaluation(plan.step)
         return await self._state.begin_step(plan.step, plan.num_targets)
+
+    async def _compiled_for(self, plan: PlanStep) -> RunSpec:
+        """The run with the codecs of a step, for which machine code is there by now."""
+        spec = _spec_in(plan, self.assign.spec)
+        if spec != self._spec:
+            await run_in(self._context.codecs, compile_codecs, spec)
+            self._spec = spec
+        return spec
 
     def _computing_in(self, plan: PlanStep) -> tuple[Stage, ...]:
         """The pipeline without peers that only listen to this step."""
@@ -586,6 +599,18 @@ class StageAttempt:
     def _output_taken(self, key: FrameKey) -> None:
         if self._step is not None:
             self._step.taken(key)
+
+
+def _spec_in(plan: PlanStep, spec: RunSpec) -> RunSpec:
+    """A run, with the codecs that a step's plan names.
+
+    Raises:
+        MalformedMessage: it cannot go on with these.
+    """
+    try:
+        return spec if plan.codecs is None else spec.with_codecs(plan.codecs)
+    except BadCodec as error:
+        raise MalformedMessage(f"plan of step {plan.step}: {error.message}") from error
 
 
 def _check_routes(plan: PlanStep, pipeline: Sequence[Stage], spec: RunSpec) -> None:

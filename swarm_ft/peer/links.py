@@ -235,6 +235,11 @@ class PeerLink:
         return self._meter.speed
 
     @property
+    def quiet(self) -> asyncio.Event:
+        """Set while no frames or pieces wait to be sent, or are being sent."""
+        return self._outgoing.quiet
+
+    @property
     def _dials(self) -> bool:
         return self._links.own < self._peer_id
 
@@ -428,6 +433,7 @@ class PeerLink:
             if self._outgoing.has_rest:
                 self._mark(self._meter.works(self._now_s()))
             await self._write_one(self._outgoing.pop(), stream)
+            self._outgoing.written()
 
     async def _write_one(self, message: ChannelMessage | LinkMark, stream: LinkStream) -> None:
         if isinstance(message, LinkMark | BoundaryHello | ReduceHello):
@@ -506,9 +512,14 @@ class _Outgoing:
     A hello goes before whatever is said after it, since that waits behind it or among the rest. How
     much there is of the rest is bounded by the windows of those who put it here; of marks there are
     a ping and a pong at most.
+
+    Attributes:
+        quiet: set while nothing of the rest waits, or is being written.
     """
 
     def __init__(self) -> None:
+        self.quiet = asyncio.Event()
+        self.quiet.set()
         self._marks: deque[LinkMark] = deque()
         self._answers: deque[ChannelMessage] = deque()
         self._rest: deque[ChannelMessage] = deque()
@@ -543,6 +554,8 @@ class _Outgoing:
         """Have this sent."""
         is_rest = isinstance(message, Frame | GradientPiece)
         (self._rest if is_rest else self._answers).append(message)
+        if is_rest:
+            self.quiet.clear()
         self._changed.set()
 
     async def filled(self) -> None:
@@ -557,6 +570,11 @@ class _Outgoing:
             return self._marks.popleft()
         return (self._answers or self._rest).popleft()
 
+    def written(self) -> None:
+        """What was popped last is on its way, or will never be."""
+        if not self._rest:
+            self.quiet.set()
+
     def forget(self, kind: ChannelKind, *, but_hello: bool = False) -> None:
         """Drop what goes over this channel."""
         self._answers = deque(
@@ -566,12 +584,14 @@ class _Outgoing:
             or (but_hello and isinstance(message, BoundaryHello | ReduceHello))
         )
         self._rest = deque(message for message in self._rest if kind_of(message) is not kind)
+        self.written()
 
     def clear(self) -> None:
         """Drop everything."""
         self._marks.clear()
         self._answers.clear()
         self._rest.clear()
+        self.written()
 
 
 class Links:
@@ -616,6 +636,11 @@ class Links:
         fastest = {peer: speed for peer, speed in known if speed != LinkSpeed()}
         measured = sorted(fastest.items(), key=lambda one: one[1].bytes_per_s or math.inf)
         return dict(measured[:MAX_MEASURED_LINKS])
+
+    async def quiet(self) -> None:
+        """Wait until no frames or pieces wait for any link."""
+        while busy := [link.quiet for link in self._links.values() if not link.quiet.is_set()]:
+            await busy[0].wait()
 
     def names(self, peer_id: PeerId, run_id: RunId) -> bool:
         """Whether that assignment names this peer."""

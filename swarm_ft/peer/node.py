@@ -199,7 +199,7 @@ class PeerNode:
         return {
             LINK: self._links.answer,
             GENERATE: self._generate,
-            FETCH_CHUNKS: partial(serve_chunks, offers=offers),
+            FETCH_CHUNKS: partial(serve_chunks, offers=offers, quiet=self._links.quiet),
             LIST_CHUNKS: partial(serve_chunk_list, offers=offers),
         }
 

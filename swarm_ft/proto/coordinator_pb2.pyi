@@ -66,6 +66,7 @@ class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVENT_KIND_RUN_PAUSED: _ClassVar[EventKind]
     EVENT_KIND_RUN_RESUMED: _ClassVar[EventKind]
     EVENT_KIND_RUN_STEERED: _ClassVar[EventKind]
+    EVENT_KIND_RUN_MOVED: _ClassVar[EventKind]
 RUN_PHASE_UNSPECIFIED: RunPhase
 RUN_PHASE_QUEUED: RunPhase
 RUN_PHASE_WAITING: RunPhase
@@ -113,6 +114,7 @@ EVENT_KIND_RUN_FAILED: EventKind
 EVENT_KIND_RUN_PAUSED: EventKind
 EVENT_KIND_RUN_RESUMED: EventKind
 EVENT_KIND_RUN_STEERED: EventKind
+EVENT_KIND_RUN_MOVED: EventKind
 
 class EnrolRequest(_message.Message):
     __slots__ = ("protocol_version",)
@@ -649,7 +651,7 @@ class SampleTokens(_message.Message):
     def __init__(self, sample: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class PlanStep(_message.Message):
-    __slots__ = ("run_id", "attempt", "step", "microbatches", "tokens", "listeners", "traced", "evaluation", "num_targets", "lengths")
+    __slots__ = ("run_id", "attempt", "step", "microbatches", "tokens", "listeners", "traced", "evaluation", "num_targets", "lengths", "codecs")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -660,6 +662,7 @@ class PlanStep(_message.Message):
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     NUM_TARGETS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
     step: int
@@ -670,7 +673,24 @@ class PlanStep(_message.Message):
     evaluation: _containers.RepeatedCompositeFieldContainer[Microbatch]
     num_targets: int
     lengths: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[Microbatch, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[SampleTokens, _Mapping]]] = ..., listeners: _Optional[_Iterable[str]] = ..., traced: _Optional[bool] = ..., evaluation: _Optional[_Iterable[_Union[Microbatch, _Mapping]]] = ..., num_targets: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+    codecs: Codecs
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[Microbatch, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[SampleTokens, _Mapping]]] = ..., listeners: _Optional[_Iterable[str]] = ..., traced: _Optional[bool] = ..., evaluation: _Optional[_Iterable[_Union[Microbatch, _Mapping]]] = ..., num_targets: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ...) -> None: ...
+
+class Codecs(_message.Message):
+    __slots__ = ("forward", "backward")
+    FORWARD_FIELD_NUMBER: _ClassVar[int]
+    BACKWARD_FIELD_NUMBER: _ClassVar[int]
+    forward: str
+    backward: str
+    def __init__(self, forward: _Optional[str] = ..., backward: _Optional[str] = ...) -> None: ...
+
+class CodecChange(_message.Message):
+    __slots__ = ("first_step", "codecs")
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
+    first_step: int
+    codecs: Codecs
+    def __init__(self, first_step: _Optional[int] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ...) -> None: ...
 
 class CommitStep(_message.Message):
     __slots__ = ("run_id", "step", "clip_factor", "learning_rate", "attempt")
@@ -815,7 +835,7 @@ class StatusRequest(_message.Message):
     def __init__(self, first_member: _Optional[int] = ..., first_run: _Optional[int] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "assignments", "sent", "attempt", "joining", "results", "result_step")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "assignments", "sent", "attempt", "joining", "results", "result_step", "codecs")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -827,6 +847,7 @@ class RunStatus(_message.Message):
     JOINING_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     RESULT_STEP_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: RunPhase
     detail: str
@@ -838,7 +859,8 @@ class RunStatus(_message.Message):
     joining: _containers.RepeatedScalarFieldContainer[str]
     results: _containers.RepeatedCompositeFieldContainer[StageResult]
     result_step: int
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ..., result_step: _Optional[int] = ...) -> None: ...
+    codecs: _containers.RepeatedCompositeFieldContainer[CodecChange]
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ..., result_step: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChange, _Mapping]]] = ...) -> None: ...
 
 class StageResult(_message.Message):
     __slots__ = ("peer_id", "file")
@@ -849,7 +871,7 @@ class StageResult(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., file: _Optional[_Union[_snapshot_pb2.ShardFile, _Mapping]] = ...) -> None: ...
 
 class BoundaryStatus(_message.Message):
-    __slots__ = ("boundary", "buffered_samples", "key_frames", "delta_frames", "kept", "forward_codec", "backward_codec", "traffic")
+    __slots__ = ("boundary", "buffered_samples", "key_frames", "delta_frames", "kept", "forward_codec", "backward_codec", "traffic", "newest")
     BOUNDARY_FIELD_NUMBER: _ClassVar[int]
     BUFFERED_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     KEY_FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -858,6 +880,7 @@ class BoundaryStatus(_message.Message):
     FORWARD_CODEC_FIELD_NUMBER: _ClassVar[int]
     BACKWARD_CODEC_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     boundary: int
     buffered_samples: int
     key_frames: int
@@ -866,7 +889,8 @@ class BoundaryStatus(_message.Message):
     forward_codec: str
     backward_codec: str
     traffic: Traffic
-    def __init__(self, boundary: _Optional[int] = ..., buffered_samples: _Optional[int] = ..., key_frames: _Optional[int] = ..., delta_frames: _Optional[int] = ..., kept: _Optional[_Union[BufferCounts, _Mapping]] = ..., forward_codec: _Optional[str] = ..., backward_codec: _Optional[str] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ...) -> None: ...
+    newest: Traffic
+    def __init__(self, boundary: _Optional[int] = ..., buffered_samples: _Optional[int] = ..., key_frames: _Optional[int] = ..., delta_frames: _Optional[int] = ..., kept: _Optional[_Union[BufferCounts, _Mapping]] = ..., forward_codec: _Optional[str] = ..., backward_codec: _Optional[str] = ..., traffic: _Optional[_Union[Traffic, _Mapping]] = ..., newest: _Optional[_Union[Traffic, _Mapping]] = ...) -> None: ...
 
 class ByteCounts(_message.Message):
     __slots__ = ("forward_bytes", "forward_uncompressed_bytes", "backward_bytes", "backward_uncompressed_bytes", "gradient_bytes", "gradient_uncompressed_bytes", "state_bytes", "relayed_bytes", "evaluation_bytes", "evaluation_uncompressed_bytes")
@@ -995,7 +1019,7 @@ class Contributor(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., given: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
 
 class RunSummary(_message.Message):
-    __slots__ = ("run_id", "phase", "detail", "committed_steps", "num_steps", "spec_digest", "assignments", "sent", "joining", "boundaries", "attempt", "is_own", "model", "last_step", "last_evaluation", "step_s", "samples_per_s", "tokens_per_s", "eta_s", "place", "behind", "snapshots", "is_paused", "learning_rate")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "num_steps", "spec_digest", "assignments", "sent", "joining", "boundaries", "attempt", "is_own", "model", "last_step", "last_evaluation", "step_s", "samples_per_s", "tokens_per_s", "eta_s", "place", "behind", "snapshots", "is_paused", "learning_rate", "codecs")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -1020,6 +1044,7 @@ class RunSummary(_message.Message):
     SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
     IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: RunPhase
     detail: str
@@ -1044,7 +1069,8 @@ class RunSummary(_message.Message):
     snapshots: _containers.RepeatedScalarFieldContainer[int]
     is_paused: bool
     learning_rate: float
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., spec_digest: _Optional[bytes] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., attempt: _Optional[int] = ..., is_own: _Optional[bool] = ..., model: _Optional[str] = ..., last_step: _Optional[_Union[StepCommitted, _Mapping]] = ..., last_evaluation: _Optional[_Union[Evaluated, _Mapping]] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., place: _Optional[int] = ..., behind: _Optional[str] = ..., snapshots: _Optional[_Iterable[int]] = ..., is_paused: _Optional[bool] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+    codecs: Codecs
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., spec_digest: _Optional[bytes] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., attempt: _Optional[int] = ..., is_own: _Optional[bool] = ..., model: _Optional[str] = ..., last_step: _Optional[_Union[StepCommitted, _Mapping]] = ..., last_evaluation: _Optional[_Union[Evaluated, _Mapping]] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., place: _Optional[int] = ..., behind: _Optional[str] = ..., snapshots: _Optional[_Iterable[int]] = ..., is_paused: _Optional[bool] = ..., learning_rate: _Optional[float] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ...) -> None: ...
 
 class SwarmStatus(_message.Message):
     __slots__ = ("members", "runs", "num_members", "num_runs", "relays", "version", "unix_s", "next_event", "contributors")

@@ -8,23 +8,13 @@ from contextlib import nullcontext
 import torch
 from torch import nn
 
+from swarm_ft.protocol.spec.flops import block_flops
+
 WIDTH, HEADS = 768, 12
 """Of the block that is timed: GPT-2's."""
 BATCH, TOKENS = 2, 128
 LEAST_S = 0.3
 MOST_PASSES = 200
-
-
-def block_flops(num_parameters: float, hidden_size: int, tokens: int, seq_length: int) -> float:
-    """Of a block's forward and backward pass: two a weight and token there, twice that back.
-
-    Args:
-        num_parameters: of the block.
-        hidden_size: its width.
-        tokens: that pass, in all samples.
-        seq_length: tokens of a sample, that attend to each other.
-    """
-    return tokens * (6.0 * num_parameters + 12.0 * seq_length * hidden_size)
 
 
 def training_flops_per_s(device: torch.device, dtype: torch.dtype) -> float:

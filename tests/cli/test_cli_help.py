@@ -214,7 +214,8 @@ OPTIONS = {
     | {"--insecure", "--journal", "--queue-hours", "--snapshots", "--open", "--json"}
     | {"--encrypt-at-rest", "--relay", "--no-relay", "--page", "--no-page", "--metrics"}
     | {"--max-queued-per-client", "--max-job-size", "--max-data-per-client", "--max-data"}
-    | {"--result-hours", "--recording-size", "--log-format", "--keepers"},
+    | {"--result-hours", "--recording-size", "--log-format", "--keepers", "--moves"}
+    | {"--no-moves"},
     ("dht",): {
         "--initial-peers",
         "--host-maddrs",

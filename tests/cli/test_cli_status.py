@@ -154,6 +154,7 @@ def test_what_is_kept_at_a_boundary_and_what_went_over_it_is_shown(found: SwarmS
         "forward_codec": "",
         "backward_codec": "",
         "ratio": None,
+        "step_bytes": 0,
     }
     assert quiet["hit_rate"] is None
 

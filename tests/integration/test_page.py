@@ -237,6 +237,17 @@ async def test_the_owner_steers_a_run_by_keys(tmp_path: Path, job: Job) -> None:
         await tab.until(f"{RUN}.learning_rate === 0.001")
         assert await tab.look(f"{RUN}.steps") == paused_at
 
+        await tab.look(f"askCodecs({RUN}), 1")
+        await tab.look("$('ask-input').value = 'q4 / aq2', $('ask-yes').focus()")
+        await tab.press(*ENTER)
+        await tab.until("$('said').innerText.includes('expected a codec of changes')")
+        await tab.look(f"askCodecs({RUN}), 1")
+        assert await tab.look("$('ask-input').value") == str(job.spec.train.codecs)
+        await tab.look("$('ask-input').value = ' aq2+z/q2+z', $('ask-yes').focus()")
+        await tab.press(*ENTER)
+        await tab.until(f"{RUN}.codecs.forward === 'aq2+z'")
+        await tab.until("document.querySelector('.facts').innerText.includes('aq2+z/q2+z')")
+
         await tab.press(*TAB)
         await tab.look(
             "[...document.querySelectorAll('button')].find(b => b.innerText === 'Resume').focus()"
@@ -256,5 +267,11 @@ async def test_the_owner_steers_a_run_by_keys(tmp_path: Path, job: Job) -> None:
         await tab.press(*ENTER)
         await tab.until(f"{RUN}.phase === 'cancelled'")
         log = await tab.look("$('log').innerText")
-        for words in ("its owner pauses it", "learning rate 0.001 from", "by the swarm's owner"):
+        words_of_all = (
+            "its owner pauses it",
+            "learning rate 0.001 from",
+            f"codecs aq2+z/q2+z from step {paused_at} on, {job.spec.train.codecs} before",
+            "by the swarm's owner",
+        )
+        for words in words_of_all:
             assert words in log

@@ -42,6 +42,8 @@ class Process:
         self.paused = False
         self.slowness = 1.0
         """What its computations' durations are multiplied by."""
+        self.work = 1.0
+        """So too, by how much there is to compute."""
         self.lanes: dict[object, Lanes] = {}
         self.context: Context = copy_context()
         self.context.run(_OWNER.set, self)
@@ -233,7 +235,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """
         owner = _OWNER.get()
         lanes = self._lanes(owner, executor)
-        slowness = owner.slowness if owner is not None else 1.0
+        slowness = owner.slowness * owner.work if owner is not None else 1.0
         takes_s = self._rng.expovariate(1.0) * self._mean_compute_s * slowness
         at_end = self._rng.random() < 0.5
         return lanes.submit(self, lambda: func(*args), takes_s, at_end=at_end)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +21,7 @@ from swarm_ft.ids import PeerId
 from swarm_ft.peer.keeping import KeepingPlace
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
-from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import Method
 from swarm_ft.transport.methods import FETCH_CHUNKS
@@ -36,6 +38,7 @@ from tests.simulation.trace import Trace
 RECORD_LIFETIME_S = 60.0
 """How long a killed process's record stays in the directory."""
 NUM_KEEPERS = 2
+LOOK_S = 0.1
 RESTART_S = 2.0
 """After which whoever watches a process starts it again when it ended by itself."""
 
@@ -49,7 +52,9 @@ class World:
         snapshots_url: a folder that everybody reaches; empty: peers keep snapshots.
         handover_s: that each message of a state takes longer on its way to a newcomer.
         max_beside: stages of other runs that a peer hosts beside its first.
+        computes_by_block: whether what takes a peer one time takes it that time for each block.
         isolated: machines that do not reach the directory now.
+        codecs: what owners want runs to go by, and after how many steps, by their specs' digests.
     """
 
     loop: VirtualLoop
@@ -60,8 +65,10 @@ class World:
     snapshots_url: str
     handover_s: float = 0.0
     max_beside: int = 0
+    computes_by_block: bool = False
     board: Board = field(default_factory=Board)
     isolated: set[str] = field(default_factory=set)
+    codecs: Mapping[bytes, tuple[int, Codecs]] = field(default_factory=dict)
 
 
 class Machine:
@@ -220,12 +227,29 @@ async def coordinate(machine: Machine) -> None:
         server = await machine.transport.serve(machine.name, 0, service.handlers())
         try:
             await machine.directory.announce(Role.COORDINATOR, "coordinator", server.endpoint)
-            await service.run()
+            owners = asyncio.create_task(_wish(service, machine.world.codecs))
+            try:
+                await service.run()
+            finally:
+                owners.cancel()
         finally:
             await server.stop()
             await machine.directory.withdraw(Role.COORDINATOR, "coordinator")
     finally:
         journal.close()
+
+
+async def _wish(service: CoordinatorService, codecs: Mapping[bytes, tuple[int, Codecs]]) -> None:
+    """Owners look at the page now and then, and change what they want to."""
+    wishes = dict(codecs)
+    while wishes:
+        await asyncio.sleep(LOOK_S)
+        for run in service.status().runs:
+            step, wanted = wishes.get(run.spec_digest, (math.inf, None))
+            if wanted is not None and run.committed_steps >= step and not run.phase.is_over:
+                del wishes[run.spec_digest]
+                with suppress(SwarmError):  # the coordinator ends, and is started again
+                    service.change_codecs(run.run_id, wanted.forward, wanted.backward)
 
 
 class PeerRole:
@@ -241,6 +265,8 @@ class PeerRole:
         watcher = machine.world.invariants.watcher(machine.name)
 
         def make_engine(spec: RunSpec, layers: LayerRange) -> TinyEngine:
+            if machine.process is not None and machine.world.computes_by_block:
+                machine.process.work = len(layers)
             return TinyEngine(spec, layers, watcher=watcher, check_disk=machine.disk.check)
 
         node = self.node = PeerNode(

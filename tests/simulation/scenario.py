@@ -9,6 +9,7 @@ from random import Random
 
 from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 from swarm_ft.protocol.spec.run_spec import (
+    Codecs,
     EvalCompression,
     LrSchedule,
     ModelSpec,
@@ -28,11 +29,21 @@ SIDE_BY_SIDE = 0.2
 """So too those in which more than one run shares the peers."""
 PEERS_KEEP = 0.3
 """So too those in which peers keep each other's snapshots."""
+STEERED = 0.3
+"""So too those whose owners change codecs on the way."""
 MAX_OTHERS = 2
 BESIDE = 0.6
 """Of these, those whose peers host stages of several runs."""
 JUDGED = 0.6
 """Of these, those that evaluations may end, or whose best weights are the result."""
+OTHER_CODECS = {
+    "none": "fp16",
+    "aq8t": "aq7t",
+    "q8": "q7",
+    "q8+ef": "q7+ef",
+    "q8+ef21": "q7+ef21",
+}
+"""Of all that are drawn; what these err is rounded away too, see `engine`."""
 FIRST_FAULT_S, LAST_FAULT_S = 0.05, 10.0
 """Faults begin within this time; most runs that meet none are over after a few seconds."""
 
@@ -149,6 +160,8 @@ class Scenario:
         others: other runs, and how late their clients come.
         peers_keep: whether snapshots lie with the peers, and in no place that all reach.
         max_beside: stages of other runs that each peer hosts beside its first.
+        codecs: what owners want their runs to go by, of each run in turn, and after how many steps.
+        computes_by_block: whether a computation takes `mean_compute_s` for each block of a stage.
     """
 
     seed: int
@@ -161,6 +174,8 @@ class Scenario:
     others: tuple[tuple[float, RunSpec], ...] = ()
     peers_keep: bool = False
     max_beside: int = 0
+    codecs: tuple[tuple[int, Codecs], ...] = ()
+    computes_by_block: bool = False
 
     @property
     def specs(self) -> tuple[RunSpec, ...]:
@@ -196,7 +211,19 @@ def draw(seed: int) -> Scenario:
     if scenario.others and own.random() < BESIDE:
         scenario = replace(scenario, max_beside=own.choice((1, 2, MAX_HOSTED - 1)))
     own = Random(f"{seed}/keepers")
-    return replace(scenario, peers_keep=own.random() < PEERS_KEEP)
+    scenario = replace(scenario, peers_keep=own.random() < PEERS_KEEP)
+    own = Random(f"{seed}/codecs")
+    return with_other_codecs(scenario, own) if own.random() < STEERED else scenario
+
+
+def with_other_codecs(scenario: Scenario, rng: Random) -> Scenario:
+    """Every run goes by codecs of a bit less, or that lose nothing here, from some step on."""
+    found = []
+    for spec in scenario.specs:
+        train = spec.train
+        forward, backward = OTHER_CODECS[train.forward_codec], OTHER_CODECS[train.backward_codec]
+        found.append((rng.randrange(train.num_steps), Codecs(forward, backward)))
+    return replace(scenario, codecs=tuple(found))
 
 
 def _with_others(scenario: Scenario, rng: Random) -> Scenario:

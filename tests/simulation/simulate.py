@@ -97,6 +97,11 @@ class _Simulation:
             snapshots_url="" if scenario.peers_keep else str(folder / "snapshots"),
             handover_s=scenario.handover_s,
             max_beside=scenario.max_beside,
+            codecs={
+                spec.digest(): wish
+                for spec, wish in zip(scenario.specs, scenario.codecs, strict=False)
+            },
+            computes_by_block=scenario.computes_by_block,
         )
         self._machines: dict[str, Machine] = {}
         self._roles: dict[str, PeerRole] = {}

@@ -523,3 +523,73 @@ async def test_no_file_is_read_or_written_on_the_event_loop(
         await Newcomer(directory).take(shard, [A], Patient(tmp_path / "taken"))
     assert (tmp_path / "taken").read_bytes() == shard.path.read_bytes()
     assert Patient.num_opened == 2 * NUM_CHUNKS, "chunks given, chunks taken"
+
+
+# ---- saved states give way
+
+
+class Collected:
+    """What a call gets, of one that asks for the first chunk."""
+
+    remote, caller = "somebody", None
+
+    def __init__(self, name: ShardName) -> None:
+        self._name = name
+        self.parts: list[ChunkPart] = []
+
+    async def receive(self) -> FetchRequest:
+        return FetchRequest(name=self._name, first_chunk=0, num_chunks=1)
+
+    async def send(self, part: ChunkPart) -> None:
+        self.parts.append(part)
+
+    async def finish(self) -> None: ...
+
+    async def cancel(self) -> None: ...
+
+
+SAVED = replace(NAME, is_saved=True)
+NUM_PARTS = CHUNK_BYTES // PART_BYTES
+
+
+async def test_a_saved_state_goes_while_nothing_else_wants_the_link(
+    shard: OfferedShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_ft.transfer.BUSY_SHARE", 1e-9)
+    is_asked, is_quiet, call = asyncio.Event(), asyncio.Event(), Collected(SAVED)
+
+    async def quiet() -> None:
+        is_asked.set()
+        await is_quiet.wait()
+
+    serving = asyncio.create_task(serve_chunks(call, {SAVED: shard}, quiet))
+    await is_asked.wait()
+    assert len(call.parts) == 1
+    is_quiet.set()
+    await serving
+    assert len(call.parts) == NUM_PARTS
+
+
+async def test_it_goes_slowly_where_the_link_is_never_free(
+    shard: OfferedShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_ft.transfer.MAX_YIELD_S", 0.001)
+    call, asked = Collected(SAVED), 0
+
+    async def busy() -> None:
+        nonlocal asked
+        asked += 1
+        await asyncio.Event().wait()
+
+    await serve_chunks(call, {SAVED: shard}, busy)
+    assert len(call.parts) == asked == NUM_PARTS
+
+
+async def test_what_somebody_waits_for_gives_way_to_nothing(shard: OfferedShard) -> None:
+    call = Collected(NAME)
+
+    async def quiet() -> None:
+        pytest.fail("it is not asked")
+
+    await serve_chunks(call, {NAME: shard}, quiet)
+    assert len(call.parts) == NUM_PARTS

@@ -264,15 +264,32 @@ def _is_object(line: str) -> bool:
 
 
 def _is_csv(lines: Sequence[str]) -> bool:
-    """Whether all rows have as many fields, and no comma is followed by a space, as in prose."""
+    """Whether all rows have as many fields, as a table's have and prose has by chance.
+
+    Where spaces follow commas, as in prose, the first row has to name columns.
+    """
     rows = list(_csv_rows(lines))
+    if _is_table(rows) and not any(field.startswith(" ") for row in rows for field in row):
+        return True
+    padded = list(_csv_rows(lines, skipinitialspace=True))
+    return any(map(_is_table, (rows, padded))) and _names_columns(rows[0])
+
+
+def _is_table(rows: Sequence[Sequence[str]]) -> bool:
     widths = {len(row) for row in rows}
-    spaced = any(field.startswith(" ") for row in rows for field in row)
-    return len(rows) >= FEWEST_LINES and len(widths) == 1 and widths != {1} and not spaced
+    return len(rows) >= FEWEST_LINES and len(widths) == 1 and widths != {1}
 
 
-def _csv_rows(lines: Sequence[str]) -> Iterator[list[str]]:
+def _names_columns(header: Sequence[str]) -> bool:
+    """Whether these are different identifiers, a word each."""
+    names = [re.sub(r"[-.]", "_", field.strip()) for field in header]
+    is_sentence = header[1].startswith(" ") and len({n[:1].isupper() for n in names}) > 1
+    return all(map(str.isidentifier, names)) and len(set(names)) == len(names) and not is_sentence
+
+
+def _csv_rows(lines: Sequence[str], *, skipinitialspace: bool = False) -> Iterator[list[str]]:
+    ended = (f"{line}\n" for line in lines)
     try:
-        yield from csv.reader((f"{line}\n" for line in lines), strict=True)
+        yield from csv.reader(ended, strict=True, skipinitialspace=skipinitialspace)
     except csv.Error:
         return  # the last quote may be closed below

@@ -15,6 +15,7 @@ from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.state import (
     AttemptState,
     Awaited,
+    Moving,
     Past,
     Run,
     Saving,
@@ -42,7 +43,7 @@ from swarm_ft.coordinator.plan.neighbours import with_better_neighbours
 from swarm_ft.coordinator.plan.placement import Placement
 from swarm_ft.coordinator.plan.sharing import in_turn, share_of, shared
 from swarm_ft.coordinator.plan.stage_keys import peer_key, stage_keys
-from swarm_ft.coordinator.plan.steps import with_ledger
+from swarm_ft.coordinator.plan.steps import measured_on, with_ledger
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import (
@@ -262,6 +263,7 @@ def go_back(turn: Turn, run: Run, why: str, lost: Sequence[LayerRange]) -> None:
         lost: of which layers.
     """
     past = run.past.rolled_back
+    run = replace(run, moving=_moving_from(run, past))
     _tell_went_back(turn, run, past, why, lost)
     if past.trained_steps is None:
         is_evaluated = past.judged.step == past.committed_steps
@@ -269,6 +271,14 @@ def go_back(turn: Turn, run: Run, why: str, lost: Sequence[LayerRange]) -> None:
     turn.put(_at(run, past))
     if past.snapshot is None:
         release(turn, run, "the run goes back to its beginning")
+
+
+def _moving_from(run: Run, past: Past) -> Moving | None:
+    """Which stages it goes on on from there, if these are others than it had."""
+    moving = run.moving
+    if moving is None or past.snapshot is None or past.snapshot.step != moving.step:
+        return None
+    return replace(moving, has_begun=True)
 
 
 def _tell_went_back(turn: Turn, run: Run, past: Past, why: str, lost: Sequence[LayerRange]) -> None:
@@ -317,8 +327,9 @@ def place_waiting(turn: Turn) -> None:
         able = able_for(sharing.of(turn.state, run), run, turn.now_s)
         placement = arrangement(able, run, turn.now_s)
         if placement.assignments and not _waits_for_keepers(turn, run):
-            ways = turn.state.ways
-            placed = with_better_neighbours(run.spec, placement.assignments, able.members, ways)
+            members, ways, placed = able.members, turn.state.ways, placement.assignments
+            if not placement.is_by_speed:
+                placed = with_better_neighbours(run.spec, placed, members, ways)
             _assign(turn, run.with_assignments(placed), fresh=True)
         elif not placement.assignments:
             _unplaced(turn, run, placement, position)
@@ -399,6 +410,8 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
         detail=detail,
         attempt=attempt,
     )
+    if fresh:
+        run = replace(run, measured=measured_on(run))
     turn.put(run)
     turn.write_ledger(before, run)
     assign = _assignment(turn.state, run, fresh=fresh)

@@ -22,6 +22,7 @@ from swarm_ft.coordinator.facts.events import (
     WriteSnapshot,
 )
 from swarm_ft.coordinator.facts.state import Awaited, PlannedStep, Run, Snapshot
+from swarm_ft.coordinator.plan import moving
 from swarm_ft.coordinator.plan.agreement import (
     outvoted_results,
     without_results_of,
@@ -31,13 +32,16 @@ from swarm_ft.coordinator.plan.keepers import (
     has_all_stages,
     is_due_by_time,
     is_spreading,
+    saves_when_asked,
     seen_at_work,
 )
 from swarm_ft.coordinator.plan.leaving import (
     gone_from,
+    has_successors,
     held_for,
     is_held,
     may_save,
+    takes_result_along,
     with_successors_free,
 )
 from swarm_ft.coordinator.plan.membership import (
@@ -104,7 +108,8 @@ def _save(turn: Turn, run: Run) -> Run:
     turn.keep(run)
     there = {stage.layers for stage in asked.stages}
     for stage in run.computing:
-        saves = next(filter(turn.state.carries, stage.peers), stage.peers[0])
+        peers = [p for p in stage.peers if p in past.exported] or stage.peers  # once it is finished
+        saves = next(filter(turn.state.carries, peers), peers[0])
         if stage.layers not in there:
             by_peers = turn.state.num_keepers > 0
             turn.say(saves, SaveStage(run_id=run.run_id, step=step, by_peers=by_peers))
@@ -160,7 +165,8 @@ def snapshot_listed(turn: Turn, event: SnapshotWritten | SnapshotLost) -> None:
         run = replace(run, saving=replace(run.saving, unlisted=unlisted))
         without_snapshot(turn, run, snapshot.step, event.reason)
         return
-    whole(turn, run, snapshot)
+    keeping = replace(run.keeping, took_s=turn.now_s - run.keeping.began_s)
+    whole(turn, replace(run, keeping=keeping), snapshot)
 
 
 def whole(turn: Turn, run: Run, snapshot: Snapshot) -> None:
@@ -170,6 +176,9 @@ def whole(turn: Turn, run: Run, snapshot: Snapshot) -> None:
     saving = replace(run.saving, unlisted=unlisted, failed="")
     kept = kept_snapshots(run, snapshot)
     run = replace(run, past=replace(run.past, snapshots=kept), saving=saving)
+    if run.moving is not None and run.moving.has_begun and run.moving.step < snapshot.step:
+        turn.put(replace(run, moving=None))  # there is one of the new stages
+        run = turn.state.runs[run.run_id]
     turn.keep(run)
     turn.write(SnapshotRecord(run.run_id, snapshot, frozenset(one.step for one in kept)))
     words = f"the snapshot of step {snapshot.step} is whole"
@@ -243,6 +252,16 @@ def look_after_held(turn: Turn) -> None:
             _grow_or_plan(turn, run)
 
 
+def look_after_results(turn: Turn) -> None:
+    """Have finished runs saved whose result would be gone with leavers before its client came."""
+    for run in tuple(turn.state.runs.values()):
+        is_under_way = run.saving.asked is not None or bool(run.saving.unlisted)
+        if is_under_way or not takes_result_along(turn.state, run):
+            continue
+        if may_save(turn.state, run, turn.now_s):
+            _save(turn, run)
+
+
 def _step_done(turn: Turn, run: Run, step: PlannedStep) -> None:
     """Once all did their part, and what is judged is saved."""
     if not step.ready.keys() >= set(run.peers):
@@ -305,6 +324,10 @@ def _finish(turn: Turn, run: Run) -> None:
 def _plan_or_export(turn: Turn, run: Run) -> None:
     run = _admit(turn, run)
     if not is_trained(run):
+        run = _unless_it_moves(turn, run)
+        if moving.awaits_move(run):
+            _move(turn, run)
+            return
         left = held_for(turn.state, run, turn.now_s) if run.step is None else ""
         why = left or (_paused(run) if run.step is None else "")
         if why:
@@ -414,6 +437,8 @@ def _go_on(turn: Turn, run: Run) -> None:
     saves = is_due and not is_spreading(turn.state, run)
     if not gives and (saves or (not is_last and _is_to_make_room(turn, run))):
         run = _save(turn, run)
+    if not gives:
+        run = _looked_for_better_stages(turn, run)
     _grow_or_plan(turn, run)
 
 
@@ -431,11 +456,16 @@ def _grow_or_plan(turn: Turn, run: Run) -> None:
         _give(turn, run, wanted)
         return
     is_last = run.committed_steps >= run.spec.train.num_steps
+    run = _unless_it_moves(turn, run)
+    if moving.awaits_move(run):
+        _move(turn, run)
+        return
     caught_up = with_caught_up(run)
-    if run.steering.is_paused and not gone_from(turn.state, caught_up, turn.now_s):
+    able = able_for(shared(turn.state, turn.now_s).of(turn.state, run), caught_up, turn.now_s)
+    is_left = gone_from(turn.state, caught_up, turn.now_s) or has_successors(able, run)
+    if run.steering.is_paused and not is_left:
         _plan_or_export(turn, run)  # whoever comes is taken in as it resumes
         return
-    able = able_for(shared(turn.state, turn.now_s).of(turn.state, run), caught_up, turn.now_s)
     fewer = with_successors_free(able, with_some_let_go(able, run))
     grown = with_newcomers(able, fewer)
     if not is_last and gone_from(turn.state, caught_up, turn.now_s):
@@ -449,7 +479,7 @@ def _grow_or_plan(turn: Turn, run: Run) -> None:
 def _is_to_make_room(turn: Turn, run: Run) -> bool:
     """Whether a snapshot is to be made by which the run can be cut anew, and none is under way."""
     is_under_way = run.saving.asked is not None or bool(run.saving.unlisted)
-    if is_under_way or not run.spec.train.takes_snapshots:
+    if is_under_way or not saves_when_asked(turn.state, run):
         return False
     return makes_room(turn.state, run, turn.now_s)
 
@@ -461,7 +491,51 @@ def _make_room(turn: Turn, run: Run) -> None:
         why = "a run that waits is to have peers too"
         detail = f"it is cut anew at step {step}: {why}"
         stages = [stage.layers for stage in run.stages]
-        attempts.go_back(turn, replace(run, phase=RunPhase.WAITING, detail=detail), why, stages)
+        run = replace(run, phase=RunPhase.WAITING, detail=detail, moving=None)
+        attempts.go_back(turn, run, why, stages)
+
+
+# ---- layers move between stages, where that is faster, see `plan.moving`
+
+
+def _looked_for_better_stages(turn: Turn, run: Run) -> Run:
+    """The run with the stages that it is to move to, if there are better ones by far."""
+    if not moving.is_to_look(turn.state, run, turn.now_s):
+        return run
+    run = replace(run, moves=replace(run.moves, looked_s=turn.now_s))
+    better = moving.better_stages(turn.state, run, turn.now_s)
+    run = run if better is None else replace(run, moving=better)
+    turn.keep(run)
+    return run
+
+
+def _unless_it_moves(turn: Turn, run: Run) -> Run:
+    """The run, which waits for no move that cannot be any more."""
+    if not moving.awaits_move(run) or moving.stands(turn.state, run, turn.now_s):
+        return run
+    why = "who was to have them is not there any more, or no snapshot can be written"
+    run = replace(run, moving=None, detail=f"layers stay where they are: {why}")
+    turn.put(run)
+    return run
+
+
+def _move(turn: Turn, run: Run) -> None:
+    """Go on on other stages once a snapshot of this step is whole; until then no step is planned.
+
+    So no step is made again. A fault meanwhile is one like any other: until the old stages are
+    given up they go on, and from then on the snapshot can be loaded as often as it takes.
+    """
+    if run.moving is None or run.past.saved is None:
+        _hold(turn, run, "layers move to other stages: a snapshot is written first", saves=True)
+        return
+    words, stages = moving.in_words(run, run.moving), [stage.layers for stage in run.stages]
+    turn.happened(EventKind.RUN_MOVED, run, words=words, to_step=run.committed_steps)
+    staying = {assignment.peer_id for assignment in run.moving.assignments}
+    gone = [peer for peer in run.peers if peer not in staying]
+    run = replace(moving.begun(run, turn.now_s), phase=RunPhase.WAITING, detail=words)
+    attempts.go_back(turn, run, words, stages)
+    for peer in gone:
+        turn.say(peer, ReleaseStage(run_id=run.run_id, reason="others have its layers now"))
 
 
 def _give(turn: Turn, run: Run, peers: Collection[PeerId]) -> None:

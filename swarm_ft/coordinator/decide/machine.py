@@ -46,6 +46,7 @@ from swarm_ft.coordinator.decide import (
     steering,
 )
 from swarm_ft.coordinator.facts.events import (
+    CodecsChanged,
     Effect,
     Event,
     PeerJoined,
@@ -137,7 +138,7 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
             turn.put(Run(run_id=run_id, spec=spec, owner=owner, storage_key=key, priority=priority))
         case RunCancelled() | ResultCollected():
             _done_with(turn, event)
-        case RunPaused() | RunResumed() | RateChanged():
+        case RunPaused() | RunResumed() | RateChanged() | CodecsChanged():
             steering.steer(turn, event)
         case SnapshotWritten() | SnapshotLost():
             commits.snapshot_listed(turn, event)
@@ -149,6 +150,7 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
     keeping.look_after(turn)
     commits.look_after_saving(turn)
     commits.look_after_held(turn)
+    commits.look_after_results(turn)
     losses.look_after(turn)
     leaving.look_after(turn)
     attempts.advance(turn)

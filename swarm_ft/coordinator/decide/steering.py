@@ -1,23 +1,32 @@
-"""What a run's owner asks of it while it goes on: pause, resume, another learning rate. Pure.
+"""What a run's owner asks of it while it goes on: pause, resume, other numbers or codecs. Pure.
 
 A paused run finishes the step under way and plans no other; its peers stay and hold its state, so
 that it resumes at once, and others that would take their place meanwhile do. One that waits for its
-turn is passed by. A learning rate is said with each commit, so every replica hears of a change in
-the same step, and a step that is made again after going back has the rate that it had.
+turn is passed by. A learning rate is said with each commit, and codecs with each plan, so that all
+hear of a change in the same step. A step that is made again, in another attempt or after going
+back, has the rate and the codecs that it had.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from swarm_ft.coordinator.facts.events import RateChanged, RunPaused, RunRecord, RunResumed, Turn
+from swarm_ft.coordinator.facts.events import (
+    CodecsChanged,
+    RateChanged,
+    RunPaused,
+    RunRecord,
+    RunResumed,
+    Turn,
+)
 from swarm_ft.coordinator.facts.state import RateChange, Run
 from swarm_ft.ids import StepNumber
-from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.client import CodecChange, RunPhase
 from swarm_ft.protocol.messages.events import EventKind
+from swarm_ft.protocol.spec.run_spec import Codecs
 
 
-def steer(turn: Turn, event: RunPaused | RunResumed | RateChanged) -> None:
+def steer(turn: Turn, event: RunPaused | RunResumed | RateChanged | CodecsChanged) -> None:
     """Do as the owner asks; of a run that is over, or does so already, nothing."""
     run = turn.state.runs.get(event.run_id)
     if run is None or run.phase.is_over:
@@ -25,6 +34,8 @@ def steer(turn: Turn, event: RunPaused | RunResumed | RateChanged) -> None:
     match event:
         case RateChanged(_, learning_rate):
             _change_rate(turn, run, learning_rate)
+        case CodecsChanged(_, codecs):
+            _change_codecs(turn, run, codecs)
         case RunPaused() if not run.steering.is_paused:
             _pause(turn, run)
         case RunResumed() if run.steering.is_paused:
@@ -51,12 +62,26 @@ def _steered(turn: Turn, run: Run, kind: EventKind, words: str, *, is_paused: bo
 
 
 def _change_rate(turn: Turn, run: Run, learning_rate: float) -> None:
-    """From the first step on that is not planned yet."""
-    first = StepNumber(run.committed_steps + (run.step is not None))
+    first = _first_unplanned(run)
     before = run.steering.peak_at(first, run.spec.train.learning_rate)
     run = replace(run, steering=run.steering.with_rate(RateChange(first, learning_rate)))
     words = f"learning rate {learning_rate:.4g} from step {first} on, {before:.4g} before"
     _keep(turn, run, EventKind.RUN_STEERED, words)
+
+
+def _change_codecs(turn: Turn, run: Run, codecs: Codecs) -> None:
+    first = _first_unplanned(run)
+    before = run.spec_at(first).train.codecs
+    if codecs == before:
+        return
+    run = replace(run, steering=run.steering.with_codecs(CodecChange(first, codecs)))
+    words = f"codecs {codecs} from step {first} on, {before} before"
+    _keep(turn, run, EventKind.RUN_STEERED, words)
+
+
+def _first_unplanned(run: Run) -> StepNumber:
+    """Changes hold from here on."""
+    return StepNumber(run.committed_steps + (run.step is not None))
 
 
 def _keep(turn: Turn, run: Run, kind: EventKind, words: str) -> None:

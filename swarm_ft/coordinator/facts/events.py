@@ -25,7 +25,7 @@ from swarm_ft.protocol.spec.best import Judged
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
-from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,14 @@ class RateChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class CodecsChanged:
+    """Its owner wants a run to go by these codecs, which can take the others' place, so too."""
+
+    run_id: RunId
+    codecs: Codecs
+
+
+@dataclass(frozen=True, slots=True)
 class ResultCollected:
     """A client has the result of a run."""
 
@@ -152,6 +160,7 @@ Event = (
     | RunPaused
     | RunResumed
     | RateChanged
+    | CodecsChanged
     | ResultCollected
     | SnapshotWritten
     | SnapshotLost

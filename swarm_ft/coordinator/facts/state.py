@@ -18,6 +18,7 @@ from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.client import (
+    CodecChange,
     Contribution,
     Evaluated,
     RunPhase,
@@ -44,7 +45,7 @@ from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
-from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -413,10 +414,12 @@ class Steering:
     Attributes:
         is_paused: no step is planned; one that was begun is finished.
         rates: steps rising.
+        codecs: so too.
     """
 
     is_paused: bool = False
     rates: tuple[RateChange, ...] = ()
+    codecs: tuple[CodecChange, ...] = ()
 
     def peak_at(self, step: int, submitted: float) -> float:
         """The schedule's peak at a step."""
@@ -428,6 +431,16 @@ class Steering:
         before = [one for one in self.rates if one.first_step < change.first_step]
         return replace(self, rates=(*before, change))
 
+    def codecs_at(self, step: int) -> Codecs | None:
+        """By which a step goes; None: those that were submitted."""
+        changes = [one for one in self.codecs if one.first_step <= step]
+        return changes[-1].codecs if changes else None
+
+    def with_codecs(self, change: CodecChange) -> Steering:
+        """As `with_rate`."""
+        before = [one for one in self.codecs if one.first_step < change.first_step]
+        return replace(self, codecs=(*before, change))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
@@ -435,6 +448,8 @@ class Measured:
 
     Attributes:
         seconds: how long a microbatch took each peer to compute in its last steps.
+        flops_per_s: that each peer computed in its last steps, whatever layers it had; of those
+            that have none now, what they did when they had some.
         step_seconds: how long each of the last steps took, from its plan to its commit.
         step_targets: how many target tokens each of the last steps trained; of no use after a
             restart.
@@ -444,11 +459,47 @@ class Measured:
     """
 
     seconds: Mapping[PeerId, tuple[float, ...]] = field(default_factory=_nothing)
+    flops_per_s: Mapping[PeerId, tuple[float, ...]] = field(default_factory=_nothing)
     step_seconds: tuple[float, ...] = ()
     step_targets: tuple[int, ...] = ()
     state_bytes: int = 0
     state_bytes_per_s: float = 0.0
     buffers: Mapping[PeerId, Mapping[BlockIndex, BufferCounts]] = field(default_factory=_nothing)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moving:
+    """On which stages a run goes on from a snapshot, in the place of the snapshot's own.
+
+    Attributes:
+        step: of the snapshot.
+        assignments: who is to host what, first stage to last, replicas beside each other.
+        before_s: how long a step takes.
+        after_s: how long one is expected to take then.
+        has_begun: whether the old stages are given up; before that the snapshot is awaited, and no
+            step is planned.
+    """
+
+    step: StepNumber
+    assignments: tuple[StageAssignment, ...]
+    before_s: float
+    after_s: float
+    has_begun: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moves:
+    """How often a run moved for speed since the coordinator started, and when that was asked last.
+
+    Attributes:
+        count: of moves.
+        last_s: when the last one began.
+        looked_s: when it was last asked whether another one is worth it.
+    """
+
+    count: int = 0
+    last_s: float = -math.inf
+    looked_s: float = -math.inf
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -466,6 +517,9 @@ class Run:
         attempt: the one at work, or the last one.
         step: the first uncommitted step, once it was planned.
         steering: what its owner asked of it meanwhile.
+        moving: the stages that it is to go on on, or went on on and has no snapshot of yet; None
+            where nothing moves.
+        moves: those that were for speed.
         misfits: peers that cannot host it, whatever the stage, and why; until they join again.
         doubts: peers by which a step that is not committed is inf or NaN, and which step.
         lost_at: peers that lacked a buffer with which this step was planned, the last of each.
@@ -490,6 +544,8 @@ class Run:
     keeping: Keeping = field(default_factory=Keeping)
     measured: Measured = field(default_factory=Measured)
     steering: Steering = field(default_factory=Steering)
+    moving: Moving | None = None
+    moves: Moves = field(default_factory=Moves)
     misfits: Mapping[PeerId, str] = field(default_factory=_nothing)
     doubts: Mapping[PeerId, StepNumber] = field(default_factory=_nothing)
     lost_at: Mapping[PeerId, StepNumber] = field(default_factory=_nothing)
@@ -548,7 +604,13 @@ class Run:
                 if (file := self.past.exported.get(peer))
             ),
             result_step=StepNumber(self.committed_steps) if self.past.trained_steps else None,
+            codecs=self.steering.codecs,
         )
+
+    def spec_at(self, step: int) -> RunSpec:
+        """With the codecs by which a step goes."""
+        codecs = self.steering.codecs_at(step)
+        return self.spec if codecs is None else self.spec.with_codecs(codecs)
 
     def with_assignments(self, assignments: Iterable[StageAssignment]) -> Run:
         """The run on these peers."""
@@ -585,6 +647,7 @@ class SwarmState:
         keeps_snapshots: whether there is a place for them, or peers keep them.
         num_keepers: how many peers keep each stage of a snapshot, beside those that host it; 0
             where there is a place, and where none are kept.
+        moves_layers: whether runs are cut anew while they train, where that is faster.
         seen_at_s: when the last event was; infinite before the first.
     """
 
@@ -597,6 +660,7 @@ class SwarmState:
     result_s: float = RESULT_S
     keeps_snapshots: bool = False
     num_keepers: int = 0
+    moves_layers: bool = True
     seen_at_s: float = math.inf
 
     @property

@@ -37,6 +37,7 @@ from swarm_ft.coordinator.facts.state import (
     MAX_STANDINGS,
     AttemptState,
     Measured,
+    Moving,
     Past,
     PlannedStep,
     RateChange,
@@ -52,6 +53,7 @@ from swarm_ft.errors import JournalError, SwarmError
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.private_files import FILE_MODE, make_private
 from swarm_ft.protocol.messages.client import (
+    CodecChange,
     Contribution,
     Evaluated,
     RunPhase,
@@ -69,6 +71,7 @@ from swarm_ft.protocol.spec.best import Best, Judged
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
+from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.sealing import Sealer
 
@@ -84,6 +87,8 @@ CREATE TABLE IF NOT EXISTS priorities (
     run_id TEXT PRIMARY KEY, priority INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS steerings (
     run_id TEXT PRIMARY KEY, steering TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS movings (
+    run_id TEXT PRIMARY KEY, moving TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS plans (
     run_id TEXT PRIMARY KEY, step INTEGER NOT NULL, attempt INTEGER NOT NULL,
     microbatches TEXT NOT NULL) WITHOUT ROWID;
@@ -127,6 +132,7 @@ TABLES_OF_RUNS = (
     "runs",
     "priorities",
     "steerings",
+    "movings",
     "plans",
     "commits",
     "evaluations",
@@ -371,6 +377,7 @@ class Journal:
             (*self._run_row(run), run.run_id),
         )
         self._write_steering(run)
+        self._write_moving(run)
         if run.phase > RunPhase.FINISHED:
             self._forget_ledger(run.run_id)
 
@@ -379,6 +386,12 @@ class Journal:
         if run.steering != Steering():
             row = (run.run_id, _steering_text(run.steering))
             self._db.execute("INSERT INTO steerings VALUES (?, ?)", row)
+
+    def _write_moving(self, run: Run) -> None:
+        self._db.execute("DELETE FROM movings WHERE run_id=?", (run.run_id,))
+        if run.moving is not None:
+            row = (run.run_id, _moving_text(run.moving))
+            self._db.execute("INSERT INTO movings VALUES (?, ?)", row)
 
     def _roll_back(self, record: RollbackRecord) -> None:
         run_id, execute = record.run_id, self._db.execute
@@ -531,10 +544,7 @@ class Journal:
         detail = self._opened(told, f"detail {name}").decode()
         run_id, phase = RunId(name), RunPhase(phase_number)
         under_way = not phase.is_over and phase is not RunPhase.QUEUED
-        assignments = tuple(
-            StageAssignment(peer_id=PeerId(peer), layers=LayerRange(start, stop))
-            for peer, start, stop in json.loads(stages)
-        )
+        assignments = _assignments_of(json.loads(stages))
         peers = [assignment.peer_id for assignment in assignments]
         spec = RUN_SPEC.from_bytes(spec_bytes)
         last = self._as_of(run_id, committed_steps)
@@ -580,6 +590,7 @@ class Journal:
             step=self._planned_step(run_id, committed_steps),
             measured=Measured(step_seconds=self._step_seconds(run_id)),
             steering=self._steering(run_id),
+            moving=self._moving(run_id),
             gather_until_s=now_s + GATHER_S,
         )
 
@@ -615,6 +626,11 @@ class Journal:
         query = "SELECT steering FROM steerings WHERE run_id=?"
         row = self._db.execute(query, (run_id,)).fetchone()
         return Steering() if row is None else _steering_from(row[0])
+
+    def _moving(self, run_id: RunId) -> Moving | None:
+        query = "SELECT moving FROM movings WHERE run_id=?"
+        row = self._db.execute(query, (run_id,)).fetchone()
+        return None if row is None else _moving_from(row[0])
 
     def _judged(self, run_id: RunId) -> Judged:
         """What all evaluations say."""
@@ -734,7 +750,7 @@ class Journal:
     def _run_row(self, run: Run) -> tuple[bytes, int, bytes, int, int, int | None, str]:
         """What changes of a run: key, phase, detail, attempt, steps, stages."""
         assigned = run.attempt.assignments
-        stages = json.dumps([(a.peer_id, a.layers.start, a.layers.stop) for a in assigned])
+        stages = json.dumps(_hosts(assigned))
         key = self._sealed(run.storage_key, f"key {run.run_id}")
         detail = self._sealed(run.detail.encode(), f"detail {run.run_id}")
         steps = run.committed_steps, run.past.trained_steps
@@ -805,13 +821,55 @@ def _committed_from(
 
 def _steering_text(steering: Steering) -> str:
     rates = [(change.first_step, change.learning_rate) for change in steering.rates]
-    return json.dumps({"is_paused": steering.is_paused, "rates": rates})
+    codecs = [(one.first_step, one.codecs.forward, one.codecs.backward) for one in steering.codecs]
+    return json.dumps({"is_paused": steering.is_paused, "rates": rates, "codecs": codecs})
 
 
 def _steering_from(text: str) -> Steering:
     told = json.loads(text)
     rates = tuple(RateChange(StepNumber(step), rate) for step, rate in told["rates"])
-    return Steering(is_paused=told["is_paused"], rates=rates)
+    codecs = tuple(
+        CodecChange(StepNumber(step), Codecs(forward, backward))
+        for step, forward, backward in told.get("codecs", ())
+    )
+    return Steering(is_paused=told["is_paused"], rates=rates, codecs=codecs)
+
+
+def _hosts(assignments: Iterable[StageAssignment]) -> list[tuple[str, int, int]]:
+    """Who hosts what."""
+    return [(a.peer_id, a.layers.start, a.layers.stop) for a in assignments]
+
+
+def _assignments_of(hosts: Iterable[tuple[str, int, int]]) -> tuple[StageAssignment, ...]:
+    """Of what `_hosts` made."""
+    return tuple(
+        StageAssignment(peer_id=PeerId(peer), layers=LayerRange(start, stop))
+        for peer, start, stop in hosts
+    )
+
+
+def _moving_text(moving: Moving) -> str:
+    return json.dumps(
+        {
+            "step": moving.step,
+            "hosts": _hosts(moving.assignments),
+            "before_s": moving.before_s,
+            "after_s": moving.after_s,
+            "has_begun": moving.has_begun,
+        }
+    )
+
+
+def _moving_from(text: str) -> Moving:
+    """What `_moving_text` wrote."""
+    told = json.loads(text)
+    return Moving(
+        step=StepNumber(told["step"]),
+        assignments=_assignments_of(told["hosts"]),
+        before_s=told["before_s"],
+        after_s=told["after_s"],
+        has_begun=told["has_begun"],
+    )
 
 
 def _traffic_text(traffic: Sequence[Traffic]) -> str:

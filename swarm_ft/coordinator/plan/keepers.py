@@ -144,6 +144,13 @@ def is_spreading(state: SwarmState, run: Run) -> bool:
     return bool(state.num_keepers) and asked is not None and has_all_stages(run, asked)
 
 
+def saves_when_asked(state: SwarmState, run: Run) -> bool:
+    """Whether snapshots are kept, and the job did not say that none are to be taken of it."""
+    train = run.spec.train
+    is_wanted = state.keeps_snapshots and train.save_strategy is not SaveStrategy.NO
+    return train.takes_snapshots or is_wanted
+
+
 def lacks_keepers(state: SwarmState, run: Run) -> bool:
     """Whether a snapshot that is whole has fewer keepers than it should, and could have more."""
     return any(

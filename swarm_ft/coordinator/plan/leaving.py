@@ -5,6 +5,8 @@ snapshot has, or no step is committed. From the last one that has a stage's stat
 over while all train on: a peer that is idle, or the replica of another stage that can be spared.
 Where nobody can, the run waits after its next step: for a snapshot if any are kept, or, if the peer
 only pauses, for its return. Else the peer is told what would be lost, and stays until it insists.
+A run that its owner paused takes in who takes over, and nobody else. Of a finished one whose result
+goes with a leaver a snapshot is written, unless its client is faster.
 """
 
 from __future__ import annotations
@@ -49,6 +51,16 @@ def with_successors_free(able: SwarmState, run: Run) -> Run:
             others = [a for a in run.attempt.assignments if a.peer_id != successor]
             run = without_state(run, successor).with_assignments(others)
     return run
+
+
+def has_successors(able: SwarmState, run: Run) -> bool:
+    """Whether somebody could take over from a stage's last peers who has yet to be asked.
+
+    Args:
+        able: who may work for it, see `able_for`.
+        run: as it is.
+    """
+    return any(_successor(able, run, stage.layers) is not None for stage in _left(able, run))
 
 
 def held_for(state: SwarmState, run: Run, now_s: float) -> str:
@@ -134,12 +146,8 @@ def progress_of(state: SwarmState, peer: PeerId, now_s: float) -> LeaveProgress:
     if waiting is not None:
         return waiting
     for run in state.runs.values():
-        layers = None if stays else _last_of_result(state, run, peer)
-        if layers is not None:
-            words = (
-                f"run {run.run_id}: its client has not fetched the result of layers {layers} yet"
-            )
-            return LeaveProgress(may_go=False, words=f"{words}, and nobody else has it")
+        if not stays and _is_last_of_result(state, run, peer):
+            return LeaveProgress(may_go=False, words=_result_in_words(state, run, peer, now_s))
     kept = None if stays else sole_keeper_of(state, peer)
     if kept is not None:
         run, stage = kept
@@ -176,7 +184,8 @@ def _alone(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> LeaveProg
     """Of the last one that has a stage's state, where nobody can take over."""
     layers, stays = _stage(run, peer).layers, _leaving(state, peer).stays
     whose, rest_s = f"run {run.run_id}, layers {layers}", _rest_s(run, now_s)
-    if may_save(state, run, now_s):
+    is_waiting = run.phase is RunPhase.WAITING  # for others, without whom none is whole
+    if may_save(state, run, now_s) and not is_waiting:
         when = "is being written" if is_held(run) else "is to be written at the end of this step"
         words = f"nobody can take over; a snapshot {when}"
         return LeaveProgress(may_go=False, words=f"{whose}: {words}", seconds=rest_s)
@@ -185,19 +194,33 @@ def _alone(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> LeaveProg
         return LeaveProgress(may_go=is_held(run), words=f"{whose}: {words}", seconds=rest_s)
     lost = run.committed_steps - run.past.rolled_back.committed_steps
     why = f"no snapshot can be written ({run.saving.failed})" if run.saving.failed else ""
-    why = why or "no snapshots are kept"
+    why = why or ("no snapshots are kept" if not is_waiting else "the run waits for others")
     words = f"nobody can take over, and {why}: {lost} steps would be lost"
     return LeaveProgress(may_go=False, words=f"{whose}: {words} ({lost * _step_s(run):.0f} s)")
 
 
-def _last_of_result(state: SwarmState, run: Run, peer: PeerId) -> LayerRange | None:
-    """The part of a run's result that nobody has who is there and stays, but this peer."""
+def _result_in_words(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> str:
+    layers = _stage(run, peer).layers
+    words = f"run {run.run_id}: its client has not fetched the result of layers {layers} yet"
+    if may_save(state, run, now_s):
+        return f"{words}; a snapshot is being written, of which it can be made again"
+    lost = run.committed_steps - run.past.rolled_back.committed_steps
+    return f"{words}, and nobody else has it: {lost} steps would be lost"
+
+
+def takes_result_along(state: SwarmState, run: Run) -> bool:
+    """Whether a part of a finished run's result would be gone with those who leave for good."""
+    leavers = (peer for peer in state.leaving if not _leaving(state, peer).stays)
+    return any(_is_last_of_result(state, run, peer) for peer in leavers)
+
+
+def _is_last_of_result(state: SwarmState, run: Run, peer: PeerId) -> bool:
+    """Whether nobody who is there and stays has a part of a run's result, but this peer."""
     if run.phase is not RunPhase.FINISHED or peer not in run.past.exported:
-        return None
-    stage = _stage(run, peer)
-    others = [p for p in stage.peers if p in run.past.exported and p != peer]
+        return False
+    others = [p for p in _stage(run, peer).peers if p in run.past.exported and p != peer]
     is_safe = any(p in state.members and p not in state.leaving for p in others)
-    return None if is_safe or run.past.saved is not None else stage.layers
+    return not is_safe and run.past.saved is None
 
 
 def _stage(run: Run, peer: PeerId) -> Stage:

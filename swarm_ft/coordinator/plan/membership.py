@@ -278,13 +278,17 @@ def lost_parts(state: SwarmState, run: Run, now_s: float) -> tuple[LayerRange, .
 def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
     """Who would host the run if it went back now.
 
-    On the stages of its snapshot, if it has one, whose buffers go on with them; where nobody hosts
-    these it is cut anew, and each stage is made of what the snapshot has of its layers.
+    On the stages of its snapshot, if it has one, whose buffers go on with them, unless it moves on
+    to others from there; where nobody hosts these it is cut anew, and each stage is made of what
+    the snapshot has of its layers.
     """
     full = {peer for peer in state.result_keepers if not hosts_beside(state, peer)}
     free = tuple(member for peer, member in state.members.items() if peer not in full)
     if run.past.snapshot is None:
         return place(run.spec, free, now_s)
+    moved = moved_stages(state, run)
+    if moved:
+        return Placement(moved, "", is_by_speed=True)
     cuts = [stage.layers for stage in run.past.snapshot.stages]
     as_before = place_on(cuts, run.spec, free, now_s)
     # One whole model has its tied ends under one name.
@@ -297,6 +301,27 @@ def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
 def hosts_beside(state: SwarmState, peer: PeerId) -> bool:
     """Whether a member hosts stages of several runs, if its memory allows."""
     return peer in state.members and state.members[peer].hello.max_beside > 0
+
+
+def moved_stages(state: SwarmState, run: Run) -> tuple[StageAssignment, ...]:
+    """On which it goes on from its snapshot, if it moves; none where one of their peers is gone."""
+    moving, snapshot = run.moving, run.past.snapshot
+    if moving is None or not moving.has_begun or snapshot is None or snapshot.step != moving.step:
+        return ()
+    hosts = moving.assignments
+    return hosts if all(_may_host(state, run, host) for host in hosts) else ()
+
+
+def _may_host(state: SwarmState, run: Run, host: StageAssignment) -> bool:
+    member = state.members.get(host.peer_id)
+    is_full = host.peer_id in state.result_keepers and not hosts_beside(state, host.peer_id)
+    if member is None or is_full:
+        return False
+    hello = member.hello
+    has_room = hello.layers == host.layers or (
+        hello.layers is None and fits(run.spec, host.layers, hello)
+    )
+    return has_room and not refusal(run.spec, member, host.layers)
 
 
 def patience_s(state: SwarmState, run: Run, now_s: float) -> float:

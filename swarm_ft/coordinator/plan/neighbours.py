@@ -111,15 +111,16 @@ def _crossing_bytes(spec: RunSpec) -> float:
     """Of a step, over one boundary: activations, and their gradients back."""
     train = spec.train
     values = train.batch_size * train.seq_length * spec.model.hidden_size
-    return values * sum(_bits(train.codec(direction)) for direction in Direction) / 8
+    return values * sum(bits_of(train.codec(direction)) for direction in Direction) / 8
 
 
 def _gradient_bytes(spec: RunSpec, layers: LayerRange) -> float:
     values = spec.trained_bytes(layers) / _WEIGHT_BYTES
-    return values * _bits(spec.train.reduction_codec) / 8
+    return values * bits_of(spec.train.reduction_codec) / 8
 
 
-def _bits(codec: CodecSpec) -> float:
+def bits_of(codec: CodecSpec) -> float:
+    """About how many a value takes."""
     return codec.number if codec.name in _OF_BITS else OTHER_BITS
 
 

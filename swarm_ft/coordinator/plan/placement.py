@@ -28,10 +28,15 @@ GATHERING = "gathering peers"
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Who hosts what, first stage to last, replicas beside each other; or nobody, and why."""
+    """Who hosts what, first stage to last, replicas beside each other; or nobody, and why.
+
+    Attributes:
+        is_by_speed: whether each has its layers since it is as fast as it is: nobody changes seats.
+    """
 
     assignments: tuple[StageAssignment, ...]
     reason: str
+    is_by_speed: bool = False
 
     @property
     def is_gathering(self) -> bool:
@@ -51,7 +56,7 @@ def place(spec: RunSpec, members: Sequence[Member], now_s: float) -> Placement:
     if free and now_s - max(m.joined_at_s for m in free) < SETTLE_S:
         return Placement((), GATHERING)
     filled = _filled(spec, parts, gaps, free)
-    assignments = _with_replicas(spec, filled.assignments, carriers)
+    assignments = with_replicas(spec, filled.assignments, carriers)
     return replace(filled, assignments=assignments)
 
 
@@ -77,7 +82,7 @@ def place_on(
     first = tuple(
         StageAssignment(peer_id=hosts[layers].hello.peer_id, layers=layers) for layers in cuts
     )
-    return Placement(_with_replicas(spec, first, carriers), "")
+    return Placement(with_replicas(spec, first, carriers), "")
 
 
 def _may_keep(spec: RunSpec, member: Member, layers: LayerRange | None) -> bool:
@@ -158,11 +163,13 @@ def fits(spec: RunSpec, layers: LayerRange, hello: PeerHello) -> bool:
     return spec.held_bytes(layers) <= hello.memory_bytes
 
 
-def _with_replicas(
+def with_replicas(
     spec: RunSpec, first: tuple[StageAssignment, ...], members: Sequence[Member]
 ) -> tuple[StageAssignment, ...]:
-    """One peer a stage, and every other member that can host one of the stages too."""
-    hosts = {assignment.layers: [assignment] for assignment in first}
+    """Those who host the stages, and every other member that can host one of them too."""
+    hosts: dict[LayerRange, list[StageAssignment]] = {}
+    for assignment in first:
+        hosts.setdefault(assignment.layers, []).append(assignment)
     named = {assignment.peer_id for assignment in first}
     for member in members if first else ():
         hello = member.hello

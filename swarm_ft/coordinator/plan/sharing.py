@@ -28,6 +28,7 @@ from swarm_ft.coordinator.plan.membership import (
     able_for,
     arrangement,
     is_able,
+    moved_stages,
     with_newcomers,
 )
 from swarm_ft.coordinator.plan.placement import fits
@@ -202,6 +203,9 @@ class _Division:
         saved = self._saved or frozenset()
         free = [peer for peer in self._free if peer not in saved]
         lent = [peer for peer in self._lent_to(run) if peer not in saved]
+        moved = moved_stages(self._able(run, free), run)
+        if moved:
+            return [host.peer_id for host in moved]
         for pool in (free, [*free, *lent]):
             if self.hosts(run, pool):
                 return self._least(run, pool)

@@ -34,6 +34,7 @@ from swarm_ft.protocol.messages.reports import (
 )
 from swarm_ft.protocol.spec.best import metric_of
 from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.flops import stage_flops
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.tasks import summed, task_of
 from swarm_ft.protocol.spec.training_plan import (
@@ -47,6 +48,8 @@ from swarm_ft.protocol.spec.training_plan import (
 
 MEASURED_STEPS = 5
 """How many a peer's speed, and that of a step, is told from."""
+MAX_MEASURED = 1024
+"""Peers of whom it is remembered how fast they computed; names cost nothing."""
 FORGIVEN = 0.9
 FASTER_AT_MOST = 8.0
 """So many times as fast as its stage's median a replica may be thought, whatever it tells. Of two
@@ -72,6 +75,7 @@ def plan_step(run: Run, now_s: float, ways: Ways = NO_WAYS) -> tuple[Run, PlanSt
         microbatches=microbatches,
         evaluation=evaluation,
         listeners=run.listeners,
+        codecs=run.steering.codecs_at(number),
     )
     step = PlannedStep(
         microbatches=microbatches, stages=stages, evaluation=evaluation, began_s=now_s
@@ -285,16 +289,23 @@ def _measured_after(
     before = run.measured
     num_targets = sum(step.ready[peer].num_targets for peer in run.computing[-1].peers)
     seconds = {}
+    flops_per_s = dict(before.flops_per_s)
     for index, stage in enumerate(run.computing):
         newest = {}
+        flops = stage_flops(run.spec, stage.layers)
         for replica, peer in enumerate(stage.peers):
             link_s = _link_s(run, step, index, replica, caps.get(peer))
             busy_s = max(step.ready[peer].compute_s, min(link_s, committed.seconds))
-            newest[peer] = _newest(before.seconds.get(peer, ()), busy_s, step.share(index, replica))
+            share = step.share(index, replica)
+            newest[peer] = _newest(before.seconds.get(peer, ()), busy_s, share)
+            if share and step.ready[peer].compute_s:
+                told = (*flops_per_s.pop(peer, ()), share * flops / step.ready[peer].compute_s)
+                flops_per_s[peer] = told[-MEASURED_STEPS:]
         for peer, taken in _in_line(newest).items():
             seconds[peer] = (*before.seconds.get(peer, ()), *taken)[-MEASURED_STEPS:]
     return Measured(
         seconds=MappingProxyType(seconds),
+        flops_per_s=MappingProxyType(dict(list(flops_per_s.items())[-MAX_MEASURED:])),
         step_seconds=(*before.step_seconds, committed.seconds)[-MEASURED_STEPS:],
         step_targets=(*before.step_targets, num_targets)[-MEASURED_STEPS:],
         buffers=before.buffers,
@@ -343,6 +354,16 @@ def _in_line(newest: Mapping[PeerId, float | None]) -> dict[PeerId, tuple[float,
     least = statistics.median_high(told) / FASTER_AT_MOST if told else 0.0
     bounded = {peer: max(s, least) if s is not None else 0.0 for peer, s in newest.items()}
     return {peer: (seconds,) if seconds > 0.0 else () for peer, seconds in bounded.items()}
+
+
+def measured_on(run: Run) -> Measured:
+    """What is known of a run's peers at the stages that these begin anew with, maybe others."""
+    known, seconds = run.measured.flops_per_s, dict(run.measured.seconds)
+    for assignment in run.attempt.assignments:
+        flops = stage_flops(run.spec, assignment.layers)
+        if assignment.peer_id in known:
+            seconds[assignment.peer_id] = tuple(flops / rate for rate in known[assignment.peer_id])
+    return replace(run.measured, seconds=MappingProxyType(seconds))
 
 
 # ---- what peers tell of their buffers, and what becomes of the ledger by it

@@ -7,7 +7,8 @@ differ notice at once. Buffers have the run's bits, and what is used is what was
 rounding of a buffer is part of the next change. Residuals of error feedback are buffers of the
 sender alone, of 16 bits. Activations of held-out samples go direct, and so do those below all that
 trains: they are constants of the samples, and the receiver above them keeps what came, to compute
-with it at all later visits. Synchronous; runs in a codec thread.
+with it at all later visits. Codecs of the two directions are those of the step's plan; buffers and
+residuals outlive a change of them. Synchronous; runs in a codec thread.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from swarm_ft.ids import BlockIndex, RunId, SampleId
 from swarm_ft.protocol.messages.boundary import EncodedTensor, Frame, FrameKey, FrameKind
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.digest import fingerprint_of
-from swarm_ft.protocol.spec.run_spec import MIN_LENGTH, RunSpec
+from swarm_ft.protocol.spec.run_spec import MIN_LENGTH, RunSpec, TrainSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,23 @@ class Refusal:
     """Why a delta frame cannot be used here; a key frame of its sample can."""
 
     reason: str
+
+
+class _StepCodecs:
+    """What frames of a step are made with.
+
+    Args:
+        train: with the codecs that its plan names.
+    """
+
+    def __init__(self, train: TrainSpec) -> None:
+        self.of = {way: from_spec(train.codec(way)) for way in Direction}
+        self.of_fill = from_spec(train.fill_frame_codec)
+        self.of_keys = {way: from_spec(train.key_frame_codec(way)) for way in Direction}
+        self.of_eval = (
+            from_spec(parse_codec_spec("none", Direction.FORWARD)),
+            from_spec(train.compressed_eval_codec),
+        )
 
 
 class FrameCoder:
@@ -60,19 +78,21 @@ class FrameCoder:
         self._boundary = boundary
         self._store = store
         self._longest, self._channels = spec.train.seq_length, spec.model.hidden_size
-        self._codecs = {way: from_spec(spec.train.codec(way)) for way in Direction}
-        self._fill_codec = from_spec(spec.train.fill_frame_codec)
+        self._codecs = _StepCodecs(spec.train)
         self._fill_microbatches = spec.train.fill_microbatches
         self._train = spec.train
-        self._eval_codecs = (
-            from_spec(parse_codec_spec("none", Direction.FORWARD)),
-            from_spec(spec.train.compressed_eval_codec),
-        )
-        self._key_codecs = {way: from_spec(spec.train.key_frame_codec(way)) for way in Direction}
         self._bits = spec.train.buffer_bits
         is_constant, constants = spec.is_constant(boundary), spec.train.constant_codec
         self._constant_codec = from_spec(constants) if is_constant else None
         self._keeps_input = keeps_input
+
+    def begin(self, train: TrainSpec) -> None:
+        """Start a step; no frame of an earlier one is at work.
+
+        Args:
+            train: the run's, with the codecs that the step's plan names.
+        """
+        self._codecs = _StepCodecs(train)
 
     def encode(self, key: FrameKey, x: Tensor) -> Frame:
         """One sample's tensor as a frame; stage the buffer or the residual that it makes.
@@ -134,7 +154,7 @@ class FrameCoder:
                 self._stage(End.RECEIVED, sample, tensor.tokens, tensor.payload)
             return value
         if frame.kind is FrameKind.KEY:
-            value = self._key_codecs[frame.key.direction].decode(tensor)
+            value = self._codecs.of_keys[frame.key.direction].decode(tensor)
         else:
             record = self._record(End.RECEIVED, sample, tensor.tokens)
             if record is None or record.digest != frame.base_digest:
@@ -153,8 +173,13 @@ class FrameCoder:
             return None
         return codec.decode(EncodedTensor(codec.spec, tokens, self._channels, record.payload))
 
-    def check(self, frame: Frame) -> None:
-        """Whether the frame's header and size fit the run; its payload is not read.
+    def check(self, frame: Frame, *, is_early: bool = False) -> None:
+        """Whether the frame's header and size fit the step's plan; its payload is not read.
+
+        Args:
+            frame: that came.
+            is_early: its step has not begun here, so that its codec may be any that can go on where
+                this step's was; `decode` holds it to its plan.
 
         Raises:
             BadFrame: another shape, kind, codec or number of bytes.
@@ -166,11 +191,13 @@ class FrameCoder:
             got = f"{tensor.tokens} x {tensor.channels}"
             raise BadFrame(f"frame {frame.key}: expected {allowed}, got {got}")
         is_key = frame.kind is FrameKind.KEY
-        expected = self._key_codecs[frame.key.direction] if is_key else codec
+        expected = self._codecs.of_keys[frame.key.direction] if is_key else codec
         is_direct = frame.kind is FrameKind.DIRECT
+        if is_early and tensor.codec.keeps == expected.spec.keeps:
+            expected = from_spec(tensor.codec)
         if is_direct == codec.spec.is_delta or tensor.codec != expected.spec:
             raise BadFrame(
-                f"frame {frame.key}: {frame.kind.name} of {tensor.codec} in a run whose "
+                f"frame {frame.key}: {frame.kind.name} of {tensor.codec} in a step whose "
                 f"{frame.key.direction.name.lower()} codec is {codec.spec}"
             )
         size = expected.max_payload_bytes(tensor.tokens, tensor.channels)
@@ -183,12 +210,12 @@ class FrameCoder:
         if self._constant_codec is not None:
             return self._constant_codec
         if self._train.is_held_out(key.sample):
-            return self._eval_codecs[self._train.is_compressed(key.sample)]
+            return self._codecs.of_eval[self._train.is_compressed(key.sample)]
         fills = key.direction is Direction.FORWARD and key.microbatch < self._fill_microbatches
-        return self._fill_codec if fills else self._codecs[key.direction]
+        return self._codecs.of_fill if fills else self._codecs.of[key.direction]
 
     def _encode_key(self, key: FrameKey, x: Tensor) -> Frame:
-        codec = self._key_codecs[key.direction]
+        codec = self._codecs.of_keys[key.direction]
         tensor = codec.encode(x)
         digest = self._stage(End.SENT, key.sample, len(x), self._packed(codec.decode(tensor)))
         return Frame(key, FrameKind.KEY, tensor, result_digest=_result(digest, tensor))

@@ -40,6 +40,7 @@ from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.messages.timeline import SpanKind
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.digest import check_spec_digest
+from swarm_ft.protocol.spec.run_spec import TrainSpec
 from swarm_ft.protocol.wire.frames import wire_bytes
 
 logger = get_logger(__name__)
@@ -99,9 +100,16 @@ class Boundary:
 
     # ---- a step
 
-    def begin(self, step: StepNumber, expected: Mapping[FrameKey, int]) -> None:
-        """Start a step in which just the `expected` frames may arrive, of so many tokens each."""
+    def begin(self, step: StepNumber, expected: Mapping[FrameKey, int], train: TrainSpec) -> None:
+        """Start a step.
+
+        Args:
+            step: its number.
+            expected: the frames that may arrive in it, and of how many tokens each.
+            train: the run's, with the codecs that the step's plan names.
+        """
         self._step = step
+        self._coder.begin(train)
         self._expected = expected
         self._unencoded.clear()
         self._untaken.clear()
@@ -286,7 +294,8 @@ class Boundary:
         """See `ChannelEnd`."""
         begin_s = self._timeline.now_s()
         if isinstance(message, Frame):
-            self._coder.check(message)  # before the session holds it: that bounds its memory
+            # Before the session holds it: that bounds its memory.
+            self._coder.check(message, is_early=message.key.step > self._step)
         self._apply(self._session.receive(message))
         if isinstance(message, Frame):
             self._add_span(SpanKind.RECEIVE, message, begin_s)

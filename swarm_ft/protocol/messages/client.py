@@ -32,7 +32,7 @@ from swarm_ft.protocol.spec.bounds import (
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.priority import Priority
-from swarm_ft.protocol.spec.run_spec import MAX_COUNTS, RunSpec
+from swarm_ft.protocol.spec.run_spec import MAX_COUNTS, Codecs, RunSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
 # ---- what clients ask of the coordinator, as frozen values whose types say what may come
@@ -146,8 +146,9 @@ class BoundaryStatus:
         buffered_samples: whose buffers are at both ends, at peers that are there.
         key_frames: of all steps that count; so too `delta_frames`.
         kept: what all peers at the boundary told, added up, since the coordinator started.
-        forward_codec: of activations, as the run's options say; so too `backward_codec`.
+        forward_codec: of activations, in the step under way; so too `backward_codec`.
         traffic: of all steps that count, both sides together.
+        newest: of the last of them.
     """
 
     boundary: BlockIndex
@@ -158,11 +159,15 @@ class BoundaryStatus:
     forward_codec: Text = ""
     backward_codec: Text = ""
     traffic: Traffic = field(default_factory=lambda: Traffic(boundary=BlockIndex(0)))
+    newest: Traffic = field(default_factory=lambda: Traffic(boundary=BlockIndex(0)))
 
     @property
     def ratio(self) -> float | None:
-        """Bytes that plain float32 would take to those sent, in training; None before any."""
-        t = self.traffic
+        """Bytes that plain float32 would take to those sent, in the last step; None before any.
+
+        After going back, of all steps until the next one.
+        """
+        t = self.newest if self.newest.forward_bytes else self.traffic
         sent = t.forward_bytes + t.backward_bytes
         plain = t.forward_uncompressed_bytes + t.backward_uncompressed_bytes
         return plain / sent if sent else None
@@ -182,6 +187,18 @@ class StageResult:
     file: ShardFile
 
 
+MAX_CODEC_CHANGES = 64
+"""Of one run."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodecChange:
+    """Other codecs, from this step on, however often the step is made."""
+
+    first_step: StepNumber
+    codecs: Codecs
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStatus:
     """A run as others see it; `detail` says what it waits for, or why it ended.
@@ -192,6 +209,7 @@ class RunStatus:
         results: of a finished run, as far as its peers told (again, after a restart); of a stage's
             replicas those first that joined the run first.
         result_step: how many steps are in the result, if the best weights are it, and not the last.
+        codecs: what its owner changed them to meanwhile; steps rising.
     """
 
     run_id: RunId
@@ -205,6 +223,7 @@ class RunStatus:
     joining: Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS)] = ()
     results: Annotated[tuple[StageResult, ...], Length(MAX_RUN_PEERS)] = ()
     result_step: StepNumber | None = None
+    codecs: Annotated[tuple[CodecChange, ...], Length(MAX_CODEC_CHANGES)] = ()
 
     @property
     def steps_in_result(self) -> StepNumber:
@@ -450,6 +469,7 @@ class RunSummary:
         snapshots: how many steps are in those that are whole.
         is_paused: by its owner: no step is planned.
         learning_rate: the schedule's peak, which its owner may have changed; of the caller's own.
+        codecs: which its owner may have changed, too; None of others'.
     """
 
     run_id: RunId
@@ -476,6 +496,7 @@ class RunSummary:
     snapshots: tuple[StepNumber, ...] = ()
     is_paused: bool = False
     learning_rate: Amount = 0.0
+    codecs: Codecs | None = None
 
     @property
     def bytes_saved(self) -> int:

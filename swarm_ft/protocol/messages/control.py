@@ -44,6 +44,7 @@ from swarm_ft.protocol.spec.run_spec import (
     MAX_MICROBATCHES,
     MAX_SEQ_LENGTH,
     MIN_LENGTH,
+    Codecs,
     RunSpec,
 )
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
@@ -263,6 +264,7 @@ class PlanStep:
             are counted.
         lengths: tokens of each sample, in the order of `samples`; none until then.
         traced: whether somebody wants to know what peers do when, see `timeline`.
+        codecs: in place of the RunSpec's, in this step; None: those.
     """
 
     run_id: RunId
@@ -279,6 +281,7 @@ class PlanStep:
     lengths: Annotated[
         tuple[Annotated[int, Range(MIN_LENGTH, MAX_SEQ_LENGTH)], ...], Length(MAX_PLAN_SAMPLES)
     ] = ()
+    codecs: Codecs | None = None
 
     def __post_init__(self) -> None:
         batches = (*self.microbatches, *self.evaluation)

@@ -52,6 +52,8 @@ class EventKind(IntEnum):
     RUN_RESUMED = 35
     RUN_STEERED = 36
     """Its owner changed something of it."""
+    RUN_MOVED = 37
+    """Layers moved between its stages, so that steps take less time."""
 
     @property
     def label(self) -> str:

@@ -139,6 +139,11 @@ class CodecSpec:
         return self.name in _DELTAS or self.feedback is Feedback.EF21
 
     @property
+    def keeps(self) -> tuple[bool, Feedback]:
+        """What ends keep of a sample; where that is the same, a codec can go on with another's."""
+        return self.is_delta, self.feedback
+
+    @property
     def has_residual(self) -> bool:
         """Whether the sender keeps its error, for the sample's next visit."""
         return self.feedback in (Feedback.EF, Feedback.EFMIX)
@@ -236,6 +241,30 @@ def parse_dp_spec(text: str) -> CodecSpec:
         )
     spec = parse_codec_spec(text, Direction.BACKWARD)
     return replace(spec, dither=False)
+
+
+def in_place_of(spec: CodecSpec, text: str, direction: Direction) -> CodecSpec:
+    """The codec that is to go on where `spec` was: with what its ends kept of samples.
+
+    Buffers and residuals hold values, at bits of their own, and not a codec's codes.
+
+    Raises:
+        BadCodec: as `parse_codec_spec`, or it keeps something else of samples, or nothing.
+    """
+    new = parse_codec_spec(text, direction)
+    if new.keeps != spec.keeps:
+        _refuse(text, f"expected {_kin(spec)}, which goes on with what {spec} keeps of samples")
+    return new
+
+
+def _kin(spec: CodecSpec) -> str:
+    """Which codecs keep the same."""
+    if spec.feedback is not Feedback.NONE:
+        name = f"+{spec.feedback.name.lower()}"
+        return f"a codec with {name}, such as {'top20' if name == '+efmix' else 'q2'}{name}"
+    if spec.is_delta:
+        return "a codec of changes (aq1 to aq8, with or without +z, aqc0.5, aqtop10)"
+    return "a codec that keeps nothing (none, fp16, bf16, q1 to q8, with or without +z, top10)"
 
 
 def _at_its_best(spec: CodecSpec, direction: Direction) -> CodecSpec:

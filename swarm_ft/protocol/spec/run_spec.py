@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import IntEnum
-from typing import Annotated, TypeVar
+from typing import Annotated, Self, TypeVar
 
 from swarm_ft.errors import BadCodec, BadLayers, BadModel, BadOption
 from swarm_ft.ids import PeerId, SampleId
@@ -17,6 +17,7 @@ from swarm_ft.protocol.spec.codec_spec import (
     CodecSpec,
     Direction,
     Feedback,
+    in_place_of,
     parse_codec_spec,
     parse_dp_spec,
     parse_key_spec,
@@ -75,6 +76,17 @@ ALL_LINEAR = "all-linear"
 """Adapters at every linear layer of the blocks."""
 CodecText = Annotated[str, Length(MAX_SPEC_CHARS)]
 """How users write a codec, such as `aq3+z`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codecs:
+    """By which activations and their gradients cross boundaries, as `--fw` and `--bw` take them."""
+
+    forward: str
+    backward: str
+
+    def __str__(self) -> str:
+        return f"{self.forward}/{self.backward}"
 
 
 class TaskKind(IntEnum):
@@ -551,6 +563,27 @@ class TrainOptions:
         return parse_codec_spec(text, direction)
 
     @property
+    def codecs(self) -> Codecs:
+        """Of both directions, as they were written."""
+        return Codecs(self.forward_codec, self.backward_codec)
+
+    def with_codecs(self, codecs: Codecs) -> Self:
+        """The same from some step on with other codecs, which go on with what is kept of samples.
+
+        Raises:
+            BadCodec: one is none, or keeps something else of samples.
+        """
+        for way, option, text in (
+            (Direction.FORWARD, "--fw", codecs.forward),
+            (Direction.BACKWARD, "--bw", codecs.backward),
+        ):
+            try:
+                in_place_of(self.codec(way), text, way)
+            except BadCodec as error:
+                raise BadCodec(f"{option}: {error.message}") from error
+        return replace(self, forward_codec=codecs.forward, backward_codec=codecs.backward)
+
+    @property
     def fill_frame_codec(self) -> CodecSpec:
         """The codec of the activations that fill the pipeline."""
         return parse_codec_spec(self.fill_codec or self.forward_codec, Direction.FORWARD)
@@ -810,6 +843,10 @@ class RunSpec:
                 f"--train-layers {self.train.train_layers}: a head of classes trains with the last "
                 f"block; expected {self.model.num_blocks - 1} among them"
             )
+
+    def with_codecs(self, codecs: Codecs) -> RunSpec:
+        """See `TrainOptions.with_codecs`; another job's by its digest, so peers do not say it."""
+        return replace(self, train=self.train.with_codecs(codecs))
 
     @property
     def trained_layers(self) -> LayerRange:

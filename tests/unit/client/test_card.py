@@ -15,11 +15,11 @@ from swarm_ft.client.options import EvalOptions, JobOptions
 from swarm_ft.client.report import RunReport, StepTotals
 from swarm_ft.errors import BadOption, RunFailed
 from swarm_ft.ids import PeerId, RunId, StepNumber
-from swarm_ft.protocol.messages.client import Evaluated
+from swarm_ft.protocol.messages.client import CodecChange, Evaluated
 from swarm_ft.protocol.messages.control import StageAssignment
 from swarm_ft.protocol.messages.reports import ByteCounts
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import Adapter, TrainOptions
+from swarm_ft.protocol.spec.run_spec import Adapter, Codecs, TrainOptions
 from tests.specs import run_spec
 
 SENT = ByteCounts(forward_bytes=300, forward_uncompressed_bytes=3200)
@@ -152,3 +152,13 @@ def test_who_could_not_push_is_told_before_anything_trains(
     check_push("ann/tuned")
     with pytest.raises(BadOption, match="expected NAME or OWNER/NAME"):
         check_push("../tuned")
+
+
+def test_a_card_tells_the_codecs_that_followed_each_other() -> None:
+    changes = (
+        CodecChange(StepNumber(1), Codecs("aq2", "q2")),
+        CodecChange(StepNumber(4), Codecs("aq2", "q1")),
+    )
+    spec = spec_of("gpt2", forward_codec="aq4", backward_codec="q4")
+    text = model_card(replace(REPORT, codecs=changes), spec, ASSIGNED, OPTIONS)
+    assert "| activations | `aq4`, from step 1 on `aq2`: 3.00 bits a value" in text

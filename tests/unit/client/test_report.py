@@ -15,9 +15,15 @@ from swarm_ft.client.report import ProgressState, RunReport, StepTotals, eval_li
 from swarm_ft.client.words import kind_lines
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
-from swarm_ft.protocol.messages.client import Evaluated, RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.client import (
+    CodecChange,
+    Evaluated,
+    RunPhase,
+    RunStatus,
+    StepCommitted,
+)
 from swarm_ft.protocol.messages.reports import ByteCounts, GradientTraffic, Traffic
-from swarm_ft.protocol.spec.run_spec import TaskKind
+from swarm_ft.protocol.spec.run_spec import Codecs, TaskKind
 from swarm_ft.protocol.spec.tasks import Classification
 from tests.specs import run_spec
 
@@ -117,6 +123,7 @@ def test_the_document_has_the_promised_fields() -> None:
             "evaluation": {"sent": 0, "uncompressed": 0},
         },
         "relayed_bytes": 0,
+        "codecs": [],
         "bytes": {
             boundary: {
                 "forward": 20,
@@ -314,6 +321,27 @@ def test_a_run_that_stopped_early_tells_where_and_whose_weights_it_gives() -> No
     assert "stopped early        after step 3 of 9: no better for long enough" in text
     assert "best weights         those of step 1" in text
     assert "evaluation loss      9.000 -> 2.000" in text
+
+
+def test_codecs_that_were_changed_are_told_with_their_steps() -> None:
+    changes = (
+        CodecChange(StepNumber(1), Codecs("aq2+z", "q2+z")),
+        CodecChange(StepNumber(7), Codecs("aq1", "q2+z")),
+    )
+    status = RunStatus(
+        run_id=RunId("run-1"),
+        phase=RunPhase.TRAINING,
+        detail="",
+        committed_steps=2,
+        spec=run_spec(),
+        codecs=changes,
+    )
+    assert _after(_step(0), _step(1)).after(status).codecs == changes
+    report = replace(_report(_step(0), _step(1)), codecs=changes[:1])
+    assert json.loads(report.to_json())["codecs"] == [
+        {"first_step": 1, "forward": "aq2+z", "backward": "q2+z"}
+    ]
+    assert "codecs               aq2+z/q2+z from step 1 on" in report.summary_lines()
 
 
 def test_the_summary_sets_the_forecast_beside_what_happened() -> None:

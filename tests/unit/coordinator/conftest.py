@@ -558,6 +558,7 @@ class Swarm:
             contributions=given,
             keeps_snapshots=self.state.keeps_snapshots,
             num_keepers=self.state.num_keepers,
+            moves_layers=self.state.moves_layers,
         )
 
     # ---- what is seen

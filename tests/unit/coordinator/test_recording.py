@@ -17,6 +17,7 @@ import xxhash
 
 from swarm_ft.coordinator.decide.machine import decide
 from swarm_ft.coordinator.facts.events import (
+    CodecsChanged,
     Event,
     PeerJoined,
     PeerLost,
@@ -53,7 +54,7 @@ from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
 from swarm_ft.protocol.spec.best import Best, Judged
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
 from tests.simulation.replaying import without_keys
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
@@ -332,6 +333,7 @@ def test_every_kind_of_event_is_read_as_it_was_written(make_spec: MakeSpec) -> N
         RunPaused(run_id),
         RunResumed(run_id),
         RateChanged(run_id, 0.1),
+        CodecsChanged(run_id, Codecs("aq2+z", "q2+z")),
         ResultCollected(run_id),
         SnapshotWritten(run_id, snapshot),
         SnapshotLost(run_id, snapshot, "why"),

@@ -1,9 +1,16 @@
 """What certificates say, and whose word counts."""
 
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.x509.oid import NameOID
 
 from swarm_ft.errors import MalformedMessage, NotAllowed
 from swarm_ft.identity.certificates import (
@@ -17,14 +24,16 @@ from swarm_ft.identity.certificates import (
     caller_of,
     from_der,
     from_pem,
+    host_of,
     is_of,
     issue,
+    issue_web,
     renewal_due,
     to_der,
     to_pem,
 )
 from swarm_ft.identity.invites import invitation_certificate
-from swarm_ft.identity.keys import PrivateKey, fingerprint_of, name_of, new_key
+from swarm_ft.identity.keys import PrivateKey, fingerprint_of, key_pem, name_of, new_key
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = new_key()
@@ -110,3 +119,82 @@ def test_it_travels_and_nothing_else_does() -> None:
             from_der(data)
         with pytest.raises(MalformedMessage):
             from_pem(data)
+
+
+# ---- as others check them
+
+
+def shown_over_tls(
+    folder: Path, trusted: Certificate, shown: Certificate, key: PrivateKey, host: str, flags: int
+) -> str:
+    """The version that Python's TLS speaks with who shows this.
+
+    Raises:
+        ssl.SSLCertVerificationError: it does not believe it.
+    """
+    (folder / "shown.pem").write_bytes(key_pem(key) + to_pem(shown))
+    client, server = (
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
+    )
+    client.load_verify_locations(cadata=to_pem(trusted).decode())
+    client.verify_flags = ssl.VerifyFlags(flags)
+    server.load_cert_chain(folder / "shown.pem")
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asks = client.wrap_bio(back, there, server_hostname=host)
+    answers = server.wrap_bio(there, back, server_side=True)
+    for one in (asks, answers, asks, answers):
+        with suppress(ssl.SSLWantReadError):
+            one.do_handshake()
+    return asks.version() or ""
+
+
+STRICT = ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN
+"""What Python asks for by itself from 3.13 on."""
+Issued = Callable[[Certificate, PrivateKey, PrivateKey], Certificate]
+
+
+def as_coordinator(authority: Certificate, key: PrivateKey, own: PrivateKey) -> Certificate:
+    now = datetime.now(UTC)
+    return issue(authority, key, holder(Role.COORDINATOR, own, COORDINATOR_NAME), now)
+
+
+def as_page(authority: Certificate, key: PrivateKey, own: PrivateKey) -> Certificate:
+    host = host_of(COORDINATOR_NAME)
+    return issue_web(authority, key, own.public_key(), [host], datetime.now(UTC))
+
+
+@pytest.mark.parametrize("flags", [0, STRICT], ids=["lenient", "strict"])
+@pytest.mark.parametrize("made", [as_coordinator, as_page])
+def test_what_an_authority_signs_is_believed_by_the_strictest(
+    tmp_path: Path, made: Issued, flags: int
+) -> None:
+    key, own = new_key(), new_key()
+    authority = authority_certificate(key, "authority", AUTHORITY_LIFETIME_S, datetime.now(UTC))
+    shown = made(authority, key, own)
+    host = host_of(COORDINATOR_NAME)
+    assert shown_over_tls(tmp_path, authority, shown, own, host, flags) == "TLSv1.3"
+
+
+def authority_of_before(key: PrivateKey) -> Certificate:
+    """As they were made at first: it says that it may sign, and nothing else."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority")])
+    now = datetime.now(UTC)
+    begun = x509.CertificateBuilder().subject_name(name).issuer_name(name)
+    begun = begun.public_key(key.public_key()).serial_number(x509.random_serial_number())
+    begun = begun.not_valid_before(now - timedelta(1)).not_valid_after(now + timedelta(1))
+    may_sign = x509.BasicConstraints(ca=True, path_length=0)
+    return begun.add_extension(may_sign, critical=True).sign(key, SHA256())
+
+
+@pytest.mark.parametrize("made", [as_coordinator, as_page])
+def test_an_authority_of_before_signs_on(tmp_path: Path, made: Issued) -> None:
+    key, own = new_key(), new_key()
+    authority = authority_of_before(key)
+    shown = made(authority, key, own)
+    host = host_of(COORDINATOR_NAME)
+    assert shown_over_tls(tmp_path, authority, shown, own, host, 0) == "TLSv1.3"
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shown_over_tls(tmp_path, authority, shown, own, host, STRICT)
+    peer = holder(Role.PEER, own)
+    assert caller_of(issue(authority, key, peer, datetime.now(UTC)), authority) == peer

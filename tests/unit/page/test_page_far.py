@@ -11,9 +11,11 @@ import aiohttp
 import pytest
 
 from swarm_ft.identity.authority import Authority
+from swarm_ft.identity.certificates import from_pem, shown_fingerprint
 from swarm_ft.page import door
 from swarm_ft.page.guard import TRIES, TRIES_PER_S
 from swarm_ft.page.server import LOOPBACK, HttpPlaces, Watched
+from tests.browser import CHROMIUM, browser
 from tests.doubles.clock import ManualClock
 from tests.unit.page.test_page_server import answering
 
@@ -78,13 +80,26 @@ async def test_another_certificate_is_told_from_it(authority: Authority, tmp_pat
 
 async def test_who_trusts_the_authority_need_not_compare(authority: Authority) -> None:
     context = ssl.create_default_context(cafile=str(authority.folder / "authority.pem"))
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # Python's from 3.13 on, and nobody else's
+    context.verify_flags |= ssl.VERIFY_X509_STRICT  # as Python's own from 3.13 on
     async with (
         far(authority) as found,
         aiohttp.ClientSession() as session,
         session.get(here(found), ssl=context) as got,
     ):
         assert got.status == 200
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="expected chromium on the path")
+async def test_a_browser_warns_shows_the_printed_fingerprint_and_goes_on(
+    authority: Authority, tmp_path: Path
+) -> None:
+    async with far(authority) as found, browser(tmp_path / "browser") as tab:
+        shown = from_pem((await tab.warned_of(here(found))).encode())
+        assert shown_fingerprint(shown) == found.fingerprint
+        await tab.go_on()
+        await tab.until("document.body?.innerText.includes('Contributions')")
+        assert await tab.look("location.protocol") == "https:"
+        await tab.until("typeof source !== 'undefined' && source.readyState === EventSource.OPEN")
 
 
 async def test_nothing_older_than_tls_1_3_is_spoken(authority: Authority) -> None:

@@ -25,7 +25,7 @@ from swarm_ft.protocol.machines.session import WINDOW_FRAMES
 from swarm_ft.protocol.messages.boundary import BoundaryHello, FrameKey
 from swarm_ft.protocol.messages.link import ChannelMessage
 from swarm_ft.protocol.spec.codec_spec import Direction
-from swarm_ft.protocol.spec.run_spec import LrSchedule, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.run_spec import Codecs, LrSchedule, RunSpec, TrainSpec
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import LINK
@@ -158,12 +158,13 @@ class End:
             taken=self.taken.put_nowait,
         )
 
-    def begin(self, step: int, samples: Iterable[int]) -> None:
+    def begin(self, step: int, samples: Iterable[int], codecs: Codecs | None = None) -> None:
         """Roll back what an aborted step left, and expect frames of these samples."""
         self.store.rollback()
         comes = Direction.BACKWARD if self.sends is Direction.FORWARD else Direction.FORWARD
         expected = {frame_key(step, sample, comes): TOKENS for sample in samples}
-        self.boundary.begin(StepNumber(step), expected)
+        train = self._spec.train if codecs is None else self._spec.train.with_codecs(codecs)
+        self.boundary.begin(StepNumber(step), expected, train)
 
     def send(self, step: int, values: Mapping[int, torch.Tensor]) -> None:
         for sample, x in values.items():

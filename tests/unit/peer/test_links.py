@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 
 from swarm_ft.errors import (
     InternalError,
@@ -35,7 +36,9 @@ from swarm_ft.peer.links import (
 from swarm_ft.protocol.messages.boundary import (
     Ack,
     BoundaryHello,
+    Frame,
     FrameKey,
+    FrameKind,
     FromNeighbour,
     KeyFrameRequest,
 )
@@ -45,6 +48,7 @@ from swarm_ft.protocol.messages.link import LinkHello, LinkMessage, LinkPing, Li
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.methods import LINK
+from tests.codecs import parse
 from tests.counting import CountingTransport
 from tests.doubles.clock import ManualClock
 from tests.doubles.memory_transport import MemoryTransport
@@ -567,6 +571,49 @@ async def test_who_pings_again_before_the_answer_costs_itself_the_stream(
     attending.channel.say(ack(1))
     with pytest.raises(OutOfTurn, match="pinged again before the answer"):
         await hand.fails(*(LinkPing(number) for number in range(3)))
+    await attending.stop()
+
+
+# ---- what else may be sent
+
+
+class HeldEnd(End):
+    """Its messages are written when it is let."""
+
+    def __init__(self, peer: str, attempt: int) -> None:
+        super().__init__(peer, attempt)
+        self.is_writing, self.may_write = asyncio.Event(), asyncio.Event()
+
+    async def write(self, message: FromNeighbour, send: Send) -> None:
+        self.is_writing.set()
+        await self.may_write.wait()
+        await send(message)
+
+
+def frame() -> Frame:
+    return Frame(ack(1).key, FrameKind.DIRECT, parse("none").encode(torch.zeros(1, 1)))
+
+
+@pytest.mark.parametrize("end", ["written", "broken", "given up"])
+async def test_links_are_quiet_while_no_frame_waits_or_is_written(pair: Pair, end: str) -> None:
+    await pair.a.links.quiet()
+    held = HeldEnd("a", 1)
+    attending = Attending(pair.a, pair.b, held)
+    async with pair.b.attempt(pair.a, 1) as b:
+        await attending.connected()
+        await pair.a.links.quiet()
+        attending.channel.say(frame())
+        quiet = asyncio.create_task(pair.a.links.quiet())
+        await held.is_writing.wait()
+        assert not quiet.done()
+        if end == "written":
+            held.may_write.set()
+            assert isinstance(await b.end.heard.get(), Frame)
+        elif end == "broken":
+            attending.channel.break_off(Unavailable("for a test"))
+        else:
+            await attending.stop()
+        await quiet
     await attending.stop()
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,7 +20,9 @@ from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.plan import steps
 from swarm_ft.errors import RunFailed
 from swarm_ft.ids import MicrobatchIndex, RunId
+from swarm_ft.peer.boundary.coder import FrameCoder
 from swarm_ft.peer.reduce.gradient_coder import EncodedSum
+from swarm_ft.protocol.messages.boundary import Frame, FrameKind
 from swarm_ft.protocol.messages.client import RunEvent, RunStatus
 from swarm_ft.protocol.messages.control import PlanStep
 from swarm_ft.protocol.messages.timeline import PeerTimeline
@@ -27,7 +30,7 @@ from swarm_ft.protocol.spec.best import Judged
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from tests.simulation.disk import DiskJournal
 from tests.simulation.engine import TinyEngine
-from tests.simulation.scenario import Fault, FaultKind, Moment, Scenario, draw
+from tests.simulation.scenario import Fault, FaultKind, Moment, Scenario, draw, with_other_codecs
 from tests.simulation.shrink import only, shrink
 from tests.simulation.simulate import simulate
 
@@ -57,6 +60,71 @@ def test_a_swarm_in_which_nothing_goes_wrong_gives_the_result(seed: int) -> None
 @pytest.mark.parametrize("seed", range(110, 130))
 def test_whatever_goes_wrong_all_invariants_hold(seed: int) -> None:
     assert simulate(draw(seed)).failures == ()
+
+
+STEERED = {
+    "forward_codec": "aq8t",
+    "backward_codec": "q8+ef21",
+    "num_steps": 16,
+    "early_stopping_patience": 0,
+    "load_best_model_at_end": False,
+    "train_layers": "",
+}
+
+
+def steered(seed: int, **changes: Any) -> Scenario:
+    """A swarm of two stages in a longer run, whose owner changes both codecs on the way."""
+    scenario = draw(seed)
+    train = replace(quiet(TWO_STAGES).spec.train, **{**STEERED, **changes})
+    spec = replace(quiet(TWO_STAGES).spec, train=train)
+    layers = (*quiet(TWO_STAGES).layers, *quiet(TWO_STAGES).layers)
+    changed = replace(scenario, spec=spec, layers=layers, others=(), mean_compute_s=0.02)
+    return with_other_codecs(changed, Random(seed))
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Frame, bool]]:
+    """Frames that came, and whether before their step's plan."""
+    found: list[tuple[Frame, bool]] = []
+    check = FrameCoder.check
+
+    def checking(self: FrameCoder, frame: Frame, *, is_early: bool = False) -> None:
+        found.append((frame, is_early))
+        check(self, frame, is_early=is_early)
+
+    monkeypatch.setattr(FrameCoder, "check", checking)
+    return found
+
+
+def test_codecs_change_on_the_way_and_no_frame_is_refused(
+    checked: list[tuple[Frame, bool]],
+) -> None:
+    """Links take their time, so that some of the new ones come before the plan that says so."""
+    num_early = 0
+    for seed in range(4):
+        checked.clear()
+        scenario = steered(seed)
+        outcome = simulate(replace(scenario, faults=()), keep_trace=True)
+        assert outcome.failures == ()
+        assert outcome.num_commits == STEERED["num_steps"]
+        assert not [line for line in outcome.lines if "in a step whose" in line]
+        trained = [
+            (f, is_early)
+            for f, is_early in checked
+            if f.kind is FrameKind.DELTA and not scenario.spec.train.is_held_out(f.key.sample)
+        ]
+        other = {f.key.step for f, _ in trained if f.tensor.codec.number == 7}
+        first = min(other)
+        assert first > scenario.codecs[0][0]
+        assert other == set(range(first, 16))
+        assert {f.key.step for f, _ in trained if f.tensor.codec.number == 8} < set(range(first))
+        num_early += sum(is_early and f.key.step == first for f, is_early in trained)
+    assert num_early
+
+
+@pytest.mark.parametrize("seed", range(30, 40))
+def test_codecs_change_whatever_goes_wrong(seed: int) -> None:
+    assert simulate(steered(seed)).failures == ()
 
 
 @pytest.fixture

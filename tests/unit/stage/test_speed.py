@@ -2,7 +2,8 @@
 
 import torch
 
-from swarm_ft.stage.speed import block_flops, training_flops_per_s
+from swarm_ft.protocol.spec.flops import block_flops
+from swarm_ft.stage.speed import training_flops_per_s
 
 
 def test_a_block_takes_six_operations_a_weight_and_token_and_some_for_attention() -> None:

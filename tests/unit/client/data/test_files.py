@@ -178,6 +178,42 @@ def test_prose_and_code_are_plain_text(text: str) -> None:
     assert looks_like(text) is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "prompt,completion\nHow far is it?, a mile\nAnd back?, another mile\n",
+        "prompt, completion\nHow far is it?, a mile\nAnd back?, another mile\n",
+        'prompt, completion\nHow far?, "a mile, or two"\nAnd back?, "more, in the dark"\n',
+        'prompt,completion\nHow far?," a mile"\nAnd back?," another"\n',
+        "id,Name, city\n1,Anna, Rome\n2,Bert, Oslo\n",
+        "Name, Age\nAnna, 31\nBert, 29\n",
+        "user-id, t.start\n7, 0.5\n8, 1.5\n",
+        "prénom,âge\nZoé, 31\nLéo, 29\n",
+    ],
+)
+def test_a_table_with_spaces_after_its_commas_is_known_by_its_header(text: str) -> None:
+    assert looks_like(text) is DataFormat.CSV
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The kettle sang, the window shook,\nThe clock, forgotten, struck again,\n"
+        "And nobody, that night, would look\nFor what was falling, snow or rain.\n",
+        "Down, down the stair\nUp, up the hill\nOut, out to where\nIt all lies still, still\n",
+        "Down, below the mill\nBetween the reeds, the boat\nWas lying, white and still\n",
+        "Dear Anna, thank you\nThe parcel came, at last\nYours, Bert\n",
+        "Hello, world\nI write to you, and hope\nThat you are well, as we are\n",
+        "milk, two bottles\nbread, a loaf\neggs, a dozen\n",
+        "milk, eggs, flour\nbutter, salt\nsugar, almonds, cream, a lemon\n",
+        "Monday, 3 May\nTuesday, 4 May\nWednesday, 5 May\n",
+        " The lock , built in 1810 , \n was closed , then filled , \n by the town , in parts , \n",
+    ],
+)
+def test_verse_letters_and_lists_are_plain_text(text: str) -> None:
+    assert looks_like(text) is None
+
+
 @given(st.lists(st.dictionaries(st.text(), st.text() | st.integers(), min_size=1), min_size=1))
 def test_all_json_lines_are_known(rows: list[dict[str, object]]) -> None:
     assert looks_like("".join(f"{json.dumps(row)}\n" for row in rows)) is DataFormat.JSONL

@@ -7,13 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.coordinator.decide.leaving import RETOLD_AFTER_S
+from swarm_ft.coordinator.facts.events import ResultCollected, RunPaused, RunResumed
 from swarm_ft.coordinator.plan.lateness import state_bytes
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import LeaveProgress, PeerWorks, ReleaseStage, SaveStage
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
+from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
 
 STEPS = 8
 
@@ -203,6 +204,87 @@ def test_nobody_and_no_snapshots_leaves_the_choice_to_the_peer(
     assert swarm.num_rollbacks == 1
 
 
+def test_of_a_run_that_waits_for_others_no_snapshot_is_promised(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.state = replace(swarm.state, keeps_snapshots=True)
+    begin(swarm, spec, a, b)
+    swarm.lose(a)
+    swarm.would_leave(b)
+    assert not swarm.may_go(b)
+    told = words_to(swarm, b)[-1]
+    assert told.endswith("the run waits for others: 2 steps would be lost (0 s)")
+
+
+# ---- while the owner pauses the run
+
+
+@pytest.mark.parametrize("keeps_snapshots", [False, True])
+@pytest.mark.parametrize("comes_later", [False, True])
+def test_of_a_run_that_is_paused_an_idle_peer_takes_over_too(
+    swarm: Swarm,
+    spec: RunSpec,
+    a: FakePeer,
+    b: FakePeer,
+    make_peer: type[FakePeer],
+    keeps_snapshots: bool,
+    comes_later: bool,
+) -> None:
+    swarm.state = replace(swarm.state, keeps_snapshots=keeps_snapshots)
+    swarm.has_slow_disk = True
+    begin(swarm, spec, a, b)
+    heir, other = make_peer("heir", "auto"), make_peer("other", "0-2")
+    swarm.handle(RunPaused(RUN))
+    swarm.settle()
+    swarm.join(other)
+    if comes_later:
+        swarm.would_leave(b)
+        swarm.settle()
+        swarm.join(heir)
+    else:
+        swarm.join(heir)
+        swarm.settle()
+        assert swarm.run().peers == ("a", "b"), "who is not needed waits until it resumes"
+        swarm.would_leave(b)
+    swarm.settle()
+    goes(swarm, b)
+    swarm.settle()
+    assert swarm.run().committed_steps == 3, "it is paused still"
+    assert swarm.run().detail == "paused after step 3: its peers hold its state"
+    assert swarm.run().stages[1].peers == ("heir",)
+    swarm.handle(RunResumed(RUN))
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert swarm.num_rollbacks == 0
+
+
+def test_of_a_run_that_is_paused_the_last_one_leaves_a_snapshot(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
+    swarm.state = replace(swarm.state, keeps_snapshots=True)
+    begin(swarm, spec, a, b)
+    swarm.handle(RunPaused(RUN))
+    swarm.settle()
+    swarm.would_leave(b)
+    goes(swarm, b)
+    swarm.handle(RunResumed(RUN))
+    swarm.join(make_peer("c", "2-4"))
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert [step.step for step in swarm.steps()] == list(range(STEPS))
+
+
+def test_of_a_run_that_is_paused_nobody_and_no_snapshots_leaves_the_choice_to_the_peer(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    begin(swarm, spec, a, b)
+    swarm.handle(RunPaused(RUN))
+    swarm.settle()
+    swarm.would_leave(b)
+    assert not swarm.may_go(b)
+    assert "3 steps would be lost" in words_to(swarm, b)[-1]
+
+
 # ---- pauses
 
 
@@ -282,7 +364,75 @@ def test_the_last_one_with_a_part_of_a_result_waits_for_the_client(
     assert swarm.may_go(twin), "its replica has the same"
     swarm.would_leave(a)
     assert not swarm.may_go(a)
-    assert "has not fetched the result of layers 0-2" in words_to(swarm, a)[-1]
+    told = words_to(swarm, a)[-1]
+    assert "has not fetched the result of layers 0-2" in told
+    assert told.endswith(f"nobody else has it: {STEPS} steps would be lost")
+
+
+def test_the_last_one_with_a_part_of_a_result_leaves_a_snapshot_of_which_it_is_made_again(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, make_peer: type[FakePeer]
+) -> None:
+    swarm.state = replace(swarm.state, keeps_snapshots=True)
+    swarm.has_slow_disk = True
+    begin(swarm, spec, a, b)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert not swarm.said(SaveStage), "it costs nothing as long as all stay"
+    swarm.would_leave(b)
+    swarm.settle()
+    assert not swarm.may_go(b)
+    assert words_to(swarm, b)[-1].endswith(
+        "a snapshot is being written, of which it can be made again"
+    )
+    assert [peer for peer, _ in swarm.said(SaveStage)] == ["a", "b"]
+    swarm.has_slow_disk = False
+    swarm.handle(swarm.unwritten.pop())
+    goes(swarm, b)
+    swarm.join(make_peer("c", "2-4"))
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert set(swarm.run().past.exported) == {"a", "c"}
+    assert [step.step for step in swarm.steps()] == list(range(STEPS)), "none is made again"
+
+
+def test_a_client_that_is_faster_than_the_snapshot_lets_the_leaver_go(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.state = replace(swarm.state, keeps_snapshots=True)
+    swarm.has_slow_disk = True
+    begin(swarm, spec, a, b)
+    swarm.settle()
+    swarm.would_leave(b)
+    swarm.settle()
+    assert not swarm.may_go(b)
+    swarm.handle(ResultCollected(RUN))
+    assert swarm.may_go(b)
+
+
+def test_who_pauses_stays_with_its_part_of_a_result(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.state = replace(swarm.state, keeps_snapshots=True)
+    begin(swarm, spec, a, b)
+    swarm.settle()
+    swarm.would_leave(b, stays=True)
+    assert swarm.may_go(b)
+    assert not swarm.said(SaveStage)
+
+
+def test_a_snapshot_of_a_result_that_fails_is_not_tried_again(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.state = replace(swarm.state, keeps_snapshots=True)
+    b.saves = False
+    begin(swarm, spec, a, b)
+    swarm.settle()
+    swarm.would_leave(b)
+    swarm.settle()
+    swarm.wait(5)
+    assert len(swarm.said(SaveStage)) == 2
+    assert not swarm.may_go(b)
+    assert words_to(swarm, b)[-1].endswith(f"{STEPS} steps would be lost")
 
 
 def test_the_time_is_estimated_from_the_state_and_the_link(
@@ -309,7 +459,7 @@ NAMES = ("p", "q", "r", "s", "t")
 wishes = st.lists(
     st.tuples(
         st.sampled_from(NAMES),
-        st.sampled_from(["comes", "leaves", "pauses", "works", "goes"]),
+        st.sampled_from(["comes", "leaves", "pauses", "works", "goes", "is held", "is let go on"]),
         st.integers(0, 12),
     ),
     max_size=25,
@@ -317,8 +467,11 @@ wishes = st.lists(
 
 
 def do(swarm: Swarm, peer: FakePeer, wish: str) -> None:
-    """What a peer may do, if it may; it goes only once it was told that it may."""
+    """What a peer may do, if it may, or the run's owner; it goes only once told that it may."""
     member = swarm.state.members.get(peer.peer_id)
+    if wish in ("is held", "is let go on"):
+        swarm.handle(RunPaused(RUN) if wish == "is held" else RunResumed(RUN))
+        return
     if wish == "comes" and member is None:
         peer.forget()
         swarm.join(peer)
@@ -360,6 +513,7 @@ def test_as_long_as_all_wait_until_they_may_go_no_step_is_lost(
         peers[name].is_slow_to_take = False
         do(swarm, peers[name], "comes")
         do(swarm, peers[name], "works")
+    swarm.handle(RunResumed(RUN))
     swarm.wait(5)
     for _ in range(8):
         for peer in peers.values():

@@ -3,6 +3,7 @@
 import pytest
 
 from swarm_ft.coordinator.facts.events import (
+    CodecsChanged,
     Happened,
     RateChanged,
     RunCancelled,
@@ -13,10 +14,10 @@ from swarm_ft.coordinator.facts.events import (
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.watching import overview
 from swarm_ft.ids import RunId, StepNumber
-from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.client import CodecChange, RunPhase
 from swarm_ft.protocol.messages.control import CommitStep, PlanStep
 from swarm_ft.protocol.messages.events import EventKind
-from swarm_ft.protocol.spec.run_spec import LrSchedule
+from swarm_ft.protocol.spec.run_spec import Codecs, LrSchedule
 from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
 
 OTHER = RunId("run-other")
@@ -209,3 +210,95 @@ def test_a_run_that_is_over_is_steered_no_more(trained: Swarm) -> None:
     trained.handle(Tick())
     assert trained.run().steering == before.steering
     assert not trained.said(PlanStep)[STEPS * 2 :]
+
+
+# ---- codecs
+
+LESS, LEAST = Codecs("aq2", "q2+z"), Codecs("aq1", "q2+z")
+
+
+def planned(swarm: Swarm) -> dict[int, Codecs | None]:
+    """What each step went by, as it was planned last."""
+    return {plan.step: plan.codecs for _, plan in swarm.said(PlanStep)}
+
+
+def test_plans_name_other_codecs_from_the_next_step_on(trained: Swarm) -> None:
+    trained.handle(CodecsChanged(RUN, LESS))
+    before = trained.run().spec.train.codecs
+    (words,) = words_of(trained, EventKind.RUN_STEERED)
+    assert words == f"codecs {LESS} from step {AFTER + 1} on, {before} before"
+    trained.settle()
+    assert planned(trained) == {
+        **dict.fromkeys(range(AFTER + 1)),
+        **dict.fromkeys(range(AFTER + 1, STEPS), LESS),
+    }
+    assert trained.run().status.codecs == (CodecChange(StepNumber(AFTER + 1), LESS),)
+
+
+def test_a_step_is_shown_with_the_codecs_that_it_goes_by(trained: Swarm) -> None:
+    trained.handle(CodecsChanged(RUN, LESS))
+    before = trained.run().spec.train.codecs
+    (shown,) = overview(trained.state).runs
+    assert shown.codecs == LESS
+    (boundary,) = shown.boundaries
+    assert Codecs(boundary.forward_codec, boundary.backward_codec) == before
+    trained.settle_until(lambda: trained.run().committed_steps == AFTER + 1)
+    (boundary,) = overview(trained.state).runs[0].boundaries
+    assert Codecs(boundary.forward_codec, boundary.backward_codec) == LESS
+
+
+def test_in_a_pause_the_next_step_is_the_first_with_other_codecs(trained: Swarm) -> None:
+    trained.handle(RunPaused(RUN))
+    trained.settle()
+    for codecs in (LESS, LESS, LEAST):
+        trained.handle(CodecsChanged(RUN, codecs))
+    assert len(words_of(trained, EventKind.RUN_STEERED)) == 2
+    trained.handle(RunResumed(RUN))
+    trained.settle()
+    assert [planned(trained)[step] for step in range(AFTER, STEPS)] == [
+        None,
+        *[LEAST] * (STEPS - AFTER - 1),
+    ]
+
+
+def test_a_step_that_is_made_again_goes_by_the_codecs_that_it_had(
+    trained: Swarm, b: FakePeer, newcomer: FakePeer
+) -> None:
+    trained.handle(CodecsChanged(RUN, LESS))
+    trained.settle_until(lambda: trained.run().committed_steps == AFTER + 3)
+    trained.handle(CodecsChanged(RUN, LEAST))
+    trained.lose(b)
+    trained.join(b)
+    plans = trained.said(PlanStep)
+    trained.settle_until(lambda: trained.run().committed_steps == AFTER + 4)
+    again = [plan for _, plan in trained.said(PlanStep)[len(plans) :] if plan.step == AFTER + 3]
+    assert again
+    assert {plan.codecs for plan in again} == {LESS}
+    trained.leave(b)
+    trained.join(newcomer)
+    first = len(trained.said(PlanStep))
+    trained.settle()
+    assert trained.run().phase is RunPhase.FINISHED
+    made_again = {plan.step: plan.codecs for _, plan in trained.said(PlanStep)[first:]}
+    assert made_again == {
+        **dict.fromkeys(range(AFTER + 1)),
+        **dict.fromkeys(range(AFTER + 1, AFTER + 4), LESS),
+        **dict.fromkeys(range(AFTER + 4, STEPS), LEAST),
+    }
+
+
+def test_codecs_stay_changed_over_a_restart(trained: Swarm, a: FakePeer, b: FakePeer) -> None:
+    trained.handle(CodecsChanged(RUN, LESS))
+    steering = trained.run().steering
+    trained.restart()
+    trained.join(a, b)
+    trained.settle()
+    assert trained.run().steering == steering
+    assert planned(trained)[AFTER] is None
+    assert planned(trained)[STEPS - 1] == LESS
+
+
+def test_codecs_of_a_run_that_is_over_are_changed_no_more(trained: Swarm) -> None:
+    trained.settle()
+    trained.handle(CodecsChanged(RUN, LESS))
+    assert trained.run().status.codecs == ()

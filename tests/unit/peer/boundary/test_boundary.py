@@ -34,6 +34,7 @@ from swarm_ft.protocol.messages.boundary import (
 )
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
 from swarm_ft.protocol.wire.frames import wire_bytes
 from swarm_ft.transport.base import Transport
 from swarm_ft.transport.methods import LINK
@@ -494,9 +495,13 @@ async def test_bytes_that_are_no_message_cost_the_stream(
 
 
 async def say_early(
-    hand: Hand, down: BoundaryEnd, coder: FrameCoder, samples: Sequence[int]
+    hand: Hand,
+    down: BoundaryEnd,
+    coder: FrameCoder,
+    samples: Sequence[int],
+    other: FrameCoder | None = None,
 ) -> None:
-    """Frames of step 1 while step 0 lasts; returns once the other side has read them."""
+    """Frames of step 1, by `other`, while step 0 lasts; returns once the other side has them."""
     x = torch.ones(TOKENS, CHANNELS)
     probe = coder.encode(forward(0), x)
     down.begin(0, (0,))
@@ -504,7 +509,7 @@ async def say_early(
     assert await hand.hear() == Ack(forward(0))
     await down.receive(1)
     for sample in samples:
-        await hand.say(coder.encode(forward(sample, step=1), x))
+        await hand.say((other or coder).encode(forward(sample, step=1), x))
     await hand.say(probe)
     assert await hand.hear() == Ack(forward(0))
 
@@ -519,6 +524,52 @@ async def test_frames_that_come_before_their_step_are_kept_for_it(
         down.begin(1, SAMPLES)
         assert set(await down.receive(2)) == {1, 2}
         assert {(await hand.hears(Ack)).key for _ in range(2)} == {forward(1, 1), forward(2, 1)}
+
+
+@pytest.fixture
+def by_other_codecs(make_spec: MakeSpec) -> tuple[RunSpec, FrameCoder, FrameCoder]:
+    """A run without buffers, who makes its frames, and who makes them by other codecs."""
+    spec = make_spec(forward_codec="q4")
+    coders = [
+        FrameCoder(one, run_id=RunId("run"), boundary=BLOCK, store=BufferStore())
+        for one in (spec, make_spec(forward_codec="q2"))
+    ]
+    return spec, coders[0], coders[1]
+
+
+async def test_frames_by_other_codecs_may_come_before_the_plan_that_names_them(
+    make_ends: MakeEnds,
+    at_work: AtWork,
+    by_other_codecs: tuple[RunSpec, FrameCoder, FrameCoder],
+) -> None:
+    spec, before, after = by_other_codecs
+    up, down = make_ends(spec)
+    async with at_work(down, up) as site:
+        hand = await site.call()
+        await say_early(hand, down, before, (1, 2), after)
+        down.begin(1, SAMPLES, Codecs("q2", "q8"))
+        got = await down.receive(2)
+        assert {(await hand.hears(Ack)).key for _ in range(2)} == {forward(1, 1), forward(2, 1)}
+        x = torch.ones(TOKENS, CHANNELS)
+        with pytest.raises(BadFrame, match="DIRECT of q4tc in a step whose forward codec is q2tc"):
+            await hand.fails(before.encode(forward(0, 1), x))
+    assert set(got) == {1, 2}
+
+
+async def test_a_frame_that_came_early_is_held_to_its_plan(
+    make_ends: MakeEnds,
+    at_work: AtWork,
+    by_other_codecs: tuple[RunSpec, FrameCoder, FrameCoder],
+) -> None:
+    spec, before, after = by_other_codecs
+    up, down = make_ends(spec)
+    async with at_work(down, up) as site:
+        hand = await site.call()
+        await say_early(hand, down, before, (1,), after)
+        down.begin(1, SAMPLES, Codecs("q3", "q8"))
+        with pytest.raises(BadFrame, match="DIRECT of q2tc in a step whose forward codec is q3tc"):
+            await hand.fails()
+        assert down.arrivals.empty()
 
 
 async def test_an_unplanned_frame_that_came_early_does_not_fail_the_step(

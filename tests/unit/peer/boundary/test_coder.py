@@ -18,7 +18,7 @@ from swarm_ft.peer.boundary.coder import FrameCoder, Refusal
 from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.digest import fingerprint_of
-from swarm_ft.protocol.spec.run_spec import EvalCompression, RunSpec
+from swarm_ft.protocol.spec.run_spec import Codecs, EvalCompression, RunSpec
 from swarm_ft.protocol.wire.frames import LINK_MESSAGE, wire_bytes
 from tests.specs import model_spec, train_spec
 from tests.unit.peer.conftest import MakeSpec
@@ -509,7 +509,7 @@ def test_a_payload_that_does_not_fit_its_header_is_broken_once_it_is_read(
 def test_a_direct_frame_is_broken_in_a_run_with_buffers(make_coders: MakeCoders) -> None:
     direct = make_coders(forward_codec="q4c").sender.encode(key(0), torch.ones(TOKENS, CHANNELS))
     assert direct.kind is FrameKind.DIRECT
-    with pytest.raises(BadFrame, match="DIRECT of q4c in a run whose forward codec is aq4t"):
+    with pytest.raises(BadFrame, match="DIRECT of q4c in a step whose forward codec is aq4t"):
         make_coders(forward_codec="aq4t").receiver.decode(direct)
 
 
@@ -519,7 +519,7 @@ def test_a_key_frame_is_broken_in_a_run_without_buffers(
 ) -> None:
     key_frame = make_coders().sender.encode(key(0), torch.ones(TOKENS, CHANNELS))
     ends = make_coders(forward_codec=codec)
-    with pytest.raises(BadFrame, match=f"KEY of fp16 in a run whose forward codec is {codec}"):
+    with pytest.raises(BadFrame, match=f"KEY of fp16 in a step whose forward codec is {codec}"):
         ends.receiver.decode(key_frame)
     assert not ends.there.staged
 
@@ -1059,3 +1059,117 @@ def test_a_held_out_sample_in_another_codec_is_refused() -> None:
     trained, _ = ends.visit(0, x)
     with pytest.raises(BadFrame, match="forward codec"):
         ends.receiver.decode(replace(trained, key=key(train.num_samples)))
+
+
+# ---- codecs that change on the way
+
+
+def begin(ends: Ends, codecs: Codecs) -> None:
+    """The next step goes by other codecs, at both ends."""
+    ends.train = ends.train.with_codecs(codecs)
+    for coder in (ends.sender, ends.receiver):
+        coder.begin(ends.train)
+
+
+@every_size
+@pytest.mark.parametrize(
+    "codecs",
+    [("aq2", "aq8", "aq3"), ("aq3+z", "aq2+z", "aq4"), ("aqc0.5", "aq2t+d+z", "aqtop10", "aq1")],
+)
+def test_changes_in_other_bits_build_on_the_same_buffers(
+    make_coders: MakeCoders, codecs: tuple[str, ...], bits: int
+) -> None:
+    ends = make_coders(forward_codec=codecs[0], buffer_bits=bits)
+    visits = activations(visits=2 * len(codecs) + 1, samples=3)
+    first = next(visits)
+    for sample in range(3):
+        ends.visit(sample, first[sample])
+    ends.commit()
+    for codec in codecs:
+        begin(ends, Codecs(codec, "q8"))
+        for now in (next(visits), next(visits)):
+            for sample in range(3):
+                frame, _ = ends.visit(sample, now[sample])
+                assert frame.kind is FrameKind.DELTA
+                assert frame.tensor.codec == parse_codec_spec(codec, Direction.FORWARD)
+            ends.commit()
+            ends.assert_equal()
+
+
+def test_gradients_in_other_bits_build_on_the_same_buffers(make_coders: MakeCoders) -> None:
+    ends = make_coders(backward_codec="q8+ef21")
+    for codec in ("q8+ef21", "q2+ef21", "top10+ef21"):
+        begin(ends, Codecs("aq4", codec))
+        frame, _ = ends.back(0, torch.randn(TOKENS, CHANNELS))
+        assert frame.kind is (FrameKind.KEY if codec == "q8+ef21" else FrameKind.DELTA)
+        ends.commit()
+        ends.assert_equal()
+
+
+@pytest.mark.parametrize("codecs", [("q2+ef", "q4+ef"), ("top10+efmix", "top50+efmix")])
+def test_a_residual_goes_to_the_next_codec(
+    make_coders: MakeCoders, codecs: tuple[str, str]
+) -> None:
+    ends = make_coders(backward_codec=codecs[0])
+    ends.back(0, torch.randn(TOKENS, CHANNELS))
+    ends.commit()
+    owed = ends.there.kept(residual(0))
+    begin(ends, Codecs("aq4", codecs[1]))
+    frame, _ = ends.back(0, torch.zeros(TOKENS, CHANNELS))
+    assert str(frame.tensor.codec).startswith(codecs[1].partition("+")[0])
+    left = ends.there.staged[residual(0)]
+    assert left.payload != owed.payload
+    size = [unpack_buffer(one.payload, TOKENS, CHANNELS).norm() for one in (left, owed)]
+    assert size[0] < size[1], "some of it was sent"
+
+
+def test_a_delta_that_is_asked_for_again_comes_as_what_its_step_made(
+    make_coders: MakeCoders,
+) -> None:
+    ends = make_coders()
+    warm(ends)
+    begin(ends, Codecs("aq1", "q8"))
+    frame = ends.sender.encode(key(0), torch.zeros(TOKENS, CHANNELS))
+    again = ends.sender.encode_again(frame)
+    value = ends.receiver.decode(again)
+    assert isinstance(value, torch.Tensor)
+    assert again.kind is FrameKind.KEY
+    ends.assert_staged_equal()
+
+
+def test_a_frame_by_another_codec_than_its_steps_is_broken(make_coders: MakeCoders) -> None:
+    """Whichever of the two it was made by: that of the step before, or of one to come."""
+    for codec, other in (("aq4", "aq2"), ("aq2", "aq4")):
+        ends = make_coders(forward_codec=codec)
+        warm(ends)
+        ends.receiver.begin(ends.train.with_codecs(Codecs(other, "q8")))
+        frame = ends.sender.encode(key(0), torch.ones(TOKENS, CHANNELS))
+        assert_broken(ends, frame, (ends.receiver.check, ends.receiver.decode))
+
+
+@pytest.mark.parametrize(
+    ("forward", "kin", "strangers"),
+    [
+        ("aq4", ["aq2", "aq3+z", "aqtop10"], ["q4", "none"]),
+        ("q4", ["none", "q2+z", "top10"], ["aq2"]),
+    ],
+)
+def test_a_frame_before_its_step_may_be_by_any_codec_that_could_follow(
+    make_coders: MakeCoders, forward: str, kin: list[str], strangers: list[str]
+) -> None:
+    ends = make_coders(forward_codec=forward)
+    warm(ends)
+    for codec in (*kin, *strangers):
+        other = make_coders(forward_codec=codec)
+        warm(other)
+        frame = other.sender.encode(key(0), torch.ones(TOKENS, CHANNELS))
+        if codec in strangers:
+            with pytest.raises(BadFrame, match="in a step whose forward codec is"):
+                ends.receiver.check(frame, is_early=True)
+            continue
+        ends.receiver.check(frame, is_early=True)
+        most = from_spec(frame.tensor.codec).max_payload_bytes(TOKENS, CHANNELS)
+        long = replace(frame, tensor=replace(frame.tensor, payload=bytes(most + 1)))
+        with pytest.raises(BadFrame, match="expected at most"):
+            ends.receiver.check(long, is_early=True)
+        assert_broken(ends, frame, (ends.receiver.check, ends.receiver.decode))

@@ -15,6 +15,7 @@ from swarm_ft.protocol.spec.run_spec import (
     MAX_EVAL_SAMPLES,
     Adapter,
     BaseDtype,
+    Codecs,
     Dtype,
     EvalCompression,
     EvalStrategy,
@@ -437,3 +438,59 @@ def test_no_more_are_held_out_than_go_into_a_plan(
     assert TrainSpec.most_eval_samples(held, held.num_samples) == most
     with pytest.raises(BadOption, match="expected"):
         replace(held, num_eval_samples=most + 1)
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "others"),
+    [
+        ("aq3+z", "q3+z", [("aq2", "none"), ("aqc0.5", "top10"), ("aqtop10", "fp16+z")]),
+        ("q4", "q4+ef", [("none", "q2+z+ef"), ("top10", "top10+ef"), ("hq4", "q8+ef")]),
+        ("aq4", "q4+ef21", [("aq8+z", "top10+ef21")]),
+        ("aq4", "top10+efmix", [("aq1", "top30+efmix")]),
+    ],
+)
+def test_codecs_may_go_on_with_what_others_keep_of_samples(
+    train_spec: TrainSpec, forward: str, backward: str, others: list[tuple[str, str]]
+) -> None:
+    before = replace(train_spec, forward_codec=forward, backward_codec=backward)
+    for other in others:
+        after = before.with_codecs(Codecs(*other))
+        assert after == replace(before, forward_codec=other[0], backward_codec=other[1])
+        assert after.with_codecs(before.codecs) == before
+
+
+@pytest.mark.parametrize(
+    ("codecs", "message"),
+    [
+        (("zip", "q8"), "--fw: codec 'zip': expected a codec such as"),
+        (("aq9", "q8"), "--fw: codec 'aq9': 9 bits is outside 1 to 8"),
+        (("q4", "q8"), "--fw: codec 'q4': expected a codec of changes (aq1 to aq8,"),
+        (("aq2", "aq2"), "--bw: codec 'aq2': aq keeps the last activation"),
+        (("aq2", "q4+ef"), "--bw: codec 'q4+ef': expected a codec that keeps nothing (none,"),
+        (("aq2", ""), "--bw: codec '': expected a codec such as"),
+        (("a" * 999, "q8"), "--fw: codec 'aaaa"),
+    ],
+)
+def test_codecs_that_keep_something_else_are_refused(
+    train_spec: TrainSpec, codecs: tuple[str, str], message: str
+) -> None:
+    with pytest.raises(BadCodec) as raised:
+        train_spec.with_codecs(Codecs(*codecs))
+    assert raised.value.message.startswith(message)
+    assert len(raised.value.message) < 300
+
+
+@pytest.mark.parametrize(("codec", "kin"), [("q4+ef", "q2+ef"), ("top10+efmix", "top20+efmix")])
+def test_a_codec_with_feedback_is_followed_by_one_with_the_same(
+    train_spec: TrainSpec, codec: str, kin: str
+) -> None:
+    before = replace(train_spec, backward_codec=codec)
+    with pytest.raises(BadCodec, match=re.escape(f"such as {kin}, which goes on with what")):
+        before.with_codecs(Codecs("aq4", "q4"))
+    assert before.with_codecs(Codecs("aq4", kin)).backward_codec == kin
+
+
+def test_what_fills_the_pipeline_follows_unless_it_was_said(train_spec: TrainSpec) -> None:
+    assert train_spec.with_codecs(Codecs("aq2", "q8")).fill_frame_codec.bits == 2
+    said = replace(train_spec, fill_codec="aq3")
+    assert said.with_codecs(Codecs("aq2", "q8")).fill_frame_codec.bits == 3

@@ -1,0 +1,297 @@
+"""Whether layers move between the stages of a run, because it would be faster. Pure.
+
+Every now and then, at a commit, a step's time on the present stages is compared with that on
+others: those that `place` would make of the members that the run may work with, the present ones
+cut otherwise, and stages of fewer peers, or more, each with as many layers as it is fast. What is
+saved over the steps that are left has to be well above what moving costs: a snapshot written and
+read, and key frames over new boundaries. Each further move waits twice as long as the one before,
+so that no noise, and no peer that tells what is not, keeps a run moving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import groupby
+from statistics import median
+
+from swarm_ft.coordinator.facts.state import AttemptState, Member, Moves, Moving, Run, SwarmState
+from swarm_ft.coordinator.plan.cuts import MAX_CUT_BLOCKS, Model, Seat
+from swarm_ft.coordinator.plan.forecast import Rates, rates_of, step_s
+from swarm_ft.coordinator.plan.hosting import end_refusal, refusal
+from swarm_ft.coordinator.plan.keepers import is_spreading, saves_when_asked
+from swarm_ft.coordinator.plan.lateness import UNMEASURED_BYTES_S, state_bytes
+from swarm_ft.coordinator.plan.leaving import may_save
+from swarm_ft.coordinator.plan.membership import with_newcomers
+from swarm_ft.coordinator.plan.placement import fits, place, with_replicas
+from swarm_ft.coordinator.plan.sharing import share_of, shared
+from swarm_ft.ids import PeerId, StepNumber
+from swarm_ft.protocol.machines.step_time import foreseen_s
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.control import Stage, StageAssignment, stages_of
+from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.run_spec import RunSpec
+
+LOOK_S = 30.0
+"""From one look to the next."""
+APART_S, MOST_APART_S = 300.0, 3600.0
+"""After the first move nothing moves for so long, and after each further one for twice as long as
+after the one before, up to so long."""
+MEASURED_AT_LEAST = 3
+"""Steps on the present stages, before anything is told from them."""
+SAVES_TIMES = 2.0
+"""What a move saves has to be so many times what it costs."""
+FASTER = 0.9
+"""A step has to take less than this part of what it takes now."""
+RESTART_S = 5.0
+"""From the end of one attempt until all stages of the next one work, beside what they load."""
+MAX_SEATS = 64
+"""Peers that are looked at, those that are fastest."""
+MAX_NAMED = 4
+"""Moves that are told one by one."""
+
+
+def is_to_look(state: SwarmState, run: Run, now_s: float) -> bool:
+    """Whether it is time to ask, and all is there by which it can be told."""
+    moves, train = run.moves, run.spec.train
+    apart_s = min(MOST_APART_S, APART_S * 2 ** min(moves.count - 1, 16)) if moves.count else 0.0
+    is_time = now_s - moves.looked_s >= LOOK_S and now_s - moves.last_s >= apart_s
+    is_steady = (
+        run.phase is RunPhase.TRAINING
+        and run.step is None
+        and not run.attempt.learners
+        and not run.steering.is_paused
+        and not set(state.leaving).intersection(run.peers)
+    )
+    is_measured = len(run.measured.step_seconds) >= MEASURED_AT_LEAST and all(
+        len(run.measured.flops_per_s.get(peer, ())) >= MEASURED_AT_LEAST
+        for stage in run.computing
+        for peer in stage.peers[:1]
+    )
+    is_told = is_time and is_steady and is_measured and run.committed_steps < train.num_steps
+    is_told = is_told and not _shares_peers(state, run)
+    return state.moves_layers and is_told and _may_be_cut(state, run, now_s)
+
+
+def _shares_peers(state: SwarmState, run: Run) -> bool:
+    """Whether other runs' tasks are in the time that its steps take: it says little of stages."""
+    hosted = state.hosted
+    return any(len(hosted.get(peer, ())) > 1 for peer in run.peers)
+
+
+def _may_be_cut(state: SwarmState, run: Run, now_s: float) -> bool:
+    """Whether a snapshot of this step can be had, and others put together of it."""
+    # One whole model has its tied ends under one name.
+    is_bound = run.spec.train.sync_tied_embeddings and len(run.stages) == 1
+    keeps_constants = run.past.ledger is not None and run.past.ledger.entry > 0
+    can_be_saved = (
+        saves_when_asked(state, run)
+        and may_save(state, run, now_s)
+        and not is_spreading(state, run)
+        and not run.saving.unlisted
+    )
+    is_small = 1 < run.spec.model.num_blocks <= MAX_CUT_BLOCKS
+    return can_be_saved and is_small and not is_bound and not keeps_constants
+
+
+def better_stages(state: SwarmState, run: Run, now_s: float) -> Moving | None:
+    """The stages on which the run would be faster by far, if there are any.
+
+    Args:
+        state: who is there.
+        run: that has just committed a step, see `is_to_look`.
+        now_s: monotonic seconds.
+    """
+    able = share_of(state, run, now_s)
+    if with_newcomers(able, run) is not run:
+        return None  # it is to show first how fast it is
+    rates, took_s = rates_of(state, run), median(run.measured.step_seconds)
+    was_s = step_s(run.spec, run.computing, rates, is_first=_is_first(run))
+    best: Moving | None = None
+    most_s = 0.0
+    for assignments in _candidates(able, run, rates, now_s):
+        stages = stages_of(assignments)
+        if not assignments or stages == run.stages:
+            continue
+        will_s = step_s(run.spec, stages, rates, is_first=_is_first(run))
+        after_s = foreseen_s(took_s, was_s, will_s)
+        saved_s = _saved_s(run, took_s - after_s) - _key_frames_s(run, stages, rates)
+        if after_s <= FASTER * took_s and saved_s > most_s:
+            best, most_s = _moving(run, assignments, took_s, after_s), saved_s
+    if best is None or most_s < SAVES_TIMES * cost_s(run):
+        return None
+    return best if _is_its_own(state, run, best, now_s) else None
+
+
+def _moving(
+    run: Run, assignments: tuple[StageAssignment, ...], before_s: float, after_s: float
+) -> Moving:
+    step = StepNumber(run.committed_steps)
+    return Moving(step=step, assignments=assignments, before_s=before_s, after_s=after_s)
+
+
+def cost_s(run: Run) -> float:
+    """Seconds in which a run that moves makes no steps: a snapshot is written, and read."""
+    largest = max(state_bytes(run.spec, stage.layers) for stage in run.stages)
+    took_s = run.keeping.took_s or largest / UNMEASURED_BYTES_S
+    return 2 * took_s + RESTART_S
+
+
+def stands(state: SwarmState, run: Run, now_s: float) -> bool:
+    """Whether what a run waits to move for may still be."""
+    moving = run.moving
+    if moving is None or run.steering.is_paused or run.committed_steps != moving.step:
+        return False
+    peers = {assignment.peer_id for assignment in moving.assignments}
+    if not peers.union(run.peers).isdisjoint(state.leaving):
+        return False
+    able = share_of(state, run, now_s)
+    is_saved = run.past.saved is not None
+    return peers <= able.members.keys() and (is_saved or may_save(state, run, now_s))
+
+
+def awaits_move(run: Run) -> bool:
+    """Whether the run waits between two steps for the snapshot that it is to move with."""
+    return run.moving is not None and not run.moving.has_begun and run.step is None
+
+
+def begun(run: Run, now_s: float) -> Run:
+    """The run that gives its stages up: how long steps took on these says nothing any more."""
+    moving = run.moving and replace(run.moving, has_begun=True)
+    moves = Moves(count=run.moves.count + 1, last_s=now_s, looked_s=now_s)
+    measured = replace(run.measured, step_seconds=(), step_targets=())
+    return replace(run, moving=moving, moves=moves, measured=measured)
+
+
+def in_words(run: Run, moving: Moving) -> str:
+    """Which layers went from whom to whom, and what for."""
+    before, after = _hosts(run.stages), _hosts(stages_of(moving.assignments))
+    changes = [
+        (tuple(p for p in old if p not in new), tuple(p for p in new if p not in old))
+        for old, new in zip(before, after, strict=True)
+    ]
+    parts, start = [], 0
+    for (gone, came), group in groupby(changes):
+        stop = start + sum(1 for _ in group)
+        if gone or came:
+            parts.append(f"layers {LayerRange(start, stop)} {_change_in_words(gone, came)}")
+        start = stop
+    if len(parts) > MAX_NAMED:
+        parts[MAX_NAMED:] = [f"{len(parts) - MAX_NAMED} more such changes"]
+    times = f"{moving.after_s:.2g} s in place of {moving.before_s:.2g} s"
+    return f"{', '.join(parts)}: a step is expected to take {times}"
+
+
+def _change_in_words(gone: Sequence[PeerId], came: Sequence[PeerId]) -> str:
+    if gone and came:
+        return f"moved from {' and '.join(gone)} to {' and '.join(came)}"
+    if came:
+        return f"are with {' and '.join(came)} too"
+    return f"are with {' and '.join(gone)} no more"
+
+
+def _hosts(stages: Sequence[Stage]) -> list[tuple[PeerId, ...]]:
+    """Of each block."""
+    return [stage.peers for stage in stages for _ in range(len(stage.layers))]
+
+
+# ---- what a move saves
+
+
+def _is_first(run: Run) -> bool:
+    return run.committed_steps < run.spec.train.steps_per_epoch
+
+
+def _saved_s(run: Run, each_s: float) -> float:
+    return (run.spec.train.num_steps - run.committed_steps) * each_s
+
+
+def _key_frames_s(run: Run, stages: Sequence[Stage], rates: Rates) -> float:
+    """How much longer steps take in which samples are met anew by these stages, and not by now."""
+    train = run.spec.train
+    left, epoch = train.num_steps - run.committed_steps, train.steps_per_epoch
+    anew = min(left, epoch) - max(0, min(left, epoch - run.committed_steps))
+    first_s, later_s = (step_s(run.spec, stages, rates, is_first=one) for one in (True, False))
+    return anew * (first_s - later_s)
+
+
+def _is_its_own(state: SwarmState, run: Run, moving: Moving, now_s: float) -> bool:
+    """Whether the run is given those peers once it has given its own up: others may wait."""
+    again = replace(
+        run,
+        moving=replace(moving, has_begun=True),
+        attempt=AttemptState(number=run.attempt.number),
+    )
+    peers = {assignment.peer_id for assignment in moving.assignments}
+    return peers <= shared(state.with_run(again), now_s).members[run.run_id]
+
+
+# ---- on which stages it could go on
+
+
+def _candidates(
+    able: SwarmState, run: Run, rates: Rates, now_s: float
+) -> Iterator[tuple[StageAssignment, ...]]:
+    spec = run.spec
+    kept_out = able.result_keepers
+    members = [member for peer, member in able.members.items() if peer not in kept_out]
+    yield place(spec, members, now_s).assignments
+    carriers = [member for member in members if not member.grant.replica_only]
+    if any(member.hello.layers is not None for member in carriers):
+        return  # who names layers keeps them, and so the cut
+    known = {member.hello.peer_id: member for member in carriers}
+    model = _model(spec)
+    groups = [[known[p] for p in stage.peers if p in known] for stage in run.computing]
+    if all(groups) and any(len(group) > 1 for group in groups):
+        yield _cut(spec, model, groups, carriers, rates)
+    row = _in_a_row(run, carriers)
+    fastest = sorted(row, key=lambda member: -rates.computes(member.hello.peer_id))
+    for count in range(1, min(len(row), spec.model.num_blocks, MAX_SEATS) + 1):
+        chosen = [member for member in row if member in fastest[:count]]
+        yield _cut(spec, model, [[member] for member in chosen], carriers, rates)
+
+
+@lru_cache(maxsize=8)
+def _model(spec: RunSpec) -> Model:
+    return Model(spec)
+
+
+def _in_a_row(run: Run, carriers: Sequence[Member]) -> list[Member]:
+    """As they sit now; who has no seat sits down in front of the last, which sees the labels."""
+    seats = {peer: seat for seat, peer in enumerate(run.peers)}
+    last = len(seats) - 1.5
+    return sorted(carriers, key=lambda member: seats.get(member.hello.peer_id, last))
+
+
+def _cut(
+    spec: RunSpec,
+    model: Model,
+    groups: Sequence[Sequence[Member]],
+    carriers: Sequence[Member],
+    rates: Rates,
+) -> tuple[StageAssignment, ...]:
+    """A stage for each of these groups, with as many layers as it is fast; nothing if none can be.
+
+    Who is in no group is a replica where that helps most, as newcomers are.
+    """
+    ranges = model.cut([_seat(spec, group, rates) for group in groups])
+    hosts = [(m, layers) for layers, group in zip(ranges, groups, strict=False) for m in group]
+    if not all(
+        fits(spec, layers, member.hello) and not refusal(spec, member, layers)
+        for member, layers in hosts
+    ):
+        return ()
+    first = tuple(StageAssignment(peer_id=m.hello.peer_id, layers=layers) for m, layers in hosts)
+    return with_replicas(spec, first, carriers)
+
+
+def _seat(spec: RunSpec, group: Sequence[Member], rates: Rates) -> Seat:
+    grants = [member.grant.layers or spec.model.layers for member in group]
+    start, stop = max(one.start for one in grants), min(one.stop for one in grants)
+    return Seat(
+        flops_per_s=sum(rates.computes(member.hello.peer_id) for member in group),
+        memory_bytes=min(member.hello.memory_bytes for member in group),
+        inside=LayerRange(start, stop) if start < stop else LayerRange(0, 1),
+        may_be_end=not any(end_refusal(spec, member) for member in group),
+    )
