@@ -70,7 +70,14 @@ def is_to_look(state: SwarmState, run: Run, now_s: float) -> bool:
         for peer in stage.peers[:1]
     )
     is_told = is_time and is_steady and is_measured and run.committed_steps < train.num_steps
+    is_told = is_told and not _shares_peers(state, run)
     return state.moves_layers and is_told and _may_be_cut(state, run, now_s)
+
+
+def _shares_peers(state: SwarmState, run: Run) -> bool:
+    """Whether other runs' tasks are in the time that its steps take: it says little of stages."""
+    hosted = state.hosted
+    return any(len(hosted.get(peer, ())) > 1 for peer in run.peers)
 
 
 def _may_be_cut(state: SwarmState, run: Run, now_s: float) -> bool:

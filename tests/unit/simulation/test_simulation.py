@@ -192,6 +192,54 @@ def test_a_result_that_its_peer_took_along_is_made_again(
     assert outcome.num_rollbacks == num_rollbacks
 
 
+def beside(*faults: Fault) -> Scenario:
+    """Two runs for which the same two peers are needed, each of which has room for both."""
+    scenario = draw(TWO_STAGES)
+    train = replace(
+        scenario.spec.train,
+        num_steps=8,
+        num_eval_samples=0,
+        eval_steps=0,
+        save_steps=2,
+        early_stopping_patience=0,
+        load_best_model_at_end=False,
+    )
+    spec = replace(scenario.spec, train=train)
+    other = replace(spec, train=replace(train, seed=train.seed + 1, learning_rate=0.25))
+    return replace(scenario, spec=spec, others=((0.0, other),), max_beside=1, faults=faults)
+
+
+def test_two_runs_train_at_the_same_time_on_the_same_peers() -> None:
+    outcome = simulate(beside(), keep_trace=True)
+    assert outcome.failures == ()
+    assert outcome.num_commits == 16
+    phases = [line for line in outcome.lines if " training, attempt" in line or "finished," in line]
+    assert [
+        word for line in phases for word in ("training", "finished") if f" {word}," in line
+    ] == [*("training", "training", "finished", "finished")]
+
+
+@pytest.mark.parametrize("moment", [Moment.BACKWARD, Moment.COMMITTED, Moment.COPIED])
+@pytest.mark.parametrize(
+    "kind", [FaultKind.CRASH, FaultKind.POWER_CUT, FaultKind.REPLACED, FaultKind.LEAVE]
+)
+def test_who_dies_with_stages_of_two_runs_takes_nothing_along(
+    kind: FaultKind, moment: Moment
+) -> None:
+    fault = Fault(kind=kind, at_s=0.4, duration_s=3.0, machine="peer-0", amount=0.5, moment=moment)
+    outcome = simulate(beside(fault))
+    assert outcome.failures == ()
+    assert outcome.faults[kind] == 1
+
+
+@pytest.mark.parametrize("seed", [24, 32])
+def test_invariants_hold_where_drawn_peers_host_several_runs(seed: int) -> None:
+    scenario = draw(seed)
+    assert scenario.others
+    assert scenario.max_beside
+    assert simulate(scenario).failures == ()
+
+
 SAY_DIGESTS = """
 import sys
 from tests.simulation.many import settle
