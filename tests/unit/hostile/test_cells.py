@@ -32,6 +32,8 @@ def test_the_last_line_names_what_broke() -> None:
         Outcome(cell="two", problem="it fell"),
         Outcome(cell="three", problem="it\nburned"),
     ]
-    assert verdict(outcomes) == "hostile: 1 of 3 cells hold; BROKEN: two (it fell); three (it burned)"
+    assert (
+        verdict(outcomes) == "hostile: 1 of 3 cells hold; BROKEN: two (it fell); three (it burned)"
+    )
     assert "\n" not in verdict(outcomes)
     assert verdict(outcomes[:1]) == "hostile: 1 of 1 cells hold"
