@@ -1,6 +1,7 @@
 # swarm-ft, by hand and in CI. `make` alone lists what there is.
 #
 #   PYTHON   what makes the virtual environment: make demo PYTHON=python3.12
+#   SAMPLE   what CI runs of a long suite, where there is such a part: make test-slow SAMPLE=1
 #   ARGS     handed on to what a target runs: make demo ARGS="--stages 2 --epochs 5"
 #
 # pip heeds its own variables, PIP_EXTRA_INDEX_URL among them: an index of CPU-only torch builds
@@ -38,8 +39,8 @@ test test-slow homes families: export PYTHONDONTWRITEBYTECODE :=
 test: $(TOOLS) ## run the tests, but for the slow ones
 	$(BIN)/python -m pytest -q -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-slow: $(TOOLS) ## run the tests that start whole swarms of processes
-	$(BIN)/python -m pytest -q -m "slow and not families and not homes" $(ARGS)
+test-slow: $(TOOLS) ## run the tests that start whole swarms of processes; SAMPLE=1: without variants
+	$(BIN)/python -m pytest -q -m "slow and not families and not homes$(if $(SAMPLE), and not variant)" $(ARGS)
 
 homes: $(TOOLS) ## let swarms of processes train behind home routers and over relays (root, Linux)
 	$(BIN)/python -m pytest -q -m homes $(ARGS)

@@ -3,7 +3,7 @@
     python -m benchmarks.moving_layers
 
 One run: a coordinator, three peers that choose their layers, real gRPC, a small GPT-2 of random
-weights. How fast peers are is said, not measured: each block of a microbatch takes 4 ms of sleep,
+weights. How fast peers are is said, not measured: each block of a microbatch takes 10 ms of sleep,
 and at the slow one from a step on five times that. So what counts is the ratio of the three.
 """
 
@@ -28,10 +28,10 @@ from swarm_ft.stage.checkpoint import open_checkpoint
 from tests.local_swarm import LocalSwarm
 from tests.paced_engine import paced
 
-NUM_BLOCKS, ROOM = 12, 7
+NUM_BLOCKS, ROOM = 6, 4
 """Of the model, and how many of them a peer has room for."""
-NUM_STEPS, SLOW_AT = 240, 60
-BLOCK_S, SLOWER = 0.004, 5.0
+NUM_STEPS, SLOW_AT = 110, 25
+BLOCK_S, SLOWER = 0.01, 5.0
 BATCH, TOKENS, VOCABULARY = 8, 16, 64
 
 

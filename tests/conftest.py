@@ -53,6 +53,20 @@ def pytest_collection() -> Generator[None, object, object]:
         atexit.register(gc.unfreeze)  # or extension modules would say that they leak
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that may take long come first, so that no worker is alone with one at the end.
+
+    How long is told by their timeouts; files of the same ones stay in order, and so do tests.
+    """
+    timeouts_s: dict[Path, float] = {}
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        own_s = float(mark.args[0]) if mark else 0.0
+        timeouts_s[item.path] = max(own_s, timeouts_s.get(item.path, 0.0))
+    items.sort(key=lambda item: -timeouts_s[item.path])
+
+
 @pytest.fixture
 def no_umask() -> Iterator[None]:
     """Nothing but the code itself keeps others out of its files."""

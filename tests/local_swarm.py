@@ -68,6 +68,7 @@ class LocalSwarm:
         encrypts: whether peers encrypt what they write down.
         journal_key: with which the coordinator does; None does not.
         num_keepers: how many peers keep each stage of a snapshot; 0: all put them in one place.
+        max_beside: stages of other runs that each peer hosts beside its first.
         members: links are encrypted between members of this swarm; peers then have their keys'
             names.
 
@@ -89,6 +90,7 @@ class LocalSwarm:
         journal_key: bytes | None = None,
         num_keepers: int = 0,
         members: Members | None = None,
+        max_beside: int = 0,
     ) -> None:
         self._work_dir = work_dir
         self._layers = layers
@@ -98,6 +100,7 @@ class LocalSwarm:
         self._buffer_limits = buffer_limits
         self._encrypts, self._journal_key = encrypts, journal_key
         self._num_keepers = num_keepers
+        self._max_beside = max_beside
         self._snapshots_url = "" if num_keepers else str(work_dir / "snapshots")
         self._clock = SystemClock()
         self.directory = StaticDirectory(Board(), self._clock)
@@ -191,6 +194,7 @@ class LocalSwarm:
             snapshots_url=self._snapshots_url,
             keeping=KeepingPlace(directory=self._work_dir / f"{name}-kept", max_bytes=1 << 30),
             encrypts=self._encrypts,
+            max_beside=self._max_beside,
         )
         node = PeerNode(
             options,

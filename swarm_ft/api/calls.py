@@ -26,6 +26,7 @@ from swarm_ft.errors import BadOption
 from swarm_ft.identity.authority import Authority
 from swarm_ft.identity.certificates import Role
 from swarm_ft.page.server import HttpPlaces
+from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import parse_layers
 from swarm_ft.snapshots.store import SnapshotStore
@@ -192,6 +193,7 @@ async def _serve(
     dtype: str = "float32",
     model: str | None = None,
     memory_gib: float | None = None,
+    max_stages: int = MAX_HOSTED,
     threads: int | None = None,
     watts: float = 0.0,
     snapshots: str | None = None,
@@ -215,6 +217,7 @@ async def _serve(
         dtype: what to compute in, float32 or bfloat16; weights stay float32.
         model: where this machine has the run's model, if not where the run says.
         memory_gib: lent at most; None: 80 % of what is free beside buffers.
+        max_stages: that it hosts at a time, 1 to 4, each of another run, as far as memory allows.
         threads: CPU threads to compute with, of this process; None: as many as torch takes.
         watts: that this machine takes at work, for forecasts.
         snapshots: where they lie: a directory or a URL, the same for all; None: with the peers.
@@ -239,6 +242,7 @@ async def _serve(
         dtype=dtype,
         model=model,
         memory_gib=memory_gib,
+        max_stages=max_stages,
         threads=threads,
         watts=watts,
         snapshots=snapshots,

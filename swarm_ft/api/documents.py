@@ -55,7 +55,7 @@ def _member_fields(member: MemberStatus) -> dict[str, Any]:
         "joined_ago_s": member.joined_ago_s,
         "heard_ago_s": member.heard_ago_s,
         "machine": _flat(member.machine),
-        "work": _work_fields(member.work) if member.work else None,
+        "works": [_work_fields(work) for work in member.works],
         "links": [_link_fields(link) for link in member.links],
         "given": _flat(member.given),
     }

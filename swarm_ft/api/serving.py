@@ -21,6 +21,7 @@ from swarm_ft.identity.certificates import Role
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.node import PeerNode, PeerOptions
+from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.reach.transport import HomeTransport
 from swarm_ft.stage.base import Engine
@@ -57,6 +58,7 @@ class ServeOptions:
         dtype: what to compute in, float32 or bfloat16; weights stay float32.
         model: where this machine has the run's model, if not where the run says.
         memory_gib: lent at most; None: 80 % of what is free beside buffers.
+        max_stages: that it hosts at a time, each of another run, as far as memory allows.
         threads: CPU threads to compute with; None: as many as torch takes.
         watts: what the machine takes at work, for forecasts.
         snapshots: where they lie, the same for all; None: with the peers, if at all.
@@ -75,6 +77,7 @@ class ServeOptions:
     dtype: str = "float32"
     model: str | None = None
     memory_gib: float | None = None
+    max_stages: int = MAX_HOSTED
     threads: int | None = None
     watts: float = 0.0
     snapshots: str | None = None
@@ -127,6 +130,7 @@ class Lent:
             snapshots_url=asked.snapshots or "",
             keeping=_keeping_place(self.home.path if self.home else self.folder, asked),
             encrypts=asked.encrypt_at_rest,
+            max_beside=asked.max_stages - 1,
             max_up_bytes_per_s=self.shape.up.bytes_per_s,
             max_down_bytes_per_s=self.shape.down.bytes_per_s,
             machine=await _measured(asked.device, asked.dtype, asked.watts),

@@ -37,7 +37,7 @@ class AtWork:
         doing, now_s = self._node.doing, self._now_s()
         up, down = self._up.words(now_s), self._down.words(now_s)
         resident = resident_bytes()
-        words = [doing_words(doing) if doing else self._idle()]
+        words = ["; ".join(map(doing_words, doing)) if doing else self._idle()]
         words += [f"up {up}", f"down {down}"] if up or down else []
         words += [f"{decimal(resident)} of memory"] if resident else []
         return "  ".join(words)

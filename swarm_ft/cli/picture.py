@@ -22,7 +22,13 @@ from rich.text import Text
 from swarm_ft.cli.watching import event_words, given_words, progress_words, waiting_words
 from swarm_ft.client.words import printable
 from swarm_ft.ids import BlockIndex, PeerId, RunId
-from swarm_ft.protocol.messages.client import BoundaryStatus, MemberStatus, RunSummary, SwarmStatus
+from swarm_ft.protocol.messages.client import (
+    BoundaryStatus,
+    MemberStatus,
+    MemberWork,
+    RunSummary,
+    SwarmStatus,
+)
 from swarm_ft.protocol.messages.control import Stage, stages_of
 from swarm_ft.protocol.messages.events import EventKind, SwarmEvent
 
@@ -271,7 +277,7 @@ def _replica(
     memory = decimal(member.memory_bytes) if member.memory_bytes else ""
     met = [link for link in member.links if link.way is not None]
     ways = ", ".join(f"{link.way} {names.get(link.peer_id, '?')}" for link in met)
-    does = Text.assemble(joining, _does(member, names))
+    does = Text.assemble(joining, _does(member, member.work_in(run.run_id), names))
     plain = (
         (layers, names[peer], member.device),
         (_load(run, member), mbps, trip_ms, ways, memory, member.version),
@@ -281,8 +287,7 @@ def _replica(
     return [*place, does, *measured, *given]
 
 
-def _does(member: MemberStatus, names: Mapping[PeerId, str]) -> Text:
-    work = member.work
+def _does(member: MemberStatus, work: MemberWork | None, names: Mapping[PeerId, str]) -> Text:
     if work is None:
         return _text(member.idle or "nothing")
     if work.waits_for:
@@ -292,9 +297,16 @@ def _does(member: MemberStatus, names: Mapping[PeerId, str]) -> Text:
     return _text(f"{work.doing.name.lower()}{done}", "green")
 
 
+def _all_it_does(member: MemberStatus, names: Mapping[PeerId, str]) -> Iterator[Text]:
+    for work in member.works:
+        yield Text.assemble(f"{work.run_id}: ", _does(member, work, names))
+    if not member.works:
+        yield _does(member, None, names)
+
+
 def _load(run: RunSummary, member: MemberStatus) -> str:
     """How much of a step it computes, as far as is known."""
-    work = member.work
+    work = member.work_in(run.run_id)
     if work is None or not (work.share and work.microbatch_s and run.step_s):
         return ""
     return f"{min(1.0, work.share * work.microbatch_s / run.step_s):.0%}"
@@ -325,8 +337,7 @@ def _others(members: Iterable[MemberStatus], found: SwarmStatus) -> Table:
         table.add_row(
             *(_text(cell) for cell in (names[member.peer_id], member.device, layers)),
             Text.assemble(
-                f"{member.work.run_id}: " if member.work else "",
-                _does(member, names),
+                Text("; ").join(_all_it_does(member, names)),
                 f"; {given_words(member.given)}" if member.given.steps else "",
             ),
         )

@@ -31,6 +31,7 @@ from swarm_ft.cli.options import (
 )
 from swarm_ft.cli.peer_control import DRAIN, PAUSE, PeerControl
 from swarm_ft.cli.running import on_each_stop_signal, run_async
+from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 
 if TYPE_CHECKING:
     from swarm_ft.api.manners import Keeper
@@ -108,6 +109,15 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
     type=click.FloatRange(min=0, min_open=True),
     help="GiB lent at most, to a stage and the microbatches in flight there; bounds --layers auto. "
     "On a CPU buffers come on top.  [default: 80 % of what is free beside buffers]",
+)
+@click.option(
+    "--max-stages",
+    metavar="N",
+    type=click.IntRange(1, MAX_HOSTED),
+    default=MAX_HOSTED,
+    show_default=True,
+    help="Host so many stages at most, each of another run, where --memory has room for them; 1 "
+    "works for one run at a time.",
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads to compute with.")
 @click.option(

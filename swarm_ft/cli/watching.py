@@ -156,8 +156,8 @@ def _member_lines(member: MemberStatus) -> Iterator[str]:
     ]
     if any(words):
         yield f"  {', '.join(filter(None, words))}"
-    if member.work is not None:
-        yield f"  {_work_words(member.work)}"
+    for work in member.works:
+        yield f"  {_work_words(work)}"
     links = [link_words(link, link.peer_id) for link in member.links]
     if machine.up_bytes_per_s:
         up, down = (8e-6 * rate for rate in (machine.up_bytes_per_s, machine.down_bytes_per_s))

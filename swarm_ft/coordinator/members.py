@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways, pair_of
@@ -26,6 +25,7 @@ from swarm_ft.protocol.messages.client import (
     RunPhase,
 )
 from swarm_ft.protocol.messages.control import Stage
+from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.transport.rules import may_read
 
@@ -65,18 +65,22 @@ class Roll:
         self._state = state
         self._machines = machines
         self._caller = caller
-        self._posts = {peer: post for run in _manned(state) for peer, post in _posts(run)}
+        self._posts: dict[PeerId, list[_Post]] = {}
+        for run in _manned(state):
+            for peer, post in _posts(run):
+                self._posts.setdefault(peer, []).append(post)
 
     def status(self, member: Member, idle: str) -> MemberStatus:
         """What is known of a member, and in these words why there is nothing to do for it."""
         hello, state = member.hello, self._state
-        peer, post = hello.peer_id, self._posts.get(hello.peer_id)
+        peer, posts = hello.peer_id, self._posts.get(hello.peer_id, [])
+        links = {link.peer_id: link for post in posts for link in _links(post, member, state.ways)}
         return MemberStatus(
             peer_id=peer,
             layers=hello.layers,
             idle=idle,
             grant=member.grant,
-            endpoint=hello.endpoint if self._may_know(peer, post) else "",
+            endpoint=hello.endpoint if self._may_know(peer, posts) else "",
             device=hello.device,
             memory_bytes=hello.memory_bytes,
             version=hello.version,
@@ -84,18 +88,18 @@ class Roll:
             joined_ago_s=max(0.0, state.seen_at_s - member.joined_at_s),
             heard_ago_s=max(0.0, state.seen_at_s - member.heard_at_s),
             machine=self._machines.get(peer, Machine()),
-            work=_work(post, peer) if post else None,
-            links=tuple(islice(_links(post, member, state.ways), MAX_LINKS)) if post else (),
+            works=tuple(_work(post, peer) for post in posts[:MAX_HOSTED]),
+            links=tuple(links.values())[:MAX_LINKS],
             given=state.contributions.get(peer, Contribution()),
         )
 
-    def _may_know(self, peer: PeerId, post: _Post | None) -> bool:
+    def _may_know(self, peer: PeerId, posts: Sequence[_Post]) -> bool:
         """Whether the caller has any business with a member: it is itself, or works for it."""
         caller = self._caller
         if caller is None or caller.name == peer:
             return True
-        run = post.run if post else None
-        return run is not None and may_read(caller, run.owner, run.spec.train.readers)
+        runs = (post.run for post in posts)
+        return any(may_read(caller, run.owner, run.spec.train.readers) for run in runs)
 
 
 def contributors(state: SwarmState) -> tuple[Contributor, ...]:
@@ -107,10 +111,10 @@ def contributors(state: SwarmState) -> tuple[Contributor, ...]:
 
 
 def _manned(state: SwarmState) -> Iterator[Run]:
-    """Runs that have peers; those under way last, whose posts count."""
+    """Runs that have peers; those under way first."""
     manned = [r for r in state.runs.values() if r.attempt.assignments]
-    yield from (run for run in manned if run.phase is RunPhase.FINISHED)
     yield from (run for run in manned if not run.phase.is_over)
+    yield from (run for run in manned if run.phase is RunPhase.FINISHED)
 
 
 def _posts(run: Run) -> Iterator[tuple[PeerId, _Post]]:

@@ -190,16 +190,19 @@ class _Swarm:
 
     def _all_alive(self) -> None:
         for peer in self.state.members:
-            self._say(0.0, peer, self._alive(peer))
+            for run in self.state.runs_of(peer):
+                self._say(0.0, peer, self._alive(run, peer))
+            if not self.state.runs_of(peer):
+                self._say(0.0, peer, PeerAlive())
         self._at(ALIVE_S, self._all_alive)
 
-    def _alive(self, peer: PeerId) -> PeerAlive:
+    def _alive(self, run: Run, peer: PeerId) -> PeerAlive:
         """How far it is, if all take as long as the model says."""
-        run = self.state.run_of(peer)
-        if run is None or run.step is None or run.phase is not RunPhase.TRAINING:
-            return PeerAlive(attempt=run.attempt.number) if run else PeerAlive()
+        if run.step is None or run.phase is not RunPhase.TRAINING:
+            return PeerAlive(run_id=run.run_id, attempt=run.attempt.number)
         part = min(1.0, (self._now_s - run.step.began_s) / max(self._speeds.step_s(run), 1e-6))
         return PeerAlive(
+            run_id=run.run_id,
             attempt=run.attempt.number,
             step=StepNumber(run.committed_steps),
             parts_begun=int(part * PARTS * share_of(run, peer)),

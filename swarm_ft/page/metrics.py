@@ -20,6 +20,7 @@ from swarm_ft.protocol.messages.client import (
     Contributor,
     MemberDoing,
     MemberStatus,
+    MemberWork,
     RunPhase,
     RunSummary,
     SwarmStatus,
@@ -193,29 +194,28 @@ MEMBER_GAUGES: dict[str, tuple[str, Callable[[MemberStatus], Value]]] = {
     "peer_round_trip_seconds": ("There and back.", lambda m: m.machine.round_trip_s or None),
     "peer_microbatch_seconds": (
         "That a microbatch takes it to compute, of late.",
-        lambda m: m.work.microbatch_s if m.work else None,
+        lambda m: max((work.microbatch_s or 0.0 for work in m.works), default=0.0) or None,
     ),
     "peer_share": (
         "Microbatches of the step under way that are its own.",
-        lambda m: m.work.share if m.work else None,
+        lambda m: sum(work.share for work in m.works) if m.works else None,
     ),
     "peer_waits": (
-        "Whether it waits for others.",
-        lambda m: m.work.doing is MemberDoing.WAITING if m.work else None,
+        "Whether it waits for others, in all that it does.",
+        lambda m: all(w.doing is MemberDoing.WAITING for w in m.works) if m.works else None,
     ),
 }
 INFO = ("peer", "device", "version", "run", "stage", "layers")
 
 
 def _of_members(members: Sequence[MemberStatus]) -> Iterator[Metric]:
-    info = ((_info(member), 1.0) for member in members)
+    info = ((_info(m, work), 1.0) for m in members for work in m.works or (None,))
     yield gauges("peer_info", "What a peer is, and hosts.", INFO, info)
     for name, (about, value) in MEMBER_GAUGES.items():
         yield gauges(name, about, PEER, (((m.peer_id,), value(m)) for m in members))
 
 
-def _info(member: MemberStatus) -> tuple[str, ...]:
-    work = member.work
+def _info(member: MemberStatus, work: MemberWork | None) -> tuple[str, ...]:
     hosts = (work.run_id, str(work.stage), str(work.layers)) if work else ("", "", "")
     return member.peer_id, member.device[:MAX_LABEL], member.version[:MAX_LABEL], *hosts
 

@@ -248,6 +248,7 @@ class StageAttempt:
     Attributes:
         connections: to neighbours, replicas, and those who hold the same weights.
         buffers: reads ahead what this stage keeps of samples, and tells what is here.
+        is_light: set while no microbatch holds memory.
     """
 
     def __init__(
@@ -266,6 +267,8 @@ class StageAttempt:
             catching_up: how this peer comes by the stage's state, if it has to.
         """
         self.assign = assign
+        self.is_light = asyncio.Event()
+        self.is_light.set()
         self._catching_up = catching_up
         self._context = context
         self._timeline = context.timeline
@@ -299,8 +302,11 @@ class StageAttempt:
         """How far this peer is with the step under way, and for whom it waits."""
         step, missing = self._step, self.connections.missing
         if self._plan is None:
-            return PeerAlive(attempt=self.assign.attempt, waits_for=missing)
+            return PeerAlive(
+                run_id=self.assign.run_id, attempt=self.assign.attempt, waits_for=missing
+            )
         return PeerAlive(
+            run_id=self.assign.run_id,
             attempt=self.assign.attempt,
             step=self._plan.step,
             parts_begun=step.parts_begun if step is not None else 0,
@@ -406,7 +412,11 @@ class StageAttempt:
             raise OutOfTurn(f"step {plan.step} was planned over a peer that has not caught up")
         step = await self._begin(plan)
         progress = step.progress
-        await step.run()
+        self.is_light.clear()
+        try:
+            await step.run()
+        finally:
+            self.is_light.set()
         failpoints.reached("after-backward")
         if not plan.microbatches:
             await self._settled()
@@ -522,7 +532,7 @@ class StageAttempt:
         """How many microbatches there is memory for; the engine knows once it had one."""
         return most_held(
             least_held(len(self._computing), self._index),
-            room_bytes=self._context.memory_bytes - self._engine.state_bytes,
+            room_bytes=self._context.room_bytes(self._engine.state_bytes),
             microbatch_bytes=self._engine.microbatch_bytes,
         )
 

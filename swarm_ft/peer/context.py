@@ -1,17 +1,18 @@
-"""What the parts of one peer share: its name, its threads, its ways to others."""
+"""What the parts of one run's stage share at a peer: its name, its threads, its ways to others."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.ids import PeerId
+from swarm_ft.peer.compute import Seat
 from swarm_ft.peer.links import Links
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import FromPeer
@@ -22,11 +23,15 @@ from swarm_ft.transport.base import Transport
 P = ParamSpec("P")
 R = TypeVar("R")
 
+Pool: TypeAlias = Executor | Seat
 
-async def run_in(pool: Executor, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+
+async def run_in(pool: Pool, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """What the function returns, called in one of the pool's threads."""
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(pool, partial(function, *args, **kwargs))
+    work = partial(function, *args, **kwargs)
+    if isinstance(pool, Seat):
+        return await pool.run(work)
+    return await asyncio.get_running_loop().run_in_executor(pool, work)
 
 
 async def to_its_end(task: asyncio.Task[R]) -> R:
@@ -38,17 +43,23 @@ async def to_its_end(task: asyncio.Task[R]) -> R:
         raise
 
 
+async def _at_once() -> None:
+    """Nothing is in the way."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerContext:
     """See the module's docstring.
 
     Attributes:
         links: to other peers; they outlive attempts and runs.
-        compute: one thread, in which the engine lives.
+        compute: one thread, in which the engine lives, and perhaps those of other runs.
         codecs: threads that encode and decode.
         say: gives a message to the coordinator's stream.
         timeline: of what this peer does when.
-        memory_bytes: that this peer lends to a stage and the microbatches it holds.
+        memory_bytes: that this peer lends to stages and the microbatches they hold.
+        beside_bytes: of these, what stages of other runs are to have now.
+        room_made: waits until they hold no more than that; what they have begun they end first.
         offers: shards that others may have from here; who puts one in takes it out again.
     """
 
@@ -57,9 +68,25 @@ class PeerContext:
     transport: Transport
     clock: Clock
     links: Links
-    compute: Executor
+    compute: Pool
     codecs: Executor
     say: Callable[[FromPeer], None]
     timeline: Timeline
     memory_bytes: int
+    beside_bytes: Callable[[], int] = lambda: 0
+    room_made: Callable[[], Awaitable[None]] = _at_once
     offers: dict[ShardName, OfferedShard] = field(default_factory=dict)
+
+    @property
+    def filling(self) -> Pool:
+        """As `compute`, for what nobody waits for yet."""
+        return self.compute.filling if isinstance(self.compute, Seat) else self.compute
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that tasks waited so far while the thread was at others."""
+        return self.compute.waited_s if isinstance(self.compute, Seat) else 0.0
+
+    def room_bytes(self, state_bytes: int) -> int:
+        """What is left of the memory beside a stage's own state, and what others are to have."""
+        return self.memory_bytes - self.beside_bytes() - state_bytes

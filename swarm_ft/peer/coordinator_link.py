@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from random import Random
 
 from swarm_ft.discovery.directory import Directory, find_coordinator
@@ -48,7 +48,7 @@ class CoordinatorLink:
         *,
         rng: Random,
         hello: Callable[[], PeerHello],
-        alive: Callable[[], PeerAlive],
+        alive: Callable[[], Iterable[PeerAlive]],
         obey: Callable[[ToPeer], Awaitable[None]],
         beside: Callable[[Channel], Awaitable[None]],
     ) -> None:
@@ -120,7 +120,8 @@ class CoordinatorLink:
     async def _stay_alive(self) -> None:
         while True:
             await asyncio.sleep(ALIVE_EVERY_S)
-            self.say(self._alive())
+            for alive in self._alive():
+                self.say(alive)
 
     async def _write(self, stream: ControlStream) -> None:
         while True:

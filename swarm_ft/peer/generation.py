@@ -89,7 +89,7 @@ class Texts:
     @contextmanager
     def _keeping(self, text: Text, begin: BeginText) -> Iterator[None]:
         self._check_count()  # others may have begun meanwhile
-        room = self._context.memory_bytes - self._engine.state_bytes - sum(self._held.values())
+        room = self._context.room_bytes(self._engine.state_bytes) - sum(self._held.values())
         if text.num_bytes > room:
             raise Busy(
                 f"a text of {begin.max_tokens} tokens takes {text.num_bytes} bytes here, and "

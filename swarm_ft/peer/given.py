@@ -38,7 +38,7 @@ class Gift:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Doing:
-    """What it does for the run of which it hosts a stage.
+    """What it does for a run of which it hosts a stage.
 
     Attributes:
         step: how many are committed, of `num_steps`.
@@ -61,6 +61,15 @@ def _bytes_in_words(count: int) -> str:
     return f"{count} bytes"
 
 
+@dataclass(slots=True)
+class _Work:
+    """Of one run; `open`: the step that was planned last, and how many of its samples are ours."""
+
+    assign: Assign
+    doing: Doing
+    open: tuple[PlanStep, int] | None = None
+
+
 class Given:
     """Counts it.
 
@@ -70,62 +79,60 @@ class Given:
 
     def __init__(self, own: PeerId) -> None:
         self._own = own
-        self._assign: Assign | None = None
-        self._open: tuple[PlanStep, int] | None = None
+        self._works: dict[RunId, _Work] = {}
         self._since_s: float | None = None
         self._hosted_s = 0.0
         self._steps = self._samples = 0
-        self._doing: Doing | None = None
 
     def assigned(self, assign: Assign, now_s: float) -> None:
-        """It hosts a stage from now on."""
-        self._assign, self._open = assign, None
+        """It hosts a stage of the run from now on."""
         self._since_s = now_s if self._since_s is None else self._since_s
-        before, layers = self._doing, self._layers_in(assign)
-        self._doing = Doing(
+        before, layers = self._works.get(assign.run_id), assign.layers_of(self._own)
+        doing = Doing(
             run_id=assign.run_id,
             layers=layers,
             step=assign.committed_steps,
             num_steps=assign.spec.train.num_steps,
         )
-        if before is not None and (before.run_id, before.layers) == (assign.run_id, layers):
-            self._doing = replace(self._doing, samples=before.samples, batch=before.batch)
-
-    def _layers_in(self, assign: Assign) -> LayerRange:
-        return assign.layers_of(self._own)
+        if before is not None and before.doing.layers == layers:
+            doing = replace(doing, samples=before.doing.samples, batch=before.doing.batch)
+        self._works[assign.run_id] = _Work(assign, doing)
 
     @property
-    def doing(self) -> Doing | None:
-        """What it does; None while it hosts nothing."""
-        return self._doing
+    def doing(self) -> tuple[Doing, ...]:
+        """What it does, for each run; nothing while it hosts nothing."""
+        return tuple(work.doing for work in self._works.values())
 
     def planned(self, plan: PlanStep) -> None:
         """A step begins, again perhaps."""
-        if self._assign is None or plan.attempt != self._assign.attempt:
+        work = self._works.get(plan.run_id)
+        if work is None or plan.attempt != work.assign.attempt:
             return
-        stages = stages_of(self._assign.assignments, but=plan.listeners)
+        stages = stages_of(work.assign.assignments, but=plan.listeners)
         index = next((i for i, s in enumerate(stages) if self._own in s.peers), None)
         if index is not None:
             replica = stages[index].peers.index(self._own)
             own = (b for b in plan.microbatches if b.replica_at(index) == replica)
-            self._open = plan, sum(len(batch.samples) for batch in own)
-            if self._doing is not None:
-                batch = sum(len(batch.samples) for batch in plan.microbatches)
-                self._doing = replace(self._doing, samples=self._open[1], batch=batch)
+            samples = sum(len(batch.samples) for batch in own)
+            batch = sum(len(batch.samples) for batch in plan.microbatches)
+            work.open = plan, samples
+            work.doing = replace(work.doing, samples=samples, batch=batch)
 
     def committed(self, commit: CommitStep) -> None:
         """The step counts; said twice, it counts once."""
-        if self._open is not None and self._open[0].step == commit.step:
+        work = self._works.get(commit.run_id)
+        if work is not None and work.open is not None and work.open[0].step == commit.step:
             self._steps += 1
-            self._samples += self._open[1]
-            self._open = None
-            if self._doing is not None:
-                self._doing = replace(self._doing, step=commit.step + 1)
+            self._samples += work.open[1]
+            work.open = None
+            work.doing = replace(work.doing, step=commit.step + 1)
 
-    def released(self, now_s: float) -> None:
-        """It hosts nothing any more."""
-        self._hosted_s = self.gift(now_s, 0).hosted_s
-        self._since_s = self._doing = None
+    def released(self, run_id: RunId, now_s: float) -> None:
+        """It hosts nothing of the run any more."""
+        self._works.pop(run_id, None)
+        if not self._works:
+            self._hosted_s = self.gift(now_s, 0).hosted_s
+            self._since_s = None
 
     def gift(self, now_s: float, sent_bytes: int) -> Gift:
         """All of it until now.

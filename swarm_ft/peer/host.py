@@ -20,6 +20,7 @@ from swarm_ft.peer.generation import Texts
 from swarm_ft.peer.keeping import KeptShards
 from swarm_ft.peer.state.exchange import StateExchange
 from swarm_ft.peer.state.stage_state import StageState
+from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.control import (
     Assign,
     CatchUp,
@@ -32,6 +33,7 @@ from swarm_ft.protocol.messages.control import (
     StageFailed,
 )
 from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transfer import offer
@@ -75,6 +77,7 @@ class StageHost:
         self._result: ShardName | None = None
         self._texts: Texts | None = None
         self._clients: frozenset[str] = frozenset()
+        self._layers: LayerRange | None = None
 
     @property
     def has_result(self) -> bool:
@@ -92,7 +95,24 @@ class StageHost:
 
     def alive(self) -> PeerAlive:
         """What to tell the coordinator from time to time."""
-        return self._attempt.alive() if self._attempt is not None else PeerAlive()
+        return self._attempt.alive() if self._attempt is not None else PeerAlive(run_id=self.run_id)
+
+    @property
+    def timeline(self) -> Timeline:
+        """Of what this stage does when."""
+        return self._context.timeline
+
+    @property
+    def state_bytes(self) -> int:
+        """Of memory, without microbatches; before the stage is loaded what it is expected to be."""
+        if self._state.is_loaded:
+            return self._state.engine.state_bytes
+        return int(self._spec.held_bytes(self._layers)) if self._layers is not None else 0
+
+    async def is_light(self) -> None:
+        """Wait until no microbatch of the step under way holds memory."""
+        if self._attempt is not None:
+            await self._attempt.is_light.wait()
 
     @property
     def held(self) -> HeldStage | None:
@@ -107,6 +127,7 @@ class StageHost:
     async def assign(self, assign: Assign) -> None:
         """Drop the present attempt and start another."""
         await self.stop()
+        self._layers = assign.layers_of(self._context.peer_id)
         self._clients = assign.spec.train.readers | {assign.owner}
         self._task = asyncio.create_task(self._work(assign))
 
@@ -227,6 +248,7 @@ class StageHost:
                 await self._exchange.catching_up.run()
             return
         if self._exchange.is_outdated(assign, layers):
+            await self._context.room_made()
             await self._state.load(layers, is_beginning=not assign.committed_steps)
             self._drop_result()
             await self._exchange.take_up(assign, layers)

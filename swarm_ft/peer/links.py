@@ -1,10 +1,11 @@
-"""The link to another peer: one stream for all that the two do with each other.
+"""The link to another peer: one stream for all that the two do with each other in a run.
 
 `protocol.machines.link` decides which channels are connected; this shell moves messages between
 the stream and the ends of the channels; `protocol.machines.link_meter` measures meanwhile how fast
 that is. Of two peers the one whose name sorts first dials, for as
 long as an attempt here has a use for the other; of several streams the newest stays. A stream that
-breaks comes back under the attempt, and one that stands is there for the next attempt at once.
+breaks comes back under the attempt, and one that stands is there for the next attempt at once. Two
+that work for several runs have a link for each: what one run sends never stands before another's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from random import Random
 from typing import Any, Protocol, TypeVar
 
@@ -25,7 +27,7 @@ from swarm_ft.errors import (
     Unavailable,
     VersionMismatch,
 )
-from swarm_ft.ids import PeerId
+from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.all_reduce import WINDOW_PIECES
 from swarm_ft.protocol.machines.link import (
@@ -171,7 +173,7 @@ class LinkChannel:
                 be reached for UNREACHABLE_AFTER_S.
             ProtocolError: its streams were broken off too often.
         """
-        self._link = self._links.link_to(self.peer_id)
+        self._link = self._links.link_to(self.peer_id, end.hello.run_id)
         try:
             await self._link.attend(end, self._endpoint)
         finally:
@@ -194,11 +196,13 @@ class PeerLink:
     Args:
         links: of this peer, told when a stream has ended, or an attempt's use for it.
         peer_id: the other's name.
+        run_id: what it is for.
     """
 
-    def __init__(self, links: Links, peer_id: PeerId) -> None:
+    def __init__(self, links: Links, peer_id: PeerId, run_id: RunId) -> None:
         self._links = links
         self._peer_id = peer_id
+        self._run_id = run_id
         self._machine = LinkMachine()
         self._meter = LinkMeter()
         self._ends: dict[ChannelKind, End] = {}
@@ -239,6 +243,13 @@ class PeerLink:
     def _dials(self) -> bool:
         return self._links.own < self._peer_id
 
+    @property
+    def _hello(self) -> LinkHello:
+        return LinkHello(peer_id=self._links.own, to=self._peer_id, run_id=self._run_id)
+
+    def _tidy(self) -> None:
+        self._links.tidy(self._peer_id, self._run_id)
+
     # ---- channels
 
     async def attend(self, end: End, endpoint: str) -> None:
@@ -258,7 +269,7 @@ class PeerLink:
             raise
         finally:
             self._close(kind)
-            self._links.tidy(self._peer_id)
+            self._tidy()
 
     def _close(self, kind: ChannelKind) -> None:
         self._apply(self._machine.close(kind))
@@ -332,9 +343,9 @@ class PeerLink:
         channel = self._links.transport.connect(endpoint, self._peer_id)
         try:
             stream: LinkStream = channel.open(LINK)
-            await stream.send(LinkHello(peer_id=self._links.own, to=self._peer_id))
+            await stream.send(self._hello)
             theirs = await heard_hello(stream)
-            if (theirs.peer_id, theirs.to) != (self._peer_id, self._links.own):
+            if theirs != replace(self._hello, peer_id=self._peer_id, to=self._links.own):
                 raise OutOfTurn(f"peer {theirs.peer_id} answers at {endpoint}")
         except BaseException:
             await channel.close()
@@ -364,7 +375,7 @@ class PeerLink:
         finally:
             self._num_streams -= 1
             await channel.close()
-            self._links.tidy(self._peer_id)
+            self._tidy()
 
     # ---- streams
 
@@ -376,11 +387,11 @@ class PeerLink:
         """
         self._num_streams += 1
         try:
-            await stream.send(LinkHello(peer_id=self._links.own, to=self._peer_id))
+            await stream.send(self._hello)
             await self._serve(stream)
         finally:
             self._num_streams -= 1
-            self._links.tidy(self._peer_id)
+            self._tidy()
 
     async def _serve(self, stream: LinkStream) -> None:
         self._newest = stream
@@ -464,7 +475,7 @@ class PeerLink:
 
     async def _expected(self) -> None:
         """Until what this peer sends is wanted: a message may be as large as a frame."""
-        if not self._links.names(self._peer_id):
+        if not self._links.names(self._peer_id, self._run_id):
             await self._used.wait()
 
     async def _patience(self) -> None:
@@ -474,7 +485,7 @@ class PeerLink:
                 async with asyncio.timeout(UNNAMED_S):
                     await self._used.wait()
             except TimeoutError:
-                self._links.check_named(self._peer_id)
+                self._links.check_named(self._peer_id, self._run_id)
 
     # ---- failures
 
@@ -584,7 +595,7 @@ class _Outgoing:
 
 
 class Links:
-    """All links of one peer, by whom they join it to; they outlive attempts and runs.
+    """All links of one peer, by whom they join it to, and for which run; they outlive attempts.
 
     Args:
         own: this peer's name.
@@ -608,20 +619,22 @@ class Links:
         self.transport = transport
         self.clock = clock
         self.rng = rng
-        self._links: dict[PeerId, PeerLink] = {}
-        self._named: frozenset[PeerId] = frozenset()
+        self._links: dict[tuple[PeerId, RunId], PeerLink] = {}
+        self._named: dict[RunId, frozenset[PeerId]] = {}
         self._is_closed = False
 
-    def name(self, peers: Iterable[PeerId]) -> None:
-        """The coordinator's present assignment names these, and no others."""
-        self._named = frozenset(peers)
+    def name(self, run_id: RunId, peers: Iterable[PeerId]) -> None:
+        """The coordinator's present assignment of the run names these, and no others."""
+        self._named[run_id] = frozenset(peers)
+        self._named = {run: names for run, names in self._named.items() if names}
 
     @property
     def speeds(self) -> dict[PeerId, LinkSpeed]:
         """What was measured of links: of the slowest, and if there is room of those never full."""
-        known = ((peer, link.speed) for peer, link in self._links.items())
-        measured = [(peer, speed) for peer, speed in known if speed != LinkSpeed()]
-        measured.sort(key=lambda one: one[1].bytes_per_s or math.inf)
+        known = [(peer, link.speed) for (peer, _), link in self._links.items()]
+        known.sort(key=lambda one: one[1].bytes_per_s)  # of several to a peer the fastest counts
+        fastest = {peer: speed for peer, speed in known if speed != LinkSpeed()}
+        measured = sorted(fastest.items(), key=lambda one: one[1].bytes_per_s or math.inf)
         return dict(measured[:MAX_MEASURED_LINKS])
 
     async def quiet(self) -> None:
@@ -629,19 +642,19 @@ class Links:
         while busy := [link.quiet for link in self._links.values() if not link.quiet.is_set()]:
             await busy[0].wait()
 
-    def names(self, peer_id: PeerId) -> bool:
+    def names(self, peer_id: PeerId, run_id: RunId) -> bool:
         """Whether that assignment names this peer."""
-        return peer_id in self._named
+        return peer_id in self._named.get(run_id, ())
 
     def channel(self, peer_id: PeerId, endpoint: str) -> LinkChannel:
         """A way to a peer, for one end of an attempt."""
         return LinkChannel(self, peer_id, endpoint)
 
-    def link_to(self, peer_id: PeerId) -> PeerLink:
-        """The link to a peer, which may have to be dialled."""
-        if peer_id not in self._links:
-            self._links[peer_id] = PeerLink(self, peer_id)
-        return self._links[peer_id]
+    def link_to(self, peer_id: PeerId, run_id: RunId) -> PeerLink:
+        """The link to a peer for a run, which may have to be dialled."""
+        if (peer_id, run_id) not in self._links:
+            self._links[peer_id, run_id] = PeerLink(self, peer_id, run_id)
+        return self._links[peer_id, run_id]
 
     async def answer(self, stream: LinkStream) -> None:
         """Serve a call of another peer, for `Transport.serve`.
@@ -659,8 +672,8 @@ class Links:
         if not hello.peer_id < self.own:
             raise OutOfTurn(f"peer {self.own} calls peer {hello.peer_id}, not the reverse")
         self.check_open()
-        self._make_room(hello.peer_id)
-        await self.link_to(hello.peer_id).answer(stream)
+        self._make_room(hello.peer_id, hello.run_id)
+        await self.link_to(hello.peer_id, hello.run_id).answer(stream)
 
     def check_open(self) -> None:
         """Refuse new streams once this peer leaves.
@@ -671,13 +684,13 @@ class Links:
         if self._is_closed:
             raise Unavailable(f"peer {self.own} leaves")
 
-    def check_named(self, peer_id: PeerId) -> None:
+    def check_named(self, peer_id: PeerId, run_id: RunId) -> None:
         """Refuse to wait longer for a peer with which nobody here has an attempt.
 
         Raises:
             Unavailable: the present assignment does not name it.
         """
-        if not self.names(peer_id):
+        if not self.names(peer_id, run_id):
             raise Unavailable(f"no assignment of peer {self.own} names peer {peer_id}")
 
     async def close(self) -> None:
@@ -689,18 +702,18 @@ class Links:
         for link in links:
             await link.ended()
 
-    def tidy(self, peer_id: PeerId) -> None:
+    def tidy(self, peer_id: PeerId, run_id: RunId) -> None:
         """Forget the link to a peer that nobody here has a use for, if no stream stands."""
-        link = self._links.get(peer_id)
+        link = self._links.get((peer_id, run_id))
         if link is not None and link.is_idle and not link.is_up:
-            del self._links[peer_id]
+            del self._links[peer_id, run_id]
 
-    def _make_room(self, peer_id: PeerId) -> None:
-        known = self._named | self._links.keys()
+    def _make_room(self, peer_id: PeerId, run_id: RunId) -> None:
+        is_known = self.names(peer_id, run_id) or (peer_id, run_id) in self._links
         num_idle = sum(
-            link.is_idle for peer, link in self._links.items() if peer not in self._named
+            link.is_idle for which, link in self._links.items() if not self.names(*which)
         )
-        if peer_id not in known and num_idle >= MAX_IDLE_LINKS:
+        if not is_known and num_idle >= MAX_IDLE_LINKS:
             raise Unavailable(f"peer {self.own} has {num_idle} callers that it does not know")
 
 

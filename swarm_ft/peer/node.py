@@ -26,6 +26,7 @@ from swarm_ft.errors import NotFound, OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.capacity import measure_link
+from swarm_ft.peer.compute import Compute
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.coordinator_link import CoordinatorLink
 from swarm_ft.peer.generation import TextStream, first_of
@@ -60,12 +61,13 @@ from swarm_ft.protocol.messages.control import (
     StayIdle,
     ToPeer,
 )
+from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.sealing import Sealer
 from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.store import SnapshotStore
-from swarm_ft.transfer import Downloader, offered_to, serve_chunk_list, serve_chunks
+from swarm_ft.transfer import Downloader, OfferedShard, offered_to, serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Channel, Handler, Method, Transport, until_one_ends
 from swarm_ft.transport.methods import FETCH_CHUNKS, GENERATE, LINK, LIST_CHUNKS
 
@@ -73,6 +75,8 @@ logger = get_logger(__name__)
 
 MAX_LEAVE_S = 10 * 365 * 86400.0
 """No timer takes more."""
+ROOM_S = 60.0
+"""How long a stage waits at most, before it is loaded, for others' steps to end."""
 TIDY_EVERY_S = 3600.0
 """How often an idle peer looks for buffers that it has kept too long."""
 NUM_CODEC_THREADS = 2
@@ -91,6 +95,7 @@ class PeerOptions:
         snapshots_url: where the swarm's snapshots lie; empty if this peer is to have no part.
         keeping: where it keeps snapshots of others' stages, in swarms without such a place.
         encrypts: what it writes to disks, each run with keys that the coordinator has for it.
+        max_beside: stages that it hosts beside its first, each of another run; memory says whether.
         max_up_bytes_per_s: that it lends of its link; infinite: all there is.
         max_down_bytes_per_s: so too of what comes in.
         machine: what it can do, for forecasts alone; its link is measured too. None: nothing is.
@@ -105,6 +110,7 @@ class PeerOptions:
     snapshots_url: str = ""
     keeping: KeepingPlace = field(default_factory=KeepingPlace)
     encrypts: bool = False
+    max_beside: int = 0
     max_up_bytes_per_s: float = math.inf
     max_down_bytes_per_s: float = math.inf
     machine: Machine | None = None
@@ -151,10 +157,10 @@ class PeerNode:
         self._sent_bytes = sent_bytes
         self._make_engine = make_engine
         self._snapshots = SnapshotStore(options.snapshots_url) if options.snapshots_url else None
-        self._compute = ThreadPoolExecutor(1, "compute")
+        self._compute = Compute(clock)
         self._codecs = ThreadPoolExecutor(NUM_CODEC_THREADS, "codec")
         self._endpoint = ""
-        self._host: StageHost | None = None
+        self._hosts: dict[RunId, StageHost] = {}
         self._opening: tuple[RunId, asyncio.Task[StageState]] | None = None
         self._kept_runs: frozenset[RunId] = frozenset()
         self._leaving = asyncio.Event()
@@ -178,18 +184,8 @@ class PeerNode:
             beside=self._tell_machine,
         )
         self.presence = Presence(self._link.say, on_leave)
-        self._context = PeerContext(
-            peer_id=options.peer_id,
-            directory=directory,
-            transport=transport,
-            clock=clock,
-            links=self._links,
-            compute=self._compute,
-            codecs=self._codecs,
-            say=self._link.say,
-            timeline=Timeline(clock, self._link.say),
-            memory_bytes=options.memory_bytes,
-        )
+        self._directory, self._transport = directory, transport
+        self._offers: dict[ShardName, OfferedShard] = {}
         self._kept = KeptShards(
             options.peer_id,
             options.keeping,
@@ -199,7 +195,7 @@ class PeerNode:
 
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:
         """What a peer answers, for `Transport.serve`."""
-        offers = ChainMap(self._context.offers, self._kept.offers)
+        offers = ChainMap(self._offers, self._kept.offers)
         return {
             LINK: self._links.answer,
             GENERATE: self._generate,
@@ -210,16 +206,17 @@ class PeerNode:
     async def _generate(self, stream: TextStream) -> None:
         """A text is continued by whom the result is for, as long as it lies here."""
         begin = await first_of(stream)
-        offered_to(stream.caller, begin.name, self._context.offers)
-        texts = self._host.texts_at(begin.name) if self._host is not None else None
+        offered_to(stream.caller, begin.name, self._offers)
+        host = self._hosts.get(begin.name.run_id)
+        texts = host.texts_at(begin.name) if host is not None else None
         if texts is None:
             raise NotFound(f"{begin.name}: this peer does not host it (any more)")
         await texts.serve(stream, begin)
 
     @property
-    def buffers(self) -> BufferStore | None:
-        """Buffers of the run that is hosted; None if none is."""
-        return self._host.buffers if self._host is not None else None
+    def buffers(self) -> Mapping[RunId, BufferStore]:
+        """Of each run that is hosted."""
+        return {run_id: host.buffers for run_id, host in self._hosts.items()}
 
     def leave(self, timeout_s: float = math.inf, reason: str = "") -> None:
         """Say goodbye and let `run` return once nothing is lost by that, see `LeaveProgress`.
@@ -255,11 +252,11 @@ class PeerNode:
     @property
     def hosts(self) -> bool:
         """Whether this peer has a stage of a run."""
-        return self._host is not None
+        return bool(self._hosts)
 
     @property
-    def doing(self) -> Doing | None:
-        """What it does for the run of which it hosts a stage; None while it hosts nothing."""
+    def doing(self) -> tuple[Doing, ...]:
+        """What it does for each run of which it hosts a stage."""
         return self._given.doing
 
     def gift(self) -> Gift:
@@ -283,7 +280,7 @@ class PeerNode:
         finally:
             await self._close()
             await self._links.close()
-            self._compute.shutdown(wait=True, cancel_futures=True)
+            self._compute.close()
             self._codecs.shutdown(wait=True, cancel_futures=True)
 
     async def _tidy(self) -> None:
@@ -296,13 +293,13 @@ class PeerNode:
     async def _stay_tidy(self) -> None:
         while True:
             await asyncio.sleep(TIDY_EVERY_S)
-            if self._host is None and self._opening is None:
+            if not self._hosts and self._opening is None:
                 await self._tidy()
 
     async def _close(self) -> None:
         await self._kept.close()
-        if self._host is not None:
-            await self._host.close()
+        for host in self._hosts.values():
+            await host.close()
         if self._opening is not None:
             await asyncio.to_thread((await self._opening[1]).store.close)
 
@@ -321,7 +318,7 @@ class PeerNode:
         logger.warning("it took too long to hand over; leaving all the same")
 
     async def _hosts_nothing(self) -> None:
-        while self._host is not None:
+        while self._hosts:
             self._released.clear()  # it may be set since an earlier run
             await self._released.wait()
 
@@ -342,14 +339,17 @@ class PeerNode:
             self._link.say(self._machine)
 
     def _hello(self) -> PeerHello:
-        self._context.timeline.joined()
+        for host in self._hosts.values():
+            host.timeline.joined()
+        held = {run_id: host.held for run_id, host in self._hosts.items()}
+        unloaded = {run_id for run_id, stage in held.items() if stage is None}
         return PeerHello(
             peer_id=self._options.peer_id,
             endpoint=self._endpoint,
             layers=self._options.layers,
             memory_bytes=self._options.memory_bytes,
-            held=self._host.held if self._host is not None else None,
-            kept_runs=tuple(sorted(self._kept_runs))[:MAX_KEPT_RUNS],
+            held=tuple(stage for stage in held.values() if stage is not None),
+            kept_runs=tuple(sorted(self._kept_runs | unloaded))[:MAX_KEPT_RUNS],
             device=self._options.device,
             version=__version__,
             leaving=self.presence.leaving,
@@ -357,11 +357,12 @@ class PeerNode:
             max_down_bytes_per_s=_or_none(self._options.max_down_bytes_per_s),
             keep_bytes=self._kept.lent_bytes,
             kept_shards=self._kept.shards,
+            max_beside=self._options.max_beside,
         )
 
-    def _alive(self) -> PeerAlive:
-        alive = self._host.alive() if self._host is not None else PeerAlive()
-        return replace(alive, links=self._links.speeds)
+    def _alive(self) -> list[PeerAlive]:
+        told = [host.alive() for host in self._hosts.values()] or [PeerAlive()]
+        return [replace(alive, links=self._links.speeds) for alive in told]
 
     async def _obey(self, message: ToPeer) -> None:
         match message:
@@ -373,9 +374,7 @@ class PeerNode:
             case CatchUp():
                 self._hosting(message.run_id).take(message)
             case CommitStep():
-                await self._hosting(message.run_id).commit(message)
-                self._given.committed(message)
-                self._at_rest()
+                await self._commit(message)
             case SaveStage():
                 await self._hosting(message.run_id).save(message)
             case ExportStage():
@@ -386,6 +385,12 @@ class PeerNode:
                 await self._keep(message)
             case StayIdle() | Revoked() | LeaveProgress() | ClockReply():
                 self._hear(message)
+
+    async def _commit(self, commit: CommitStep) -> None:
+        await self._hosting(commit.run_id).commit(commit)
+        self._given.committed(commit)
+        if len(self._hosts) == 1:  # of other runs something is always under way
+            self._at_rest()
 
     async def _keep(self, message: KeepShard | GiveShard | DropShards) -> None:
         match message:
@@ -406,35 +411,47 @@ class PeerNode:
                 if self._on_revoked is not None:
                     self._on_revoked(names)
             case ClockReply():
-                self._context.timeline.heard(message)
+                for host in self._hosts.values():
+                    host.timeline.heard(message)
 
     async def _assign(self, assign: Assign) -> None:
         layers = assign.layers_of(self._options.peer_id)
-        self._links.name({stage.peer_id for stage in assign.assignments})
+        self._links.name(assign.run_id, {stage.peer_id for stage in assign.assignments})
         here, there = assign.spec.digest(), assign.spec_digest
         try:
             check_spec_digest(f"run {assign.run_id}", here, there, "the coordinator")
             self._check_keys(assign, layers)
         except RunMismatch as error:
-            self._context.say(stage_failed(assign, error))
+            self._link.say(stage_failed(assign, error))
             return
-        if self._host is None or self._host.run_id != assign.run_id:
-            if self._host is not None:
-                await self._host.release()
-                self._host = None
-            state = await self._new_stage(assign)
-            self._opening = None
-            self._host = StageHost(
-                self._context,
-                assign.run_id,
-                assign.spec,
-                state=state,
-                shard_dir=self._options.shard_dir,
-                snapshots=self._snapshots,
-                kept=self._kept,
-            )
-        await self._host.assign(assign)
+        self._compute.weigh(assign.run_id, assign.priority)
+        host = self._hosts.get(assign.run_id) or await self._new_host(assign)
+        await host.assign(assign)
         self._given.assigned(assign, self._clock.now_s())
+
+    async def _new_host(self, assign: Assign) -> StageHost:
+        """In the place of the oldest, if there is no room beside it: it is not wanted any more."""
+        while len(self._hosts) > self._options.max_beside:
+            await self._let_go(next(iter(self._hosts)))
+        state = await self._new_stage(assign)
+        self._opening = None
+        host = self._hosts[assign.run_id] = StageHost(
+            state.context,
+            assign.run_id,
+            assign.spec,
+            state=state,
+            shard_dir=self._options.shard_dir,
+            snapshots=self._snapshots,
+            kept=self._kept,
+        )
+        return host
+
+    async def _let_go(self, run_id: RunId) -> None:
+        self._links.name(run_id, ())
+        await self._hosts[run_id].release()
+        del self._hosts[run_id]
+        self._compute.forget(run_id)
+        self._given.released(run_id, self._clock.now_s())
 
     def _check_keys(self, assign: Assign, layers: LayerRange) -> None:
         keys = (assign.storage_key, assign.stage_keys.get(layers, b""))
@@ -463,16 +480,47 @@ class PeerNode:
         sealer = Sealer(key, f"buffers of {name}") if encrypts else None
         files = LocalFiles(Sealer(key, "files") if key else None, seals=encrypts)
         store = await run_in(self._codecs, self._options.buffers.open, run_id, spec, sealer)
-        return StageState(self._context, run_id, spec, self._make_engine, store, files)
+        return StageState(self._context_of(run_id), run_id, spec, self._make_engine, store, files)
+
+    def _context_of(self, run_id: RunId) -> PeerContext:
+        return PeerContext(
+            peer_id=self._options.peer_id,
+            directory=self._directory,
+            transport=self._transport,
+            clock=self._clock,
+            links=self._links,
+            compute=self._compute.seat(run_id),
+            codecs=self._codecs,
+            say=self._link.say,
+            timeline=Timeline(self._clock, self._link.say),
+            memory_bytes=self._options.memory_bytes,
+            beside_bytes=partial(self._beside_bytes, run_id),
+            room_made=partial(self._room_made, run_id),
+            offers=self._offers,
+        )
+
+    def _beside_bytes(self, run_id: RunId) -> int:
+        """What other runs' stages hold of the memory, and as much of the rest for each."""
+        held = [host.state_bytes for host in self._hosts.values()]
+        others = sum(host.state_bytes for run, host in self._hosts.items() if run != run_id)
+        rest = max(0, self._options.memory_bytes - sum(held))
+        return others + rest * (len(held) - 1) // len(held) if held else 0
+
+    async def _room_made(self, run_id: RunId) -> None:
+        """Other runs begin their next steps with less; what is under way is ended with what it has.
+
+        A step that waits for somebody who is away may take for ever, and holds little.
+        """
+        others = [host for run, host in self._hosts.items() if run != run_id]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ROOM_S):
+                await asyncio.gather(*(host.is_light() for host in others))
 
     async def _release(self, release: ReleaseStage) -> None:
         run_id = release.run_id
-        if self._host is not None and self._host.run_id == run_id:
+        if run_id in self._hosts:
             logger.info("run %s: released, %s", run_id, release.reason)
-            self._links.name(())
-            await self._host.release()
-            self._host = None
-            self._given.released(self._clock.now_s())
+            await self._let_go(run_id)
             self._released.set()
             if release.is_over:
                 await self._forget_snapshots(run_id)
@@ -494,9 +542,9 @@ class PeerNode:
             logger.warning("run %s: %s", run_id, error.message)
 
     def _hosting(self, run_id: RunId) -> StageHost:
-        if self._host is None or self._host.run_id != run_id:
+        if run_id not in self._hosts:
             raise OutOfTurn(f"run {run_id} is not hosted here")
-        return self._host
+        return self._hosts[run_id]
 
 
 def _or_none(bytes_per_s: float) -> float:

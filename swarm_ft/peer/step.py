@@ -217,6 +217,7 @@ class StageStep:
         self._unread = deque(entering)
         self._rows = {batch.index: _rows_of(plan, batch, routes.learned) for batch in batches}
         self.parts_begun = 0
+        self._num_unturned = sum(index not in routes.held_out for index in routes.batches)
         self._compute_s = self._evaluate_s = 0.0
         self._task_began_s: float | None = None
 
@@ -227,10 +228,9 @@ class StageStep:
 
     @property
     def compute_s(self) -> float:
-        """Seconds that tasks took so far, the one under way included."""
+        """Seconds that tasks took so far, the one under way included; not those of other runs."""
         began_s = self._task_began_s
-        under_way_s = self._context.clock.now_s() - began_s if began_s is not None else 0.0
-        return self._compute_s + under_way_s
+        return self._compute_s + (self._busy_s - began_s if began_s is not None else 0.0)
 
     @property
     def train_s(self) -> float:
@@ -369,7 +369,7 @@ class StageStep:
         index, timed = task.microbatch, self._context.timeline.timed
         is_all = task.kind is TaskKind.FORWARD and not self._engine.has_backward
         self.parts_begun += PARTS if is_all else task.kind.num_parts
-        self._task_began_s = self._context.clock.now_s()
+        self._task_began_s = self._busy_s
         lengths = self._lengths_in(index)
         match task.kind:
             case TaskKind.FORWARD:
@@ -379,6 +379,7 @@ class StageStep:
                 output = await run_in(self._context.compute, forward, index, x, lengths)
                 self._send(index, output, Direction.FORWARD)
                 if not self._engine.has_backward:
+                    self._num_unturned -= 1
                     self._loss_sums[index] = 0.0
                     await self._count(index)
             case TaskKind.BACKWARD:
@@ -404,6 +405,11 @@ class StageStep:
         if task.kind is TaskKind.EVALUATE:
             self._evaluate_s += self._compute_s - before_s
 
+    @property
+    def _busy_s(self) -> float:
+        """What time it is, without that in which the thread was at other runs' tasks instead."""
+        return self._context.clock.now_s() - self._context.waited_s
+
     def _lengths_in(self, index: MicrobatchIndex) -> tuple[int, ...] | None:
         """Tokens of a microbatch's samples; None if nothing pads them."""
         lengths = tuple(self._lengths[one] for one in self._routes.batches[index].samples)
@@ -420,13 +426,13 @@ class StageStep:
                 timed(SpanKind.FORWARD, self._engine.evaluate, index),
                 self._rows[index],
             )
-            judged = await run_in(self._context.compute, evaluate, x, rows.labels, lengths)
+            judged = await run_in(self._context.filling, evaluate, x, rows.labels, lengths)
             self._progress.evaluated[index] = Evaluation(
                 samples=batch.samples, judged=judged, num_targets=rows.num_targets
             )
         else:
             infer = timed(SpanKind.FORWARD, self._engine.infer, index)
-            output = await run_in(self._context.compute, infer, x, lengths)
+            output = await run_in(self._context.filling, infer, x, lengths)
             self._send(index, output, Direction.FORWARD)
         if index in self._routes.upstream:
             for sample in batch.samples:
@@ -436,6 +442,7 @@ class StageStep:
     def _has_had_backward(
         self, index: MicrobatchIndex, loss_sum: float, input_gradient: Tensor | None
     ) -> None:
+        self._num_unturned -= 1
         self._loss_sums[index] = loss_sum
         if input_gradient is not None:
             self._send(index, input_gradient, Direction.BACKWARD)
@@ -444,7 +451,9 @@ class StageStep:
         """Compute what is left of a microbatch, once; its gradient is then summed."""
         loss_sum, timed = self._loss_sums.pop(index), self._context.timeline.timed
         compute = timed(SpanKind.WEIGHTS, self._engine.weight_gradients, index)
-        await run_in(self._context.compute, compute, index)
+        # Once there is nothing else to do all wait for what is left.
+        pool = self._context.filling if self._num_unturned > 0 else self._context.compute
+        await run_in(pool, compute, index)
         self._progress.loss_sum += loss_sum
         if self._engine.is_last:
             self._progress.num_targets += self._rows[index].num_targets

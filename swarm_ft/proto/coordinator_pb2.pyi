@@ -149,7 +149,7 @@ class HeldStage(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., committed_steps: _Optional[int] = ..., last_attempt: _Optional[int] = ..., exported: _Optional[_Union[_snapshot_pb2.ShardFile, _Mapping]] = ...) -> None: ...
 
 class PeerHello(_message.Message):
-    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "device", "version", "leaving", "max_up_bytes_per_s", "max_down_bytes_per_s", "keep_bytes", "kept_shards", "protocol_version")
+    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "device", "version", "leaving", "max_up_bytes_per_s", "max_down_bytes_per_s", "keep_bytes", "kept_shards", "protocol_version", "max_beside")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -164,10 +164,11 @@ class PeerHello(_message.Message):
     KEEP_BYTES_FIELD_NUMBER: _ClassVar[int]
     KEPT_SHARDS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MAX_BESIDE_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
     memory_bytes: int
-    held: HeldStage
+    held: _containers.RepeatedCompositeFieldContainer[HeldStage]
     endpoint: str
     kept_runs: _containers.RepeatedScalarFieldContainer[str]
     device: str
@@ -178,7 +179,8 @@ class PeerHello(_message.Message):
     keep_bytes: int
     kept_shards: _containers.RepeatedCompositeFieldContainer[KeptShard]
     protocol_version: int
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Union[HeldStage, _Mapping]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., leaving: _Optional[_Union[PeerLeaving, _Mapping]] = ..., max_up_bytes_per_s: _Optional[float] = ..., max_down_bytes_per_s: _Optional[float] = ..., keep_bytes: _Optional[int] = ..., kept_shards: _Optional[_Iterable[_Union[KeptShard, _Mapping]]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+    max_beside: int
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldStage, _Mapping]]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., leaving: _Optional[_Union[PeerLeaving, _Mapping]] = ..., max_up_bytes_per_s: _Optional[float] = ..., max_down_bytes_per_s: _Optional[float] = ..., keep_bytes: _Optional[int] = ..., kept_shards: _Optional[_Iterable[_Union[KeptShard, _Mapping]]] = ..., protocol_version: _Optional[int] = ..., max_beside: _Optional[int] = ...) -> None: ...
 
 class KeptShard(_message.Message):
     __slots__ = ("name", "digest")
@@ -345,20 +347,22 @@ class EvalSum(_message.Message):
     def __init__(self, loss_sum: _Optional[float] = ..., num_targets: _Optional[int] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PeerAlive(_message.Message):
-    __slots__ = ("attempt", "step", "compute_s", "parts_begun", "waits_for", "links")
+    __slots__ = ("attempt", "step", "compute_s", "parts_begun", "waits_for", "links", "run_id")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     PARTS_BEGUN_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     step: int
     compute_s: float
     parts_begun: int
     waits_for: _containers.RepeatedScalarFieldContainer[str]
     links: _containers.RepeatedCompositeFieldContainer[LinkTo]
-    def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., compute_s: _Optional[float] = ..., parts_begun: _Optional[int] = ..., waits_for: _Optional[_Iterable[str]] = ..., links: _Optional[_Iterable[_Union[LinkTo, _Mapping]]] = ...) -> None: ...
+    run_id: str
+    def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., compute_s: _Optional[float] = ..., parts_begun: _Optional[int] = ..., waits_for: _Optional[_Iterable[str]] = ..., links: _Optional[_Iterable[_Union[LinkTo, _Mapping]]] = ..., run_id: _Optional[str] = ...) -> None: ...
 
 class LinkTo(_message.Message):
     __slots__ = ("peer_id", "speed")
@@ -535,7 +539,7 @@ class Learner(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., step: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("run_id", "spec", "attempt", "assignments", "committed_steps", "fresh", "spec_digest", "learners", "last_attempt", "saved", "owner", "storage_key", "stage_keys")
+    __slots__ = ("run_id", "spec", "attempt", "assignments", "committed_steps", "fresh", "spec_digest", "learners", "last_attempt", "saved", "owner", "storage_key", "stage_keys", "priority")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -549,6 +553,7 @@ class Assign(_message.Message):
     OWNER_FIELD_NUMBER: _ClassVar[int]
     STORAGE_KEY_FIELD_NUMBER: _ClassVar[int]
     STAGE_KEYS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     spec: _run_pb2.RunSpec
     attempt: int
@@ -562,7 +567,8 @@ class Assign(_message.Message):
     owner: str
     storage_key: bytes
     stage_keys: _containers.RepeatedCompositeFieldContainer[StageKey]
-    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., committed_steps: _Optional[int] = ..., fresh: _Optional[bool] = ..., spec_digest: _Optional[bytes] = ..., learners: _Optional[_Iterable[_Union[Learner, _Mapping]]] = ..., last_attempt: _Optional[int] = ..., saved: _Optional[_Iterable[_Union[SavedStage, _Mapping]]] = ..., owner: _Optional[str] = ..., storage_key: _Optional[bytes] = ..., stage_keys: _Optional[_Iterable[_Union[StageKey, _Mapping]]] = ...) -> None: ...
+    priority: int
+    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., committed_steps: _Optional[int] = ..., fresh: _Optional[bool] = ..., spec_digest: _Optional[bytes] = ..., learners: _Optional[_Iterable[_Union[Learner, _Mapping]]] = ..., last_attempt: _Optional[int] = ..., saved: _Optional[_Iterable[_Union[SavedStage, _Mapping]]] = ..., owner: _Optional[str] = ..., storage_key: _Optional[bytes] = ..., stage_keys: _Optional[_Iterable[_Union[StageKey, _Mapping]]] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class StageKey(_message.Message):
     __slots__ = ("layers", "key")
@@ -921,7 +927,7 @@ class Grant(_message.Message):
     def __init__(self, replica_only: _Optional[bool] = ..., sees_tokens: _Optional[bool] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
-    __slots__ = ("peer_id", "layers", "idle", "grant", "endpoint", "device", "memory_bytes", "version", "speaks", "joined_ago_s", "heard_ago_s", "machine", "work", "links", "given")
+    __slots__ = ("peer_id", "layers", "idle", "grant", "endpoint", "device", "memory_bytes", "version", "speaks", "joined_ago_s", "heard_ago_s", "machine", "works", "links", "given")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     IDLE_FIELD_NUMBER: _ClassVar[int]
@@ -934,7 +940,7 @@ class MemberStatus(_message.Message):
     JOINED_AGO_S_FIELD_NUMBER: _ClassVar[int]
     HEARD_AGO_S_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
-    WORK_FIELD_NUMBER: _ClassVar[int]
+    WORKS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     GIVEN_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
@@ -949,10 +955,10 @@ class MemberStatus(_message.Message):
     joined_ago_s: float
     heard_ago_s: float
     machine: Machine
-    work: MemberWork
+    works: _containers.RepeatedCompositeFieldContainer[MemberWork]
     links: _containers.RepeatedCompositeFieldContainer[MemberLink]
     given: Contribution
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., idle: _Optional[str] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., endpoint: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., version: _Optional[str] = ..., speaks: _Optional[int] = ..., joined_ago_s: _Optional[float] = ..., heard_ago_s: _Optional[float] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., work: _Optional[_Union[MemberWork, _Mapping]] = ..., links: _Optional[_Iterable[_Union[MemberLink, _Mapping]]] = ..., given: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., idle: _Optional[str] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., endpoint: _Optional[str] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., version: _Optional[str] = ..., speaks: _Optional[int] = ..., joined_ago_s: _Optional[float] = ..., heard_ago_s: _Optional[float] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., works: _Optional[_Iterable[_Union[MemberWork, _Mapping]]] = ..., links: _Optional[_Iterable[_Union[MemberLink, _Mapping]]] = ..., given: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
 
 class MemberWork(_message.Message):
     __slots__ = ("run_id", "layers", "stage", "replica", "num_replicas", "doing", "waits_for", "share", "parts_begun", "num_parts", "microbatch_s")

@@ -26,7 +26,7 @@ from swarm_ft.proto import boundary_pb2 as swarm__ft_dot_proto_dot_boundary__pb2
 from swarm_ft.proto import reduce_pb2 as swarm__ft_dot_proto_dot_reduce__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19swarm_ft/proto/link.proto\x12\x0bswarm_ft.v1\x1a\x1dswarm_ft/proto/boundary.proto\x1a\x1bswarm_ft/proto/reduce.proto\"B\n\tLinkHello\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\n\n\x02to\x18\x02 \x01(\t\x12\x18\n\x10protocol_version\x18\x0f \x01(\r\"\x1a\n\x08LinkPing\x12\x0e\n\x06serial\x18\x01 \x01(\r\"+\n\x08LinkPong\x12\x0e\n\x06serial\x18\x01 \x01(\r\x12\x0f\n\x07\x63\x61me_us\x18\x02 \x01(\x04\"\xd9\x03\n\x0bLinkMessage\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.swarm_ft.v1.LinkHelloH\x00\x12\x34\n\x0e\x62oundary_hello\x18\x02 \x01(\x0b\x32\x1a.swarm_ft.v1.BoundaryHelloH\x00\x12#\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x12.swarm_ft.v1.FrameH\x00\x12*\n\tframe_ack\x18\x04 \x01(\x0b\x32\x15.swarm_ft.v1.FrameKeyH\x00\x12\x39\n\x11key_frame_request\x18\x05 \x01(\x0b\x32\x1c.swarm_ft.v1.KeyFrameRequestH\x00\x12\x30\n\x0creduce_hello\x18\x06 \x01(\x0b\x32\x18.swarm_ft.v1.ReduceHelloH\x00\x12+\n\x05piece\x18\x07 \x01(\x0b\x32\x1a.swarm_ft.v1.GradientPieceH\x00\x12*\n\tpiece_ack\x18\x08 \x01(\x0b\x32\x15.swarm_ft.v1.PieceKeyH\x00\x12%\n\x04ping\x18\t \x01(\x0b\x32\x15.swarm_ft.v1.LinkPingH\x00\x12%\n\x04pong\x18\n \x01(\x0b\x32\x15.swarm_ft.v1.LinkPongH\x00\x42\x06\n\x04\x62odyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19swarm_ft/proto/link.proto\x12\x0bswarm_ft.v1\x1a\x1dswarm_ft/proto/boundary.proto\x1a\x1bswarm_ft/proto/reduce.proto\"R\n\tLinkHello\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\n\n\x02to\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x18\n\x10protocol_version\x18\x0f \x01(\r\"\x1a\n\x08LinkPing\x12\x0e\n\x06serial\x18\x01 \x01(\r\"+\n\x08LinkPong\x12\x0e\n\x06serial\x18\x01 \x01(\r\x12\x0f\n\x07\x63\x61me_us\x18\x02 \x01(\x04\"\xd9\x03\n\x0bLinkMessage\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.swarm_ft.v1.LinkHelloH\x00\x12\x34\n\x0e\x62oundary_hello\x18\x02 \x01(\x0b\x32\x1a.swarm_ft.v1.BoundaryHelloH\x00\x12#\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x12.swarm_ft.v1.FrameH\x00\x12*\n\tframe_ack\x18\x04 \x01(\x0b\x32\x15.swarm_ft.v1.FrameKeyH\x00\x12\x39\n\x11key_frame_request\x18\x05 \x01(\x0b\x32\x1c.swarm_ft.v1.KeyFrameRequestH\x00\x12\x30\n\x0creduce_hello\x18\x06 \x01(\x0b\x32\x18.swarm_ft.v1.ReduceHelloH\x00\x12+\n\x05piece\x18\x07 \x01(\x0b\x32\x1a.swarm_ft.v1.GradientPieceH\x00\x12*\n\tpiece_ack\x18\x08 \x01(\x0b\x32\x15.swarm_ft.v1.PieceKeyH\x00\x12%\n\x04ping\x18\t \x01(\x0b\x32\x15.swarm_ft.v1.LinkPingH\x00\x12%\n\x04pong\x18\n \x01(\x0b\x32\x15.swarm_ft.v1.LinkPongH\x00\x42\x06\n\x04\x62odyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,11 +34,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarm_ft.proto.link_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LINKHELLO']._serialized_start=102
-  _globals['_LINKHELLO']._serialized_end=168
-  _globals['_LINKPING']._serialized_start=170
-  _globals['_LINKPING']._serialized_end=196
-  _globals['_LINKPONG']._serialized_start=198
-  _globals['_LINKPONG']._serialized_end=241
-  _globals['_LINKMESSAGE']._serialized_start=244
-  _globals['_LINKMESSAGE']._serialized_end=717
+  _globals['_LINKHELLO']._serialized_end=184
+  _globals['_LINKPING']._serialized_start=186
+  _globals['_LINKPING']._serialized_end=212
+  _globals['_LINKPONG']._serialized_start=214
+  _globals['_LINKPONG']._serialized_end=257
+  _globals['_LINKMESSAGE']._serialized_start=260
+  _globals['_LINKMESSAGE']._serialized_end=733
 # @@protoc_insertion_point(module_scope)

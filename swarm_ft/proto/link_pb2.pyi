@@ -8,14 +8,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class LinkHello(_message.Message):
-    __slots__ = ("peer_id", "to", "protocol_version")
+    __slots__ = ("peer_id", "to", "run_id", "protocol_version")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     to: str
+    run_id: str
     protocol_version: int
-    def __init__(self, peer_id: _Optional[str] = ..., to: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, peer_id: _Optional[str] = ..., to: _Optional[str] = ..., run_id: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class LinkPing(_message.Message):
     __slots__ = ("serial",)

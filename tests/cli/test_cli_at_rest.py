@@ -22,6 +22,7 @@ def files_below(folder: Path, pattern: str = "*") -> list[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.variant
 @pytest.mark.timeout(400)
 @pytest.mark.xdist_group("swarm")
 def test_a_swarm_that_encrypts_what_it_writes_down(shell: Shell, sample: SampleInput) -> None:

@@ -195,7 +195,7 @@ OPTIONS = {
         "--json",
     }
     | {"--hours", "--pause-when", "--upload-mbps", "--download-mbps", "--monthly-gb"}
-    | {"--leave-timeout", "--log-format", "--keep-disk"},
+    | {"--leave-timeout", "--log-format", "--keep-disk", "--max-stages"},
     ("peer", "pause"): {"--buffer-dir", "--json"},
     ("peer", "resume"): {"--buffer-dir", "--json"},
     ("peer", "drain"): {"--buffer-dir", "--json"},

@@ -154,6 +154,7 @@ def test_keys_are_rotated(run_here: RunHere, here: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.variant
 @pytest.mark.timeout(400)
 @pytest.mark.xdist_group("swarm")
 def test_a_running_swarm_gets_other_keys(shell: Shell) -> None:
@@ -239,6 +240,7 @@ def test_a_swarm_of_those_who_were_invited(shell: Shell, sample: SampleInput) ->
 
 
 @pytest.mark.slow
+@pytest.mark.variant
 @pytest.mark.timeout(180)
 @pytest.mark.xdist_group("swarm")
 def test_anybody_joins_where_all_are_let_in(shell: Shell) -> None:

@@ -8,7 +8,12 @@ import pytest
 from swarm_ft.client.sample import SampleInput
 from tests.cli.conftest import Shell, free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("swarm")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.variant,
+    pytest.mark.timeout(240),
+    pytest.mark.xdist_group("swarm"),
+]
 
 CAP_MBPS = 4.0
 LOOKS = 100

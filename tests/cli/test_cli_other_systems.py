@@ -10,7 +10,12 @@ import pytest
 
 from tests.cli.conftest import Shell
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("swarm")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.variant,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("swarm"),
+]
 
 TAKEN_AWAY = textwrap.dedent(
     """
@@ -39,7 +44,9 @@ TAKEN_AWAY = textwrap.dedent(
 
 
 def losses(shell: Shell) -> list[float]:
-    demo = shell.spawn("demo", "--stages", 2, "--steps", 4, "--json", "report.json")
+    demo = shell.spawn(
+        "demo", "--stages", 2, "--steps", 4, "--max-eval-samples", 4, "--json", "report.json"
+    )
     assert demo.ends(280) == 0, demo.err
     assert shell.all_gone(), shell.alive()
     found: list[float] = json.loads((shell.cwd / "report.json").read_text())["losses"]

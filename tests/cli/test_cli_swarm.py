@@ -391,6 +391,7 @@ def test_a_coordinator_alone_is_a_swarm_that_others_join_by_the_announced_name(
     assert second.startswith("relay of the coordinator at localhost:")
 
 
+@pytest.mark.variant
 def test_without_keys_a_stage_waits_for_the_right_peer_and_everybody_leaves_cleanly(
     shell: Shell, sample: SampleInput, text: Path
 ) -> None:
@@ -440,6 +441,7 @@ def test_a_result_that_nobody_fetched_outlives_one_ctrl_c_but_not_two(
     assert_no_traceback(peer)
 
 
+@pytest.mark.variant
 def test_a_job_in_a_file_trains_and_says_what_came_of_it(
     swarm: Swarm, sample: SampleInput, text: Path
 ) -> None:

@@ -41,7 +41,7 @@ def member(name: str, work: MemberWork | None = None) -> MemberStatus:
         memory_bytes=4_000_000_000,
         version="0.1.0",
         machine=Machine(up_bytes_per_s=5e6, down_bytes_per_s=12.5e6, round_trip_s=0.024),
-        work=work,
+        works=(work,) if work else (),
         given=Contribution(samples=1234, steps=50),
     )
 

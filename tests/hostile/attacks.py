@@ -222,8 +222,10 @@ async def links_as_another(scene: Scene) -> None:
 
 
 async def link_in(callee: Target, who: Identity, name: str) -> Answer:
-    """Open a link in some name."""
-    hello = link_pb2.LinkHello(peer_id=name, to=callee.name, protocol_version=PROTOCOL_VERSION)
+    """Open a link in some name, for some run."""
+    hello = link_pb2.LinkHello(
+        peer_id=name, to=callee.name, run_id="run", protocol_version=PROTOCOL_VERSION
+    )
     message = link_pb2.LinkMessage(hello=hello)
     return await ask(callee, PEER + "Link", who, message, limit=1)
 
@@ -416,7 +418,10 @@ async def unserved(
     """
     async with calling(callee, PEER + "Link", who) as call:
         hello = link_pb2.LinkHello(
-            peer_id=who.name, to=callee.name, protocol_version=PROTOCOL_VERSION
+            peer_id=who.name,
+            to=callee.name,
+            run_id=scene.beside.run_id,
+            protocol_version=PROTOCOL_VERSION,
         )
         await call.say(link_pb2.LinkMessage(hello=hello))
         if await call.hear() is None:
@@ -467,7 +472,10 @@ async def many_links(scene: Scene) -> None:
 
     async def hold(one: Identity) -> Answer:
         hello = link_pb2.LinkHello(
-            peer_id=one.name, to=callee.name, protocol_version=PROTOCOL_VERSION
+            peer_id=one.name,
+            to=callee.name,
+            run_id=scene.beside.run_id,
+            protocol_version=PROTOCOL_VERSION,
         )
         async with calling(callee, PEER + "Link", one) as call, asyncio.timeout(60):
             await call.say(link_pb2.LinkMessage(hello=hello))

@@ -386,7 +386,10 @@ async def half_sent(swarm: Processes) -> None:
 @attack("18-large-link-messages")
 async def large_link_messages(swarm: Processes) -> None:
     hello = link_pb2.LinkHello(
-        peer_id=swarm.peer.name, to=swarm.peer_at.name, protocol_version=PROTOCOL_VERSION
+        peer_id=swarm.peer.name,
+        to=swarm.peer_at.name,
+        run_id="run",
+        protocol_version=PROTOCOL_VERSION,
     )
 
     async def send() -> Answer:

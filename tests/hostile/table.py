@@ -197,7 +197,10 @@ def _callee(scene: Scene, kind: Kind) -> Target:
 async def _link(scene: Scene, kind: Kind) -> Answer:
     who, callee = scene.callers[kind], _callee(scene, kind)
     hello = link_pb2.LinkHello(
-        peer_id=who.name if who else "somebody", to=callee.name, protocol_version=PROTOCOL_VERSION
+        peer_id=who.name if who else "somebody",
+        to=callee.name,
+        run_id="run",
+        protocol_version=PROTOCOL_VERSION,
     )
     return await ask(callee, PEER + "Link", who, link_pb2.LinkMessage(hello=hello), limit=1)
 

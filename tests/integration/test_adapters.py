@@ -75,10 +75,15 @@ async def test_below_the_blocks_that_train_no_gradients_are_sent(
 
 
 @pytest.mark.parametrize(
-    ("layers", "dies"),
-    [(["0-3", "3-6"], None), (["0-3", "0-3", "3-6"], "peer-0"), (["0-3", "3-6", "3-6"], "peer-1")],
+    ("changes", "layers", "dies"),
+    [
+        (LORA, ["0-3", "3-6"], None),
+        (LORA, ["0-3", "0-3", "3-6"], "peer-0"),
+        (LORA, ["0-3", "3-6", "3-6"], "peer-1"),
+        (UPPER, ["0-3", "0-3", "3-6"], "peer-0"),
+        (LORA | UPPER | {"forward_codec": "aq8"}, ["0-3", "3-6", "3-6"], "peer-1"),
+    ],
 )
-@pytest.mark.parametrize("changes", [LORA, UPPER, LORA | UPPER | {"forward_codec": "aq8"}])
 async def test_a_newcomer_takes_over_what_trains_alone(
     make_job: MakeJob,
     tmp_path: Path,
@@ -87,7 +92,7 @@ async def test_a_newcomer_takes_over_what_trains_alone(
     layers: list[str],
     dies: str | None,
 ) -> None:
-    job = make_job(num_samples=16, batch_size=8, num_steps=STEPS, **changes)
+    job = make_job(num_samples=16, batch_size=4, num_steps=STEPS, **changes)
     story = Story(job, tmp_path / "joined", layers, PeerId(dies) if dies else None)
     weights = await story.play()
     assert story.status().phase is RunPhase.FINISHED

@@ -199,7 +199,6 @@ async def liar(swarm: LocalSwarm, answer: Answer) -> AsyncIterator[None]:
         endpoint="127.0.0.1:1",
         layers=LayerRange(3, 6),
         memory_bytes=1 << 33,
-        held=None,
     )
     await stream.send(hello)
 

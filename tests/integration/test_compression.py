@@ -59,8 +59,7 @@ async def test_both_ends_hold_equal_buffers_of_every_sample(
         status = await swarm.client.submit(aq_job.spec, aq_job.samples)
         await swarm.watch(status.run_id)
         nodes = [swarm.peers[PeerId(f"peer-{i}")].node for i in range(3)]
-        stores = [node.buffers for node in nodes if node.buffers is not None]
-        assert len(stores) == 3
+        stores = [node.buffers[status.run_id] for node in nodes]
         for index, boundary in enumerate((2, 4)):
             for sample in range(NUM_SAMPLES):
                 name = (status.run_id, BlockIndex(boundary))

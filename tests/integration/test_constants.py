@@ -20,7 +20,7 @@ from swarm_ft.protocol.messages.client import (
     StepCommitted,
 )
 from swarm_ft.protocol.spec.run_spec import Adapter, EvalStrategy
-from tests.integration.conftest import Job, MakeJob
+from tests.integration.conftest import Job, MakeJob, QuietEvents
 from tests.integration.test_replicas import final_losses, last_status
 from tests.local_swarm import LocalSwarm
 
@@ -79,9 +79,9 @@ def bytes_below(events: list[RunEvent], boundaries: Collection[int] = BELOW) -> 
 
 
 async def test_after_the_first_visit_nothing_is_sent_below_what_trains(
-    job: Job, tmp_path: Path
+    job: Job, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:
-    events = await events_of(job, tmp_path / "kept", STAGES)
+    events = await quiet_events(job, STAGES)
     assert last_status(events).phase is RunPhase.FINISHED
     first, later = STEPS_PER_EPOCH, (EPOCHS - 1) * STEPS_PER_EPOCH
     sent = bytes_below(events)
@@ -96,9 +96,9 @@ async def test_after_the_first_visit_nothing_is_sent_below_what_trains(
 
 
 async def test_replicas_keep_what_they_were_sent_and_are_sent_the_same_samples(
-    job: Job, tmp_path: Path
+    job: Job, quiet_events: QuietEvents, tmp_path: Path
 ) -> None:
-    quiet = await events_of(job, tmp_path / "alone", STAGES)
+    quiet = await quiet_events(job, STAGES)
     events = await events_of(job, tmp_path / "replicas", ["0-3", "0-3", "3-6", "3-6"])
     sent = bytes_below(events, {3})
     first, later = sent[:STEPS_PER_EPOCH], sent[STEPS_PER_EPOCH : -EPOCHS - 1]
@@ -111,12 +111,12 @@ async def test_replicas_keep_what_they_were_sent_and_are_sent_the_same_samples(
 
 @pytest.mark.parametrize("dies", [0, 1, 2])
 async def test_what_is_lost_with_a_peer_is_computed_again(
-    job: Job, tmp_path: Path, dies: int
+    job: Job, quiet_events: QuietEvents, tmp_path: Path, dies: int
 ) -> None:
     layers, name = ["0-1", "1-3", "3-6"], PeerId(f"peer-{dies}")
     train = replace(job.spec.train, save_steps=1)
     job = replace(job, spec=replace(job.spec, train=train))
-    quiet = await events_of(job, tmp_path / "quiet", layers)
+    quiet = await quiet_events(job, layers)
     folder = tmp_path / "deaths"
     await asyncio.to_thread(folder.mkdir)
     events: list[RunEvent] = []

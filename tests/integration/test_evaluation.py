@@ -19,7 +19,7 @@ from swarm_ft.protocol.spec.run_spec import EvalCompression, EvalStrategy, RunSp
 from swarm_ft.stage.base import Engine, Lengths, LossAndCounts
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.engine import StageEngine
-from tests.integration.conftest import Job, MakeJob
+from tests.integration.conftest import Job, MakeJob, QuietEvents
 from tests.integration.test_parity import exported_weights, losses_of, plain_loop
 from tests.local_swarm import LocalSwarm
 
@@ -131,14 +131,12 @@ class DyingEngine(StageEngine):
 
 @pytest.mark.parametrize("num_evaluated", [0, 2, 5, 9])
 async def test_a_peer_that_dies_in_an_evaluation_leaves_no_trace_in_it(
-    make_job: MakeJob, tmp_path: Path, num_evaluated: int
+    make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path, num_evaluated: int
 ) -> None:
     job = make_job(num_steps=3, num_eval_samples=HELD_OUT, micro_batch_size=1, eval_steps=1)
     layers = ["0-2", "2-4", "4-6"]
+    quiet = await quiet_events(job, layers)
     async with LocalSwarm(tmp_path, layers) as swarm:
-        quiet = await swarm.train(job.spec, job.samples)
-        status = [event for event in quiet if isinstance(event, RunStatus)][-1]
-        await swarm.client.collected(status.run_id)
         is_there = asyncio.Event()
 
         def dying(spec: RunSpec, of: LayerRange) -> Engine:

@@ -36,7 +36,7 @@ async def test_what_moved_has_the_same_losses_and_no_step_is_made_again(
 ) -> None:
     job = make_job(num_samples=8, num_steps=30)
     quiet = losses_by_step(await quiet_events(job, ["0-2", "2-4", "4-6"]))
-    room = [int(job.spec.held_bytes(LayerRange(0, blocks))) for blocks in (4, 2, 4)]
+    room = [int(job.spec.held_bytes(LayerRange(0, blocks))) for blocks in (3, 2, 3)]
     happened: list[SwarmEvent] = []
     async with LocalSwarm(tmp_path, [], num_keepers=num_keepers) as swarm:
         for name, pace_s, memory_bytes in zip(

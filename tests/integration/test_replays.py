@@ -133,7 +133,6 @@ async def with_a_death(directory: Path, job: Job, victim: int, watched: Watched)
         (2, "aq6t", "q8t+ef21"),
         (1, "aq8t", "q8"),
         (0, "none", "none"),
-        (2, "none", "none"),
     ],
 )
 async def test_survivors_compute_no_microbatch_twice(

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
@@ -147,10 +147,29 @@ def last_status(events: list[RunEvent]) -> RunStatus:
     return [event for event in events if isinstance(event, RunStatus)][-1]
 
 
-async def quiet(job: Job, directory: Path, layers: list[str]) -> tuple[list[float], Copies]:
-    copies = Copies()
-    async with swarm_of(directory, layers, copies) as swarm:
-        return losses_of(await swarm.train(job.spec, job.samples)), copies
+class Quiet(Protocol):
+    """See `quiet`."""
+
+    async def __call__(self, job: Job, layers: list[str]) -> tuple[list[float], Copies]: ...
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Quiet:
+    """`await quiet(job, layers)`: losses and copies of a run that nothing happens to; made once."""
+    trained: dict[tuple[bytes, ...], tuple[list[float], Copies]] = {}
+
+    async def train(job: Job, layers: list[str]) -> tuple[list[float], Copies]:
+        key = (job.spec.digest(), *(part.encode() for part in layers))
+        if key not in trained:
+            copies = Copies()
+            async with swarm_of(
+                tmp_path_factory.mktemp("quiet") / "swarm", layers, copies
+            ) as swarm:
+                events = await swarm.train(job.spec, job.samples)
+            trained[key] = losses_of(events), copies
+        return trained[key]
+
+    return train
 
 
 @pytest.mark.parametrize(
@@ -165,11 +184,11 @@ async def quiet(job: Job, directory: Path, layers: list[str]) -> tuple[list[floa
     ids="_".join,
 )
 async def test_all_copies_stay_one_and_train_as_a_whole_model_does(
-    make_job: MakeJob, tmp_path: Path, layers: list[str]
+    make_job: MakeJob, quiet: Quiet, layers: list[str]
 ) -> None:
     job = make_job()
-    whole, alone = await quiet(job, tmp_path / "one", ONE)
-    losses, copies = await quiet(job, tmp_path / "cut", layers)
+    whole, alone = await quiet(job, ONE)
+    losses, copies = await quiet(job, layers)
     assert losses == pytest.approx(whole, rel=RTOL)
     assert losses[-1] < losses[0]
     assert {step: len(found) for step, found in copies.after.items()} == dict.fromkeys(
@@ -180,29 +199,31 @@ async def test_all_copies_stay_one_and_train_as_a_whole_model_does(
 
 
 async def test_lossy_sums_of_replicas_leave_the_copies_of_all_stages_one(
-    make_job: MakeJob, tmp_path: Path
+    make_job: MakeJob, quiet: Quiet
 ) -> None:
     job = make_job(dp_codec="q4", forward_codec="aq4", backward_codec="q8")
-    losses, copies = await quiet(job, tmp_path / "cut", ["0-2", "0-2", "2-4", "2-4", "2-4"])
+    losses, copies = await quiet(job, ["0-2", "0-2", "2-4", "2-4", "2-4"])
     assert len(losses) == STEPS
     assert all(len(found) == 1 for found in copies.after.values())
 
 
 @pytest.mark.parametrize("adapter", [Adapter.LORA, Adapter.DORA])
 async def test_beside_adapters_all_stages_hold_them_as_they_were(
-    make_job: MakeJob, tmp_path: Path, adapter: Adapter
+    make_job: MakeJob, quiet: Quiet, adapter: Adapter
 ) -> None:
     job = make_job(adapter=adapter, lora_r=4)
-    whole, _ = await quiet(job, tmp_path / "one", ONE)
-    losses, copies = await quiet(job, tmp_path / "cut", ["0-1", "1-3", "1-3", "3-4"])
+    whole, _ = await quiet(job, ONE)
+    losses, copies = await quiet(job, ["0-1", "1-3", "1-3", "3-4"])
     assert losses == pytest.approx(whole, rel=RTOL)
     assert losses[-1] < losses[0]
     assert len(set.union(*copies.after.values())) == 1
 
 
-async def test_streams_that_break_change_no_bit(make_job: MakeJob, tmp_path: Path) -> None:
+async def test_streams_that_break_change_no_bit(
+    make_job: MakeJob, tmp_path: Path, quiet: Quiet
+) -> None:
     job = make_job()
-    losses, copies = await quiet(job, tmp_path / "quiet", THREE)
+    losses, copies = await quiet(job, THREE)
     transport = FaultyTransport(
         GrpcTransport(), cut_sends={LINK: [9, 21, 40]}, cut_receives={LINK: [12, 33, 45]}
     )
@@ -215,10 +236,10 @@ async def test_streams_that_break_change_no_bit(make_job: MakeJob, tmp_path: Pat
 
 
 async def test_a_replica_that_dies_leaves_a_swarm_that_trains_on(
-    make_job: MakeJob, tmp_path: Path
+    make_job: MakeJob, tmp_path: Path, quiet: Quiet
 ) -> None:
     job, layers = make_job(), ["0-2", "0-2", "2-4", "2-4"]
-    losses, _ = await quiet(job, tmp_path / "quiet", layers)
+    losses, _ = await quiet(job, layers)
     copies, events = Copies(), list[RunEvent]()
     async with swarm_of(tmp_path / "dies", layers, copies) as swarm:
         await swarm.all_joined()
@@ -233,10 +254,10 @@ async def test_a_replica_that_dies_leaves_a_swarm_that_trains_on(
 
 
 async def test_a_newcomer_takes_a_copy_over_and_stands_in_for_who_dies(
-    make_job: MakeJob, tmp_path: Path
+    make_job: MakeJob, tmp_path: Path, quiet: Quiet
 ) -> None:
     job = make_job(num_steps=2 * STEPS)
-    losses, _ = await quiet(job, tmp_path / "quiet", TWO)
+    losses, _ = await quiet(job, TWO)
     copies, events, has_died = Copies(), list[RunEvent](), False
     async with swarm_of(tmp_path / "joins", TWO, copies) as swarm:
         await swarm.all_joined()
@@ -257,11 +278,11 @@ async def test_a_newcomer_takes_a_copy_over_and_stands_in_for_who_dies(
 
 
 async def test_a_stage_whose_only_peer_is_lost_begins_again_and_ends_with_the_same_bits(
-    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_job: MakeJob, tmp_path: Path, quiet: Quiet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm_ft.coordinator.plan.membership.GRACE_S", 0.0)
     job = make_job(forward_codec="aq4", backward_codec="q8")
-    losses, quiet_copies = await quiet(job, tmp_path / "quiet", THREE)
+    losses, quiet_copies = await quiet(job, THREE)
     copies, events, waited = Copies(), list[RunEvent](), asyncio.Event()
     async with swarm_of(tmp_path / "lost", THREE, copies) as swarm:
         await swarm.all_joined()

@@ -101,7 +101,7 @@ def quiet_losses(quiet_events: QuietEvents) -> QuietLosses:
 async def test_steps_are_committed_while_a_newcomer_takes_over_and_then_it_has_the_same_bits(
     make_job: MakeJob, tmp_path: Path, quiet_losses: QuietLosses, dp: str
 ) -> None:
-    job = make_job(num_samples=16, batch_size=8, num_steps=STEPS, dp_codec=dp)
+    job = make_job(num_samples=16, batch_size=4, num_steps=STEPS, dp_codec=dp)
     story = Story(job, tmp_path / "joined", ["0-3", "3-6"])
     weights = await story.play()
     assert story.status().phase is RunPhase.FINISHED
@@ -125,7 +125,7 @@ async def test_steps_are_committed_while_a_newcomer_takes_over_and_then_it_has_t
 async def test_a_newcomer_goes_on_taking_over_when_somebody_dies(
     make_job: MakeJob, tmp_path: Path, layers: list[str], dies: str
 ) -> None:
-    job = make_job(num_samples=16, batch_size=8, num_steps=STEPS)
+    job = make_job(num_samples=16, batch_size=4, num_steps=STEPS)
     story = Story(job, tmp_path / "joined", layers, PeerId(dies))
     weights = await story.play()
     assert story.status().phase is RunPhase.FINISHED
@@ -141,7 +141,7 @@ async def test_a_newcomer_goes_on_taking_over_when_somebody_dies(
 async def test_a_newcomer_that_dies_while_it_takes_over_costs_no_step(
     make_job: MakeJob, tmp_path: Path, quiet_losses: QuietLosses
 ) -> None:
-    job = make_job(num_samples=16, batch_size=8, num_steps=STEPS)
+    job = make_job(num_samples=16, batch_size=4, num_steps=STEPS)
     story = Story(job, tmp_path / "joined", ["0-3", "3-6"], NEWCOMER)
     weights = await story.play()
     assert story.status().phase is RunPhase.FINISHED
@@ -153,7 +153,7 @@ async def test_a_newcomer_that_dies_while_it_takes_over_costs_no_step(
 async def test_where_tied_embeddings_are_synchronised_all_wait_until_a_newcomer_has_the_state(
     make_job: MakeJob, tmp_path: Path, quiet_losses: QuietLosses
 ) -> None:
-    job = make_job(num_samples=16, batch_size=8, num_steps=STEPS, sync_tied_embeddings=True)
+    job = make_job(num_samples=16, batch_size=4, num_steps=STEPS, sync_tied_embeddings=True)
     story = Story(job, tmp_path / "joined", ["0-3", "3-6"])
     story.released.set()
     weights = await story.play()

@@ -11,7 +11,9 @@ from functools import partial
 from typing import Any
 
 from swarm_ft.errors import MalformedMessage, OutOfTurn, SwarmError, Unavailable
+from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.boundary import Frame
+from swarm_ft.protocol.messages.link import LinkHello
 from swarm_ft.protocol.wire.convert import WireType
 from swarm_ft.transport.base import Method
 from swarm_ft.transport.methods import LINK, MAX_MESSAGE_BYTES, from_bytes, to_bytes
@@ -31,14 +33,14 @@ class Observed:
         tamperer: what broken peers do to messages.
         trace: told of every message.
         window_messages: a sender waits once so many of its messages are unread.
-        on_frame: told of every frame with a digest that arrives over a boundary, and of the
-            machines that it comes from and goes to.
+        on_frame: told of every frame with a digest that arrives over a boundary, of its run, and of
+            the machines that it comes from and goes to.
     """
 
     tamperer: Tamperer
     trace: Trace
     window_messages: int
-    on_frame: Callable[[str, str, Frame], None]
+    on_frame: Callable[[RunId, str, str, Frame], None]
 
 
 class Call:
@@ -48,6 +50,8 @@ class Call:
         self.observed = observed
         self.method = method
         self.connection: Connection | None = None
+        self.run_id: RunId | None = None
+        """What a link is for."""
         self.client: SimStream | None = None
         self.server: SimStream | None = None
 
@@ -166,9 +170,11 @@ class SimStream:
             return
         with contextlib.suppress(MalformedMessage):  # the other end will say so
             message = LINK.request.from_bytes(data)
-            if isinstance(message, Frame) and message.result_digest:
+            if isinstance(message, LinkHello):
+                call.run_id = message.run_id
+            if isinstance(message, Frame) and message.result_digest and call.run_id is not None:
                 source, target = call.names(up=self._is_client)
-                call.observed.on_frame(source, target, message)
+                call.observed.on_frame(call.run_id, source, target, message)
 
     async def finish(self) -> None:
         """See `MessageStream`."""

@@ -83,7 +83,6 @@ class Invariants:
         self._trace = trace
         self._of_jobs = {spec.digest(): _OfRun(spec, trace, self) for spec in specs}
         self._of_runs: dict[RunId, _OfRun] = {}
-        self._works_for: dict[str, _OfRun] = {}
 
     @property
     def num_commits(self) -> int:
@@ -126,16 +125,15 @@ class Invariants:
 
     def began(self, machine: str, engine: TinyEngine, node: PeerNode, step: StepNumber) -> None:
         """A stage is about to run a step: its buffers are as of all steps before."""
-        run = self._works_for[machine] = self._of_jobs[engine.spec.digest()]
-        for other in self._of_jobs.values():
-            if other is not run:
+        for run_id, other in self._of_runs.items():
+            if run_id not in node.buffers:
                 other.left_by(machine)
-        run.began(machine, engine, node, step)
+        self._of_jobs[engine.spec.digest()].began(machine, engine, node, step)
 
-    def moved(self, source: str, target: str, frame: Frame) -> None:
+    def moved(self, run_id: RunId, source: str, target: str, frame: Frame) -> None:
         """A frame that makes a buffer arrived; once its step commits, both ends are to hold it."""
-        if source in self._works_for:
-            self._works_for[source].moved(source, target, frame)
+        if run_id in self._of_runs:
+            self._of_runs[run_id].moved(source, target, frame)
 
     def applied(self, machine: str, applied: Applied) -> None:
         """A stage applied a step."""
@@ -258,12 +256,12 @@ class _OfRun:
     # ---- engines
 
     def left_by(self, machine: str) -> None:
-        """It works for another run."""
+        """It works for the run no more."""
         self._stages.pop(machine, None)
 
     def began(self, machine: str, engine: TinyEngine, node: PeerNode, step: StepNumber) -> None:
         """A stage is about to run a step: its buffers are as of all steps before."""
-        store = node.buffers
+        store = node.buffers.get(self._run_id) if self._run_id is not None else None
         if store is None:
             return
         self._stages[machine] = mine = _Stage(engine, store, step, self.num_rollbacks)

@@ -51,6 +51,7 @@ class World:
         rng: draws how long the directory takes to answer.
         snapshots_url: a folder that everybody reaches; empty: peers keep snapshots.
         handover_s: that each message of a state takes longer on its way to a newcomer.
+        max_beside: stages of other runs that a peer hosts beside its first.
         computes_by_block: whether what takes a peer one time takes it that time for each block.
         isolated: machines that do not reach the directory now.
         codecs: what owners want runs to go by, and after how many steps, by their specs' digests.
@@ -63,6 +64,7 @@ class World:
     rng: Random
     snapshots_url: str
     handover_s: float = 0.0
+    max_beside: int = 0
     computes_by_block: bool = False
     board: Board = field(default_factory=Board)
     isolated: set[str] = field(default_factory=set)
@@ -272,6 +274,7 @@ class PeerRole:
                 peer_id=name,
                 layers=parse_layers(self.layers),
                 memory_bytes=1 << 30,
+                max_beside=machine.world.max_beside,
                 shard_dir=machine.disk.root,
                 snapshots_url=machine.world.snapshots_url,
                 keeping=KeepingPlace(directory=machine.disk.root / "kept", max_bytes=1 << 30),

@@ -7,6 +7,7 @@ from enum import StrEnum
 from itertools import pairwise
 from random import Random
 
+from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 from swarm_ft.protocol.spec.run_spec import (
     Codecs,
     EvalCompression,
@@ -31,6 +32,8 @@ PEERS_KEEP = 0.3
 STEERED = 0.3
 """So too those whose owners change codecs on the way."""
 MAX_OTHERS = 2
+BESIDE = 0.6
+"""Of these, those whose peers host stages of several runs."""
 JUDGED = 0.6
 """Of these, those that evaluations may end, or whose best weights are the result."""
 OTHER_CODECS = {
@@ -156,6 +159,7 @@ class Scenario:
         handover_s: that each message of a state takes longer on its way to a newcomer.
         others: other runs, and how late their clients come.
         peers_keep: whether snapshots lie with the peers, and in no place that all reach.
+        max_beside: stages of other runs that each peer hosts beside its first.
         codecs: what owners want their runs to go by, of each run in turn, and after how many steps.
         computes_by_block: whether a computation takes `mean_compute_s` for each block of a stage.
     """
@@ -169,6 +173,7 @@ class Scenario:
     handover_s: float = 0.0
     others: tuple[tuple[float, RunSpec], ...] = ()
     peers_keep: bool = False
+    max_beside: int = 0
     codecs: tuple[tuple[int, Codecs], ...] = ()
     computes_by_block: bool = False
 
@@ -202,6 +207,9 @@ def draw(seed: int) -> Scenario:
     scenario = _with_best(scenario, own) if is_judged else scenario
     own = Random(f"{seed}/side-by-side")
     scenario = _with_others(scenario, own) if own.random() < SIDE_BY_SIDE else scenario
+    own = Random(f"{seed}/beside")
+    if scenario.others and own.random() < BESIDE:
+        scenario = replace(scenario, max_beside=own.choice((1, 2, MAX_HOSTED - 1)))
     own = Random(f"{seed}/keepers")
     scenario = replace(scenario, peers_keep=own.random() < PEERS_KEEP)
     own = Random(f"{seed}/codecs")

@@ -96,6 +96,7 @@ class _Simulation:
             rng=Random(f"{seed}/directory"),
             snapshots_url="" if scenario.peers_keep else str(folder / "snapshots"),
             handover_s=scenario.handover_s,
+            max_beside=scenario.max_beside,
             codecs={
                 spec.digest(): wish
                 for spec, wish in zip(scenario.specs, scenario.codecs, strict=False)

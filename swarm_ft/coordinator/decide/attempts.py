@@ -125,8 +125,8 @@ def tell_idle(turn: Turn) -> None:
     state, members = turn.state, dict(turn.state.members)
     going = state.going_runs
     for peer_id, member in state.members.items():
-        own = state.run_of(peer_id)
-        reason = why_idle(state, [own] if own else going, member, turn.now_s)
+        own = state.runs_of(peer_id)
+        reason = why_idle(state, own or going, member, turn.now_s)
         if reason != member.idle:
             members[peer_id] = replace(member, idle=reason)
         if reason not in ("", member.idle) and member.leaving is None:
@@ -327,7 +327,7 @@ def place_waiting(turn: Turn) -> None:
         able = able_for(sharing.of(turn.state, run), run, turn.now_s)
         placement = arrangement(able, run, turn.now_s)
         if placement.assignments and not _waits_for_keepers(turn, run):
-            members, ways, placed = turn.state.members, turn.state.ways, placement.assignments
+            members, ways, placed = able.members, turn.state.ways, placement.assignments
             if not placement.is_by_speed:
                 placed = with_better_neighbours(run.spec, placed, members, ways)
             _assign(turn, run.with_assignments(placed), fresh=True)
@@ -469,6 +469,7 @@ def _assignment(state: SwarmState, run: Run, *, fresh: bool) -> Assign:
         saved=tuple(replace(stage, keepers=keepers.holders(state, stage)) for stage in saved),
         last_attempt=past.last_commit.attempt if past.last_commit else NO_ATTEMPT,
         owner=run.owner,
+        priority=run.priority,
     )
 
 

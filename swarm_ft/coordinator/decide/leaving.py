@@ -35,8 +35,8 @@ def _tell_of(turn: Turn, peer_id: PeerId, leaving: PeerLeaving | None) -> None:
     else:
         kind, verb = EventKind.PEER_LEAVING, "would leave"
     why = f": {leaving.reason}" if leaving is not None and leaving.reason else ""
-    run = turn.state.run_of(peer_id)
-    turn.happened(kind, run, peer_id, words=f"peer {peer_id} {verb}{why}")
+    for run in turn.state.runs_of(peer_id) or (None,):
+        turn.happened(kind, run, peer_id, words=f"peer {peer_id} {verb}{why}")
 
 
 def look_after(turn: Turn) -> None:

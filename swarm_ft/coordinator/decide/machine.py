@@ -1,6 +1,6 @@
 """The coordinator's decisions: `decide(state, event, now) -> (state, effects)`. No I/O, no clock.
 
-Several runs are under way side by side, each with peers of its own, see `plan.sharing`.
+Several runs are under way side by side, see `plan.sharing`.
 A run goes QUEUED -> WAITING -> LOADING -> TRAINING -> EXPORTING -> FINISHED -> COLLECTED, and may
 end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -> commit:
 
@@ -113,6 +113,7 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.spec.grant import Grant
 
+_NO_RUN = RunId("")
 RETRY_S = 2.0
 """Rest after an attempt that a peer could not go on with, before the next one."""
 
@@ -180,7 +181,8 @@ def _time_passed(turn: Turn) -> None:
 
 def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
     turn.state = turn.state.with_heard(peer_id, turn.now_s)
-    run = turn.state.run_of(peer_id)
+    own = {run.run_id: run for run in turn.state.runs_of(peer_id)}
+    run = own.get(getattr(message, "run_id", None) or _NO_RUN)
     match message:
         case PeerGoodbye():
             _peer_gone(turn, peer_id, "left", EventKind.PEER_LEFT, away_since_s=-math.inf)
@@ -198,7 +200,7 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
             keeping.said(turn, peer_id, message)
         case PeerAlive():
             _alive(turn, run, peer_id, message)
-        case StageExported() if run and run.run_id == message.run_id and peer_id in run.peers:
+        case StageExported() if run:
             commits.stage_exported(turn, run, peer_id, message)
         case _:
             pass  # of an attempt, or a run, that is over
@@ -206,7 +208,7 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
 
 def _alive(turn: Turn, run: Run | None, peer_id: PeerId, message: PeerAlive) -> None:
     turn.state = turn.state.with_links(peer_id, message.links)
-    if run and peer_id in run.peers:
+    if run:
         losses.heard(turn, run, peer_id, message)
 
 
@@ -348,13 +350,14 @@ def _joined(turn: Turn, hello: PeerHello, grant: Grant) -> None:
     turn.happened(EventKind.PEER_JOINED, None, hello.peer_id, words=words)
     for run in turn.state.going_runs:
         _came(turn, run, hello)
-    if hello.held and not is_wanted(turn.state, hello.peer_id, hello.held):
-        release = ReleaseStage(
-            run_id=hello.held.run_id,
-            reason="the run needs it no more",
-            is_over=_is_over(turn.state, hello.held.run_id),
-        )
-        turn.say(hello.peer_id, release)
+    for held in hello.held:
+        if not is_wanted(turn.state, hello.peer_id, held):
+            release = ReleaseStage(
+                run_id=held.run_id,
+                reason="the run needs it no more",
+                is_over=_is_over(turn.state, held.run_id),
+            )
+            turn.say(hello.peer_id, release)
     keeping.joined(turn, hello)
     for run_id in hello.kept_runs:
         if _is_over(turn.state, run_id):
@@ -370,13 +373,13 @@ def _is_over(state: SwarmState, run_id: RunId) -> bool:
 
 def _came(turn: Turn, run: Run, hello: PeerHello) -> None:
     """A peer came, or came back: what it holds decides what can be done with it."""
-    peer, before = hello.peer_id, run
+    peer, before, held = hello.peer_id, run, hello.held_of(run.run_id)
     run = without_state(run, peer)
     holds = dict(run.past.holds)
-    if hello.held and missed_last_commit(run, hello.held, peer) and run.past.last_commit:
+    if held and missed_last_commit(run, held, peer) and run.past.last_commit:
         turn.say(peer, run.past.last_commit)
         holds[peer] = run.committed_steps
-    elif hello.held and holds_last_commit(run, hello.held) and may_hold_it(before, peer):
+    elif held and holds_last_commit(run, held) and may_hold_it(before, peer):
         holds[peer] = run.committed_steps
     away = {name: since for name, since in run.attempt.away_since_s.items() if name != peer}
     run = run.with_holds(holds).with_away(away)
@@ -411,14 +414,14 @@ def _peer_gone(
         return
     turn.state = turn.state.without_member(peer_id)
     losses.holder_gone(turn, peer_id, away_since_s=away_since_s)
-    run = turn.state.run_of(peer_id)
-    turn.happened(kind, run, peer_id, words=f"peer {peer_id} {why}")
-    if run is not None:
+    runs = turn.state.runs_of(peer_id)
+    for run in runs or (None,):
+        turn.happened(kind, run, peer_id, words=f"peer {peer_id} {why}")
+    for run in runs:
         away = {**run.attempt.away_since_s, peer_id: away_since_s}
         detail = loss_in_words(turn.state, run, peer_id, why)
-        if peer_id in run.listeners:
-            run = without_state(run, peer_id)
-        attempts.interrupt(turn, replace(run.with_away(away), detail=detail))
+        after = without_state(run, peer_id) if peer_id in run.listeners else run
+        attempts.interrupt(turn, replace(after.with_away(away), detail=detail))
 
 
 # ---- ends

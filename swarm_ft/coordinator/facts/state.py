@@ -42,6 +42,7 @@ from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, Traffic
 from swarm_ft.protocol.messages.shard import KeptShard, ShardFile, ShardName
 from swarm_ft.protocol.spec.best import Judged
 from swarm_ft.protocol.spec.grant import Grant
+from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
 from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
@@ -575,8 +576,9 @@ class Run:
         Where several stages train one weight there are none, since what these add to each other's
         sums goes past them.
         """
-        all_wait = self.spec.shared_values > 0
-        return () if all_wait else tuple(learner.peer_id for learner in self.attempt.learners)
+        learners = self.attempt.learners
+        all_wait = not learners or self.spec.shared_values > 0
+        return () if all_wait else tuple(learner.peer_id for learner in learners)
 
     @property
     def computing(self) -> tuple[Stage, ...]:
@@ -635,7 +637,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SwarmState:
-    """Members by name and runs in the order they were submitted; a peer works for one at a time.
+    """Members by name and runs in the order they were submitted.
 
     Attributes:
         standings: of peers that failed, members or not.
@@ -669,12 +671,23 @@ class SwarmState:
 
     @property
     def active_runs(self) -> list[Run]:
-        """Of these, those that have peers; nobody is a peer of two."""
+        """Of these, those that have peers; a peer may be one of several."""
         return [run for run in self.going_runs if run.attempt.assignments]
 
-    def run_of(self, peer_id: PeerId) -> Run | None:
-        """The one that a peer works for, there or away; None if it works for none."""
-        return next((run for run in self.active_runs if peer_id in run.peers), None)
+    def runs_of(self, peer_id: PeerId) -> list[Run]:
+        """Those that a peer works for, there or away."""
+        return [run for run in self.active_runs if peer_id in run.peers]
+
+    @property
+    def hosted(self) -> Mapping[PeerId, Mapping[RunId, LayerRange]]:
+        """What peers hold of each run, there or away: stages at work, and trained ones."""
+        found: dict[PeerId, dict[RunId, LayerRange]] = {}
+        for run in self.runs.values():
+            held = () if run.phase > RunPhase.FINISHED else run.attempt.assignments
+            for one in held:
+                if run.phase < RunPhase.FINISHED or one.peer_id in run.past.exported:
+                    found.setdefault(one.peer_id, {})[run.run_id] = one.layers
+        return found
 
     @property
     def result_keepers(self) -> frozenset[PeerId]:

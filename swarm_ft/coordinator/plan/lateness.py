@@ -11,6 +11,10 @@ up for ever. It is *overdue* once
 An overdue peer is *late* if the run can do without it: a replica on probation stands in for nobody.
 A newcomer that takes its stage's state over holds nobody up, but it gets every sum: it is late if
 that takes too long.
+
+What a peer measures is its own time, without that of other runs whose stages it hosts. It may take
+so many times as long as there are such, and as long besides as these take to load or to write
+theirs, which nothing interrupts. Before it loads one of its own it lets them end their steps.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ def late_peers(state: SwarmState, run: Run, now_s: float) -> dict[PeerId, str]:
     """Peers that the others have waited for long enough, and can do without; what each did."""
     overdue = overdue_peers(state, run, now_s)
     late = {peer: why for peer, why in overdue.items() if _is_spare(state, run, peer, overdue)}
-    return late | _late_learners(run, now_s)
+    return late | _late_learners(state, run, now_s)
 
 
 def overdue_peers(state: SwarmState, run: Run, now_s: float) -> dict[PeerId, str]:
@@ -54,8 +58,8 @@ def overdue_peers(state: SwarmState, run: Run, now_s: float) -> dict[PeerId, str
     absent, awaited = _absent(run), run.attempt.awaited
     mute = [peer for peer in absent if not awaited.waits_for.get(peer)]
     since_s = {peer: awaited.excused_until_s(peer) for peer in mute}
-    overdue = [peer for peer in mute if now_s - since_s[peer] >= _limit_s(run, peer)]
-    if absent and not mute and now_s - awaited.newest_s >= _deadlock_limit_s(run):
+    overdue = [peer for peer in mute if now_s - since_s[peer] >= _limit_s(state, run, peer)]
+    if absent and not mute and now_s - awaited.newest_s >= _deadlock_limit_s(state, run):
         overdue = [_most_missed(state, run, absent)]
     words = _words(run)
     return {p: f"{words} {now_s - since_s.get(p, awaited.newest_s):.0f} s" for p in overdue}
@@ -127,13 +131,18 @@ def _learning(run: Run) -> Iterator[PeerId]:
     return (t.peer_id for t in run.attempt.learners if t.peer_id not in caught_up)
 
 
-def _late_learners(run: Run, now_s: float) -> dict[PeerId, str]:
+def _late_learners(state: SwarmState, run: Run, now_s: float) -> dict[PeerId, str]:
     since_s = run.attempt.learning_since_s
+
+    def limit_s(peer: PeerId) -> float:
+        own_s = hand_over_limit_s(run.spec, _stage(run, peer).layers)
+        return _shared_s(state, run, peer, own_s)
+
     took_s = {peer: now_s - since_s[peer] for peer in _learning(run) if peer in since_s}
     return {
         peer: f"did not take its stage's state over in {seconds:.0f} s"
         for peer, seconds in took_s.items()
-        if seconds >= hand_over_limit_s(run.spec, _stage(run, peer).layers)
+        if seconds >= limit_s(peer)
     }
 
 
@@ -156,8 +165,26 @@ def state_bytes(spec: RunSpec, layers: LayerRange) -> float:
     return (spec.train.copies_per_weight - 1) * _weight_bytes(spec.model, layers)
 
 
-def _limit_s(run: Run, peer: PeerId) -> float:
+def _limit_s(state: SwarmState, run: Run, peer: PeerId) -> float:
     """How long a peer may go on without a word of what it is at."""
+    return _shared_s(state, run, peer, _own_limit_s(run, peer))
+
+
+def _shared_s(state: SwarmState, run: Run, peer: PeerId, own_s: float) -> float:
+    """What a peer may take for this run, if it alone would take `own_s`."""
+    others = [other for other in state.runs_of(peer) if other.run_id != run.run_id]
+    busy = (_load_limit_s(other, _stage(other, peer)) for other in others if _is_at_files(other))
+    return own_s * (1 + len(others)) + sum(busy)
+
+
+def _is_at_files(run: Run) -> bool:
+    """Whether its peers load or write their stages, or did when the step of another run began."""
+    last = run.past.last_commit
+    has_stepped = last is not None and last.attempt == run.attempt.number
+    return run.phase is not RunPhase.TRAINING or not has_stepped
+
+
+def _own_limit_s(run: Run, peer: PeerId) -> float:
     stage = _stage(run, peer)
     if run.phase is RunPhase.TRAINING:
         took_s = [s for p in stage.peers for s in run.measured.seconds.get(p, ())]
@@ -175,12 +202,13 @@ def _limit_s(run: Run, peer: PeerId) -> float:
     return min([_load_limit_s(run, stage), *(LOAD_S + FACTOR * seconds for seconds in took)])
 
 
-def _deadlock_limit_s(run: Run) -> float:
+def _deadlock_limit_s(state: SwarmState, run: Run) -> float:
     """How long all may wait for each other: what is on its way takes no longer than a step."""
     if run.phase is RunPhase.LOADING:
         return CONNECT_S
     slowest_s = max(_load_limit_s(run, stage) for stage in run.stages)
-    return STEP_S + max(run.measured.step_seconds, default=slowest_s)
+    own_s = STEP_S + max(run.measured.step_seconds, default=slowest_s)
+    return max(_shared_s(state, run, peer, own_s) for peer in run.peers)
 
 
 def _load_limit_s(run: Run, stage: Stage) -> float:

@@ -141,9 +141,10 @@ def _leaving(state: SwarmState, peer: PeerId) -> PeerLeaving:
 def progress_of(state: SwarmState, peer: PeerId, now_s: float) -> LeaveProgress:
     """What a leaver waits for, for how long about, and whether it may go."""
     stays = _leaving(state, peer).stays
-    for run in state.going_runs:
-        if peer in run.peers:
-            return _progress_in(state, run, peer, now_s)
+    told = [_progress_in(state, run, peer, now_s) for run in state.runs_of(peer)]
+    waiting = next((progress for progress in told if not progress.may_go), None)
+    if waiting is not None:
+        return waiting
     for run in state.runs.values():
         if not stays and _is_last_of_result(state, run, peer):
             return LeaveProgress(may_go=False, words=_result_in_words(state, run, peer, now_s))
@@ -152,7 +153,7 @@ def progress_of(state: SwarmState, peer: PeerId, now_s: float) -> LeaveProgress:
         run, stage = kept
         words = f"run {run.run_id}: others take its snapshot of layers {stage.layers} over"
         return LeaveProgress(may_go=False, words=words)
-    return LeaveProgress(may_go=True, words="")
+    return told[0] if told else LeaveProgress(may_go=True, words="")
 
 
 def _progress_in(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> LeaveProgress:
@@ -209,6 +210,8 @@ def _result_in_words(state: SwarmState, run: Run, peer: PeerId, now_s: float) ->
 
 def takes_result_along(state: SwarmState, run: Run) -> bool:
     """Whether a part of a finished run's result would be gone with those who leave for good."""
+    if run.phase is not RunPhase.FINISHED:
+        return False
     leavers = (peer for peer in state.leaving if not _leaving(state, peer).stays)
     return any(_is_last_of_result(state, run, peer) for peer in leavers)
 

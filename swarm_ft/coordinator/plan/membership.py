@@ -249,8 +249,8 @@ def with_exports_of(state: SwarmState, member: Member) -> SwarmState:
     Of one on probation it is not believed: what others vouched for once may be another file now.
     """
     hello = member.hello
-    held = None if member.grant.replica_only else hello.held
     for run in state.runs.values():
+        held = None if member.grant.replica_only else hello.held_of(run.run_id)
         if hello.peer_id in run.peers:
             exported = {
                 peer: file for peer, file in run.past.exported.items() if peer != hello.peer_id
@@ -282,8 +282,8 @@ def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
     to others from there; where nobody hosts these it is cut anew, and each stage is made of what
     the snapshot has of its layers.
     """
-    keepers = state.result_keepers
-    free = tuple(member for peer, member in state.members.items() if peer not in keepers)
+    full = {peer for peer in state.result_keepers if not hosts_beside(state, peer)}
+    free = tuple(member for peer, member in state.members.items() if peer not in full)
     if run.past.snapshot is None:
         return place(run.spec, free, now_s)
     moved = moved_stages(state, run)
@@ -298,6 +298,11 @@ def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
     return place(run.spec, free, now_s)
 
 
+def hosts_beside(state: SwarmState, peer: PeerId) -> bool:
+    """Whether a member hosts stages of several runs, if its memory allows."""
+    return peer in state.members and state.members[peer].hello.max_beside > 0
+
+
 def moved_stages(state: SwarmState, run: Run) -> tuple[StageAssignment, ...]:
     """On which it goes on from its snapshot, if it moves; none where one of their peers is gone."""
     moving, snapshot = run.moving, run.past.snapshot
@@ -309,7 +314,8 @@ def moved_stages(state: SwarmState, run: Run) -> tuple[StageAssignment, ...]:
 
 def _may_host(state: SwarmState, run: Run, host: StageAssignment) -> bool:
     member = state.members.get(host.peer_id)
-    if member is None or host.peer_id in state.result_keepers:
+    is_full = host.peer_id in state.result_keepers and not hosts_beside(state, host.peer_id)
+    if member is None or is_full:
         return False
     hello = member.hello
     has_room = hello.layers == host.layers or (
@@ -508,7 +514,8 @@ def _wanted_layers(
     neighbours it reaches. It helps nowhere in `idle`.
     """
     hello = member.hello
-    held = hello.held.layers if hello.held and hello.held.run_id == run.run_id else None
+    has = hello.held_of(run.run_id)
+    held = has.layers if has else None
     is_needed = any(leaving.issuperset(stage.peers) for stage in run.stages)
     choice = hello.layers or (None if held in idle or is_needed else held)
     fitting = [stage for stage in run.stages if choice in (None, stage.layers)]

@@ -16,7 +16,15 @@ from functools import lru_cache
 from itertools import groupby
 from statistics import median
 
-from swarm_ft.coordinator.facts.state import AttemptState, Member, Moves, Moving, Run, SwarmState
+from swarm_ft.coordinator.facts.state import (
+    AttemptState,
+    Member,
+    Moves,
+    Moving,
+    Run,
+    Snapshot,
+    SwarmState,
+)
 from swarm_ft.coordinator.plan.cuts import MAX_CUT_BLOCKS, Model, Seat
 from swarm_ft.coordinator.plan.forecast import Rates, rates_of, step_s
 from swarm_ft.coordinator.plan.hosting import end_refusal, refusal
@@ -70,7 +78,14 @@ def is_to_look(state: SwarmState, run: Run, now_s: float) -> bool:
         for peer in stage.peers[:1]
     )
     is_told = is_time and is_steady and is_measured and run.committed_steps < train.num_steps
+    is_told = is_told and not _shares_peers(state, run)
     return state.moves_layers and is_told and _may_be_cut(state, run, now_s)
+
+
+def _shares_peers(state: SwarmState, run: Run) -> bool:
+    """Whether other runs' tasks are in the time that its steps take: it says little of stages."""
+    hosted = state.hosted
+    return any(len(hosted.get(peer, ())) > 1 for peer in run.peers)
 
 
 def _may_be_cut(state: SwarmState, run: Run, now_s: float) -> bool:
@@ -211,8 +226,12 @@ def _key_frames_s(run: Run, stages: Sequence[Stage], rates: Rates) -> float:
 
 def _is_its_own(state: SwarmState, run: Run, moving: Moving, now_s: float) -> bool:
     """Whether the run is given those peers once it has given its own up: others may wait."""
+    if run.past.last_commit is None:
+        return False
+    saved = Snapshot(last_commit=run.past.last_commit, sent=run.past.sent)
     again = replace(
         run,
+        past=replace(run.past, snapshots=(saved,)).rolled_back,
         moving=replace(moving, has_begun=True),
         attempt=AttemptState(number=run.attempt.number),
     )

@@ -1,10 +1,14 @@
-"""Which members each run may work with: several train side by side, and nobody works for two. Pure.
+"""Which members each run may work with: several train side by side. Pure.
 
 A run keeps the peers that it has. Of those that are free, runs that wait get as few as they need to
 begin, the run of whoever has least in front; then each that is left goes, one by one, to the run of
 whoever has least, of those that it helps. What an owner has is counted by the priority of the run
 that asks; the runs of one owner come as they were submitted. A run that cannot begin holds nobody
 up, but for one that waited for very long: see `SAVED_AFTER_S`.
+
+Peers are given whole. A run that could begin with none but peers at work, or that keep a result,
+gets stages *beside* what these hold, where they lend the memory for it (`max_beside`): each run
+sees of a member's memory what the others leave it.
 
 Who trains is not robbed of a peer that it needs to exist. Replicas beside that one are given, when
 their step ends, to a run that could begin with them, if its owner has less. One that has more
@@ -15,11 +19,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator.facts.state import AttemptState, Run, SwarmState
+from swarm_ft.coordinator.facts.state import AttemptState, Member, Run, SwarmState
 from swarm_ft.coordinator.plan.membership import (
     able_for,
     arrangement,
@@ -27,8 +31,11 @@ from swarm_ft.coordinator.plan.membership import (
     moved_stages,
     with_newcomers,
 )
+from swarm_ft.coordinator.plan.placement import fits
 from swarm_ft.ids import NO_ATTEMPT, PeerId, RunId
 from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.control import stages_of
+from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 
 SAVED_AFTER_S = 3600.0
 """After so long, peers that a run could begin with, were all of them free, begin no other run: else
@@ -40,7 +47,7 @@ class Sharing:
     """Who is whose.
 
     Attributes:
-        members: of each run that is not over, whom it may work with now; each is in one alone.
+        members: of each run that is not over, whom it may work with now.
         to_give: of runs with peers, replicas that another run is to have when the step ends.
     """
 
@@ -49,7 +56,34 @@ class Sharing:
 
     def of(self, state: SwarmState, run: Run) -> SwarmState:
         """The state with those members alone that the run may work with."""
-        return state.with_members(self.members.get(run.run_id, frozenset()))
+        return beside(state.with_members(self.members.get(run.run_id, frozenset())), run)
+
+
+def beside(state: SwarmState, run: Run) -> SwarmState:
+    """The state in which members lend what other runs' stages leave of their memory.
+
+    Left out are those where the run has no stage, and none has room.
+    """
+    hosted, members = state.hosted, dict(state.members)
+    for peer in members.keys() & hosted.keys():
+        others = {of: layers for of, layers in hosted[peer].items() if of != run.run_id}
+        if not others:
+            continue
+        taken = sum(state.runs[of].spec.held_bytes(layers) for of, layers in others.items())
+        hello = members[peer].hello
+        left_bytes = max(0, math.floor(hello.memory_bytes - taken))
+        members[peer] = replace(members[peer], hello=replace(hello, memory_bytes=left_bytes))
+        is_full = len(others) > hello.max_beside or not _has_room(run, members[peer])
+        if is_full and run.run_id not in hosted[peer]:
+            del members[peer]
+    return replace(state, members=MappingProxyType(members))
+
+
+def _has_room(run: Run, member: Member) -> bool:
+    """Whether the layers that a member insists on fit; of others placement sees to it."""
+    layers, model = member.hello.layers, run.spec.model
+    is_of_use = layers is None or layers.stop <= model.num_blocks
+    return is_of_use and (layers is None or fits(run.spec, layers, member.hello))
 
 
 def shared(state: SwarmState, now_s: float) -> Sharing:
@@ -99,14 +133,19 @@ class _Division:
         self._held: Counter[str] = Counter()
         for run in self._active:
             self._held[_owner(run)] += len(self._shares[run.run_id])
+        self._hosted = state.hosted
         bound = state.result_keepers.union(*(run.peers for run in self._active))
         self._free = [
             peer for peer in state.members if peer not in bound and not state.is_aside(peer, now_s)
         ]
         self._donors = {
-            peer: run for run in self._active for peer in _spare(self._able(run, run.peers), run)
+            peer: run
+            for run in self._active
+            for peer in _spare(self._able(run, run.peers), run)
+            if len(self._hosted[peer]) == 1
         }
         self._given: set[PeerId] = set()
+        self._beside: set[PeerId] = set()
         self._saved: frozenset[PeerId] | None = None
 
     def divided(self) -> Sharing:
@@ -170,14 +209,39 @@ class _Division:
         for pool in (free, [*free, *lent]):
             if self.hosts(run, pool):
                 return self._least(run, pool)
+        return self._need_beside(run, free)
+
+    def _need_beside(self, run: Run, free: Sequence[PeerId]) -> Sequence[PeerId]:
+        """One for each stage, of those that are free and of those that hold something else too.
+
+        Those that hold the least come first. All of them have a part, or a few would do all.
+        """
+        for num_held in range(1, MAX_HOSTED):
+            pool = {*free, *self._with_room(run, num_held)}
+            able = beside(self._able(run, pool), run)
+            stages = stages_of(arrangement(able, run, math.inf).assignments) if pool else ()
+            need = [stage.peers[0] for stage in stages]
+            if need:
+                self._beside.update(peer for peer in need if peer not in self._free)
+                return need
         return ()
+
+    def _with_room(self, run: Run, num_held: int) -> Iterator[PeerId]:
+        """Members that hold so many stages at most, each of another run, and lend for one more.
+
+        What one is given in the same division is not known yet: the next one is its turn.
+        """
+        for peer in self._state.members.keys() & self._hosted.keys():
+            is_taken = peer in self._given or peer in self._beside
+            if len(self._hosted[peer]) <= num_held and not is_taken:
+                yield peer
 
     def _lent_to(self, run: Run) -> list[PeerId]:
         """Replicas that other owners' runs may give it."""
         return [
             peer
             for peer, donor in self._donors.items()
-            if peer not in self._given and self._may_take_from(donor, run)
+            if not {peer} & (self._given | self._beside) and self._may_take_from(donor, run)
         ]
 
     def hosts(self, run: Run, peers: Iterable[PeerId]) -> bool:
@@ -206,6 +270,8 @@ class _Division:
             self._shares[run.run_id].add(peer)
             self._held[_owner(run)] += 1
             donor = self._donors.get(peer)
+            if peer in self._beside:
+                continue
             if donor is None:
                 self._free.remove(peer)
             else:
@@ -264,7 +330,11 @@ class _Division:
         return any(a.peer_id == peer for a in arrangement(able, run, math.inf).assignments)
 
     def _able(self, run: Run, peers: Iterable[PeerId]) -> SwarmState:
-        return able_for(self._state.with_members(frozenset(peers)), run, self._now_s)
+        """Members that are there for it; those that it shares already lend what others leave."""
+        own = self._state.with_members(frozenset(peers))
+        if any(len(self._hosted.get(peer, ())) > 1 for peer in run.peers):
+            own = beside(own, run)
+        return able_for(own, run, self._now_s)
 
 
 def _owner(run: Run) -> str:

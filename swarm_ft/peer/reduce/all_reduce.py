@@ -21,7 +21,7 @@ from swarm_ft import failpoints
 from swarm_ft.codec.gradient_pieces import PieceCodec
 from swarm_ft.errors import MalformedMessage, NonFinite, OutOfTurn, RunMismatch
 from swarm_ft.ids import PeerId, StepNumber
-from swarm_ft.peer.context import run_in
+from swarm_ft.peer.context import Pool, run_in
 from swarm_ft.peer.links import LinkChannel, Send
 from swarm_ft.peer.reduce.gradient_coder import (
     BadPiece,
@@ -376,7 +376,7 @@ def groups_of(stages: Sequence[Stage]) -> tuple[Group, ...]:
 
 
 async def synchronise(
-    reducer: GradientReducer, group: Group, step: StepNumber, engine: Engine, compute: Executor
+    reducer: GradientReducer, group: Group, step: StepNumber, engine: Engine, compute: Pool
 ) -> None:
     """Sum the step's gradients of weights that several stages hold; the engine then has the sum.
 

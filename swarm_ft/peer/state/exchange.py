@@ -297,7 +297,8 @@ class StateExchange:
     def _stop_offering(self, but: set[ShardName]) -> None:
         for name in self._offering.keys() - but:
             self._offering.pop(name).cancel()
-        states = {name for name in self._context.offers if not name.is_result}
+        own = (name for name in self._context.offers if name.run_id == self._state.run_id)
+        states = {name for name in own if not name.is_result}
         for name in states - but:
             self._context.offers.pop(name).path.unlink(missing_ok=True)
 

@@ -204,6 +204,7 @@ class StageState:
         files: how what else the run needs on this disk is written and read.
 
     Attributes:
+        context: of this run at the peer.
         store: this stage's ends of the per-sample buffers.
         residuals: what error feedback left over of this stage's gradients.
         committed_steps: how many steps are in it.
@@ -223,7 +224,7 @@ class StageState:
         store: BufferStore | None = None,
         files: LocalFiles = PLAIN,
     ) -> None:
-        self._context = context
+        self.context = self._context = context
         self._run_id = run_id
         self._spec = spec
         self._make_engine = make_engine
@@ -239,6 +240,11 @@ class StageState:
         self.summed_in: Attempt | None = None
         self.progress: StepProgress | None = None
         self.elsewhere: tuple[BufferKey, ...] = ()
+
+    @property
+    def run_id(self) -> RunId:
+        """Whose stage it is."""
+        return self._run_id
 
     @property
     def is_loaded(self) -> bool:

@@ -20,7 +20,15 @@ from swarm_ft.protocol.messages.events import Serial, WentBack
 from swarm_ft.protocol.messages.meeting import MAX_RELAYS, Way
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile
-from swarm_ft.protocol.spec.bounds import Digest, Endpoint, HostAndPort, Length, Range, Text
+from swarm_ft.protocol.spec.bounds import (
+    MAX_HOSTED,
+    Digest,
+    Endpoint,
+    HostAndPort,
+    Length,
+    Range,
+    Text,
+)
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.priority import Priority
@@ -412,7 +420,7 @@ class MemberStatus:
         joined_ago_s: seconds since its stream began.
         heard_ago_s: seconds since it last said something.
         machine: what it measured of itself and of its link to the coordinator.
-        work: what it does; None: no run has it.
+        works: what it does, for each run that has it; those under way first.
         links: to replicas of its stage and of those beside it, as far as they met or measured.
         given: in all committed steps, since the journal was made.
     """
@@ -429,9 +437,13 @@ class MemberStatus:
     joined_ago_s: Amount = 0.0
     heard_ago_s: Amount = 0.0
     machine: Machine = field(default_factory=Machine)
-    work: MemberWork | None = None
+    works: Annotated[tuple[MemberWork, ...], Length(MAX_HOSTED)] = ()
     links: Annotated[tuple[MemberLink, ...], Length(MAX_LINKS)] = ()
     given: Contribution = field(default_factory=Contribution)
+
+    def work_in(self, run_id: RunId) -> MemberWork | None:
+        """What it does for a run; None: that has it not."""
+        return next((work for work in self.works if work.run_id == run_id), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,6 +21,7 @@ from swarm_ft.protocol.messages.reports import (
 from swarm_ft.protocol.messages.shard import KeptShard, ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import ClockTime, StepTimeline
 from swarm_ft.protocol.spec.bounds import (
+    MAX_HOSTED,
     MAX_PEER_NUMBER,
     MAX_SQUARED_NORM,
     Bound,
@@ -34,6 +35,7 @@ from swarm_ft.protocol.spec.bounds import (
 )
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
+from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, Priority
 from swarm_ft.protocol.spec.run_spec import (
     BYTES_PER_TOKEN,
     MAX_BATCH_SIZE,
@@ -162,6 +164,7 @@ class Assign:
         last_attempt: whose commit is the last.
         saved: the snapshot of the committed steps, if the run went back to it.
         owner: the name of the client that may fetch the result; empty where nobody has keys.
+        priority: of the peer's time, to that of other runs for which it works.
         storage_key: encrypts what this peer writes to its disk of this run, and alone reads; given
             up with the run.
         stage_keys: encrypt what lies in snapshots of the peer's stage, which it writes, and of the
@@ -179,6 +182,7 @@ class Assign:
     last_attempt: Attempt = NO_ATTEMPT
     saved: Annotated[tuple[SavedStage, ...], Length(MAX_BLOCKS)] = ()
     owner: Text = ""
+    priority: Priority = DEFAULT_PRIORITY
     storage_key: StorageKey = field(default=b"", repr=False)
     stage_keys: Annotated[dict[LayerRange, StorageKey], Length(MAX_BLOCKS)] = field(
         default_factory=dict, repr=False
@@ -457,6 +461,7 @@ class PeerHello:
 
     Attributes:
         endpoint: where other peers reach it, `host:port`.
+        held: of each run that it works for.
         kept_runs: whose buffers lie on its disk, besides those of `held`.
         device: what it computes on, in words.
         version: of its swarm-ft.
@@ -465,13 +470,14 @@ class PeerHello:
         max_down_bytes_per_s: so too of what comes in.
         keep_bytes: of its disk, for snapshots of others' stages.
         kept_shards: that lie there.
+        max_beside: stages that it hosts beside its first, each of another run, if memory allows.
     """
 
     peer_id: PeerId
     endpoint: Endpoint
     layers: LayerRange | None
     memory_bytes: int
-    held: HeldStage | None = None
+    held: Annotated[tuple[HeldStage, ...], Length(MAX_HOSTED)] = ()
     kept_runs: Annotated[tuple[RunId, ...], Length(MAX_KEPT_RUNS)] = ()
     device: Text = ""
     version: Text = ""
@@ -480,7 +486,12 @@ class PeerHello:
     max_down_bytes_per_s: Measured = 0.0
     keep_bytes: Annotated[int, Range(0)] = 0
     kept_shards: Annotated[tuple[KeptShard, ...], Length(MAX_KEPT_SHARDS)] = ()
+    max_beside: Annotated[int, Range(0, MAX_HOSTED - 1)] = 0
     protocol_version: Annotated[int, Spoken("peer", "coordinator")] = PROTOCOL_VERSION
+
+    def held_of(self, run_id: RunId) -> HeldStage | None:
+        """What it holds of a run, if anything."""
+        return next((held for held in self.held if held.run_id == run_id), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -596,9 +607,10 @@ LinkSpeeds = Annotated[dict[PeerId, LinkSpeed], Length(MAX_MEASURED_LINKS)]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerAlive:
-    """The peer is there, and so far with the step under way.
+    """The peer is there, and so far with a run's step under way; it says so of each run.
 
     Attributes:
+        run_id: the run; None if it works for none.
         attempt: the one at work; 0 if none is.
         step: its open step.
         parts_begun: forwards, backwards and weights of it, in this attempt, see `pipeline.PARTS`.
@@ -608,6 +620,7 @@ class PeerAlive:
         links: what it measured of those to other peers.
     """
 
+    run_id: RunId | None = None
     attempt: Attempt = NO_ATTEMPT
     step: StepNumber = _FIRST_STEP
     parts_begun: int = 0

@@ -1,4 +1,4 @@
-"""What two peers say to each other over the one stream between them, as frozen values.
+"""What two peers of a run say to each other over the one stream between them, as frozen values.
 
 A stream begins with a `LinkHello` of either side. After it come channels, of each kind one: whose
 channel a message is follows from its type and, of sums, their scope. Marks belong to none.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from swarm_ft.ids import PeerId
+from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.boundary import BoundaryHello, BoundaryMessage
 from swarm_ft.protocol.messages.reduction import ReduceHello, ReduceMessage, Scope, scope_of
 from swarm_ft.protocol.messages.timeline import ClockTime
@@ -38,10 +38,12 @@ class LinkHello:
     Attributes:
         peer_id: who speaks.
         to: who is meant; the one that answers may be another, since ports are used again.
+        run_id: for which run it is.
     """
 
     peer_id: PeerId
     to: PeerId
+    run_id: RunId
     protocol_version: Annotated[int, Spoken("peer", "peer")] = PROTOCOL_VERSION
 
 

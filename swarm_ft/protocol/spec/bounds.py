@@ -126,6 +126,8 @@ MAX_ID_CHARS = 64
 """Run and peer names; a longer one would only fill logs."""
 MAX_TEXT_CHARS = 1000
 """Reasons and details, which end in logs and terminals."""
+MAX_HOSTED = 4
+"""Stages at one peer, each of another run."""
 MAX_PEER_NUMBER = 1e200
 """Losses and times of peers, which are summed: larger ones, finite each, would overflow."""
 MAX_SQUARED_NORM = 1e60

@@ -296,7 +296,10 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces ne
 
 @needs_root
 @pytest.mark.slow
-@pytest.mark.parametrize(("topology", "tls"), [(Topology.PAIR, True), (Topology.HOME, False)])
+@pytest.mark.parametrize(
+    ("topology", "tls"),
+    [(Topology.PAIR, True), pytest.param(Topology.HOME, False, marks=pytest.mark.variant)],
+)
 def test_a_swarm_takes_its_time_and_sends_its_bytes(
     tmp_path: Path, topology: Topology, tls: bool
 ) -> None:
@@ -312,6 +315,7 @@ def test_a_swarm_takes_its_time_and_sends_its_bytes(
 
 @needs_root
 @pytest.mark.slow
+@pytest.mark.variant
 def test_replicas_share_a_batch_and_sum_their_gradients(tmp_path: Path) -> None:
     work = replace(TINY, stages=2, replicas=2, stage_values=10_000)
     trial = Trial(work=work, network=Network(), steps=1)

@@ -356,7 +356,12 @@ def arguments_of(rng: random.Random, rule: str) -> dict[str, Any]:
     return {name: choices[name] for name in wanted if name in choices}
 
 
-@pytest.mark.parametrize("seed", range(40))
+LONG_AGAIN = (pytest.mark.slow, pytest.mark.variant)
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(12), *(pytest.param(seed, marks=LONG_AGAIN) for seed in range(12, 40))]
+)
 def test_a_long_walk_never_finds_a_wrong_record(seed: int) -> None:
     rng = random.Random(seed)
     machine = DiskMachine()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -75,6 +75,7 @@ from swarm_ft.protocol.messages.control import (
 )
 from swarm_ft.protocol.messages.reports import HeldBuffers, SampleSet, Traffic
 from swarm_ft.protocol.messages.shard import KeptShard, ShardFile, ShardName
+from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
@@ -136,6 +137,10 @@ class FakePeer:
         self.buffers: dict[BlockIndex, set[SampleId]] = {}
         self.visited: tuple[SampleId, ...] = ()
 
+    def part(self, run_id: RunId) -> FakePeer:
+        """Its part in a run; it has one at most."""
+        return self
+
     def hello(self) -> PeerHello:
         held = None
         if self.assign is not None and self.has_state:
@@ -152,7 +157,7 @@ class FakePeer:
             endpoint=self.endpoint,
             layers=self.layers,
             memory_bytes=self.memory_bytes,
-            held=held,
+            held=(held,) if held else (),
             leaving=self.leaving,
             max_up_bytes_per_s=self.max_up_bytes_per_s,
             keep_bytes=self.keep_bytes,
@@ -516,9 +521,10 @@ class Swarm:
     def step(self) -> None:
         """The coordinator hears what was said first, once it can have come."""
         peer_id, message = self.pending.popleft()
-        run = self.state.run_of(peer_id)
-        if isinstance(message, StepReady) and run is not None and run.step is not None:
-            self.wait(run.step.began_s + message.compute_s - self.now_s)
+        if isinstance(message, StepReady):
+            run = self.state.runs[message.run_id]
+            if run in self.state.runs_of(peer_id) and run.step is not None:
+                self.wait(run.step.began_s + message.compute_s - self.now_s)
         self.handle(PeerSaid(peer_id, message))
 
     def settle(self) -> None:
@@ -626,7 +632,8 @@ class Swarm:
         peer = self.connected.get(say.peer_id)
         if peer is not None and say.peer_id not in self.deaf:
             if isinstance(say.message, ExportStage):
-                assert len(peer.applied) == self.run(say.message.run_id).committed_steps
+                run_id = say.message.run_id
+                assert len(peer.part(run_id).applied) == self.run(run_id).committed_steps
             self.pending.extend((say.peer_id, answer) for answer in peer.hear(say.message))
 
     def _cut(self, peer_id: PeerId) -> None:
@@ -737,8 +744,10 @@ class Swarm:
                     assert learner.step <= run.committed_steps
                 assert set(run.peers) <= set(self.state.members)
                 self._check_granted(run)
-        at_work = [peer for run in self.state.active_runs for peer in run.peers]
-        assert len(set(at_work)) == len(at_work), "nobody works for two runs"
+        at_work = Counter(peer for run in self.state.active_runs for peer in run.peers)
+        for peer, num_runs in at_work.items():
+            member = self.state.members.get(peer)
+            assert num_runs <= 1 + (member.hello.max_beside if member else MAX_HOSTED)
 
     def _check_granted(self, run: Run) -> None:
         """Nobody hosts what it may not, and somebody who may has every stage."""

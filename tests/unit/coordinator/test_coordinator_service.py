@@ -187,7 +187,7 @@ class JoinedPeer:
 
     async def hello(self, held: HeldStage | None = None) -> None:
         hello = self.fake.hello()
-        await self.say(replace(hello, held=held) if held else hello)
+        await self.say(replace(hello, held=(held,)) if held else hello)
 
     async def say(self, message: FromPeer) -> None:
         await self.stream.send(message)

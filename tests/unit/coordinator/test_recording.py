@@ -114,7 +114,12 @@ class Living:
         step = StepNumber(run.committed_steps)
         alive = PeerAlive()
         if parts_begun is not None:
-            alive = PeerAlive(attempt=run.attempt.number, step=step, parts_begun=parts_begun)
+            alive = PeerAlive(
+                run_id=run.run_id,
+                attempt=run.attempt.number,
+                step=step,
+                parts_begun=parts_begun,
+            )
         for number, peer in enumerate(list(self.state.members)):
             self.handle(PeerSaid(peer, alive), 1.0 / len(self.state.members))
             if number % 50 == 0:

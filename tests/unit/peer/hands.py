@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from swarm_ft.ids import PeerId
+from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.links import LinkStream
 from swarm_ft.protocol.messages.link import ChannelHello, LinkHello, LinkMessage
 from swarm_ft.transport.base import Channel, MessageStream, Transport
@@ -44,8 +44,10 @@ class Hand:
 
     async def link(self, own: str, to: str) -> None:
         """Exchange the hellos of the link."""
-        await self.say(LinkHello(peer_id=PeerId(own), to=PeerId(to)))
-        assert await self.hear() == LinkHello(peer_id=PeerId(to), to=PeerId(own))
+        await self.say(LinkHello(peer_id=PeerId(own), to=PeerId(to), run_id=RunId("run")))
+        assert await self.hear() == LinkHello(
+            peer_id=PeerId(to), to=PeerId(own), run_id=RunId("run")
+        )
 
 
 class Caller:
@@ -76,7 +78,7 @@ class Caller:
         raw: Any = RAW
         method: Any = replace(LINK, request=raw)
         stream: MessageStream[bytes, LinkMessage] = channel.open(method)
-        hello = LinkHello(peer_id=PeerId(self._own), to=PeerId(self._to))
+        hello = LinkHello(peer_id=PeerId(self._own), to=PeerId(self._to), run_id=RunId("run"))
         wire: Any = LINK.request.to_wire(hello)
         await stream.send(wire.hello.SerializeToString())
         await stream.send(nonsense)

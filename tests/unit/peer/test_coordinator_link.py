@@ -43,7 +43,7 @@ async def waits(seed: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         MemoryTransport(),
         rng=Random(seed),
         hello=hello,
-        alive=PeerAlive,
+        alive=lambda: [PeerAlive()],
         obey=obey,
         beside=beside,
     )

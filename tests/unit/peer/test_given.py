@@ -54,7 +54,7 @@ def test_only_what_was_committed_counts_once_and_only_its_own_part() -> None:
     given.committed(commit(0))
     given.planned(plan(1, 1, 1, 1))
     assert given.gift(100.0, 5) == Gift(hosted_s=90.0, steps=1, samples=4, sent_bytes=5)
-    given.released(110.0)
+    given.released(RUN, 110.0)
     assert given.gift(500.0, 5).hosted_s == 100.0
 
 
@@ -69,12 +69,31 @@ def test_what_it_does_is_told_from_its_stage_until_it_is_released() -> None:
     given, run = Given(PeerId("b")), assign("a", "b")
     given.assigned(run, 10.0)
     hosting = Doing(run_id=RUN, layers=LayerRange(0, 2), step=0, num_steps=run.spec.train.num_steps)
-    assert given.doing == hosting
+    assert given.doing == (hosting,)
     given.planned(plan(0, 0, 1, 1))
-    assert given.doing == replace(hosting, samples=4, batch=6)
+    assert given.doing == (replace(hosting, samples=4, batch=6),)
     given.committed(commit(0))
-    assert given.doing == replace(hosting, step=1, samples=4, batch=6)
+    assert given.doing == (replace(hosting, step=1, samples=4, batch=6),)
     given.assigned(run, 20.0)
-    assert given.doing == replace(hosting, samples=4, batch=6), "back to the start"
-    given.released(30.0)
-    assert given.doing is None
+    assert given.doing == (replace(hosting, samples=4, batch=6),), "back to the start"
+    given.released(RUN, 30.0)
+    assert not given.doing
+
+
+def test_it_may_work_for_several_runs_and_hosts_until_the_last_is_released() -> None:
+    given, run = Given(PeerId("b")), assign("a", "b")
+    other = replace(run, run_id=RunId("other"))
+    given.assigned(run, 10.0)
+    given.assigned(other, 20.0)
+    given.planned(replace(plan(0, 1), run_id=other.run_id))
+    given.planned(plan(0, 1, 1))
+    given.committed(commit(0))
+    given.committed(replace(commit(0), run_id=other.run_id))
+    assert [(one.run_id, one.step, one.samples) for one in given.doing] == [
+        (RUN, 1, 4),
+        ("other", 1, 2),
+    ]
+    given.released(RUN, 30.0)
+    assert [one.run_id for one in given.doing] == ["other"]
+    given.released(other.run_id, 50.0)
+    assert given.gift(99.0, 0) == Gift(hosted_s=40.0, steps=2, samples=6)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swarm_ft.errors import OutOfTurn, RunMismatch, SwarmError, Unavailable
+from swarm_ft.errors import MalformedMessage, OutOfTurn, RunMismatch, SwarmError, Unavailable
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, StepNumber
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.host import StageHost
@@ -41,7 +41,7 @@ from swarm_ft.protocol.messages.control import (
 )
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
 from swarm_ft.protocol.spec.training_plan import step_microbatches
 from swarm_ft.snapshots.local_files import chunks_of
 from swarm_ft.snapshots.shard import write_shard
@@ -413,6 +413,16 @@ async def test_a_plan_without_tokens_fails_the_attempt(peer: Peer) -> None:
     assert failed.code == "malformed-message"
     await peer.ready(attempt=2, fresh=False)
     await peer.step(0, attempt=2)
+
+
+@pytest.mark.parametrize("codecs", [("zip", "q4"), ("q4", "q4"), ("aq4", ""), ("aq4", "q4+ef")])
+async def test_a_plan_by_codecs_that_cannot_follow_is_refused(
+    peer: Peer, codecs: tuple[str, str]
+) -> None:
+    await peer.ready()
+    with pytest.raises(MalformedMessage, match=r"plan of step 0: --[fb]w: codec '"):
+        peer.host.plan(replace(plan_of(peer.spec, 0), codecs=Codecs(*codecs)))
+    await peer.step(0)
 
 
 # ---- assignments

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +54,7 @@ from tests.doubles.clock import ManualClock
 from tests.doubles.memory_transport import MemoryTransport
 from tests.unit.peer.hands import Caller, Hand
 
+RUN = RunId("run")
 A, B = PeerId("a"), PeerId("b")
 
 
@@ -65,14 +67,16 @@ def ack(attempt: int, number: int = 0) -> Ack:
 class End:
     """The end of a channel: what it hears is in `heard`."""
 
-    def __init__(self, peer: str, attempt: int, digest: bytes = b"s" * 16) -> None:
+    def __init__(
+        self, peer: str, attempt: int, digest: bytes = b"s" * 16, run_id: RunId = RUN
+    ) -> None:
         self.attempt = attempt
         self.heard: asyncio.Queue[FromNeighbour] = asyncio.Queue()
         self.is_connected = asyncio.Event()
         self.is_away = asyncio.Event()
         self.is_away.set()
         self._hello = BoundaryHello(
-            run_id=RunId("run"),
+            run_id=run_id,
             spec_digest=digest,
             boundary=BlockIndex(2),
             peer_id=PeerId(peer),
@@ -114,7 +118,7 @@ class Peer:
         self.endpoint = ""
 
     @asynccontextmanager
-    async def attempt(self, other: Peer, number: int, **end: bytes) -> AsyncIterator[Attending]:
+    async def attempt(self, other: Peer, number: int, **end: Any) -> AsyncIterator[Attending]:
         """An attempt with that peer, begun here."""
         attending = Attending(self, other, End(self.name, number, **end))
         try:
@@ -295,6 +299,37 @@ async def test_a_peer_that_moved_is_called_where_it_is_now(pair: Pair) -> None:
     await server.stop()
 
 
+async def test_two_runs_have_a_stream_each_and_know_nothing_of_each_other(pair: Pair) -> None:
+    other = RunId("other")
+    async with (
+        pair.attempt(1) as (a, b),
+        pair.a.attempt(pair.b, 1, run_id=other) as other_a,
+        pair.b.attempt(pair.a, 1, run_id=other) as other_b,
+    ):
+        await other_a.connected()
+        await other_b.connected()
+        assert len(pair.transport.opened) == 2
+        a.channel.say(ack(1, 1))
+        other_a.channel.say(ack(1, 2))
+        assert await b.end.heard.get() == ack(1, 1)
+        assert await other_b.end.heard.get() == ack(1, 2)
+        other_b.channel.break_off(Unavailable("a test"))
+        await other_a.end.is_away.wait()
+        assert a.end.is_connected.is_set()
+        await other_a.connected()
+    assert len(pair.transport.opened) == 3
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_who_is_named_in_one_run_is_a_stranger_in_another(pair: Pair) -> None:
+    pair.b.links.name(RunId("other"), (A, B))
+    caller = Caller(pair.transport, "a", "b")
+    caller.endpoint = pair.b.endpoint
+    with pytest.raises(Unavailable, match="no assignment"):
+        await (await caller.link()).fails()
+    await caller.close()
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A moment's grace is none."""
@@ -314,12 +349,12 @@ async def test_a_stream_of_a_peer_that_no_assignment_names_is_given_up(pair: Pai
 @pytest.mark.usefixtures("impatient")
 async def test_who_is_named_may_wait_until_it_is_named_no_more(pair: Pair) -> None:
     for peer in (pair.a, pair.b):
-        peer.links.name((A, B))
+        peer.links.name(RUN, (A, B))
     async with pair.attempt(1):
         pass
     async with pair.attempt(2):  # over the stream that stood meanwhile
         assert len(pair.transport.opened) == 1
-    pair.b.links.name((B,))
+    pair.b.links.name(RUN, (B,))
     caller = Caller(pair.transport, "a", "b")
     caller.endpoint = pair.b.endpoint
     with pytest.raises(Unavailable, match="no assignment"):
@@ -342,9 +377,9 @@ async def caller(pair: Pair) -> AsyncIterator[Caller]:
 @pytest.mark.parametrize(
     ("hello", "match"),
     [
-        (LinkHello(peer_id=A, to=PeerId("c")), "peer b is here, not c"),
-        (LinkHello(peer_id=B, to=B), "peer b calls peer b, not the reverse"),
-        (LinkHello(peer_id=PeerId("z"), to=B), "peer b calls peer z, not the reverse"),
+        (LinkHello(peer_id=A, to=PeerId("c"), run_id=RUN), "peer b is here, not c"),
+        (LinkHello(peer_id=B, to=B, run_id=RUN), "peer b calls peer b, not the reverse"),
+        (LinkHello(peer_id=PeerId("z"), to=B, run_id=RUN), "peer b calls peer z, not the reverse"),
         (ack(1), "expected a hello as the first message"),
     ],
     ids=["another", "itself", "who is called", "no hello"],
@@ -366,9 +401,9 @@ async def test_strangers_take_only_so_much_room(
     hands = [await one.link() for one in callers[:3]]
     with pytest.raises(Unavailable, match="3 callers that it does not know"):
         await callers[3].link()
-    pair.b.links.name((PeerId("a3"),))
+    pair.b.links.name(RUN, (PeerId("a3"),))
     await callers[3].link()
-    pair.b.links.name(())
+    pair.b.links.name(RUN, ())
     async with pair.attempt(1):
         await hands[0].stream.cancel()
         while True:  # until b has noticed
@@ -420,7 +455,7 @@ class GreetedOnly:
         self._links = links
 
     async def receive(self) -> LinkHello | None:
-        return LinkHello(peer_id=A, to=B)
+        return LinkHello(peer_id=A, to=B, run_id=RUN)
 
     async def send(self, _message: LinkMessage) -> None:
         await self._links.close()
@@ -500,7 +535,7 @@ async def test_what_was_measured_is_told_of_the_slowest_links(
     left = iter(speeds)
     monkeypatch.setattr(PeerLink, "speed", property(lambda _: next(left)))
     for number in range(len(speeds)):
-        pair.a.links.link_to(PeerId(f"b{number}"))
+        pair.a.links.link_to(PeerId(f"b{number}"), RUN)
     told = [speed.bytes_per_s for speed in pair.a.links.speeds.values()]
     assert told == [float(number) for number in range(1, MAX_MEASURED_LINKS + 1)]
 
@@ -617,7 +652,7 @@ def greeting(
 
     async def behave(stream: LinkStream) -> None:
         hello = await heard_hello(stream)
-        await stream.send(LinkHello(peer_id=name, to=hello.peer_id))
+        await stream.send(LinkHello(peer_id=name, to=hello.peer_id, run_id=hello.run_id))
         await stream.receive()
         for said in says:
             await stream.send(said)

@@ -85,6 +85,12 @@ class Joined:
             assert said is not None
         return set(said.waits_for)
 
+    async def alive(self) -> PeerAlive:
+        """When the peer next says that it is there."""
+        while not isinstance(said := await self._stream.receive(), PeerAlive):
+            assert said is not None
+        return said
+
     async def hear(self, *, ends: bool = True) -> FromPeer | None:
         """What the peer says next, but that it is there; a goodbye is the last."""
         while isinstance(said := await self._stream.receive(), PeerAlive):
@@ -102,8 +108,8 @@ class Joined:
     @property
     def held(self) -> HeldStage:
         """What the peer holds, by its hello."""
-        assert self.hello.held is not None
-        return self.hello.held
+        (held,) = self.hello.held
+        return held
 
     def end(self, error: SwarmError | None = None) -> None:
         """Hang up, with a reason or without one."""
@@ -299,7 +305,7 @@ async def test_a_peer_offers_itself_and_trains_what_it_is_told(
     await swarm.peer()
     joined = await swarm.joined()
     assert (joined.hello.peer_id, str(joined.hello.layers)) == ("peer", "0-2")
-    assert joined.hello.held is None
+    assert joined.hello.held == ()
     await ready(joined, assign_of())
     losses = []
     for step in range(3):
@@ -412,7 +418,7 @@ async def test_what_makes_no_sense_costs_the_stream_and_not_the_stage(
     for message in nonsense:
         await joined.say(message)
         joined = await swarm.joined()
-        assert joined.hello.held is not None
+        assert joined.hello.held
     await joined.say(ExportStage(run_id=RunId("../run")))
     joined = await swarm.joined()
     await ready(joined, assign_of(attempt=2, fresh=False))
@@ -670,3 +676,62 @@ async def test_a_peer_that_is_assigned_again_and_again_ends_where_it_was_last(
     assert isinstance(said, StageReady)
     await joined.say(plan_of(0, attempt=5))
     assert isinstance(await joined.hear(), StepReady)
+
+
+# ---- several runs
+
+
+OTHER = RunId("other")
+
+
+async def test_a_peer_with_room_works_for_two_runs_and_keeps_each_apart(
+    swarm: Swarm, assign_of: MakeAssign, plan_of: MakePlan
+) -> None:
+    node, _ = await swarm.peer(max_beside=1)
+    joined = await swarm.joined()
+    assert joined.hello.max_beside == 1
+    losses: dict[RunId, list[float]] = {RUN: [], OTHER: []}
+    for run_id in losses:
+        await ready(joined, assign_of(run_id=run_id))
+    for step in range(3):
+        for run_id in losses:
+            await joined.say(plan_of(step, run_id=run_id))
+        for _ in losses:
+            done = await joined.hears(StepReady)
+            losses[done.run_id].append(done.loss_sum)
+        for run_id in losses:
+            await joined.say(replace(commit_of(step), run_id=run_id))
+    assert len(set(losses[RUN])) == 3
+    assert losses[RUN] == losses[OTHER]
+    assert set(node.buffers) == {RUN, OTHER}
+    assert {one.run_id for one in node.doing} == {RUN, OTHER}
+    joined.end(Unavailable("a test"))
+    again = await swarm.joined()
+    assert {(held.run_id, held.committed_steps) for held in again.hello.held} == {
+        (RUN, 3),
+        (OTHER, 3),
+    }
+    await again.say(ReleaseStage(run_id=RUN, reason="over"))
+    await ready(again, assign_of(run_id=OTHER, attempt=2, committed_steps=3, fresh=False))
+    assert set(node.buffers) == {OTHER}
+
+
+async def test_a_peer_tells_of_each_run_how_far_it_is(swarm: Swarm, assign_of: MakeAssign) -> None:
+    await swarm.peer(max_beside=1)
+    joined = await swarm.joined()
+    for run_id, below in ((RUN, "below"), (OTHER, "deeper")):
+        await joined.say(assign_of(run_id=run_id, stages=(("peer", 0, 1), (below, 1, 2))))
+    told: dict[str | None, set[str]] = {}
+    while told != {RUN: {"below"}, OTHER: {"deeper"}}:
+        alive = await joined.alive()
+        told[alive.run_id] = set(alive.waits_for)
+
+
+async def test_a_peer_without_room_lets_go_of_what_it_has_for_another_run(
+    swarm: Swarm, assign_of: MakeAssign
+) -> None:
+    node, _ = await swarm.peer()
+    joined = await swarm.joined()
+    for run_id in (RUN, OTHER):
+        await ready(joined, assign_of(run_id=run_id))
+    assert set(node.buffers) == {OTHER}

@@ -205,7 +205,9 @@ def make_step() -> Iterator[MakeStep]:
             )
             clock = SystemClock()
             timeline = Timeline(clock, lambda _message: None)
-            context = SimpleNamespace(compute=compute, clock=clock, timeline=timeline)
+            context = SimpleNamespace(
+                compute=compute, filling=compute, waited_s=0.0, clock=clock, timeline=timeline
+            )
             step = StageStep(
                 plan,
                 routes,

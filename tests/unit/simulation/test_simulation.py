@@ -48,7 +48,7 @@ def with_fault(seed: int, **fields: Any) -> Scenario:
     return replace(draw(seed), faults=(Fault(**fields),))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_swarm_in_which_nothing_goes_wrong_gives_the_result(seed: int) -> None:
     outcome = simulate(quiet(seed))
     assert outcome.failures == ()
@@ -57,7 +57,7 @@ def test_a_swarm_in_which_nothing_goes_wrong_gives_the_result(seed: int) -> None
     assert outcome.num_commits <= train.num_steps
 
 
-@pytest.mark.parametrize("seed", range(110, 130))
+@pytest.mark.parametrize("seed", range(110, 122))
 def test_whatever_goes_wrong_all_invariants_hold(seed: int) -> None:
     assert simulate(draw(seed)).failures == ()
 
@@ -143,7 +143,7 @@ def timelines(monkeypatch: pytest.MonkeyPatch) -> list[PeerTimeline]:
 
 
 def test_invariants_hold_in_runs_that_are_traced(timelines: list[PeerTimeline]) -> None:
-    for seed in range(100, 110):
+    for seed in range(100, 105):
         assert simulate(draw(seed)).failures == (), seed
     assert timelines
     trace = TraceEvents()
@@ -192,6 +192,54 @@ def test_a_result_that_its_peer_took_along_is_made_again(
     assert outcome.num_rollbacks == num_rollbacks
 
 
+def beside(*faults: Fault) -> Scenario:
+    """Two runs for which the same two peers are needed, each of which has room for both."""
+    scenario = draw(TWO_STAGES)
+    train = replace(
+        scenario.spec.train,
+        num_steps=8,
+        num_eval_samples=0,
+        eval_steps=0,
+        save_steps=2,
+        early_stopping_patience=0,
+        load_best_model_at_end=False,
+    )
+    spec = replace(scenario.spec, train=train)
+    other = replace(spec, train=replace(train, seed=train.seed + 1, learning_rate=0.25))
+    return replace(scenario, spec=spec, others=((0.0, other),), max_beside=1, faults=faults)
+
+
+def test_two_runs_train_at_the_same_time_on_the_same_peers() -> None:
+    outcome = simulate(beside(), keep_trace=True)
+    assert outcome.failures == ()
+    assert outcome.num_commits == 16
+    phases = [line for line in outcome.lines if " training, attempt" in line or "finished," in line]
+    assert [
+        word for line in phases for word in ("training", "finished") if f" {word}," in line
+    ] == [*("training", "training", "finished", "finished")]
+
+
+@pytest.mark.parametrize("moment", [Moment.BACKWARD, Moment.COMMITTED, Moment.COPIED])
+@pytest.mark.parametrize(
+    "kind", [FaultKind.CRASH, FaultKind.POWER_CUT, FaultKind.REPLACED, FaultKind.LEAVE]
+)
+def test_who_dies_with_stages_of_two_runs_takes_nothing_along(
+    kind: FaultKind, moment: Moment
+) -> None:
+    fault = Fault(kind=kind, at_s=0.4, duration_s=3.0, machine="peer-0", amount=0.5, moment=moment)
+    outcome = simulate(beside(fault))
+    assert outcome.failures == ()
+    assert outcome.faults[kind] == 1
+
+
+@pytest.mark.parametrize("seed", [24, 32])
+def test_invariants_hold_where_drawn_peers_host_several_runs(seed: int) -> None:
+    scenario = draw(seed)
+    assert scenario.others
+    assert scenario.max_beside
+    assert simulate(scenario).failures == ()
+
+
 SAY_DIGESTS = """
 import sys
 from tests.simulation.many import settle
@@ -205,7 +253,7 @@ for seed in map(int, sys.argv[1:]):
 
 def test_one_seed_has_one_history_in_every_process() -> None:
     """In another one sets have another order, and what ran before ran in another order."""
-    seeds = range(40, 44)
+    seeds = range(40, 42)
     command = [sys.executable, "-c", SAY_DIGESTS, *map(str, reversed(seeds))]
     environment = {**os.environ, "PYTHONHASHSEED": "2"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

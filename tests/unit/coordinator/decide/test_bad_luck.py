@@ -381,7 +381,7 @@ def wait_for(swarm: Swarm, peer: FakePeer, *missed: FakePeer) -> None:
     number = swarm.run().attempt.number
     names = tuple(other.peer_id for other in missed)
     swarm.forget_said(peer.peer_id)
-    swarm.say(peer, PeerAlive(attempt=number, waits_for=names))
+    swarm.say(peer, PeerAlive(run_id=RUN, attempt=number, waits_for=names))
 
 
 def test_a_replica_that_is_there_and_mute_is_not_waited_for(

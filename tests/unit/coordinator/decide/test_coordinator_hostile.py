@@ -124,7 +124,7 @@ class Mob:
             endpoint="peer.example:7001",
             layers=layers or OFFERS[peer_id],
             memory_bytes=1 << 20,
-            held=held if holds else None,
+            held=(held,) if holds else (),
         )
         self._said(peer_id, hello)
 

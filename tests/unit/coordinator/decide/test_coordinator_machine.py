@@ -382,7 +382,7 @@ def test_what_is_of_another_spec_is_let_go(
     swarm.settle_until(lambda: swarm.run().phase is RunPhase.TRAINING)
     held = HeldStage(run_id=RUN, spec_digest=b"x" * 16, layers=LayerRange(2, 4), committed_steps=0)
     other = make_peer("other", "2-4")
-    swarm.handle(PeerJoined(replace(other.hello(), held=held)))
+    swarm.handle(PeerJoined(replace(other.hello(), held=(held,))))
     assert [peer for peer, _ in swarm.said(ReleaseStage)] == ["other"]
     assert set(swarm.state.members) == {"a", "b", "other"}
 

@@ -54,6 +54,7 @@ def share(plan: PlanStep, stage: int, replica: int) -> list[MicrobatchIndex]:
 def alive(swarm: Swarm, *, parts_begun: int, compute_s: float) -> PeerAlive:
     run = swarm.run()
     return PeerAlive(
+        run_id=run.run_id,
         attempt=run.attempt.number,
         step=StepNumber(run.committed_steps),
         parts_begun=parts_begun,
@@ -216,7 +217,13 @@ def test_old_news_and_a_peer_without_replicas_change_nothing(
     swarm.join(a, b)
     swarm.settle_until(lambda: swarm.run().committed_steps == 4)
     attempt = swarm.run().attempt.number
-    known = PeerAlive(attempt=attempt, step=StepNumber(4), parts_begun=PARTS, compute_s=99.0)
+    known = PeerAlive(
+        run_id=swarm.run().run_id,
+        attempt=attempt,
+        step=StepNumber(4),
+        parts_begun=PARTS,
+        compute_s=99.0,
+    )
     old_step, old_attempt = replace(known, step=StepNumber(3)), replace(known, attempt=Attempt(7))
     for news in (old_step, old_attempt, known):
         swarm.say(a, news)

@@ -273,6 +273,7 @@ def test_whom_many_of_them_wait_for_is_not_late(
     joined.settle()
     run = joined.run()
     alive = PeerAlive(
+        run_id=run.run_id,
         attempt=run.attempt.number,
         step=StepNumber(run.committed_steps),
         waits_for=(a.peer_id,),
@@ -291,6 +292,7 @@ def test_with_it_alone_nobody_is_set_aside_for_being_late(
     joined.pending.clear()
     run = joined.run()
     alive = PeerAlive(
+        run_id=run.run_id,
         attempt=run.attempt.number,
         step=StepNumber(run.committed_steps),
         waits_for=(a.peer_id,),

@@ -184,18 +184,17 @@ def test_status_tells_what_members_do_and_how_the_run_goes(
     swarm.join(a, b)
     after_steps(swarm, 3)
     alive = PeerAlive(
-        attempt=swarm.run().attempt.number, step=StepNumber(3), waits_for=(PeerId("b"),)
+        run_id=RUN, attempt=swarm.run().attempt.number, step=StepNumber(3), waits_for=(PeerId("b"),)
     )
     swarm.say(a, alive)
     status = overview(swarm.state)
     one, other = status.members
-    assert one.work is not None
-    assert other.work is not None
-    assert (one.work.run_id, one.work.stage, one.work.num_replicas) == (RUN, 0, 1)
-    assert (one.work.doing, one.work.waits_for) == (MemberDoing.WAITING, ("b",))
-    assert other.work.doing is MemberDoing.COMPUTING
+    (work,), (others,) = one.works, other.works
+    assert (work.run_id, work.stage, work.num_replicas) == (RUN, 0, 1)
+    assert (work.doing, work.waits_for) == (MemberDoing.WAITING, ("b",))
+    assert others.doing is MemberDoing.COMPUTING
     assert one.endpoint == "a.example:7001"
-    assert one.work.share > 0
+    assert work.share > 0
     assert not one.links, "how they reach each other is not known here"
     assert one.given.steps == 3
     going, queued = status.runs

@@ -53,6 +53,7 @@ def say_alive(
 ) -> None:
     run = swarm.run()
     alive = PeerAlive(
+        run_id=run.run_id,
         attempt=run.attempt.number,
         step=StepNumber(run.committed_steps),
         parts_begun=parts_begun,

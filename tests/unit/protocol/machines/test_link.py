@@ -154,7 +154,7 @@ def test_a_second_hello_is_out_of_turn(link: LinkMachine) -> None:
     with pytest.raises(OutOfTurn, match="hello twice"):
         link.receive(hello(BOUNDARY, 1))
     with pytest.raises(OutOfTurn, match="hello twice"):
-        link.receive(LinkHello(peer_id=PeerId("b"), to=PeerId("a")))
+        link.receive(LinkHello(peer_id=PeerId("b"), to=PeerId("a"), run_id=RUN))
 
 
 def test_a_hello_that_waits_holds_no_list(link: LinkMachine) -> None:

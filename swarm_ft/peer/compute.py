@@ -1,0 +1,135 @@
+"""The one thread in which all of a peer's engines live, and the seats of its runs there.
+
+`turns` decides whose task is next; this shell gives it to the thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from swarm_ft.clock import Clock
+from swarm_ft.ids import RunId
+from swarm_ft.peer.turns import Turns
+
+R = TypeVar("R")
+
+
+@dataclass(eq=False, slots=True)
+class _Task:
+    """Work that waits for its turn, and what is to come of it."""
+
+    work: Callable[[], Any]
+    put_s: float
+    result: asyncio.Future[Any] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class Compute:
+    """See the module's docstring.
+
+    Args:
+        clock: tells how long tasks take.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, "compute")
+        self._turns: Turns[_Task] = Turns()
+        self._is_busy = False
+        self._waited_s: dict[RunId, float] = {}
+        self._waiting: dict[RunId, list[_Task]] = {}
+
+    def seat(self, run_id: RunId) -> Seat:
+        """What a run's stage computes by."""
+        return Seat(self, run_id)
+
+    def close(self) -> None:
+        """Wait for the end of what is under way. Blocks."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def weigh(self, run_id: RunId, priority: int) -> None:
+        """The run has this priority from now on."""
+        self._turns.weigh(run_id, priority)
+
+    def forget(self, run_id: RunId) -> None:
+        """The run has nothing to compute here any more."""
+        self._turns.forget(run_id)
+        self._waited_s.pop(run_id, None)
+        for task in self._waiting.pop(run_id, ()):
+            task.result.cancel()
+
+    async def run(self, run_id: RunId, work: Callable[[], R], *, fills: bool) -> R:
+        """What comes of the work, in its turn; cancelled before that, it is never done."""
+        task = _Task(work, self._clock.now_s())
+        self._waiting.setdefault(run_id, []).append(task)
+        self._turns.put(run_id, task, fills=fills)
+        self._go_on()
+        result: R = await task.result
+        return result
+
+    def waited_s(self, run_id: RunId) -> float:
+        """Seconds that the run's tasks waited for their turns so far."""
+        now_s = self._clock.now_s()
+        waiting_s = sum(now_s - task.put_s for task in self._waiting.get(run_id, ()))
+        return self._waited_s.get(run_id, 0.0) + waiting_s
+
+    def _go_on(self) -> None:
+        while not self._is_busy and (found := self._turns.next()) is not None:
+            self._begin(*found)
+
+    def _begin(self, run_id: RunId, task: _Task) -> None:
+        now_s = self._clock.now_s()
+        self._waiting[run_id].remove(task)
+        self._waited_s[run_id] = self._waited_s.get(run_id, 0.0) + now_s - task.put_s
+        if not self._waiting[run_id]:
+            del self._waiting[run_id]
+        if task.result.cancelled():
+            return
+        self._is_busy = True
+        job = asyncio.get_running_loop().run_in_executor(self._thread, task.work)
+        job.add_done_callback(partial(self._ended, run_id, task, now_s))
+
+    def _ended(self, run_id: RunId, task: _Task, began_s: float, job: asyncio.Future[Any]) -> None:
+        self._is_busy = False
+        self._turns.took(run_id, self._clock.now_s() - began_s)
+        if job.cancelled():
+            task.result.cancel()
+        elif (error := job.exception()) is not None:
+            if not task.result.done():
+                task.result.set_exception(error)
+        elif not task.result.done():
+            task.result.set_result(job.result())
+        self._go_on()
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A run's way to the compute thread.
+
+    Attributes:
+        fills: whether nobody waits yet for what is done by it.
+    """
+
+    compute: Compute
+    run_id: RunId
+    fills: bool = False
+
+    async def run(self, work: Callable[[], R]) -> R:
+        """See `Compute.run`."""
+        return await self.compute.run(self.run_id, work, fills=self.fills)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that the run's tasks waited for others' so far."""
+        return self.compute.waited_s(self.run_id)
+
+    @property
+    def filling(self) -> Seat:
+        """The same run's, for what nobody waits for yet."""
+        return Seat(self.compute, self.run_id, fills=True)
