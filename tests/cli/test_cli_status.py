@@ -19,7 +19,7 @@ from swarm_ft.protocol.messages.client import (
 )
 from swarm_ft.protocol.messages.control import StageAssignment
 from swarm_ft.protocol.messages.meeting import Way
-from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts
+from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, Traffic
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 
@@ -188,3 +188,31 @@ def test_links_are_shown_with_what_was_measured_of_them() -> None:
         {"peer": "three", "way": "relayed", **unknown, "least_round_trip_s": None},
         {"peer": "four", "way": None, **unknown, "least_round_trip_s": 0.2},
     ]
+
+
+def test_a_ratio_is_that_of_the_last_step_and_its_codecs(found: SwarmStatus) -> None:
+    """What others made before it would make it look better or worse than they are."""
+
+    def sent(forward_bytes: int) -> Traffic:
+        return Traffic(
+            boundary=BlockIndex(1),
+            forward_bytes=forward_bytes,
+            backward_bytes=100,
+            forward_uncompressed_bytes=1600,
+            backward_uncompressed_bytes=1600,
+        )
+
+    (run,) = found.runs
+    boundary = replace(
+        run.boundaries[0],
+        forward_codec="aq2",
+        backward_codec="q2+z",
+        traffic=sent(300),
+        newest=sent(100),
+    )
+    after = replace(found, runs=(replace(run, boundaries=(boundary,)),))
+    line = "  boundary 1           aq2 down, q2+z up: 16.0 times fewer bytes"
+    assert line in list(status_lines(after))
+    (fields,) = status_fields(after)["runs"][0]["boundaries"]
+    assert (fields["ratio"], fields["step_bytes"]) == (16.0, 200)
+    assert replace(boundary, newest=Traffic(boundary=BlockIndex(1))).ratio == 8.0

@@ -59,6 +59,6 @@ def as_dict(outcome: Outcome) -> dict[str, object]:
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
     """The last line: of a long output often nothing else is kept."""
-    broken = [f"{outcome.cell} ({outcome.problem})" for outcome in outcomes if outcome.problem]
+    broken = [f"{one.cell} ({' '.join(one.problem.split())})" for one in outcomes if one.problem]
     holding = f"hostile: {len(outcomes) - len(broken)} of {len(outcomes)} cells hold"
     return f"{holding}; BROKEN: {'; '.join(broken)}" if broken else holding

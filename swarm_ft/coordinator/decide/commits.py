@@ -264,7 +264,7 @@ def look_after_results(turn: Turn) -> None:
 
 def _step_done(turn: Turn, run: Run, step: PlannedStep) -> None:
     """Once all did their part, and what is judged is saved."""
-    if not step.ready.keys() >= set(run.peers):
+    if len(step.ready) < len(run.peers) or not step.ready.keys() >= set(run.peers):
         return
     wrong = wrong_norms(turn.state, run, step)
     if wrong:

@@ -576,8 +576,9 @@ class Run:
         Where several stages train one weight there are none, since what these add to each other's
         sums goes past them.
         """
-        all_wait = self.spec.shared_values > 0
-        return () if all_wait else tuple(learner.peer_id for learner in self.attempt.learners)
+        learners = self.attempt.learners
+        all_wait = not learners or self.spec.shared_values > 0
+        return () if all_wait else tuple(learner.peer_id for learner in learners)
 
     @property
     def computing(self) -> tuple[Stage, ...]:

@@ -210,6 +210,8 @@ def _result_in_words(state: SwarmState, run: Run, peer: PeerId, now_s: float) ->
 
 def takes_result_along(state: SwarmState, run: Run) -> bool:
     """Whether a part of a finished run's result would be gone with those who leave for good."""
+    if run.phase is not RunPhase.FINISHED:
+        return False
     leavers = (peer for peer in state.leaving if not _leaving(state, peer).stays)
     return any(_is_last_of_result(state, run, peer) for peer in leavers)
 

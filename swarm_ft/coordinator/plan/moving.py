@@ -16,7 +16,15 @@ from functools import lru_cache
 from itertools import groupby
 from statistics import median
 
-from swarm_ft.coordinator.facts.state import AttemptState, Member, Moves, Moving, Run, SwarmState
+from swarm_ft.coordinator.facts.state import (
+    AttemptState,
+    Member,
+    Moves,
+    Moving,
+    Run,
+    Snapshot,
+    SwarmState,
+)
 from swarm_ft.coordinator.plan.cuts import MAX_CUT_BLOCKS, Model, Seat
 from swarm_ft.coordinator.plan.forecast import Rates, rates_of, step_s
 from swarm_ft.coordinator.plan.hosting import end_refusal, refusal
@@ -218,8 +226,12 @@ def _key_frames_s(run: Run, stages: Sequence[Stage], rates: Rates) -> float:
 
 def _is_its_own(state: SwarmState, run: Run, moving: Moving, now_s: float) -> bool:
     """Whether the run is given those peers once it has given its own up: others may wait."""
+    if run.past.last_commit is None:
+        return False
+    saved = Snapshot(last_commit=run.past.last_commit, sent=run.past.sent)
     again = replace(
         run,
+        past=replace(run.past, snapshots=(saved,)).rolled_back,
         moving=replace(moving, has_begun=True),
         attempt=AttemptState(number=run.attempt.number),
     )

@@ -30,8 +30,10 @@ def test_the_last_line_names_what_broke() -> None:
     outcomes = [
         Outcome(cell="one"),
         Outcome(cell="two", problem="it fell"),
-        Outcome(cell="three", problem="it burned"),
+        Outcome(cell="three", problem="it\nburned"),
     ]
-    assert verdict(outcomes) == "hostile: 1 of 3 cells hold; BROKEN: two, three"
+    assert (
+        verdict(outcomes) == "hostile: 1 of 3 cells hold; BROKEN: two (it fell); three (it burned)"
+    )
     assert "\n" not in verdict(outcomes)
     assert verdict(outcomes[:1]) == "hostile: 1 of 1 cells hold"

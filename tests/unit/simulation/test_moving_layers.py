@@ -94,6 +94,7 @@ def test_a_peer_that_gets_slow_gives_layers_away_once(peers_keep: bool) -> None:
     assert len(told_at_s(outcome, "waiting", MOVED)) == 1
 
 
+@pytest.mark.slow
 def test_a_fast_peer_that_joins_gets_layers_once() -> None:
     """All others are slow from the beginning on."""
     slow = replace(SLOW, at_s=0.5, amount=0.1)
@@ -105,6 +106,7 @@ def test_a_fast_peer_that_joins_gets_layers_once() -> None:
     assert at_s > FAST.at_s
 
 
+@pytest.mark.slow
 def test_nothing_moves_where_all_is_as_it_was() -> None:
     outcome = simulate(scenario(), keep_trace=True)
     assert outcome.failures == ()
@@ -112,6 +114,7 @@ def test_nothing_moves_where_all_is_as_it_was() -> None:
     assert not told_at_s(outcome, "training", WAITS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("moment", "machine"),
     [
