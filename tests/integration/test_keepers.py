@@ -54,6 +54,14 @@ async def snapshot_whole(swarm: LocalSwarm, run_id: RunId) -> None:
         await asyncio.sleep(POLL_S)
 
 
+async def in_order(swarm: LocalSwarm, *more: str) -> None:
+    """These join when the others are members: who can take all layers and is first would do so."""
+    await swarm.all_joined()
+    for layers in more:
+        await swarm.add_peer(PeerId(f"peer-{len(swarm.peers)}"), layers)
+        await swarm.all_joined()
+
+
 async def interrupted(
     swarm: LocalSwarm, job: Job, lost: list[str], newcomers: list[str]
 ) -> tuple[list[RunEvent], RunStatus]:
@@ -95,7 +103,8 @@ async def test_a_run_goes_on_from_what_peers_keep_of_a_stage_that_died(
     after: list[str],
 ) -> None:
     quiet = losses_by_step(await quiet_events(job, ["0-3", "3-6"]))
-    async with LocalSwarm(tmp_path, layers, num_keepers=2) as swarm:
+    async with LocalSwarm(tmp_path, layers[:2], num_keepers=2) as swarm:
+        await in_order(swarm, *layers[2:])
         events, final = await interrupted(swarm, job, lost, newcomers)
     assert final.phase is RunPhase.FINISHED
     assert [str(stage.layers) for stage in final.assignments] == after
@@ -162,9 +171,8 @@ async def test_what_is_kept_tells_who_keeps_it_nothing(job: Job, tmp_path: Path)
 async def test_nothing_is_kept_of_a_run_that_is_over_nor_by_who_was_away(
     job: Job, tmp_path: Path, end: str
 ) -> None:
-    layers = ["0-3", "3-6", "0-6"]
-    async with LocalSwarm(tmp_path, layers, num_keepers=2) as swarm:
-        await swarm.all_joined()
+    async with LocalSwarm(tmp_path, ["0-3", "3-6"], num_keepers=2) as swarm:
+        await in_order(swarm, "0-6")
         status = await swarm.client.submit(job.spec, job.samples)
         await snapshot_whole(swarm, status.run_id)
         await until(lambda: all(kept_by(tmp_path, name) for name in swarm.peers))
