@@ -30,6 +30,7 @@ KEYS = {
     "eval_samples",
     "bytes",
     "bytes_by_kind",
+    "codecs",
     "relayed_bytes",
     "forecast",
     "steps",
