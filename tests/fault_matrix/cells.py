@@ -53,7 +53,7 @@ PHASES = {
     "mid-reduce": 5,
     "before-ready": 3,
     "commit-heard": 3,
-    "handing-over": 5,
+    "handing-over": 3,
     "joining": 1,
     "saving": 2,
     "commit-written": 3,

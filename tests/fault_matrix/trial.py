@@ -83,13 +83,13 @@ class Trial:
         await self.swarm.refill(_ONE_IN_THE_MIDDLE if is_alone else TWO_OF_EACH)
         await self.swarm.all_joined()
         trigger = await self._trigger()
-        fault = self.cell.fault if self.cell.is_self_inflicted else "hold"
-        trigger.order(fault, self.cell.phase, PHASES[self.cell.phase])
+        if self.cell.role is not Role.SOURCE:
+            self._order(trigger)
         run_id = await self._submit()
         watching = asyncio.create_task(watch(self.swarm, run_id, self._events))
         try:
             if self.cell.role is Role.SOURCE:
-                await self.swarm.add_peer(STAGES[1])
+                trigger = await _unless_over(watching, self._first_source())
             fault_s = await _unless_over(watching, self._fault(trigger))
             victim = self._victim(trigger)
             detection_s = await self._detection(victim, fault_s)
@@ -113,6 +113,32 @@ class Trial:
         if role is Role.COORDINATOR and self.cell.is_self_inflicted:
             return self.swarm.the_coordinator
         return self.swarm.peers[_LAYERS.get(role, STAGES[1])][0]
+
+    def _order(self, trigger: Command) -> None:
+        fault = self.cell.fault if self.cell.is_self_inflicted else "hold"
+        trigger.order(fault, self.cell.phase, PHASES[self.cell.phase])
+
+    async def _first_source(self) -> Command:
+        """Who hands over first to a newcomer, who may have all of it from one; ordered, and on it.
+
+        Both are held where they begin, so that neither is through before the other is known.
+        """
+        sources = tuple(self.swarm.peers[STAGES[1]])
+        for source in sources:
+            source.order("hold", self.cell.phase, 1)
+        await self.swarm.add_peer(STAGES[1])
+        held = {asyncio.create_task(source.obeyed()): source for source in sources}
+        try:
+            done, _ = await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in held:
+                task.cancel()
+        first = held[done.pop()]
+        for source in sources:
+            if source is not first:
+                source.release()
+        self._order(first)
+        return first
 
     def _victim(self, trigger: Command) -> Command:
         match self.cell.role:
