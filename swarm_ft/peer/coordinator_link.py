@@ -62,6 +62,7 @@ class CoordinatorLink:
         # Bounded: after some messages a step the peer has nothing to say until it is told to go on.
         self._outbox: asyncio.Queue[FromPeer] = asyncio.Queue()
         self._is_ended = asyncio.Event()
+        self._trouble = ""  # that was told already; the same one later, after it was over, is another
 
     def say(self, message: FromPeer) -> None:
         """Say this soon; it is forgotten if the conversation breaks before."""
@@ -86,17 +87,15 @@ class CoordinatorLink:
             VersionMismatch: one of the two is to be updated.
             NotAllowed: this peer's key was revoked.
         """
-        reason = ""
         while True:
             try:
                 await self._join_once()
-                reason = ""
             except (VersionMismatch, NotAllowed):
                 raise
             except SwarmError as error:  # its trouble may pass, and the weights here are kept
-                if error.message != reason:
+                if error.message != self._trouble:
                     logger.warning("coordinator: %s; trying on", error.message)
-                reason = error.message
+                self._trouble = error.message
             await asyncio.sleep(self._backoff.draw_s())
 
     async def _join_once(self) -> None:
@@ -134,5 +133,6 @@ class CoordinatorLink:
     async def _read(self, stream: ControlStream) -> None:
         while (message := await stream.receive()) is not None:
             self._backoff.reset()
+            self._trouble = ""
             await self._obey(message)
         self._is_ended.set()

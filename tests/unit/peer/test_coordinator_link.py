@@ -7,10 +7,18 @@ from random import Random
 
 import pytest
 
+from swarm_ft.errors import Unavailable
+from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
 from swarm_ft.ids import PeerId
-from swarm_ft.peer.coordinator_link import MAX_RECONNECT_S, MIN_RECONNECT_S, CoordinatorLink
-from swarm_ft.protocol.messages.control import PeerAlive, PeerHello, ToPeer
-from swarm_ft.transport.base import Channel
+from swarm_ft.peer.coordinator_link import (
+    ALIVE_EVERY_S,
+    MAX_RECONNECT_S,
+    MIN_RECONNECT_S,
+    CoordinatorLink,
+)
+from swarm_ft.protocol.messages.control import PeerHello, StayIdle, ToPeer
+from swarm_ft.transport.base import Channel, MessageStream
+from swarm_ft.transport.methods import JOIN
 from tests.doubles.clock import ManualClock
 from tests.doubles.directory import Board, StaticDirectory
 from tests.doubles.memory_transport import MemoryTransport
@@ -28,6 +36,21 @@ def hello() -> PeerHello:
     return PeerHello(peer_id=PeerId("a"), endpoint="a:1", layers=None, memory_bytes=1)
 
 
+def link_to(
+    directory: StaticDirectory, transport: MemoryTransport, seed: int = 0
+) -> CoordinatorLink:
+    """Of a peer that does nothing."""
+    return CoordinatorLink(
+        directory,
+        transport,
+        rng=Random(seed),
+        hello=hello,
+        alive=list,
+        obey=obey,
+        beside=beside,
+    )
+
+
 async def waits(seed: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Of a peer whose coordinator is away, the first eight."""
     waited: list[float] = []
@@ -38,18 +61,40 @@ async def waits(seed: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
             raise asyncio.CancelledError
 
     monkeypatch.setattr("swarm_ft.peer.coordinator_link.asyncio.sleep", sleep)
-    link = CoordinatorLink(
-        StaticDirectory(Board(), ManualClock()),
-        MemoryTransport(),
-        rng=Random(seed),
-        hello=hello,
-        alive=lambda: [PeerAlive()],
-        obey=obey,
-        beside=beside,
-    )
+    link = link_to(StaticDirectory(Board(), ManualClock()), MemoryTransport(), seed)
     with pytest.raises(asyncio.CancelledError):
         await link.stay_joined()
     return waited
+
+
+async def test_a_trouble_that_was_over_and_comes_again_is_told_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport, num_calls, real_sleep = MemoryTransport(), 0, asyncio.sleep
+    directory = StaticDirectory(Board(), ManualClock())
+
+    async def join(stream: MessageStream[ToPeer, PeerHello]) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        await stream.receive()
+        if num_calls != 2:
+            await stream.send(StayIdle(reason="no run"))
+        raise Unavailable("it restarts")
+
+    async def sleep(delay_s: float) -> None:
+        if delay_s == ALIVE_EVERY_S:
+            await asyncio.Event().wait()
+        if num_calls == 3:
+            raise asyncio.CancelledError
+        await real_sleep(0.0)
+
+    monkeypatch.setattr("swarm_ft.peer.coordinator_link.asyncio.sleep", sleep)
+    server = await transport.serve("127.0.0.1", 0, {JOIN: join})
+    await directory.announce(Role.COORDINATOR, COORDINATOR_NAME, server.endpoint)
+    with caplog.at_level("WARNING"), pytest.raises(asyncio.CancelledError):
+        await link_to(directory, transport).stay_joined()
+    assert len(caplog.records) == 2, "the second call met what the first one had met"
+    await server.stop()
 
 
 async def test_peers_try_less_and_less_often_and_not_in_step(
