@@ -62,7 +62,8 @@ class CoordinatorLink:
         # Bounded: after some messages a step the peer has nothing to say until it is told to go on.
         self._outbox: asyncio.Queue[FromPeer] = asyncio.Queue()
         self._is_ended = asyncio.Event()
-        self._trouble = ""  # that was told already; the same one later, after it was over, is another
+        # Told already; the same one later, after it was over, is another.
+        self._trouble = ""
 
     def say(self, message: FromPeer) -> None:
         """Say this soon; it is forgotten if the conversation breaks before."""
