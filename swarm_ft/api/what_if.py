@@ -249,7 +249,7 @@ class _Foreseen:
         return forecast(run.spec, metered).unknown
 
     def _step(self, run: Run) -> tuple[float, str]:
-        is_first = run.committed_steps < run.spec.train.steps_per_epoch
+        is_first = run.is_in_first_epoch
         key = run.computing, is_first
         if key not in self._known:
             self._known[key] = _forecast(run, self._machines) if run.computing else (0.0, "")
@@ -259,7 +259,7 @@ class _Foreseen:
 def _forecast(run: Run, machines: Mapping[PeerId, Machine]) -> tuple[float, str]:
     """Seconds of a step, at least, and what it is bound by."""
     found = forecast(run.spec_at(run.past.all_steps + 1), _placed(run, machines))
-    is_first = run.committed_steps < run.spec.train.steps_per_epoch
+    is_first = run.is_in_first_epoch
     return found.first_step_s if is_first else found.step_s, found.bound_by
 
 

@@ -20,7 +20,7 @@ from rich.filesize import decimal
 from swarm_ft.codec import from_spec
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.pipeline import least_held
-from swarm_ft.protocol.machines.step_time import Bound, Crossing, StageTime, step_time
+from swarm_ft.protocol.machines.step_time import Bound, Crossing, StageTime, exchanged, step_time
 from swarm_ft.protocol.messages.capacity import PlacedPeer
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_codec_spec
 from swarm_ft.protocol.spec.flops import FORWARD_PART, all_flops, num_outputs, stage_flops
@@ -374,12 +374,9 @@ def _time(spec: RunSpec, stages: Sequence[_Stage], index: int, *, is_first: bool
     )
 
 
-def _sizes(stages: Sequence[_Stage], index: int, *, is_first: bool) -> tuple[float, float]:
-    """Bytes that a stage sends and receives for a microbatch."""
-    has_next = index < len(stages) - 1
-    comes = stages[index].comes(is_first=is_first) if index else Crossing()
-    goes = stages[index + 1].comes(is_first=is_first) if has_next else Crossing()
-    return goes.forward + comes.backward, comes.forward + goes.backward
+def _crossings(stages: Sequence[_Stage], *, is_first: bool) -> list[Crossing]:
+    """Over the boundary in front of each; nothing comes to the first."""
+    return [Crossing(), *(stage.comes(is_first=is_first) for stage in stages[1:])]
 
 
 def _evaluation(spec: RunSpec, stages: Sequence[_Stage]) -> EvalForecast | None:
@@ -456,7 +453,8 @@ def _told(
     visits = ((0, num_first, True), (_entry(spec, stages), train.num_steps - num_first, False))
     for begins_at, steps, is_first in visits:
         if index >= begins_at:
-            own = _sizes(stages[begins_at:], index - begins_at, is_first=is_first)
+            crossings = _crossings(stages[begins_at:], is_first=is_first)
+            own = exchanged(crossings, index - begins_at)
             microbatches = steps * train.batch_size / train.micro_batch_size / len(stage.peers)
             sent, received = sent + microbatches * own[0], received + microbatches * own[1]
     reduced = train.num_steps * _reduced_bytes(spec, stages, stage)

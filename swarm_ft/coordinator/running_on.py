@@ -190,10 +190,9 @@ class _Swarm:
 
     def _all_alive(self) -> None:
         for peer in self.state.members:
-            for run in self.state.runs_of(peer):
-                self._say(0.0, peer, self._alive(run, peer))
-            if not self.state.runs_of(peer):
-                self._say(0.0, peer, PeerAlive())
+            runs = self.state.runs_of(peer)
+            for alive in [self._alive(run, peer) for run in runs] or [PeerAlive()]:
+                self._say(0.0, peer, alive)
         self._at(ALIVE_S, self._all_alive)
 
     def _alive(self, run: Run, peer: PeerId) -> PeerAlive:

@@ -255,8 +255,7 @@ def look_after_held(turn: Turn) -> None:
 def look_after_results(turn: Turn) -> None:
     """Have finished runs saved whose result would be gone with leavers before its client came."""
     for run in tuple(turn.state.runs.values()):
-        is_under_way = run.saving.asked is not None or bool(run.saving.unlisted)
-        if is_under_way or not takes_result_along(turn.state, run):
+        if run.saving.is_under_way or not takes_result_along(turn.state, run):
             continue
         if may_save(turn.state, run, turn.now_s):
             _save(turn, run)
@@ -478,8 +477,7 @@ def _grow_or_plan(turn: Turn, run: Run) -> None:
 
 def _is_to_make_room(turn: Turn, run: Run) -> bool:
     """Whether a snapshot is to be made by which the run can be cut anew, and none is under way."""
-    is_under_way = run.saving.asked is not None or bool(run.saving.unlisted)
-    if is_under_way or not saves_when_asked(turn.state, run):
+    if run.saving.is_under_way or not saves_when_asked(turn.state, run):
         return False
     return makes_room(turn.state, run, turn.now_s)
 

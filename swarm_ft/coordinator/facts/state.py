@@ -376,6 +376,11 @@ class Saving:
     unlisted: tuple[Snapshot, ...] = ()
     failed: str = ""
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether one is being made."""
+        return self.asked is not None or bool(self.unlisted)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Keeping:
@@ -607,6 +612,11 @@ class Run:
             result_step=StepNumber(self.committed_steps) if self.past.trained_steps else None,
             codecs=self.steering.codecs,
         )
+
+    @property
+    def is_in_first_epoch(self) -> bool:
+        """Whether the next step's samples are met for the first time."""
+        return self.committed_steps < self.spec.train.steps_per_epoch
 
     def spec_at(self, step: int) -> RunSpec:
         """With the codecs by which a step goes."""

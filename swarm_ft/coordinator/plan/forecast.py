@@ -15,7 +15,7 @@ from statistics import median, median_low
 
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.plan.lateness import UNMEASURED_BYTES_S
-from swarm_ft.coordinator.plan.neighbours import bits_of
+from swarm_ft.coordinator.plan.neighbours import bits_of, gradient_bytes
 from swarm_ft.coordinator.plan.steps import FASTER_AT_MOST
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.step_time import Crossing, StageTime, step_time
@@ -159,6 +159,5 @@ def _bytes(spec: RunSpec, codec: CodecSpec) -> float:
 
 def _reduced_bytes(spec: RunSpec, stage: Stage) -> float:
     """That each replica sends to sum a step's gradients: in shares, and as the sum of its own."""
-    values = spec.trained_bytes(stage.layers) / 4
     times = 2 * (len(stage.peers) - 1) / len(stage.peers)
-    return times * values * bits_of(spec.train.reduction_codec) / 8
+    return times * gradient_bytes(spec, stage.layers)

@@ -406,7 +406,7 @@ def with_newcomers(state: SwarmState, run: Run) -> Run:
 def passed_by(run: Run) -> tuple[Stage, ...]:
     """Stages that no sample passes any more: what they made of every one is kept above them."""
     ledger, stages = run.past.ledger, run.stages
-    if ledger is None or not ledger.entry or run.committed_steps < run.spec.train.steps_per_epoch:
+    if ledger is None or not ledger.entry or run.is_in_first_epoch:
         return ()
     keepers = stages[ledger.entry].peers
     keeps_all = ledger.keeps_all(keepers, run.spec.train.num_samples)

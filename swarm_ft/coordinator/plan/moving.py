@@ -115,14 +115,14 @@ def better_stages(state: SwarmState, run: Run, now_s: float) -> Moving | None:
     if with_newcomers(able, run) is not run:
         return None  # it is to show first how fast it is
     rates, took_s = rates_of(state, run), median(run.measured.step_seconds)
-    was_s = step_s(run.spec, run.computing, rates, is_first=_is_first(run))
+    was_s = step_s(run.spec, run.computing, rates, is_first=run.is_in_first_epoch)
     best: Moving | None = None
     most_s = 0.0
     for assignments in _candidates(able, run, rates, now_s):
         stages = stages_of(assignments)
         if not assignments or stages == run.stages:
             continue
-        will_s = step_s(run.spec, stages, rates, is_first=_is_first(run))
+        will_s = step_s(run.spec, stages, rates, is_first=run.is_in_first_epoch)
         after_s = foreseen_s(took_s, was_s, will_s)
         saved_s = _saved_s(run, took_s - after_s) - _key_frames_s(run, stages, rates)
         if after_s <= FASTER * took_s and saved_s > most_s:
@@ -205,10 +205,6 @@ def _hosts(stages: Sequence[Stage]) -> list[tuple[PeerId, ...]]:
 
 
 # ---- what a move saves
-
-
-def _is_first(run: Run) -> bool:
-    return run.committed_steps < run.spec.train.steps_per_epoch
 
 
 def _saved_s(run: Run, each_s: float) -> float:

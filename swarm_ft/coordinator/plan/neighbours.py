@@ -102,7 +102,7 @@ def _links(spec: RunSpec, placed: Sequence[StageAssignment]) -> Links:
                 link(seat, other, _crossing_bytes(spec) / (len(seats) * len(before)))
         for one, other in combinations(seats, 2):
             # Of the gradient each sends its part of the other's shard, and the sum of its own.
-            link(one, other, 4 * _gradient_bytes(spec, layers) / len(seats))
+            link(one, other, 4 * gradient_bytes(spec, layers) / len(seats))
         before = seats
     return links
 
@@ -114,7 +114,8 @@ def _crossing_bytes(spec: RunSpec) -> float:
     return values * sum(bits_of(train.codec(direction)) for direction in Direction) / 8
 
 
-def _gradient_bytes(spec: RunSpec, layers: LayerRange) -> float:
+def gradient_bytes(spec: RunSpec, layers: LayerRange) -> float:
+    """Of a stage's gradients once, as replicas send them to each other."""
     values = spec.trained_bytes(layers) / _WEIGHT_BYTES
     return values * bits_of(spec.train.reduction_codec) / 8
 

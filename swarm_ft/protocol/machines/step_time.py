@@ -67,9 +67,10 @@ def step_time(stages: Sequence[StageTime], num_microbatches: int, told_s: float 
         told_s: from the last stage that is ready to the first that begins the next step.
     """
     alone_s = sum(stage.compute_s + sum(stage.hop_s) for stage in stages)
+    comes = [stage.comes for stage in stages]
     slowest_s, at, bound = 0.0, 0, Bound.COMPUTE
     for index, stage in enumerate(stages):
-        sent, received = crossings(stages, index)
+        sent, received = exchanged(comes, index)
         for seconds, what in (
             (stage.turn_s, Bound.COMPUTE),
             (sent / stage.up_bytes_per_s, Bound.UPLINK),
@@ -82,10 +83,15 @@ def step_time(stages: Sequence[StageTime], num_microbatches: int, told_s: float 
     return StepTime(seconds, at, bound)
 
 
-def crossings(stages: Sequence[StageTime], index: int) -> tuple[float, float]:
-    """Bytes that a stage sends and receives for a microbatch."""
-    comes = stages[index].comes
-    goes = stages[index + 1].comes if index < len(stages) - 1 else Crossing()
+def exchanged(crossings: Sequence[Crossing], index: int) -> tuple[float, float]:
+    """Bytes that a stage sends and receives for a microbatch.
+
+    Args:
+        crossings: of all stages, over the boundary in front of each.
+        index: of the stage.
+    """
+    comes = crossings[index]
+    goes = crossings[index + 1] if index < len(crossings) - 1 else Crossing()
     return goes.forward + comes.backward, comes.forward + goes.backward
 
 
