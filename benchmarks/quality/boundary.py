@@ -15,7 +15,10 @@ from torch import Tensor
 from benchmarks.quality.configs import DEFAULT_BITS, Config
 from benchmarks.quality.published import parse_published
 from swarm_ft.codec import Codec, pack_buffer, unpack_buffer
+from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.feedback import encode_with_feedback
+from swarm_ft.ids import BlockIndex, SampleId
+from swarm_ft.peer.boundary.bases import Bases, BasisKey, Kind
 from swarm_ft.protocol.spec.codec_spec import Direction
 from tests.codecs import parse
 
@@ -89,6 +92,40 @@ class Changes:
 
 
 @dataclass(slots=True)
+class Learner:
+    """The bases of one direction of one boundary: what a stage would learn, step by step."""
+
+    bases: Bases = field(default_factory=Bases)
+    step: int = -1
+    told: dict[BasisKey, bytes] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """The step before counts."""
+        self.bases.commit()
+        self.step += 1
+
+    def along(self, codec: AnyCodec, kind: Kind, tally: Tally) -> AnyCodec:
+        """The codec with its basis, whose bytes are counted when it is new."""
+        if not isinstance(codec, DirectionalCodec):
+            return codec
+        key = BasisKey(BlockIndex(0), kind)
+        basis = self.bases.get(key)
+        if basis is not None and self.told.get(key) != basis.name:
+            self.told[key] = basis.name
+            tally.bits += 8 * len(basis.to_bytes())
+        return codec.along(basis)
+
+    def note(
+        self, codec: AnyCodec, kind: Kind, sample: int, x: Tensor, base: Tensor | None
+    ) -> None:
+        """What was sent, where the step's frames make a basis."""
+        key = BasisKey(BlockIndex(0), kind)
+        if isinstance(codec, DirectionalCodec) and self.bases.wants(key, self.step):
+            rows = x if base is None else x - base
+            self.bases.note(key, SampleId(sample), rows, codec.step_of(x))
+
+
+@dataclass(slots=True)
 class Channel:
     """One direction of one boundary, with what its ends remember of each sample.
 
@@ -107,6 +144,7 @@ class Channel:
     bits: int = DEFAULT_BITS
     tally: Tally = field(default_factory=Tally)
     changes: Changes = field(default_factory=Changes)
+    learner: Learner = field(default_factory=Learner)
     seen: set[int] = field(default_factory=set)
     buffers: dict[int, bytes] = field(default_factory=dict)
     residuals: dict[int, Tensor] = field(default_factory=dict)
@@ -118,8 +156,10 @@ class Channel:
             NonFinite: the tensor holds an infinity or NaN.
         """
         if self.first is not None and sample not in self.seen:
-            encoded = self.first.encode(x)
-            y = self.first.decode(encoded)
+            first = self.learner.along(self.first, Kind.FIRST, self.tally)
+            encoded = first.encode(x)
+            y = first.decode(encoded)
+            self.learner.note(first, Kind.FIRST, sample, x, None)
         else:
             encoded, y = self._send_later(sample, x, fills=fills)
         self.seen.add(sample)
@@ -137,7 +177,10 @@ class Channel:
         base = self._base_of(sample, x) if self.is_delta else None
         if base is not None:
             self.changes.add(x, base)
+        kind = Kind.FIRST if base is None else Kind.CHANGE
         used = self.fill if fills and self.fill else self.codec
+        used = self.learner.along(used, kind, self.tally)
+        self.learner.note(used, kind, sample, x, base)
         encoded = used.encode(x, base)
         return encoded, used.decode(encoded, base)
 
@@ -178,6 +221,9 @@ class Cuts:
         `mode` is `train`, `off` or a name of at_inference.
         """
         self.mode, self.ids, self.lengths = mode, ids.tolist(), lengths.tolist()
+        if mode == "train":
+            for boundary in self.boundaries:
+                boundary.forward.learner.begin()
 
     def cut(self, index: int, x: Tensor) -> Tensor:
         """`x`, [samples, tokens, channels], as the next stage gets it."""

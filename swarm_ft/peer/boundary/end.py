@@ -15,6 +15,7 @@ from functools import partial
 from torch import Tensor
 
 from swarm_ft import failpoints
+from swarm_ft.codec.basis import Basis, name_in
 from swarm_ft.errors import BadFrame, OutOfTurn
 from swarm_ft.ids import BlockIndex, PeerId, StepNumber
 from swarm_ft.log import get_logger
@@ -35,6 +36,7 @@ from swarm_ft.protocol.messages.boundary import (
     FrameKey,
     FrameKind,
     FromNeighbour,
+    SharedBasis,
 )
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.messages.timeline import SpanKind
@@ -44,6 +46,10 @@ from swarm_ft.protocol.spec.run_spec import TrainSpec
 from swarm_ft.protocol.wire.frames import wire_bytes
 
 logger = get_logger(__name__)
+
+_MOST_BASES = 4
+"""Of the other end that are kept: of first activations and of changes, each as of the present step
+and the next."""
 
 
 class Boundary:
@@ -90,6 +96,8 @@ class Boundary:
         self._unencoded: dict[FrameKey, Tensor] = {}
         self._held: dict[FrameKey, Frame | None] = {}
         self._changed = asyncio.Event()
+        self._said: set[SharedBasis] = set()
+        self._lent: dict[bytes, Basis] = {}
         self._step = StepNumber(-1)
         self._traffic = Traffic(boundary=hello.boundary)
 
@@ -218,8 +226,9 @@ class Boundary:
     async def _decode(self) -> None:
         while True:
             frame = await self._decode_jobs.get()
+            basis = self._lent.get(name_in(frame.tensor.payload))
             try:
-                value = await run_in(self._pool, self._timed_decode, frame)
+                value = await run_in(self._pool, self._timed_decode, frame, basis)
             except BadFrame as error:
                 self._session.dropped(frame.key)
                 self._channel.break_off(error)
@@ -240,9 +249,9 @@ class Boundary:
         self._add_span(SpanKind.ENCODE, frame, begin_s)
         return frame
 
-    def _timed_decode(self, frame: Frame) -> Tensor | Refusal:
+    def _timed_decode(self, frame: Frame, basis: Basis | None) -> Tensor | Refusal:
         begin_s = self._timeline.now_s()
-        value = self._coder.decode(frame)
+        value = self._coder.decode(frame, basis)
         self._add_span(SpanKind.DECODE, frame, begin_s)
         return value
 
@@ -250,6 +259,7 @@ class Boundary:
         for effect in effects:
             match effect:
                 case Transmit(message):
+                    self._say_basis(message)
                     self._channel.say(message)
                 case Deliver(frame) if frame.tensor.tokens == self._expected.get(frame.key):
                     self._decode_jobs.put_nowait(frame)
@@ -265,6 +275,13 @@ class Boundary:
             self._untaken.discard(key)
             self._session.forget(key)
             self._taken(key)
+
+    def _say_basis(self, message: FromNeighbour) -> None:
+        """Say what a frame is coded along, before it, once a connection."""
+        basis = self._coder.shared_basis(message) if isinstance(message, Frame) else None
+        if basis is not None and basis not in self._said:
+            self._said.add(basis)
+            self._channel.say(basis)
 
     def _not_planned(self, frame: Frame) -> BadFrame:
         expected, tokens = self._expected.get(frame.key), frame.tensor.tokens
@@ -283,6 +300,7 @@ class Boundary:
         check_spec_digest(f"run {ours.run_id}", ours.spec_digest, hello.spec_digest, whose)
         logger.debug("boundary %d: connected to %s", ours.boundary, hello.peer_id)
         self.is_connected.set()
+        self._said.clear()
         self._apply(self._session.connected(hello))
 
     def disconnected(self) -> None:
@@ -293,6 +311,9 @@ class Boundary:
     def receive(self, message: FromNeighbour) -> None:
         """See `ChannelEnd`."""
         begin_s = self._timeline.now_s()
+        if isinstance(message, SharedBasis):
+            self._lend(self._coder.read_basis(message))
+            return
         if isinstance(message, Frame):
             # Before the session holds it: that bounds its memory.
             self._coder.check(message, is_early=message.key.step > self._step)
@@ -300,10 +321,20 @@ class Boundary:
         if isinstance(message, Frame):
             self._add_span(SpanKind.RECEIVE, message, begin_s)
 
+    def _lend(self, basis: Basis) -> None:
+        self._lent.pop(basis.name, None)
+        self._lent[basis.name] = basis
+        while len(self._lent) > _MOST_BASES:
+            del self._lent[next(iter(self._lent))]
+
     async def write(self, message: FromNeighbour, send: Send) -> None:
         """See `ChannelEnd`."""
         if isinstance(message, Frame):
             await self._write_frame(message, send)
+        elif isinstance(message, SharedBasis):
+            await send(message)
+            num_bytes = wire_bytes(message)
+            self._traffic += Traffic(boundary=self._hello.boundary, forward_bytes=num_bytes)
         else:
             await send(message)
 

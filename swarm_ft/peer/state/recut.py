@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from swarm_ft.peer.state.stage_state import RESIDUALS, buffers_in, payloads
+from swarm_ft.peer.boundary.bases import BasisKey
+from swarm_ft.peer.state.stage_state import BASES, RESIDUALS, buffers_in, payloads
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.snapshots.shard import ShardContents
 
@@ -42,7 +43,7 @@ def recut(parts: Parts, layers: LayerRange, names: Collection[str], channels: in
     }
     return ShardContents(
         state=state,
-        extras={**_residuals(parts, state), **payloads(kept)},
+        extras={**_residuals(parts, state), **_bases(parts, layers), **payloads(kept)},
         buffer_digests={name: record.digest for name, record in kept.items()},
     )
 
@@ -51,6 +52,17 @@ def _boundaries_kept(old: LayerRange, new: LayerRange) -> set[int]:
     """Of the old stage's those that are the new one's, with the same blocks beside them."""
     kept = {old.start} if old.start == new.start else set()
     return kept | ({old.stop} if old.stop == new.stop else set())
+
+
+def _bases(parts: Parts, layers: LayerRange) -> dict[str, Tensor]:
+    """What is sent along over the boundaries that stay."""
+    return {
+        name: x
+        for old, contents in parts.items()
+        for name, x in contents.extras.items()
+        if name.startswith(BASES)
+        and BasisKey.named(name.removeprefix(BASES)).boundary in _boundaries_kept(old, layers)
+    }
 
 
 def _residuals(parts: Parts, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,343 @@
+"""`qkS`, `aqkS`: first activations and changes along the directions of a learned basis.
+
+At constant quality: the step is S times the activation's own spread, whatever bits that takes.
+Changes that follow few directions, as those of a model that is fine-tuned do, then take few bits:
+what a sample's last visit lost has no direction, and mostly lies below the step.
+
+A frame names the basis that it needs, and both ends hold it (`basis`). Payload: the name; if it is
+`PLAIN`, what `wide` writes of the channels themselves; else a header, the classes of tokens if they
+pay, the large codes, the symbols' tables and their stream.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from swarm_ft.codec.base import Codec, as_tensor, check_finite, checked_peak, peak_of
+from swarm_ft.codec.basis import NAME_BYTES, PLAIN, Basis
+from swarm_ft.codec.entropy import (
+    CLASSES,
+    MAX_CONTEXTS,
+    MAX_SCALE,
+    SYMBOLS,
+    Tables,
+    max_stream_bytes,
+    read_stream,
+    stream_bits,
+    write_stream,
+)
+from swarm_ft.codec.kernels import kernels_for
+from swarm_ft.codec.kernels.base import MAX_CODE, MIN_SCALE, UNITS, Kernels, Scales, WideGrid
+from swarm_ft.codec.kernels.reference import ReferenceKernels
+from swarm_ft.codec.wide import WideCodec, read_escaped, write_at_scale
+from swarm_ft.codec.wide_plan import FIRST_SYMBOL, SYMBOL_ZERO, to_symbols
+from swarm_ft.errors import BadFrame
+from swarm_ft.protocol.messages.boundary import EncodedTensor
+
+_HEADER = struct.Struct("<HBBI")
+_CLASS_BITS = 3
+_DEAD_ZONE = 0.1
+"""Codes are rounded up only from this much above the half: rarer ones cost more than they tell."""
+_EXACT_BITS = 24
+_PACKING = ReferenceKernels()
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class DirectionalCodec(Codec):
+    """See the module's docstring.
+
+    Attributes:
+        kernels: the backend; by default the one for the tensor's device.
+        basis: what is encoded along, and what a frame that names it is decoded along; None if
+            there is none yet: then channels are coded by themselves.
+    """
+
+    kernels: Kernels | None = None
+    basis: Basis | None = None
+
+    def along(self, basis: Basis | None) -> DirectionalCodec:
+        """The same codec with that basis."""
+        return replace(self, basis=basis)
+
+    def step_of(self, x: Tensor) -> float:
+        """The step in which x, [tokens, channels], or its change, is coded.
+
+        The spread is that of a middling token: a few tokens with massive activations do not
+        coarsen all others.
+        """
+        spread = x.double().square().mean(1).median().sqrt().item()
+        return spread * self.spec.number
+
+    def max_payload_bytes(self, tokens: int, channels: int) -> int:
+        """See `Codec.max_payload_bytes`."""
+        coded = _HEADER.size + tokens + 2 * tokens * channels
+        coded += max_stream_bytes(tokens * channels)
+        return NAME_BYTES + max(coded, WideCodec(self.spec).max_payload_bytes(tokens, channels))
+
+    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
+        kernels = self.kernels or kernels_for(x.device.type)
+        basis, step = self.basis, self.step_of(x)
+        if basis is None:
+            return PLAIN + write_at_scale(self.spec, x, base, step, kernels)
+        change = x if base is None else x - base
+        if basis.mean is not None:
+            change = change - basis.mean.to(x.device)
+        checked_peak(peak_of(change))
+        return basis.name + _written(change @ basis.analysis(x.device), step, basis, kernels)
+
+    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
+        device = torch.device("cpu") if base is None else base.device
+        kernels = self.kernels or kernels_for(device.type)
+        name, payload = encoded.payload[:NAME_BYTES], encoded.payload[NAME_BYTES:]
+        if name == PLAIN:
+            plain = replace(encoded, payload=payload)
+            return WideCodec(self.spec, kernels).decode(plain, base)
+        basis = self.basis
+        if basis is None or basis.name != name or basis.channels != encoded.channels:
+            raise BadFrame(f"frame: it needs the basis {name.hex()}, which is not here")
+        codes, scale, shrink = _read_codes(payload, encoded.tokens, basis, device, kernels)
+        along = kernels.dequantize(codes, None, _UNIT, WideGrid(shrink))
+        # Three exact steps and two roundings, each in an operation of its own: nothing is fused.
+        value = _exact_product(along, basis) * scale
+        if basis.mean is not None:
+            value = basis.mean.to(device) + value
+        return check_finite(value if base is None else base + value)
+
+
+_UNIT = Scales(torch.ones(1), torch.ones(1))
+
+
+def _exact_product(along: Tensor, basis: Basis) -> Tensor:
+    """`along` @ synthesis, rounded once: the same bits wherever it is computed.
+
+    All factors are whole numbers over powers of two. Where no sum of magnitudes reaches 2^24 of
+    their smallest unit every order of adding float32 numbers is exact; else float64 is.
+    """
+    directions = basis.synthesis(along.device)
+    unit_bits = int(basis.exponents.max()) + UNITS.bit_length() - 1
+    reach = (along.abs() @ directions.abs().amax(1)).max().item()
+    is_small = reach * 2.0**unit_bits < 2.0 ** (_EXACT_BITS - 1)
+    if is_small and torch.get_float32_matmul_precision() == "highest":
+        return along @ directions
+    return (along.double() @ directions.double()).float()
+
+
+# ---- what follows the name
+
+
+def _written(along: Tensor, step: float, basis: Basis, kernels: Kernels) -> bytes:
+    """The payload of values along the basis, float32 [tokens, directions]."""
+    scale = _scale_for(step, peak_of(along))
+    if scale == 0:
+        return _HEADER.pack(0, 0, 0, 0)
+    codes, shrink = _quantized(along, scale, kernels)
+    symbols, upper = to_symbols(codes, 0)
+    by_class = basis.classes.to(codes.device)
+    tokens, counts = _contexts_that_pay(symbols, codes, by_class, kernels)
+    contexts = _contexts(tokens, by_class, len(codes))
+    escaped = upper[upper.abs() >= SYMBOL_ZERO - FIRST_SYMBOL].cpu().numpy().astype("<i2")
+    tables, written, is_few = _tables_that_pay(counts)
+    pattern = int(torch.tensor(scale).to(torch.bfloat16).view(torch.int16)) & 0xFFFF
+    flags = shrink | (tokens is not None) << 4 | is_few << 5
+    head = _HEADER.pack(pattern, flags, len(counts), len(escaped))
+    classes = b"" if tokens is None else _packed(tokens)
+    stream = write_stream(symbols.reshape(-1), contexts, tables, kernels)
+    return head + classes + escaped.tobytes() + written + stream
+
+
+def _scale_for(step: float, peak: float) -> float:
+    """A bfloat16 that codes and floats allow; 0 where all codes would be."""
+    if peak == 0:
+        return 0.0
+    bounded = min(max(step, MIN_SCALE * 4, peak / MAX_CODE), MAX_SCALE / 2)
+    return torch.tensor(bounded).to(torch.bfloat16).item()
+
+
+def _quantized(along: Tensor, scale: float, kernels: Kernels) -> tuple[Tensor, int]:
+    """Codes, int16, of values that are rounded toward zero a little, and their shrink."""
+    narrowed = along.sign() * (along.abs() - _DEAD_ZONE * scale).clamp(min=0)
+    scales = Scales(torch.ones(1, device=along.device), torch.full((1,), scale).to(along.device))
+    codes = kernels.quantize(narrowed, None, scales, WideGrid())
+    sizes = codes.abs().float()
+    few = (sizes > 0) & (sizes < 64)
+    if not bool(few.any()):
+        return codes, 0
+    offset = (sizes - along.abs() / scale)[few].mean().item()
+    return codes, min(max(round(offset * UNITS), 0), 15)
+
+
+def _contexts_that_pay(
+    symbols: Tensor, codes: Tensor, by_class: Tensor, kernels: Kernels
+) -> tuple[Tensor | None, Counts]:
+    """Classes of tokens, uint8, if they save more than they take; and the counts by context."""
+    plain = _counts(symbols, _contexts(None, by_class, len(codes)), kernels)
+    sizes = codes.abs().double().mean(1)
+    octaves = torch.log2(sizes.clamp(min=1 / codes.shape[1]))
+    tokens = ((octaves - octaves.median()) * 2 + CLASSES // 2).round().clamp(0, CLASSES - 1)
+    tokens = (tokens - tokens.min()).to(torch.uint8)
+    by_both = _counts(symbols, _contexts(tokens, by_class, len(codes)), kernels)
+    cost = len(codes) * _CLASS_BITS
+    if _size_bits(by_both) + cost < _size_bits(plain):
+        return tokens, by_both
+    return None, plain
+
+
+def _size_bits(counts: Counts) -> float:
+    tables, written, _ = _tables_that_pay(counts)
+    return stream_bits(counts, tables) + 8 * len(written)
+
+
+def _contexts(tokens: Tensor | None, by_class: Tensor, count: int) -> Tensor:
+    """The context of every value, uint8 [tokens * directions]."""
+    if tokens is None:
+        return by_class[None, :].expand(count, -1).reshape(-1).contiguous()
+    return (tokens[:, None] + by_class[None, :]).reshape(-1)
+
+
+def _counts(symbols: Tensor, contexts: Tensor, kernels: Kernels) -> Counts:
+    number = int(contexts.max()) + 1
+    found: Counts = kernels.histogram(symbols.reshape(-1), contexts, number).cpu().numpy()
+    return found
+
+
+def _packed(classes: Tensor) -> bytes:
+    return _PACKING.pack(classes.cpu(), _CLASS_BITS).numpy().tobytes()
+
+
+def _read_codes(
+    data: bytes, tokens: int, basis: Basis, device: torch.device, kernels: Kernels
+) -> tuple[Tensor, float, int]:
+    """Codes, int16 [tokens, directions], their scale and shrink.
+
+    Raises:
+        BadFrame: no encoder writes that.
+    """
+    shape = tokens, basis.directions
+    if len(data) < _HEADER.size:
+        raise BadFrame(f"frame: expected a header of {_HEADER.size} bytes, got {len(data)}")
+    pattern, flags, contexts, escapes = _HEADER.unpack_from(data)
+    if pattern == 0:
+        return torch.zeros(shape, dtype=torch.int16, device=device), 0.0, 0
+    scale = torch.tensor(pattern, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).item()
+    if not MIN_SCALE <= scale <= MAX_SCALE or flags > 63 or escapes > tokens * basis.directions:
+        raise BadFrame(f"frame: a header that no encoder writes, with a scale of {scale:.4g}")
+    by_token, at = None, _HEADER.size
+    if flags & 16:
+        size = -(-tokens // 8) * _CLASS_BITS
+        _check_size(data, at + size)
+        by_token = _PACKING.unpack(as_tensor(data[at : at + size]), tokens, _CLASS_BITS).to(device)
+        at += size
+    _check_size(data, at + 2 * escapes)
+    large = np.frombuffer(data, "<i2", escapes, at).astype(np.int16)
+    at += 2 * escapes
+    read = Geometric.from_bytes if flags & 32 else Tables.from_bytes
+    tables, size = read(data[at:], _checked_contexts(contexts))
+    values = _contexts(by_token, basis.classes.to(device), tokens)
+    symbols = read_stream(data[at + size :], values, tables, kernels)
+    return read_escaped(symbols, torch.from_numpy(large)).view(shape), scale, flags & 15
+
+
+def _checked_contexts(contexts: int) -> int:
+    if not 1 <= contexts <= MAX_CONTEXTS:
+        raise BadFrame(f"frame: expected 1 to {MAX_CONTEXTS} contexts, got {contexts}")
+    return contexts
+
+
+def _check_size(data: bytes, expected: int) -> None:
+    if len(data) < expected:
+        raise BadFrame(f"frame: expected {expected} bytes or more, got {len(data)}")
+
+
+# ---- symbol tables in three bytes: a two-sided geometric distribution with a weight of its own for
+# zero. Small frames cannot afford more.
+
+_TABLE_BYTES = 3
+_UNUSED, _MOST, _LEVEL = 255, 127, 64
+_TOP = 52
+"""The weight of zero, in quarters of an octave, as `Tables` has them."""
+_SLOPES = np.array([(8 + j % 8) << (j // 8) for j in range(80)], np.int64)
+"""How much a code's weight falls from one size to the next, in 1/256 of a quarter of an octave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Geometric:
+    """Tables of a few numbers each.
+
+    Attributes:
+        numbers: int64 [contexts, 3]: the largest size of a code, how far its weight falls from zero
+            to one (above 64) or rises, and the slope from size to size; 255 for an unused context.
+    """
+
+    numbers: Counts
+
+    @staticmethod
+    def of_counts(counts: Counts) -> Geometric:
+        """The likeliest for counts of shape [contexts, 256]."""
+        return Geometric(np.array([_fit(row) for row in counts], np.int64))
+
+    @property
+    def tables(self) -> Tables:
+        """Whole-number arithmetic: the same on every machine."""
+        return Tables(np.stack([_weights(*row) for row in self.numbers.tolist()]))
+
+    def to_bytes(self) -> bytes:
+        """Three bytes a context."""
+        return self.numbers.astype(np.uint8).tobytes()
+
+    @staticmethod
+    def from_bytes(data: bytes, contexts: int) -> tuple[Tables, int]:
+        """The tables that `to_bytes` wrote at the beginning of `data`, and how many bytes it took.
+
+        Raises:
+            BadFrame: it is cut short, or a number is out of its range.
+        """
+        size = _TABLE_BYTES * contexts
+        _check_size(data, size)
+        numbers = np.frombuffer(data, np.uint8, size).reshape(-1, _TABLE_BYTES).astype(np.int64)
+        used = numbers[numbers[:, 0] != _UNUSED]
+        if (used > (_MOST, _MOST, len(_SLOPES) - 1)).any():
+            raise BadFrame("frame: a table of symbols that no encoder writes")
+        return Geometric(numbers).tables, size
+
+
+def _tables_that_pay(counts: Counts) -> tuple[Tables, bytes, bool]:
+    """Tables, how they are written, and whether that is in few numbers."""
+    few, whole = Geometric.of_counts(counts), Tables.of_counts(counts)
+    tables, written = few.tables, whole.to_bytes()
+    saved_bits = stream_bits(counts, tables) - stream_bits(counts, whole)
+    if saved_bits <= 8 * (len(written) - _TABLE_BYTES * len(counts)):
+        return tables, few.to_bytes(), True
+    return whole, written, False
+
+
+def _fit(counts: Counts) -> tuple[int, int, int]:
+    sizes = counts[SYMBOL_ZERO:].copy()
+    sizes[1:] += counts[SYMBOL_ZERO - 1 : 0 : -1]
+    some = int(sizes[1:].sum())
+    if some == 0:
+        return (0 if sizes[0] else _UNUSED), 0, 0
+    beyond = float(sizes[1:] @ np.arange(len(sizes) - 1)) / some
+    ratio = min(max(beyond / (1 + beyond), 2.0**-15), 1 - 2.0**-9)
+    slope = int(np.abs(np.log(_SLOPES / 256) - math.log(-4 * math.log2(ratio))).argmin())
+    fall = round(4 * math.log2(max(int(sizes[0]), 0.5) / (some / 2 * (1 - ratio))))
+    return int(np.flatnonzero(sizes).max()), min(max(fall + _LEVEL, 0), _MOST), slope
+
+
+def _weights(largest: int, fall: int, slope: int) -> NDArray[np.uint8]:
+    weights = np.zeros(SYMBOLS, np.uint8)
+    if largest == _UNUSED:
+        return weights
+    down = np.arange(largest, dtype=np.int64) * _SLOPES[slope] >> 8
+    sizes = np.maximum(_TOP - max(fall - _LEVEL, 0) - down, 1).astype(np.uint8)
+    weights[SYMBOL_ZERO] = max(_TOP - max(_LEVEL - fall, 0), 1)
+    weights[SYMBOL_ZERO + 1 : SYMBOL_ZERO + 1 + largest] = sizes
+    weights[SYMBOL_ZERO - largest : SYMBOL_ZERO] = sizes[::-1]
+    return weights

@@ -1,0 +1,160 @@
+"""The bases that this peer's ends of boundaries send along, and what they learn the next ones of.
+
+Learned in some steps from what the whole step sent, and used from the next step on: so a step that
+is redone learns what it did before, and what a basis is follows from the run alone. It is state of
+the stage as its weights are, and goes into snapshots; at the other end it is only lent, and said
+again over every new connection. Knows no wire and no clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Container, Mapping
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from swarm_ft.codec.base import as_tensor
+from swarm_ft.codec.basis import Basis, learned
+from swarm_ft.errors import BadFrame
+from swarm_ft.ids import BlockIndex, SampleId
+
+LEARNS_EVERY_STEPS = 32
+_MOST_ROWS = 128
+"""Of a sample; a step's together are many more than the directions that matter."""
+
+
+class Kind(IntEnum):
+    """What is sent along it."""
+
+    FIRST = 1
+    """Activations that build on nothing."""
+    CHANGE = 2
+    """Changes since a sample's last visit."""
+
+
+class BasisKey(NamedTuple):
+    """Names a basis of this stage, whichever it is by now."""
+
+    boundary: BlockIndex
+    kind: Kind
+
+    def __str__(self) -> str:
+        return f"{self.boundary}/{self.kind.value}"
+
+    @staticmethod
+    def named(text: str) -> BasisKey:
+        """The key that `str` gave a name.
+
+        Raises:
+            BadFrame: it did not give this one.
+        """
+        boundary, _, kind = text.partition("/")
+        try:
+            return BasisKey(BlockIndex(int(boundary)), Kind(int(kind)))
+        except ValueError as error:
+            raise BadFrame(f"basis {text!a}: expected a boundary and a kind") from error
+
+
+class _Seen(NamedTuple):
+    """What a sample's frame was made of: bfloat16 [rows, channels], and its step."""
+
+    rows: Tensor
+    step_size: float
+
+
+def learns_in(step: int) -> bool:
+    """Whether a step's frames make new bases: often at first, when a run changes most."""
+    count = step + 1
+    return count % LEARNS_EVERY_STEPS == 0 or (
+        count < LEARNS_EVERY_STEPS and count & (count - 1) == 0
+    )
+
+
+class Bases:
+    """See the module's docstring. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[BasisKey, Basis] = {}
+        self._open: dict[BasisKey, dict[SampleId, _Seen]] = {}
+        self._to_learn: dict[BasisKey, list[_Seen]] = {}
+
+    def get(self, key: BasisKey) -> Basis | None:
+        """The basis of the open step; None before the first is learned.
+
+        The first call after a step that makes one takes as long as that does.
+        """
+        with self._lock:
+            seen = self._to_learn.pop(key, None)
+            if seen is not None:
+                self._learn(key, seen)
+            return self._known.get(key)
+
+    def wants(self, key: BasisKey, step: int) -> bool:
+        """Whether to `note` what this step sends."""
+        return learns_in(step) or self.get(key) is None
+
+    def note(self, key: BasisKey, sample: SampleId, rows: Tensor, step_size: float) -> None:
+        """A frame of the open step.
+
+        Args:
+            key: of its basis.
+            sample: that it was of; noted again, the last one counts.
+            rows: float32 [tokens, channels], before it was coded.
+            step_size: the quantiser's.
+        """
+        every = -(-len(rows) // _MOST_ROWS)
+        seen = _Seen(rows[::every].to("cpu", torch.bfloat16), step_size)
+        with self._lock:
+            self._open.setdefault(key, {})[sample] = seen
+
+    def rollback(self, but: Container[SampleId] = ()) -> None:
+        """The step is to be redone, but for these samples."""
+        with self._lock:
+            for key, seen in self._open.items():
+                self._open[key] = {sample: s for sample, s in seen.items() if sample in but}
+
+    def commit(self) -> None:
+        """The step counts: from now on bases are what its frames say."""
+        with self._lock:
+            for key, seen in self._open.items():
+                if seen:
+                    # In an order that is always the same, whenever frames were made.
+                    self._to_learn[key] = [seen[sample] for sample in sorted(seen)]
+            self._open.clear()
+
+    def export(self) -> dict[str, Tensor]:
+        """All of it as of the last commit, as uint8 tensors by names."""
+        for key in list(self._to_learn):
+            self.get(key)
+        with self._lock:
+            return {str(key): as_tensor(basis.to_bytes()) for key, basis in self._known.items()}
+
+    def restore(self, exported: Mapping[str, Tensor], channels: int) -> None:
+        """Take what `export` gave, in place of all there is.
+
+        Raises:
+            BadFrame: a basis is none for so many channels, or its name none.
+        """
+        known = {BasisKey.named(name): _read(data, channels) for name, data in exported.items()}
+        with self._lock:
+            self._open.clear()
+            self._to_learn.clear()
+            self._known = known
+
+    def _learn(self, key: BasisKey, seen: list[_Seen]) -> None:
+        rows = torch.cat([one.rows for one in seen]).float()
+        step_size = statistics.fmean(one.step_size for one in seen)
+        basis = learned(rows, step_size, has_mean=key.kind is Kind.FIRST)
+        if basis is not None:
+            self._known[key] = basis
+
+
+def _read(data: Tensor, channels: int) -> Basis:
+    if data.dtype != torch.uint8 or data.dim() != 1:
+        raise BadFrame(f"basis: expected bytes, got {data.dtype} {list(data.shape)}")
+    return Basis.from_bytes(data.numpy().tobytes(), channels)
