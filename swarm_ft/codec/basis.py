@@ -35,7 +35,7 @@ _FLOOR = 0.3
 quantiser's error is 1 / sqrt(12) = 0.29 steps (reverse water-filling, Cover and Thomas 10.3.3)."""
 _WHOLE_CHANNELS = 512
 """Up to here all eigenvectors are found, beyond it the leading ones, by subspace iteration."""
-_ITERATIONS, _SPARE = 2, 16
+_FIRST_RANK, _SPARE, _ITERATIONS = 128, 16, 2
 _AN_OCTAVE = 2.0
 
 
@@ -167,7 +167,7 @@ def learned(rows: Tensor, step: float, *, has_mean: bool) -> Basis | None:
     centred = rows if mean is None else rows - mean
     if not (math.isfinite(step) and step > 0 and bool(centred.isfinite().all())):
         return None
-    spreads, vectors = _leading(centred)
+    spreads, vectors = _leading(centred, _FLOOR * step)
     count = min(int((spreads > _FLOOR * step).sum()), most_directions(rows.shape[1]))
     if count == 0:
         return None
@@ -176,23 +176,28 @@ def learned(rows: Tensor, step: float, *, has_mean: bool) -> Basis | None:
     return Basis(coefficients, exponents, classes, None if mean is None else mean.cpu())
 
 
-def _leading(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Spreads, falling, and their unit vectors: [k] and [channels, k]."""
+def _leading(rows: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """Spreads, falling, and their unit vectors, [k] and [channels, k]: all that reach the floor."""
     count, channels = rows.shape
     if channels <= _WHOLE_CHANNELS:
         exact = rows.double()
         squares, vectors = torch.linalg.eigh(exact.T @ exact / count)
         return squares.flip(0).clamp(min=0).sqrt(), vectors.flip(1)
-    span = _leading_span(rows, min(most_directions(channels), channels // 2, count))
-    _, values, vectors = torch.linalg.svd(rows @ span, full_matrices=False)
-    return values / math.sqrt(count), span @ vectors.T
+    rank, most = _FIRST_RANK, min(most_directions(channels), count)
+    while True:
+        span = _leading_span(rows, min(rank + _SPARE, channels, count))
+        _, values, vectors = torch.linalg.svd(rows @ span, full_matrices=False)
+        spreads = values[:rank] / math.sqrt(count)
+        if rank >= most or float(spreads[-1]) <= floor:
+            return spreads, span @ vectors[:rank].T
+        rank *= 2
 
 
 def _leading_span(rows: Tensor, rank: int) -> Tensor:
-    """An orthonormal [channels, rank + a few] that holds about all that rows vary by most."""
+    """An orthonormal [channels, rank] that holds about all that rows vary by most."""
     # Halko, Martinsson and Tropp 2011, algorithm 4.4; drawn by a generator of its own.
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(len(rows), rank + _SPARE, generator=generator).to(rows.device)
+    drawn = torch.randn(len(rows), rank, generator=generator).to(rows.device)
     span: Tensor = torch.linalg.qr(rows.T @ drawn)[0]
     for _ in range(_ITERATIONS):
         span = torch.linalg.qr(rows.T @ torch.linalg.qr(rows @ span)[0])[0]

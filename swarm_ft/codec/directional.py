@@ -73,8 +73,8 @@ class DirectionalCodec(Codec):
         The spread is that of a middling token: a few tokens with massive activations do not
         coarsen all others.
         """
-        spread = x.double().square().mean(1).median().sqrt().item()
-        return spread * self.spec.number
+        lengths = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
+        return float(lengths.median()) / math.sqrt(x.shape[1]) * self.spec.number
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         """See `Codec.max_payload_bytes`."""

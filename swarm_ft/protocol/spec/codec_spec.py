@@ -35,6 +35,10 @@ class CodecName(IntEnum):
     AQK = 13
 
 
+MIN_QUALITY_STEP, MAX_QUALITY_STEP = 0.02, 8.0
+"""Of `qc`, `aqc`, `qk` and `aqk`: of a quantiser's step, times the values' spread."""
+
+
 class Axis(IntEnum):
     """Which values of a sample share a step."""
 
@@ -85,11 +89,11 @@ _FAMILIES = {
     CodecName.HQ: _Family("bits", 1, 8, True),
     CodecName.TOP: _Family("percent", 0.01, 100, False),
     CodecName.AQTOP: _Family("percent", 0.01, 100, False),
-    CodecName.QC: _Family("times the spread", 0.02, 8, False),
-    CodecName.AQC: _Family("times the spread", 0.02, 8, False),
+    CodecName.QC: _Family("times the spread", MIN_QUALITY_STEP, MAX_QUALITY_STEP, False),
+    CodecName.AQC: _Family("times the spread", MIN_QUALITY_STEP, MAX_QUALITY_STEP, False),
     CodecName.LOWRANK: _Family("ranks", 1, 256, True),
-    CodecName.QK: _Family("times the spread", 0.02, 8, False),
-    CodecName.AQK: _Family("times the spread", 0.02, 8, False),
+    CodecName.QK: _Family("times the spread", MIN_QUALITY_STEP, MAX_QUALITY_STEP, False),
+    CodecName.AQK: _Family("times the spread", MIN_QUALITY_STEP, MAX_QUALITY_STEP, False),
 }
 _PLAIN = {CodecName.NONE: "none", CodecName.FP16: "fp16", CodecName.BF16: "bf16"}
 _DELTAS = {CodecName.AQ, CodecName.AQTOP, CodecName.AQC, CodecName.AQK}
