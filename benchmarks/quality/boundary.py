@@ -96,13 +96,11 @@ class Learner:
     """The bases of one direction of one boundary: what a stage would learn, step by step."""
 
     bases: Bases = field(default_factory=Bases)
-    step: int = -1
     told: dict[BasisKey, bytes] = field(default_factory=dict)
 
     def begin(self) -> None:
         """The step before counts."""
         self.bases.commit()
-        self.step += 1
 
     def along(self, codec: AnyCodec, kind: Kind, tally: Tally) -> AnyCodec:
         """The codec with its basis, whose bytes are counted when it is new."""
@@ -120,7 +118,7 @@ class Learner:
     ) -> None:
         """What was sent, where the step's frames make a basis."""
         key = BasisKey(BlockIndex(0), kind)
-        if isinstance(codec, DirectionalCodec) and self.bases.wants(key, self.step):
+        if isinstance(codec, DirectionalCodec) and self.bases.wants(key):
             rows = x if base is None else x - base
             self.bases.note(key, SampleId(sample), rows, codec.step_of(x))
 

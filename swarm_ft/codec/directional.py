@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_ft.codec.base import Codec, as_tensor, check_finite, checked_peak, peak_of
-from swarm_ft.codec.basis import NAME_BYTES, PLAIN, Basis
+from swarm_ft.codec.basis import MAX_DIRECTIONS, NAME_BYTES, PLAIN, Basis
 from swarm_ft.codec.entropy import (
     CLASSES,
     MAX_CONTEXTS,
@@ -34,7 +34,15 @@ from swarm_ft.codec.entropy import (
     write_stream,
 )
 from swarm_ft.codec.kernels import kernels_for
-from swarm_ft.codec.kernels.base import MAX_CODE, MIN_SCALE, UNITS, Kernels, Scales, WideGrid
+from swarm_ft.codec.kernels.base import (
+    EXACT_CODE,
+    MAX_CODE,
+    MIN_SCALE,
+    UNITS,
+    Kernels,
+    Scales,
+    WideGrid,
+)
 from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.codec.wide import WideCodec, read_escaped, write_at_scale
 from swarm_ft.codec.wide_plan import FIRST_SYMBOL, SYMBOL_ZERO, to_symbols
@@ -45,6 +53,8 @@ _HEADER = struct.Struct("<HBBI")
 _CLASS_BITS = 3
 _DEAD_ZONE = 0.1
 """Codes are rounded up only from this much above the half: rarer ones cost more than they tell."""
+_FINER = 4
+"""Steps of what all tokens have in common, to one of their own: what is left of it is theirs."""
 _EXACT_BITS = 24
 _PACKING = ReferenceKernels()
 Counts = NDArray[np.int64]
@@ -78,8 +88,8 @@ class DirectionalCodec(Codec):
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         """See `Codec.max_payload_bytes`."""
-        coded = _HEADER.size + tokens + 2 * tokens * channels
-        coded += max_stream_bytes(tokens * channels)
+        count = (1 + tokens) * min(channels, MAX_DIRECTIONS)
+        coded = _HEADER.size + tokens + 2 * count + max_stream_bytes(count)
         return NAME_BYTES + max(coded, WideCodec(self.spec).max_payload_bytes(tokens, channels))
 
     def _write(self, x: Tensor, base: Tensor | None) -> bytes:
@@ -104,7 +114,8 @@ class DirectionalCodec(Codec):
         if basis is None or basis.name != name or basis.channels != encoded.channels:
             raise BadFrame(f"frame: it needs the basis {name.hex()}, which is not here")
         codes, scale, shrink = _read_codes(payload, encoded.tokens, basis, device, kernels)
-        along = kernels.dequantize(codes, None, _UNIT, WideGrid(shrink))
+        along = kernels.dequantize(codes[1:].contiguous(), None, _UNIT, WideGrid(shrink))
+        along += codes[0].float() / _FINER
         # Three exact steps and two roundings, each in an operation of its own: nothing is fused.
         value = _exact_product(along, basis) * scale
         if basis.mean is not None:
@@ -138,7 +149,9 @@ def _written(along: Tensor, step: float, basis: Basis, kernels: Kernels) -> byte
     scale = _scale_for(step, peak_of(along))
     if scale == 0:
         return _HEADER.pack(0, 0, 0, 0)
-    codes, shrink = _quantized(along, scale, kernels)
+    centre = _centre(along, scale)
+    codes, shrink = _quantized(along - centre.float() * (scale / _FINER), scale, kernels)
+    codes = torch.cat((centre[None], codes))
     symbols, upper = to_symbols(codes, 0)
     by_class = basis.classes.to(codes.device)
     tokens, counts = _contexts_that_pay(symbols, codes, by_class, kernels)
@@ -151,6 +164,12 @@ def _written(along: Tensor, step: float, basis: Basis, kernels: Kernels) -> byte
     classes = b"" if tokens is None else _packed(tokens)
     stream = write_stream(symbols.reshape(-1), contexts, tables, kernels)
     return head + classes + escaped.tobytes() + written + stream
+
+
+def _centre(along: Tensor, scale: float) -> Tensor:
+    """What all tokens have in common, int16 [directions], in finer steps than their own codes."""
+    finer = along.mean(0) * (_FINER / scale)
+    return finer.round().clamp(-EXACT_CODE, EXACT_CODE).to(torch.int16)
 
 
 def _scale_for(step: float, peak: float) -> float:
@@ -179,12 +198,12 @@ def _contexts_that_pay(
 ) -> tuple[Tensor | None, Counts]:
     """Classes of tokens, uint8, if they save more than they take; and the counts by context."""
     plain = _counts(symbols, _contexts(None, by_class, len(codes)), kernels)
-    sizes = codes.abs().double().mean(1)
+    sizes = codes[1:].abs().double().mean(1)
     octaves = torch.log2(sizes.clamp(min=1 / codes.shape[1]))
     tokens = ((octaves - octaves.median()) * 2 + CLASSES // 2).round().clamp(0, CLASSES - 1)
     tokens = (tokens - tokens.min()).to(torch.uint8)
     by_both = _counts(symbols, _contexts(tokens, by_class, len(codes)), kernels)
-    cost = len(codes) * _CLASS_BITS
+    cost = len(tokens) * _CLASS_BITS
     if _size_bits(by_both) + cost < _size_bits(plain):
         return tokens, by_both
     return None, plain
@@ -196,10 +215,12 @@ def _size_bits(counts: Counts) -> float:
 
 
 def _contexts(tokens: Tensor | None, by_class: Tensor, count: int) -> Tensor:
-    """The context of every value, uint8 [tokens * directions]."""
-    if tokens is None:
-        return by_class[None, :].expand(count, -1).reshape(-1).contiguous()
-    return (tokens[:, None] + by_class[None, :]).reshape(-1)
+    """The context of every code, uint8 [rows * directions]: the first row has one of its own."""
+    rows = by_class[None, :].expand(count, -1).clone()
+    if tokens is not None:
+        rows[1:] += tokens[:, None]
+    rows[0] = int(rows.max()) + 1
+    return rows.reshape(-1)
 
 
 def _counts(symbols: Tensor, contexts: Tensor, kernels: Kernels) -> Counts:
@@ -220,14 +241,14 @@ def _read_codes(
     Raises:
         BadFrame: no encoder writes that.
     """
-    shape = tokens, basis.directions
+    shape = 1 + tokens, basis.directions
     if len(data) < _HEADER.size:
         raise BadFrame(f"frame: expected a header of {_HEADER.size} bytes, got {len(data)}")
     pattern, flags, contexts, escapes = _HEADER.unpack_from(data)
     if pattern == 0:
         return torch.zeros(shape, dtype=torch.int16, device=device), 0.0, 0
     scale = torch.tensor(pattern, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).item()
-    if not MIN_SCALE <= scale <= MAX_SCALE or flags > 63 or escapes > tokens * basis.directions:
+    if not MIN_SCALE <= scale <= MAX_SCALE or flags > 63 or escapes > shape[0] * shape[1]:
         raise BadFrame(f"frame: a header that no encoder writes, with a scale of {scale:.4g}")
     by_token, at = None, _HEADER.size
     if flags & 16:
@@ -240,7 +261,7 @@ def _read_codes(
     at += 2 * escapes
     read = Geometric.from_bytes if flags & 32 else Tables.from_bytes
     tables, size = read(data[at:], _checked_contexts(contexts))
-    values = _contexts(by_token, basis.classes.to(device), tokens)
+    values = _contexts(by_token, basis.classes.to(device), shape[0])
     symbols = read_stream(data[at + size :], values, tables, kernels)
     return read_escaped(symbols, torch.from_numpy(large)).view(shape), scale, flags & 15
 

@@ -23,6 +23,8 @@ from swarm_ft.errors import BadFrame
 from swarm_ft.ids import BlockIndex, SampleId
 
 LEARNS_EVERY_STEPS = 32
+_STEPS = "/steps"
+"""Behind the name of a basis: that of how many steps sent along it."""
 _MOST_ROWS = 128
 """Of a sample; a step's together are many more than the directions that matter."""
 
@@ -66,9 +68,8 @@ class _Seen(NamedTuple):
     step_size: float
 
 
-def learns_in(step: int) -> bool:
-    """Whether a step's frames make new bases: often at first, when a run changes most."""
-    count = step + 1
+def learns_after(count: int) -> bool:
+    """Whether the `count`th step that sends along a basis makes a new one: often at first."""
     return count % LEARNS_EVERY_STEPS == 0 or (
         count < LEARNS_EVERY_STEPS and count & (count - 1) == 0
     )
@@ -80,6 +81,7 @@ class Bases:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[BasisKey, Basis] = {}
+        self._num_steps: dict[BasisKey, int] = {}
         self._open: dict[BasisKey, dict[SampleId, _Seen]] = {}
         self._to_learn: dict[BasisKey, list[_Seen]] = {}
 
@@ -94,9 +96,12 @@ class Bases:
                 self._learn(key, seen)
             return self._known.get(key)
 
-    def wants(self, key: BasisKey, step: int) -> bool:
-        """Whether to `note` what this step sends."""
-        return learns_in(step) or self.get(key) is None
+    def wants(self, key: BasisKey) -> bool:
+        """A frame of the open step is sent along it, or would be: whether to `note` its rows."""
+        is_missing = self.get(key) is None
+        with self._lock:
+            self._open.setdefault(key, {})
+            return is_missing or learns_after(self._num_steps.get(key, 0) + 1)
 
     def note(self, key: BasisKey, sample: SampleId, rows: Tensor, step_size: float) -> None:
         """A frame of the open step.
@@ -122,17 +127,20 @@ class Bases:
         """The step counts: from now on bases are what its frames say."""
         with self._lock:
             for key, seen in self._open.items():
+                self._num_steps[key] = self._num_steps.get(key, 0) + 1
                 if seen:
                     # In an order that is always the same, whenever frames were made.
                     self._to_learn[key] = [seen[sample] for sample in sorted(seen)]
             self._open.clear()
 
     def export(self) -> dict[str, Tensor]:
-        """All of it as of the last commit, as uint8 tensors by names."""
+        """All of it as of the last commit, as tensors by names."""
         for key in list(self._to_learn):
             self.get(key)
         with self._lock:
-            return {str(key): as_tensor(basis.to_bytes()) for key, basis in self._known.items()}
+            known = {str(key): as_tensor(basis.to_bytes()) for key, basis in self._known.items()}
+            steps = {f"{key}{_STEPS}": torch.tensor(n) for key, n in self._num_steps.items()}
+        return known | steps
 
     def restore(self, exported: Mapping[str, Tensor], channels: int) -> None:
         """Take what `export` gave, in place of all there is.
@@ -140,11 +148,14 @@ class Bases:
         Raises:
             BadFrame: a basis is none for so many channels, or its name none.
         """
-        known = {BasisKey.named(name): _read(data, channels) for name, data in exported.items()}
+        steps = {n.removesuffix(_STEPS): x for n, x in exported.items() if n.endswith(_STEPS)}
+        bases = {n: x for n, x in exported.items() if not n.endswith(_STEPS)}
+        known = {BasisKey.named(name): _read(data, channels) for name, data in bases.items()}
+        num_steps = {BasisKey.named(name): _count(x) for name, x in steps.items()}
         with self._lock:
             self._open.clear()
             self._to_learn.clear()
-            self._known = known
+            self._known, self._num_steps = known, num_steps
 
     def _learn(self, key: BasisKey, seen: list[_Seen]) -> None:
         rows = torch.cat([one.rows for one in seen]).float()
@@ -154,7 +165,22 @@ class Bases:
             self._known[key] = basis
 
 
+def boundary_of(name: str) -> BlockIndex:
+    """Whose part of an export it is.
+
+    Raises:
+        BadFrame: no export has such a name.
+    """
+    return BasisKey.named(name.removesuffix(_STEPS)).boundary
+
+
 def _read(data: Tensor, channels: int) -> Basis:
     if data.dtype != torch.uint8 or data.dim() != 1:
         raise BadFrame(f"basis: expected bytes, got {data.dtype} {list(data.shape)}")
     return Basis.from_bytes(data.numpy().tobytes(), channels)
+
+
+def _count(x: Tensor) -> int:
+    if x.dtype != torch.int64 or x.numel() != 1 or int(x) < 0:
+        raise BadFrame(f"basis: expected a number of steps, got {x.dtype} {list(x.shape)}")
+    return int(x)

@@ -279,7 +279,7 @@ class FrameCoder:
         where = BasisKey(self._boundary, kind)
         if not isinstance(codec, DirectionalCodec) or self.is_held_out(key):
             return
-        if self._bases.wants(where, key.step):
+        if self._bases.wants(where):
             rows = x if base is None else x - base.to(x.device)
             self._bases.note(where, key.sample, rows, codec.step_of(x))
 

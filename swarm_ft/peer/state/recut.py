@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from swarm_ft.peer.boundary.bases import BasisKey
+from swarm_ft.peer.boundary.bases import boundary_of
 from swarm_ft.peer.state.stage_state import BASES, RESIDUALS, buffers_in, payloads
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.snapshots.shard import ShardContents
@@ -61,7 +61,7 @@ def _bases(parts: Parts, layers: LayerRange) -> dict[str, Tensor]:
         for old, contents in parts.items()
         for name, x in contents.extras.items()
         if name.startswith(BASES)
-        and BasisKey.named(name.removeprefix(BASES)).boundary in _boundaries_kept(old, layers)
+        and boundary_of(name.removeprefix(BASES)) in _boundaries_kept(old, layers)
     }
 
 
