@@ -37,9 +37,11 @@ _WHOLE_CHANNELS = 512
 """Up to here all eigenvectors are found, beyond it the leading ones, by subspace iteration."""
 _FIRST_RANK, _SPARE, _ITERATIONS = 128, 16, 2
 _AN_OCTAVE = 2.0
+_LEAST_SQUARE = 0.01
+"""Of a combination of directions with unit weights: rounding orthonormal ones leaves far more."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Basis:
     """Directions over channels, in order of falling variance; nearly orthonormal.
 
@@ -54,8 +56,8 @@ class Basis:
     exponents: Tensor
     classes: Tensor
     mean: Tensor | None = None
-    _synthesis: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)
-    _analysis: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)
+    _synthesis: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _analysis: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def directions(self) -> int:
@@ -67,10 +69,18 @@ class Basis:
         """How many."""
         return self.coefficients.shape[1]
 
-    @property
+    @functools.cached_property
     def name(self) -> bytes:
         """What frames call it."""
-        return _name_of(self.to_bytes())
+        name = fingerprint_of(self.to_bytes())[:NAME_BYTES]
+        return name if name != PLAIN else b"\1" * NAME_BYTES
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether values can be coded along it; any can be decoded."""
+        rows = self.synthesis(torch.device("cpu")).double()
+        _, failed = torch.linalg.cholesky_ex(rows @ rows.T - _LEAST_SQUARE * torch.eye(len(rows)))
+        return not int(failed)
 
     def synthesis(self, device: torch.device) -> Tensor:
         """The directions as exact float32 [directions, channels]: codes times it make values."""
@@ -139,12 +149,6 @@ def name_in(payload: bytes) -> bytes:
     """The name of the basis that a frame's payload needs; empty if it needs none."""
     name = payload[:NAME_BYTES]
     return b"" if name == PLAIN else name
-
-
-@functools.lru_cache(maxsize=64)
-def _name_of(data: bytes) -> bytes:
-    name = fingerprint_of(data)[:NAME_BYTES]
-    return name if name != PLAIN else b"\1" * NAME_BYTES
 
 
 # ---- learning one

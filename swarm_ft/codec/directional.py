@@ -50,6 +50,7 @@ from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 
 _HEADER = struct.Struct("<HBBI")
+_SILENT = _HEADER.pack(0, 0, 0, 0)
 _CLASS_BITS = 3
 _DEAD_ZONE = 0.1
 """Codes are rounded up only from this much above the half: rarer ones cost more than they tell."""
@@ -146,9 +147,9 @@ def _exact_product(along: Tensor, basis: Basis) -> Tensor:
 
 def _written(along: Tensor, step: float, basis: Basis, kernels: Kernels) -> bytes:
     """The payload of values along the basis, float32 [tokens, directions]."""
-    scale = _scale_for(step, peak_of(along))
+    scale = _scale_for(step, checked_peak(peak_of(along)))
     if scale == 0:
-        return _HEADER.pack(0, 0, 0, 0)
+        return _SILENT
     centre = _centre(along, scale)
     codes, shrink = _quantized(along - centre.float() * (scale / _FINER), scale, kernels)
     codes = torch.cat((centre[None], codes))
@@ -245,7 +246,7 @@ def _read_codes(
     if len(data) < _HEADER.size:
         raise BadFrame(f"frame: expected a header of {_HEADER.size} bytes, got {len(data)}")
     pattern, flags, contexts, escapes = _HEADER.unpack_from(data)
-    if pattern == 0:
+    if data == _SILENT:
         return torch.zeros(shape, dtype=torch.int16, device=device), 0.0, 0
     scale = torch.tensor(pattern, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).item()
     if not MIN_SCALE <= scale <= MAX_SCALE or flags > 63 or escapes > shape[0] * shape[1]:

@@ -25,6 +25,7 @@ from swarm_ft.ids import BlockIndex, SampleId
 LEARNS_EVERY_STEPS = 32
 _STEPS = "/steps"
 """Behind the name of a basis: that of how many steps sent along it."""
+_MOST_DIGITS = 9
 _MOST_ROWS = 128
 """Of a sample; a step's together are many more than the directions that matter."""
 
@@ -55,10 +56,11 @@ class BasisKey(NamedTuple):
             BadFrame: it did not give this one.
         """
         boundary, _, kind = text.partition("/")
-        try:
-            return BasisKey(BlockIndex(int(boundary)), Kind(int(kind)))
-        except ValueError as error:
-            raise BadFrame(f"basis {text!a}: expected a boundary and a kind") from error
+        if boundary[:_MOST_DIGITS].isdecimal() and kind in ("1", "2"):
+            key = BasisKey(BlockIndex(int(boundary[:_MOST_DIGITS])), Kind(int(kind)))
+            if str(key) == text:
+                return key
+        raise BadFrame(f"basis {text[:40]!a}: expected a boundary and a kind")
 
 
 class _Seen(NamedTuple):
@@ -80,6 +82,7 @@ class Bases:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._learning = threading.Lock()
         self._known: dict[BasisKey, Basis] = {}
         self._num_steps: dict[BasisKey, int] = {}
         self._open: dict[BasisKey, dict[SampleId, _Seen]] = {}
@@ -90,10 +93,18 @@ class Bases:
 
         The first call after a step that makes one takes as long as that does.
         """
+        with self._learning:
+            with self._lock:
+                seen = self._to_learn.pop(key, None)
+            basis = _learned_of(key, seen) if seen is not None else None
+            with self._lock:
+                if basis is not None:
+                    self._known[key] = basis
+                return self._known.get(key)
+
+    def known(self, key: BasisKey) -> Basis | None:
+        """As `get`, without learning one: for who cannot wait, after somebody did."""
         with self._lock:
-            seen = self._to_learn.pop(key, None)
-            if seen is not None:
-                self._learn(key, seen)
             return self._known.get(key)
 
     def wants(self, key: BasisKey) -> bool:
@@ -152,17 +163,10 @@ class Bases:
         bases = {n: x for n, x in exported.items() if not n.endswith(_STEPS)}
         known = {BasisKey.named(name): _read(data, channels) for name, data in bases.items()}
         num_steps = {BasisKey.named(name): _count(x) for name, x in steps.items()}
-        with self._lock:
+        with self._learning, self._lock:
             self._open.clear()
             self._to_learn.clear()
             self._known, self._num_steps = known, num_steps
-
-    def _learn(self, key: BasisKey, seen: list[_Seen]) -> None:
-        rows = torch.cat([one.rows for one in seen]).float()
-        step_size = statistics.fmean(one.step_size for one in seen)
-        basis = learned(rows, step_size, has_mean=key.kind is Kind.FIRST)
-        if basis is not None:
-            self._known[key] = basis
 
 
 def boundary_of(name: str) -> BlockIndex:
@@ -174,10 +178,19 @@ def boundary_of(name: str) -> BlockIndex:
     return BasisKey.named(name.removesuffix(_STEPS)).boundary
 
 
+def _learned_of(key: BasisKey, seen: list[_Seen]) -> Basis | None:
+    rows = torch.cat([one.rows for one in seen]).float()
+    step_size = statistics.fmean(one.step_size for one in seen)
+    return learned(rows, step_size, has_mean=key.kind is Kind.FIRST)
+
+
 def _read(data: Tensor, channels: int) -> Basis:
     if data.dtype != torch.uint8 or data.dim() != 1:
         raise BadFrame(f"basis: expected bytes, got {data.dtype} {list(data.shape)}")
-    return Basis.from_bytes(data.numpy().tobytes(), channels)
+    basis = Basis.from_bytes(data.numpy().tobytes(), channels)
+    if not basis.is_usable:
+        raise BadFrame("basis: its directions depend on each other; nothing is sent along them")
+    return basis
 
 
 def _count(x: Tensor) -> int:
