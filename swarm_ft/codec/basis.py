@@ -48,6 +48,7 @@ _RIDGES = (0.01, 0.1, 1.0)
 _WORTH = 0.9
 """A forecast that leaves more than this of a change's energy is not worth its bytes."""
 _TINY = 1e-30
+_HALVES = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -257,39 +258,71 @@ def _with_forecast(
 
     What a sample's tokens have in common is no part of it: frames say that by themselves.
     """
-    sought = [(one - one.mean(0)) @ vectors for one in rows]
-    given = [one - one.mean(0) for one in bases]
-    ridge = _ridge_that_pays(given, sought)
+    if len(rows) < _HALVES:
+        return spreads, vectors, None
+    seen = [
+        _Sums.of(
+            [_centred(one) for one in bases[k::2]],
+            [_centred(one) @ vectors for one in rows[k::_HALVES]],
+        )
+        for k in range(_HALVES)
+    ]
+    ridge = _ridge_that_pays(*seen)
     if ridge is None:
         return spreads, vectors, None
-    x, y = torch.cat(given), torch.cat(sought)
-    found = _regression(x, y, ridge)
-    left = y - x @ found
-    squares, turned = torch.linalg.eigh((left.T @ left / len(left)).double())
-    turned = turned.flip(1).float()
+    total = seen[0] + seen[1]
+    found = total.regression(ridge)
+    squares, turned = torch.linalg.eigh(total.left_by(found) / total.count)
+    turned = turned.flip(1)
     spreads = squares.flip(0).clamp(min=0).sqrt()
-    return spreads, vectors @ turned, _rounded_map(found @ turned)
+    return spreads, vectors @ turned.float(), _rounded_map(found @ turned)
 
 
-def _ridge_that_pays(given: Sequence[Tensor], sought: Sequence[Tensor]) -> float | None:
+def _centred(rows: Tensor) -> Tensor:
+    return rows - rows.mean(0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """What least squares need to know of rows x that are to foretell rows y; float64.
+
+    Attributes:
+        count: of rows.
+        xx, xy, yy: sums of products, [channels, channels], [channels, directions] and so on.
+    """
+
+    count: int
+    xx: Tensor
+    xy: Tensor
+    yy: Tensor
+
+    @staticmethod
+    def of(given: Sequence[Tensor], sought: Sequence[Tensor]) -> _Sums:
+        x, y = torch.cat(list(given)), torch.cat(list(sought))
+        return _Sums(len(x), (x.T @ x).double(), (x.T @ y).double(), (y.T @ y).double())
+
+    def __add__(self, other: _Sums) -> _Sums:
+        count, xx, xy = self.count + other.count, self.xx + other.xx, self.xy + other.xy
+        return _Sums(count, xx, xy, self.yy + other.yy)
+
+    def regression(self, ridge: float) -> Tensor:
+        """The map from x to y, [channels, directions], that ridge regression finds."""
+        channels = len(self.xx)
+        spread = ridge * self.xx.trace() / channels + _TINY
+        found: Tensor = torch.linalg.solve(self.xx + spread * torch.eye(channels), self.xy)
+        return found
+
+    def left_by(self, found: Tensor) -> Tensor:
+        """Sums of products of what a map leaves of y, [directions, directions]."""
+        both = found.T @ self.xy
+        return self.yy - both - both.T + found.T @ self.xx @ found
+
+
+def _ridge_that_pays(one: _Sums, other: _Sums) -> float | None:
     """The ridge with which one half of the samples foretells the other best, if any does well."""
-    x, y = torch.cat(list(given[::2])), torch.cat(list(sought[::2]))
-    other = slice(1, None, 2) if given[1:] else slice(None)
-    test, wanted = torch.cat(list(given[other])), torch.cat(list(sought[other]))
-    errors = {
-        ridge: (wanted - test @ _regression(x, y, ridge)).square().sum().item() for ridge in _RIDGES
-    }
-    best = min(errors, key=errors.__getitem__)
-    return best if errors[best] < _WORTH * wanted.square().sum().item() else None
-
-
-def _regression(x: Tensor, y: Tensor, ridge: float) -> Tensor:
-    """The map from x to y, [channels, directions], that ridge regression finds."""
-    squares = (x.T @ x).double()
-    channels = len(squares)
-    squares += (ridge * squares.trace() / channels + _TINY) * torch.eye(channels)
-    found: Tensor = torch.linalg.solve(squares, (x.T @ y).double())
-    return found.float()
+    left = {ridge: other.left_by(one.regression(ridge)).trace().item() for ridge in _RIDGES}
+    best = min(left, key=left.__getitem__)
+    return best if left[best] < _WORTH * other.yy.trace().item() else None
 
 
 def _rounded_map(found: Tensor) -> Forecast:
