@@ -110,7 +110,7 @@ class Learner:
         basis = self.bases.get(key)
         if basis is not None and self.told.get(key) != basis.name:
             self.told[key] = basis.name
-            tally.bits += 8 * len(basis.to_bytes())
+            tally.bits += 8 * len(basis.data)
         return codec.along(basis)
 
     def note(
@@ -118,9 +118,8 @@ class Learner:
     ) -> None:
         """What was sent, where the step's frames make a basis."""
         key = BasisKey(BlockIndex(0), kind)
-        if isinstance(codec, DirectionalCodec) and self.bases.wants(key):
-            rows = x if base is None else x - base
-            self.bases.note(key, SampleId(sample), rows, codec.step_of(x))
+        if isinstance(codec, DirectionalCodec):
+            self.bases.note(key, SampleId(sample), x, base, codec.step_of(x))
 
 
 @dataclass(slots=True)

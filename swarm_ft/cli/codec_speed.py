@@ -104,7 +104,7 @@ def _along_what_it_learned(
     drawn = torch.randn(tokens, count, generator=generator).to(x.device) * spreads
     rows = drawn @ directions.T.to(x.device)
     sent = base + rows if codec.spec.is_delta else rows
-    return codec.along(learned(rows, codec.step_of(sent), has_mean=False)), sent, base
+    return codec.along(learned([rows], codec.step_of(sent))), sent, base
 
 
 def _row(codec: Codec, kernels: Kernels, x: Tensor, base: Tensor, repeats: int) -> SpeedRow:

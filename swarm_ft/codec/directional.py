@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_ft.codec.base import Codec, as_tensor, check_finite, checked_peak, peak_of
-from swarm_ft.codec.basis import MAX_DIRECTIONS, NAME_BYTES, PLAIN, Basis
+from swarm_ft.codec.basis import MAX_DIRECTIONS, NAME_BYTES, PLAIN, Basis, powers_of_two
 from swarm_ft.codec.entropy import (
     CLASSES,
     MAX_CONTEXTS,
@@ -52,6 +52,10 @@ from swarm_ft.protocol.messages.boundary import EncodedTensor
 _HEADER = struct.Struct("<HBBI")
 _SILENT = _HEADER.pack(0, 0, 0, 0)
 _CLASS_BITS = 3
+_SHRINK, _BY_TOKEN, _FEW, _FORETOLD = 15, 16, 32, 64
+"""In the header's flags: of the shrink, and whether tokens have classes, tables are of few numbers,
+and codes are of what the forecast left."""
+_MOST_FLAGS = 127
 _DEAD_ZONE = 0.1
 """Codes are rounded up only from this much above the half: rarer ones cost more than they tell."""
 _FINER = 4
@@ -102,7 +106,7 @@ class DirectionalCodec(Codec):
         if basis.mean is not None:
             change = change - basis.mean.to(x.device)
         checked_peak(peak_of(change))
-        return basis.name + _written(change @ basis.analysis(x.device), step, basis, kernels)
+        return basis.name + _written(change @ basis.analysis(x.device), base, step, basis, kernels)
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
         device = torch.device("cpu") if base is None else base.device
@@ -114,9 +118,11 @@ class DirectionalCodec(Codec):
         basis = self.basis
         if basis is None or basis.name != name or basis.channels != encoded.channels:
             raise BadFrame(f"frame: it needs the basis {name.hex()}, which is not here")
-        codes, scale, shrink = _read_codes(payload, encoded.tokens, basis, device, kernels)
-        along = kernels.dequantize(codes[1:].contiguous(), None, _UNIT, WideGrid(shrink))
+        codes, scale, flags = _read_codes(payload, encoded.tokens, basis, device, kernels)
+        along = kernels.dequantize(codes[1:].contiguous(), None, _UNIT, WideGrid(flags & _SHRINK))
         along += codes[0].float() / _FINER
+        if flags & _FORETOLD:
+            along += _foretold(basis, base, scale)
         # Three exact steps and two roundings, each in an operation of its own: nothing is fused.
         value = _exact_product(along, basis) * scale
         if basis.mean is not None:
@@ -142,14 +148,46 @@ def _exact_product(along: Tensor, basis: Basis) -> Tensor:
     return (along.double() @ directions.double()).float()
 
 
+_BASE_BITS = 10
+_MOST_FORETOLD = EXACT_CODE * UNITS
+
+
+def _foretold(basis: Basis, base: Tensor | None, scale: float) -> Tensor:
+    """What the basis' map makes of the base, in whole units of the scale: exact, as a float32.
+
+    A token's base is rounded to 11 bits of its largest value, so that all sums are of whole
+    numbers; the same bits everywhere.
+
+    Raises:
+        BadFrame: there is no map, or nothing to foretell from.
+    """
+    if basis.forecast is None or base is None:
+        raise BadFrame("frame: a change that is foretold by a basis that foretells none")
+    octaves = torch.frexp(base.abs().amax(1))[1].clamp(min=-100)[:, None]
+    rounded = (base * powers_of_two(_BASE_BITS - octaves)).round()
+    by = basis.forecast.coefficients.to(base.device).float()
+    is_small = (rounded.abs() @ by.abs().amax(1)).max().item() < 2.0 ** (_EXACT_BITS - 1)
+    if is_small and torch.get_float32_matmul_precision() == "highest":
+        sums = rounded @ by
+    else:
+        sums = (rounded.double() @ by.double()).float()
+    shifts = octaves - _BASE_BITS - basis.forecast.exponents.to(base.device).int()
+    # Not divided by the scale: how that rounds differs among devices.
+    units = (sums * powers_of_two(shifts) * float(np.float32(UNITS / scale))).round()
+    return units.clamp(-_MOST_FORETOLD, _MOST_FORETOLD) / UNITS
+
+
 # ---- what follows the name
 
 
-def _written(along: Tensor, step: float, basis: Basis, kernels: Kernels) -> bytes:
+def _written(
+    along: Tensor, base: Tensor | None, step: float, basis: Basis, kernels: Kernels
+) -> bytes:
     """The payload of values along the basis, float32 [tokens, directions]."""
     scale = _scale_for(step, checked_peak(peak_of(along)))
     if scale == 0:
         return _SILENT
+    along, is_foretold = _beside_forecast(along, base, scale, basis)
     centre = _centre(along, scale)
     codes, shrink = _quantized(along - centre.float() * (scale / _FINER), scale, kernels)
     codes = torch.cat((centre[None], codes))
@@ -160,11 +198,26 @@ def _written(along: Tensor, step: float, basis: Basis, kernels: Kernels) -> byte
     escaped = upper[upper.abs() >= SYMBOL_ZERO - FIRST_SYMBOL].cpu().numpy().astype("<i2")
     tables, written, is_few = _tables_that_pay(counts)
     pattern = int(torch.tensor(scale).to(torch.bfloat16).view(torch.int16)) & 0xFFFF
-    flags = shrink | (tokens is not None) << 4 | is_few << 5
+    flags = shrink | _BY_TOKEN * (tokens is not None) | _FEW * is_few | _FORETOLD * is_foretold
     head = _HEADER.pack(pattern, flags, len(counts), len(escaped))
     classes = b"" if tokens is None else _packed(tokens)
     stream = write_stream(symbols.reshape(-1), contexts, tables, kernels)
     return head + classes + escaped.tobytes() + written + stream
+
+
+def _beside_forecast(
+    along: Tensor, base: Tensor | None, scale: float, basis: Basis
+) -> tuple[Tensor, bool]:
+    """What the forecast leaves of values, where that is less; and whether it is."""
+    if basis.forecast is None or base is None:
+        return along, False
+    left = along - _foretold(basis, base, scale) * scale
+    is_less = _energy(left) < _energy(along)
+    return (left, True) if is_less else (along, False)
+
+
+def _energy(along: Tensor) -> float:
+    return float((along - along.mean(0)).square().sum())
 
 
 def _centre(along: Tensor, scale: float) -> Tensor:
@@ -237,7 +290,7 @@ def _packed(classes: Tensor) -> bytes:
 def _read_codes(
     data: bytes, tokens: int, basis: Basis, device: torch.device, kernels: Kernels
 ) -> tuple[Tensor, float, int]:
-    """Codes, int16 [tokens, directions], their scale and shrink.
+    """Codes, int16 [1 + tokens, directions], their scale and the flags.
 
     Raises:
         BadFrame: no encoder writes that.
@@ -249,10 +302,10 @@ def _read_codes(
     if data == _SILENT:
         return torch.zeros(shape, dtype=torch.int16, device=device), 0.0, 0
     scale = torch.tensor(pattern, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).item()
-    if not MIN_SCALE <= scale <= MAX_SCALE or flags > 63 or escapes > shape[0] * shape[1]:
+    if not MIN_SCALE <= scale <= MAX_SCALE or flags > _MOST_FLAGS or escapes > shape[0] * shape[1]:
         raise BadFrame(f"frame: a header that no encoder writes, with a scale of {scale:.4g}")
     by_token, at = None, _HEADER.size
-    if flags & 16:
+    if flags & _BY_TOKEN:
         size = -(-tokens // 8) * _CLASS_BITS
         _check_size(data, at + size)
         by_token = _PACKING.unpack(as_tensor(data[at : at + size]), tokens, _CLASS_BITS).to(device)
@@ -260,11 +313,11 @@ def _read_codes(
     _check_size(data, at + 2 * escapes)
     large = np.frombuffer(data, "<i2", escapes, at).astype(np.int16)
     at += 2 * escapes
-    read = Geometric.from_bytes if flags & 32 else Tables.from_bytes
+    read = Geometric.from_bytes if flags & _FEW else Tables.from_bytes
     tables, size = read(data[at:], _checked_contexts(contexts))
     values = _contexts(by_token, basis.classes.to(device), shape[0])
     symbols = read_stream(data[at + size :], values, tables, kernels)
-    return read_escaped(symbols, torch.from_numpy(large)).view(shape), scale, flags & 15
+    return read_escaped(symbols, torch.from_numpy(large)).view(shape), scale, flags
 
 
 def _checked_contexts(contexts: int) -> int:

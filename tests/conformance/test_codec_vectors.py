@@ -70,14 +70,14 @@ def rows_along(name: str, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
     assert isinstance(codec, DirectionalCodec)
     base, is_first = base_of(codec, shape), not codec.spec.is_delta
     rows = 4 * sample((40, shape[1]), 3) + is_first
-    basis = learned(rows, codec.step_of(sample(shape, 1)), has_mean=is_first)
+    basis = learned([rows], codec.step_of(sample(shape, 1)), has_mean=is_first)
     assert basis is not None
     for way, massive in ((None, 1.0), (basis, 1.0), (basis, 5000.0)):
         x = sample(shape, 1)
         x[0] *= massive
         encoded = codec.along(way).encode(x, base)
         y = codec.along(way).decode(encoded, base)
-        said = {} if way is None else {"basis": way.to_bytes().hex()}
+        said = {} if way is None else {"basis": way.data.hex()}
         yield row_of(name, shape, encoded, y) | said
 
 

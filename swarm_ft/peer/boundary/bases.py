@@ -22,12 +22,15 @@ from swarm_ft.codec.basis import Basis, learned
 from swarm_ft.errors import BadFrame
 from swarm_ft.ids import BlockIndex, SampleId
 
-LEARNS_EVERY_STEPS = 32
-_STEPS = "/steps"
-"""Behind the name of a basis: that of how many steps sent along it."""
+TOKENS_A_CHANNEL = 128
+"""After so many for each channel a basis is made anew: its bytes are few beside the frames'."""
+_EARLY_STEPS = 16
 _MOST_DIGITS = 9
-_MOST_ROWS = 128
+_MOST_ROWS = 256
 """Of a sample; a step's together are many more than the directions that matter."""
+_STEPS, _TOKENS = "/steps", "/tokens"
+"""Behind the name of a basis: those of how many steps sent along it, and of how many tokens since
+it was made."""
 
 
 class Kind(IntEnum):
@@ -64,17 +67,32 @@ class BasisKey(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What a sample's frame was made of: bfloat16 [rows, channels], and its step."""
+    """What a sample's frame was made of.
 
-    rows: Tensor
+    Attributes:
+        rows: bfloat16 [rows, channels]: some tokens' values or changes; None where none is wanted.
+        base: what changed, of the same shape; None of first activations.
+        step_size: the quantiser's.
+        tokens: of the sample.
+    """
+
+    rows: Tensor | None
+    base: Tensor | None
     step_size: float
+    tokens: int
 
 
-def learns_after(count: int) -> bool:
-    """Whether the `count`th step that sends along a basis makes a new one: often at first."""
-    return count % LEARNS_EVERY_STEPS == 0 or (
-        count < LEARNS_EVERY_STEPS and count & (count - 1) == 0
-    )
+class _Uses(NamedTuple):
+    """Of a basis: the steps that sent along it, and the tokens since it was made."""
+
+    steps: int = 0
+    tokens: int = 0
+
+    def is_due(self, channels: int) -> bool:
+        """Whether the next step makes a new one: often at first, when a run changes most."""
+        step = self.steps + 1
+        is_early = step <= _EARLY_STEPS and step & self.steps == 0
+        return is_early or self.tokens >= TOKENS_A_CHANNEL * channels
 
 
 class Bases:
@@ -84,7 +102,7 @@ class Bases:
         self._lock = threading.Lock()
         self._learning = threading.Lock()
         self._known: dict[BasisKey, Basis] = {}
-        self._num_steps: dict[BasisKey, int] = {}
+        self._uses: dict[BasisKey, _Uses] = {}
         self._open: dict[BasisKey, dict[SampleId, _Seen]] = {}
         self._to_learn: dict[BasisKey, list[_Seen]] = {}
 
@@ -107,24 +125,27 @@ class Bases:
         with self._lock:
             return self._known.get(key)
 
-    def wants(self, key: BasisKey) -> bool:
-        """A frame of the open step is sent along it, or would be: whether to `note` its rows."""
-        is_missing = self.get(key) is None
-        with self._lock:
-            self._open.setdefault(key, {})
-            return is_missing or learns_after(self._num_steps.get(key, 0) + 1)
-
-    def note(self, key: BasisKey, sample: SampleId, rows: Tensor, step_size: float) -> None:
+    def note(
+        self, key: BasisKey, sample: SampleId, x: Tensor, base: Tensor | None, step_size: float
+    ) -> None:
         """A frame of the open step.
 
         Args:
             key: of its basis.
             sample: that it was of; noted again, the last one counts.
-            rows: float32 [tokens, channels], before it was coded.
+            x: float32 [tokens, channels], before it was coded.
+            base: what it is a change of; None if it builds on nothing.
             step_size: the quantiser's.
         """
-        every = -(-len(rows) // _MOST_ROWS)
-        seen = _Seen(rows[::every].to("cpu", torch.bfloat16), step_size)
+        is_missing = self.get(key) is None
+        is_due = is_missing or self._uses.get(key, _Uses()).is_due(x.shape[1])
+        rows = kept = None
+        if is_due:
+            every = -(-len(x) // _MOST_ROWS)
+            rows, kept = x[::every], None if base is None else base[::every].to(x.device)
+            rows = _kept(rows if kept is None else rows - kept)
+            kept = None if kept is None else _kept(kept)
+        seen = _Seen(rows, kept, step_size, len(x))
         with self._lock:
             self._open.setdefault(key, {})[sample] = seen
 
@@ -138,20 +159,33 @@ class Bases:
         """The step counts: from now on bases are what its frames say."""
         with self._lock:
             for key, seen in self._open.items():
-                self._num_steps[key] = self._num_steps.get(key, 0) + 1
-                if seen:
-                    # In an order that is always the same, whenever frames were made.
-                    self._to_learn[key] = [seen[sample] for sample in sorted(seen)]
+                if not seen:
+                    continue
+                # In an order that is always the same, whenever frames were made.
+                in_order = [seen[sample] for sample in sorted(seen)]
+                steps, tokens = self._uses.get(key, _Uses())
+                tokens += sum(one.tokens for one in in_order)
+                if all(one.rows is not None for one in in_order):
+                    self._to_learn[key], tokens = in_order, 0
+                self._uses[key] = _Uses(steps + 1, tokens)
             self._open.clear()
+
+    def learn(self) -> None:
+        """Make what the last step's frames say, if they are to; else the first `get` does."""
+        for key in list(self._to_learn):
+            self.get(key)
 
     def export(self) -> dict[str, Tensor]:
         """All of it as of the last commit, as tensors by names."""
-        for key in list(self._to_learn):
-            self.get(key)
+        self.learn()
+        found: dict[str, Tensor] = {}
         with self._lock:
-            known = {str(key): as_tensor(basis.to_bytes()) for key, basis in self._known.items()}
-            steps = {f"{key}{_STEPS}": torch.tensor(n) for key, n in self._num_steps.items()}
-        return known | steps
+            for key, basis in self._known.items():
+                found[str(key)] = as_tensor(basis.data)
+            for key, uses in self._uses.items():
+                found[f"{key}{_STEPS}"] = torch.tensor(uses.steps)
+                found[f"{key}{_TOKENS}"] = torch.tensor(uses.tokens)
+        return found
 
     def restore(self, exported: Mapping[str, Tensor], channels: int) -> None:
         """Take what `export` gave, in place of all there is.
@@ -159,14 +193,35 @@ class Bases:
         Raises:
             BadFrame: a basis is none for so many channels, or its name none.
         """
-        steps = {n.removesuffix(_STEPS): x for n, x in exported.items() if n.endswith(_STEPS)}
-        bases = {n: x for n, x in exported.items() if not n.endswith(_STEPS)}
-        known = {BasisKey.named(name): _read(data, channels) for name, data in bases.items()}
-        num_steps = {BasisKey.named(name): _count(x) for name, x in steps.items()}
+        known: dict[BasisKey, Basis] = {}
+        uses: dict[BasisKey, _Uses] = {}
+        for name, data in exported.items():
+            key = _key_in(name)
+            if name.endswith(_STEPS):
+                uses[key] = uses.get(key, _Uses())._replace(steps=_count(data))
+            elif name.endswith(_TOKENS):
+                uses[key] = uses.get(key, _Uses())._replace(tokens=_count(data))
+            else:
+                known[key] = _read(data, channels)
         with self._learning, self._lock:
             self._open.clear()
             self._to_learn.clear()
-            self._known, self._num_steps = known, num_steps
+            self._known, self._uses = known, uses
+
+
+def _learned_of(key: BasisKey, seen: list[_Seen]) -> Basis | None:
+    rows = [one.rows.float() for one in seen if one.rows is not None]
+    bases = [one.base.float() for one in seen if one.base is not None]
+    step_size = statistics.fmean(one.step_size for one in seen)
+    return learned(rows, step_size, bases=bases, has_mean=key.kind is Kind.FIRST)
+
+
+def _kept(rows: Tensor) -> Tensor:
+    return rows.to("cpu", torch.bfloat16)
+
+
+def _key_in(name: str) -> BasisKey:
+    return BasisKey.named(name.removesuffix(_STEPS).removesuffix(_TOKENS))
 
 
 def boundary_of(name: str) -> BlockIndex:
@@ -175,22 +230,13 @@ def boundary_of(name: str) -> BlockIndex:
     Raises:
         BadFrame: no export has such a name.
     """
-    return BasisKey.named(name.removesuffix(_STEPS)).boundary
-
-
-def _learned_of(key: BasisKey, seen: list[_Seen]) -> Basis | None:
-    rows = torch.cat([one.rows for one in seen]).float()
-    step_size = statistics.fmean(one.step_size for one in seen)
-    return learned(rows, step_size, has_mean=key.kind is Kind.FIRST)
+    return _key_in(name).boundary
 
 
 def _read(data: Tensor, channels: int) -> Basis:
     if data.dtype != torch.uint8 or data.dim() != 1:
         raise BadFrame(f"basis: expected bytes, got {data.dtype} {list(data.shape)}")
-    basis = Basis.from_bytes(data.numpy().tobytes(), channels)
-    if not basis.is_usable:
-        raise BadFrame("basis: its directions depend on each other; nothing is sent along them")
-    return basis
+    return Basis.from_bytes(data.numpy().tobytes(), channels)
 
 
 def _count(x: Tensor) -> int:

@@ -156,7 +156,7 @@ class FrameCoder:
         """The basis that a frame of this end was coded along, which needs one."""
         kind = Kind.CHANGE if frame.kind is FrameKind.DELTA else Kind.FIRST
         basis = self._bases.known(BasisKey(self._boundary, kind))
-        return SharedBasis(basis.to_bytes()) if basis is not None else None
+        return SharedBasis(basis.data) if basis is not None else None
 
     def read_basis(self, shared: SharedBasis) -> Basis:
         """What the other end said that its frames are coded along.
@@ -277,9 +277,7 @@ class FrameCoder:
         where = BasisKey(self._boundary, kind)
         if not isinstance(codec, DirectionalCodec) or self.is_held_out(key):
             return
-        if self._bases.wants(where):
-            rows = x if base is None else x - base.to(x.device)
-            self._bases.note(where, key.sample, rows, codec.step_of(x))
+        self._bases.note(where, key.sample, x, base, codec.step_of(x))
 
     def _record(self, end: End, sample: SampleId, tokens: int) -> BufferRecord | None:
         """What is kept of a sample, which has so many tokens at every visit."""

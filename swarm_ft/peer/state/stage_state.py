@@ -368,6 +368,8 @@ class StageState:
             self.residuals.commit()
             self.bases.commit()
             await self._commit_buffers(commit.step)
+            # Not waited for: the first frame that needs one does.
+            self._context.codecs.submit(self.bases.learn)
 
     async def _commit_buffers(self, step: StepNumber) -> None:
         """Make the step's buffers real; where that fails they are lost, which key frames repair."""

@@ -329,6 +329,10 @@ def test_it_builds_on_the_same_buffers(
         replace(train_spec, forward_codec=forward, fill_codec=fill)
 
 
+def with_codecs(spec: TrainSpec, codecs: dict[str, Any]) -> TrainSpec:
+    return replace(spec, **codecs)
+
+
 @pytest.mark.parametrize(
     "codecs",
     [
@@ -343,7 +347,7 @@ def test_it_builds_on_the_same_buffers(
 def test_activations_may_be_coded_along_a_basis(
     train_spec: TrainSpec, codecs: dict[str, str]
 ) -> None:
-    spec = replace(train_spec, **codecs)
+    spec = with_codecs(train_spec, codecs)
     codec = spec.codec(Direction.FORWARD)
     assert spec.compressed_eval_codec == (
         spec.key_frame_codec(Direction.FORWARD) if codec.is_delta else codec
@@ -365,7 +369,7 @@ def test_activations_may_be_coded_along_a_basis(
 )
 def test_nothing_else_is(train_spec: TrainSpec, codecs: dict[str, str], error: str) -> None:
     with pytest.raises((BadOption, BadCodec), match=re.escape(error)):
-        replace(train_spec, **codecs)
+        with_codecs(train_spec, codecs)
 
 
 @pytest.mark.parametrize("bits", [0, 2, 5, 15, 32, -4])
