@@ -32,7 +32,9 @@ PLAIN = bytes(NAME_BYTES)
 """In place of a name: coded along the channels themselves."""
 _HEADER = struct.Struct("<HIB")
 _SYMBOL_ZERO = 128
-_LARGEST = 31
+_LARGEST = 127
+_COARSE, _WIDE_STEPS = 31, 40.0
+"""Six bits do where no direction varies by more steps: what they tilt is lost in the coding."""
 _LEAST_EXPONENT, _MOST_EXPONENT = 4, 13
 """A unit vector's largest coefficient is between 1 / sqrt(channels) and 1."""
 _FLOOR = 0.3
@@ -49,6 +51,8 @@ _WORTH = 0.9
 """A forecast that leaves more than this of a change's energy is not worth its bytes."""
 _TINY = 1e-30
 _HALVES = 2
+_LEAST_SQUARE = 0.01
+"""Of a combination of directions with unit weights: rounding orthonormal ones leaves far more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,8 +85,8 @@ class Basis:
     classes: Tensor
     mean: Tensor | None = None
     forecast: Forecast | None = None
-    _synthesis: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)
-    _analysis: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)
+    _synthesis: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _analysis: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def directions(self) -> int:
@@ -98,9 +102,16 @@ class Basis:
     def name(self) -> bytes:
         """What frames call it: a fingerprint of all its numbers."""
         mean = b"" if self.mean is None else bfloat16_bytes(self.mean)
-        rest = b"".join(part.numpy().tobytes() for part in self._numbers())
+        rest = b"".join(part.numpy().tobytes() for part in self.numbers())
         name = fingerprint_of(_HEADER.pack(*self._counts()), mean, rest)[:NAME_BYTES]
         return name if name != PLAIN else bytes([1] * NAME_BYTES)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether values can be coded along it; any can be decoded."""
+        rows = self.synthesis(torch.device("cpu")).double()
+        _, failed = torch.linalg.cholesky_ex(rows @ rows.T - _LEAST_SQUARE * torch.eye(len(rows)))
+        return not int(failed)
 
     def synthesis(self, device: torch.device) -> Tensor:
         """The directions as exact float32 [directions, channels]: codes times it make values."""
@@ -123,7 +134,7 @@ class Basis:
     def data(self) -> bytes:
         """As it is sent: counts, mean, exponents and classes, and coefficients, entropy-coded."""
         mean = b"" if self.mean is None else bfloat16_bytes(self.mean)
-        *small, coefficients = self._numbers()
+        *small, coefficients = self.numbers()
         symbols = (coefficients.int() + _SYMBOL_ZERO).to(torch.uint8)
         contexts, kernels = torch.zeros_like(symbols), kernels_for("cpu")
         counts = kernels.histogram(symbols, contexts, 1).numpy()
@@ -135,7 +146,7 @@ class Basis:
         flags = (self.mean is not None) | (self.forecast is not None) << 1
         return self.directions, self.channels, flags
 
-    def _numbers(self) -> list[Tensor]:
+    def numbers(self) -> list[Tensor]:
         """Exponents and classes of directions, exponents of the forecast, all coefficients."""
         parts, coefficients = [self.exponents << 4 | self.classes], [self.coefficients.reshape(-1)]
         if self.forecast is not None:
@@ -190,6 +201,8 @@ def _checked(basis: Basis) -> Basis:
     low, high = basis.exponents.aminmax()
     if int(low) < _LEAST_EXPONENT or int(high) > _MOST_EXPONENT:
         raise BadFrame(f"basis: exponents {low} to {high}")
+    if int(basis.numbers()[-1].abs().max()) > _LARGEST:
+        raise BadFrame(f"basis: a coefficient beyond {_LARGEST}")
     if int(basis.classes.max()) >= CLASSES:
         raise BadFrame(f"basis: a class of {basis.classes.max()}")
     if basis.mean is not None and not bool(basis.mean.isfinite().all()):
@@ -247,7 +260,8 @@ def learned(
     forecast = None
     if bases:
         spreads, vectors, forecast = _with_forecast(spreads, vectors.float(), rows, bases)
-    coefficients, exponents = _rounded(vectors.T.contiguous())
+    largest = _COARSE if spreads[0] < _WIDE_STEPS * step else _LARGEST
+    coefficients, exponents = _rounded(vectors.T.contiguous(), largest)
     return Basis(coefficients, exponents, _classes(spreads), mean, forecast)
 
 
@@ -327,8 +341,8 @@ def _ridge_that_pays(one: _Sums, other: _Sums) -> float | None:
 
 def _rounded_map(found: Tensor) -> Forecast:
     largest = found.abs().amax(0, keepdim=True).double().clamp(min=2.0**-_MOST_FORECAST_EXPONENT)
-    exponents = torch.log2(_LARGEST / largest).floor().clamp(0, _MOST_FORECAST_EXPONENT)
-    scaled = torch.round(found.double() * 2.0**exponents).clamp(-_LARGEST, _LARGEST)
+    exponents = torch.log2(_COARSE / largest).floor().clamp(0, _MOST_FORECAST_EXPONENT)
+    scaled = torch.round(found.double() * 2.0**exponents).clamp(-_COARSE, _COARSE)
     return Forecast(scaled.to(torch.int8), exponents[0].to(torch.uint8))
 
 
@@ -360,12 +374,12 @@ def _leading_span(rows: Tensor, rank: int) -> Tensor:
     return span
 
 
-def _rounded(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit vectors in rows as 6-bit coefficients, and each row's exponent; both on the CPU."""
-    largest = vectors.abs().amax(1, keepdim=True).double().cpu()
-    exponents = torch.log2(_LARGEST / largest).floor().clamp(_LEAST_EXPONENT, _MOST_EXPONENT)
+def _rounded(vectors: Tensor, largest: int) -> tuple[Tensor, Tensor]:
+    """Unit vectors in rows as coefficients up to `largest`, and each row's exponent, on the CPU."""
+    peaks = vectors.abs().amax(1, keepdim=True).double().cpu()
+    exponents = torch.log2(largest / peaks).floor().clamp(_LEAST_EXPONENT, _MOST_EXPONENT)
     scaled = torch.round(vectors.double().cpu() * 2.0**exponents)
-    coefficients = scaled.clamp(-_LARGEST, _LARGEST).to(torch.int8)
+    coefficients = scaled.clamp(-largest, largest).to(torch.int8)
     return coefficients, exponents[:, 0].to(torch.uint8)
 
 

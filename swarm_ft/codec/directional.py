@@ -50,6 +50,7 @@ from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 
 _HEADER = struct.Struct("<HBBI")
+_SILENT = _HEADER.pack(0, 0, 0, 0)
 _CLASS_BITS = 3
 _SHRINK, _BY_TOKEN, _FEW, _FORETOLD = 15, 16, 32, 64
 """In the header's flags: of the shrink, and whether tokens have classes, tables are of few numbers,
@@ -183,9 +184,9 @@ def _written(
     along: Tensor, base: Tensor | None, step: float, basis: Basis, kernels: Kernels
 ) -> bytes:
     """The payload of values along the basis, float32 [tokens, directions]."""
-    scale = _scale_for(step, peak_of(along))
+    scale = _scale_for(step, checked_peak(peak_of(along)))
     if scale == 0:
-        return _HEADER.pack(0, 0, 0, 0)
+        return _SILENT
     along, is_foretold = _beside_forecast(along, base, scale, basis)
     centre = _centre(along, scale)
     codes, shrink = _quantized(along - centre.float() * (scale / _FINER), scale, kernels)
@@ -298,7 +299,7 @@ def _read_codes(
     if len(data) < _HEADER.size:
         raise BadFrame(f"frame: expected a header of {_HEADER.size} bytes, got {len(data)}")
     pattern, flags, contexts, escapes = _HEADER.unpack_from(data)
-    if pattern == 0:
+    if data == _SILENT:
         return torch.zeros(shape, dtype=torch.int16, device=device), 0.0, 0
     scale = torch.tensor(pattern, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).item()
     if not MIN_SCALE <= scale <= MAX_SCALE or flags > _MOST_FLAGS or escapes > shape[0] * shape[1]:

@@ -441,6 +441,8 @@ class PeerLink:
             return
         if isinstance(message, Frame | GradientPiece):
             self._meter.wrote(len(message.tensor.payload))
+        if isinstance(message, SharedBasis):
+            self._meter.wrote(len(message.data))
         await self._ends[kind_of(message)].write(message, stream.send)
 
     async def _read(self, stream: LinkStream) -> None:

@@ -22,6 +22,7 @@ from swarm_ft.codec.basis import Basis, learned
 from swarm_ft.errors import BadFrame
 from swarm_ft.ids import BlockIndex, SampleId
 
+_MOST_DIGITS = 9
 TOKENS_A_CHANNEL = 128
 """After so many for each channel a basis is made anew: its bytes are few beside the frames'."""
 _EARLY_STEPS = 16
@@ -58,10 +59,11 @@ class BasisKey(NamedTuple):
             BadFrame: it did not give this one.
         """
         boundary, _, kind = text.partition("/")
-        try:
-            return BasisKey(BlockIndex(int(boundary)), Kind(int(kind)))
-        except ValueError as error:
-            raise BadFrame(f"basis {text!a}: expected a boundary and a kind") from error
+        if boundary[:_MOST_DIGITS].isdecimal() and kind in ("1", "2"):
+            key = BasisKey(BlockIndex(int(boundary[:_MOST_DIGITS])), Kind(int(kind)))
+            if str(key) == text:
+                return key
+        raise BadFrame(f"basis {text[:40]!a}: expected a boundary and a kind")
 
 
 class _Seen(NamedTuple):
@@ -98,6 +100,7 @@ class Bases:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._learning = threading.Lock()
         self._known: dict[BasisKey, Basis] = {}
         self._uses: dict[BasisKey, _Uses] = {}
         self._open: dict[BasisKey, dict[SampleId, _Seen]] = {}
@@ -108,10 +111,18 @@ class Bases:
 
         The first call after a step that makes one takes as long as that does.
         """
+        with self._learning:
+            with self._lock:
+                seen = self._to_learn.pop(key, None)
+            basis = _learned_of(key, seen) if seen is not None else None
+            with self._lock:
+                if basis is not None:
+                    self._known[key] = basis
+                return self._known.get(key)
+
+    def known(self, key: BasisKey) -> Basis | None:
+        """As `get`, without learning one: for who cannot wait, after somebody did."""
         with self._lock:
-            seen = self._to_learn.pop(key, None)
-            if seen is not None:
-                self._learn(key, seen)
             return self._known.get(key)
 
     def note(
@@ -192,18 +203,10 @@ class Bases:
                 uses[key] = uses.get(key, _Uses())._replace(tokens=_count(data))
             else:
                 known[key] = _read(data, channels)
-        with self._lock:
+        with self._learning, self._lock:
             self._open.clear()
             self._to_learn.clear()
             self._known, self._uses = known, uses
-
-    def _learn(self, key: BasisKey, seen: list[_Seen]) -> None:
-        rows = [one.rows.float() for one in seen if one.rows is not None]
-        bases = [one.base.float() for one in seen if one.base is not None]
-        step_size = statistics.fmean(one.step_size for one in seen)
-        basis = learned(rows, step_size, bases=bases, has_mean=key.kind is Kind.FIRST)
-        if basis is not None:
-            self._known[key] = basis
 
 
 def _kept(rows: Tensor) -> Tensor:
@@ -223,10 +226,20 @@ def boundary_of(name: str) -> BlockIndex:
     return _key_in(name).boundary
 
 
+def _learned_of(key: BasisKey, seen: list[_Seen]) -> Basis | None:
+    rows = [one.rows.float() for one in seen if one.rows is not None]
+    bases = [one.base.float() for one in seen if one.base is not None]
+    step_size = statistics.fmean(one.step_size for one in seen)
+    return learned(rows, step_size, bases=bases, has_mean=key.kind is Kind.FIRST)
+
+
 def _read(data: Tensor, channels: int) -> Basis:
     if data.dtype != torch.uint8 or data.dim() != 1:
         raise BadFrame(f"basis: expected bytes, got {data.dtype} {list(data.shape)}")
-    return Basis.from_bytes(data.numpy().tobytes(), channels)
+    basis = Basis.from_bytes(data.numpy().tobytes(), channels)
+    if not basis.is_usable:
+        raise BadFrame("basis: its directions depend on each other; nothing is sent along them")
+    return basis
 
 
 def _count(x: Tensor) -> int:

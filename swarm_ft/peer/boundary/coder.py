@@ -153,11 +153,9 @@ class FrameCoder:
         return self._encode_key(frame.key, codec.decode(frame.tensor, base))
 
     def shared_basis(self, frame: Frame) -> SharedBasis | None:
-        """The basis that a frame of this end needs; None if it needs none."""
-        if not frame.tensor.codec.has_basis or not name_in(frame.tensor.payload):
-            return None
+        """The basis that a frame of this end was coded along, which needs one."""
         kind = Kind.CHANGE if frame.kind is FrameKind.DELTA else Kind.FIRST
-        basis = self._bases.get(BasisKey(self._boundary, kind))
+        basis = self._bases.known(BasisKey(self._boundary, kind))
         return SharedBasis(basis.data) if basis is not None else None
 
     def read_basis(self, shared: SharedBasis) -> Basis:
@@ -307,6 +305,11 @@ class FrameCoder:
 
     def _buffer_key(self, end: End, sample: SampleId) -> BufferKey:
         return BufferKey(self._run_id, self._boundary, end, sample)
+
+
+def basis_needed(frame: Frame) -> bytes:
+    """The name of the basis that a frame is coded along; empty if it is coded along none."""
+    return name_in(frame.tensor.payload) if frame.tensor.codec.has_basis else b""
 
 
 def _with(codec: Codec, basis: Basis | None) -> Codec:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from swarm_ft.errors import BadFrame, BadSnapshot
 from swarm_ft.peer.boundary.bases import boundary_of
 from swarm_ft.peer.state.stage_state import BASES, RESIDUALS, buffers_in, payloads
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -30,6 +31,9 @@ def recut(parts: Parts, layers: LayerRange, names: Collection[str], channels: in
         layers: of the stage that is to go on.
         names: of the tensors of its state; what the parts lack is missing in the result.
         channels: of the hidden states that buffers keep.
+
+    Raises:
+        BadSnapshot: a part has what no shard has.
     """
     state: dict[str, Tensor] = {}
     for contents in parts.values():
@@ -60,9 +64,15 @@ def _bases(parts: Parts, layers: LayerRange) -> dict[str, Tensor]:
         name: x
         for old, contents in parts.items()
         for name, x in contents.extras.items()
-        if name.startswith(BASES)
-        and boundary_of(name.removeprefix(BASES)) in _boundaries_kept(old, layers)
+        if name.startswith(BASES) and _boundary_of(name) in _boundaries_kept(old, layers)
     }
+
+
+def _boundary_of(name: str) -> int:
+    try:
+        return boundary_of(name.removeprefix(BASES))
+    except BadFrame as error:
+        raise BadSnapshot(error.message) from error
 
 
 def _residuals(parts: Parts, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -512,8 +512,7 @@ class StageState:
             self.committed_steps, self.last_attempt = step, attempt
             channels = self._spec.model.hidden_size
             restore_residuals(self.residuals, contents)
-            restore_bases(self.bases, channels, contents)
-            await run_in(
-                self._context.codecs, restore_buffers, self.store, self._run_id, channels, contents
-            )
+            codecs = self._context.codecs
+            await run_in(codecs, restore_bases, self.bases, channels, contents)
+            await run_in(codecs, restore_buffers, self.store, self._run_id, channels, contents)
         logger.info("run %s: took up layers %s at step %d", self._run_id, layers, step)
