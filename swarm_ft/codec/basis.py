@@ -37,9 +37,10 @@ _COARSE, _WIDE_STEPS = 31, 40.0
 """Six bits do where no direction varies by more steps: what they tilt is lost in the coding."""
 _LEAST_EXPONENT, _MOST_EXPONENT = 4, 13
 """A unit vector's largest coefficient is between 1 / sqrt(channels) and 1."""
-_FLOOR = 0.3
+_FLOOR, _FLOOR_OF_FIRST = 0.3, 0.15
 """Of a step: what varies less along a direction is nearly always a code of zero; a uniform
-quantiser's error is 1 / sqrt(12) = 0.29 steps (reverse water-filling, Cover and Thomas 10.3.3)."""
+quantiser's error is 1 / sqrt(12) = 0.29 steps (reverse water-filling, Cover and Thomas 10.3.3).
+First activations move away from a basis sooner, and nothing mends what it lacks."""
 _WHOLE_CHANNELS = 512
 """Up to here all eigenvectors are found, beyond it the leading ones, by subspace iteration."""
 _FIRST_RANK, _SPARE, _ITERATIONS = 128, 16, 2
@@ -252,8 +253,9 @@ def learned(
     centred = all_rows if mean is None else all_rows - mean
     if not (math.isfinite(step) and step > 0 and bool(centred.isfinite().all())):
         return None
-    spreads, vectors = _leading(centred, _FLOOR * step)
-    count = min(int((spreads > _FLOOR * step).sum()), most_directions(all_rows.shape[1]))
+    floor = (_FLOOR_OF_FIRST if has_mean else _FLOOR) * step
+    spreads, vectors = _leading(centred, floor)
+    count = min(int((spreads > floor).sum()), most_directions(all_rows.shape[1]))
     if count == 0:
         return None
     spreads, vectors = spreads[:count], vectors[:, :count]
