@@ -10,11 +10,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
 from swarm_ft.errors import BadOption
 from swarm_ft.private_files import make_private, open_private, private_folder, replacing
 
@@ -26,6 +21,9 @@ SEAL_BYTES = _NONCE_BYTES + _TAG_BYTES
 
 def derived_key(key: bytes, use: str) -> bytes:
     """A key of KEY_BYTES from which neither this one nor those of other uses can be had (HKDF)."""
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
     derivation = HKDF(SHA256(), KEY_BYTES, salt=None, info=f"swarm-ft {use}".encode())
     return derivation.derive(key)
 
@@ -41,6 +39,8 @@ class Sealer:
     def __init__(self, key: bytes, use: str) -> None:
         if len(key) != KEY_BYTES:
             raise ValueError(f"key: expected {KEY_BYTES} bytes, got {len(key)}")
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
         self._aead = AESGCM(derived_key(key, use))
 
     def seal(self, data: bytes | bytearray | memoryview, place: bytes) -> bytes:
@@ -54,6 +54,8 @@ class Sealer:
         Raises:
             ValueError: not with this key, or for another place; or it was altered.
         """
+        from cryptography.exceptions import InvalidTag
+
         try:
             return self._aead.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], place)
         except (InvalidTag, ValueError):
