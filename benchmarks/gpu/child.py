@@ -25,6 +25,8 @@ def main() -> int:
         os.environ.setdefault("TRITON_INTERPRET", "1")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
     out, sys.stdout = sys.stdout, sys.stderr
     scene = Scene(rehearse="--rehearse" in flags, end_s=time.monotonic() + float(seconds))
 
