@@ -42,19 +42,20 @@ class Part:
 
     Attributes:
         needs: modules without which it cannot begin.
-        module: of this package; its `rows` yields what it finds.
+        module: of this package, whose `function` yields what it finds.
     """
 
     name: str
     title: str
     needs: tuple[Need, ...]
     module: str
+    function: str = "rows"
     limit_s: float = LIMIT_S
 
     def rows(self, scene: Scene) -> Iterator[Row]:
         """Run it here."""
         found = importlib.import_module(f"benchmarks.gpu.{self.module}")
-        run: Callable[[Scene], Iterator[Row]] = found.rows
+        run: Callable[[Scene], Iterator[Row]] = getattr(found, self.function)
         return run(scene)
 
 
@@ -63,6 +64,7 @@ PARTS = (
     Part("codec", "codecs beside a copy of the same tensor", needs.CODECS, "speed"),
     Part("parity", "stages beside plain autograd", needs.MODELS, "parity"),
     Part("swarm", "a swarm of processes over paced links", needs.SWARM, "swarm"),
+    Part("llama", "the same with adapters", needs.SWARM, "swarm", "adapter_rows"),
     Part("quality", "a model trained through codecs", needs.MODELS, "quality"),
     Part("memory", "forecasts beside what was allocated", needs.MODELS, "memory"),
 )
