@@ -20,7 +20,7 @@ from typing import Any, Self
 
 ROOT = Path(__file__).parents[2]
 LOOK_S = 0.2
-LOG_CHARS = 1500
+LOG_CHARS = 600
 
 
 class Processes:

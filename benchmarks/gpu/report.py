@@ -86,9 +86,16 @@ def tables_of(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def table_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """A table in aligned columns: numbers to the right, all else to the left."""
+    """A table in aligned columns: numbers to the right, all else to the left.
+
+    What is long is cut, but for the last column.
+    """
     names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = [[name, *(_cell(row.get(name)) for row in rows)] for name in names]
+    limits = [MAX_CELL_CHARS] * (len(names) - 1) + [None]
+    columns = [
+        [name, *(_cell(row.get(name), limit) for row in rows)]
+        for name, limit in zip(names, limits, strict=True)
+    ]
     widths = [max(map(len, column)) for column in columns]
     right = [_are_numbers([row.get(name) for row in rows]) for name in names]
     for cells in zip(*columns, strict=True):
@@ -116,7 +123,7 @@ def _cell(value: Value, limit: int | None = MAX_CELL_CHARS) -> str:
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
     if isinstance(value, str) or not isinstance(value, Sequence):
-        text = str(value)
+        text = " ".join(str(value).split())
     else:
         text = ", ".join(map(_cell, value))
     return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"

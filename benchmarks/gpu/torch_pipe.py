@@ -105,7 +105,8 @@ def _engine(told: dict[str, Any]) -> StageEngine:
     device, dtype = torch.device(told["device"]), DTYPES[told["dtype"]]
     engine = StageEngine(checkpoint, spec, layers, device=device, dtype=dtype)
     engine.load()
-    engine.weights.linears.restore()  # torch's own backward passes
+    if not spec.train.adapts:  # torch's own backward passes
+        engine.weights.linears.restore()
     return engine
 
 
@@ -132,6 +133,9 @@ def _training(engine: StageEngine, told: dict[str, Any], dtype: torch.dtype) -> 
 
 
 def _step(engine: StageEngine) -> None:
+    # Of adapters: their base may be in a form that only these layers unpack.
+    for product in engine.weights.linears.take():
+        product.accumulate()
     engine.weights.squared_grad_norm()
     engine.weights.apply(1.0, 1e-4)
     engine.weights.zero_grad()
