@@ -102,8 +102,10 @@ def _measures(shape: tuple[int, int], generator: torch.Generator) -> Iterator[Ca
 
 
 def _symbols(generator: torch.Generator, *, few: bool) -> Iterator[Case]:
-    layouts = ((1, 1), (40, 3)) if few else ((1, 1), (40, 3), (SEGMENT + 13, 5), (3 * SEGMENT, 16))
-    for (count, num_contexts), lanes in product(layouts, (1, 32)):
+    layouts = [(1, 1, 1), (40, 3, 1), (40, 3, 32)]
+    if not few:
+        layouts += [(SEGMENT + 13, 5, 32), (3 * SEGMENT, 16, 32)]
+    for count, num_contexts, lanes in layouts:
         frequencies = some_frequencies(num_contexts, generator)
         contexts = torch.randint(0, num_contexts, (count,), generator=generator).to(torch.uint8)
         ends = frequencies.cumsum(1)[contexts.long()]

@@ -63,9 +63,11 @@ PARTS = (
     Part("conformance", "kernels and codecs to the bit", needs.CODECS, "conformance"),
     Part("codec", "codecs beside a copy of the same tensor", needs.CODECS, "speed"),
     Part("parity", "stages beside plain autograd", needs.MODELS, "parity"),
-    Part("swarm", "a swarm of processes over paced links", needs.SWARM, "swarm"),
-    Part("llama", "the same with adapters", needs.SWARM, "swarm", "adapter_rows"),
+    Part("swarm", "GPT-2 XL in 8 processes over paced links", needs.SWARM, "swarm"),
+    Part("llama", "Llama-3-8B with adapters, likewise", needs.SWARM, "swarm", "adapter_rows"),
     Part("quality", "a model trained through codecs", needs.MODELS, "quality"),
     Part("memory", "forecasts beside what was allocated", needs.MODELS, "memory"),
+    Part("swarm-4", "GPT-2 XL in 4 processes", needs.SWARM, "swarm", "rows_of_4"),
+    Part("llama-4", "Llama-3-8B in 4 processes", needs.SWARM, "swarm", "adapter_rows_of_4"),
 )
 BY_NAME = {part.name: part for part in PARTS}

@@ -8,11 +8,13 @@ every machine: bytes of TCP's payload, both directions each at the rate.
 from __future__ import annotations
 
 import json
+import math
 import queue
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +27,9 @@ from benchmarks.gpu.processes import Processes, free_ports
 from benchmarks.gpu.report import Row, ratio
 from benchmarks.gpu.stages import gpt2, llama, save_random, spec_of
 from benchmarks.gpu.swarm_run import Cell, cells, streamed, swarm_up
+from swarm_ft.errors import SwarmError
 from swarm_ft.protocol.spec.run_spec import Adapter, BaseDtype, LrSchedule, RunSpec
+from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.stage.checkpoint import open_checkpoint
 
 RATES_MBPS = (100.0, 1000.0, 500.0, 300.0, 10_000.0, 25.0, 10.0)
@@ -50,6 +54,11 @@ CODECS: Mapping[str, dict[str, Any]] = {
 }
 TORCH = ("torch 1F1B bfloat16, receives ahead", "torch 1F1B bfloat16", "torch GPipe float32")
 PIPE = "benchmarks.gpu.torch_pipe"
+MANY_STEPS = 100_000
+SLOW_STEP_S = 8.0
+"""Of a step that takes longer one counts."""
+Measured = tuple[Row, float, float]
+"""A row, its Mbps, and its tokens a second; 0 if it is no speed."""
 LORA: dict[str, Any] = {"adapter": Adapter.LORA, "lora_r": 16, "base_dtype": BaseDtype.BFLOAT16}
 
 
@@ -58,180 +67,157 @@ class Shape:
     """What is trained.
 
     Attributes:
-        counts: of stages, one swarm after the other.
+        trains: fields of a `TrainSpec`.
+        stages: processes.
         steps: that count at each rate.
     """
 
     name: str
     config: Callable[[], PretrainedConfig]
     trains: dict[str, Any] = field(default_factory=dict)
-    counts: tuple[int, ...]
-    rates_mbps: tuple[float, ...]
-    tokens: int
+    stages: int
+    rates_mbps: tuple[float, ...] = RATES_MBPS
+    tokens: int = 1024
     batch_size: int
-    dtype: str
+    dtype: str = "bfloat16"
     steps: int = 2
 
 
+SMALL = Shape(
+    name="GPT-2, small",
+    config=lambda: gpt2(64, 4, 128, 32),
+    stages=4,
+    rates_mbps=REHEARSED_MBPS,
+    tokens=32,
+    batch_size=8,
+    dtype="float32",
+)
+SMALL_ADAPTERS = replace(
+    SMALL,
+    name="Llama, small, LoRA",
+    config=lambda: llama(64, 96, 2, 128),
+    trains=LORA,
+    stages=2,
+    batch_size=4,
+)
+XL = Shape(name="GPT-2 XL", config=lambda: gpt2(1600, 48, 50257), stages=8, batch_size=32)
+EIGHT_B = Shape(
+    name="Llama-3-8B, LoRA",
+    config=lambda: llama(4096, 14336, 32, 128256),
+    trains=LORA,
+    stages=8,
+    batch_size=16,
+)
+
+
 def rows(scene: Scene) -> Iterator[Row]:
-    """GPT-2 XL's shape."""
-    if scene.rehearse:
-        rehearsed = Shape(
-            name="GPT-2, small",
-            config=lambda: gpt2(64, 4, 128, 32),
-            counts=(4,),
-            rates_mbps=REHEARSED_MBPS,
-            tokens=32,
-            batch_size=8,
-            dtype="float32",
-        )
-        return _shape_rows(rehearsed, scene)
-    xl = Shape(
-        name="GPT-2 XL",
-        config=lambda: gpt2(1600, 48, 50257),
-        counts=(8, 4),
-        rates_mbps=RATES_MBPS,
-        tokens=1024,
-        batch_size=32,
-        dtype="bfloat16",
-    )
-    return _shape_rows(xl, scene)
+    """GPT-2 XL's shape in eight stages."""
+    return _shape_rows(SMALL if scene.rehearse else XL, scene)
+
+
+def rows_of_4(scene: Scene) -> Iterator[Row]:
+    """In four."""
+    return iter(()) if scene.rehearse else _shape_rows(replace(XL, stages=4), scene)
 
 
 def adapter_rows(scene: Scene) -> Iterator[Row]:
-    """Llama-3-8B's shape with adapters, its base in bfloat16."""
-    if scene.rehearse:
-        rehearsed = Shape(
-            name="Llama, small, LoRA",
-            config=lambda: llama(64, 96, 2, 128),
-            trains=LORA,
-            counts=(2,),
-            rates_mbps=REHEARSED_MBPS,
-            tokens=32,
-            batch_size=4,
-            dtype="float32",
-        )
-        return _shape_rows(rehearsed, scene)
-    eight = Shape(
-        name="Llama-3-8B, LoRA",
-        config=lambda: llama(4096, 14336, 32, 128256),
-        trains=LORA,
-        counts=(8, 4),
-        rates_mbps=RATES_MBPS,
-        tokens=1024,
-        batch_size=16,
-        dtype="bfloat16",
-    )
-    return _shape_rows(eight, scene)
+    """Llama-3-8B's shape with adapters, its base in bfloat16, in eight stages."""
+    return _shape_rows(SMALL_ADAPTERS if scene.rehearse else EIGHT_B, scene)
+
+
+def adapter_rows_of_4(scene: Scene) -> Iterator[Row]:
+    """In four."""
+    return iter(()) if scene.rehearse else _shape_rows(replace(EIGHT_B, stages=4), scene)
 
 
 def _shape_rows(shape: Shape, scene: Scene) -> Iterator[Row]:
+    """The swarm in three fifths of the time, torch in the rest, and one beside the other."""
     with tempfile.TemporaryDirectory(prefix="gpu-swarm-model-") as directory:
         began_s = time.monotonic()
         save_random(shape.config(), Path(directory))
+        spec = _spec(directory, shape)
         yield {"table": "set up", "what": f"{shape.name}: weights written", "s": _since(began_s)}
-        for number, num_stages in enumerate(shape.counts):
-            share = len(shape.counts) - number
-            until_s = time.monotonic() + max(0.0, scene.left_s) / share
-            yield from _count_rows(shape, directory, num_stages, scene, until_s)
-
-
-def _count_rows(
-    shape: Shape, directory: str, num_stages: int, scene: Scene, until_s: float
-) -> Iterator[Row]:
-    """Of one number of stages: the swarm in three fifths of the time, torch in the rest."""
-    fastest: dict[float, float] = {}
-    whole_s = until_s - time.monotonic()
-    try:
-        for row, mbps, tokens_s in _swarm_rows(
-            shape, directory, num_stages, time.monotonic() + 0.6 * whole_s
-        ):
-            if mbps >= 0:
-                fastest[mbps] = max(fastest.get(mbps, 0.0), tokens_s)
-            yield row
-    except (RuntimeError, TimeoutError) as error:
-        yield _trouble(shape, num_stages, "swarm-ft", error)
-    if scene.left_s < 0:
-        return
-    rivals: dict[float, float] = {}
-    try:
-        for row, mbps, tokens_s in _torch_rows(shape, directory, num_stages, until_s):
-            rivals[mbps] = max(rivals.get(mbps, 0.0), tokens_s)
-            yield row
-    except (RuntimeError, TimeoutError) as error:
-        yield _trouble(shape, num_stages, "torch", error)
-    for mbps, tokens_s in fastest.items():
+        ours: dict[float, float] = {}
+        theirs: dict[float, float] = {}
+        swarm_end_s = time.monotonic() + 0.6 * scene.left_s
+        yield from _noted("swarm-ft", shape, _swarm_rows(shape, spec, swarm_end_s), ours)
+        torch_end_s = time.monotonic() + scene.left_s
+        yield from _noted("torch", shape, _torch_rows(shape, spec, torch_end_s), theirs)
+    for mbps, tokens_s in ours.items():
         yield {
             "table": "swarm-ft's best beside the best of torch's in this run",
             "model": shape.name,
-            "stages": num_stages,
+            "stages": shape.stages,
             "link": link_words(mbps),
             "swarm-ft tokens/s": tokens_s,
-            "torch tokens/s": rivals.get(mbps),
-            "times torch": ratio(tokens_s, rivals.get(mbps)),
+            "torch tokens/s": theirs.get(mbps),
+            "times torch": ratio(tokens_s, theirs.get(mbps)),
         }
 
 
-def _trouble(shape: Shape, num_stages: int, system: str, error: Exception) -> Row:
-    return {
-        "table": "trouble",
-        "model": shape.name,
-        "stages": num_stages,
-        "system": system,
-        "what": f"{type(error).__name__}: {error}",
-    }
+def _noted(
+    system: str, shape: Shape, measured: Iterable[Measured], best: dict[float, float]
+) -> Iterator[Row]:
+    """The rows, and in `best` the most tokens a second by Mbps; what goes wrong is a row too."""
+    try:
+        for row, mbps, tokens_s in measured:
+            if tokens_s:
+                best[mbps] = max(best.get(mbps, 0.0), tokens_s)
+            yield row
+    except (RuntimeError, TimeoutError, SwarmError) as error:
+        yield {
+            "table": "trouble",
+            "model": shape.name,
+            "stages": shape.stages,
+            "system": system,
+            "what": f"{type(error).__name__}: {error}",
+        }
 
 
 # ---- the swarm
 
-Measured = tuple[Row, float, float]
-"""A row, its Mbps, below 0 if it has none, and its tokens a second."""
 
-
-def _swarm_rows(
-    shape: Shape, directory: str, num_stages: int, until_s: float
-) -> Iterator[Measured]:
+def _swarm_rows(shape: Shape, base: RunSpec, until_s: float) -> Iterator[Measured]:
     found: queue.SimpleQueue[tuple[str, Cell | float] | None] = queue.SimpleQueue()
     began_s = time.monotonic()
 
     async def run() -> None:
-        up = swarm_up(_num_blocks(shape), num_stages, _device(), shape.dtype)
+        up = swarm_up(base.model.num_blocks, shape.stages, _device(), shape.dtype)
         async with up as swarm:
             found.put(("up", _since(began_s)))
-            for codecs, changes in CODECS.items():
-                spec = _spec(directory, shape, changes)
-                share_s = (until_s - time.monotonic()) / (2 if codecs == next(iter(CODECS)) else 1)
-                end_s = time.monotonic() + share_s
+            for number, (codecs, changes) in enumerate(CODECS.items()):
+                spec = replace(base, train=replace(base.train, **changes))
+                left_s = until_s - time.monotonic()
+                end_s = time.monotonic() + left_s / (len(CODECS) - number)
                 async for cell in cells(swarm, spec, shape.rates_mbps, shape.steps, end_s):
                     found.put((codecs, cell))
 
     for codecs, cell in streamed(run(), found):
         if not isinstance(cell, Cell):
-            what = f"{shape.name}, {num_stages} peers up"
-            yield {"table": "set up", "what": what, "s": cell}, -1.0, 0.0
+            what = f"{shape.name}, {shape.stages} peers up"
+            yield {"table": "set up", "what": what, "s": cell}, 0.0, 0.0
             continue
-        tokens_s = shape.batch_size * shape.tokens / cell.step_s
-        crossings = shape.batch_size * (num_stages - 1)
-        row = _row(shape, num_stages, f"swarm-ft {codecs}", cell.mbps, cell.step_s)
+        crossings = shape.batch_size * (shape.stages - 1)
+        row, tokens_s = _row(shape, f"swarm-ft {codecs}", cell.mbps, cell.step_s)
         row["MB forward"] = cell.forward_bytes / crossings / 1e6
         row["MB backward"] = cell.backward_bytes / crossings / 1e6
         row["loss"] = cell.loss
         yield row, cell.mbps, tokens_s
 
 
-def _row(shape: Shape, num_stages: int, system: str, mbps: float, step_s: float) -> dict[str, Any]:
-    """What every system's rows have; ratios to published ones where these have that link."""
+def _row(shape: Shape, system: str, mbps: float, step_s: float) -> tuple[dict[str, Any], float]:
+    """What every system's rows have, and tokens a second."""
     tokens_s = shape.batch_size * shape.tokens / step_s
     row: dict[str, Any] = {
         "table": "tokens a second",
         "model": shape.name,
-        "stages": num_stages,
+        "stages": shape.stages,
         "link": link_words(mbps),
         "system": system,
         "tokens/s": tokens_s,
         "s a step": step_s,
     }
-    return row | published_ratios(mbps, tokens_s)
+    return row | published_ratios(mbps, tokens_s), tokens_s
 
 
 def published_ratios(mbps: float, tokens_s: float) -> dict[str, float | None]:
@@ -249,18 +235,14 @@ def link_words(mbps: float) -> str:
     return f"{mbps:g} Mbps" if mbps < 1000 else f"{mbps / 1000:g} Gbps"
 
 
-def _spec(directory: str, shape: Shape, changes: Mapping[str, Any]) -> RunSpec:
+def _spec(directory: str, shape: Shape) -> RunSpec:
     """Every step visits all samples, so that the first is a whole epoch."""
     return spec_of(
         open_checkpoint(directory),
         batch_size=shape.batch_size,
         tokens=shape.tokens,
-        **{**shape.trains, **changes, "num_steps": 100_000, "lr_schedule": LrSchedule.CONSTANT},
+        **{**shape.trains, "num_steps": MANY_STEPS, "lr_schedule": LrSchedule.CONSTANT},
     )
-
-
-def _num_blocks(shape: Shape) -> int:
-    return int(shape.config().num_hidden_layers)
 
 
 def _device() -> str:
@@ -274,70 +256,52 @@ def _since(began_s: float) -> float:
 # ---- torch's
 
 
-def _torch_rows(
-    shape: Shape, directory: str, num_stages: int, until_s: float
-) -> Iterator[Measured]:
+def _torch_rows(shape: Shape, spec: RunSpec, until_s: float) -> Iterator[Measured]:
+    """The best system at all rates first; what takes too long is told, and not run."""
     with Processes() as processes:
-        last = _start_pipe(processes, shape, directory, num_stages)
-        for system, mbps in _torch_cells(shape):
-            left_s, steps = until_s - time.monotonic(), shape.steps + 1
-            if left_s < max(1.0, steps * _torch_step_s(shape, num_stages, system, mbps)):
+        last = _start_pipe(processes, shape, spec)
+        for system, mbps in product(TORCH, shape.rates_mbps):
+            left_s, least_s = until_s - time.monotonic(), links_s(shape, spec, system, mbps)
+            steps = 1 + (shape.steps if least_s < SLOW_STEP_S else 1)
+            if left_s < max(1.0, 1.2 * steps * least_s):
+                row, _ = _row(shape, system, mbps, math.inf)
+                note = f"not run: links alone take {least_s:.0f} s a step"
+                yield {**row, "s a step": None, "tokens/s": None, "note": note}, mbps, 0.0
                 continue
-            seconds = _asked(processes, num_stages, last, (system, mbps, steps), left_s)
-            step_s = median(seconds[1:])
-            row = _row(shape, num_stages, system, mbps, step_s)
-            yield row, mbps, shape.batch_size * shape.tokens / step_s
+            for rank in range(shape.stages):
+                processes.say(_stage(rank), {"system": system, "mbps": mbps, "steps": steps})
+            seconds = processes.heard(last, left_s)["seconds"]
+            yield _torch_row(shape, system, mbps, median(seconds[1:]))
 
 
-def _torch_cells(shape: Shape) -> Iterator[tuple[str, float]]:
-    """The best system at all rates first."""
-    for system in TORCH:
-        yield from ((system, mbps) for mbps in shape.rates_mbps)
+def _torch_row(shape: Shape, system: str, mbps: float, step_s: float) -> Measured:
+    row, tokens_s = _row(shape, system, mbps, step_s)
+    return row, mbps, tokens_s
 
 
-def _torch_step_s(shape: Shape, num_stages: int, system: str, mbps: float) -> float:
-    """Seconds that the links alone take for a step."""
+def links_s(shape: Shape, spec: RunSpec, system: str, mbps: float) -> float:
+    """Seconds that the links alone take for a step, of what travels as it is."""
     if not mbps:
         return 0.0
     value_bytes = 4 if "float32" in system else 2
-    values = shape.tokens * int(shape.config().hidden_size)
-    microbatch_s = values * value_bytes * 8 / (mbps * 1e6)
-    return microbatch_s * (shape.batch_size + num_stages - 1)
+    microbatch_s = shape.tokens * spec.model.hidden_size * value_bytes * 8 / (mbps * 1e6)
+    return microbatch_s * (shape.batch_size + shape.stages - 1)
 
 
-def _start_pipe(processes: Processes, shape: Shape, directory: str, num_stages: int) -> str:
+def _start_pipe(processes: Processes, shape: Shape, spec: RunSpec) -> str:
+    """Start all stages; the last one's name."""
     (port,) = free_ports(1)
-    spec = _spec(directory, shape, {})
     told = {
-        "stages": num_stages,
+        "stages": shape.stages,
         "port": port,
-        "model": directory,
-        "words": spec.model.vocab_size,
-        "channels": spec.model.hidden_size,
-        "tokens": shape.tokens,
-        "batch_size": shape.batch_size,
+        "spec": RUN_SPEC.to_wire(spec).SerializeToString().hex(),
         "device": _device(),
         "dtype": shape.dtype,
-        "train": {
-            "num_samples": shape.batch_size,
-            "num_steps": 1,
-            "batch_size": shape.batch_size,
-            "micro_batch_size": 1,
-            "seq_length": shape.tokens,
-            **shape.trains,
-        },
     }
-    for rank in range(num_stages):
-        processes.start(f"stage-{rank}", PIPE, [json.dumps({**told, "rank": rank})])
-    return f"stage-{num_stages - 1}"
+    for rank in range(shape.stages):
+        processes.start(_stage(rank), PIPE, [json.dumps({**told, "rank": rank})])
+    return _stage(shape.stages - 1)
 
 
-def _asked(
-    processes: Processes, num_stages: int, last: str, words: tuple[str, float, int], left_s: float
-) -> Sequence[float]:
-    """Seconds of each of some steps."""
-    system, mbps, steps = words
-    for rank in range(num_stages):
-        processes.say(f"stage-{rank}", {"system": system, "mbps": mbps, "steps": steps})
-    seconds: list[float] = processes.heard(last, left_s)["seconds"]
-    return seconds
+def _stage(rank: int) -> str:
+    return f"stage-{rank}"

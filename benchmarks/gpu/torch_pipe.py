@@ -15,7 +15,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -30,16 +30,15 @@ from benchmarks.slow_network.torch_pipeline import StageJob, TorchPipeline
 from benchmarks.slow_network.torch_stages import Training
 from benchmarks.slow_network.torch_worker import step_of
 from benchmarks.slow_network.work import Work
+from swarm_ft.proto import run_pb2
 from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
-from swarm_ft.protocol.spec.run_spec import Adapter, BaseDtype, RunSpec, TrainSpec
-from swarm_ft.stage.adapters import with_adapters
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.device import DTYPES
 from swarm_ft.stage.engine import StageEngine
 
 STEP_TIMEOUT_S = 600.0
-KINDS: dict[str, Callable[[Any], Any]] = {"adapter": Adapter, "base_dtype": BaseDtype}
-"""What JSON made words of."""
 SYSTEMS = {
     "torch 1F1B bfloat16": TorchPipeline(schedule="1F1B", dtype="bfloat16"),
     "torch 1F1B bfloat16, receives ahead": TorchPipeline(
@@ -64,7 +63,8 @@ def main() -> None:
     )
     rate = Rate()
     schedules._batch_p2p = paced(rate)  # noqa: SLF001 - torch has no other place for a link
-    engine = _engine(told)
+    spec = RUN_SPEC.from_wire(run_pb2.RunSpec.FromString(bytes.fromhex(told["spec"])))
+    engine = _engine(told, spec)
     steps: dict[str, Callable[[], list[float]]] = {}
     for line in sys.stdin:
         words = json.loads(line)
@@ -72,8 +72,9 @@ def main() -> None:
         name = words["system"]
         if name not in steps:
             setting = SYSTEMS[name]
-            job = StageJob(rank=rank, address="", work=_work(told), setting=setting)
-            steps[name] = step_of(job, _training(engine, told, getattr(torch, setting.dtype)))
+            job = StageJob(rank=rank, address="", work=_work(told, spec), setting=setting)
+            training = _training(engine, told, spec, getattr(torch, setting.dtype))
+            steps[name] = step_of(job, training)
         seconds = [_timed(steps[name]) for _ in range(words["steps"])]
         if rank == stages - 1:
             sys.stdout.write(json.dumps({"seconds": seconds}) + "\n")
@@ -88,21 +89,24 @@ def _timed(step: Callable[[], list[float]]) -> float:
     return time.monotonic() - began_s
 
 
-def _work(told: dict[str, Any]) -> Work:
-    sizes = {name: told[name] for name in ("stages", "tokens", "channels", "batch_size")}
+def _work(told: Mapping[str, Any], spec: RunSpec) -> Work:
     return Work(
-        **sizes, micro_batch_size=1, forward_s=0.0, input_backward_s=0.0, weight_backward_s=0.0
+        stages=told["stages"],
+        tokens=spec.train.seq_length,
+        channels=spec.model.hidden_size,
+        batch_size=spec.train.batch_size,
+        micro_batch_size=1,
+        forward_s=0.0,
+        input_backward_s=0.0,
+        weight_backward_s=0.0,
     )
 
 
-def _engine(told: dict[str, Any]) -> StageEngine:
+def _engine(told: Mapping[str, Any], spec: RunSpec) -> StageEngine:
     """The swarm's own stage, for its module and its optimizer."""
-    checkpoint = open_checkpoint(told["model"])
-    fields = {name: KINDS.get(name, _as_is)(value) for name, value in told["train"].items()}
-    spec = RunSpec(model=checkpoint.describe(), train=TrainSpec(**fields))
-    spec = with_adapters(checkpoint, spec)
     layers = split_evenly(LayerRange(0, spec.model.num_blocks), told["stages"])[told["rank"]]
     device, dtype = torch.device(told["device"]), DTYPES[told["dtype"]]
+    checkpoint = open_checkpoint(spec.model.reference, spec.train)
     engine = StageEngine(checkpoint, spec, layers, device=device, dtype=dtype)
     engine.load()
     if not spec.train.adapts:  # torch's own backward passes
@@ -110,21 +114,16 @@ def _engine(told: dict[str, Any]) -> StageEngine:
     return engine
 
 
-def _as_is(value: Any) -> Any:  # noqa: ANN401
-    return value
-
-
-def _training(engine: StageEngine, told: dict[str, Any], dtype: torch.dtype) -> Training:
-    tokens = torch.randint(
-        told["words"],
-        (told["batch_size"], told["tokens"]),
-        generator=torch.Generator().manual_seed(0),
-    )
+def _training(
+    engine: StageEngine, told: Mapping[str, Any], spec: RunSpec, sent: torch.dtype
+) -> Training:
+    generator = torch.Generator().manual_seed(0)
+    shape = spec.train.batch_size, spec.train.seq_length
+    tokens = torch.randint(spec.model.vocab_size, shape, generator=generator)
     num_targets = tokens.shape[0] * (tokens.shape[1] - 1)
-    module = engine.weights.module
-    device = torch.device(told["device"])
+    module, device = engine.weights.module, torch.device(told["device"])
     return Training(
-        module=_Stage(engine, device, DTYPES[told["dtype"]], dtype),
+        module=_Stage(engine, device, DTYPES[told["dtype"]], sent),
         inputs=tokens,
         target=tokens,
         loss=lambda hidden, target: module.loss_sum(hidden, target.to(device)) / num_targets,
