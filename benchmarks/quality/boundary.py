@@ -183,7 +183,7 @@ class Channel:
 
     def _base_of(self, sample: int, x: Tensor) -> Tensor:
         tokens, channels = x.shape
-        return unpack_buffer(self.buffers[sample], tokens, channels, self.bits)
+        return unpack_buffer(self.buffers[sample], tokens, channels, self.bits).to(x.device)
 
 
 @dataclass(slots=True)
