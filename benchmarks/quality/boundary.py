@@ -6,7 +6,7 @@ feedback. Both ends hold the same buffers, so here they are kept once. Knows no 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
 import torch
@@ -19,6 +19,7 @@ from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.feedback import encode_with_feedback
 from swarm_ft.ids import BlockIndex, SampleId
 from swarm_ft.peer.boundary.bases import Bases, BasisKey, Kind
+from swarm_ft.protocol.machines.quality import QualityControl
 from swarm_ft.protocol.spec.codec_spec import Direction
 from tests.codecs import parse
 
@@ -183,7 +184,7 @@ class Channel:
 
     def _base_of(self, sample: int, x: Tensor) -> Tensor:
         tokens, channels = x.shape
-        return unpack_buffer(self.buffers[sample], tokens, channels, self.bits)
+        return unpack_buffer(self.buffers[sample], tokens, channels, self.bits).to(x.device)
 
 
 @dataclass(slots=True)
@@ -208,6 +209,7 @@ class Cuts:
 
     def __init__(self, config: Config, count: int) -> None:
         self.boundaries = [_boundary_of(config) for _ in range(count)]
+        self.control = QualityControl.of(config.quality) if config.quality else None
         self.mode = "off"
         self.ids: list[int] = []
         self.lengths: list[int] = []
@@ -238,6 +240,15 @@ class Cuts:
             sent = x[row, :length].detach().contiguous()
             y[row, :length] = channel.send(sample, sent * scale, fills=row == 0) / scale
         return y
+
+    def measured(self, excess: float) -> None:
+        """What compression added to a batch's loss, in nats; codecs follow it, if they are to."""
+        if self.control is not None:
+            self.control = self.control.measured(excess)
+            for boundary in self.boundaries:
+                later, first = _codecs_of(self.control)
+                boundary.forward.codec = _codec(later, Direction.FORWARD)
+                boundary.forward.first = _codec(first, Direction.FORWARD)
 
     def rates(self) -> tuple[float, float]:
         """Bits a value since the last call, forward and backward."""
@@ -278,7 +289,15 @@ class _Cut(torch.autograd.Function):
         return ctx.cuts.through(ctx.boundary.backward, gradient, scale), None, None
 
 
+def _codecs_of(control: QualityControl) -> tuple[str, str]:
+    """Of changes and of first activations."""
+    return f"aqk{control.step_size:g}", f"qk{control.step_size:g}"
+
+
 def _boundary_of(config: Config) -> Boundary:
+    if config.quality:
+        fw, key = _codecs_of(QualityControl.of(config.quality))
+        config = replace(config, fw=fw, key=key)
     forward = _channel(config.fw, config.key, Direction.FORWARD)
     backward = _channel(config.bw, config.first or config.key, Direction.BACKWARD)
     forward.bits = backward.bits = config.bits

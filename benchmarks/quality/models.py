@@ -165,8 +165,9 @@ def steps(
                 group["lr"] = rate * (1 - step / total)
             plain = _shadowed(model, part) if model.cuts and step % SHADOW_EVERY == 0 else None
             loss = _backward(model, dataset, part)
-            if plain is not None:
+            if plain is not None and model.cuts is not None:
                 model.shadows.append(_compared(model, loss, *plain))
+                model.cuts.measured(model.shadows[-1].loss)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             step += 1

@@ -32,12 +32,15 @@ PLAIN = bytes(NAME_BYTES)
 """In place of a name: coded along the channels themselves."""
 _HEADER = struct.Struct("<HIB")
 _SYMBOL_ZERO = 128
-_LARGEST = 31
+_LARGEST = 127
+_COARSE, _WIDE_STEPS = 31, 40.0
+"""Six bits do where no direction varies by more steps: what they tilt is lost in the coding."""
 _LEAST_EXPONENT, _MOST_EXPONENT = 4, 13
 """A unit vector's largest coefficient is between 1 / sqrt(channels) and 1."""
-_FLOOR = 0.3
+_FLOOR, _FLOOR_OF_FIRST = 0.3, 0.15
 """Of a step: what varies less along a direction is nearly always a code of zero; a uniform
-quantiser's error is 1 / sqrt(12) = 0.29 steps (reverse water-filling, Cover and Thomas 10.3.3)."""
+quantiser's error is 1 / sqrt(12) = 0.29 steps (reverse water-filling, Cover and Thomas 10.3.3).
+First activations move away from a basis sooner, and nothing mends what it lacks."""
 _WHOLE_CHANNELS = 512
 """Up to here all eigenvectors are found, beyond it the leading ones, by subspace iteration."""
 _FIRST_RANK, _SPARE, _ITERATIONS = 128, 16, 2
@@ -100,7 +103,7 @@ class Basis:
     def name(self) -> bytes:
         """What frames call it: a fingerprint of all its numbers."""
         mean = b"" if self.mean is None else bfloat16_bytes(self.mean)
-        rest = b"".join(part.numpy().tobytes() for part in self._numbers())
+        rest = b"".join(part.numpy().tobytes() for part in self.numbers())
         name = fingerprint_of(_HEADER.pack(*self._counts()), mean, rest)[:NAME_BYTES]
         return name if name != PLAIN else bytes([1] * NAME_BYTES)
 
@@ -127,7 +130,7 @@ class Basis:
     def data(self) -> bytes:
         """As it is sent: counts, mean, exponents and classes, and coefficients, entropy-coded."""
         mean = b"" if self.mean is None else bfloat16_bytes(self.mean)
-        *small, coefficients = self._numbers()
+        *small, coefficients = self.numbers()
         symbols = (coefficients.int() + _SYMBOL_ZERO).to(torch.uint8)
         contexts, kernels = torch.zeros_like(symbols), kernels_for("cpu")
         counts = kernels.histogram(symbols, contexts, 1).numpy()
@@ -139,7 +142,7 @@ class Basis:
         flags = (self.mean is not None) | (self.forecast is not None) << 1
         return self.directions, self.channels, flags
 
-    def _numbers(self) -> list[Tensor]:
+    def numbers(self) -> list[Tensor]:
         """Exponents and classes of directions, exponents of the forecast, all coefficients."""
         parts, coefficients = [self.exponents << 4 | self.classes], [self.coefficients.reshape(-1)]
         if self.forecast is not None:
@@ -194,6 +197,8 @@ def _checked(basis: Basis) -> Basis:
     low, high = basis.exponents.aminmax()
     if int(low) < _LEAST_EXPONENT or int(high) > _MOST_EXPONENT:
         raise BadFrame(f"basis: exponents {low} to {high}")
+    if int(basis.numbers()[-1].min()) < -_LARGEST:
+        raise BadFrame(f"basis: a coefficient beyond {_LARGEST}")
     if int(basis.classes.max()) >= CLASSES:
         raise BadFrame(f"basis: a class of {basis.classes.max()}")
     if basis.mean is not None and not bool(basis.mean.isfinite().all()):
@@ -243,15 +248,17 @@ def learned(
     centred = all_rows if mean is None else all_rows - mean
     if not (math.isfinite(step) and step > 0 and bool(centred.square().sum().isfinite())):
         return None
-    spreads, vectors = _leading(centred, _FLOOR * step)
-    count = min(int((spreads > _FLOOR * step).sum()), most_directions(all_rows.shape[1]))
+    floor = (_FLOOR_OF_FIRST if has_mean else _FLOOR) * step
+    spreads, vectors = _leading(centred, floor)
+    count = min(int((spreads > floor).sum()), most_directions(all_rows.shape[1]))
     if count == 0:
         return None
     spreads, vectors = spreads[:count], vectors[:, :count]
     forecast = None
     if bases:
         spreads, vectors, forecast = _with_forecast(spreads, vectors.float(), rows, bases)
-    coefficients, exponents = _rounded(vectors.T.contiguous())
+    largest = _COARSE if spreads[0] < _WIDE_STEPS * step else _LARGEST
+    coefficients, exponents = _rounded(vectors.T.contiguous(), largest)
     return Basis(coefficients, exponents, _classes(spreads), mean, forecast)
 
 
@@ -331,8 +338,8 @@ def _ridge_that_pays(one: _Sums, other: _Sums) -> float | None:
 
 def _rounded_map(found: Tensor) -> Forecast:
     largest = found.abs().amax(0, keepdim=True).double().clamp(min=2.0**-_MOST_FORECAST_EXPONENT)
-    exponents = torch.log2(_LARGEST / largest).floor().clamp(0, _MOST_FORECAST_EXPONENT)
-    scaled = torch.round(found.double() * 2.0**exponents).clamp(-_LARGEST, _LARGEST)
+    exponents = torch.log2(_COARSE / largest).floor().clamp(0, _MOST_FORECAST_EXPONENT)
+    scaled = torch.round(found.double() * 2.0**exponents).clamp(-_COARSE, _COARSE)
     return Forecast(scaled.to(torch.int8), exponents[0].to(torch.uint8))
 
 
@@ -364,12 +371,12 @@ def _leading_span(rows: Tensor, rank: int) -> Tensor:
     return span
 
 
-def _rounded(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit vectors in rows as 6-bit coefficients, and each row's exponent; both on the CPU."""
-    largest = vectors.abs().amax(1, keepdim=True).double().cpu()
-    exponents = torch.log2(_LARGEST / largest).floor().clamp(_LEAST_EXPONENT, _MOST_EXPONENT)
+def _rounded(vectors: Tensor, largest: int) -> tuple[Tensor, Tensor]:
+    """Unit vectors in rows as coefficients up to `largest`, and each row's exponent, on the CPU."""
+    peaks = vectors.abs().amax(1, keepdim=True).double().cpu()
+    exponents = torch.log2(largest / peaks).floor().clamp(_LEAST_EXPONENT, _MOST_EXPONENT)
     scaled = torch.round(vectors.double().cpu() * 2.0**exponents)
-    coefficients = scaled.clamp(-_LARGEST, _LARGEST).to(torch.int8)
+    coefficients = scaled.clamp(-largest, largest).to(torch.int8)
     return coefficients, exponents[:, 0].to(torch.uint8)
 
 

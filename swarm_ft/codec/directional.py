@@ -56,8 +56,11 @@ _SHRINK, _BY_TOKEN, _FEW, _FORETOLD = 15, 16, 32, 64
 """In the header's flags: of the shrink, and whether tokens have classes, tables are of few numbers,
 and codes are of what the forecast left."""
 _MOST_FLAGS = 127
-_DEAD_ZONE = 0.1
-"""Codes are rounded up only from this much above the half: rarer ones cost more than they tell."""
+_DEAD_ZONE = 0.4
+"""To begin with, codes are rounded up from 0.6."""
+_BIT_SQUARES = 0.12
+"""A bit is worth so much squared error, in steps: about the slope of rate and distortion there."""
+_RARE, _LATEST = 1e-4, 0.9
 _FINER = 4
 """Steps of what all tokens have in common, to one of their own: what is left of it is theirs."""
 _EXACT_BITS = 24
@@ -189,10 +192,11 @@ def _written(
         return _SILENT
     along, is_foretold = _beside_forecast(along, base, scale, basis)
     centre = _centre(along, scale)
-    codes, shrink = _quantized(along - centre.float() * (scale / _FINER), scale, kernels)
+    by_class = basis.classes.to(along.device)
+    own = along - centre.float() * (scale / _FINER)
+    codes, shrink = _quantized(own, scale, by_class, kernels)
     codes = torch.cat((centre[None], codes))
     symbols, upper = to_symbols(codes, 0)
-    by_class = basis.classes.to(codes.device)
     tokens, counts = _contexts_that_pay(symbols, codes, by_class, kernels)
     contexts = _contexts(tokens, by_class, len(codes))
     escaped = upper[upper.abs() >= SYMBOL_ZERO - FIRST_SYMBOL].cpu().numpy().astype("<i2")
@@ -234,17 +238,40 @@ def _scale_for(step: float, peak: float) -> float:
     return torch.tensor(bounded).to(torch.bfloat16).item()
 
 
-def _quantized(along: Tensor, scale: float, kernels: Kernels) -> tuple[Tensor, int]:
-    """Codes, int16, of values that are rounded toward zero a little, and their shrink."""
-    narrowed = along.sign() * (along.abs() - _DEAD_ZONE * scale).clamp(min=0)
-    scales = Scales(torch.ones(1, device=along.device), torch.full((1,), scale).to(along.device))
-    codes = kernels.quantize(narrowed, None, scales, WideGrid())
-    sizes = codes.abs().float()
-    few = (sizes > 0) & (sizes < 64)
+def _quantized(
+    along: Tensor, scale: float, by_class: Tensor, kernels: Kernels
+) -> tuple[Tensor, int]:
+    """Codes, int16, and their shrink: the nearest, or one nearer to zero that takes fewer bits."""
+    sizes = along.abs() / scale
+    to_one, to_more = _thresholds((sizes + _DEAD_ZONE).floor(), by_class)
+    later = torch.where(sizes < 1, to_one, to_more) - 0.5
+    narrowed = along.sign() * (sizes - later).clamp(min=0)
+    one = torch.ones(1, device=along.device)
+    codes = kernels.quantize(narrowed, None, Scales(one, one), WideGrid())
+    found = codes.abs().float()
+    few = (found > 0) & (found < 64)
     if not bool(few.any()):
         return codes, 0
-    offset = (sizes - along.abs() / scale)[few].mean().item()
+    offset = (found - sizes)[few].mean().item()
     return codes, min(max(round(offset * UNITS), 0), 15)
+
+
+def _thresholds(sizes: Tensor, by_class: Tensor) -> tuple[Tensor, Tensor]:
+    """From which fraction on codes are rounded up to one, and to more, by direction.
+
+    Where the squared error, in steps, and a bit's worth of them (a Lagrangian of the rate) balance;
+    what a code more takes follows from how often its class has some.
+    """
+    classes = torch.nn.functional.one_hot(by_class.long(), CLASSES).float()
+    some = (sizes > 0).float().mean(0) @ classes / classes.sum(0).clamp(min=1)
+    beyond = (sizes - 1).clamp(min=0).mean(0) @ classes / classes.sum(0).clamp(min=1)
+    some = some.clamp(_RARE, 1 - _RARE)
+    ratio = (beyond / (beyond + some)).clamp(_RARE, 1 - _RARE)
+    bits_of_one = torch.log2(2 * (1 - some) / (some * (1 - ratio)))
+    bits_of_more = -torch.log2(ratio)
+    both = torch.stack((bits_of_one, bits_of_more)) * (_BIT_SQUARES / 2)
+    one, more = (both + 0.5).clamp(0.5, _LATEST) @ classes.T
+    return one, more
 
 
 def _contexts_that_pay(

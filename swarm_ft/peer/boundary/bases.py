@@ -22,8 +22,6 @@ from swarm_ft.codec.basis import Basis, learned
 from swarm_ft.errors import BadFrame
 from swarm_ft.ids import BlockIndex, SampleId
 
-TOKENS_A_CHANNEL = 128
-"""After so many for each channel a basis is made anew: its bytes are few beside the frames'."""
 _EARLY_STEPS = 16
 _MOST_DIGITS = 9
 _MOST_ROWS = 256
@@ -40,6 +38,10 @@ class Kind(IntEnum):
     """Activations that build on nothing."""
     CHANGE = 2
     """Changes since a sample's last visit."""
+
+
+TOKENS_A_CHANNEL = {Kind.FIRST: 64, Kind.CHANGE: 128}
+"""After so many for each channel a basis is made anew: its bytes are few beside the frames'."""
 
 
 class BasisKey(NamedTuple):
@@ -88,11 +90,11 @@ class _Uses(NamedTuple):
     steps: int = 0
     tokens: int = 0
 
-    def is_due(self, channels: int) -> bool:
+    def is_due(self, kind: Kind, channels: int) -> bool:
         """Whether the next step makes a new one: often at first, when a run changes most."""
         step = self.steps + 1
         is_early = step <= _EARLY_STEPS and step & self.steps == 0
-        return is_early or self.tokens >= TOKENS_A_CHANNEL * channels
+        return is_early or self.tokens >= TOKENS_A_CHANNEL[kind] * channels
 
 
 class Bases:
@@ -138,7 +140,7 @@ class Bases:
             step_size: the quantiser's.
         """
         is_missing = self.get(key) is None
-        is_due = is_missing or self._uses.get(key, _Uses()).is_due(x.shape[1])
+        is_due = is_missing or self._uses.get(key, _Uses()).is_due(key.kind, x.shape[1])
         rows = kept = None
         if is_due:
             every = -(-len(x) // _MOST_ROWS)
@@ -209,13 +211,6 @@ class Bases:
             self._known, self._uses = known, uses
 
 
-def _learned_of(key: BasisKey, seen: list[_Seen]) -> Basis | None:
-    rows = [one.rows.float() for one in seen if one.rows is not None]
-    bases = [one.base.float() for one in seen if one.base is not None]
-    step_size = statistics.fmean(one.step_size for one in seen)
-    return learned(rows, step_size, bases=bases, has_mean=key.kind is Kind.FIRST)
-
-
 def _kept(rows: Tensor) -> Tensor:
     return rows.to("cpu", torch.bfloat16)
 
@@ -231,6 +226,13 @@ def boundary_of(name: str) -> BlockIndex:
         BadFrame: no export has such a name.
     """
     return _key_in(name).boundary
+
+
+def _learned_of(key: BasisKey, seen: list[_Seen]) -> Basis | None:
+    rows = [one.rows.float() for one in seen if one.rows is not None]
+    bases = [one.base.float() for one in seen if one.base is not None]
+    step_size = statistics.fmean(one.step_size for one in seen)
+    return learned(rows, step_size, bases=bases, has_mean=key.kind is Kind.FIRST)
 
 
 def _read(data: Tensor, channels: int) -> Basis:

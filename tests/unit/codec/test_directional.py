@@ -84,12 +84,11 @@ def step_error(y: Tensor, x: Tensor, step: float) -> float:
 # ---- error and bytes
 
 
-@pytest.mark.parametrize(("step", "limit"), [(0.02, 1.6), (0.1, 1.1), (0.5, 1.1), (1, 1.1)])
-def test_a_change_errs_by_no_more_than_its_step_says(step: float, limit: float) -> None:
-    """At the finest steps what directions are rounded by is seen, too."""
+@pytest.mark.parametrize("step", [0.02, 0.1, 0.5, 1])
+def test_a_change_errs_by_no_more_than_its_step_says(step: float) -> None:
     codec, x, base = change_codec(step)
     y = codec.decode(codec.encode(x, base), base)
-    assert step_error(y, x, codec.step_of(x)) < limit
+    assert step_error(y, x, codec.step_of(x)) < 1.1
 
 
 @pytest.mark.parametrize("step", [0.02, 0.1, 0.5, 1])
