@@ -355,3 +355,29 @@ def test_who_asks_for_what_is_known_does_not_wait_for_what_is_learned(
     may_end.set()
     thread.join()
     assert bases.known(CHANGE) is not None
+
+
+def test_an_export_waits_for_what_another_thread_is_making(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bases = learned_of((0, 1))
+    expected = learned_of((0, 1)).export()
+    is_learning, may_end = threading.Event(), threading.Event()
+
+    def slow(*args: object, **kwargs: object) -> Basis | None:
+        is_learning.set()
+        may_end.wait()
+        return learned(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bases_module, "learned", slow)
+    learning = threading.Thread(target=bases.learn)
+    learning.start()
+    is_learning.wait()
+    exported: list[dict[str, Tensor]] = []
+    exporting = threading.Thread(target=lambda: exported.append(bases.export()))
+    exporting.start()
+    may_end.set()
+    for thread in (learning, exporting):
+        thread.join()
+    assert exported[0].keys() == expected.keys()
+    assert all(torch.equal(exported[0][key], expected[key]) for key in expected)
