@@ -18,7 +18,7 @@ from tests.local_swarm import LocalSwarm
 LAYERS = ["0-2", "2-4", "4-6"]
 NUM_STEPS = 12
 """Six epochs: first activations, then changes plain and along bases of several steps."""
-CODECS = {
+CODECS: dict[str, dict[str, Any]] = {
     "changes": {"forward_codec": "aqk0.5", "key_codec": "qk0.5"},
     "filled": {"forward_codec": "aqk0.5", "fill_codec": "aqk1", "fill_microbatches": 1},
     "direct": {"forward_codec": "qk0.5"},
@@ -54,8 +54,8 @@ def job(make_job: MakeJob) -> Job:
 
 
 def job_of(make_job: MakeJob, kind: str) -> Job:
-    backward = {"backward_codec": "q3+z", "num_samples": 8, "num_steps": NUM_STEPS}
-    return make_job(**backward, **CODECS[kind], save_steps=3).ragged()
+    shared: dict[str, Any] = {"backward_codec": "q3+z", "num_steps": NUM_STEPS, "save_steps": 3}
+    return make_job(num_samples=8, **shared, **CODECS[kind]).ragged()
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ async def test_a_stage_whose_only_peer_died_goes_back_to_its_snapshot_and_its_ba
         events = await watched(swarm, job, after, lose_a_stage)
     assert losses_by_step(events) == quiet
     steps = [event.step for event in events if isinstance(event, StepCommitted)]
-    assert steps.count(0) == 1, "it did not begin anew"
+    assert sum(step == 0 for step in steps) == 1, "it did not begin anew"
 
 
 @pytest.mark.parametrize("after", [1, 5])
@@ -216,9 +216,9 @@ async def test_what_changes_costs_fewer_bytes_along_a_basis_than_along_channels(
     make_job: MakeJob, quiet_events: QuietEvents
 ) -> None:
     """The bytes of the bases counted."""
-    shared = {"backward_codec": "q3+z", "num_samples": 16, "batch_size": 16, "num_steps": 12}
+    shared: dict[str, Any] = {"backward_codec": "q3+z", "batch_size": 16, "num_steps": 12}
     jobs = [
-        make_job(**shared, forward_codec=forward, key_codec=key)
+        make_job(num_samples=16, **shared, forward_codec=forward, key_codec=key)
         for forward, key in (("aqk0.5", "qk0.5"), ("aqc0.5", "qc0.5"))
     ]
     along, plain = [forward_bytes(await quiet_events(job, LAYERS)) for job in jobs]
