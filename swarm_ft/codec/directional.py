@@ -282,7 +282,7 @@ class _Dither:
 
     @staticmethod
     def of(salt: int, shape: tuple[int, int], device: torch.device, kernels: Kernels) -> _Dither:
-        """The same at both ends, and another for other values: 16 bits of their sum are the salt."""
+        """The same at both ends, and another for other values, whose sum has 16 bits in it."""
         grid = WideGrid(seed=salt)
         silence = torch.zeros(shape, dtype=torch.int16, device=device)
         return _Dither(

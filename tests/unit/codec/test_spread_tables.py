@@ -1,4 +1,4 @@
-"""Tables that follow from a spread: they add up, tell what dithered codes are like, and never move."""
+"""Tables that follow from a spread: they add up, tell what dithered codes are, and never move."""
 
 import hashlib
 
