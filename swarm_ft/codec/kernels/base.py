@@ -151,13 +151,20 @@ class Kernels(Protocol):
     def dequantize(self, codes: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
         """Units * (scale / 32), plus base where there is one: one rounding, of the sum.
 
-        Dither adds 2 r - 15 units, r the upper 4 bits of `mix(flat index, seed)`, see `reference`.
+        Dither adds 2 r - 15 units, r as `dither` has it.
 
         Args:
             codes: uint8 or int16 [tokens, channels].
 
         Returns:
             float32 [tokens, channels].
+        """
+
+    def dither(self, count: int, seed: int, device: torch.device) -> Tensor:
+        """Of values 0 to count - 1 the upper 4 bits of `mix(index, seed)`, see `reference`.
+
+        Returns:
+            uint8 [count] on that device, 0 to 15.
         """
 
     def quantize_pack(

@@ -81,6 +81,12 @@ class NumbaKernels(Kernels):
             cpu_grid.dequantize_wide(whole, other, vectors, grid.shrink, grid.seed, x)
         return torch.from_numpy(x)
 
+    def dither(self, count: int, seed: int, device: torch.device) -> Tensor:
+        """See `Kernels.dither`."""
+        drawn = np.empty(count, np.uint8)
+        cpu_grid.dither(seed, drawn)
+        return torch.from_numpy(drawn)
+
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `Kernels.moments`."""
         tokens, channels = x.shape

@@ -75,13 +75,25 @@ def scale_of(row: np.float32, col: np.float32) -> np.float32:
 
 
 @part
-def _dither(index: int, seed: int) -> np.float32:
-    """Units to add to value `index`, see `reference.mix`."""
+def _drawn(index: int, seed: int) -> np.int32:
+    """See `Kernels.dither`."""
     h = _U32(_U32(_U32(index) * _U32(0x9E3779B1)) ^ _U32(seed))
     h = _U32(_U32(h ^ _U32(h >> _U32(16))) * _U32(0x85EBCA6B))
     h = _U32(_U32(h ^ _U32(h >> _U32(13))) * _U32(0xC2B2AE35))
-    r = _I32(_U32(_U32(h ^ _U32(h >> _U32(16))) >> _U32(28)))
-    return np.float32(_I32(_I32(r * _I32(2)) - _I32(15)))
+    return _I32(_U32(_U32(h ^ _U32(h >> _U32(16))) >> _U32(28)))
+
+
+@part
+def _dither(index: int, seed: int) -> np.float32:
+    """Units to add to value `index`."""
+    return np.float32(_I32(_I32(_drawn(index, seed) * _I32(2)) - _I32(15)))
+
+
+@compiled
+def dither(seed: int, out: NDArray[np.uint8]) -> None:
+    """See `Kernels.dither`."""
+    for i in range(out.size):
+        out[i] = _drawn(i, seed)
 
 
 @part

@@ -104,6 +104,10 @@ class ReferenceKernels(Kernels):
         values = units.float() * (table.abs() / UNITS)
         return values if base is None else base + values
 
+    def dither(self, count: int, seed: int, device: torch.device) -> Tensor:
+        """See `Kernels.dither`."""
+        return (mix(torch.arange(count, device=device), seed) >> 28).to(torch.uint8)
+
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `Kernels.moments`."""
         change = x if base is None else x - base
@@ -184,8 +188,7 @@ class ReferenceKernels(Kernels):
     def _dither(self, shape: torch.Size, seed: int | None, device: torch.device) -> Tensor:
         if seed is None:
             return torch.zeros((1, 1), device=device)
-        index = torch.arange(shape.numel(), device=device).view(shape)
-        return ((mix(index, seed) >> 28) * 2 - 15).float()
+        return self.dither(shape.numel(), seed, device).view(shape).float() * 2 - 15
 
 
 def _rows(symbols: Tensor, lanes: int) -> Tensor:
