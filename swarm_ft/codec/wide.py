@@ -307,7 +307,7 @@ def _contexts(
         if header.slices:
             raise BadFrame("frame: slices of a dither that there is none of")
         return classes, None
-    drawn = kernels.dither(len(classes), grid.seed, device)
+    drawn = kernels.dither(classes, grid.seed)
     is_turned, slices = dither_slices(drawn, header.slices)
     return (classes << header.slices - 1) + slices, is_turned
 

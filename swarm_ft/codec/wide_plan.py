@@ -169,7 +169,7 @@ class Sample:
         self._scaled = change.double() / table
         self._weights = table.double().square()
         self._spread = self._scaled.square().mean().sqrt().item()
-        self._drawn = kernels.dither(change.numel(), 0, x.device) if dithers else None
+        self._drawn = kernels.dither(change, 0) if dithers else None
 
     def code_spread(self, header: WideHeader) -> float:
         """Root mean square of the codes at the header's scale."""
@@ -182,10 +182,10 @@ class Sample:
         contexts = sampled.classes(*self._scaled.shape).to(self._scaled.device)
         codes = self._scaled / header.scale
         if self._drawn is not None:
-            codes -= (self._drawn.double() * 2 - 15).view(codes.shape) / UNITS
+            codes -= (self._drawn.double() * 2 - 15) / UNITS
             is_turned, slices = dither_slices(self._drawn, header.slices)
-            codes = torch.where(is_turned.view(codes.shape), -codes, codes)
-            contexts = (contexts << header.slices - 1) + slices
+            codes = torch.where(is_turned, -codes, codes)
+            contexts = (contexts << header.slices - 1) + slices.reshape(-1)
         codes = codes.round_().clamp_(-MAX_CODE, MAX_CODE)
         symbols, _ = to_symbols(codes.to(torch.int16), header.low_bits)
         counts = self._kernels.histogram(symbols.reshape(-1), contexts, header.num_contexts)

@@ -60,6 +60,7 @@ def launch_grids(kernels: TritonKernels, tokens: int, channels: int) -> None:
                     packed = kernels.quantize_pack(x, base, scales, grid)
                     kernels.unpack_dequantize(packed, (tokens, channels), base, scales, grid)
         kernels.moments(x, base)
+        kernels.dither(x, 1)
         kernels.grid_errors(x, base, cols, torch.ones(5), 3)
 
 

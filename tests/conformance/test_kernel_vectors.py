@@ -67,7 +67,7 @@ def test_backends_return_what_is_in_the_table(backend: Backend, row: dict[str, A
 
 def test_table_covers_what_decoders_call() -> None:
     kernels = {row["kernel"] for row in rows_of(TABLE.read_text())}
-    assert kernels == {"unpack", "dequantize", "decode_symbols", "hadamard"}
+    assert kernels == {"unpack", "dequantize", "dither", "decode_symbols", "hadamard"}
 
 
 def cases() -> Iterator[Case]:
@@ -79,6 +79,8 @@ def cases() -> Iterator[Case]:
     yield from narrow_cases(generator)
     yield from wide_cases(generator)
     yield from coded_cases(generator)
+    for seed in (0, 77, 2**32 - 1):
+        yield "dither", f"seed {seed}", (torch.zeros(3, 17), seed)
     for tile in (1, 4, 32):
         yield "hadamard", f"tile {tile}", (torch.randn(2, 32, generator=generator), tile)
 

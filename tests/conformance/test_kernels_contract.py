@@ -287,6 +287,17 @@ def test_quantize_takes_values_in_any_order_of_memory(backend: Backend) -> None:
     assert (values - (x + x * 0.5)).abs().max() <= 0.125 + 1e-6
 
 
+@FEW
+@given(SHAPES, SEEDS)
+def test_dither_is_drawn_from_the_flat_index(
+    backend: Backend, shape: tuple[int, int], seed: int
+) -> None:
+    drawn_there = backend("dither", torch.zeros(shape), seed)
+    index = torch.arange(shape[0] * shape[1]).view(shape)
+    assert drawn_there.dtype == torch.uint8
+    assert torch.equal(drawn_there.long(), mix(index, seed) >> 28)
+
+
 # --- what encoders measure
 
 

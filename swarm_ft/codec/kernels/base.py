@@ -160,12 +160,8 @@ class Kernels(Protocol):
             float32 [tokens, channels].
         """
 
-    def dither(self, count: int, seed: int, device: torch.device) -> Tensor:
-        """Of values 0 to count - 1 the upper 4 bits of `mix(index, seed)`, see `reference`.
-
-        Returns:
-            uint8 [count] on that device, 0 to 15.
-        """
+    def dither(self, like: Tensor, seed: int) -> Tensor:
+        """The upper 4 bits of `mix(flat index, seed)`, see `reference`: uint8 of like's shape."""
 
     def quantize_pack(
         self, x: Tensor, base: Tensor | None, scales: Scales, grid: NarrowGrid

@@ -81,11 +81,11 @@ class NumbaKernels(Kernels):
             cpu_grid.dequantize_wide(whole, other, vectors, grid.shrink, grid.seed, x)
         return torch.from_numpy(x)
 
-    def dither(self, count: int, seed: int, device: torch.device) -> Tensor:
+    def dither(self, like: Tensor, seed: int) -> Tensor:
         """See `Kernels.dither`."""
-        drawn = np.empty(count, np.uint8)
+        drawn = np.empty(like.numel(), np.uint8)
         cpu_grid.dither(seed, drawn)
-        return torch.from_numpy(drawn)
+        return torch.from_numpy(drawn).view(like.shape)
 
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `Kernels.moments`."""

@@ -105,13 +105,25 @@ def scale_from(row: tl.tensor, col: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _dither(at: tl.tensor, seed: tl.tensor) -> tl.tensor:
-    """Units to add, int32; see `reference.mix`. Only the lower 32 bits of the index matter."""
+def _drawn(at: tl.tensor, seed: tl.tensor) -> tl.tensor:
+    """See `Kernels.dither`, int32. Only the lower 32 bits of the index matter."""
     h = (at.to(tl.uint32) * 0x9E3779B1) ^ seed.to(tl.uint32)
     h = (h ^ (h >> 16)) * 0x85EBCA6B
     h = (h ^ (h >> 13)) * 0xC2B2AE35
     h = h ^ (h >> 16)
-    return (h >> 28).to(tl.int32) * 2 - 15
+    return (h >> 28).to(tl.int32)
+
+
+@triton.jit
+def _dither(at: tl.tensor, seed: tl.tensor) -> tl.tensor:
+    """Units to add, int32."""
+    return _drawn(at, seed) * 2 - 15
+
+
+@triton.jit(do_not_specialize=["seed"])
+def _draw(drawn: tl.tensor, seed: tl.tensor, count: tl.tensor, block: tl.constexpr) -> None:
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    tl.store(drawn + at, _drawn(at, seed).to(tl.uint8), mask=at < count)
 
 
 @triton.jit
@@ -222,8 +234,13 @@ def _factors_of(scales: Scales) -> tuple[tuple[Tensor, Tensor], tuple[bool, bool
 
 
 def _seed_of(grid: Grid) -> int | None:
-    """The grid's seed as a signed 32-bit number: they all have one type, and so one kernel."""
-    return None if grid.seed is None else (grid.seed ^ 1 << 31) - (1 << 31)
+    """The grid's seed as `_signed` has it."""
+    return None if grid.seed is None else _signed(grid.seed)
+
+
+def _signed(seed: int) -> int:
+    """A signed 32-bit number: they all have one type, and so one kernel."""
+    return (seed ^ 1 << 31) - (1 << 31)
 
 
 # ---- Triton kernels that pack codes: alone, or in one pass with the grid
@@ -442,6 +459,14 @@ class TritonGrids(Kernels):
         with device_of(codes):
             launch(*tensors, *factors, *units, *codes.shape, *are_one, bits, **tile, **EXACT)
         return values
+
+    def dither(self, like: Tensor, seed: int) -> Tensor:
+        """See `Kernels.dither`."""
+        drawn = torch.empty(like.shape, dtype=torch.uint8, device=like.device)
+        numbers = _signed(seed), drawn.numel()
+        with device_of(drawn):
+            _draw[(triton.cdiv(drawn.numel(), _BLOCK),)](drawn, *numbers, _BLOCK, **EXACT)
+        return drawn
 
     def quantize_pack(
         self, x: Tensor, base: Tensor | None, scales: Scales, grid: NarrowGrid

@@ -78,7 +78,7 @@ class ReferenceKernels(Kernels):
         change = x if base is None else x - base
         table = scale_table(scales)
         size = torch.where(table == 0, torch.inf, table.abs())
-        units = change / size * UNITS - self._dither(x.shape, grid.seed, x.device)
+        units = change / size * UNITS - self._units(x, grid.seed)
         if isinstance(grid, NarrowGrid):
             lowest, _ = grid_limits(grid.bits, table < 0)
             codes = ((units - lowest) / UNITS).round().clamp(0, (1 << grid.bits) - 1)
@@ -93,7 +93,7 @@ class ReferenceKernels(Kernels):
         """See `Kernels.dequantize`."""
         table = scale_table(scales)
         whole = codes.to(torch.int32)
-        dither = self._dither(codes.shape, grid.seed, codes.device).to(torch.int32)
+        dither = self._units(codes, grid.seed).to(torch.int32)
         if isinstance(grid, NarrowGrid):
             lowest, _ = grid_limits(grid.bits, table < 0)
             units = whole * UNITS + lowest.to(torch.int32) + dither
@@ -104,9 +104,10 @@ class ReferenceKernels(Kernels):
         values = units.float() * (table.abs() / UNITS)
         return values if base is None else base + values
 
-    def dither(self, count: int, seed: int, device: torch.device) -> Tensor:
+    def dither(self, like: Tensor, seed: int) -> Tensor:
         """See `Kernels.dither`."""
-        return (mix(torch.arange(count, device=device), seed) >> 28).to(torch.uint8)
+        index = torch.arange(like.numel(), device=like.device).view(like.shape)
+        return (mix(index, seed) >> 28).to(torch.uint8)
 
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `Kernels.moments`."""
@@ -185,10 +186,10 @@ class ReferenceKernels(Kernels):
             stride *= 2
         return x.reshape(shape)
 
-    def _dither(self, shape: torch.Size, seed: int | None, device: torch.device) -> Tensor:
+    def _units(self, like: Tensor, seed: int | None) -> Tensor:
         if seed is None:
-            return torch.zeros((1, 1), device=device)
-        return self.dither(shape.numel(), seed, device).view(shape).float() * 2 - 15
+            return torch.zeros((1, 1), device=like.device)
+        return self.dither(like, seed).float() * 2 - 15
 
 
 def _rows(symbols: Tensor, lanes: int) -> Tensor:
