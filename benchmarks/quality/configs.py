@@ -128,7 +128,7 @@ class Config:
     @property
     def has_key(self) -> bool:
         """Whether a first forward frame or first gradient differs from later ones."""
-        return self.fw.startswith(("aq", "pubaq")) or "+ef21" in self.bw
+        return self.fw.startswith(("aq", "pubaq")) or "+ef21" in self.bw or "+last" in self.bw
 
     def __str__(self) -> str:
         if self.fw == self.bw == "none" and not self.first and not self.dp:

@@ -103,9 +103,8 @@ class _End:
         spec = parse_codec_spec(codec, direction)
         self.codec = from_spec(spec)
         # A buffer of gradients begins with a gradient by their own codec, as in EF21.
-        plain = replace(spec, feedback=Feedback.NONE)
         is_forward = direction is Direction.FORWARD
-        self.key_codec = from_spec(parse_key_spec(key) if is_forward else plain)
+        self.key_codec = from_spec(parse_key_spec(key) if is_forward else spec.first)
         self.buffers = buffers if buffers is not None else BufferKeeper()
         self._residuals: dict[int, Tensor] = {}
 

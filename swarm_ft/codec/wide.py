@@ -130,9 +130,11 @@ class WideCodec(Codec):
 
     Attributes:
         kernels: the backend; by default the one for the tensor's device.
+        token_bits: what its user sends beside the payload, of every token; the rate is of both.
     """
 
     kernels: Kernels | None = None
+    token_bits: int = 0
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         """See `Codec.max_payload_bytes`."""
@@ -143,7 +145,8 @@ class WideCodec(Codec):
 
     def _write(self, x: Tensor, base: Tensor | None) -> bytes:
         kernels = self.kernels or kernels_for(x.device.type)
-        return _Encoder(self.spec, x, base, kernels).payload()
+        beside = packed_bytes(len(x), self.token_bits) if self.token_bits else 0
+        return _Encoder(self.spec, x, base, kernels, beside).payload()
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
         """Base + units * scale, with the one rounding of the sum."""
@@ -174,12 +177,19 @@ class _Frame:
 class _Encoder:
     """One sample on its way to a payload."""
 
-    def __init__(self, spec: CodecSpec, x: Tensor, base: Tensor | None, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        spec: CodecSpec,
+        x: Tensor,
+        base: Tensor | None,
+        kernels: Kernels,
+        beside_bytes: int = 0,
+    ) -> None:
         self._spec, self._x, self._base, self._kernels = spec, x, base, kernels
         self._moments = kernels.moments(x, base)
         self._peak = checked_peak(self._moments[2].max().item())
         self._reach = self._peak
-        whole_bytes = x.numel() * spec.number / 8
+        whole_bytes = x.numel() * spec.number / 8 - beside_bytes
         self._budget_bytes = max(whole_bytes - _FRAME_BYTES, whole_bytes / 2 + _SMALLEST_BYTES)
 
     def payload(self) -> bytes:

@@ -3,7 +3,7 @@
 spec     = name [number] [axis] {"+" modifier}
 name     = none | fp16 | bf16 | q | aq | hq | top | aqtop | qc | aqc | lowrank
 axis     = f | c | t | tc          who shares a step: the frame, a channel, a token, both
-modifier = d | z | ef | ef21 | efmix
+modifier = d | z | ef | ef21 | efmix | last
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ class Feedback(IntEnum):
     """Sends the change against what the receiver has, as AQ-SGD does for activations."""
     EFMIX = 3
     """As EF, with half of the entries for the gradient and half for the error."""
+    LAST = 4
+    """Sends what a share of the sample's last gradient does not tell, token by token."""
 
 
 class Direction(IntEnum):
@@ -78,7 +80,7 @@ _FAMILIES = {
     CodecName.NONE: _Family("bits", 32, 32, True),
     CodecName.FP16: _Family("bits", 16, 16, True),
     CodecName.BF16: _Family("bits", 16, 16, True),
-    CodecName.Q: _Family("bits", 1, 8, True),
+    CodecName.Q: _Family("bits", 0.5, 8, True),
     CodecName.AQ: _Family("bits", 1, 8, True),
     CodecName.HQ: _Family("bits", 1, 8, True),
     CodecName.TOP: _Family("percent", 0.01, 100, False),
@@ -93,13 +95,15 @@ _GRIDS = {CodecName.Q, CodecName.AQ, CodecName.QC, CodecName.AQC}
 _CONSTANT_QUALITY = {CodecName.QC, CodecName.AQC}
 _AXES = {"": Axis.NONE, "f": Axis.FRAME, "c": Axis.CHANNEL, "t": Axis.TOKEN, "tc": Axis.BOTH}
 _AXIS_TEXTS = {axis: text for text, axis in _AXES.items()}
-_FEEDBACKS = {"ef": Feedback.EF, "ef21": Feedback.EF21, "efmix": Feedback.EFMIX}
+_FEEDBACKS = {each.name.lower(): each for each in Feedback if each is not Feedback.NONE}
+_BUFFERED = {Feedback.EF21, Feedback.LAST}
 _PATTERN = re.compile(
     r"(?P<name>none|fp16|bf16|hq|top|aqtop|lowrank|qc|aqc|q|aq)"
     r"(?P<number>[0-9]+(?:\.[0-9]{1,2})?)?(?P<axis>tc|f|c|t)?(?P<modifiers>(?:\+[a-z0-9]+)*)"
 )
 _DP_PATTERN = re.compile(r"none|fp16|bf16|q[0-9.]+(?:\+z)?")
 MAX_SPEC_CHARS = 40
+_MOST_HUNDREDTHS = 800
 _HEADER = struct.Struct("<BBH")
 
 
@@ -134,9 +138,21 @@ class CodecSpec:
         return self.hundredths // 100
 
     @property
+    def first(self) -> CodecSpec:
+        """The codec of a sample's first gradient, which has nothing to build on.
+
+        With `+last` it has half as many bits again where bits are a rate: it is as good as later
+        ones then, and these build on it.
+        """
+        plain = replace(self, feedback=Feedback.NONE)
+        if self.feedback is Feedback.LAST and self.entropy and self.name is CodecName.Q:
+            return replace(plain, hundredths=min(self.hundredths * 3 // 2, _MOST_HUNDREDTHS))
+        return plain
+
+    @property
     def is_delta(self) -> bool:
         """Whether frames build on per-sample buffers at both ends."""
-        return self.name in _DELTAS or self.feedback is Feedback.EF21
+        return self.name in _DELTAS or self.feedback in _BUFFERED
 
     @property
     def keeps(self) -> tuple[bool, Feedback]:
@@ -294,7 +310,7 @@ def _modified(text: str, spec: CodecSpec, modifier: str) -> CodecSpec:
         return replace(spec, entropy=True)
     if modifier in _FEEDBACKS and spec.feedback is Feedback.NONE:
         return replace(spec, feedback=_FEEDBACKS[modifier])
-    return _refuse(text, f"'+{modifier}' is none of +d, +z, +ef, +ef21, +efmix, or is there twice")
+    return _refuse(text, f"'+{modifier}' is none of +d, +z, +ef, +ef21, +efmix, +last, or is there twice")
 
 
 def _check(spec: CodecSpec, text: str) -> None:
@@ -332,7 +348,7 @@ def _check_direction(spec: CodecSpec, text: str, direction: Direction) -> None:
         _refuse(
             text,
             "aq keeps the last activation of a sample and works forward only; "
-            f"for gradients use {direct}, or {direct}+ef21, which does the same for them",
+            f"for gradients use {direct}, or {direct}+ef21 or +last, which do so for them",
         )
     if direction is Direction.FORWARD and spec.feedback is not Feedback.NONE:
         _refuse(

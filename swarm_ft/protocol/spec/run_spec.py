@@ -596,11 +596,12 @@ class TrainOptions:
     def key_frame_codec(self, direction: Direction) -> CodecSpec:
         """The codec of the frames that begin a buffer.
 
-        The buffer of gradients begins with a gradient by their own codec (EF21, arXiv 2106.05203).
+        The buffer of gradients begins with a gradient by their own codec (EF21, arXiv 2106.05203),
+        with `+last` in more bits.
         """
         if direction is Direction.FORWARD:
             return parse_key_spec(self.key_codec)
-        return replace(self.codec(direction), feedback=Feedback.NONE)
+        return self.codec(direction).first
 
     @property
     def eval_passes(self) -> tuple[bool, ...]:

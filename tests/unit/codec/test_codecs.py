@@ -26,6 +26,7 @@ FORWARD = [
 ]
 BACKWARD = [
     "q2+ef", "top10+efmix", "qc1+d+ef", "q4+ef21", "q2t+d+ef21+z", "hq3+ef21", "lowrank2+ef21",
+    "q1+z+last", "q2t+last", "qc1+d+last", "top10+last",
 ]
 # fmt: on
 NAMES = FORWARD + BACKWARD
@@ -33,7 +34,7 @@ CODECS = {
     **{name: parse(name) for name in FORWARD},
     **{name: parse(name, Direction.BACKWARD) for name in BACKWARD},
 }
-DELTAS = [name for name in NAMES if name.startswith("aq") or "ef21" in name]
+DELTAS = [name for name in NAMES if name.startswith("aq") or "ef21" in name or "last" in name]
 DIRECT = [name for name in NAMES if name not in DELTAS]
 CODED = [n for n in NAMES if "+z" in n or n.startswith(("qc", "aqc"))]
 """Their payloads vary in size."""

@@ -112,6 +112,7 @@ def test_every_legal_spec_prints_as_a_text_that_parses_to_it(spec: CodecSpec) ->
         ("q2t+z+d", FORWARD, CodecSpec(CodecName.Q, 200, Axis.TOKEN, dither=True, entropy=True)),
         ("top10+ef", BACKWARD, CodecSpec(CodecName.TOP, 1000, feedback=Feedback.EF)),
         ("q4t+ef21", BACKWARD, CodecSpec(CodecName.Q, 400, Axis.TOKEN, feedback=Feedback.EF21)),
+        ("q4t+last", BACKWARD, CodecSpec(CodecName.Q, 400, Axis.TOKEN, feedback=Feedback.LAST)),
         (
             "top10+z+efmix",
             BACKWARD,
@@ -135,6 +136,7 @@ def test_texts_mean_what_they_say(text: str, direction: Direction, spec: CodecSp
         ("aqc0.5", "aqc0.5c", None),
         ("q4+ef", None, "q4t+ef"),
         ("q2+ef21+z", None, "q2t+d+ef21+z"),
+        ("q1+z+last", None, "q1t+d+last+z"),
     ],
 )
 def test_a_spec_without_an_axis_stands_for_the_best_of_its_direction(
@@ -157,7 +159,7 @@ def test_a_spec_with_an_axis_is_taken_at_its_word(
 @given(spec=legal_specs())
 @property_test
 def test_what_a_spec_needs_follows_from_its_name_and_feedback(spec: CodecSpec) -> None:
-    assert spec.is_delta == (str(spec).startswith("aq") or "+ef21" in str(spec))
+    assert spec.is_delta == (str(spec).startswith("aq") or spec.feedback in BUFFERED)
     assert spec.has_residual == ("+ef" in str(spec) and "+ef21" not in str(spec))
     assert spec.is_constant_quality == (spec.name in (CodecName.QC, CodecName.AQC))
     assert spec.number == spec.hundredths / 100
@@ -279,6 +281,7 @@ def test_a_codec_that_cannot_be_is_told_why(text: str, reason: str, direction: D
     {
         "none+ef": "loses nothing",
         "none+ef21": "loses nothing",
+        "none+last": "loses nothing",
         "aq4+ef": "feeds its error back already",
         "aqtop10+ef21": "feeds its error back already",
         "aqc0.5+ef": "feeds its error back already",
