@@ -15,7 +15,6 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from swarm_ft.codec import (
 )
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import Direction, Feedback, parse_codec_spec, parse_key_spec
+from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec, parse_key_spec
 from swarm_ft.protocol.spec.digest import fingerprint_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

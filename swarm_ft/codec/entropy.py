@@ -20,6 +20,7 @@ from swarm_ft.codec.base import as_tensor
 from swarm_ft.codec.kernels.base import (
     MIN_SCALE,
     PROBABILITY_BITS,
+    SLICES,
     Coded,
     Kernels,
     Scales,
@@ -135,7 +136,6 @@ MAX_SCALE = 2.0**112
 _HALF_OCTAVE = 181 / 256  # a bfloat16
 _MAX_LEVEL_BITS = 6
 _MAX_CLASS_BITS = 3
-MAX_SLICES = 4
 _FACTORS = torch.tensor(
     [(_HALF_OCTAVE if n % 2 else 1.0) / (1 << n // 2) for n in range(MAX_LEVEL + 1)]
 )
@@ -157,7 +157,7 @@ class WideHeader:
         escapes: codes that are too large for a symbol.
         row_levels, col_levels: uint8 [tokens], [channels], 0 to 63; empty where all are 0.
         row_classes, col_classes: uint8 [tokens], [channels], 0 to 7; empty where all are 0.
-        slices: what the coder knows of the dither, see `dither_slices`; 0 is nothing.
+        slices: what the coder knows of the dither, see `Kernels.slice_contexts`; 0 is nothing.
     """
 
     scale: float
@@ -208,7 +208,7 @@ class WideHeader:
         low_bits, slices = low & 15, low >> 4
         scale = torch.tensor(pattern, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).item()
         widths = [four >> 4 * place & 15 for place in range(4)]
-        if shrink > 15 or low_bits > 8 or slices > MAX_SLICES or escapes > tokens * channels:
+        if shrink > 15 or low_bits > 8 or slices > SLICES or escapes > tokens * channels:
             raise BadFrame("frame: a header that no encoder writes")
         if max(widths[:2]) > _MAX_LEVEL_BITS or max(widths[2:]) > _MAX_CLASS_BITS:
             raise BadFrame(f"frame: levels and classes of {widths} bits")
@@ -221,7 +221,7 @@ class WideHeader:
             _unpack(data[start : start + size], length, width)
             for start, size, length, width in zip(ends, sizes, lengths, widths, strict=False)
         ]
-        header = WideHeader(scale, shrink, low_bits, escapes, *found, slices)
+        header = WideHeader(scale, shrink, low_bits, escapes, *found, slices=slices)
         header._check_scales()
         return header, ends[-1]
 
@@ -244,24 +244,6 @@ class WideHeader:
             and not MIN_SCALE * 2.0 ** (deepest / LEVELS_AN_OCTAVE + 1) <= self.scale <= MAX_SCALE
         ):
             raise BadFrame(f"frame: a scale of {self.scale:.4g} at level 0 is out of range")
-
-
-def dither_slices(drawn: Tensor, slices: int) -> tuple[Tensor, Tensor]:
-    """What dither tells of the codes: which way they lean, and how far.
-
-    A value's dither moves its code one way, so codes with opposite dither are each other's mirror
-    images: those of the lower half are turned round. How far it moves it tells how likely a code is
-    beside zero, and at low rates that is half of what there is to know.
-
-    Args:
-        drawn: as `Kernels.dither` returns it.
-        slices: 1 to 4; there are 2^(slices - 1) of how far.
-
-    Returns:
-        Whether the code is turned round, bool of drawn's shape; and the slice, uint8.
-    """
-    is_turned = drawn < 8
-    return is_turned, torch.where(is_turned, drawn, 15 - drawn) >> (MAX_SLICES - slices)
 
 
 def max_header_bytes(tokens: int, channels: int) -> int:
@@ -291,7 +273,7 @@ def _unpack(data: bytes, count: int, bits: int) -> Numbers:
     return _PACKING.unpack(as_tensor(data), count, bits).numpy()
 
 
-MAX_CONTEXTS = (2 * CLASSES - 1) << MAX_SLICES - 1
+MAX_CONTEXTS = (2 * CLASSES - 1) << SLICES - 1
 _MAX_LANES = 32
 _SYMBOLS_A_LANE = 2048
 """A lane costs two bytes beyond what it codes: a thousandth of a stream of 8-bit symbols."""

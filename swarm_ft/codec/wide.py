@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,16 +19,14 @@ from torch import Tensor
 
 from swarm_ft.codec.base import Codec, as_tensor, check_finite, checked_peak
 from swarm_ft.codec.entropy import (
-    MAX_SLICES,
     WideHeader,
-    dither_slices,
     max_header_bytes,
     max_stream_bytes,
     read_symbols,
     write_symbols,
 )
 from swarm_ft.codec.kernels import kernels_for
-from swarm_ft.codec.kernels.base import Kernels, WideGrid, packed_bytes
+from swarm_ft.codec.kernels.base import SLICES, Kernels, WideGrid, packed_bytes
 from swarm_ft.codec.wide_plan import (
     FIRST_SYMBOL,
     LAST_SYMBOL,
@@ -214,7 +213,7 @@ class _Encoder:
         header = levels_for(groups, spec.axis)
         self._reach = reach_of(header, row_peaks, col_peaks)
         sample = Sample(self._x, self._base, header, self._kernels, dithers=spec.dither)
-        header = replace(header, slices=MAX_SLICES * spec.dither)
+        header = replace(header, slices=SLICES * spec.dither)
         factor = spec.number if spec.is_constant_quality else 4.1 * 2.0**-spec.number
         header = with_scale(header, header.scale * factor, self._reach)
         header = with_contexts(header, spreads, sample)
@@ -230,8 +229,8 @@ class _Encoder:
     def _quantized(self, header: WideHeader) -> _Frame:
         x, grid = self._x, _grid(self._spec, header)
         codes = self._kernels.quantize(x, self._base, header.scales().to(x.device), grid)
-        contexts, turned = _contexts(header, grid, x.shape, x.device, self._kernels)
-        return _Frame(header, _turned(codes, turned), contexts)
+        contexts = _contexts(header, grid, x.shape, x.device, self._kernels)
+        return _Frame(header, _turned(codes, header, grid, self._kernels), contexts)
 
     def _at_rate(self, frame: _Frame) -> _Frame:
         """The largest frame within the budget; the sample said about where."""
@@ -293,7 +292,7 @@ def _read_codes(
     stream_at = low_bytes + 2 * header.escapes
     if len(data) < stream_at:
         raise BadFrame(f"frame: expected {stream_at} bytes of codes, got {len(data)}")
-    contexts, turned = _contexts(header, grid, shape, device, kernels)
+    contexts = _contexts(header, grid, shape, device, kernels)
     symbols = read_symbols(data[stream_at:], contexts, kernels)
     escapes = np.frombuffer(data, "<i2", header.escapes, low_bytes).astype(np.int16)
     codes = _with_escapes(symbols, torch.from_numpy(escapes))
@@ -301,30 +300,27 @@ def _read_codes(
         low = as_tensor(data[:low_bytes]).to(device)
         lower = kernels.unpack(low, count, header.low_bits)
         codes = (codes << header.low_bits) | lower
-    return _turned(codes.view(shape), turned)
+    return _turned(codes.view(shape), header, grid, kernels)
 
 
 def _contexts(
-    header: WideHeader,
-    grid: WideGrid,
-    shape: tuple[int, ...],
-    device: torch.device,
-    kernels: Kernels,
-) -> tuple[Tensor, Tensor | None]:
-    """The context of every value, uint8 [n]; and whether its code is turned round, bool [n]."""
-    classes = header.classes(*shape).to(device)
-    if grid.seed is None or not header.slices:
-        if header.slices:
-            raise BadFrame("frame: slices of a dither that there is none of")
-        return classes, None
-    drawn = kernels.dither(classes, grid.seed)
-    is_turned, slices = dither_slices(drawn, header.slices)
-    return (classes << header.slices - 1) + slices, is_turned
+    header: WideHeader, grid: WideGrid, shape: Sequence[int], device: torch.device, kernels: Kernels
+) -> Tensor:
+    """The context of every value, uint8 [n]."""
+    tokens, channels = shape
+    classes = header.classes(tokens, channels).to(device)
+    if not header.slices:
+        return classes
+    if grid.seed is None:
+        raise BadFrame("frame: slices of a dither that there is none of")
+    return kernels.slice_contexts(classes, grid.seed, header.slices)
 
 
-def _turned(codes: Tensor, is_turned: Tensor | None) -> Tensor:
-    """Codes with these of the other sign."""
-    return codes if is_turned is None else torch.where(is_turned.view(codes.shape), -codes, codes)
+def _turned(codes: Tensor, header: WideHeader, grid: WideGrid, kernels: Kernels) -> Tensor:
+    """Codes as the coder takes them, or back."""
+    if not header.slices or grid.seed is None:
+        return codes
+    return kernels.turn(codes, grid.seed)
 
 
 def _with_escapes(symbols: Tensor, escapes: Tensor) -> Tensor:

@@ -18,14 +18,13 @@ from swarm_ft.codec.entropy import (
     LEVELS_AN_OCTAVE,
     MAX_LEVEL,
     MAX_SCALE,
-    MAX_SLICES,
     Numbers,
     WideHeader,
-    dither_slices,
     estimated_stream_bytes,
     stream_bytes,
 )
-from swarm_ft.codec.kernels.base import MAX_CODE, MIN_SCALE, UNITS, Kernels
+from swarm_ft.codec.kernels.base import MAX_CODE, MIN_SCALE, SLICES, UNITS, Kernels
+from swarm_ft.codec.kernels.reference import drawn
 from swarm_ft.protocol.spec.codec_spec import Axis
 
 Floats = NDArray[np.float64]
@@ -169,7 +168,7 @@ class Sample:
         self._scaled = change.double() / table
         self._weights = table.double().square()
         self._spread = self._scaled.square().mean().sqrt().item()
-        self._drawn = kernels.dither(change, 0) if dithers else None
+        self._dither = (drawn(change, 0).double() * 2 - 15) / UNITS if dithers else None
 
     def code_spread(self, header: WideHeader) -> float:
         """Root mean square of the codes at the header's scale."""
@@ -181,11 +180,9 @@ class Sample:
         sampled = replace(header, row_classes=some)
         contexts = sampled.classes(*self._scaled.shape).to(self._scaled.device)
         codes = self._scaled / header.scale
-        if self._drawn is not None:
-            codes -= (self._drawn.double() * 2 - 15) / UNITS
-            is_turned, slices = dither_slices(self._drawn, header.slices)
-            codes = torch.where(is_turned, -codes, codes)
-            contexts = (contexts << header.slices - 1) + slices.reshape(-1)
+        if self._dither is not None:
+            codes = (codes - self._dither).mul_(self._dither.sign())
+            contexts = self._kernels.slice_contexts(contexts, 0, header.slices)
         codes = codes.round_().clamp_(-MAX_CODE, MAX_CODE)
         symbols, _ = to_symbols(codes.to(torch.int16), header.low_bits)
         counts = self._kernels.histogram(symbols.reshape(-1), contexts, header.num_contexts)
@@ -258,7 +255,7 @@ def with_contexts(header: WideHeader, spreads: Spreads, sample: Sample) -> WideH
 
 def with_slices(header: WideHeader, sample: Sample) -> WideHeader:
     """The header with as many slices of the dither as make the sample smallest."""
-    options = [replace(header, slices=slices) for slices in range(1, MAX_SLICES + 1)]
+    options = [replace(header, slices=slices) for slices in range(1, SLICES + 1)]
     return min(options, key=sample.frame_bytes)
 
 

@@ -18,6 +18,7 @@ from swarm_ft.codec.kernels.base import (
     COARSE,
     EXACT_CODE,
     MAX_CODE,
+    SLICES,
     UNITS,
     Grid,
     Kernels,
@@ -28,6 +29,7 @@ from swarm_ft.codec.kernels.base import (
 )
 
 _UNITS = tl.constexpr(UNITS)
+_SLICES = tl.constexpr(SLICES)
 _EXACT_CODE = tl.constexpr(EXACT_CODE)
 _COARSE = tl.constexpr(COARSE)
 _MOST = tl.constexpr(MAX_CODE // COARSE)
@@ -106,7 +108,7 @@ def scale_from(row: tl.tensor, col: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _drawn(at: tl.tensor, seed: tl.tensor) -> tl.tensor:
-    """See `Kernels.dither`, int32. Only the lower 32 bits of the index matter."""
+    """The r of `Kernels.dequantize`, int32. Only the lower 32 bits of the index matter."""
     h = (at.to(tl.uint32) * 0x9E3779B1) ^ seed.to(tl.uint32)
     h = (h ^ (h >> 16)) * 0x85EBCA6B
     h = (h ^ (h >> 13)) * 0xC2B2AE35
@@ -121,9 +123,29 @@ def _dither(at: tl.tensor, seed: tl.tensor) -> tl.tensor:
 
 
 @triton.jit(do_not_specialize=["seed"])
-def _draw(drawn: tl.tensor, seed: tl.tensor, count: tl.tensor, block: tl.constexpr) -> None:
+def _turn(
+    turned: tl.tensor, codes: tl.tensor, seed: tl.tensor, count: tl.tensor, block: tl.constexpr
+) -> None:
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    tl.store(drawn + at, _drawn(at, seed).to(tl.uint8), mask=at < count)
+    code = tl.load(codes + at, mask=at < count, other=0).to(tl.int32)
+    code = tl.where(_drawn(at, seed) < 8, -code, code)
+    tl.store(turned + at, code.to(tl.int16), mask=at < count)
+
+
+@triton.jit(do_not_specialize=["seed"])
+def _slice_contexts(
+    contexts: tl.tensor,
+    classes: tl.tensor,
+    seed: tl.tensor,
+    count: tl.tensor,
+    slices: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    wide = tl.load(classes + at, mask=at < count, other=0).to(tl.int32) << (slices - 1)
+    r = _drawn(at, seed)
+    far = tl.minimum(r, 15 - r) >> (_SLICES - slices)
+    tl.store(contexts + at, (wide + far).to(tl.uint8), mask=at < count)
 
 
 @triton.jit
@@ -460,13 +482,22 @@ class TritonGrids(Kernels):
             launch(*tensors, *factors, *units, *codes.shape, *are_one, bits, **tile, **EXACT)
         return values
 
-    def dither(self, like: Tensor, seed: int) -> Tensor:
-        """See `Kernels.dither`."""
-        drawn = torch.empty(like.shape, dtype=torch.uint8, device=like.device)
-        numbers = _signed(seed), drawn.numel()
-        with device_of(drawn):
-            _draw[(triton.cdiv(drawn.numel(), _BLOCK),)](drawn, *numbers, _BLOCK, **EXACT)
-        return drawn
+    def turn(self, codes: Tensor, seed: int) -> Tensor:
+        """See `Kernels.turn`."""
+        codes, numbers = codes.contiguous(), (_signed(seed), codes.numel())
+        turned, launch = torch.empty_like(codes), _turn[(triton.cdiv(codes.numel(), _BLOCK),)]
+        with device_of(codes):
+            launch(turned, codes, *numbers, _BLOCK, **EXACT)
+        return turned
+
+    def slice_contexts(self, classes: Tensor, seed: int, slices: int) -> Tensor:
+        """See `Kernels.slice_contexts`."""
+        classes, numbers = classes.contiguous(), (_signed(seed), len(classes), slices)
+        contexts = torch.empty_like(classes)
+        launch = _slice_contexts[(triton.cdiv(len(classes), _BLOCK),)]
+        with device_of(classes):
+            launch(contexts, classes, *numbers, _BLOCK, **EXACT)
+        return contexts
 
     def quantize_pack(
         self, x: Tensor, base: Tensor | None, scales: Scales, grid: NarrowGrid

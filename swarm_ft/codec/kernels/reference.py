@@ -12,6 +12,7 @@ from swarm_ft.codec.kernels.base import (
     MIN_STATE,
     PROBABILITY_BITS,
     SEGMENT,
+    SLICES,
     UNITS,
     Coded,
     Grid,
@@ -32,6 +33,12 @@ def mix(index: Tensor, seed: int) -> Tensor:
     h = ((h ^ (h >> 16)) * 0x85EBCA6B) & _MASK
     h = ((h ^ (h >> 13)) * 0xC2B2AE35) & _MASK
     return h ^ (h >> 16)
+
+
+def drawn(like: Tensor, seed: int) -> Tensor:
+    """The r of dither, 0 to 15: uint8 of like's shape."""
+    index = torch.arange(like.numel(), device=like.device).view(like.shape)
+    return (mix(index, seed) >> 28).to(torch.uint8)
 
 
 def scale_table(scales: Scales) -> Tensor:
@@ -104,10 +111,15 @@ class ReferenceKernels(Kernels):
         values = units.float() * (table.abs() / UNITS)
         return values if base is None else base + values
 
-    def dither(self, like: Tensor, seed: int) -> Tensor:
-        """See `Kernels.dither`."""
-        index = torch.arange(like.numel(), device=like.device).view(like.shape)
-        return (mix(index, seed) >> 28).to(torch.uint8)
+    def turn(self, codes: Tensor, seed: int) -> Tensor:
+        """See `Kernels.turn`."""
+        return torch.where(drawn(codes, seed) < 8, -codes, codes)
+
+    def slice_contexts(self, classes: Tensor, seed: int, slices: int) -> Tensor:
+        """See `Kernels.slice_contexts`."""
+        far = drawn(classes, seed)
+        far = torch.minimum(far, 15 - far) >> (SLICES - slices)
+        return (classes << slices - 1) + far
 
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `Kernels.moments`."""
@@ -189,7 +201,7 @@ class ReferenceKernels(Kernels):
     def _units(self, like: Tensor, seed: int | None) -> Tensor:
         if seed is None:
             return torch.zeros((1, 1), device=like.device)
-        return self.dither(like, seed).float() * 2 - 15
+        return drawn(like, seed).float() * 2 - 15
 
 
 def _rows(symbols: Tensor, lanes: int) -> Tensor:

@@ -310,7 +310,9 @@ def _modified(text: str, spec: CodecSpec, modifier: str) -> CodecSpec:
         return replace(spec, entropy=True)
     if modifier in _FEEDBACKS and spec.feedback is Feedback.NONE:
         return replace(spec, feedback=_FEEDBACKS[modifier])
-    return _refuse(text, f"'+{modifier}' is none of +d, +z, +ef, +ef21, +efmix, +last, or is there twice")
+    return _refuse(
+        text, f"'+{modifier}' is none of +d, +z, +ef, +ef21, +efmix, +last, or is there twice"
+    )
 
 
 def _check(spec: CodecSpec, text: str) -> None:
@@ -348,7 +350,7 @@ def _check_direction(spec: CodecSpec, text: str, direction: Direction) -> None:
         _refuse(
             text,
             "aq keeps the last activation of a sample and works forward only; "
-            f"for gradients use {direct}, or {direct}+ef21 or +last, which do so for them",
+            f"for gradients use {direct}, or {direct}+ef21, which does the same for them",
         )
     if direction is Direction.FORWARD and spec.feedback is not Feedback.NONE:
         _refuse(

@@ -16,7 +16,6 @@ from swarm_ft.protocol.spec.codec_spec import (
     MAX_SPEC_CHARS,
     CodecSpec,
     Direction,
-    Feedback,
     in_place_of,
     parse_codec_spec,
     parse_dp_spec,

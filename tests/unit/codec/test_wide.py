@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swarm_ft.codec.entropy import MAX_SLICES, WideHeader
+from swarm_ft.codec.entropy import WideHeader
+from swarm_ft.codec.kernels.base import SLICES
 from swarm_ft.codec.kernels.reference import scale_table
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
@@ -445,7 +446,7 @@ def test_dithered_codes_come_back_whatever_the_slices(
     x[0, 0] = 3e4
     y, encoded = coded(x, name.format(axis))
     header, _ = WideHeader.from_bytes(encoded.payload, *shape)
-    assert 1 <= header.slices <= MAX_SLICES
+    assert 1 <= header.slices <= SLICES
     scales = scale_table(header.scales())
     nearest = torch.where(x.abs() > 2046 * scales, 8.5, 0.5) * scales
     assert ((y - x).abs() <= nearest + x.abs() * 3e-3).all()
