@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from swarm_ft.codec import (
 )
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec, parse_key_spec
+from swarm_ft.protocol.spec.codec_spec import Direction, Feedback, parse_codec_spec, parse_key_spec
 from swarm_ft.protocol.spec.digest import fingerprint_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -102,8 +103,9 @@ class _End:
         spec = parse_codec_spec(codec, direction)
         self.codec = from_spec(spec)
         # A buffer of gradients begins with a gradient by their own codec, as in EF21.
+        plain = replace(spec, feedback=Feedback.NONE)
         is_forward = direction is Direction.FORWARD
-        self.key_codec = from_spec(parse_key_spec(key) if is_forward else spec.first)
+        self.key_codec = from_spec(parse_key_spec(key) if is_forward else plain)
         self.buffers = buffers if buffers is not None else BufferKeeper()
         self._residuals: dict[int, Tensor] = {}
 

@@ -80,7 +80,7 @@ _FAMILIES = {
     CodecName.NONE: _Family("bits", 32, 32, True),
     CodecName.FP16: _Family("bits", 16, 16, True),
     CodecName.BF16: _Family("bits", 16, 16, True),
-    CodecName.Q: _Family("bits", 0.5, 8, True),
+    CodecName.Q: _Family("bits", 1, 8, True),
     CodecName.AQ: _Family("bits", 1, 8, True),
     CodecName.HQ: _Family("bits", 1, 8, True),
     CodecName.TOP: _Family("percent", 0.01, 100, False),
@@ -103,7 +103,6 @@ _PATTERN = re.compile(
 )
 _DP_PATTERN = re.compile(r"none|fp16|bf16|q[0-9.]+(?:\+z)?")
 MAX_SPEC_CHARS = 40
-_MOST_HUNDREDTHS = 800
 _HEADER = struct.Struct("<BBH")
 
 
@@ -136,18 +135,6 @@ class CodecSpec:
     def bits(self) -> int:
         """The whole number of bits of `q`, `aq`, `hq` without an entropy stage."""
         return self.hundredths // 100
-
-    @property
-    def first(self) -> CodecSpec:
-        """The codec of a sample's first gradient, which has nothing to build on.
-
-        With `+last` it has half as many bits again where bits are a rate: it is as good as later
-        ones then, and these build on it.
-        """
-        plain = replace(self, feedback=Feedback.NONE)
-        if self.feedback is Feedback.LAST and self.entropy and self.name is CodecName.Q:
-            return replace(plain, hundredths=min(self.hundredths * 3 // 2, _MOST_HUNDREDTHS))
-        return plain
 
     @property
     def is_delta(self) -> bool:

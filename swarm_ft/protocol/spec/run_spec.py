@@ -16,6 +16,7 @@ from swarm_ft.protocol.spec.codec_spec import (
     MAX_SPEC_CHARS,
     CodecSpec,
     Direction,
+    Feedback,
     in_place_of,
     parse_codec_spec,
     parse_dp_spec,
@@ -595,12 +596,11 @@ class TrainOptions:
     def key_frame_codec(self, direction: Direction) -> CodecSpec:
         """The codec of the frames that begin a buffer.
 
-        The buffer of gradients begins with a gradient by their own codec (EF21, arXiv 2106.05203),
-        with `+last` in more bits.
+        The buffer of gradients begins with a gradient by their own codec (EF21, arXiv 2106.05203).
         """
         if direction is Direction.FORWARD:
             return parse_key_spec(self.key_codec)
-        return self.codec(direction).first
+        return replace(self.codec(direction), feedback=Feedback.NONE)
 
     @property
     def eval_passes(self) -> tuple[bool, ...]:
