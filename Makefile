@@ -22,7 +22,7 @@ PACKAGE := $(VENV)/.package-installed
 TOOLS := $(VENV)/.tools-installed
 
 .DELETE_ON_ERROR:
-.PHONY: help demo install test test-slow homes families faults hostile sim check format proto docs compose clean
+.PHONY: help demo install test test-slow homes families faults hostile sim gpu check format proto docs compose clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -55,6 +55,9 @@ hostile: $(TOOLS) ## attack swarms in every way that is known, beside honest run
 
 sim: $(PACKAGE) ## run 2,000 simulated swarms with faults drawn from their seeds
 	$(BIN)/python -m tests.simulation --seeds 2000 $(ARGS)
+
+gpu: ## tell all that a GPU can tell, on PYTHON as it is: nothing is installed; ARGS="--part codec", ARGS="--rehearse"
+	PYTHONPATH=. $(PYTHON) -m benchmarks.gpu $(ARGS)
 
 check: $(TOOLS) ## check form, types, imports and generated code
 	$(BIN)/ruff format --check .

@@ -39,7 +39,7 @@ from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.facts.events import Record
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.protocol.messages.control import (
     Assign,

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.lab import LabSwarm, Link
 from benchmarks.lab.homes import Home, Internet
 from swarm_ft.client.sample import SampleInput, write_sample
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 
 LAYERS = ("0-3", "3-6")
 DELAY_MS = 20.0

@@ -7,16 +7,17 @@ passes for nothing in another. How long it is, and where it lies, is plain.
 
 from __future__ import annotations
 
+import hmac
 import os
+from functools import cached_property
 from pathlib import Path
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from typing import TYPE_CHECKING
 
 from swarm_ft.errors import BadOption
 from swarm_ft.private_files import make_private, open_private, private_folder, replacing
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 KEY_BYTES = 32
 _NONCE_BYTES, _TAG_BYTES = 12, 16
@@ -25,9 +26,12 @@ SEAL_BYTES = _NONCE_BYTES + _TAG_BYTES
 
 
 def derived_key(key: bytes, use: str) -> bytes:
-    """A key of KEY_BYTES from which neither this one nor those of other uses can be had (HKDF)."""
-    derivation = HKDF(SHA256(), KEY_BYTES, salt=None, info=f"swarm-ft {use}".encode())
-    return derivation.derive(key)
+    """A key of KEY_BYTES from which neither this one nor those of other uses can be had.
+
+    HKDF of SHA-256 without a salt (RFC 5869), of which KEY_BYTES are one block.
+    """
+    extracted = hmac.digest(bytes(KEY_BYTES), key, "sha256")
+    return hmac.digest(extracted, f"swarm-ft {use}".encode() + b"\1", "sha256")
 
 
 class Sealer:
@@ -41,7 +45,14 @@ class Sealer:
     def __init__(self, key: bytes, use: str) -> None:
         if len(key) != KEY_BYTES:
             raise ValueError(f"key: expected {KEY_BYTES} bytes, got {len(key)}")
-        self._aead = AESGCM(derived_key(key, use))
+        self._key = derived_key(key, use)
+
+    @cached_property
+    def _aead(self) -> AESGCM:
+        # Late: many have a sealer, and machines that seal nothing need not have the package.
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        return AESGCM(self._key)
 
     def seal(self, data: bytes | bytearray | memoryview, place: bytes) -> bytes:
         """The bytes as they may lie anywhere."""
@@ -54,6 +65,8 @@ class Sealer:
         Raises:
             ValueError: not with this key, or for another place; or it was altered.
         """
+        from cryptography.exceptions import InvalidTag
+
         try:
             return self._aead.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], place)
         except (InvalidTag, ValueError):

@@ -25,7 +25,7 @@ from swarm_ft.errors import (
     SwarmError,
     Unavailable,
 )
-from swarm_ft.identity.certificates import Caller, Role
+from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.download import DownloadPlan

@@ -22,7 +22,8 @@ from swarm_ft.clock import Clock, SystemClock
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.recording.files import RecordingFiles, folder_of
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.identity.certificates import COORDINATOR_NAME, Role, key_name
+from swarm_ft.identity.certificates import key_name
+from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.keeping import KeepingPlace
 from swarm_ft.peer.kept_buffers import BufferPlace

@@ -7,15 +7,13 @@ from datetime import UTC, datetime
 
 from swarm_ft.identity.certificates import (
     AUTHORITY_LIFETIME_S,
-    COORDINATOR_NAME,
-    Caller,
     Certificate,
-    Role,
     authority_certificate,
     issue,
     key_name,
 )
 from swarm_ft.identity.keys import PrivateKey, name_of, new_key
+from swarm_ft.identity.roles import COORDINATOR_NAME, Caller, Role
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcChannel, GrpcTransport

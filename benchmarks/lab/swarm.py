@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from benchmarks.lab.host import Host
 from swarm_ft.api.swarm_keys import first_invitations, leading_to
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 
 STOP_TIMEOUT_S = 10.0
 USES = 1000

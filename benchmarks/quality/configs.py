@@ -22,6 +22,9 @@ _PATTERN = re.compile(
     r"(@(?P<key>[^/@#:]+))?(@(?P<first>[^/@#:]+))?(#(?P<bits>\d+))?(:(?P<epochs>\d+))?"
 )
 
+_ASKED = "quality"
+"""As in `quality0.01/q1.5+z`: steps of activations follow what compression is found to cost."""
+
 GROUPS: dict[str, str] = {
     "none": "none",
     "main": """
@@ -82,6 +85,10 @@ GROUPS: dict[str, str] = {
         none
         none/none/q4  none/none/q4+z  aq3/q6/q4  none/none/q8  none/none/none  aq3/q6
     """,
+    # Gradients in one bit.
+    "gradients": """
+        none  none/q1t+d+z  none/q1.5t+d+z  none/q1t+d+z+last@q1t+d+z
+    """,
     # What a value of a buffer takes.
     "buffers": """
         none
@@ -124,6 +131,11 @@ class Config:
     dp: str = ""
     bits: int = DEFAULT_BITS
     fill: str = ""
+
+    @property
+    def quality(self) -> float:
+        """The share of perplexity that compression may cost, where that is what is asked for."""
+        return float(self.fw.removeprefix(_ASKED)) if self.fw.startswith(_ASKED) else 0.0
 
     @property
     def has_key(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.lab import Host, Lab, LabSwarm, Link
 from benchmarks.lab.homes import Home, Internet
 from benchmarks.slow_network.work import Measured, Trial, Work
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.protocol.spec.codec_spec import (
     CodecName,
     CodecSpec,

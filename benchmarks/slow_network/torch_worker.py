@@ -39,7 +39,7 @@ def main() -> None:
     torch.set_num_threads(1)
     _join(job)
     training = real_training(job) if job.setting.model else emulated_training(job)
-    step = _step_of(job, training)
+    step = step_of(job, training)
     is_last = job.rank == job.work.stages - 1
     for _ in sys.stdin if is_last else repeat(None):
         dist.barrier()
@@ -63,7 +63,7 @@ def _join(job: StageJob) -> None:
     )
 
 
-def _step_of(job: StageJob, training: Training) -> Callable[[], list[float]]:
+def step_of(job: StageJob, training: Training) -> Callable[[], list[float]]:
     """What takes a step and returns the losses of its microbatches, at the last stage alone."""
     stages, is_first = job.work.stages, job.rank == 0
     stage = PipelineStage(

@@ -24,7 +24,7 @@ from swarm_ft.coordinator.facts.quotas import Quotas
 from swarm_ft.coordinator.recording.files import RECORDING_BYTES
 from swarm_ft.errors import BadOption
 from swarm_ft.identity.authority import Authority
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.page.server import HttpPlaces
 from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 from swarm_ft.protocol.spec.grant import Grant

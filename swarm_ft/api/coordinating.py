@@ -32,9 +32,9 @@ from swarm_ft.coordinator.relays import Relaying
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.errors import BadInput, BadOption, JournalError
 from swarm_ft.identity.authority import Authority, WebCertificate
-from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.keys import new_key
+from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.page.facts import Documents
 from swarm_ft.page.server import LOOPBACK, HttpPlaces, Watched, watched
 from swarm_ft.protocol.messages.meeting import RelayPlace

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from swarm_ft.discovery.dht import DhtDirectory
     from swarm_ft.discovery.remembering import RememberingDirectory
     from swarm_ft.enrol import Membership
-    from swarm_ft.identity.certificates import Role
     from swarm_ft.identity.invites import Invite
     from swarm_ft.identity.keys import PrivateKey
     from swarm_ft.identity.records import Signer
+    from swarm_ft.identity.roles import Role
     from swarm_ft.reach.shaping import Shape
     from swarm_ft.reach.transport import HomeTransport
     from swarm_ft.transport.base import Server

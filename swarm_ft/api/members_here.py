@@ -23,8 +23,8 @@ from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.discovery.here import HereDirectory
 from swarm_ft.errors import NotFound
 from swarm_ft.identity.authority import Authority
-from swarm_ft.identity.certificates import COORDINATOR_NAME, Caller, Role
 from swarm_ft.identity.keys import name_of, new_key
+from swarm_ft.identity.roles import COORDINATOR_NAME, Caller, Role
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers

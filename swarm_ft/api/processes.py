@@ -19,7 +19,7 @@ from swarm_ft.api.peer_home import BufferOptions
 from swarm_ft.api.swarm_keys import first_invitations, keys_folder, leading_to
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.errors import NotFound, OutOfTurn, RunFailed
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.protocol.spec.options import arguments
 
 JOURNAL, CLIENT_KEY = "coordinator.db", "client.pem"

@@ -17,7 +17,7 @@ from swarm_ft.api.manners import USE_FILE, Keeper, MonthlyCount, manners_of, sha
 from swarm_ft.api.peer_home import KEY_FILE, BufferOptions, PeerHome, claim_home, work_folder
 from swarm_ft.clock import SystemClock
 from swarm_ft.errors import BadOption
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.node import PeerNode, PeerOptions

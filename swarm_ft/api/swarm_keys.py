@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from swarm_ft.coordinator.journal.registry import Registry
     from swarm_ft.identity.authority import Authority
-    from swarm_ft.identity.certificates import Role
     from swarm_ft.identity.invites import Invite
+    from swarm_ft.identity.roles import Role
 
 JOURNAL = "swarm-ft-coordinator.db"
 """Of a coordinator that is not told otherwise."""

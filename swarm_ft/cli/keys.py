@@ -148,7 +148,7 @@ def invite(
 
     Give it only to whom it is for; it is shown once.
     """
-    from swarm_ft.identity.certificates import Role
+    from swarm_ft.identity.roles import Role
 
     if is_public:
         _show_public(journal, as_json=as_json)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import Busy, NotFound, ProtocolError, SwarmError, Unavailable
-from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
+from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.ids import PeerId, RunId, SampleId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.capacity import Placed, PlaceRequest

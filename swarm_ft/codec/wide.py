@@ -145,7 +145,7 @@ class WideCodec(Codec):
     def _write(self, x: Tensor, base: Tensor | None) -> bytes:
         kernels = self.kernels or kernels_for(x.device.type)
         beside = packed_bytes(len(x), self.token_bits) if self.token_bits else 0
-        return _Encoder(self.spec, x, base, kernels, beside).payload()
+        return _Encoder(self.spec, x, base, kernels, beside_bytes=beside).payload()
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
         """Base + units * scale, with the one rounding of the sum."""
@@ -157,6 +157,13 @@ class WideCodec(Codec):
         codes = _read_codes(encoded.payload[at:], header, grid, shape, device, kernels)
         scales = header.scales().to(device)
         return check_finite(kernels.dequantize(codes, base, scales, grid))
+
+
+def write_at_scale(
+    spec: CodecSpec, x: Tensor, base: Tensor | None, step: float, kernels: Kernels
+) -> bytes:
+    """The payload of x, or of its change, in one step for all of it."""
+    return _Encoder(replace(spec, axis=Axis.FRAME), x, base, kernels, step=step).payload()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +189,12 @@ class _Encoder:
         x: Tensor,
         base: Tensor | None,
         kernels: Kernels,
+        *,
+        step: float | None = None,
         beside_bytes: int = 0,
     ) -> None:
         self._spec, self._x, self._base, self._kernels = spec, x, base, kernels
+        self._step = step
         self._moments = kernels.moments(x, base)
         self._peak = checked_peak(self._moments[2].max().item())
         self._reach = self._peak
@@ -215,7 +225,8 @@ class _Encoder:
         sample = Sample(self._x, self._base, header, self._kernels, dithers=spec.dither)
         header = replace(header, slices=SLICES * spec.dither)
         factor = spec.number if spec.is_constant_quality else 4.1 * 2.0**-spec.number
-        header = with_scale(header, header.scale * factor, self._reach)
+        step = header.scale * factor if self._step is None else self._step
+        header = with_scale(header, step, self._reach)
         header = with_contexts(header, spreads, sample)
         if spec.is_constant_quality:
             header = with_low_bits(header, sample)
@@ -295,7 +306,7 @@ def _read_codes(
     contexts = _contexts(header, grid, shape, device, kernels)
     symbols = read_symbols(data[stream_at:], contexts, kernels)
     escapes = np.frombuffer(data, "<i2", header.escapes, low_bytes).astype(np.int16)
-    codes = _with_escapes(symbols, torch.from_numpy(escapes))
+    codes = read_escaped(symbols, torch.from_numpy(escapes))
     if header.low_bits:
         low = as_tensor(data[:low_bytes]).to(device)
         lower = kernels.unpack(low, count, header.low_bits)
@@ -323,8 +334,12 @@ def _turned(codes: Tensor, header: WideHeader, grid: WideGrid, kernels: Kernels)
     return kernels.turn(codes, grid.seed)
 
 
-def _with_escapes(symbols: Tensor, escapes: Tensor) -> Tensor:
-    """Symbols as int16 codes, with `escapes` in place of those that stand for such."""
+def read_escaped(symbols: Tensor, escapes: Tensor) -> Tensor:
+    """Symbols as int16 codes, with `escapes` in place of those that stand for such.
+
+    Raises:
+        BadFrame: there are more or fewer, or they are too small.
+    """
     codes = symbols.to(torch.int16) - SYMBOL_ZERO
     low, high = (int(end) for end in symbols.aminmax())
     expected = 0

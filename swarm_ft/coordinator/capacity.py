@@ -13,7 +13,7 @@ from swarm_ft.coordinator.facts.state import SwarmState
 from swarm_ft.coordinator.plan.neighbours import relayed_percent, with_better_neighbours
 from swarm_ft.coordinator.plan.placement import SETTLE_S, place
 from swarm_ft.errors import Busy, MalformedMessage, OutOfTurn, Unavailable
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.capacity import (

@@ -12,8 +12,9 @@ from typing import Any
 from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.errors import BadOption, JournalError, NotAllowed
 from swarm_ft.identity.authority import Authority, utc_now
-from swarm_ft.identity.certificates import LIFETIME_S, RENEWED_AT, Role, to_der
+from swarm_ft.identity.certificates import LIFETIME_S, RENEWED_AT, to_der
 from swarm_ft.identity.invites import Invite
+from swarm_ft.identity.roles import Role
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest

@@ -19,8 +19,8 @@ from swarm_ft.clock import Clock
 from swarm_ft.coordinator.facts.ways import Home, Ways, pair_of
 from swarm_ft.coordinator.relays import Distances, Relaying, RelayRoll, addressed, nearest
 from swarm_ft.errors import MalformedMessage, NotAllowed, Unavailable
-from swarm_ft.identity.certificates import Role
 from swarm_ft.identity.keys import PrivateKey
+from swarm_ft.identity.roles import Role
 from swarm_ft.identity.tickets import Ticket, sign_ticket
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.rate import Rate

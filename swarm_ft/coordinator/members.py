@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways, pair_of
 from swarm_ft.coordinator.plan.routes import expected_s
-from swarm_ft.identity.certificates import Caller
+from swarm_ft.identity.roles import Caller
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.pipeline import PARTS
 from swarm_ft.protocol.messages.capacity import LinkSpeed, Machine

@@ -11,10 +11,9 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swarm_ft.errors import Busy, MalformedMessage, NotAllowed, Unavailable
-from swarm_ft.identity.keys import PrivateKey, key_der
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import RelayStatus
 from swarm_ft.protocol.messages.meeting import (
@@ -29,6 +28,9 @@ from swarm_ft.protocol.spec.bounds import host_of, is_loopback, is_private
 from swarm_ft.transport.base import Handler, MessageStream, Method
 from swarm_ft.transport.grpc_options import IPV4_IN_IPV6, format_endpoint
 from swarm_ft.transport.methods import RELAY
+
+if TYPE_CHECKING:
+    from swarm_ft.identity.keys import PrivateKey
 
 logger = get_logger(__name__)
 
@@ -150,6 +152,8 @@ class RelayRoll:
         )
         self._check_room(name, place)
         self._streams[name] = stream
+        from swarm_ft.identity.keys import key_der  # needs cryptography
+
         key, now_s = key_der(self._key().public_key()), time.time()
         welcome = RelayWelcome(ticket_key=key, endpoint=place.endpoint, unix_s=now_s)
         try:

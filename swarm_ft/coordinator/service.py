@@ -63,7 +63,7 @@ from swarm_ft.errors import (
     SwarmError,
     Unavailable,
 )
-from swarm_ft.identity.certificates import Caller
+from swarm_ft.identity.roles import Caller
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.rate import Rate

@@ -19,7 +19,7 @@ from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.members import Roll, contributors
 from swarm_ft.coordinator.plan.steps import ends_of
 from swarm_ft.errors import Busy, Unavailable
-from swarm_ft.identity.certificates import Caller
+from swarm_ft.identity.roles import Caller
 from swarm_ft.ids import BlockIndex, PeerId, RunId
 from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.client import (

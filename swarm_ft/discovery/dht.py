@@ -35,8 +35,8 @@ from swarm_ft.errors import (
     SwarmError,
     Unavailable,
 )
-from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
 from swarm_ft.identity.records import Signer, is_key_name, signed_endpoint
+from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.log import get_logger
 from swarm_ft.systems import socket_parent
 

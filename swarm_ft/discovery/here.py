@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from swarm_ft.discovery.directory import checked_record
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 
 
 class HereDirectory:

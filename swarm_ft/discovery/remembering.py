@@ -13,7 +13,7 @@ from typing import Protocol
 
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import SwarmError, Unavailable
-from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
+from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.log import get_logger
 
 logger = get_logger(__name__)

@@ -12,10 +12,7 @@ from cryptography import x509
 from swarm_ft.errors import BadOption
 from swarm_ft.identity.certificates import (
     AUTHORITY_LIFETIME_S,
-    COORDINATOR_NAME,
-    Caller,
     Certificate,
-    Role,
     authority_certificate,
     is_of,
     is_web_of,
@@ -34,6 +31,7 @@ from swarm_ft.identity.keys import (
     write_private,
 )
 from swarm_ft.identity.records import Signer
+from swarm_ft.identity.roles import COORDINATOR_NAME, Caller, Role
 from swarm_ft.private_files import make_private, private_folder
 
 KEY_FILE, CERTIFICATE_FILE, COORDINATOR_FILE = "authority.key", "authority.pem", "coordinator.key"

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import StrEnum
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -21,11 +19,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from swarm_ft.errors import MalformedMessage, NotAllowed
 from swarm_ft.identity.keys import PrivateKey, PublicKey, fingerprint_of, name_of
+from swarm_ft.identity.roles import COORDINATOR_NAME, Caller, Role
 
 Certificate = x509.Certificate
 
-COORDINATOR_NAME = "coordinator"
-"""Whoever holds a certificate of this name is the coordinator; a peer's name is its key's."""
 HOST_SUFFIX = "swarm-ft"
 LIFETIME_S = 24 * 3600.0
 RENEWED_AT = 0.5
@@ -53,36 +50,7 @@ _MAY_SIGN = x509.KeyUsage(
 """Certificates, and lists of those that are void; some refuse who signs and does not say so."""
 
 
-class Role(StrEnum):
-    """What somebody is in a swarm."""
-
-    COORDINATOR = "coordinator"
-    PEER = "peer"
-    CLIENT = "client"
-    NEWCOMER = "newcomer"
-    """Has an invitation, and no certificate of the swarm yet."""
-    RELAY = "relay"
-    """Joins members that no other way brings together, and does nothing else."""
-
-
 _CERTIFIED = (Role.COORDINATOR, Role.PEER, Role.CLIENT, Role.RELAY)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Caller:
-    """The other end of a link, by its certificate.
-
-    Attributes:
-        name: of its key; a newcomer's is that of its invitation.
-        key: its public key.
-    """
-
-    role: Role
-    name: str
-    key: PublicKey
-
-    def __str__(self) -> str:
-        return f"{self.role} {self.name}"
 
 
 def host_of(name: str) -> str:

@@ -20,8 +20,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from swarm_ft.errors import BadInvite
-from swarm_ft.identity.certificates import Caller, Certificate, Role, authority_certificate, issue
+from swarm_ft.identity.certificates import Certificate, authority_certificate, issue
 from swarm_ft.identity.keys import CURVE, FINGERPRINT_BYTES, PrivateKey, PublicKey
+from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.protocol.spec.bounds import is_endpoint
 
 PREFIX = "swarm1"

@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from swarm_ft.identity.certificates import Role
 from swarm_ft.identity.keys import CURVE, PrivateKey, name_of
+from swarm_ft.identity.roles import Role
 
 MAX_CHARS = 255
 """What a text of MessagePack with one byte of length can hold, and so a record of the DHT."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from swarm_ft.clock import Clock
 from swarm_ft.errors import SwarmError, Unavailable
-from swarm_ft.identity.certificates import COORDINATOR_NAME
+from swarm_ft.identity.roles import COORDINATOR_NAME
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.meeting import (
     MAX_ENDPOINTS,

@@ -23,8 +23,8 @@ from swarm_ft.errors import (
     Unavailable,
     VersionMismatch,
 )
-from swarm_ft.identity.certificates import COORDINATOR_NAME
 from swarm_ft.identity.keys import PublicKey, public_key
+from swarm_ft.identity.roles import COORDINATOR_NAME
 from swarm_ft.identity.tickets import Ticket, check_ticket
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.meeting import FromRelay, RelayCarries, RelayHello, RelayWelcome

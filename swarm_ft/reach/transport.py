@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 from swarm_ft.clock import Clock
-from swarm_ft.identity.certificates import COORDINATOR_NAME
+from swarm_ft.identity.roles import COORDINATOR_NAME
 from swarm_ft.protocol.spec.bounds import host_of, is_private
 from swarm_ft.reach.front import Front
 from swarm_ft.reach.meet import Reach

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from swarm_ft.errors import InternalError, MalformedMessage, SwarmError, Unavailable
-from swarm_ft.identity.certificates import Caller
+from swarm_ft.identity.roles import Caller
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.wire.convert import WireType
 

@@ -11,15 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 import grpc
 
 from swarm_ft.errors import NotAllowed
-from swarm_ft.identity.certificates import (
-    Caller,
-    Certificate,
-    caller_of,
-    from_pem,
-    host_of,
-    to_pem,
-)
+from swarm_ft.identity.certificates import Certificate, caller_of, from_pem, host_of, to_pem
 from swarm_ft.identity.keys import PrivateKey, key_pem
+from swarm_ft.identity.roles import Caller
 
 Invitations = Callable[[], Collection[Certificate]]
 

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import grpc
 
 from swarm_ft.errors import InternalError, OutOfTurn, SwarmError, Unavailable, from_code
-from swarm_ft.identity.certificates import Caller
+from swarm_ft.identity.roles import Caller
 from swarm_ft.protocol.wire.convert import WireType
 from swarm_ft.transport.base import (
     LOST_GRACE_S,
@@ -23,7 +23,6 @@ from swarm_ft.transport.base import (
     first_done,
     run_handler,
 )
-from swarm_ft.transport.credentials import name_argument
 from swarm_ft.transport.grpc_options import (
     GrpcOptions,
     channel_arguments,
@@ -275,6 +274,8 @@ class GrpcChannel:
         if options.credentials is None:
             self._channel = grpc.aio.insecure_channel(target, options=arguments)
         else:
+            from swarm_ft.transport.credentials import name_argument  # needs cryptography
+
             self._channel = grpc.aio.secure_channel(
                 target,
                 options.credentials.for_channel(),

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Any
 
 from swarm_ft.errors import NotAllowed
-from swarm_ft.identity.certificates import Caller, Role
+from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.transport import methods
 from swarm_ft.transport.base import Method
 

@@ -9,7 +9,7 @@ import pytest
 from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import BadOption
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from tests.doubles.directory import Board, StaticDirectory
 
 pytestmark = pytest.mark.timeout(60)

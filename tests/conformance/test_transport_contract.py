@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from swarm_ft import errors
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId, RunId, SampleId
 from swarm_ft.protocol.messages.client import (
     MemberStatus,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from swarm_ft.clock import Clock
 from swarm_ft.discovery.directory import checked_record, readable_records
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

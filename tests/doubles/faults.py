@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from swarm_ft.errors import Unavailable
-from swarm_ft.identity.certificates import Caller
+from swarm_ft.identity.roles import Caller
 from swarm_ft.transport.base import Channel, Handler, MessageStream, Method, Server, Transport
 
 Request = TypeVar("Request")

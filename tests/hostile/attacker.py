@@ -16,15 +16,10 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from swarm_ft.identity.certificates import (
-    COORDINATOR_NAME,
-    Certificate,
-    from_der,
-    host_of,
-    to_pem,
-)
+from swarm_ft.identity.certificates import Certificate, from_der, host_of, to_pem
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.keys import PrivateKey, key_pem, name_of, new_key
+from swarm_ft.identity.roles import COORDINATOR_NAME
 from swarm_ft.proto import coordinator_pb2
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 

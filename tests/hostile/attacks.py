@@ -19,7 +19,7 @@ from random import Random
 from google.protobuf.message import Message
 
 from swarm_ft.errors import Unavailable
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.proto import boundary_pb2, link_pb2, run_pb2, snapshot_pb2
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.protocol.messages.boundary import EncodedTensor

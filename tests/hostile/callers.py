@@ -8,8 +8,9 @@ from datetime import timedelta
 from enum import StrEnum
 
 from swarm_ft.errors import RunFailed
-from swarm_ft.identity.certificates import COORDINATOR_NAME, Caller, Role, issue
+from swarm_ft.identity.certificates import issue
 from swarm_ft.identity.keys import name_of, new_key
+from swarm_ft.identity.roles import COORDINATOR_NAME, Caller, Role
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from tests.hostile.attacker import COORDINATOR, Identity, ask, enrol, low_key, newcomer

@@ -20,10 +20,11 @@ from hivemind.dht.node import DHTNode
 from swarm_ft.api.joining import WayIn, joined
 from swarm_ft.errors import RunFailed
 from swarm_ft.identity.authority import Authority
-from swarm_ft.identity.certificates import Role, host_of, to_pem
+from swarm_ft.identity.certificates import host_of, to_pem
 from swarm_ft.identity.invites import parse_invite
 from swarm_ft.identity.keys import key_pem, new_key, write_private
 from swarm_ft.identity.records import Signer
+from swarm_ft.identity.roles import Role
 from swarm_ft.private_files import private_folder
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.proto import link_pb2

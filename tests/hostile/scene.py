@@ -13,7 +13,7 @@ from unittest.mock import patch
 from swarm_ft.coordinator.decide import machine
 from swarm_ft.coordinator.plan import lateness
 from swarm_ft.errors import RunFailed
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.proto import run_pb2
 from swarm_ft.protocol.spec.run_spec import RunSpec

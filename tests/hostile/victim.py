@@ -23,9 +23,10 @@ from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.errors import RunFailed
 from swarm_ft.identity.authority import Authority
-from swarm_ft.identity.certificates import COORDINATOR_NAME, Caller, Certificate, Role
+from swarm_ft.identity.certificates import Certificate
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.keys import PrivateKey, name_of, new_key
+from swarm_ft.identity.roles import COORDINATOR_NAME, Caller, Role
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.peer.state.stage_state import EngineMaker

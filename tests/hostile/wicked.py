@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from swarm_ft.identity.certificates import Caller
+from swarm_ft.identity.roles import Caller
 from swarm_ft.peer.state.stage_state import EngineMaker
 from swarm_ft.protocol.messages.control import FromPeer, ToPeer
 from swarm_ft.transport.base import Channel, Handler, MessageStream, Method, Server, Transport

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from swarm_ft.coordinator.decide import machine
 from swarm_ft.coordinator.plan import lateness
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.ids import MicrobatchIndex, PeerId, RunId
 from swarm_ft.peer import coordinator_link
 from swarm_ft.peer.links import Send

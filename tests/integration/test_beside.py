@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swarm_ft.client.swarm import SwarmClient
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.messages.events import WentBack

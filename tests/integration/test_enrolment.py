@@ -20,10 +20,11 @@ from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.enrol import Membership, enrol, stay_enrolled
 from swarm_ft.errors import BadInvite, BadOption, JournalError, NotAllowed, SwarmError, Unavailable
 from swarm_ft.identity.authority import Authority
-from swarm_ft.identity.certificates import COORDINATOR_NAME, Caller, Certificate, Role
+from swarm_ft.identity.certificates import Certificate
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.keys import PrivateKey, key_at, name_of, new_key
 from swarm_ft.identity.pinning import authority_at
+from swarm_ft.identity.roles import COORDINATOR_NAME, Caller, Role
 from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
 from swarm_ft.reach.doctor import Verdict
 from swarm_ft.transport.base import MessageStream, call

@@ -25,7 +25,7 @@ from swarm_ft.errors import (
     SwarmError,
     Unavailable,
 )
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.generation import MAX_TEXTS
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus

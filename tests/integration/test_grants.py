@@ -20,9 +20,9 @@ from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.enrol import Membership, enrol
 from swarm_ft.errors import BadInvite, NotAllowed
 from swarm_ft.identity.authority import Authority
-from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.keys import new_key
+from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted

@@ -14,7 +14,8 @@ from swarm_ft.coordinator.facts.quotas import Quotas
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import PEER_BURST, CoordinatorService
 from swarm_ft.errors import Busy, OutOfTurn, OverQuota, Unavailable
-from swarm_ft.identity.certificates import COORDINATOR_NAME, Role, key_name
+from swarm_ft.identity.certificates import key_name
+from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.ids import PeerId, RunId, SampleId
 from swarm_ft.protocol.messages.client import SampleTokens, SubmitHeader
 from swarm_ft.protocol.messages.control import PeerHello

@@ -12,7 +12,8 @@ from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.errors import NotAllowed, NotFound, RunMismatch
-from swarm_ft.identity.certificates import COORDINATOR_NAME, Role, key_name
+from swarm_ft.identity.certificates import key_name
+from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus
 from swarm_ft.protocol.messages.shard import ShardName

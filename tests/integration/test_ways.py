@@ -18,7 +18,8 @@ from benchmarks.lab.homes import Home, Internet, Nat, why_not
 from benchmarks.lab.host import Host, ask
 from benchmarks.lab.hub import Link
 from benchmarks.lab.router import Router
-from swarm_ft.identity.certificates import Role, key_name, to_pem
+from swarm_ft.identity.certificates import key_name, to_pem
+from swarm_ft.identity.roles import Role
 from tests.members import Swarm, make_swarm
 
 DELAYED = Link(delay_ms=20.0)

@@ -14,7 +14,8 @@ import pytest
 from benchmarks.lab.homes import Home, Internet, Nat, why_not
 from benchmarks.lab.host import ask
 from benchmarks.lab.hub import Link
-from swarm_ft.identity.certificates import Role, key_name, to_pem
+from swarm_ft.identity.certificates import key_name, to_pem
+from swarm_ft.identity.roles import Role
 from swarm_ft.transport.credentials import Credentials
 from tests.members import make_swarm
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 from swarm_ft.clock import Clock
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.errors import SwarmError, Unavailable
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.keeping import KeepingPlace
 from swarm_ft.peer.node import PeerNode, PeerOptions

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from swarm_ft.errors import BadInvite, JournalError, NotAllowed, NotFound
-from swarm_ft.identity.certificates import Caller, Certificate, Role, from_der, to_der
+from swarm_ft.identity.certificates import Certificate, from_der, to_der
 from swarm_ft.identity.invites import (
     NUMBER_BYTES,
     SECRET_BYTES,
@@ -27,6 +27,7 @@ from swarm_ft.identity.invites import (
     parse_invite,
 )
 from swarm_ft.identity.keys import name_of
+from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.private_files import make_private, open_private
 from swarm_ft.protocol.spec.grant import PROBATION, Grant
 from swarm_ft.protocol.spec.layers import LayerRange

@@ -12,7 +12,7 @@ import pytest
 
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.errors import Unavailable
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StageResult
 from swarm_ft.protocol.messages.control import StageAssignment

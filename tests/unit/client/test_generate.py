@@ -20,7 +20,7 @@ from swarm_ft.errors import (
     SwarmError,
     Unavailable,
 )
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StageResult
 from swarm_ft.protocol.messages.control import StageAssignment

@@ -14,7 +14,7 @@ from swarm_ft.client.swarm import MAX_RESUBMITS, SwarmClient
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.errors import Busy, NotFound, RunMismatch, Unavailable
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainOptions
 from swarm_ft.transport.base import Method

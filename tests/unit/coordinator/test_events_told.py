@@ -13,8 +13,8 @@ from swarm_ft.coordinator.journal import journal as journal_module
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.watching import overview, told_to
 from swarm_ft.errors import Busy
-from swarm_ft.identity.certificates import Caller, Role
 from swarm_ft.identity.keys import new_key
+from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.events import EventKind, SwarmEvent
 from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm

@@ -14,8 +14,9 @@ from swarm_ft.coordinator import relays
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.relays import Relaying, nearest
 from swarm_ft.errors import MalformedMessage, NotAllowed, SwarmError, Unavailable
-from swarm_ft.identity.certificates import COORDINATOR_NAME, Role, key_name
+from swarm_ft.identity.certificates import key_name
 from swarm_ft.identity.keys import key_der, new_key, public_key
+from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.protocol.messages.meeting import (
     FromRelay,
     RelayCarries,

@@ -21,7 +21,7 @@ from hivemind.utils import MSGPackSerializer
 from swarm_ft.discovery.dht import MAX_LIFETIME_S, DhtDirectory, DhtOptions, RecordRules
 from swarm_ft.discovery.remembering import RememberingDirectory
 from swarm_ft.errors import BadOption, DirectoryUnreachable, PortInUse, Unavailable
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -310,7 +310,7 @@ async def test_closing_leaves_no_process_no_file_and_no_task(
 
 CHILD = """
 import asyncio, signal, sys
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.discovery.dht import DhtDirectory, DhtOptions
 
 async def main():

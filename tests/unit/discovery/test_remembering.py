@@ -12,7 +12,7 @@ from swarm_ft.discovery import remembering as module
 from swarm_ft.discovery.directory import find_coordinator
 from swarm_ft.discovery.remembering import RememberingDirectory
 from swarm_ft.errors import DirectoryUnreachable, Unavailable
-from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
+from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 
 FIRST, SECOND = "192.0.2.1:7000", "192.0.2.2:7000"
 Silence = dict[str, str] | Exception | None

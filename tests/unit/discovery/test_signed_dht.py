@@ -17,9 +17,9 @@ from swarm_ft.discovery.dht import (
     DhtOptions,
     RecordRules,
 )
-from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
 from swarm_ft.identity.keys import new_key
 from swarm_ft.identity.records import Signer
+from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -1,6 +1,6 @@
 """Nothing that could be called, or was once done to a swarm, is left out of the suite."""
 
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.transport import methods
 from swarm_ft.transport.base import Method
 from swarm_ft.transport.rules import RULES

@@ -16,15 +16,9 @@ from swarm_ft.identity.authority import (
     Authority,
     utc_now,
 )
-from swarm_ft.identity.certificates import (
-    COORDINATOR_NAME,
-    WEB_LIFETIME_S,
-    Role,
-    caller_of,
-    from_pem,
-    to_pem,
-)
+from swarm_ft.identity.certificates import WEB_LIFETIME_S, caller_of, from_pem, to_pem
 from swarm_ft.identity.keys import key_pem
+from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 
 
 def test_what_was_made_is_opened(tmp_path: Path) -> None:

@@ -15,11 +15,8 @@ from cryptography.x509.oid import NameOID
 from swarm_ft.errors import MalformedMessage, NotAllowed
 from swarm_ft.identity.certificates import (
     AUTHORITY_LIFETIME_S,
-    COORDINATOR_NAME,
     LIFETIME_S,
-    Caller,
     Certificate,
-    Role,
     authority_certificate,
     caller_of,
     from_der,
@@ -34,6 +31,7 @@ from swarm_ft.identity.certificates import (
 )
 from swarm_ft.identity.invites import invitation_certificate
 from swarm_ft.identity.keys import PrivateKey, fingerprint_of, key_pem, name_of, new_key
+from swarm_ft.identity.roles import COORDINATOR_NAME, Caller, Role
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = new_key()

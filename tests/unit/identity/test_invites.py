@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_ft.errors import BadInvite
-from swarm_ft.identity.certificates import Role, caller_of
+from swarm_ft.identity.certificates import caller_of
 from swarm_ft.identity.invites import (
     MAX_CHARS,
     PREFIX,
@@ -20,6 +20,7 @@ from swarm_ft.identity.invites import (
     parse_invite,
 )
 from swarm_ft.identity.keys import new_key
+from swarm_ft.identity.roles import Role
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 AUTHORITY = invitation_certificate(new_key(), "some authority", NOW)

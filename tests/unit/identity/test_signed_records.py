@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_ft.identity.certificates import Role
 from swarm_ft.identity.keys import name_of, new_key
 from swarm_ft.identity.records import MAX_CHARS, Signer, is_key_name, signed_endpoint
+from swarm_ft.identity.roles import Role
 
 KEY = new_key()
 NAME = name_of(KEY.public_key())

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from swarm_ft.errors import Unavailable
-from swarm_ft.identity.certificates import COORDINATOR_NAME, Role
+from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.coordinator_link import (
     ALIVE_EVERY_S,

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from swarm_ft.errors import Unavailable
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.peer.keeping import KeepingPlace, KeptShards
 from swarm_ft.protocol.messages.control import (

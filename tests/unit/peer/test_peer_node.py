@@ -20,7 +20,7 @@ from swarm_ft.errors import (
     Unavailable,
     VersionMismatch,
 )
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.node import PeerNode, PeerOptions

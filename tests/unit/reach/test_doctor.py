@@ -13,9 +13,9 @@ import pytest
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.relays import Relaying
-from swarm_ft.identity.certificates import Role
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.keys import fingerprint_of, new_key
+from swarm_ft.identity.roles import Role
 from swarm_ft.protocol.messages.meeting import RelayPlace
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from swarm_ft.reach import doctor

@@ -16,8 +16,9 @@ from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.facts.ways import pair_of
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.relays import Relaying
-from swarm_ft.identity.certificates import Role, key_name
+from swarm_ft.identity.certificates import key_name
 from swarm_ft.identity.keys import new_key
+from swarm_ft.identity.roles import Role
 from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
 from swarm_ft.protocol.messages.meeting import RelayPlace, Way
 from swarm_ft.reach.relay import Relay

@@ -10,14 +10,10 @@ from typing import Any
 import pytest
 
 from swarm_ft.errors import NotAllowed, SwarmError, Unavailable
-from swarm_ft.identity.certificates import (
-    COORDINATOR_NAME,
-    Caller,
-    Role,
-    issue,
-)
+from swarm_ft.identity.certificates import issue
 from swarm_ft.identity.invites import invitation_certificate
 from swarm_ft.identity.keys import name_of, new_key
+from swarm_ft.identity.roles import COORDINATOR_NAME, Caller, Role
 from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
 from swarm_ft.transport import methods

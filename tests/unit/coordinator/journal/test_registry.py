@@ -11,9 +11,10 @@ import pytest
 
 from swarm_ft.coordinator.journal.registry import FILE, MAX_INVITATIONS, Registry
 from swarm_ft.errors import BadInvite, JournalError, NotAllowed, NotFound
-from swarm_ft.identity.certificates import Caller, Role, caller_of
+from swarm_ft.identity.certificates import caller_of
 from swarm_ft.identity.invites import Invite, invitation_certificate
 from swarm_ft.identity.keys import PublicKey, name_of, new_key
+from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.protocol.spec.grant import PROBATION, Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 

@@ -15,7 +15,7 @@ import torch
 from swarm_ft.codec.gradient_pieces import PieceCodec
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import OutOfTurn, Unavailable
-from swarm_ft.identity.certificates import Role
+from swarm_ft.identity.roles import Role
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.reduce.gradient_coder import EncodedSum

@@ -1,0 +1,50 @@
+"""One part in a process of its own: `python -m benchmarks.gpu.child PART SECONDS [--rehearse]`.
+
+Prints each row as a line of JSON as soon as it is known; whatever else is printed goes to standard
+error. The last line says that it is done, or why not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.parts import BY_NAME, END, Scene
+
+
+def main() -> int:
+    """Do what the arguments say."""
+    name, seconds, *flags = sys.argv[1:]
+    if not torch.cuda.is_available():
+        # Read as Triton, which nothing has imported yet, declares its own functions.
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    out, sys.stdout = sys.stdout, sys.stderr
+    scene = Scene(rehearse="--rehearse" in flags, end_s=time.monotonic() + float(seconds))
+
+    def say(words: dict[str, Any]) -> None:
+        out.write(json.dumps(words) + "\n")
+        out.flush()
+
+    try:
+        for row in BY_NAME[name].rows(scene):
+            say(dict(row))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the others are to run
+        traceback.print_exc()
+        say({END: f"{type(error).__name__}: {error}"[:2000]})
+        return 1
+    say({END: ""})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,346 @@
+"""Kernels and codecs to the bit: Triton and Numba beside plain torch, and torch on the GPU too.
+
+What decoders call has to return the reference's bits, whatever bytes it gets; what encoders call
+may round as it likes, and is held to a tolerance. On a GPU codecs decode where their base is, so
+only those with a base decode there; all encode there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.kernel_cases import Case, cases
+from benchmarks.gpu.parts import Scene
+from benchmarks.gpu.report import Row
+from swarm_ft.codec import Codec, from_spec, pack_buffer
+from swarm_ft.codec.kernels import kernels_for
+from swarm_ft.codec.kernels.base import Kernels
+from swarm_ft.codec.kernels.cpu import NumbaKernels
+from swarm_ft.codec.kernels.reference import ReferenceKernels
+from swarm_ft.errors import BadFrame
+from swarm_ft.protocol.messages.boundary import EncodedTensor
+from swarm_ft.protocol.spec.codec_spec import CodecSpec
+
+VECTORS = Path(__file__).parents[2] / "tests" / "conformance" / "codec_vectors.json"
+CPU = torch.device("cpu")
+T = TypeVar("T")
+SHAPES = ((9, 20), (1, 1), (130, 3), (1, 4097), (33, 1601), (1023, 130))
+REHEARSED_SHAPES = SHAPES[:2]
+REHEARSED_CODECS = ("q3t", "aq4", "hq2", "aq2+z", "top10", "aqtop20", "q4+ef21")
+MOST_WORSE = 1.02
+"""Of an encoder's error, beside the reference's."""
+FLIPS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Kernels, and where their tensors are; all else sees tensors on the CPU.
+
+    Attributes:
+        has_codecs: whether stages there encode with these kernels.
+    """
+
+    name: str
+    kernels: Kernels
+    device: torch.device
+    has_codecs: bool = True
+
+    @property
+    def decodes_all(self) -> bool:
+        """Whether codecs without a base decode here too."""
+        return self.device == CPU
+
+    def call(self, kernel: str, args: Sequence[object]) -> object:
+        """What a kernel returns."""
+        return _moved(getattr(self.kernels, kernel)(*(_moved(a, self.device) for a in args)), CPU)
+
+    def codec(self, spec: CodecSpec) -> Codec:
+        """As a stage there has it."""
+        return from_spec(spec, self.kernels if self.device == CPU else None)
+
+    def encoded(self, spec: CodecSpec, x: Tensor, base: Tensor | None) -> EncodedTensor:
+        """A tensor that lies here."""
+        return self.codec(spec).encode(x.to(self.device), _moved(base, self.device))
+
+    def decoded(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
+        """With the base here."""
+        return self.codec(encoded.codec).decode(encoded, _moved(base, self.device)).cpu()
+
+
+@dataclass
+class Tally:
+    """Checks of one kind."""
+
+    table: str
+    name: str
+    place: str
+    checks: int = 0
+    wrong: int = 0
+    first: str = ""
+    notes: dict[str, float] = field(default_factory=dict)
+
+    def add(self, trouble: str) -> None:
+        """A check that found this; nothing, if all is as it should be."""
+        self.checks += 1
+        self.wrong += bool(trouble)
+        self.first = self.first or trouble
+
+    def row(self) -> Row:
+        """For the report."""
+        return {
+            "table": self.table,
+            "what": self.name,
+            "where": self.place,
+            "checks": self.checks,
+            "wrong": self.wrong,
+            "first": self.first,
+            **self.notes,
+        }
+
+
+def rows(scene: Scene) -> Iterator[Row]:
+    """Kernels, then codecs, then bytes of strangers, then stored buffers."""
+    there = places()
+    yield from _kernel_rows(there, scene)
+    named = _codecs(scene)
+    for spec in named:
+        yield from _codec_rows(spec, [place for place in there if place.has_codecs], scene)
+        if scene.left_s < 0:
+            return
+    yield from _stored_rows(there)
+
+
+def places() -> list[Place]:
+    """All that are held to plain torch on the CPU."""
+    from swarm_ft.codec.kernels.cuda import TritonKernels
+
+    if not torch.cuda.is_available():
+        return [LOOPS, Place("triton, interpreted", TritonKernels(), CPU)]
+    gpu = torch.device("cuda")
+    plain = Place("torch on the GPU", ReferenceKernels(), gpu, has_codecs=False)
+    return [LOOPS, Place("triton", kernels_for("cuda"), gpu), plain]
+
+
+REFERENCE, LOOPS = Place("torch", ReferenceKernels(), CPU), Place("numba", NumbaKernels(), CPU)
+MOST_JUDGED = 2000
+"""Values of tensors that plain torch judges, whose decoder of symbols is slow."""
+
+
+def judge_of(x: Tensor) -> Place:
+    """To which codecs are held: Numba for large tensors, whose kernels are held to plain torch."""
+    return REFERENCE if x.numel() <= MOST_JUDGED else LOOPS
+
+
+# ---- kernels
+
+
+def _kernel_rows(there: Iterable[Place], scene: Scene) -> Iterator[Row]:
+    tallies: dict[tuple[str, str], Tally] = {}
+    places_there = list(there)
+    for case in cases(few=scene.rehearse):
+        expected = REFERENCE.call(case.kernel, case.args)
+        for place in places_there:
+            tally = tallies.setdefault(
+                (case.kernel, place.name), Tally("kernels", case.kernel, place.name)
+            )
+            tally.add(tried(_kernel_trouble, case, place, expected))
+    yield from (tally.row() for tally in tallies.values())
+
+
+def _kernel_trouble(case: Case, place: Place, expected: object) -> str:
+    found = place.call(case.kernel, case.args)
+    difference = case.difference(found, expected)
+    return f"{case.name}: {difference}" if difference else ""
+
+
+def tried(check: Callable[..., str], *args: object) -> str:
+    """What a check found, or the error that it ended with."""
+    try:
+        return check(*args)
+    except Exception as error:  # noqa: BLE001 - whatever a kernel does is to be told
+        return f"{type(error).__name__}: {error}"[:200]
+
+
+# ---- codecs
+
+
+def _codecs(scene: Scene) -> list[CodecSpec]:
+    """All that the table of written vectors has, each once."""
+    found: dict[str, CodecSpec] = {}
+    for row in json.loads(VECTORS.read_text(encoding="utf-8")):
+        encoded = EncodedTensor.from_bytes(bytes.fromhex(row["encoded"]))
+        found.setdefault(row["codec"], encoded.codec)
+    return [spec for name, spec in found.items() if not scene.rehearse or name in REHEARSED_CODECS]
+
+
+def _codec_rows(spec: CodecSpec, there: Sequence[Place], scene: Scene) -> Iterator[Row]:
+    shapes = REHEARSED_SHAPES if scene.rehearse else SHAPES
+    for place in there:
+        if spec.is_delta or place.decodes_all:
+            yield _vectors(spec, place, shapes).row()
+    tallies = [Tally("codecs", str(spec), place.name) for place in there]
+    for number, shape in enumerate(shapes):
+        expected = Expected.of(spec, shape, number, 1 if scene.rehearse else FLIPS)
+        for place, tally in zip(there, tallies, strict=True):
+            tally.add(tried(_encoder_trouble, spec, place, expected))
+            same = not tried(_bytes_trouble, place, expected)
+            tally.notes["same bytes"] = tally.notes.get("same bytes", 0) + same
+            tally.notes["of"] = len(shapes)
+            if spec.is_delta or place.decodes_all:
+                for hostile, verdict_there in expected.hostile:
+                    found = (place, hostile, expected.base, verdict_there)
+                    tally.add(tried(_hostile_trouble, *found))
+    yield from (tally.row() for tally in tallies)
+
+
+def _vectors(spec: CodecSpec, place: Place, shapes: Sequence[tuple[int, int]]) -> Tally:
+    tally = Tally("written vectors", str(spec), place.name)
+    for row in json.loads(VECTORS.read_text(encoding="utf-8")):
+        encoded = EncodedTensor.from_bytes(bytes.fromhex(row["encoded"]))
+        if encoded.codec == spec and tuple(row["shape"]) in shapes:
+            tally.add(tried(_vector_trouble, row, encoded, place))
+    return tally
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """What the reference makes of a tensor, once for all places.
+
+    Attributes:
+        base: None if the codec takes none.
+        error: of what it encodes.
+        hostile: damaged forms of that, and what they come to.
+    """
+
+    x: Tensor
+    base: Tensor | None
+    encoded: EncodedTensor
+    error: float
+    hostile: Sequence[tuple[EncodedTensor, Tensor | BadFrame]]
+
+    @classmethod
+    def of(cls, spec: CodecSpec, shape: tuple[int, int], seed: int, flips: int) -> Expected:
+        """Of a tensor that is drawn."""
+        x, base = sample(shape, 2 * seed), sample(shape, 2 * seed + 1)
+        used = base if spec.is_delta else None
+        judge = judge_of(x)
+        encoded = judge.encoded(spec, x, used)
+        hostile = [(h, verdict(judge, h, used)) for h in damaged(encoded, seed, flips)]
+        error = float((judge.decoded(encoded, used) - x).norm())
+        return cls(x=x, base=used, encoded=encoded, error=error, hostile=hostile)
+
+
+def _vector_trouble(row: dict[str, Any], encoded: EncodedTensor, place: Place) -> str:
+    shape = encoded.tokens, encoded.channels
+    base = written_sample(shape, 2) if encoded.codec.is_delta else None
+    y = place.decoded(encoded, base).contiguous().view(torch.int32).numpy()
+    return "" if y.astype("<i4").tobytes().hex() == row["decoded"] else f"{shape}: other bits"
+
+
+def _encoder_trouble(spec: CodecSpec, place: Place, expected: Expected) -> str:
+    """What it encodes is decoded alike here and by the reference, and no worse than its own."""
+    x, base = expected.x, expected.base
+    encoded = place.encoded(spec, x, base)
+    y = judge_of(x).decoded(encoded, base)
+    if (spec.is_delta or place.decodes_all) and not equal(place.decoded(encoded, base), y):
+        return f"{list(x.shape)}: decodes to other bits than the reference"
+    error = float((y - x).norm())
+    if error > MOST_WORSE * expected.error + 1e-6 * float(x.norm()):
+        return f"{list(x.shape)}: an error of {error:.4g}; the reference's is {expected.error:.4g}"
+    return ""
+
+
+def _bytes_trouble(place: Place, expected: Expected) -> str:
+    found = place.encoded(expected.encoded.codec, expected.x, expected.base)
+    return "" if found.payload == expected.encoded.payload else "other bytes"
+
+
+def _hostile_trouble(
+    place: Place, encoded: EncodedTensor, base: Tensor | None, expected: Tensor | BadFrame
+) -> str:
+    found = verdict(place, encoded, base)
+    if isinstance(found, Tensor) and isinstance(expected, Tensor):
+        return "" if equal(found, expected) else "hostile bytes: other bits"
+    return "" if type(found) is type(expected) else f"hostile bytes: {found!r}, not {expected!r}"
+
+
+def verdict(place: Place, encoded: EncodedTensor, base: Tensor | None) -> Tensor | BadFrame:
+    """What bytes of a stranger come to."""
+    try:
+        return place.decoded(encoded, base)
+    except BadFrame as error:
+        return error
+
+
+def damaged(encoded: EncodedTensor, seed: int, flips: int) -> Iterator[EncodedTensor]:
+    """The same as a stranger might send it."""
+    generator, payload = torch.Generator().manual_seed(seed), encoded.payload
+    for _ in range(flips):
+        bit = int(torch.randint(0, 8 * len(payload), (), generator=generator))
+        changed = bytearray(payload)
+        changed[bit // 8] ^= 1 << bit % 8
+        yield _with(encoded, bytes(changed))
+    drawn = torch.randint(0, 256, (len(payload),), generator=generator).to(torch.uint8)
+    yield _with(encoded, drawn.numpy().tobytes())
+    yield _with(encoded, payload[:-1])
+    yield _with(encoded, bytes(len(payload)))
+
+
+def _with(encoded: EncodedTensor, payload: bytes) -> EncodedTensor:
+    return EncodedTensor(encoded.codec, encoded.tokens, encoded.channels, payload)
+
+
+# ---- stored buffers
+
+
+def _stored_rows(there: Iterable[Place]) -> Iterator[Row]:
+    """What both ends pack by themselves: by what a stage on that device does."""
+    for device in dict.fromkeys(place.device for place in there):
+        for bits in (16, 8, 4):
+            tally = Tally("stored buffers", f"{bits} bits", str(device))
+            for number, shape in enumerate(SHAPES):
+                x = sample(shape, 50 + number)
+                expected = pack_buffer(x, bits)
+                tally.add(tried(_stored_trouble, x, bits, device, expected))
+            yield tally.row()
+
+
+def _stored_trouble(x: Tensor, bits: int, device: torch.device, expected: bytes) -> str:
+    return "" if pack_buffer(x.to(device), bits) == expected else f"{list(x.shape)}: other bytes"
+
+
+# ---- tensors
+
+
+def written_sample(shape: tuple[int, int], seed: int) -> Tensor:
+    """As `tests/conformance/test_codec_vectors.py` made them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator)
+    return x * torch.exp2(torch.randn(shape[1], generator=generator).round())
+
+
+sample = written_sample
+
+
+def equal(one: Tensor, other: Tensor) -> bool:
+    """To the bit: 0 is not -0."""
+    return torch.equal(one.contiguous().view(torch.int32), other.contiguous().view(torch.int32))
+
+
+def _moved(x: T, device: torch.device) -> T:
+    """The same with all its tensors there."""
+    moved: Any = x
+    if isinstance(x, Tensor):
+        moved = x.to(device)
+    elif isinstance(x, tuple):
+        moved = tuple(_moved(part, device) for part in x)
+    elif is_dataclass(x) and not isinstance(x, type):
+        moved = type(x)(*(_moved(getattr(x, f.name), device) for f in fields(x)))
+    return cast("T", moved)

@@ -1,0 +1,213 @@
+"""Calls of every kernel, with odd shapes and strangers' bytes, and how near results have to be.
+
+Tensors are on the CPU. What a decoder calls, and what both ends must do alike, is held to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from swarm_ft.codec.kernels.base import (
+    SEGMENT,
+    Coded,
+    NarrowGrid,
+    Scales,
+    WideGrid,
+    packed_bytes,
+)
+from swarm_ft.codec.kernels.reference import ReferenceKernels
+
+SHAPES = ((1, 1), (5, 7), (9, 130), (1, 4097), (1023, 33), (257, 1601))
+AXES = ("rows", "cols", "both", "frame")
+Difference = Callable[[object, object], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One call.
+
+    Attributes:
+        difference: between what it returned and what it should; empty if there is none.
+    """
+
+    kernel: str
+    name: str
+    args: tuple[Any, ...]
+    difference: Difference
+
+
+def cases(*, few: bool) -> Iterator[Case]:
+    """All of them; a few small ones, for an interpreter."""
+    shapes = SHAPES[:3] if few else SHAPES
+    generator = torch.Generator().manual_seed(20261126)
+    yield from _bytes(shapes, generator)
+    for shape, axis in product(shapes, AXES[: 2 if few else 4]):
+        yield from _grids(shape, axis, generator, few=few)
+    for shape in shapes:
+        yield from _measures(shape, generator)
+    yield from _symbols(generator, few=few)
+    for tile in (1, 4, 64) if few else (1, 4, 64, 1024, 8192):
+        x = 1e3 * torch.randn(3, 2 * tile, generator=generator)
+        yield Case("hadamard", f"tile {tile}", (x, tile), same)
+
+
+def _bytes(shapes: tuple[tuple[int, int], ...], generator: torch.Generator) -> Iterator[Case]:
+    for bits, (tokens, channels) in product(range(1, 9), shapes):
+        count = tokens * channels
+        size = (packed_bytes(count, bits),)
+        packed = torch.randint(0, 256, size, generator=generator).to(torch.uint8)
+        yield Case("unpack", f"{count} of {bits} bits", (packed, count, bits), same)
+        codes = torch.randint(0, 1 << bits, (count,), generator=generator).to(torch.uint8)
+        yield Case("pack", f"{count} of {bits} bits", (codes, bits), same)
+
+
+def _grids(
+    shape: tuple[int, int], axis: str, generator: torch.Generator, *, few: bool
+) -> Iterator[Case]:
+    for number, bits in enumerate((3, 8) if few else range(1, 9)):
+        scales = some_scales(axis, shape, 40 * (number % 3) - 40, generator)
+        base = torch.randn(shape, generator=generator) if number % 2 else None
+        grid = NarrowGrid(bits, 0x9ABCDEF0 + bits if number % 3 else None)
+        name = f"{list(shape)}, {bits} bits, scales by {axis}"
+        codes = torch.randint(0, 1 << bits, shape, generator=generator).to(torch.uint8)
+        yield Case("dequantize", name, (codes, base, scales, grid), same)
+        size = (packed_bytes(codes.numel(), bits),)
+        packed = torch.randint(0, 256, size, generator=generator).to(torch.uint8)
+        yield Case("unpack_dequantize", name, (packed, shape, base, scales, grid), same)
+        x = 4 * torch.randn(shape, generator=generator)
+        yield Case("quantize", name, (x, base, scales, grid), neighbours)
+    for shrink, seed in ((0, None), (15, None), (0, 77)):
+        scales = some_scales(axis, shape, 0, generator)
+        codes = torch.randint(-(1 << 15), 1 << 15, shape, generator=generator).to(torch.int16)
+        args = codes, None, scales, WideGrid(shrink, seed)
+        yield Case("dequantize", f"{list(shape)}, wide, {shrink}, {seed}", args, same)
+
+
+def _measures(shape: tuple[int, int], generator: torch.Generator) -> Iterator[Case]:
+    x = torch.randn(shape, generator=generator)
+    base = torch.randn(shape, generator=generator)
+    covering = (torch.rand(shape[1], generator=generator) + 0.5).bfloat16().float()
+    multiples = torch.tensor([1.0, 0.5, -1.0, -0.625])
+    for name, other in (("", None), (", base", base)):
+        label = f"{list(shape)}{name}"
+        yield Case("moments", label, (x, other), near)
+        yield Case("balance", label, (x, other, 1 / covering), near)
+        yield Case("grid_errors", label, (x, other, covering, multiples, 3), near)
+
+
+def _symbols(generator: torch.Generator, *, few: bool) -> Iterator[Case]:
+    layouts = [(1, 1, 1), (40, 3, 1), (40, 3, 32)]
+    if not few:
+        layouts += [(SEGMENT + 13, 5, 32), (3 * SEGMENT, 16, 32)]
+    for count, num_contexts, lanes in layouts:
+        frequencies = some_frequencies(num_contexts, generator)
+        contexts = torch.randint(0, num_contexts, (count,), generator=generator).to(torch.uint8)
+        ends = frequencies.cumsum(1)[contexts.long()]
+        slots = torch.randint(0, 4096, (count, 1), generator=generator).int()
+        symbols = torch.searchsorted(ends, slots, right=True)[:, 0].to(torch.uint8)
+        name = f"{count} symbols, {lanes} lanes"
+        yield Case("histogram", name, (symbols, contexts, num_contexts), same)
+        args = symbols, contexts, frequencies, lanes
+        yield Case("encode_symbols", name, args, same)
+        coded = ReferenceKernels().encode_symbols(*args)
+        for damage, hostile in (("intact", coded), *damages(coded, generator)):
+            yield Case(
+                "decode_symbols", f"{name}, {damage}", (hostile, contexts, frequencies), same
+            )
+
+
+def damages(coded: Coded, generator: torch.Generator) -> Iterator[tuple[str, Coded]]:
+    """The coded form as a stranger might send it; its sizes fit each other."""
+    states = torch.randint(0, 2**32, coded.states.shape, generator=generator)
+    yield "other states", Coded(states, coded.counts, coded.words)
+    words = torch.randint(0, 2**16, (len(coded.words),), generator=generator).int()
+    yield "other words", Coded(coded.states, coded.counts, words)
+    none = torch.zeros_like(coded.counts)
+    yield "no words", Coded(coded.states, none, coded.words[:0])
+
+
+def some_scales(
+    axis: str, shape: tuple[int, int], exponent: int, generator: torch.Generator
+) -> Scales:
+    """Of any sign and some of them zero, around 2^exponent."""
+
+    def vector(count: int, power: int) -> Tensor:
+        kept = torch.rand(count, generator=generator) > 0.15
+        return (torch.randn(count, generator=generator) * kept * 2.0**power).bfloat16().float()
+
+    one = torch.ones(1)
+    if axis == "both":
+        half = exponent // 2
+        return Scales(vector(shape[0], half), vector(shape[1], half))
+    if axis == "rows":
+        return Scales(vector(shape[0], exponent), one)
+    return Scales(one, vector(1 if axis == "frame" else shape[1], exponent))
+
+
+def some_frequencies(num_contexts: int, generator: torch.Generator) -> Tensor:
+    """4096 a row over 1 to 256 symbols, often a few that dominate."""
+    table = torch.zeros(num_contexts, 256, dtype=torch.int32)
+    for row in table:
+        used = 1 << int(torch.randint(0, 9, (), generator=generator))
+        weights = torch.rand(used, generator=generator).pow(4) + 1e-3
+        shares = 1 + (weights / weights.sum() * (4096 - used)).floor().int()
+        shares[shares.argmax()] += 4096 - int(shares.sum())
+        row[torch.randperm(256, generator=generator)[:used]] = shares
+    return table
+
+
+# ---- how near is near
+
+
+def same(found: object, expected: object) -> str:
+    """To the bit."""
+    for one, other in zip(flat(found), flat(expected), strict=True):
+        if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+            if one != other:
+                return f"{one}, not {other}"
+        elif one.shape != other.shape or one.dtype != other.dtype:
+            return f"{one.dtype} {list(one.shape)}, not {other.dtype} {list(other.shape)}"
+        elif not torch.equal(_bits(one), _bits(other)):
+            return f"{int((_bits(one) != _bits(other)).sum())} of {one.numel()} differ"
+    return ""
+
+
+def near(found: object, expected: object) -> str:
+    """As near as another order of sums comes."""
+    for one, other in zip(flat(found), flat(expected), strict=True):
+        try:
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5, check_dtype=False)
+        except AssertionError as error:
+            return str(error).splitlines()[0]
+    return ""
+
+
+def neighbours(found: object, expected: object) -> str:
+    """Codes of the reference, or the next one where a value lies between the two."""
+    if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
+        return f"{found}, not codes"
+    away = (found.int() - expected.int()).abs()
+    if int(away.max()) > 1:
+        return f"a code is {int(away.max())} away"
+    return f"{int(away.sum())} of {away.numel()} codes differ" if away.float().mean() > 0.02 else ""
+
+
+def flat(x: object) -> Iterator[object]:
+    """The tensors and values of a result, one after the other."""
+    if isinstance(x, tuple):
+        for part in x:
+            yield from flat(part)
+    elif is_dataclass(x):
+        yield from (getattr(x, f.name) for f in fields(x))
+    else:
+        yield x
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.int32) if x.dtype is torch.float32 else x

@@ -1,0 +1,114 @@
+"""Runs parts one after the other, each in a process of its own that its time ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from benchmarks.gpu import needs
+from benchmarks.gpu.parts import END, Part
+from benchmarks.gpu.report import CUT_OFF, DONE, FAILED, RUNNING, PartReport, Report, Row, Value
+
+ROOT = Path(__file__).parents[2]
+CHILD = "benchmarks.gpu.child"
+LOOK_S = 0.5
+
+
+def run_all(
+    parts: Iterable[Part],
+    report: Report,
+    changed: Callable[[], object],
+    *,
+    rehearse: bool,
+    limit_s: float | None,
+) -> None:
+    """Run parts and put what they find into a report.
+
+    Args:
+        parts: in this order.
+        report: that grows.
+        changed: called after every row.
+        rehearse: small shapes, on a CPU if there is no GPU.
+        limit_s: of each part; None: its own.
+    """
+    for part in parts:
+        said = PartReport(part.name, part.title)
+        report.parts.append(said)
+        lacks = needs.missing(part.needs)
+        if lacks:
+            said.how, said.why = FAILED, f"carry {', '.join(lacks)}"
+        else:
+            _run(part, said, changed, rehearse=rehearse, limit_s=limit_s)
+        changed()
+
+
+def _run(
+    part: Part,
+    said: PartReport,
+    changed: Callable[[], object],
+    *,
+    rehearse: bool,
+    limit_s: float | None,
+) -> None:
+    seconds = limit_s if limit_s is not None else part.limit_s
+    began_s = time.monotonic()
+    command = [sys.executable, "-m", CHILD, part.name, str(seconds)]
+    process = subprocess.Popen(
+        [*command, *(["--rehearse"] if rehearse else [])],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        bufsize=0,
+    )
+    try:
+        for words in _lines(process, began_s + seconds):
+            if END in words:
+                said.why = str(words[END])
+                said.how = FAILED if said.why else DONE
+                continue
+            said.rows.append(words)
+            said.seconds = time.monotonic() - began_s
+            changed()
+        if said.how == RUNNING and process.poll() is None:
+            said.how, said.why = CUT_OFF, f"it had {seconds:.0f} s"
+        elif said.how == RUNNING:
+            said.how, said.why = FAILED, f"its process ended with {process.returncode}"
+    finally:
+        end_group(process)
+        said.seconds = time.monotonic() - began_s
+
+
+def _lines(process: subprocess.Popen[bytes], end_s: float) -> Iterator[Row]:
+    """What a process prints until it ends, or its time is up."""
+    output = process.stdout
+    if output is None:
+        raise ValueError("the process has no output to read")
+    left = b""
+    while time.monotonic() < end_s:
+        if not select.select([output], [], [], LOOK_S)[0]:
+            continue
+        data = os.read(output.fileno(), 1 << 16)
+        if not data:
+            process.wait()
+            return
+        *whole, left = (left + data).split(b"\n")
+        for line in whole:
+            words: dict[str, Value] = json.loads(line)
+            yield words
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

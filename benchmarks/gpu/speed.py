@@ -1,0 +1,166 @@
+"""How fast kernels and whole codecs are, beside a copy of the same tensor on the same device.
+
+Kernels: from a float32 tensor on the device to its codes there, and back, without a word to the
+host. Codecs: from the tensor to bytes in the host's memory and back, scales, transfers and waits
+included, as a stage pays for them. Goals: 60 % of the copy for codes of fixed width, 10 GB/s of
+tensor for entropy-coded ones.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.parts import Scene
+from benchmarks.gpu.report import Row, ratio
+from swarm_ft.cli.codec_speed import measure
+from swarm_ft.codec.kernels import kernels_for
+from swarm_ft.codec.kernels.base import Kernels, NarrowGrid, Scales
+from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+
+SHAPES = ((1024, 1600), (4096, 4096))
+REHEARSED_SHAPES = ((64, 160), (128, 128))
+CODECS = (
+    *("q2", "q3", "q4", "aq2", "aq3", "aq4", "hq4"),
+    *("q2+z", "q3+z", "q4+z", "aq2+z", "aq3+z", "aq4+z", "q8", "fp16", "none"),
+)
+REHEARSED_CODECS = ("q4", "aq3+z", "none")
+COPY_SHARE, ENTROPY_GB_S = 0.6, 10.0
+REPEATS, REHEARSED_REPEATS = 30, 3
+LANES, CONTEXTS = 32, 16
+_GIGA = 1e9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """Something to be timed.
+
+    Attributes:
+        is_entropy: whether its goal is a rate and not a share of a copy.
+    """
+
+    name: str
+    run: Callable[[], object]
+    is_entropy: bool = False
+
+
+def rows(scene: Scene) -> Iterator[Row]:
+    """Kernels first: whole codecs are no faster than they are."""
+    shapes = REHEARSED_SHAPES if scene.rehearse else SHAPES
+    repeats = REHEARSED_REPEATS if scene.rehearse else REPEATS
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for shape in shapes:
+        yield from _kernel_rows(shape, device, repeats)
+    for name in REHEARSED_CODECS if scene.rehearse else CODECS:
+        spec = parse_codec_spec(name, Direction.FORWARD)
+        for shape in shapes:
+            for row in measure([spec], [shape], repeats=repeats, reference=False):
+                for way in ("encode", "decode"):
+                    yield {
+                        "table": "codecs, to bytes on the host and back",
+                        "codec": row.codec,
+                        "backend": row.backend,
+                        "shape": f"{shape[0]} x {shape[1]}",
+                        "way": way,
+                        "GB/s": getattr(row, f"{way}_gb_s"),
+                        "of a copy": getattr(row, f"{way}_ratio"),
+                        "goal met": meets_goal(
+                            getattr(row, f"{way}_gb_s"),
+                            getattr(row, f"{way}_ratio"),
+                            is_entropy=spec.entropy,
+                        ),
+                        "bits": row.bits_a_value,
+                        "error": row.error,
+                    }
+            if scene.left_s < 0:
+                return
+
+
+def meets_goal(gb_s: float, of_copy: float | None, *, is_entropy: bool) -> bool:
+    """Whether it is as fast as it is to be."""
+    return gb_s >= ENTROPY_GB_S if is_entropy else (of_copy or 0.0) >= COPY_SHARE
+
+
+def _kernel_rows(shape: tuple[int, int], device: torch.device, repeats: int) -> Iterator[Row]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator).to(device)
+    base = (x.cpu() + 0.1 * torch.randn(shape, generator=generator)).to(device)
+    kernels, copied = kernels_for(device.type), torch.empty_like(x)
+    copy_s = seconds(lambda: copied.copy_(x), device, repeats)
+    num_bytes = x.numel() * x.element_size()
+    said = {"table": "kernels, on the device", "shape": f"{shape[0]} x {shape[1]}"}
+    yield {**said, "kernel": "copy", "GB/s": num_bytes / copy_s / _GIGA, "of a copy": 1.0}
+    for work in (*_narrow_works(kernels, x, base), *_entropy_works(kernels, x)):
+        taken_s = seconds(work.run, device, repeats)
+        gb_s, share = num_bytes / taken_s / _GIGA, ratio(copy_s, taken_s)
+        met = meets_goal(gb_s, share, is_entropy=work.is_entropy)
+        yield {**said, "kernel": work.name, "GB/s": gb_s, "of a copy": share, "goal met": met}
+
+
+def _narrow_works(kernels: Kernels, x: Tensor, base: Tensor) -> Iterator[Work]:
+    scales = Scales(torch.ones(1, device=x.device), torch.full((x.shape[1],), 0.5).to(x.device))
+    shape = (x.shape[0], x.shape[1])
+    for bits in (2, 3, 4):
+        grid = NarrowGrid(bits)
+        for name, other in ((f"{bits} bits", None), (f"{bits} bits of a change", base)):
+            packed = kernels.quantize_pack(x, other, scales, grid)
+            yield Work(
+                name=f"encode {name}",
+                run=partial(kernels.quantize_pack, x, other, scales, grid),
+            )
+            yield Work(
+                name=f"decode {name}",
+                run=partial(kernels.unpack_dequantize, packed, shape, other, scales, grid),
+            )
+
+
+def _entropy_works(kernels: Kernels, x: Tensor) -> Iterator[Work]:
+    """The coder of symbols alone, 2 bits a value in the mean; a byte of symbol is one value."""
+    symbols = (x.reshape(-1) / 0.8).round().clamp(-8, 7).add(8).to(torch.uint8)
+    contexts = (torch.arange(x.numel(), device=x.device) % CONTEXTS).to(torch.uint8)
+    frequencies = _frequencies(kernels.histogram(symbols, contexts, CONTEXTS))
+    coded = kernels.encode_symbols(symbols, contexts, frequencies, LANES)
+    yield Work(
+        name="encode symbols",
+        run=lambda: kernels.encode_symbols(symbols, contexts, frequencies, LANES),
+        is_entropy=True,
+    )
+    yield Work(
+        name="decode symbols",
+        run=lambda: kernels.decode_symbols(coded, contexts, frequencies),
+        is_entropy=True,
+    )
+
+
+def _frequencies(counts: Tensor) -> Tensor:
+    """Of each context, int32 that add up to 4096; all that was counted has at least 1."""
+    seen = counts > 0
+    shares = counts * (4096 - 256) // counts.sum(1, keepdim=True).clamp(min=1) + seen
+    left = 4096 - shares.sum(1)
+    shares[torch.arange(len(shares), device=shares.device), shares.argmax(1)] += left
+    return shares.to(torch.int32)
+
+
+def seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Of one call, in the median; what it compiles is compiled before."""
+    work()
+    taken = []
+    for _ in range(repeats):
+        if device.type != "cuda":
+            began_s = time.perf_counter()
+            work()
+            taken.append(time.perf_counter() - began_s)
+            continue
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        taken.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(taken)
