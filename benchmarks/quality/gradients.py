@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.quality.boundary import Channel, Cuts, channel_of
 from benchmarks.quality.configs import DEFAULT_EPOCHS, parse_config
-from benchmarks.quality.models import Regime, steps
+from benchmarks.quality.models import regime_of, steps
 from benchmarks.quality.train import RATES, Task, deterministic, read_task
 from swarm_ft.protocol.spec.codec_spec import Direction
 
@@ -100,9 +100,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--cache", type=Path, default=Path("build/quality"))
     parser.add_argument("--codecs", default=CODECS, help="codec[@codec of first gradients],...")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=NUMBER")
     options = parser.parse_args()
     deterministic()
-    task = read_task("lm", Regime(), options.data, options.cache)
+    task = read_task("lm", regime_of(options.set), options.data, options.cache)
     for index, visits in enumerate(recorded(task)):
         sys.stdout.write(f"\nboundary {index}: codec, bits, squared error by visit\n\n")
         for codec in options.codecs.split(","):
