@@ -45,6 +45,8 @@ _WHOLE_CHANNELS = 512
 """Up to here all eigenvectors are found, beyond it the leading ones, by subspace iteration."""
 _FIRST_RANK, _SPARE, _ITERATIONS = 128, 16, 2
 _AN_OCTAVE = 2.0
+_RIDGE = 1e-6
+"""Beside the squares of directions, which are about 1."""
 _MOST_FORECAST_EXPONENT = 30
 _RIDGES = (0.01, 0.1, 1.0)
 """Of the mean square of a channel of the base."""
@@ -52,8 +54,6 @@ _WORTH = 0.9
 """A forecast that leaves more than this of a change's energy is not worth its bytes."""
 _TINY = 1e-30
 _HALVES = 2
-_LEAST_SQUARE = 0.01
-"""Of a combination of directions with unit weights: rounding orthonormal ones leaves far more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,13 +107,6 @@ class Basis:
         name = fingerprint_of(_HEADER.pack(*self._counts()), mean, rest)[:NAME_BYTES]
         return name if name != PLAIN else bytes([1] * NAME_BYTES)
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether values can be coded along it; any can be decoded."""
-        rows = self.synthesis(torch.device("cpu")).double()
-        _, failed = torch.linalg.cholesky_ex(rows @ rows.T - _LEAST_SQUARE * torch.eye(len(rows)))
-        return not int(failed)
-
     def synthesis(self, device: torch.device) -> Tensor:
         """The directions as exact float32 [directions, channels]: codes times it make values."""
         found = self._synthesis.get(device)
@@ -127,7 +120,9 @@ class Basis:
         found = self._analysis.get(device)
         if found is None:
             rows = self.synthesis(torch.device("cpu")).double()
-            found = rows.T @ torch.linalg.inv(rows @ rows.T)
+            # Rounding may have made two directions one, and a restored basis may be anything.
+            products = rows @ rows.T + _RIDGE * torch.eye(len(rows))
+            found = rows.T @ torch.linalg.inv(products)
             self._analysis[device] = found = found.float().to(device)
         return found
 
@@ -202,7 +197,7 @@ def _checked(basis: Basis) -> Basis:
     low, high = basis.exponents.aminmax()
     if int(low) < _LEAST_EXPONENT or int(high) > _MOST_EXPONENT:
         raise BadFrame(f"basis: exponents {low} to {high}")
-    if int(basis.numbers()[-1].abs().max()) > _LARGEST:
+    if int(basis.numbers()[-1].min()) < -_LARGEST:
         raise BadFrame(f"basis: a coefficient beyond {_LARGEST}")
     if int(basis.classes.max()) >= CLASSES:
         raise BadFrame(f"basis: a class of {basis.classes.max()}")
@@ -246,12 +241,12 @@ def learned(
         has_mean: whether rows vary around another value than zero.
 
     Returns:
-        None if nothing varies so much, or the rows or the step are not finite.
+        None if nothing varies so much, or the rows' squares or the step are not finite.
     """
     all_rows = torch.cat(list(rows))
     mean = all_rows.mean(0).to(torch.bfloat16).float() if has_mean else None
     centred = all_rows if mean is None else all_rows - mean
-    if not (math.isfinite(step) and step > 0 and bool(centred.isfinite().all())):
+    if not (math.isfinite(step) and step > 0 and bool(centred.square().sum().isfinite())):
         return None
     floor = (_FLOOR_OF_FIRST if has_mean else _FLOOR) * step
     spreads, vectors = _leading(centred, floor)

@@ -442,7 +442,7 @@ class PeerLink:
         if isinstance(message, Frame | GradientPiece):
             self._meter.wrote(len(message.tensor.payload))
         if isinstance(message, SharedBasis):
-            self._meter.wrote(len(message.data))
+            self._meter.wrote(len(message.basis))
         await self._ends[kind_of(message)].write(message, stream.send)
 
     async def _read(self, stream: LinkStream) -> None:

@@ -164,7 +164,7 @@ class FrameCoder:
         Raises:
             BadFrame: it is none, or does not fit the run.
         """
-        return Basis.from_bytes(shared.data, self._channels)
+        return Basis.from_bytes(shared.basis, self._channels)
 
     def decode(self, frame: Frame, basis: Basis | None = None) -> Tensor | Refusal:
         """The tensor that the next computation uses, float32 [tokens, channels].

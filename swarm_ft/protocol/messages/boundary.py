@@ -136,7 +136,7 @@ class KeyFrameRequest:
 class SharedBasis:
     """A basis that frames to come are coded along, as `codec.basis` writes it."""
 
-    data: bytes
+    basis: bytes
 
 
 SessionMessage = Frame | Ack | KeyFrameRequest

@@ -348,7 +348,7 @@ def _check_feedback(spec: CodecSpec, text: str) -> None:
 
 
 def _check_direction(spec: CodecSpec, text: str, direction: Direction) -> None:
-    if direction is Direction.BACKWARD and spec.name is CodecName.QK:
+    if direction is Direction.BACKWARD and spec.has_basis:
         _refuse(text, "a basis is learned of activations; for gradients use q1.5+z or qc0.5")
     if direction is Direction.BACKWARD and spec.name in _DELTAS:
         direct = _without_buffer(text)

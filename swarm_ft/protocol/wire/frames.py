@@ -69,8 +69,8 @@ def link_to_wire(message: LinkMessage) -> link_pb2.LinkMessage:
         case KeyFrameRequest(key, reason):
             request = boundary_pb2.KeyFrameRequest(key=_key_to_wire(key), reason=reason)
             return link_pb2.LinkMessage(key_frame_request=request)
-        case SharedBasis(data):
-            return link_pb2.LinkMessage(basis=boundary_pb2.SharedBasis(basis=data))
+        case SharedBasis(basis):
+            return link_pb2.LinkMessage(basis=boundary_pb2.SharedBasis(basis=basis))
         case LinkHello() | BoundaryHello() | ReduceHello() | LinkPing() | LinkPong():
             name = _PLAIN_NAMES[type(message)]
             plain: Any = _PLAIN[name].to_wire(message)
@@ -191,7 +191,7 @@ def wire_bytes(message: Frame | GradientPiece | SharedBasis) -> int:
     """Bytes that it takes on the stream, all headers of message and gRPC included."""
     rest: Message
     if isinstance(message, SharedBasis):
-        return _field_bytes(_field_bytes(len(message.data))) + GRPC_PREFIX_BYTES
+        return _field_bytes(_field_bytes(len(message.basis))) + GRPC_PREFIX_BYTES
     if isinstance(message, Frame):
         rest = _frame_to_wire(message, b"")
     else:

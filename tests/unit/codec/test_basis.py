@@ -63,7 +63,7 @@ def test_the_directions_of_known_rows_are_found_in_the_order_of_their_spreads() 
     basis = found(rows_along(directions, [8.0, 4.0, 2.0, 1.0]), 0.1)
     assert (basis.directions, basis.channels) == (4, CHANNELS)
     overlaps = (basis.synthesis(CPU) @ directions).abs()
-    assert torch.allclose(overlaps, torch.eye(4), atol=0.03)
+    assert torch.allclose(overlaps, torch.eye(4), atol=0.08)
     assert basis.mean is None
 
 
@@ -130,7 +130,7 @@ def test_one_row_is_a_direction_and_around_its_own_mean_nothing(channels: int) -
     assert learned([row], 1.0, has_mean=True) is None, "but for what the mean is rounded by"
 
 
-@pytest.mark.parametrize("power", [-60, 60])
+@pytest.mark.parametrize("power", [-60, 40])
 def test_powers_of_two_change_no_direction(power: int) -> None:
     rows = rows_along(directions_of(CHANNELS, 3), [4.0, 2.0, 1.0])
     one, other = found(rows, 0.5), found(rows * 2.0**power, 0.5 * 2.0**power)
@@ -179,7 +179,7 @@ def test_beyond_512_channels_few_directions_are_found_exactly() -> None:
     directions = directions_of(700, 3)
     basis = found(rows_along(directions, [4.0, 2.0, 1.0], count=64), 0.5)
     assert basis.directions == 3
-    assert torch.allclose((basis.synthesis(CPU) @ directions).abs(), torch.eye(3), atol=0.03)
+    assert torch.allclose((basis.synthesis(CPU) @ directions).abs(), torch.eye(3), atol=0.08)
 
 
 def test_no_basis_has_more_directions_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,11 +190,87 @@ def test_no_basis_has_more_directions_than_the_bound(monkeypatch: pytest.MonkeyP
     assert basis.directions == most_directions(CHANNELS) == 7
 
 
+# ---- what is foretold
+
+
+def samples_of(bases: list[Tensor], noise: float = 0.0) -> list[Tensor]:
+    """Changes that are a linear map of what they change, along five directions, and noise."""
+    over, along = directions_of(CHANNELS, 5, seed=21), directions_of(CHANNELS, 5, seed=22)
+    beside = torch.linalg.qr(along)[0].T
+    return [
+        (base @ over) @ beside + noise * torch.randn(len(base), 5, generator=generator(k)) @ beside
+        for k, base in enumerate(bases)
+    ]
+
+
+def bases_of(count: int = 6, tokens: int = 80) -> list[Tensor]:
+    return [torch.randn(tokens, CHANNELS, generator=generator(100 + k)) for k in range(count)]
+
+
+def foretelling(noise: float = 0.3) -> Basis:
+    bases = bases_of()
+    basis = learned(samples_of(bases, noise), 0.01, bases=bases)
+    assert basis is not None
+    assert basis.forecast is not None
+    return basis
+
+
+def test_a_map_of_the_bases_is_found_to_rounding_and_noise() -> None:
+    basis = foretelling()
+    assert basis.forecast is not None
+    (base,) = bases_of(1)
+    (change,) = samples_of([base])
+    scales = 2.0 ** -basis.forecast.exponents.float()
+    foretold = base @ (basis.forecast.coefficients.float() * scales) @ basis.synthesis(CPU)
+    assert float((foretold - change).norm() / change.norm()) < 0.25
+    assert basis.directions == 5, "the span is that of the changes"
+
+
+def test_what_bases_do_not_tell_is_not_foretold() -> None:
+    changes = samples_of(bases_of(), 0.0)
+    unrelated = [torch.randn(80, CHANNELS, generator=generator(300 + k)) for k in range(6)]
+    basis = learned(changes, 0.01, bases=unrelated)
+    assert basis is not None
+    assert basis.forecast is None
+
+
+def test_of_one_sample_nothing_is_foretold() -> None:
+    bases = bases_of(1)
+    basis = learned(samples_of(bases), 0.01, bases=bases)
+    assert basis is not None
+    assert basis.forecast is None
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-40, 1e15, 1e25, 3e38, math.inf, math.nan])
+def test_bases_of_any_size_end_no_step(value: float) -> None:
+    bases = [base.sign() * value for base in bases_of()]
+    basis = learned(samples_of(bases_of()), 0.01, bases=bases)
+    assert basis is not None
+    if basis.forecast is not None:
+        again = Basis.from_bytes(basis.data, CHANNELS)
+        assert again.data == basis.data
+
+
+@pytest.mark.parametrize("value", [1e15, 1e19, 1e25, 1e37])
+@pytest.mark.parametrize("channels", [CHANNELS, 520])
+def test_rows_of_any_size_end_no_step(value: float, channels: int) -> None:
+    rows = torch.randn(64, channels, generator=generator(4)) * value
+    basis = learned([rows], value / 2)
+    assert (basis is None) == (value >= 1e19), "beyond what float32 can square"
+
+
+def test_a_sample_of_one_token_foretells_nothing_and_harms_nothing() -> None:
+    """What its tokens have in common is no part of a forecast."""
+    bases = [base[:1] for base in bases_of()]
+    basis = learned(samples_of(bases, 0.1), 0.01, bases=bases)
+    assert basis is None or basis.forecast is None
+
+
 # ---- rounding
 
 
 @pytest.mark.parametrize("channels", [8, 100, 768, 3000])
-def test_six_bits_bend_directions_little(channels: int) -> None:
+def test_rounding_bends_directions_little(channels: int) -> None:
     count = min(channels, 6)
     directions = directions_of(channels, count)
     spreads = [2.0**-i for i in range(count)]
@@ -204,7 +280,6 @@ def test_six_bits_bend_directions_little(channels: int) -> None:
     assert errors.max() < 0.1
     assert torch.allclose(synthesis.norm(dim=1), torch.ones(count), atol=0.05)
     assert basis.coefficients.dtype == torch.int8
-    assert int(basis.coefficients.abs().amax(1).min()) >= 16, "most of six bits is used"
 
 
 def test_a_channel_alone_is_a_direction_without_error() -> None:
@@ -227,27 +302,39 @@ def test_synthesis_is_exact() -> None:
     assert torch.equal(basis.synthesis(CPU).double(), exact)
 
 
-def test_every_learned_basis_is_usable_and_one_with_a_direction_twice_is_not() -> None:
+def test_directions_that_rounding_made_one_share_what_is_sent_along_them() -> None:
     basis = example_basis()
-    assert basis.is_usable
     twice = replace(basis, coefficients=basis.coefficients[[0, 1, 1, 3, 4]])
-    assert not twice.is_usable
-    assert not replace(basis, coefficients=torch.zeros_like(basis.coefficients)).is_usable
+    along = basis.synthesis(CPU)[1] @ twice.analysis(CPU)
+    assert torch.allclose(along @ twice.synthesis(CPU), basis.synthesis(CPU)[1], atol=1e-3)
+    silent = replace(basis, coefficients=torch.zeros_like(basis.coefficients))
+    assert silent.analysis(CPU).isfinite().all()
 
 
 # ---- bytes and names
 
 
-@pytest.mark.parametrize("has_mean", [False, True])
-def test_bytes_and_back(has_mean: bool) -> None:
-    basis = example_basis(has_mean=has_mean)
+def various(kind: str) -> Basis:
+    return foretelling() if kind == "forecast" else example_basis(has_mean=kind == "mean")
+
+
+KINDS = ["plain", "mean", "forecast"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_and_back(kind: str) -> None:
+    basis = various(kind)
     data = basis.data
     again = Basis.from_bytes(data, CHANNELS)
     assert again.data == data
     assert again.name == basis.name
     assert torch.equal(again.synthesis(CPU), basis.synthesis(CPU))
     assert torch.equal(again.classes, basis.classes)
-    assert (again.mean is None) == (not has_mean)
+    assert (again.mean is None) == (kind != "mean")
+    assert (again.forecast is None) == (kind != "forecast")
+    if again.forecast is not None and basis.forecast is not None:
+        assert torch.equal(again.forecast.coefficients, basis.forecast.coefficients)
+        assert torch.equal(again.forecast.exponents, basis.forecast.exponents)
     if again.mean is not None and basis.mean is not None:
         assert torch.equal(again.mean, basis.mean)
 
@@ -260,6 +347,7 @@ def test_a_name_is_of_all_that_decoding_depends_on() -> None:
         replace(basis, mean=None),
         replace(basis, classes=basis.classes.flip(0)),
         replace(basis, exponents=basis.exponents + 1),
+        replace(basis, forecast=foretelling().forecast),
         replace(basis, coefficients=-basis.coefficients),
     ]
     names = {one.name for one in (basis, *changed)}
@@ -268,7 +356,7 @@ def test_a_name_is_of_all_that_decoding_depends_on() -> None:
 
 
 def test_no_name_is_the_one_of_no_basis(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(basis_module, "fingerprint_of", lambda *_data: bytes(16))
+    monkeypatch.setattr(basis_module, "fingerprint_of", lambda *_parts: bytes(16))
     assert example_basis().name != PLAIN
 
 
@@ -287,7 +375,7 @@ def is_within_bounds(basis: Basis, channels: int) -> bool:
         1 <= basis.directions <= most_directions(channels)
         and basis.channels == channels
         and bool(synthesis.isfinite().all())
-        and float(synthesis.abs().max()) <= 2.0
+        and float(synthesis.abs().max()) <= 8.0
         and int(basis.classes.max()) < 8
         and len(basis.classes) == len(basis.exponents) == basis.directions
         and (basis.mean is None or bool(basis.mean.isfinite().all()))
@@ -300,6 +388,7 @@ def assert_refused_or_within_bounds(data: bytes, channels: int) -> None:
     except BadFrame:
         return
     assert is_within_bounds(basis, channels)
+    assert Basis.from_bytes(basis.data, channels).name == basis.name
 
 
 @given(st.binary(max_size=200), st.integers(1, 20))
@@ -312,14 +401,15 @@ def test_any_bytes_are_refused_or_a_basis_within_its_bounds(data: bytes, channel
 @given(st.data())
 @property_test
 def test_altered_bytes_are_refused_or_a_basis_within_its_bounds(data: st.DataObject) -> None:
-    honest = example_basis(has_mean=data.draw(st.booleans())).data
+    honest = various(data.draw(st.sampled_from(KINDS))).data
     at = data.draw(st.integers(0, len(honest) - 1))
     altered = honest[:at] + bytes([data.draw(st.integers(0, 255))]) + honest[at + 1 :]
     assert_refused_or_within_bounds(altered, CHANNELS)
 
 
-def test_every_cut_is_refused_and_a_byte_more_too() -> None:
-    honest = example_basis(has_mean=True).data
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_cut_is_refused_and_a_byte_more_too(kind: str) -> None:
+    honest = various(kind).data
     for cut in (*(honest[:end] for end in range(len(honest))), honest + b"\0"):
         with pytest.raises(BadFrame):
             Basis.from_bytes(cut, CHANNELS)

@@ -4,6 +4,7 @@ How small the frames are is measured elsewhere (docs/quality.md); here only that
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -140,6 +141,59 @@ def test_the_step_is_that_of_a_middling_token(step: float) -> None:
     assert codec.step_of(x) == pytest.approx(expected, rel=0.1)
 
 
+# ---- what is foretold
+
+
+def foretold(step: float = 0.1) -> tuple[DirectionalCodec, Tensor, Tensor]:
+    """A change that is mostly a linear map of its base, and a basis that learned so."""
+    over, beside = (torch.linalg.qr(gaussian(CHANNELS, DIRECTIONS, k))[0] for k in (41, 42))
+    bases = [2 * gaussian(seed=200 + k) for k in range(12)]
+    codec = directional_codec(f"aqk{step}")
+    changes = [b @ over @ beside.T + 0.2 * low_rank(seed=k) for k, b in enumerate(bases)]
+    x = bases[0] + changes[0]
+    basis = learned(changes[1:], codec.step_of(x), bases=bases[1:])
+    assert basis is not None
+    assert basis.forecast is not None
+    return codec.along(basis), x, bases[0]
+
+
+@pytest.mark.parametrize("step", [0.05, 0.1, 0.5])
+def test_what_the_base_foretells_need_not_be_sent(step: float) -> None:
+    codec, x, base = foretold(step)
+    assert codec.basis is not None
+    encoded = codec.encode(x, base)
+    assert step_error(codec.decode(encoded, base), x, codec.step_of(x)) < 1.2
+    without = codec.along(replace(codec.basis, forecast=None))
+    assert len(encoded.payload) < 0.85 * len(without.encode(x, base).payload)
+
+
+def test_a_forecast_that_is_wrong_of_this_change_is_not_used() -> None:
+    codec, x, base = foretold()
+    assert codec.basis is not None
+    other = base - (x - base)
+    without = codec.along(replace(codec.basis, forecast=None))
+    sizes = [len(one.encode(other, base).payload) for one in (codec, without)]
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("height", [0.0, 1e-42, 1e-30, 1e30, 1e37])
+def test_bases_of_any_size_foretell_something_finite(height: float) -> None:
+    codec, _, base = foretold()
+    huge = (base / base.abs().max()) * height
+    x = huge + low_rank(seed=3) * max(height, 1e-30) / 100
+    assert codec.decode(codec.encode(x, huge), huge).isfinite().all()
+
+
+def test_a_frame_that_is_foretold_by_a_basis_without_a_forecast_is_refused() -> None:
+    codec, x, base = foretold()
+    assert codec.basis is not None
+    plain = codec.along(replace(codec.basis, forecast=None))
+    assert plain.basis is not None
+    forged = plain.basis.name + codec.encode(x, base).payload[NAME_BYTES:]
+    with pytest.raises(BadFrame, match="foretold"):
+        plain.decode(EncodedTensor(codec.spec, TOKENS, CHANNELS, forged), base)
+
+
 # ---- odd tensors
 
 
@@ -253,7 +307,7 @@ def test_a_frame_needs_the_basis_that_it_names() -> None:
 
 
 def of_channels(channels: int) -> Basis:
-    basis = learned([gaussian(64, channels)], 0.1, has_mean=False)
+    basis = learned([gaussian(64, channels)], 0.1)
     assert basis is not None
     return basis
 
@@ -364,21 +418,26 @@ def test_a_value_beyond_floats_is_refused() -> None:
 # ---- the same bits everywhere
 
 
+def made(kind: str) -> tuple[DirectionalCodec, Tensor, Tensor | None]:
+    if kind == "first":
+        codec, x = first_codec()
+        return codec, x, None
+    return foretold() if kind == "foretold" else change_codec()
+
+
 @pytest.mark.parametrize("precision", ["highest", "high"])
-@pytest.mark.parametrize("has_mean", [False, True])
+@pytest.mark.parametrize("kind", ["first", "change", "foretold"])
 def test_the_product_is_the_same_to_the_bit_in_32_and_in_64_bits(
-    has_mean: bool, precision: str, monkeypatch: pytest.MonkeyPatch
+    kind: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    codec, x = (
-        first_codec() if has_mean else (along("qk0.1", low_rank(512), low_rank()), low_rank())
-    )
-    encoded = codec.encode(x)
-    expected = codec.decode(encoded)
+    codec, x, base = made(kind)
+    encoded = codec.encode(x, base)
+    expected = codec.decode(encoded, base)
     monkeypatch.setattr(directional, "_EXACT_BITS", 0)  # nothing is small: always float64
-    assert torch.equal(codec.decode(encoded), expected)
+    assert torch.equal(codec.decode(encoded, base), expected)
     monkeypatch.undo()
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
-    assert torch.equal(codec.decode(encoded), expected)
+    assert torch.equal(codec.decode(encoded, base), expected)
 
 
 def test_small_codes_are_multiplied_in_32_bits_and_large_ones_in_64(
