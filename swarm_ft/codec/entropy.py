@@ -292,14 +292,16 @@ def write_symbols(
         counts: int64 [contexts, 256], their histogram.
     """
     tables = Tables.of_counts(counts)
-    stream = write_stream(symbols, contexts, tables, kernels)
+    stream = write_stream(symbols, contexts, tables.frequencies(), kernels)
     return bytes([len(counts)]) + tables.to_bytes() + stream
 
 
-def write_stream(symbols: Tensor, contexts: Tensor, tables: Tables, kernels: Kernels) -> bytes:
-    """`symbols`, uint8 [n], in `contexts`, uint8 [n], by tables that the reader has."""
-    frequencies = torch.from_numpy(tables.frequencies()).to(symbols.device)
-    coded = kernels.encode_symbols(symbols, contexts, frequencies, lanes_for(len(symbols)))
+def write_stream(
+    symbols: Tensor, contexts: Tensor, frequencies: NDArray[np.int32], kernels: Kernels
+) -> bytes:
+    """`symbols`, uint8 [n], in `contexts`, uint8 [n], by frequencies that the reader has."""
+    by = torch.from_numpy(frequencies).to(symbols.device)
+    coded = kernels.encode_symbols(symbols, contexts, by, lanes_for(len(symbols)))
     counted = b"" if len(coded.counts) == 1 else _to_bytes(coded.counts, "<u4")
     return counted + _to_bytes(coded.states, "<u4") + _to_bytes(coded.words, "<u2")
 
@@ -313,24 +315,26 @@ def read_symbols(data: bytes, contexts: Tensor, kernels: Kernels) -> Tensor:
     if not data or not 1 <= data[0] <= MAX_CONTEXTS:
         raise BadFrame("frame: expected as many tables as there are contexts")
     tables, size = Tables.from_bytes(data[1:], data[0])
-    return read_stream(data[1 + size :], contexts, tables, kernels)
-
-
-def read_stream(data: bytes, contexts: Tensor, tables: Tables, kernels: Kernels) -> Tensor:
-    """As `read_symbols`, of what `write_stream` wrote.
-
-    Raises:
-        BadFrame: it was not written for these contexts and tables.
-    """
     if int(contexts.max()) >= len(tables.weights):
         raise BadFrame("frame: expected as many tables as there are contexts")
     unused = [k for k, weights in enumerate(tables.weights) if not weights.any()]
     if any(bool((contexts == k).any()) for k in unused):
         raise BadFrame("frame: a context of values has no table")
+    return read_stream(data[1 + size :], contexts, tables.frequencies(), kernels)
+
+
+def read_stream(
+    data: bytes, contexts: Tensor, frequencies: NDArray[np.int32], kernels: Kernels
+) -> Tensor:
+    """As `read_symbols`, of what `write_stream` wrote by these frequencies.
+
+    Raises:
+        BadFrame: it was not written for these contexts and frequencies.
+    """
     coded = _read_coded(data, len(contexts))
     coded = Coded(*(part.to(contexts.device) for part in (coded.states, coded.counts, coded.words)))
-    frequencies = torch.from_numpy(tables.frequencies()).to(contexts.device)
-    symbols, is_intact = kernels.decode_symbols(coded, contexts, frequencies)
+    by = torch.from_numpy(frequencies).to(contexts.device)
+    symbols, is_intact = kernels.decode_symbols(coded, contexts, by)
     if not is_intact:
         raise BadFrame("frame: its entropy-coded part is damaged")
     return symbols
@@ -338,15 +342,10 @@ def read_stream(data: bytes, contexts: Tensor, tables: Tables, kernels: Kernels)
 
 def stream_bytes(counts: NDArray[np.int64]) -> float:
     """What `write_symbols` takes for symbols with these counts, to a few bytes."""
-    coded_bits = stream_bits(counts, Tables.of_counts(counts))
-    return _fixed_bytes(counts > 0, int(counts.sum())) + coded_bits / 8
-
-
-def stream_bits(counts: NDArray[np.int64], tables: Tables) -> float:
-    """What symbols with these counts take by these tables, beside lanes' states."""
+    frequencies = Tables.of_counts(counts).frequencies()
     used = counts > 0
-    frequencies = tables.frequencies()[used].clip(min=2.0**-64)
-    return float(counts[used] @ (PROBABILITY_BITS - np.log2(frequencies)))
+    coded_bits = counts[used] @ (PROBABILITY_BITS - np.log2(frequencies[used]))
+    return _fixed_bytes(used, int(counts.sum())) + float(coded_bits) / 8
 
 
 def estimated_stream_bytes(counts: NDArray[np.int64], share: float) -> float:
