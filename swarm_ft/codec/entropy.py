@@ -20,6 +20,7 @@ from swarm_ft.codec.base import as_tensor
 from swarm_ft.codec.kernels.base import (
     MIN_SCALE,
     PROBABILITY_BITS,
+    SLICES,
     Coded,
     Kernels,
     Scales,
@@ -156,6 +157,7 @@ class WideHeader:
         escapes: codes that are too large for a symbol.
         row_levels, col_levels: uint8 [tokens], [channels], 0 to 63; empty where all are 0.
         row_classes, col_classes: uint8 [tokens], [channels], 0 to 7; empty where all are 0.
+        slices: what the coder knows of the dither, see `Kernels.slice_contexts`; 0 is nothing.
     """
 
     scale: float
@@ -166,28 +168,31 @@ class WideHeader:
     col_levels: Numbers = field(default_factory=_no_numbers)
     row_classes: Numbers = field(default_factory=_no_numbers)
     col_classes: Numbers = field(default_factory=_no_numbers)
+    slices: int = 0
 
     def scales(self) -> Scales:
         """Each group's scale; rows and columns without levels have one for all."""
         rows, cols = _factors(self.row_levels), _factors(self.col_levels)
         return Scales(rows, (cols * self.scale).to(torch.bfloat16).float())
 
-    def contexts(self, tokens: int, channels: int) -> Tensor:
-        """The context of every value, uint8 [tokens * channels]: the sum of its classes."""
+    def classes(self, tokens: int, channels: int) -> Tensor:
+        """How widely every value spreads, uint8 [tokens * channels]: the sum of its classes."""
         rows, cols = (_or_zeros(n) for n in (self.row_classes, self.col_classes))
         return (rows[:, None] + cols[None, :]).expand(tokens, channels).reshape(-1)
 
     @property
     def num_contexts(self) -> int:
-        """One more than the largest context."""
-        return 1 + sum(int(n.max()) for n in (self.row_classes, self.col_classes) if len(n))
+        """One more than the largest context: a slice of a sum of classes."""
+        classes = 1 + sum(int(n.max()) for n in (self.row_classes, self.col_classes) if len(n))
+        return classes << max(0, self.slices - 1)
 
     def to_bytes(self) -> bytes:
         """Ten bytes, then the groups' numbers, packed in as many bits as the largest needs."""
         parts, widths = self._parts(), self._widths()
         four = sum(width << 4 * place for place, width in enumerate(widths))
         pattern = int(torch.tensor(self.scale).to(torch.bfloat16).view(torch.int16)) & 0xFFFF
-        fixed = _FIXED.pack(pattern, self.shrink, self.low_bits, four, self.escapes)
+        low = self.low_bits | self.slices << 4
+        fixed = _FIXED.pack(pattern, self.shrink, low, four, self.escapes)
         return fixed + b"".join(_pack(n, width) for n, width in zip(parts, widths, strict=True))
 
     @staticmethod
@@ -199,10 +204,11 @@ class WideHeader:
         """
         if len(data) < _FIXED.size:
             raise BadFrame(f"frame: expected {_FIXED.size} bytes of header, got {len(data)}")
-        pattern, shrink, low_bits, four, escapes = _FIXED.unpack_from(data)
+        pattern, shrink, low, four, escapes = _FIXED.unpack_from(data)
+        low_bits, slices = low & 15, low >> 4
         scale = torch.tensor(pattern, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).item()
         widths = [four >> 4 * place & 15 for place in range(4)]
-        if shrink > 15 or low_bits > 8 or escapes > tokens * channels:
+        if shrink > 15 or low_bits > 8 or slices > SLICES or escapes > tokens * channels:
             raise BadFrame("frame: a header that no encoder writes")
         if max(widths[:2]) > _MAX_LEVEL_BITS or max(widths[2:]) > _MAX_CLASS_BITS:
             raise BadFrame(f"frame: levels and classes of {widths} bits")
@@ -215,7 +221,9 @@ class WideHeader:
             _unpack(data[start : start + size], length, width)
             for start, size, length, width in zip(ends, sizes, lengths, widths, strict=False)
         ]
-        header = WideHeader(scale, shrink, low_bits, escapes, *found)
+        row_levels, col_levels, row_classes, col_classes = found
+        groups = row_levels, col_levels, row_classes, col_classes
+        header = WideHeader(scale, shrink, low_bits, escapes, *groups, slices=slices)
         header._check_scales()
         return header, ends[-1]
 
@@ -267,7 +275,7 @@ def _unpack(data: bytes, count: int, bits: int) -> Numbers:
     return _PACKING.unpack(as_tensor(data), count, bits).numpy()
 
 
-MAX_CONTEXTS = 16
+MAX_CONTEXTS = (2 * CLASSES - 1) << SLICES - 1
 _MAX_LANES = 32
 _SYMBOLS_A_LANE = 2048
 """A lane costs two bytes beyond what it codes: a thousandth of a stream of 8-bit symbols."""
