@@ -1,10 +1,10 @@
 """A link of loopback that passes bytes at a rate, for machines without `tc`; needs no package.
 
-    python -m benchmarks.gpu.paced_link
+    python -m benchmarks.gpu.paced_link HOST:PORT
 
-Prints `{"port": N}` and reads lines of JSON: `{"to": "HOST:PORT"}` is where what connects to that
-port gets, and `{"mbps": X}` how fast each direction passes from now on, 0 for as fast as it comes.
-Each connection has both directions of a link for itself, as two neighbours have.
+Prints `{"port": N}`: what connects to that port gets to HOST:PORT. Reads lines `{"mbps": X}`: how
+fast each direction passes from now on, 0 for as fast as it comes, which it does at first. Each
+connection has both directions of a link for itself, as two neighbours have.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ def passed_on(source: socket.socket, to: socket.socket, rate: Rate) -> None:
             end.shutdown(socket.SHUT_RDWR)
 
 
-def accepted(listener: socket.socket, place: list[str], rate: Rate) -> None:
-    """Join each connection that comes with one to `place`, whose last element counts."""
+def accepted(listener: socket.socket, place: str, rate: Rate) -> None:
+    """Join each connection that comes with one to `place`."""
+    host, _, port = place.rpartition(":")
     while True:
         incoming, _ = listener.accept()
-        host, _, port = place[-1].rpartition(":")
         try:
             outgoing = socket.create_connection((host, int(port)))
         except OSError:
@@ -96,7 +96,7 @@ def accepted(listener: socket.socket, place: list[str], rate: Rate) -> None:
 
 def main() -> None:
     """Pass bytes until standard input ends."""
-    rate, place = Rate(), [""]
+    rate, place = Rate(), sys.argv[1]
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)  # its connections', too
     listener.bind((LOOPBACK, 0))
@@ -105,11 +105,7 @@ def main() -> None:
     sys.stdout.write(json.dumps({"port": listener.getsockname()[1]}) + "\n")
     sys.stdout.flush()
     for line in sys.stdin:
-        words = json.loads(line)
-        if "to" in words:
-            place.append(words["to"])
-        if "mbps" in words:
-            rate.set_mbps(words["mbps"])
+        rate.set_mbps(json.loads(line)["mbps"])
 
 
 if __name__ == "__main__":
