@@ -109,7 +109,12 @@ def _rows(engine: StageEngine, spec: RunSpec, said: dict[str, Value]) -> Iterato
                 "ms": event.cpu_time_total / MILLI / MICROBATCHES,
             }
     if torch.cuda.is_available():
-        yield from _device_rows(found, said, wall_s)
+        try:
+            yield from _device_rows(found, said, wall_s)
+        except (
+            AttributeError
+        ) as error:  # torch names a profile's events by other names now and then
+            yield {"table": "trouble", **said, "what": f"the profile: {error}"}
 
 
 def _device_rows(found: profile, said: dict[str, Value], wall_s: float) -> Iterator[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import socket
 import subprocess
 import sys
@@ -115,6 +116,24 @@ def test_a_part_that_is_cut_off_leaves_what_it_said() -> None:
     assert part.how == CUT_OFF
     assert part.why == "it had 3 s"
     assert part.rows == [{"name": "lasts", "n": 1}]
+
+
+def test_a_part_ends_with_whoever_runs_it() -> None:
+    code = "from benchmarks.gpu.child import end_with_parent as end; print(flush=True); end()"
+    part = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    with part:
+        assert part.stdin is not None
+        assert part.stdout is not None
+        assert part.stdout.readline() == b"\n"
+        assert part.poll() is None
+        part.stdin.close()
+        assert part.wait(30.0) == -signal.SIGKILL
 
 
 def test_a_part_that_lacks_something_says_what_to_carry() -> None:
