@@ -6,7 +6,7 @@ feedback. Both ends hold the same buffers, so here they are kept once. Knows no 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
 import torch
@@ -15,7 +15,11 @@ from torch import Tensor
 from benchmarks.quality.configs import DEFAULT_BITS, Config
 from benchmarks.quality.published import parse_published
 from swarm_ft.codec import Codec, pack_buffer, unpack_buffer
+from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.feedback import encode_with_feedback
+from swarm_ft.ids import BlockIndex, SampleId
+from swarm_ft.peer.boundary.bases import Bases, BasisKey, Kind
+from swarm_ft.protocol.machines.quality import QualityControl
 from swarm_ft.protocol.spec.codec_spec import Direction
 from tests.codecs import parse
 
@@ -89,6 +93,37 @@ class Changes:
 
 
 @dataclass(slots=True)
+class Learner:
+    """The bases of one direction of one boundary: what a stage would learn, step by step."""
+
+    bases: Bases = field(default_factory=Bases)
+    told: dict[BasisKey, bytes] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """The step before counts."""
+        self.bases.commit()
+
+    def along(self, codec: AnyCodec, kind: Kind, tally: Tally) -> AnyCodec:
+        """The codec with its basis, whose bytes are counted when it is new."""
+        if not isinstance(codec, DirectionalCodec):
+            return codec
+        key = BasisKey(BlockIndex(0), kind)
+        basis = self.bases.get(key)
+        if basis is not None and self.told.get(key) != basis.name:
+            self.told[key] = basis.name
+            tally.bits += 8 * len(basis.data)
+        return codec.along(basis)
+
+    def note(
+        self, codec: AnyCodec, kind: Kind, sample: int, x: Tensor, base: Tensor | None
+    ) -> None:
+        """What was sent, where the step's frames make a basis."""
+        key = BasisKey(BlockIndex(0), kind)
+        if isinstance(codec, DirectionalCodec):
+            self.bases.note(key, SampleId(sample), x, base, codec.step_of(x))
+
+
+@dataclass(slots=True)
 class Channel:
     """One direction of one boundary, with what its ends remember of each sample.
 
@@ -107,6 +142,7 @@ class Channel:
     bits: int = DEFAULT_BITS
     tally: Tally = field(default_factory=Tally)
     changes: Changes = field(default_factory=Changes)
+    learner: Learner = field(default_factory=Learner)
     seen: set[int] = field(default_factory=set)
     buffers: dict[int, bytes] = field(default_factory=dict)
     residuals: dict[int, Tensor] = field(default_factory=dict)
@@ -118,8 +154,10 @@ class Channel:
             NonFinite: the tensor holds an infinity or NaN.
         """
         if self.first is not None and sample not in self.seen:
-            encoded = self.first.encode(x)
-            y = self.first.decode(encoded)
+            first = self.learner.along(self.first, Kind.FIRST, self.tally)
+            encoded = first.encode(x)
+            y = first.decode(encoded)
+            self.learner.note(first, Kind.FIRST, sample, x, None)
         else:
             encoded, y = self._send_later(sample, x, fills=fills)
         self.seen.add(sample)
@@ -137,7 +175,10 @@ class Channel:
         base = self._base_of(sample, x) if self.is_delta else None
         if base is not None:
             self.changes.add(x, base)
+        kind = Kind.FIRST if base is None else Kind.CHANGE
         used = self.fill if fills and self.fill else self.codec
+        used = self.learner.along(used, kind, self.tally)
+        self.learner.note(used, kind, sample, x, base)
         encoded = used.encode(x, base)
         return encoded, used.decode(encoded, base)
 
@@ -168,6 +209,7 @@ class Cuts:
 
     def __init__(self, config: Config, count: int) -> None:
         self.boundaries = [_boundary_of(config) for _ in range(count)]
+        self.control = QualityControl.of(config.quality) if config.quality else None
         self.mode = "off"
         self.ids: list[int] = []
         self.lengths: list[int] = []
@@ -178,6 +220,9 @@ class Cuts:
         `mode` is `train`, `off` or a name of at_inference.
         """
         self.mode, self.ids, self.lengths = mode, ids.tolist(), lengths.tolist()
+        if mode == "train":
+            for boundary in self.boundaries:
+                boundary.forward.learner.begin()
 
     def cut(self, index: int, x: Tensor) -> Tensor:
         """`x`, [samples, tokens, channels], as the next stage gets it."""
@@ -195,6 +240,15 @@ class Cuts:
             sent = x[row, :length].detach().contiguous()
             y[row, :length] = channel.send(sample, sent * scale, fills=row == 0) / scale
         return y
+
+    def measured(self, excess: float) -> None:
+        """What compression added to a batch's loss, in nats; codecs follow it, if they are to."""
+        if self.control is not None:
+            self.control = self.control.measured(excess)
+            for boundary in self.boundaries:
+                later, first = _codecs_of(self.control)
+                boundary.forward.codec = _codec(later, Direction.FORWARD)
+                boundary.forward.first = _codec(first, Direction.FORWARD)
 
     def rates(self) -> tuple[float, float]:
         """Bits a value since the last call, forward and backward."""
@@ -235,7 +289,15 @@ class _Cut(torch.autograd.Function):
         return ctx.cuts.through(ctx.boundary.backward, gradient, scale), None, None
 
 
+def _codecs_of(control: QualityControl) -> tuple[str, str]:
+    """Of changes and of first activations."""
+    return f"aqk{control.step_size:g}", f"qk{control.step_size:g}"
+
+
 def _boundary_of(config: Config) -> Boundary:
+    if config.quality:
+        fw, key = _codecs_of(QualityControl.of(config.quality))
+        config = replace(config, fw=fw, key=key)
     forward = _channel(config.fw, config.key, Direction.FORWARD)
     backward = _channel(config.bw, config.first or config.key, Direction.BACKWARD)
     forward.bits = backward.bits = config.bits

@@ -22,6 +22,9 @@ _PATTERN = re.compile(
     r"(@(?P<key>[^/@#:]+))?(@(?P<first>[^/@#:]+))?(#(?P<bits>\d+))?(:(?P<epochs>\d+))?"
 )
 
+_ASKED = "quality"
+"""As in `quality0.01/q1.5+z`: steps of activations follow what compression is found to cost."""
+
 GROUPS: dict[str, str] = {
     "none": "none",
     "main": """
@@ -124,6 +127,11 @@ class Config:
     dp: str = ""
     bits: int = DEFAULT_BITS
     fill: str = ""
+
+    @property
+    def quality(self) -> float:
+        """The share of perplexity that compression may cost, where that is what is asked for."""
+        return float(self.fw.removeprefix(_ASKED)) if self.fw.startswith(_ASKED) else 0.0
 
     @property
     def has_key(self) -> bool:

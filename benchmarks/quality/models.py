@@ -95,6 +95,10 @@ def regime_of(settings: list[str]) -> Regime:
     return replace(Regime(), **values)  # type: ignore[arg-type]
 
 
+SHADOW_EVERY = 8
+"""Steps: in one of so many the batch is computed without compression as well."""
+
+
 class CutModel(nn.Module):
     """GPT-2 with boundaries between blocks and a head: next tokens, or two classes."""
 
@@ -118,6 +122,7 @@ class CutModel(nn.Module):
         self.head = nn.Linear(regime.width, classes) if classes else None
         self.cuts: Cuts | None = None  # None while the backbone is pre-trained, uncut
         self.replicas: Replicas | None = None  # None where one peer trains
+        self.shadows: list[Shadow] = []
         for index, block in enumerate(regime.cuts):
             self.body.h[block - 1].register_forward_hook(self._hook(index))
 
@@ -158,11 +163,50 @@ def steps(
         for part in dataset.batches(batch, torch.randperm(len(dataset), generator=generator)):
             for group in optimizer.param_groups:
                 group["lr"] = rate * (1 - step / total)
+            plain = _shadowed(model, part) if model.cuts and step % SHADOW_EVERY == 0 else None
             loss = _backward(model, dataset, part)
+            if plain is not None and model.cuts is not None:
+                model.shadows.append(_compared(model, loss, *plain))
+                model.cuts.measured(model.shadows[-1].loss)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             step += 1
             yield epoch, loss
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """What compression did to one batch, by the same weights.
+
+    Attributes:
+        loss: how much more, in nats.
+        cosine: of the gradients of all weights.
+        error: squared, of their difference, over that of the uncompressed one.
+    """
+
+    loss: float
+    cosine: float
+    error: float
+
+
+def _shadowed(model: CutModel, part: Batch) -> tuple[Tensor, Tensor]:
+    """Loss and flat gradient of a batch that is not compressed."""
+    model.zero_grad()
+    loss, _ = model.loss(part, "off")
+    loss.backward()
+    return loss.detach(), _flat_gradient(model)
+
+
+def _compared(model: CutModel, loss: Tensor, plain_loss: Tensor, plain: Tensor) -> Shadow:
+    sent = _flat_gradient(model)
+    cosine = functional.cosine_similarity(sent, plain, dim=0).item()
+    error = ((sent - plain).square().sum() / plain.square().sum()).item()
+    return Shadow((loss - plain_loss).item(), cosine, error)
+
+
+def _flat_gradient(model: CutModel) -> Tensor:
+    grads = [parameter.grad for _, parameter in sorted(model.named_parameters())]
+    return torch.cat([grad.flatten() for grad in grads if grad is not None])
 
 
 def _backward(model: CutModel, dataset: Dataset, part: Batch) -> Tensor:

@@ -98,6 +98,7 @@ def run(task: Task, config: Config, seed: int, rate: float) -> Record:
     model.replicas = Replicas(config.dp) if config.dp else None
     record = key_of(task, config, seed, rate) | {"diverged": "", "epochs": []}
     record["trains"] = task.regime.trains
+    model.shadows.clear()
     record["start"] = _scores(model, task, "off")
     try:
         _epochs(model, task, config, rate, seed, record)
@@ -105,6 +106,12 @@ def run(task: Task, config: Config, seed: int, rate: float) -> Record:
             record["direct"] = _scores(model, task, "direct")
     except NonFinite as error:
         record["diverged"] = str(error) or type(error).__name__
+    if model.cuts.control is not None:
+        record["told_cost"], record["step_size"] = (
+            model.cuts.control.cost,
+            model.cuts.control.step_size,
+        )
+    record["shadows"] = [[s.loss, s.cosine, s.error] for s in model.shadows]
     values = [(e["bits_fw"], e["bits_bw"]) for e in record["epochs"]]
     for index, name in enumerate(("bits_fw", "bits_bw")):
         rates = [pair[index] for pair in values]

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from swarm_ft.codec import from_spec
 from swarm_ft.codec.base import Codec
+from swarm_ft.codec.basis import learned
+from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.codec.kernels.base import Kernels
 from swarm_ft.codec.kernels.reference import ReferenceKernels
@@ -22,9 +24,11 @@ from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
 DEFAULT_CODECS = (
     "none,fp16,bf16,q2,q4,q8,aq2,aq3,aq4,aq4c,hq4,top10,aqtop10,lowrank16,"
-    "q2+z,q4+z,aq2+z,aq4+z,aqc0.5,fp16+z"
+    "q2+z,q4+z,aq2+z,aq4+z,aqc0.5,aqk0.5,fp16+z"
 )
 _GIGA = 1e9
+_CHANNELS_A_DIRECTION = 16
+"""Where codes go along directions: about what changes of activations have (docs/quality.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,24 @@ def _sample(tokens: int, channels: int, device: torch.device) -> tuple[Tensor, T
     return x.to(device), base.to(device)
 
 
+def _along_what_it_learned(
+    codec: DirectionalCodec, x: Tensor, base: Tensor
+) -> tuple[Codec, Tensor, Tensor]:
+    """The codec with a basis, and tensors of its kind: what varies does along few directions."""
+    generator = torch.Generator().manual_seed(1)
+    tokens, channels = x.shape
+    count = max(1, channels // _CHANNELS_A_DIRECTION)
+    spreads = x.norm() / tokens**0.5 * torch.logspace(0, -1.5, count).to(x.device)
+    directions = torch.linalg.qr(torch.randn(channels, count, generator=generator))[0]
+    drawn = torch.randn(tokens, count, generator=generator).to(x.device) * spreads
+    rows = drawn @ directions.T.to(x.device)
+    sent = base + rows if codec.spec.is_delta else rows
+    return codec.along(learned([rows], codec.step_of(sent))), sent, base
+
+
 def _row(codec: Codec, kernels: Kernels, x: Tensor, base: Tensor, repeats: int) -> SpeedRow:
+    if isinstance(codec, DirectionalCodec):
+        codec, x, base = _along_what_it_learned(codec, x, base)
     against = base if codec.spec.is_delta else None
     encoded = codec.encode(x, against)  # compiles what is not compiled yet
     decoded = codec.decode(encoded, against)

@@ -7,6 +7,7 @@
 | `raw` | none, fp16, bf16 |
 | `narrow` | qB, aqB: codes of B bits; hqB |
 | `wide` | qB+z, aqB+z, qcS, aqcS: codes as wide as need be, as `wide_plan` has it; +z of others |
+| `directional` | qkS, aqkS: codes along a learned `basis` |
 | `topk`, `lowrank` | topK, lowrankR |
 | `feedback` | aqtopK, +ef21 of whatever builds on nothing; +ef, +efmix |
 | `stored` | buffers as both ends keep them |
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from swarm_ft.codec.base import Codec
+from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.feedback import DeltaCodec, encode_with_feedback
 from swarm_ft.codec.kernels.base import Kernels
 from swarm_ft.codec.lowrank import LowRankCodec
@@ -62,6 +64,8 @@ def from_spec(spec: CodecSpec, kernels: Kernels | None = None) -> Codec:
     """
     if spec.name in _GRIDS:
         return WideCodec(spec, kernels) if spec.entropy else NarrowCodec(spec, kernels)
+    if spec.has_basis:
+        return DirectionalCodec(spec, kernels)
     if spec.name is CodecName.AQTOP:
         return DeltaCodec(spec, from_spec(replace(spec, name=CodecName.TOP), kernels))
     if spec.feedback is Feedback.EF21:

@@ -278,17 +278,22 @@ _LOSS_BITS = 0.004
 def write_symbols(
     symbols: Tensor, contexts: Tensor, counts: NDArray[np.int64], kernels: Kernels
 ) -> bytes:
-    """`symbols`, uint8 [n], in `contexts`, uint8 [n].
+    """`symbols`, uint8 [n], in `contexts`, uint8 [n], with their tables.
 
     Args:
         counts: int64 [contexts, 256], their histogram.
     """
     tables = Tables.of_counts(counts)
+    stream = write_stream(symbols, contexts, tables, kernels)
+    return bytes([len(counts)]) + tables.to_bytes() + stream
+
+
+def write_stream(symbols: Tensor, contexts: Tensor, tables: Tables, kernels: Kernels) -> bytes:
+    """`symbols`, uint8 [n], in `contexts`, uint8 [n], by tables that the reader has."""
     frequencies = torch.from_numpy(tables.frequencies()).to(symbols.device)
     coded = kernels.encode_symbols(symbols, contexts, frequencies, lanes_for(len(symbols)))
     counted = b"" if len(coded.counts) == 1 else _to_bytes(coded.counts, "<u4")
-    body = counted + _to_bytes(coded.states, "<u4") + _to_bytes(coded.words, "<u2")
-    return bytes([len(counts)]) + tables.to_bytes() + body
+    return counted + _to_bytes(coded.states, "<u4") + _to_bytes(coded.words, "<u2")
 
 
 def read_symbols(data: bytes, contexts: Tensor, kernels: Kernels) -> Tensor:
@@ -297,13 +302,24 @@ def read_symbols(data: bytes, contexts: Tensor, kernels: Kernels) -> Tensor:
     Raises:
         BadFrame: it was not written by `write_symbols` for these contexts.
     """
-    if not data or not 1 <= data[0] <= MAX_CONTEXTS or int(contexts.max()) >= data[0]:
+    if not data or not 1 <= data[0] <= MAX_CONTEXTS:
         raise BadFrame("frame: expected as many tables as there are contexts")
     tables, size = Tables.from_bytes(data[1:], data[0])
-    unused = [k for k in range(data[0]) if not tables.weights[k].any()]
+    return read_stream(data[1 + size :], contexts, tables, kernels)
+
+
+def read_stream(data: bytes, contexts: Tensor, tables: Tables, kernels: Kernels) -> Tensor:
+    """As `read_symbols`, of what `write_stream` wrote.
+
+    Raises:
+        BadFrame: it was not written for these contexts and tables.
+    """
+    if int(contexts.max()) >= len(tables.weights):
+        raise BadFrame("frame: expected as many tables as there are contexts")
+    unused = [k for k, weights in enumerate(tables.weights) if not weights.any()]
     if any(bool((contexts == k).any()) for k in unused):
         raise BadFrame("frame: a context of values has no table")
-    coded = _read_coded(data[1 + size :], len(contexts))
+    coded = _read_coded(data, len(contexts))
     coded = Coded(*(part.to(contexts.device) for part in (coded.states, coded.counts, coded.words)))
     frequencies = torch.from_numpy(tables.frequencies()).to(contexts.device)
     symbols, is_intact = kernels.decode_symbols(coded, contexts, frequencies)
@@ -314,10 +330,15 @@ def read_symbols(data: bytes, contexts: Tensor, kernels: Kernels) -> Tensor:
 
 def stream_bytes(counts: NDArray[np.int64]) -> float:
     """What `write_symbols` takes for symbols with these counts, to a few bytes."""
-    frequencies = Tables.of_counts(counts).frequencies()
+    coded_bits = stream_bits(counts, Tables.of_counts(counts))
+    return _fixed_bytes(counts > 0, int(counts.sum())) + coded_bits / 8
+
+
+def stream_bits(counts: NDArray[np.int64], tables: Tables) -> float:
+    """What symbols with these counts take by these tables, beside lanes' states."""
     used = counts > 0
-    coded_bits = counts[used] @ (PROBABILITY_BITS - np.log2(frequencies[used]))
-    return _fixed_bytes(used, int(counts.sum())) + float(coded_bits) / 8
+    frequencies = tables.frequencies()[used].clip(min=2.0**-64)
+    return float(counts[used] @ (PROBABILITY_BITS - np.log2(frequencies)))
 
 
 def estimated_stream_bytes(counts: NDArray[np.int64], share: float) -> float:

@@ -154,11 +154,26 @@ class WideCodec(Codec):
         return check_finite(kernels.dequantize(codes, base, scales, grid))
 
 
+def write_at_scale(
+    spec: CodecSpec, x: Tensor, base: Tensor | None, step: float, kernels: Kernels
+) -> bytes:
+    """The payload of x, or of its change, in one step for all of it."""
+    return _Encoder(replace(spec, axis=Axis.FRAME), x, base, kernels, step).payload()
+
+
 class _Encoder:
     """One sample on its way to a payload."""
 
-    def __init__(self, spec: CodecSpec, x: Tensor, base: Tensor | None, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        spec: CodecSpec,
+        x: Tensor,
+        base: Tensor | None,
+        kernels: Kernels,
+        step: float | None = None,
+    ) -> None:
         self._spec, self._x, self._base, self._kernels = spec, x, base, kernels
+        self._step = step
         self._moments = kernels.moments(x, base)
         self._peak = checked_peak(self._moments[2].max().item())
         self._reach = self._peak
@@ -189,7 +204,8 @@ class _Encoder:
         self._reach = reach_of(header, row_peaks, col_peaks)
         sample = Sample(self._x, self._base, header, self._kernels)
         factor = spec.number if spec.is_constant_quality else 4.1 * 2.0**-spec.number
-        header = with_scale(header, header.scale * factor, self._reach)
+        step = header.scale * factor if self._step is None else self._step
+        header = with_scale(header, step, self._reach)
         header = with_contexts(header, spreads, sample)
         if spec.is_constant_quality:
             header = with_low_bits(header, sample)
@@ -263,7 +279,7 @@ def _read_codes(
     contexts = header.contexts(*shape).to(device)
     symbols = read_symbols(data[stream_at:], contexts, kernels)
     escapes = np.frombuffer(data, "<i2", header.escapes, low_bytes).astype(np.int16)
-    codes = _with_escapes(symbols, torch.from_numpy(escapes))
+    codes = read_escaped(symbols, torch.from_numpy(escapes))
     if header.low_bits:
         low = as_tensor(data[:low_bytes]).to(device)
         lower = kernels.unpack(low, count, header.low_bits)
@@ -271,8 +287,12 @@ def _read_codes(
     return codes.view(shape)
 
 
-def _with_escapes(symbols: Tensor, escapes: Tensor) -> Tensor:
-    """Symbols as int16 codes, with `escapes` in place of those that stand for such."""
+def read_escaped(symbols: Tensor, escapes: Tensor) -> Tensor:
+    """Symbols as int16 codes, with `escapes` in place of those that stand for such.
+
+    Raises:
+        BadFrame: there are more or fewer, or they are too small.
+    """
     codes = symbols.to(torch.int16) - SYMBOL_ZERO
     low, high = (int(end) for end in symbols.aminmax())
     expected = 0

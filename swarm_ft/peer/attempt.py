@@ -217,6 +217,7 @@ class Connections:
             run_id=assign.run_id,
             boundary=block,
             store=self._state.store,
+            bases=self._state.bases,
             keeps_input=keeps_input,
         )
         if keeps_input:

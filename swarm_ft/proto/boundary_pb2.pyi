@@ -73,6 +73,12 @@ class BoundaryHello(_message.Message):
     received: _containers.RepeatedCompositeFieldContainer[FrameKey]
     def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., boundary: _Optional[int] = ..., peer_id: _Optional[str] = ..., attempt: _Optional[int] = ..., window_frames: _Optional[int] = ..., received: _Optional[_Iterable[_Union[FrameKey, _Mapping]]] = ...) -> None: ...
 
+class SharedBasis(_message.Message):
+    __slots__ = ("basis",)
+    BASIS_FIELD_NUMBER: _ClassVar[int]
+    basis: bytes
+    def __init__(self, basis: _Optional[bytes] = ...) -> None: ...
+
 class KeyFrameRequest(_message.Message):
     __slots__ = ("key", "reason")
     KEY_FIELD_NUMBER: _ClassVar[int]

@@ -34,7 +34,7 @@ class LinkPong(_message.Message):
     def __init__(self, serial: _Optional[int] = ..., came_us: _Optional[int] = ...) -> None: ...
 
 class LinkMessage(_message.Message):
-    __slots__ = ("hello", "boundary_hello", "frame", "frame_ack", "key_frame_request", "reduce_hello", "piece", "piece_ack", "ping", "pong")
+    __slots__ = ("hello", "boundary_hello", "frame", "frame_ack", "key_frame_request", "reduce_hello", "piece", "piece_ack", "ping", "pong", "basis")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_HELLO_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class LinkMessage(_message.Message):
     PIECE_ACK_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
+    BASIS_FIELD_NUMBER: _ClassVar[int]
     hello: LinkHello
     boundary_hello: _boundary_pb2.BoundaryHello
     frame: _boundary_pb2.Frame
@@ -55,4 +56,5 @@ class LinkMessage(_message.Message):
     piece_ack: _reduce_pb2.PieceKey
     ping: LinkPing
     pong: LinkPong
-    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., boundary_hello: _Optional[_Union[_boundary_pb2.BoundaryHello, _Mapping]] = ..., frame: _Optional[_Union[_boundary_pb2.Frame, _Mapping]] = ..., frame_ack: _Optional[_Union[_boundary_pb2.FrameKey, _Mapping]] = ..., key_frame_request: _Optional[_Union[_boundary_pb2.KeyFrameRequest, _Mapping]] = ..., reduce_hello: _Optional[_Union[_reduce_pb2.ReduceHello, _Mapping]] = ..., piece: _Optional[_Union[_reduce_pb2.GradientPiece, _Mapping]] = ..., piece_ack: _Optional[_Union[_reduce_pb2.PieceKey, _Mapping]] = ..., ping: _Optional[_Union[LinkPing, _Mapping]] = ..., pong: _Optional[_Union[LinkPong, _Mapping]] = ...) -> None: ...
+    basis: _boundary_pb2.SharedBasis
+    def __init__(self, hello: _Optional[_Union[LinkHello, _Mapping]] = ..., boundary_hello: _Optional[_Union[_boundary_pb2.BoundaryHello, _Mapping]] = ..., frame: _Optional[_Union[_boundary_pb2.Frame, _Mapping]] = ..., frame_ack: _Optional[_Union[_boundary_pb2.FrameKey, _Mapping]] = ..., key_frame_request: _Optional[_Union[_boundary_pb2.KeyFrameRequest, _Mapping]] = ..., reduce_hello: _Optional[_Union[_reduce_pb2.ReduceHello, _Mapping]] = ..., piece: _Optional[_Union[_reduce_pb2.GradientPiece, _Mapping]] = ..., piece_ack: _Optional[_Union[_reduce_pb2.PieceKey, _Mapping]] = ..., ping: _Optional[_Union[LinkPing, _Mapping]] = ..., pong: _Optional[_Union[LinkPong, _Mapping]] = ..., basis: _Optional[_Union[_boundary_pb2.SharedBasis, _Mapping]] = ...) -> None: ...

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from swarm_ft.codec import from_spec
 from swarm_ft.codec.base import Codec
+from swarm_ft.codec.basis import Basis, learned
+from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
@@ -30,6 +32,8 @@ FORWARD = (
 )
 BACKWARD = ["q4+ef21", "top20+ef21+z", "q2+z", "hq4+ef21"]
 SHAPES = ((9, 20), (1, 1), (130, 3))
+ALONG = ("qk0.1", "aqk0.5")
+"""Without a basis, and along one."""
 
 
 def sample(shape: tuple[int, int], seed: int) -> Tensor:
@@ -54,12 +58,36 @@ def rows() -> Iterator[dict[str, Any]]:
                 base = base_of(codec, shape)
                 encoded = codec.encode(sample(shape, 1), base)
                 y = codec.decode(encoded, base)
-                yield {
-                    "codec": name,
-                    "shape": shape,
-                    "encoded": encoded.to_bytes().hex(),
-                    "decoded": bits_of(y),
-                }
+                yield row_of(name, shape, encoded, y)
+    for name in ALONG:
+        for shape in SHAPES:
+            yield from rows_along(name, shape)
+
+
+def rows_along(name: str, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
+    """Without a basis, along one, and with a token whose codes no symbol has."""
+    codec = from_spec(parse_codec_spec(name, Direction.FORWARD), ReferenceKernels())
+    assert isinstance(codec, DirectionalCodec)
+    base, is_first = base_of(codec, shape), not codec.spec.is_delta
+    rows = 4 * sample((40, shape[1]), 3) + is_first
+    basis = learned([rows], codec.step_of(sample(shape, 1)), has_mean=is_first)
+    assert basis is not None
+    for way, massive in ((None, 1.0), (basis, 1.0), (basis, 5000.0)):
+        x = sample(shape, 1)
+        x[0] *= massive
+        encoded = codec.along(way).encode(x, base)
+        y = codec.along(way).decode(encoded, base)
+        said = {} if way is None else {"basis": way.data.hex()}
+        yield row_of(name, shape, encoded, y) | said
+
+
+def row_of(name: str, shape: tuple[int, int], encoded: EncodedTensor, y: Tensor) -> dict[str, Any]:
+    return {
+        "codec": name,
+        "shape": shape,
+        "encoded": encoded.to_bytes().hex(),
+        "decoded": bits_of(y),
+    }
 
 
 def table() -> list[dict[str, Any]]:
@@ -76,7 +104,8 @@ def cases() -> Iterator[ParameterSet]:
         is_long = encoded.codec.entropy and row["shape"][0] > SHAPES[0][0]
         for backend in ("reference", "numba", "triton"):
             marks = [pytest.mark.slow] if is_long and backend == "triton" else []
-            name = f"{backend}-{row['codec']}-{row['shape']}"
+            along = "-along" * ("basis" in row)
+            name = f"{backend}-{row['codec']}-{row['shape']}{along}"
             yield pytest.param(backend, row, id=name, marks=marks)
 
 
@@ -88,12 +117,14 @@ def test_decodes_to_the_bits_of_the_table(backend: Backend, row: dict[str, Any])
         pytest.skip("payloads of codecs without a base are decoded on the CPU")
     encoded = EncodedTensor.from_bytes(bytes.fromhex(row["encoded"]))
     codec = from_spec(encoded.codec, backend.kernels)
+    if "basis" in row and isinstance(codec, DirectionalCodec):
+        codec = codec.along(Basis.from_bytes(bytes.fromhex(row["basis"]), encoded.channels))
     y = codec.decode(encoded, base_of(codec, tuple(row["shape"])))
     assert bits_of(y) == row["decoded"]
 
 
 def test_the_table_is_there() -> None:
-    assert len(table()) == len(SHAPES) * (len(FORWARD) + len(BACKWARD))
+    assert len(table()) == len(SHAPES) * (len(FORWARD) + len(BACKWARD) + 3 * len(ALONG))
 
 
 if __name__ == "__main__":

@@ -19,9 +19,18 @@ from torch import Tensor
 
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import Codec, encode_with_feedback, from_spec, pack_buffer, unpack_buffer
+from swarm_ft.codec.basis import Basis, name_in
+from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.ids import BlockIndex, RunId, SampleId
-from swarm_ft.protocol.messages.boundary import EncodedTensor, Frame, FrameKey, FrameKind
+from swarm_ft.peer.boundary.bases import Bases, BasisKey, Kind
+from swarm_ft.protocol.messages.boundary import (
+    EncodedTensor,
+    Frame,
+    FrameKey,
+    FrameKind,
+    SharedBasis,
+)
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.run_spec import MIN_LENGTH, RunSpec, TrainSpec
@@ -64,6 +73,7 @@ class FrameCoder:
         run_id: RunId,
         boundary: BlockIndex,
         store: BufferStore,
+        bases: Bases | None = None,
         keeps_input: bool = False,
     ) -> None:
         """Whatever is kept of it is in the store.
@@ -72,11 +82,13 @@ class FrameCoder:
             spec, run_id: of the run.
             boundary: the block that it is in front of.
             store: the buffers of this peer's stage.
+            bases: what its frames are coded along; without, none is learned for long.
             keeps_input: whether this end receives constants, and keeps them.
         """
         self._run_id = run_id
         self._boundary = boundary
         self._store = store
+        self._bases = Bases() if bases is None else bases
         self._longest, self._channels = spec.train.seq_length, spec.model.hidden_size
         self._codecs = _StepCodecs(spec.train)
         self._fill_microbatches = spec.train.fill_microbatches
@@ -116,8 +128,11 @@ class FrameCoder:
             return Frame(key, FrameKind.DIRECT, self._encode_direct(key, x))
         record = self._record(End.SENT, key.sample, len(x))
         if record is None:
+            self._note(key, self._codecs.of_keys[key.direction], Kind.FIRST, x)
             return self._encode_key(key, x)
         base = self._base_of(record)
+        self._note(key, codec, Kind.CHANGE, x, base)
+        codec = self._along(codec, Kind.CHANGE)
         tensor = codec.encode(x, base)
         digest = self._stage(End.SENT, key.sample, len(x), self._packed(codec.decode(tensor, base)))
         return Frame(key, FrameKind.DELTA, tensor, record.digest, _result(digest, tensor))
@@ -134,11 +149,29 @@ class FrameCoder:
         """
         record = self._record(End.SENT, frame.key.sample, frame.tensor.tokens)
         base = self._base_of(record) if record else None
-        value = self._codec_of(frame.key).decode(frame.tensor, base)
-        return self._encode_key(frame.key, value)
+        codec = self._along(self._codec_of(frame.key), Kind.CHANGE)
+        return self._encode_key(frame.key, codec.decode(frame.tensor, base))
 
-    def decode(self, frame: Frame) -> Tensor | Refusal:
+    def shared_basis(self, frame: Frame) -> SharedBasis | None:
+        """The basis that a frame of this end was coded along, which needs one."""
+        kind = Kind.CHANGE if frame.kind is FrameKind.DELTA else Kind.FIRST
+        basis = self._bases.known(BasisKey(self._boundary, kind))
+        return SharedBasis(basis.data) if basis is not None else None
+
+    def read_basis(self, shared: SharedBasis) -> Basis:
+        """What the other end said that its frames are coded along.
+
+        Raises:
+            BadFrame: it is none, or does not fit the run.
+        """
+        return Basis.from_bytes(shared.basis, self._channels)
+
+    def decode(self, frame: Frame, basis: Basis | None = None) -> Tensor | Refusal:
         """The tensor that the next computation uses, float32 [tokens, channels].
+
+        Args:
+            frame: that came.
+            basis: the one that it names, if it does and that came.
 
         A refusal leaves everything as it was: the base is missing here, or the result differs.
 
@@ -149,17 +182,17 @@ class FrameCoder:
         tensor, sample = frame.tensor, frame.key.sample
         codec = self._codec_of(frame.key)
         if frame.kind is FrameKind.DIRECT:
-            value = codec.decode(tensor)
+            value = _with(codec, basis).decode(tensor)
             if self._keeps_input:
                 self._stage(End.RECEIVED, sample, tensor.tokens, tensor.payload)
             return value
         if frame.kind is FrameKind.KEY:
-            value = self._codecs.of_keys[frame.key.direction].decode(tensor)
+            value = _with(self._codecs.of_keys[frame.key.direction], basis).decode(tensor)
         else:
             record = self._record(End.RECEIVED, sample, tensor.tokens)
             if record is None or record.digest != frame.base_digest:
                 return Refusal(f"sample {sample}: its base is {'other' if record else 'not'} here")
-            value = codec.decode(tensor, self._base_of(record))
+            value = _with(codec, basis).decode(tensor, self._base_of(record))
         payload = self._packed(value)
         if _result(fingerprint_of(payload), tensor) != frame.result_digest:
             return self._differs(frame)
@@ -215,7 +248,7 @@ class FrameCoder:
         return self._codecs.of_fill if fills else self._codecs.of[key.direction]
 
     def _encode_key(self, key: FrameKey, x: Tensor) -> Frame:
-        codec = self._codecs.of_keys[key.direction]
+        codec = self._along(self._codecs.of_keys[key.direction], Kind.FIRST)
         tensor = codec.encode(x)
         digest = self._stage(End.SENT, key.sample, len(x), self._packed(codec.decode(tensor)))
         return Frame(key, FrameKind.KEY, tensor, result_digest=_result(digest, tensor))
@@ -223,12 +256,28 @@ class FrameCoder:
     def _encode_direct(self, key: FrameKey, x: Tensor) -> EncodedTensor:
         codec = self._codec_of(key)
         if not codec.spec.has_residual:
-            return codec.encode(x)
+            self._note(key, codec, Kind.FIRST, x)
+            return self._along(codec, Kind.FIRST).encode(x)
         record = self._record(End.RESIDUAL, key.sample, len(x))
         residual = unpack_buffer(record.payload, *x.shape) if record else None
         tensor, residual = encode_with_feedback(codec, x, residual)
         self._stage(End.RESIDUAL, key.sample, len(x), pack_buffer(residual))
         return tensor
+
+    def _along(self, codec: Codec, kind: Kind) -> Codec:
+        """The codec along the basis of that kind, if it takes one and there is one."""
+        if not codec.spec.has_basis:
+            return codec
+        return _with(codec, self._bases.get(BasisKey(self._boundary, kind)))
+
+    def _note(
+        self, key: FrameKey, codec: Codec, kind: Kind, x: Tensor, base: Tensor | None = None
+    ) -> None:
+        """Let a training sample's frame be part of what the next basis is learned of."""
+        where = BasisKey(self._boundary, kind)
+        if not isinstance(codec, DirectionalCodec) or self.is_held_out(key):
+            return
+        self._bases.note(where, key.sample, x, base, codec.step_of(x))
 
     def _record(self, end: End, sample: SampleId, tokens: int) -> BufferRecord | None:
         """What is kept of a sample, which has so many tokens at every visit."""
@@ -256,6 +305,15 @@ class FrameCoder:
 
     def _buffer_key(self, end: End, sample: SampleId) -> BufferKey:
         return BufferKey(self._run_id, self._boundary, end, sample)
+
+
+def basis_needed(frame: Frame) -> bytes:
+    """The name of the basis that a frame is coded along; empty if it is coded along none."""
+    return name_in(frame.tensor.payload) if frame.tensor.codec.has_basis else b""
+
+
+def _with(codec: Codec, basis: Basis | None) -> Codec:
+    return codec.along(basis) if isinstance(codec, DirectionalCodec) else codec
 
 
 def _result(buffer_digest: bytes, tensor: EncodedTensor) -> bytes:

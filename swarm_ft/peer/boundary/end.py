@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from torch import Tensor
 
 from swarm_ft import failpoints
+from swarm_ft.codec.basis import Basis
 from swarm_ft.errors import BadFrame, OutOfTurn
 from swarm_ft.ids import BlockIndex, PeerId, StepNumber
 from swarm_ft.log import get_logger
-from swarm_ft.peer.boundary.coder import FrameCoder, Refusal
+from swarm_ft.peer.boundary.coder import FrameCoder, Refusal, basis_needed
 from swarm_ft.peer.context import run_in
 from swarm_ft.peer.links import LinkChannel, Send
 from swarm_ft.peer.timeline import Timeline
@@ -35,6 +37,7 @@ from swarm_ft.protocol.messages.boundary import (
     FrameKey,
     FrameKind,
     FromNeighbour,
+    SharedBasis,
 )
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.messages.timeline import SpanKind
@@ -44,6 +47,12 @@ from swarm_ft.protocol.spec.run_spec import TrainSpec
 from swarm_ft.protocol.wire.frames import wire_bytes
 
 logger = get_logger(__name__)
+T = TypeVar("T")
+
+_MOST_BASES = 4
+"""That the receiver keeps of those said over a connection, and that it is said during a step: of
+first activations and of changes, each of the present step and the next. Both ends count alike, by
+what frames named last, so that the sender knows what to say again."""
 
 
 class Boundary:
@@ -90,6 +99,9 @@ class Boundary:
         self._unencoded: dict[FrameKey, Tensor] = {}
         self._held: dict[FrameKey, Frame | None] = {}
         self._changed = asyncio.Event()
+        self._said: dict[bytes, None] = {}
+        self._lent: dict[bytes, Basis] = {}
+        self._num_lent = 0
         self._step = StepNumber(-1)
         self._traffic = Traffic(boundary=hello.boundary)
 
@@ -109,6 +121,7 @@ class Boundary:
             train: the run's, with the codecs that the step's plan names.
         """
         self._step = step
+        self._num_lent = 0
         self._coder.begin(train)
         self._expected = expected
         self._unencoded.clear()
@@ -218,8 +231,9 @@ class Boundary:
     async def _decode(self) -> None:
         while True:
             frame = await self._decode_jobs.get()
+            basis = self._lent.get(basis_needed(frame))
             try:
-                value = await run_in(self._pool, self._timed_decode, frame)
+                value = await run_in(self._pool, self._timed_decode, frame, basis)
             except BadFrame as error:
                 self._session.dropped(frame.key)
                 self._channel.break_off(error)
@@ -240,9 +254,9 @@ class Boundary:
         self._add_span(SpanKind.ENCODE, frame, begin_s)
         return frame
 
-    def _timed_decode(self, frame: Frame) -> Tensor | Refusal:
+    def _timed_decode(self, frame: Frame, basis: Basis | None) -> Tensor | Refusal:
         begin_s = self._timeline.now_s()
-        value = self._coder.decode(frame)
+        value = self._coder.decode(frame, basis)
         self._add_span(SpanKind.DECODE, frame, begin_s)
         return value
 
@@ -250,6 +264,7 @@ class Boundary:
         for effect in effects:
             match effect:
                 case Transmit(message):
+                    self._say_basis(message)
                     self._channel.say(message)
                 case Deliver(frame) if frame.tensor.tokens == self._expected.get(frame.key):
                     self._decode_jobs.put_nowait(frame)
@@ -265,6 +280,15 @@ class Boundary:
             self._untaken.discard(key)
             self._session.forget(key)
             self._taken(key)
+
+    def _say_basis(self, message: FromNeighbour) -> None:
+        """Say what a frame is coded along, before it, once a connection."""
+        name = basis_needed(message) if isinstance(message, Frame) else b""
+        if not isinstance(message, Frame) or not name:
+            return
+        if name not in self._said and (basis := self._coder.shared_basis(message)) is not None:
+            self._channel.say(basis)
+        _used_last(self._said, name, None)
 
     def _not_planned(self, frame: Frame) -> BadFrame:
         expected, tokens = self._expected.get(frame.key), frame.tensor.tokens
@@ -283,6 +307,8 @@ class Boundary:
         check_spec_digest(f"run {ours.run_id}", ours.spec_digest, hello.spec_digest, whose)
         logger.debug("boundary %d: connected to %s", ours.boundary, hello.peer_id)
         self.is_connected.set()
+        self._said.clear()
+        self._num_lent = 0
         self._apply(self._session.connected(hello))
 
     def disconnected(self) -> None:
@@ -293,17 +319,38 @@ class Boundary:
     def receive(self, message: FromNeighbour) -> None:
         """See `ChannelEnd`."""
         begin_s = self._timeline.now_s()
+        if isinstance(message, SharedBasis):
+            self._lend(message)
+            return
         if isinstance(message, Frame):
             # Before the session holds it: that bounds its memory.
             self._coder.check(message, is_early=message.key.step > self._step)
+            name = basis_needed(message)
+            if name in self._lent:
+                _used_last(self._lent, name, self._lent[name])
         self._apply(self._session.receive(message))
         if isinstance(message, Frame):
             self._add_span(SpanKind.RECEIVE, message, begin_s)
+
+    def _lend(self, shared: SharedBasis) -> None:
+        self._num_lent += 1
+        if self._session.sends is Direction.FORWARD or self._num_lent > _MOST_BASES:
+            raise OutOfTurn(f"boundary {self._hello.boundary}: a basis that no frame here needs")
+        basis = self._coder.read_basis(shared)
+        _used_last(self._lent, basis.name, basis)
 
     async def write(self, message: FromNeighbour, send: Send) -> None:
         """See `ChannelEnd`."""
         if isinstance(message, Frame):
             await self._write_frame(message, send)
+        elif isinstance(message, SharedBasis):
+            await send(message)
+            num_bytes = wire_bytes(message)
+            self._traffic += Traffic(
+                boundary=self._hello.boundary,
+                forward_bytes=num_bytes,
+                relayed_bytes=num_bytes if self._channel.is_relayed else 0,
+            )
         else:
             await send(message)
 
@@ -323,6 +370,14 @@ class Boundary:
     def _add_span(self, kind: SpanKind, frame: Frame, begin_s: float) -> None:
         boundary, num_bytes = self._hello.boundary, len(frame.tensor.payload)
         self._timeline.add_frame(kind, frame.key, begin_s, boundary, num_bytes)
+
+
+def _used_last(bases: dict[bytes, T], name: bytes, basis: T) -> None:
+    """Have this be the last of them, and drop the first of too many."""
+    bases.pop(name, None)
+    bases[name] = basis
+    while len(bases) > _MOST_BASES:
+        del bases[next(iter(bases))]
 
 
 def counted(

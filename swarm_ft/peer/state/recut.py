@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 from torch import Tensor
 
-from swarm_ft.peer.state.stage_state import RESIDUALS, buffers_in, payloads
+from swarm_ft.errors import BadFrame, BadSnapshot
+from swarm_ft.peer.boundary.bases import boundary_of
+from swarm_ft.peer.state.stage_state import BASES, RESIDUALS, buffers_in, payloads
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.snapshots.shard import ShardContents
 
@@ -29,6 +31,9 @@ def recut(parts: Parts, layers: LayerRange, names: Collection[str], channels: in
         layers: of the stage that is to go on.
         names: of the tensors of its state; what the parts lack is missing in the result.
         channels: of the hidden states that buffers keep.
+
+    Raises:
+        BadSnapshot: a part has what no shard has.
     """
     state: dict[str, Tensor] = {}
     for contents in parts.values():
@@ -42,7 +47,7 @@ def recut(parts: Parts, layers: LayerRange, names: Collection[str], channels: in
     }
     return ShardContents(
         state=state,
-        extras={**_residuals(parts, state), **payloads(kept)},
+        extras={**_residuals(parts, state), **_bases(parts, layers), **payloads(kept)},
         buffer_digests={name: record.digest for name, record in kept.items()},
     )
 
@@ -51,6 +56,23 @@ def _boundaries_kept(old: LayerRange, new: LayerRange) -> set[int]:
     """Of the old stage's those that are the new one's, with the same blocks beside them."""
     kept = {old.start} if old.start == new.start else set()
     return kept | ({old.stop} if old.stop == new.stop else set())
+
+
+def _bases(parts: Parts, layers: LayerRange) -> dict[str, Tensor]:
+    """What is sent along over the boundaries that stay."""
+    return {
+        name: x
+        for old, contents in parts.items()
+        for name, x in contents.extras.items()
+        if name.startswith(BASES) and _boundary_of(name) in _boundaries_kept(old, layers)
+    }
+
+
+def _boundary_of(name: str) -> int:
+    try:
+        return boundary_of(name.removeprefix(BASES))
+    except BadFrame as error:
+        raise BadSnapshot(error.message) from error
 
 
 def _residuals(parts: Parts, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

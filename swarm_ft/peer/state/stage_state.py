@@ -19,9 +19,10 @@ from torch import Tensor
 from swarm_ft import failpoints
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import from_spec, pack_buffer, unpack_buffer
-from swarm_ft.errors import BadSnapshot, MalformedMessage, OutOfTurn, Unavailable
+from swarm_ft.errors import BadFrame, BadSnapshot, MalformedMessage, OutOfTurn, Unavailable
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, RunId, SampleId, StepNumber
 from swarm_ft.log import get_logger
+from swarm_ft.peer.boundary.bases import Bases
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.step import StepProgress
@@ -92,17 +93,20 @@ _SIZES = "/sizes"
 """Behind the name of such a tensor: that of each buffer's tokens and of its payload's bytes."""
 RESIDUALS = "residuals/"
 """What the names of residuals begin with."""
+BASES = "bases/"
+"""What the names of bases begin with."""
 
 
 def with_extras(
-    state: Mapping[str, Tensor], store: BufferStore, residuals: Residuals
+    state: Mapping[str, Tensor], store: BufferStore, residuals: Residuals, bases: Bases
 ) -> ShardContents:
     """Weights and optimizer together with copies of all else. Waits for the disk."""
     owed = {f"{RESIDUALS}{name}": x.clone() for name, x in residuals.export().items()}
+    along = {f"{BASES}{name}": x for name, x in bases.export().items()}
     records = _few_records(store)
     return ShardContents(
         state=dict(state),
-        extras={**owed, **payloads(records)},
+        extras={**owed, **along, **payloads(records)},
         buffer_digests={name: record.digest for name, record in records.items()},
     )
 
@@ -135,6 +139,21 @@ def restore_residuals(residuals: Residuals, contents: ShardContents) -> None:
     try:
         residuals.restore(owed)
     except MalformedMessage as error:
+        raise BadSnapshot(f"{error.message}; begin anew") from error
+
+
+def restore_bases(bases: Bases, channels: int, contents: ShardContents) -> None:
+    """Take the bases of `with_extras`, of so many channels.
+
+    Raises:
+        BadSnapshot: they are none.
+    """
+    known = {
+        name.removeprefix(BASES): x for name, x in contents.extras.items() if name.startswith(BASES)
+    }
+    try:
+        bases.restore(known, channels)
+    except BadFrame as error:
         raise BadSnapshot(f"{error.message}; begin anew") from error
 
 
@@ -207,6 +226,7 @@ class StageState:
         context: of this run at the peer.
         store: this stage's ends of the per-sample buffers.
         residuals: what error feedback left over of this stage's gradients.
+        bases: what this stage's frames are coded along.
         committed_steps: how many steps are in it.
         last_attempt: whose commit was the last of them.
         summed_in: the attempt whose gradients the engine holds, complete; None if it holds none.
@@ -236,6 +256,7 @@ class StageState:
 
     def _reset(self) -> None:
         self.residuals = Residuals()
+        self.bases = Bases()
         self.committed_steps, self.last_attempt = 0, NO_ATTEMPT
         self.summed_in: Attempt | None = None
         self.progress: StepProgress | None = None
@@ -345,7 +366,10 @@ class StageState:
             self.last_attempt = commit.attempt
             self.progress = None
             self.residuals.commit()
+            self.bases.commit()
             await self._commit_buffers(commit.step)
+            # Not waited for: the first frame that needs one does.
+            self._context.codecs.submit(self.bases.learn)
 
     async def _commit_buffers(self, step: StepNumber) -> None:
         """Make the step's buffers real; where that fails they are lost, which key frames repair."""
@@ -397,6 +421,7 @@ class StageState:
         await run_in(self._context.compute, begin, step, num_targets)
         self.store.rollback()
         self.residuals.rollback()
+        self.bases.rollback()
         self.progress = StepProgress(step)
         return self.progress
 
@@ -422,6 +447,7 @@ class StageState:
         )
         self.store.rollback(but=progress.samples)
         self.residuals.rollback()
+        self.bases.rollback(but=progress.samples)
         # The engine holds it again, and what it counts from now on is not in this one.
         progress.gradient = None
         self.progress = progress
@@ -460,7 +486,8 @@ class StageState:
         """
         await self.at_rest()  # weights are counted before their buffers are committed
         state = await run_in(self._context.compute, self.engine.state)
-        return await run_in(self._context.codecs, with_extras, state, self.store, self.residuals)
+        kept = self.store, self.residuals, self.bases
+        return await run_in(self._context.codecs, with_extras, state, *kept)
 
     async def restore(self, contents: ShardContents, step: int, attempt: Attempt) -> None:
         """Become what `weights` or `everything` gave at a peer with the same layers.
@@ -483,9 +510,9 @@ class StageState:
             layers = self.engine.layers
             await run_in(self._context.compute, self.engine.load_state, contents.state)
             self.committed_steps, self.last_attempt = step, attempt
-            restore_residuals(self.residuals, contents)
             channels = self._spec.model.hidden_size
-            await run_in(
-                self._context.codecs, restore_buffers, self.store, self._run_id, channels, contents
-            )
+            restore_residuals(self.residuals, contents)
+            codecs = self._context.codecs
+            await run_in(codecs, restore_bases, self.bases, channels, contents)
+            await run_in(codecs, restore_buffers, self.store, self._run_id, channels, contents)
         logger.info("run %s: took up layers %s at step %d", self._run_id, layers, step)

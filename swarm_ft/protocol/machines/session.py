@@ -25,8 +25,8 @@ from swarm_ft.protocol.messages.boundary import (
     Frame,
     FrameKey,
     FrameKind,
-    FromNeighbour,
     KeyFrameRequest,
+    SessionMessage,
 )
 from swarm_ft.protocol.spec.codec_spec import Direction
 
@@ -38,7 +38,7 @@ WINDOW_FRAMES = 256
 class Transmit:
     """Put this message on the stream."""
 
-    message: FromNeighbour
+    message: SessionMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class BoundarySession:
         """The stream is gone; frames wait in the outbox."""
         self._outbox.disconnected()
 
-    def receive(self, message: FromNeighbour) -> Effects:
+    def receive(self, message: SessionMessage) -> Effects:
         """Something arrived from the other side.
 
         Raises:

@@ -132,6 +132,15 @@ class KeyFrameRequest:
     reason: str
 
 
-FromNeighbour = Frame | Ack | KeyFrameRequest
+@dataclass(frozen=True, slots=True)
+class SharedBasis:
+    """A basis that frames to come are coded along, as `codec.basis` writes it."""
+
+    basis: bytes
+
+
+SessionMessage = Frame | Ack | KeyFrameRequest
+"""What the session of a boundary is about."""
+FromNeighbour = SessionMessage | SharedBasis
 """What follows the hellos."""
 BoundaryMessage = BoundaryHello | FromNeighbour

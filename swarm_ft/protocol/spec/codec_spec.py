@@ -1,7 +1,7 @@
 """Codec specs such as `aq4`, `q2t+d+z`, `top10+ef`: names and rules; the arithmetic is in `codec`.
 
 spec     = name [number] [axis] {"+" modifier}
-name     = none | fp16 | bf16 | q | aq | hq | top | aqtop | qc | aqc | lowrank
+name     = none | fp16 | bf16 | q | aq | hq | top | aqtop | qc | aqc | qk | aqk | lowrank
 axis     = f | c | t | tc          who shares a step: the frame, a channel, a token, both
 modifier = d | z | ef | ef21 | efmix
 """
@@ -31,6 +31,12 @@ class CodecName(IntEnum):
     QC = 9
     AQC = 10
     LOWRANK = 11
+    QK = 12
+    AQK = 13
+
+
+MIN_QUALITY_STEP, MAX_QUALITY_STEP = 0.02, 8.0
+"""Of `qc`, `aqc`, `qk` and `aqk`: of a quantiser's step, times the values' spread."""
 
 
 class Axis(IntEnum):
@@ -83,19 +89,22 @@ _FAMILIES = {
     CodecName.HQ: _Family("bits", 1, 8, True),
     CodecName.TOP: _Family("percent", 0.01, 100, False),
     CodecName.AQTOP: _Family("percent", 0.01, 100, False),
-    CodecName.QC: _Family("times the spread", 0.02, 8, False),
-    CodecName.AQC: _Family("times the spread", 0.02, 8, False),
+    CodecName.QC: _Family("times the spread", MIN_QUALITY_STEP, MAX_QUALITY_STEP, False),
+    CodecName.AQC: _Family("times the spread", MIN_QUALITY_STEP, MAX_QUALITY_STEP, False),
     CodecName.LOWRANK: _Family("ranks", 1, 256, True),
+    CodecName.QK: _Family("times the spread", MIN_QUALITY_STEP, MAX_QUALITY_STEP, False),
+    CodecName.AQK: _Family("times the spread", MIN_QUALITY_STEP, MAX_QUALITY_STEP, False),
 }
 _PLAIN = {CodecName.NONE: "none", CodecName.FP16: "fp16", CodecName.BF16: "bf16"}
-_DELTAS = {CodecName.AQ, CodecName.AQTOP, CodecName.AQC}
+_DELTAS = {CodecName.AQ, CodecName.AQTOP, CodecName.AQC, CodecName.AQK}
 _GRIDS = {CodecName.Q, CodecName.AQ, CodecName.QC, CodecName.AQC}
-_CONSTANT_QUALITY = {CodecName.QC, CodecName.AQC}
+_CONSTANT_QUALITY = {CodecName.QC, CodecName.AQC, CodecName.QK, CodecName.AQK}
+_LEARNED = {CodecName.QK, CodecName.AQK}
 _AXES = {"": Axis.NONE, "f": Axis.FRAME, "c": Axis.CHANNEL, "t": Axis.TOKEN, "tc": Axis.BOTH}
 _AXIS_TEXTS = {axis: text for text, axis in _AXES.items()}
 _FEEDBACKS = {"ef": Feedback.EF, "ef21": Feedback.EF21, "efmix": Feedback.EFMIX}
 _PATTERN = re.compile(
-    r"(?P<name>none|fp16|bf16|hq|top|aqtop|lowrank|qc|aqc|q|aq)"
+    r"(?P<name>none|fp16|bf16|hq|top|aqtop|lowrank|qc|aqc|qk|aqk|q|aq)"
     r"(?P<number>[0-9]+(?:\.[0-9]{1,2})?)?(?P<axis>tc|f|c|t)?(?P<modifiers>(?:\+[a-z0-9]+)*)"
 )
 _DP_PATTERN = re.compile(r"none|fp16|bf16|q[0-9.]+(?:\+z)?")
@@ -152,6 +161,11 @@ class CodecSpec:
     def is_constant_quality(self) -> bool:
         """Whether steps follow the spread of the values, whatever that costs."""
         return self.name in _CONSTANT_QUALITY
+
+    @property
+    def has_basis(self) -> bool:
+        """Whether values are coded along a basis that the sender learned."""
+        return self.name in _LEARNED
 
     def to_header(self) -> bytes:
         """Four bytes that name the codec in an encoded tensor."""
@@ -308,6 +322,8 @@ def _check(spec: CodecSpec, text: str) -> None:
         _refuse(text, f"{spec.number:g} {family.unit} is no whole number; with +z it may be")
     if (spec.axis is not Axis.NONE) != (spec.name in _GRIDS):
         _refuse(text, "steps shared by frame, channel or token: q, aq, qc and aqc have them")
+    if spec.has_basis and spec.feedback is not Feedback.NONE:
+        _refuse(text, "feedback is for gradients, and qk is for activations")
     if spec.dither and spec.name not in _GRIDS:
         _refuse(text, "+d dithers a grid of steps: q, aq, qc and aqc have one")
     if spec.is_constant_quality and not spec.entropy:
@@ -327,6 +343,8 @@ def _check_feedback(spec: CodecSpec, text: str) -> None:
 
 
 def _check_direction(spec: CodecSpec, text: str, direction: Direction) -> None:
+    if direction is Direction.BACKWARD and spec.has_basis:
+        _refuse(text, "a basis is learned of activations; for gradients use q1.5+z or qc0.5")
     if direction is Direction.BACKWARD and spec.name in _DELTAS:
         direct = _without_buffer(text)
         _refuse(

@@ -1055,9 +1055,10 @@ def _check_codecs(options: TrainOptions) -> None:
             parse()
         except BadCodec as error:
             raise BadCodec(f"{option}: {error.message}") from error
-    if options.constant_codec.is_delta:
+    if options.constant_codec.is_delta or options.constant_codec.has_basis:
         raise BadOption(
-            f"--frozen: expected a codec without buffers, such as q8, got {options.frozen_codec}"
+            "--frozen: expected a codec without buffers or a basis, such as q8, "
+            f"got {options.frozen_codec}"
         )
     if not options.fill_codec:
         return

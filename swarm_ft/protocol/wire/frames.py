@@ -24,6 +24,7 @@ from swarm_ft.protocol.messages.boundary import (
     FrameKey,
     FrameKind,
     KeyFrameRequest,
+    SharedBasis,
 )
 from swarm_ft.protocol.messages.link import LinkHello, LinkMessage, LinkPing, LinkPong
 from swarm_ft.protocol.messages.reduction import (
@@ -68,6 +69,8 @@ def link_to_wire(message: LinkMessage) -> link_pb2.LinkMessage:
         case KeyFrameRequest(key, reason):
             request = boundary_pb2.KeyFrameRequest(key=_key_to_wire(key), reason=reason)
             return link_pb2.LinkMessage(key_frame_request=request)
+        case SharedBasis(basis):
+            return link_pb2.LinkMessage(basis=boundary_pb2.SharedBasis(basis=basis))
         case LinkHello() | BoundaryHello() | ReduceHello() | LinkPing() | LinkPong():
             name = _PLAIN_NAMES[type(message)]
             plain: Any = _PLAIN[name].to_wire(message)
@@ -96,6 +99,8 @@ def link_from_wire(message: link_pb2.LinkMessage) -> LinkMessage:
         case "key_frame_request":
             request = message.key_frame_request
             return KeyFrameRequest(_key_from_wire(request.key), checked_text(request.reason))
+        case "basis":
+            return SharedBasis(message.basis.basis)
         case None:
             raise MalformedMessage("message over a link: expected a body, got none we know")
         case name:
@@ -182,9 +187,11 @@ def _piece_key_from_wire(key: reduce_pb2.PieceKey) -> PieceKey:
 # ---- what is counted as traffic, without a second copy of the payload
 
 
-def wire_bytes(message: Frame | GradientPiece) -> int:
+def wire_bytes(message: Frame | GradientPiece | SharedBasis) -> int:
     """Bytes that it takes on the stream, all headers of message and gRPC included."""
     rest: Message
+    if isinstance(message, SharedBasis):
+        return _field_bytes(_field_bytes(len(message.basis))) + GRPC_PREFIX_BYTES
     if isinstance(message, Frame):
         rest = _frame_to_wire(message, b"")
     else:

@@ -21,7 +21,7 @@ FORWARD = [
     "q1c", "q2", "q3t", "q4f", "q5c+d", "q6tc", "q7c", "q8t+d", "aq1c", "aq3t", "aq4", "aq4tc+d",
     "aq8f", "hq1", "hq3", "hq8", "hq2.5+z",
     "q1t+z", "q2c+d+z", "q4tc+z", "q8f+z", "aq1.5c+z", "aq3t+d+z", "aq6tc+z",
-    "qc0.25", "qc2t+d", "qc1f", "aqc0.5", "aqc0.02tc", "aqc1+d",
+    "qc0.25", "qc2t+d", "qc1f", "aqc0.5", "aqc0.02tc", "aqc1+d", "qk0.25", "aqk1",
     "top0.5", "top30+z", "aqtop10", "aqtop50+z", "lowrank2", "lowrank4+z",
 ]
 BACKWARD = [
@@ -35,7 +35,7 @@ CODECS = {
 }
 DELTAS = [name for name in NAMES if name.startswith("aq") or "ef21" in name]
 DIRECT = [name for name in NAMES if name not in DELTAS]
-CODED = [n for n in NAMES if "+z" in n or n.startswith(("qc", "aqc"))]
+CODED = [n for n in NAMES if "+z" in n or n.startswith(("qc", "aqc", "qk", "aqk"))]
 """Their payloads vary in size."""
 MAX_FLOAT = torch.finfo(torch.float32).max
 property_test = settings(derandomize=True, deadline=None, max_examples=6)

@@ -29,8 +29,8 @@ from swarm_ft.protocol.messages.boundary import (
     Frame,
     FrameKey,
     FrameKind,
-    FromNeighbour,
     KeyFrameRequest,
+    SessionMessage,
 )
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
@@ -596,7 +596,7 @@ async def test_an_ack_ahead_of_its_frame_and_a_key_frame_request_after_it(
     up, down = make_ends(make_spec())
     asked, receive = asyncio.Event(), BoundarySession.receive
 
-    def receive_and_tell(session: BoundarySession, said: FromNeighbour) -> list[SessionEffect]:
+    def receive_and_tell(session: BoundarySession, said: SessionMessage) -> list[SessionEffect]:
         effects = receive(session, said)
         if isinstance(said, KeyFrameRequest):
             asked.set()

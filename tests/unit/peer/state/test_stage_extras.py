@@ -8,6 +8,7 @@ import torch
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import pack_buffer
 from swarm_ft.ids import BlockIndex, RunId, SampleId
+from swarm_ft.peer.boundary.bases import Bases
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.state import stage_state
 from swarm_ft.peer.state.stage_state import restore_buffers, with_extras
@@ -49,11 +50,11 @@ def restored(contents: ShardContents) -> dict[BufferKey, BufferRecord]:
 def test_buffers_of_the_runs_bits_and_residuals_of_16_come_back(bits: int) -> None:
     store = filled(bits)
     assert len(store) == 9
-    assert restored(with_extras({}, store, Residuals())) == dict(store.records())
+    assert restored(with_extras({}, store, Residuals(), Bases())) == dict(store.records())
 
 
 def test_a_store_without_buffers_has_nothing_to_write() -> None:
-    contents = with_extras({}, BufferStore(), Residuals())
+    contents = with_extras({}, BufferStore(), Residuals(), Bases())
     assert not contents.extras
     assert restored(contents) == {}
 
@@ -61,7 +62,7 @@ def test_a_store_without_buffers_has_nothing_to_write() -> None:
 def test_what_a_snapshot_holds_takes_the_place_of_what_is_here() -> None:
     store = filled(16)
     before = dict(store.records())
-    contents = with_extras({}, store, Residuals())
+    contents = with_extras({}, store, Residuals(), Bases())
     newer = key(8, End.SENT, 7)
     store.stage(newer, record(16, 99))
     store.stage(key(8, End.SENT, 3), record(16, 98))
@@ -76,7 +77,7 @@ def test_too_many_buffers_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         stage_state, "MAX_BUFFER_BYTES", sum(len(r.payload) for r in before.values()) - 1
     )
-    contents = with_extras({}, store, Residuals())
+    contents = with_extras({}, store, Residuals(), Bases())
     assert not contents.extras
     assert not contents.buffer_digests
     restore_buffers(store, RUN, CHANNELS, contents)
@@ -85,7 +86,7 @@ def test_too_many_buffers_stay_where_they_are(monkeypatch: pytest.MonkeyPatch) -
 
 def test_buffers_that_are_not_what_their_digest_says_are_left_out() -> None:
     store = filled(4)
-    contents = with_extras({}, store, Residuals())
+    contents = with_extras({}, store, Residuals(), Bases())
     torn, sizes = contents.extras["buffers/sent"], contents.extras["buffers/sent/sizes"]
     torn[sizes[0, 1] + sizes[1, 1] - 1] ^= 1
     expected = dict(store.records())
@@ -106,6 +107,6 @@ def test_buffers_that_are_not_what_their_digest_says_are_left_out() -> None:
     ],
 )
 def test_sizes_that_cannot_be_are_not_followed(sizes: torch.Tensor) -> None:
-    contents = with_extras({}, filled(4), Residuals())
+    contents = with_extras({}, filled(4), Residuals(), Bases())
     wrong = restored(replace(contents, extras={**contents.extras, "buffers/sent/sizes": sizes}))
     assert {name.end for name in wrong} == {End.RECEIVED, End.RESIDUAL}

@@ -24,8 +24,8 @@ from swarm_ft.protocol.messages.boundary import (
     Frame,
     FrameKey,
     FrameKind,
-    FromNeighbour,
     KeyFrameRequest,
+    SessionMessage,
 )
 from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direction
 
@@ -43,7 +43,7 @@ class Stream:
 
     def __init__(self, ends: tuple[End, End]) -> None:
         self.is_broken = False
-        self.to: dict[Direction, deque[FromNeighbour]] = {end.sends: deque() for end in ends}
+        self.to: dict[Direction, deque[SessionMessage]] = {end.sends: deque() for end in ends}
         self.hello_to = {ends[0].sends: ends[1].hello(), ends[1].sends: ends[0].hello()}
 
     def break_off(self) -> None:
@@ -105,7 +105,7 @@ class End:
         sample = self.unsent.popleft()
         self.apply(self.session.send(Frame(self.key(sample), kind, TENSOR)))
 
-    def receive(self, message: FromNeighbour) -> None:
+    def receive(self, message: SessionMessage) -> None:
         if isinstance(message, (Ack, KeyFrameRequest)):
             self.unacknowledged.discard(message.key)
         self.apply(self.session.receive(message))
@@ -134,7 +134,7 @@ class End:
                     self.reencoded[frame.key] += 1
                     self.encode_jobs.append(frame)
 
-    def transmit(self, message: FromNeighbour) -> None:
+    def transmit(self, message: SessionMessage) -> None:
         if self.stream is None:
             return
         if isinstance(message, Frame):

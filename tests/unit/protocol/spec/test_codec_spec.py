@@ -23,7 +23,9 @@ from swarm_ft.protocol.spec.codec_spec import (
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 GRIDS = (CodecName.Q, CodecName.AQ, CodecName.QC, CodecName.AQC)
-DELTAS = (CodecName.AQ, CodecName.AQTOP, CodecName.AQC)
+DELTAS = (CodecName.AQ, CodecName.AQTOP, CodecName.AQC, CodecName.AQK)
+ALONG = (CodecName.QK, CodecName.AQK)
+CONSTANT = (CodecName.QC, CodecName.AQC, *ALONG)
 FIXED = {CodecName.NONE: 3200, CodecName.FP16: 1600, CodecName.BF16: 1600}
 property_test = settings(derandomize=True, deadline=None, max_examples=400)
 # fmt: off
@@ -41,7 +43,7 @@ def numbers_of(name: CodecName, entropy: bool) -> st.SearchStrategy[int]:
         return st.just(FIXED[name])
     if name in (CodecName.TOP, CodecName.AQTOP):
         return st.integers(1, 10_000)
-    if name in (CodecName.QC, CodecName.AQC):
+    if name in CONSTANT:
         return st.integers(2, 800)
     if name is CodecName.LOWRANK:
         return st.integers(1, 256).map(lambda rank: 100 * rank)
@@ -49,7 +51,7 @@ def numbers_of(name: CodecName, entropy: bool) -> st.SearchStrategy[int]:
 
 
 def feedbacks_of(name: CodecName) -> st.SearchStrategy[Feedback]:
-    if name is CodecName.NONE or name in DELTAS:
+    if name is CodecName.NONE or name in (*DELTAS, *ALONG):
         return st.just(Feedback.NONE)
     mixes = name is CodecName.TOP
     return st.sampled_from([f for f in Feedback if mixes or f is not Feedback.EFMIX])
@@ -59,7 +61,7 @@ def feedbacks_of(name: CodecName) -> st.SearchStrategy[Feedback]:
 def legal_specs(draw: st.DrawFn) -> CodecSpec:
     name = draw(st.sampled_from(CodecName))
     has_steps = name in GRIDS
-    entropy = name in (CodecName.QC, CodecName.AQC) or draw(st.booleans())
+    entropy = name in CONSTANT or draw(st.booleans())
     return CodecSpec(
         name,
         draw(numbers_of(name, entropy)),
@@ -74,7 +76,7 @@ def directions_of(spec: CodecSpec) -> list[Direction]:
     """The directions in which frames of `spec` may go."""
     if spec.feedback is not Feedback.NONE:
         return [BACKWARD]
-    return [FORWARD] if spec.name in DELTAS else [FORWARD, BACKWARD]
+    return [FORWARD] if spec.name in (*DELTAS, *ALONG) else [FORWARD, BACKWARD]
 
 
 # ---- texts
@@ -108,6 +110,9 @@ def test_every_legal_spec_prints_as_a_text_that_parses_to_it(spec: CodecSpec) ->
         ("aq1.5c+z", FORWARD, CodecSpec(CodecName.AQ, 150, Axis.CHANNEL, entropy=True)),
         ("qc0.25c", FORWARD, CodecSpec(CodecName.QC, 25, Axis.CHANNEL, entropy=True)),
         ("qc0.25c+z", FORWARD, CodecSpec(CodecName.QC, 25, Axis.CHANNEL, entropy=True)),
+        ("qk0.25", FORWARD, CodecSpec(CodecName.QK, 25, entropy=True)),
+        ("qk0.25+z", FORWARD, CodecSpec(CodecName.QK, 25, entropy=True)),
+        ("aqk1", FORWARD, CodecSpec(CodecName.AQK, 100, entropy=True)),
         ("q2t+d+z", FORWARD, CodecSpec(CodecName.Q, 200, Axis.TOKEN, dither=True, entropy=True)),
         ("q2t+z+d", FORWARD, CodecSpec(CodecName.Q, 200, Axis.TOKEN, dither=True, entropy=True)),
         ("top10+ef", BACKWARD, CodecSpec(CodecName.TOP, 1000, feedback=Feedback.EF)),
@@ -133,6 +138,8 @@ def test_texts_mean_what_they_say(text: str, direction: Direction, spec: CodecSp
         ("aq4", "aq4tc", None),
         ("aq1.5+z", "aq1.5f+z", None),
         ("aqc0.5", "aqc0.5c", None),
+        ("aqk0.5", "aqk0.5", None),
+        ("qk2", "qk2", None),
         ("q4+ef", None, "q4t+ef"),
         ("q2+ef21+z", None, "q2t+d+ef21+z"),
     ],
@@ -159,7 +166,8 @@ def test_a_spec_with_an_axis_is_taken_at_its_word(
 def test_what_a_spec_needs_follows_from_its_name_and_feedback(spec: CodecSpec) -> None:
     assert spec.is_delta == (str(spec).startswith("aq") or "+ef21" in str(spec))
     assert spec.has_residual == ("+ef" in str(spec) and "+ef21" not in str(spec))
-    assert spec.is_constant_quality == (spec.name in (CodecName.QC, CodecName.AQC))
+    assert spec.is_constant_quality == (spec.name in CONSTANT)
+    assert spec.has_basis == (str(spec).split("+")[0].lstrip("a").startswith("qk"))
     assert spec.number == spec.hundredths / 100
     assert spec.bits == int(spec.number)
 
@@ -200,7 +208,7 @@ def test_every_name_with_every_flag_names_a_legal_spec_or_none() -> None:
     hundredths = (0, 1, 2, 99, 100, 150, 400, 800, 801, 1600, 3200, 10_001, 25_600, 65_535)
     legal = sum(
         assert_legal_or_refused(bytes([name, flags]) + number.to_bytes(2, "little"))
-        for name, flags, number in itertools.product(range(13), range(256), hundredths)
+        for name, flags, number in itertools.product(range(15), range(256), hundredths)
     )
     assert 200 < legal < 2000
 
@@ -246,6 +254,13 @@ REFUSED = {
     "top100.01": "100.01 percent is outside 0.01 to 100",
     "aqtop101": "101 percent is outside 0.01 to 100",
     "qc0.01": "0.01 times the spread is outside 0.02 to 8",
+    "qk": "expected a number of times the spread, as in qk4",
+    "qk0.01": "0.01 times the spread is outside 0.02 to 8",
+    "aqk8.5": "8.5 times the spread is outside 0.02 to 8",
+    "qk0.5c": "q, aq, qc and aqc have them",
+    "aqk0.5+d": "q, aq, qc and aqc have one",
+    "qk0.5+ef": "feedback is for gradients, and qk is for activations",
+    "aqk0.5+ef21": "feedback is for gradients, and qk is for activations",
     "aqc8.5": "8.5 times the spread is outside 0.02 to 8",
     "lowrank0": "0 ranks is outside 1 to 256",
     "lowrank257": "257 ranks is outside 1 to 256",
@@ -311,6 +326,26 @@ def test_buffered_activations_are_no_codec_of_gradients(text: str, instead: str)
         parse_codec_spec(better, BACKWARD)
 
 
+@pytest.mark.parametrize("text", ["qk0.5", "aqk0.5", "aqk1+z"])
+def test_a_basis_is_no_codec_of_gradients(text: str) -> None:
+    reason = re.escape("a basis is learned of activations; for gradients use q1.5+z or qc0.5")
+    with pytest.raises(BadCodec, match=rf"^codec '{re.escape(text)}': {reason}"):
+        parse_codec_spec(text, BACKWARD)
+    parse_codec_spec(text, FORWARD)
+
+
+def test_a_key_frame_may_be_coded_along_a_basis_but_not_as_a_change() -> None:
+    assert str(parse_key_spec("qk0.5")) == "qk0.5"
+    with pytest.raises(BadCodec, match=r"builds on nothing; use qk0\.5"):
+        parse_key_spec("aqk0.5")
+
+
+@pytest.mark.parametrize("text", ["qk0.5", "aqk0.5"])
+def test_replicas_sum_nothing_along_a_basis(text: str) -> None:
+    with pytest.raises(BadCodec, match="replicas' gradients take none"):
+        parse_dp_spec(text)
+
+
 @pytest.mark.parametrize("text", ["q4+ef", "top10+ef21", "top10+efmix+z", "fp16+ef"])
 def test_error_feedback_is_for_gradients(text: str) -> None:
     with pytest.raises(BadCodec, match="error feedback is for gradients"):
@@ -320,7 +355,11 @@ def test_error_feedback_is_for_gradients(text: str) -> None:
 
 HEADERS_OF_NONE = {
     "no name": (0, 0, 400),
-    "a name too many": (12, 0, 400),
+    "a name too many": (14, 0, 400),
+    "a basis without an entropy stage": (CodecName.QK, 0, 50),
+    "a basis for an axis": (CodecName.AQK, Axis.CHANNEL | 16, 50),
+    "a basis with dither": (CodecName.AQK, 8 | 16, 50),
+    "a basis of gradients": (CodecName.QK, 16 | 2 << 5, 50),
     "axis 5": (CodecName.Q, 5, 400),
     "axis 7": (CodecName.Q, 7, 400),
     "feedback 4": (CodecName.TOP, 4 << 5, 1000),

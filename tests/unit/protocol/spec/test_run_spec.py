@@ -329,6 +329,49 @@ def test_it_builds_on_the_same_buffers(
         replace(train_spec, forward_codec=forward, fill_codec=fill)
 
 
+def with_codecs(spec: TrainSpec, codecs: dict[str, Any]) -> TrainSpec:
+    return replace(spec, **codecs)
+
+
+@pytest.mark.parametrize(
+    "codecs",
+    [
+        {"forward_codec": "aqk0.5", "key_codec": "qk0.5"},
+        {"forward_codec": "aqk0.5", "fill_codec": "aqk1"},
+        {"forward_codec": "aqk0.5", "fill_codec": "aq2"},
+        {"forward_codec": "aq4", "fill_codec": "aqk1"},
+        {"forward_codec": "qk0.5"},
+        {"forward_codec": "qk0.5", "fill_codec": "q2"},
+    ],
+)
+def test_activations_may_be_coded_along_a_basis(
+    train_spec: TrainSpec, codecs: dict[str, str]
+) -> None:
+    spec = with_codecs(train_spec, codecs)
+    codec = spec.codec(Direction.FORWARD)
+    assert spec.compressed_eval_codec == (
+        spec.key_frame_codec(Direction.FORWARD) if codec.is_delta else codec
+    )
+
+
+@pytest.mark.parametrize(
+    ("codecs", "error"),
+    [
+        ({"frozen_codec": "qk1"}, "--frozen: expected a codec without buffers or a basis"),
+        ({"frozen_codec": "aqk1"}, "--frozen: expected a codec without buffers or a basis"),
+        ({"backward_codec": "qk1"}, "--bw: codec 'qk1': a basis is learned of activations"),
+        ({"backward_codec": "aqk1"}, "--bw: codec 'aqk1': a basis is learned of activations"),
+        ({"key_codec": "aqk1"}, "--key: codec 'aqk1': a key frame builds on nothing; use qk1"),
+        ({"dp_codec": "qk1"}, "--dp: codec 'qk1': replicas' gradients take none"),
+        ({"fill_codec": "qk1"}, "--fill: expected a codec of changes"),
+        ({"forward_codec": "qk1", "fill_codec": "aqk2"}, "--fill: expected one without buffers"),
+    ],
+)
+def test_nothing_else_is(train_spec: TrainSpec, codecs: dict[str, str], error: str) -> None:
+    with pytest.raises((BadOption, BadCodec), match=re.escape(error)):
+        with_codecs(train_spec, codecs)
+
+
 @pytest.mark.parametrize("bits", [0, 2, 5, 15, 32, -4])
 def test_buffers_take_16_8_or_4_bits(train_spec: TrainSpec, bits: int) -> None:
     with pytest.raises(BadOption, match=f"--buffer-bits: expected 16, 8 or 4, got {bits}"):

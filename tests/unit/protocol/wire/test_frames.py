@@ -16,6 +16,7 @@ from swarm_ft.protocol.messages.boundary import (
     FrameKey,
     FrameKind,
     KeyFrameRequest,
+    SharedBasis,
 )
 from swarm_ft.protocol.messages.reduction import GradientPiece, Phase, PieceAck, PieceKey
 from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direction
@@ -71,7 +72,7 @@ def test_a_tensor_takes_twelve_bytes_beside_its_payload() -> None:
         (DELTA, "frame.tensor", tensor_of(channels=MAX_HIDDEN_SIZE + 1), "channels: expected 1"),
         (DELTA, "frame.tensor", tensor_of(channels=2**32 - 1), "channels: expected 1 to"),
         (DELTA, "frame.tensor", tensor_of(name=0), "tensor: .* names none"),
-        (DELTA, "frame.tensor", tensor_of(name=12), "tensor: .* names none"),
+        (DELTA, "frame.tensor", tensor_of(name=14), "tensor: .* names none"),
         (DELTA, "frame.tensor", tensor_of(flags=0), "tensor: .* q, aq, qc and aqc have them"),
         (DELTA, "frame.tensor", tensor_of(flags=5), "tensor: .* names none"),
         (DELTA, "frame.tensor", tensor_of(flags=4 << 5 | 2), "tensor: .* names none"),
@@ -81,6 +82,9 @@ def test_a_tensor_takes_twelve_bytes_beside_its_payload() -> None:
         (DELTA, "frame.tensor", tensor_of(hundredths=150), "1.5 bits is no whole number"),
         (DELTA, "frame.tensor", tensor_of(CodecName.FP16, 0, 800), "8 bits is outside 16 to 16"),
         (DELTA, "frame.tensor", tensor_of(CodecName.QC, 2, 50), "needs an entropy stage"),
+        (DELTA, "frame.tensor", tensor_of(CodecName.QK, 0, 50), "needs an entropy stage"),
+        (DELTA, "frame.tensor", tensor_of(CodecName.AQK, 18, 50), "q, aq, qc and aqc have them"),
+        (DELTA, "frame.tensor", tensor_of(CodecName.QK, 16, 1), "0.01 times the spread is outside"),
         (DELTA, "frame.tensor", b"\xff" * 20, "tensor: .* names none"),
         (DELTA, "frame.base_digest", b"", "base digest: expected 16 bytes, got 0"),
         (DELTA, "frame.base_digest", b"b" * 15, "base digest: expected 16 bytes, got 15"),
@@ -122,6 +126,11 @@ def test_refuses_hostile_fields(message: Any, path: str, value: Any, complaint: 
         setattr(owner, last, value)
     with pytest.raises(MalformedMessage, match=complaint):
         wire.from_wire(spoilt)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff" * 1000])
+def test_a_basis_is_carried_as_it_is_for_who_knows_the_channels(data: bytes) -> None:
+    assert LINK_MESSAGE.from_bytes(LINK_MESSAGE.to_bytes(SharedBasis(data))) == SharedBasis(data)
 
 
 def test_the_reason_for_a_key_frame_is_cut_and_freed_of_control_characters() -> None:

@@ -1,0 +1,247 @@
+"""The bases that this peer's ends of boundaries send along, and what they learn the next ones of.
+
+Learned in some steps from what the whole step sent, and used from the next step on: so a step that
+is redone learns what it did before, and what a basis is follows from the run alone. It is state of
+the stage as its weights are, and goes into snapshots; at the other end it is only lent, and said
+again over every new connection. Knows no wire and no clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections.abc import Container, Mapping
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from swarm_ft.codec.base import as_tensor
+from swarm_ft.codec.basis import Basis, learned
+from swarm_ft.errors import BadFrame
+from swarm_ft.ids import BlockIndex, SampleId
+
+_EARLY_STEPS = 16
+_MOST_DIGITS = 9
+_MOST_ROWS = 256
+"""Of a sample; a step's together are many more than the directions that matter."""
+_STEPS, _TOKENS = "/steps", "/tokens"
+"""Behind the name of a basis: those of how many steps sent along it, and of how many tokens since
+it was made."""
+
+
+class Kind(IntEnum):
+    """What is sent along it."""
+
+    FIRST = 1
+    """Activations that build on nothing."""
+    CHANGE = 2
+    """Changes since a sample's last visit."""
+
+
+TOKENS_A_CHANNEL = {Kind.FIRST: 64, Kind.CHANGE: 128}
+"""After so many for each channel a basis is made anew: its bytes are few beside the frames'."""
+
+
+class BasisKey(NamedTuple):
+    """Names a basis of this stage, whichever it is by now."""
+
+    boundary: BlockIndex
+    kind: Kind
+
+    def __str__(self) -> str:
+        return f"{self.boundary}/{self.kind.value}"
+
+    @staticmethod
+    def named(text: str) -> BasisKey:
+        """The key that `str` gave a name.
+
+        Raises:
+            BadFrame: it did not give this one.
+        """
+        boundary, _, kind = text.partition("/")
+        if boundary[:_MOST_DIGITS].isdecimal() and kind in ("1", "2"):
+            key = BasisKey(BlockIndex(int(boundary[:_MOST_DIGITS])), Kind(int(kind)))
+            if str(key) == text:
+                return key
+        raise BadFrame(f"basis {text[:40]!a}: expected a boundary and a kind")
+
+
+class _Seen(NamedTuple):
+    """What a sample's frame was made of.
+
+    Attributes:
+        rows: bfloat16 [rows, channels]: some tokens' values or changes; None where none is wanted.
+        base: what changed, of the same shape; None of first activations.
+        step_size: the quantiser's.
+        tokens: of the sample.
+    """
+
+    rows: Tensor | None
+    base: Tensor | None
+    step_size: float
+    tokens: int
+
+
+class _Uses(NamedTuple):
+    """Of a basis: the steps that sent along it, and the tokens since it was made."""
+
+    steps: int = 0
+    tokens: int = 0
+
+    def is_due(self, kind: Kind, channels: int) -> bool:
+        """Whether the next step makes a new one: often at first, when a run changes most."""
+        step = self.steps + 1
+        is_early = step <= _EARLY_STEPS and step & self.steps == 0
+        return is_early or self.tokens >= TOKENS_A_CHANNEL[kind] * channels
+
+
+class Bases:
+    """See the module's docstring. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._learning = threading.Lock()
+        self._known: dict[BasisKey, Basis] = {}
+        self._uses: dict[BasisKey, _Uses] = {}
+        self._open: dict[BasisKey, dict[SampleId, _Seen]] = {}
+        self._to_learn: dict[BasisKey, list[_Seen]] = {}
+
+    def get(self, key: BasisKey) -> Basis | None:
+        """The basis of the open step; None before the first is learned.
+
+        The first call after a step that makes one takes as long as that does.
+        """
+        with self._learning:
+            with self._lock:
+                seen = self._to_learn.pop(key, None)
+            basis = _learned_of(key, seen) if seen is not None else None
+            with self._lock:
+                if basis is not None:
+                    self._known[key] = basis
+                return self._known.get(key)
+
+    def known(self, key: BasisKey) -> Basis | None:
+        """As `get`, without learning one: for who cannot wait, after somebody did."""
+        with self._lock:
+            return self._known.get(key)
+
+    def note(
+        self, key: BasisKey, sample: SampleId, x: Tensor, base: Tensor | None, step_size: float
+    ) -> None:
+        """A frame of the open step.
+
+        Args:
+            key: of its basis.
+            sample: that it was of; noted again, the last one counts.
+            x: float32 [tokens, channels], before it was coded.
+            base: what it is a change of; None if it builds on nothing.
+            step_size: the quantiser's.
+        """
+        is_missing = self.get(key) is None
+        is_due = is_missing or self._uses.get(key, _Uses()).is_due(key.kind, x.shape[1])
+        rows = kept = None
+        if is_due:
+            every = -(-len(x) // _MOST_ROWS)
+            rows, kept = x[::every], None if base is None else base[::every].to(x.device)
+            rows = _kept(rows if kept is None else rows - kept)
+            kept = None if kept is None else _kept(kept)
+        seen = _Seen(rows, kept, step_size, len(x))
+        with self._lock:
+            self._open.setdefault(key, {})[sample] = seen
+
+    def rollback(self, but: Container[SampleId] = ()) -> None:
+        """The step is to be redone, but for these samples."""
+        with self._lock:
+            for key, seen in self._open.items():
+                self._open[key] = {sample: s for sample, s in seen.items() if sample in but}
+
+    def commit(self) -> None:
+        """The step counts: from now on bases are what its frames say."""
+        with self._lock:
+            for key, seen in self._open.items():
+                if not seen:
+                    continue
+                # In an order that is always the same, whenever frames were made.
+                in_order = [seen[sample] for sample in sorted(seen)]
+                steps, tokens = self._uses.get(key, _Uses())
+                tokens += sum(one.tokens for one in in_order)
+                if all(one.rows is not None for one in in_order):
+                    self._to_learn[key], tokens = in_order, 0
+                self._uses[key] = _Uses(steps + 1, tokens)
+            self._open.clear()
+
+    def learn(self) -> None:
+        """Make what the last step's frames say, if they are to; else the first `get` does."""
+        for key in list(self._to_learn):
+            self.get(key)
+
+    def export(self) -> dict[str, Tensor]:
+        """All of it as of the last commit, as tensors by names."""
+        self.learn()
+        found: dict[str, Tensor] = {}
+        with self._lock:
+            for key, basis in self._known.items():
+                found[str(key)] = as_tensor(basis.data)
+            for key, uses in self._uses.items():
+                found[f"{key}{_STEPS}"] = torch.tensor(uses.steps)
+                found[f"{key}{_TOKENS}"] = torch.tensor(uses.tokens)
+        return found
+
+    def restore(self, exported: Mapping[str, Tensor], channels: int) -> None:
+        """Take what `export` gave, in place of all there is.
+
+        Raises:
+            BadFrame: a basis is none for so many channels, or its name none.
+        """
+        known: dict[BasisKey, Basis] = {}
+        uses: dict[BasisKey, _Uses] = {}
+        for name, data in exported.items():
+            key = _key_in(name)
+            if name.endswith(_STEPS):
+                uses[key] = uses.get(key, _Uses())._replace(steps=_count(data))
+            elif name.endswith(_TOKENS):
+                uses[key] = uses.get(key, _Uses())._replace(tokens=_count(data))
+            else:
+                known[key] = _read(data, channels)
+        with self._learning, self._lock:
+            self._open.clear()
+            self._to_learn.clear()
+            self._known, self._uses = known, uses
+
+
+def _kept(rows: Tensor) -> Tensor:
+    return rows.to("cpu", torch.bfloat16)
+
+
+def _key_in(name: str) -> BasisKey:
+    return BasisKey.named(name.removesuffix(_STEPS).removesuffix(_TOKENS))
+
+
+def boundary_of(name: str) -> BlockIndex:
+    """Whose part of an export it is.
+
+    Raises:
+        BadFrame: no export has such a name.
+    """
+    return _key_in(name).boundary
+
+
+def _learned_of(key: BasisKey, seen: list[_Seen]) -> Basis | None:
+    rows = [one.rows.float() for one in seen if one.rows is not None]
+    bases = [one.base.float() for one in seen if one.base is not None]
+    step_size = statistics.fmean(one.step_size for one in seen)
+    return learned(rows, step_size, bases=bases, has_mean=key.kind is Kind.FIRST)
+
+
+def _read(data: Tensor, channels: int) -> Basis:
+    if data.dtype != torch.uint8 or data.dim() != 1:
+        raise BadFrame(f"basis: expected bytes, got {data.dtype} {list(data.shape)}")
+    return Basis.from_bytes(data.numpy().tobytes(), channels)
+
+
+def _count(x: Tensor) -> int:
+    if x.dtype != torch.int64 or x.numel() != 1 or int(x) < 0:
+        raise BadFrame(f"basis: expected a number of steps, got {x.dtype} {list(x.shape)}")
+    return int(x)
