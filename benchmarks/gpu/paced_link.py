@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import sys
 import threading
@@ -21,6 +22,8 @@ CHUNK_S = 0.005
 """So much of a rate passes at a time."""
 SLACK_S = 0.001
 """Sleeps that are shorter are put off."""
+MOST_LATE_S = 0.25
+"""That sleeps may take too long, and be made up for."""
 BUFFER_BYTES = 256 << 10
 """That the kernel holds in front of a link: a home router's queue, not megabytes."""
 LOOPBACK = "127.0.0.1"
@@ -55,11 +58,17 @@ class Pace:
         self._rate = rate
         self._free_s = 0.0
 
-    def wait_s(self, num_bytes: int, now_s: float) -> float:
-        """Seconds that these have to wait, which then count as passed."""
+    def wait_s(self, num_bytes: int, now_s: float, *, was_idle: bool) -> float:
+        """Seconds that these have to wait, which then count as passed; 0 or less: none.
+
+        Args:
+            was_idle: there was nothing to pass before they came. Else a sleep that took too long
+                is made up for.
+        """
         if not self._rate.bytes_per_s:
             return 0.0
-        self._free_s = max(self._free_s, now_s) + num_bytes / self._rate.bytes_per_s
+        earliest_s = now_s if was_idle else now_s - MOST_LATE_S
+        self._free_s = max(self._free_s, earliest_s) + num_bytes / self._rate.bytes_per_s
         return self._free_s - now_s
 
 
@@ -68,8 +77,11 @@ def passed_on(source: socket.socket, to: socket.socket, rate: Rate) -> None:
     pace, buffer = Pace(rate), bytearray(CHUNK_BYTES)
     view = memoryview(buffer)
     with contextlib.suppress(OSError):
-        while size := source.recv_into(view, rate.chunk_bytes):
-            wait_s = pace.wait_s(size, time.monotonic())
+        while True:
+            was_idle = not select.select([source], [], [], 0)[0]
+            if not (size := source.recv_into(view, rate.chunk_bytes)):
+                break
+            wait_s = pace.wait_s(size, time.monotonic(), was_idle=was_idle)
             if wait_s > SLACK_S:
                 time.sleep(wait_s)
             to.sendall(view[:size])

@@ -216,11 +216,20 @@ async def test_a_static_directory_knows_the_coordinator_and_checks_what_is_annou
 def test_bytes_wait_for_those_before_them_and_not_longer() -> None:
     rate = Rate()
     pace = Pace(rate)
-    assert pace.wait_s(1000, 0.0) == 0.0
+    assert pace.wait_s(1000, 0.0, was_idle=False) == 0.0
     rate.set_mbps(8.0)  # a megabyte a second
-    assert pace.wait_s(500_000, 10.0) == pytest.approx(0.5)
-    assert pace.wait_s(500_000, 10.25) == pytest.approx(0.75)
-    assert pace.wait_s(500_000, 20.0) == pytest.approx(0.5)
+    assert pace.wait_s(500_000, 10.0, was_idle=True) == pytest.approx(0.5)
+    assert pace.wait_s(500_000, 10.25, was_idle=False) == pytest.approx(0.75)
+    assert pace.wait_s(500_000, 20.0, was_idle=True) == pytest.approx(0.5), "idle time is no credit"
+
+
+def test_a_sleep_that_took_too_long_is_made_up_for() -> None:
+    rate = Rate()
+    rate.set_mbps(8.0)
+    pace = Pace(rate)
+    pace.wait_s(500_000, 10.0, was_idle=True)
+    assert pace.wait_s(500_000, 10.6, was_idle=False) == pytest.approx(0.4)
+    assert pace.wait_s(500_000, 99.0, was_idle=False) == pytest.approx(0.25), "but not all of it"
 
 
 def test_slow_links_pass_few_bytes_at_a_time() -> None:
