@@ -19,7 +19,7 @@ from benchmarks.gpu.runner import run_all
 
 
 def main() -> int:
-    """Do what the options say; 1 if a part did not come to its end."""
+    """Do what the options say; 1 if a part did not come to its end, or found something wrong."""
     options = _parser().parse_args()
     parts = options.part or list(PARTS)
     report = Report(machine_words(rehearse=options.rehearse))
@@ -40,7 +40,7 @@ def main() -> int:
     finally:
         report.write(path)
         sys.stdout.write(report.to_text() + f"\nalso in {path} and {path.with_suffix('.txt')}\n")
-    return int(any(part.how != DONE for part in report.parts))
+    return int(any(part.how != DONE or part.wrong for part in report.parts))
 
 
 def machine_words(*, rehearse: bool) -> dict[str, Value]:

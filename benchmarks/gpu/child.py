@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
 import traceback
 from typing import Any
@@ -28,6 +30,8 @@ def main() -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")
+    if not sys.stdin.isatty():
+        threading.Thread(target=end_with_parent, daemon=True).start()
     out, sys.stdout = sys.stdout, sys.stderr
     scene = Scene(rehearse="--rehearse" in flags, end_s=time.monotonic() + float(seconds))
 
@@ -44,6 +48,12 @@ def main() -> int:
         return 1
     say({END: ""})
     return 0
+
+
+def end_with_parent() -> None:
+    """End all that this part started once standard input ends: whoever runs it is gone."""
+    sys.stdin.buffer.read()
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

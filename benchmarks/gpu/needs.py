@@ -51,6 +51,7 @@ MODELS = (
     *(TORCH, NUMPY, NUMBA, XXHASH, _protobuf()),
     *(Need("transformers", "transformers", "5.0"), Need("safetensors", "safetensors")),
     *(Need("peft", "peft", "0.21"), Need("huggingface_hub", "huggingface-hub")),
+    Need("tokenizers", "tokenizers"),
 )
 SWARM = (
     *MODELS,

@@ -1,16 +1,17 @@
 """A link of loopback that passes bytes at a rate, for machines without `tc`; needs no package.
 
-    python -m benchmarks.gpu.paced_link
+    python -m benchmarks.gpu.paced_link HOST:PORT
 
-Prints `{"port": N}` and reads lines of JSON: `{"to": "HOST:PORT"}` is where what connects to that
-port gets, and `{"mbps": X}` how fast each direction passes from now on, 0 for as fast as it comes.
-Each connection has both directions of a link for itself, as two neighbours have.
+Prints `{"port": N}`: what connects to that port gets to HOST:PORT. Reads lines `{"mbps": X}`: how
+fast each direction passes from now on, 0 for as fast as it comes, which it does at first. Each
+connection has both directions of a link for itself, as two neighbours have.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import sys
 import threading
@@ -21,6 +22,8 @@ CHUNK_S = 0.005
 """So much of a rate passes at a time."""
 SLACK_S = 0.001
 """Sleeps that are shorter are put off."""
+MOST_LATE_S = 0.25
+"""That sleeps may take too long, and be made up for."""
 BUFFER_BYTES = 256 << 10
 """That the kernel holds in front of a link: a home router's queue, not megabytes."""
 LOOPBACK = "127.0.0.1"
@@ -55,11 +58,17 @@ class Pace:
         self._rate = rate
         self._free_s = 0.0
 
-    def wait_s(self, num_bytes: int, now_s: float) -> float:
-        """Seconds that these have to wait, which then count as passed."""
+    def wait_s(self, num_bytes: int, now_s: float, *, was_idle: bool) -> float:
+        """Seconds that these have to wait, which then count as passed; 0 or less: none.
+
+        Args:
+            was_idle: there was nothing to pass before they came. Else a sleep that took too long
+                is made up for.
+        """
         if not self._rate.bytes_per_s:
             return 0.0
-        self._free_s = max(self._free_s, now_s) + num_bytes / self._rate.bytes_per_s
+        earliest_s = now_s if was_idle else now_s - MOST_LATE_S
+        self._free_s = max(self._free_s, earliest_s) + num_bytes / self._rate.bytes_per_s
         return self._free_s - now_s
 
 
@@ -68,8 +77,11 @@ def passed_on(source: socket.socket, to: socket.socket, rate: Rate) -> None:
     pace, buffer = Pace(rate), bytearray(CHUNK_BYTES)
     view = memoryview(buffer)
     with contextlib.suppress(OSError):
-        while size := source.recv_into(view, rate.chunk_bytes):
-            wait_s = pace.wait_s(size, time.monotonic())
+        while True:
+            was_idle = not select.select([source], [], [], 0)[0]
+            if not (size := source.recv_into(view, rate.chunk_bytes)):
+                break
+            wait_s = pace.wait_s(size, time.monotonic(), was_idle=was_idle)
             if wait_s > SLACK_S:
                 time.sleep(wait_s)
             to.sendall(view[:size])
@@ -78,11 +90,11 @@ def passed_on(source: socket.socket, to: socket.socket, rate: Rate) -> None:
             end.shutdown(socket.SHUT_RDWR)
 
 
-def accepted(listener: socket.socket, place: list[str], rate: Rate) -> None:
-    """Join each connection that comes with one to `place`, whose last element counts."""
+def accepted(listener: socket.socket, place: str, rate: Rate) -> None:
+    """Join each connection that comes with one to `place`."""
+    host, _, port = place.rpartition(":")
     while True:
         incoming, _ = listener.accept()
-        host, _, port = place[-1].rpartition(":")
         try:
             outgoing = socket.create_connection((host, int(port)))
         except OSError:
@@ -96,7 +108,7 @@ def accepted(listener: socket.socket, place: list[str], rate: Rate) -> None:
 
 def main() -> None:
     """Pass bytes until standard input ends."""
-    rate, place = Rate(), [""]
+    rate, place = Rate(), sys.argv[1]
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)  # its connections', too
     listener.bind((LOOPBACK, 0))
@@ -105,11 +117,7 @@ def main() -> None:
     sys.stdout.write(json.dumps({"port": listener.getsockname()[1]}) + "\n")
     sys.stdout.flush()
     for line in sys.stdin:
-        words = json.loads(line)
-        if "to" in words:
-            place.append(words["to"])
-        if "mbps" in words:
-            rate.set_mbps(words["mbps"])
+        rate.set_mbps(json.loads(line)["mbps"])
 
 
 if __name__ == "__main__":

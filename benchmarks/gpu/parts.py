@@ -67,6 +67,7 @@ PARTS = (
     Part("llama", "Llama-3-8B with adapters, likewise", needs.SWARM, "swarm", "adapter_rows"),
     Part("quality", "a model trained through codecs", needs.MODELS, "quality"),
     Part("memory", "forecasts beside what was allocated", needs.MODELS, "memory"),
+    Part("engine", "what a stage's microbatch waits for", needs.MODELS, "engine"),
     Part("swarm-4", "GPT-2 XL in 4 processes", needs.SWARM, "swarm", "rows_of_4"),
     Part("llama-4", "Llama-3-8B in 4 processes", needs.SWARM, "swarm", "adapter_rows_of_4"),
 )

@@ -33,6 +33,12 @@ class PartReport:
     seconds: float = 0.0
     rows: list[Row] = field(default_factory=list)
 
+    @property
+    def wrong(self) -> int:
+        """Checks that did not come out as they should."""
+        counts = (row.get("wrong", 0) for row in self.rows)
+        return sum(count for count in counts if isinstance(count, int))
+
 
 @dataclass
 class Report:
@@ -68,7 +74,9 @@ class Report:
         for part in self.parts:
             why = f": {part.why}" if part.why else ""
             yield ""
-            yield f"== {part.name}: {part.title} ({part.how} after {part.seconds:.0f} s{why})"
+            how = f"{part.how} after {part.seconds:.0f} s{why}"
+            wrong = f", {part.wrong} WRONG" if part.wrong else ""
+            yield f"== {part.name}: {part.title} ({how}{wrong})"
             for name, rows in tables_of(part.rows).items():
                 yield ""
                 if name:

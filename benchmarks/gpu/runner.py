@@ -64,6 +64,7 @@ def _run(
     process = subprocess.Popen(
         [*command, *(["--rehearse"] if rehearse else [])],
         cwd=ROOT,
+        stdin=subprocess.PIPE,  # open as long as this process lives
         stdout=subprocess.PIPE,
         start_new_session=True,
         bufsize=0,
@@ -110,5 +111,6 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
+from benchmarks.gpu.link_check import passed_mbps
 from benchmarks.gpu.parts import Scene
 from benchmarks.gpu.processes import Processes, free_ports
 from benchmarks.gpu.report import Row, ratio
@@ -34,7 +35,7 @@ from swarm_ft.stage.checkpoint import open_checkpoint
 
 RATES_MBPS = (100.0, 1000.0, 500.0, 300.0, 10_000.0, 25.0, 10.0)
 """The most telling first, the slowest last."""
-REHEARSED_MBPS = (0.0, 10.0)
+REHEARSED_MBPS = (0.0, 1.0)
 PUBLISHED_MBPS = (1000.0, 500.0, 300.0, 100.0)
 PUBLISHED: Mapping[str, tuple[int, ...]] = {
     "FP32": (2600, 2482, 1761, 751),
@@ -132,6 +133,8 @@ def adapter_rows_of_4(scene: Scene) -> Iterator[Row]:
 
 def _shape_rows(shape: Shape, scene: Scene) -> Iterator[Row]:
     """The swarm in three fifths of the time, torch in the rest, and one beside the other."""
+    for mbps, passed in passed_mbps(shape.rates_mbps):
+        yield {"table": "links", "asked for": link_words(mbps), "Mbps passed": passed}
     with tempfile.TemporaryDirectory(prefix="gpu-swarm-model-") as directory:
         began_s = time.monotonic()
         save_random(shape.config(), Path(directory))

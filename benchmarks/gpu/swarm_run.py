@@ -102,9 +102,8 @@ def _start_peers(
     for stage, (part, port) in enumerate(zip(layers, free_ports(len(layers)), strict=True)):
         link, name = f"link-{stage}", f"peer-{stage}"
         links.append(link)
-        processes.start(link, LINK, ())
+        processes.start(link, LINK, [f"127.0.0.1:{port}"])
         announced = processes.heard(link, UP_TIMEOUT_S)["port"]
-        processes.say(link, {"to": f"127.0.0.1:{port}"})
         told = {
             "--coordinator": coordinator,
             "--port": str(port),

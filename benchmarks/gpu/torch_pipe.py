@@ -177,8 +177,10 @@ class _Sender:
 
     def _run(self) -> None:
         while True:
+            was_idle = self._waiting.empty()
             send, sent = self._waiting.get()
-            time.sleep(self._pace.wait_s(sent.num_bytes, time.monotonic()))
+            wait_s = self._pace.wait_s(sent.num_bytes, time.monotonic(), was_idle=was_idle)
+            time.sleep(max(0.0, wait_s))
             send().wait()
             sent.done.set()
 
