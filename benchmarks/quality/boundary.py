@@ -298,8 +298,8 @@ def _boundary_of(config: Config) -> Boundary:
     if config.quality:
         fw, key = _codecs_of(QualityControl.of(config.quality))
         config = replace(config, fw=fw, key=key)
-    forward = _channel(config.fw, config.key, Direction.FORWARD)
-    backward = _channel(config.bw, config.first or config.key, Direction.BACKWARD)
+    forward = channel_of(config.fw, config.key, Direction.FORWARD)
+    backward = channel_of(config.bw, config.first or config.key, Direction.BACKWARD)
     forward.bits = backward.bits = config.bits
     if config.fill:
         forward.fill = _codec(config.fill, Direction.FORWARD)
@@ -309,7 +309,7 @@ def _boundary_of(config: Config) -> Boundary:
     at_inference = {"compressed": compressed}
     if forward.is_delta:
         at_inference["direct"] = _direct(config.fw)
-    channels = {k: _channel(v, "", Direction.FORWARD) for k, v in at_inference.items()}
+    channels = {k: channel_of(v, "", Direction.FORWARD) for k, v in at_inference.items()}
     return Boundary(forward, backward, channels, compressed != "none")
 
 
@@ -322,7 +322,8 @@ def _codec(text: str, direction: Direction) -> AnyCodec:
     return parse_published(text) or parse(text, direction)
 
 
-def _channel(text: str, key: str, direction: Direction) -> Channel:
+def channel_of(text: str, key: str, direction: Direction) -> Channel:
+    """One direction by its codec, and that of first frames where they build on nothing."""
     codec = _codec(text, direction)
     spec = getattr(codec, "spec", None)
     is_delta = bool(getattr(spec or codec, "is_delta", False))

@@ -85,6 +85,10 @@ GROUPS: dict[str, str] = {
         none
         none/none/q4  none/none/q4+z  aq3/q6/q4  none/none/q8  none/none/none  aq3/q6
     """,
+    # Gradients in one bit.
+    "gradients": """
+        none  none/q1t+d+z  none/q1.5t+d+z  none/q1t+d+z+last@q1t+d+z
+    """,
     # What a value of a buffer takes.
     "buffers": """
         none
@@ -136,7 +140,7 @@ class Config:
     @property
     def has_key(self) -> bool:
         """Whether a first forward frame or first gradient differs from later ones."""
-        return self.fw.startswith(("aq", "pubaq")) or "+ef21" in self.bw
+        return self.fw.startswith(("aq", "pubaq")) or "+ef21" in self.bw or "+last" in self.bw
 
     def __str__(self) -> str:
         if self.fw == self.bw == "none" and not self.first and not self.dp:

@@ -9,7 +9,7 @@
 | `wide` | qB+z, aqB+z, qcS, aqcS: codes as wide as need be, as `wide_plan` has it; +z of others |
 | `directional` | qkS, aqkS: codes along a learned `basis` |
 | `topk`, `lowrank` | topK, lowrankR |
-| `feedback` | aqtopK, +ef21 of whatever builds on nothing; +ef, +efmix |
+| `feedback` | aqtopK, +ef21 and +last of whatever builds on nothing; +ef, +efmix |
 | `stored` | buffers as both ends keep them |
 
 Their arithmetic is in `kernels`, three times: plain torch, Numba, Triton.
@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from swarm_ft.codec.base import Codec
 from swarm_ft.codec.directional import DirectionalCodec
-from swarm_ft.codec.feedback import DeltaCodec, encode_with_feedback
+from swarm_ft.codec.feedback import SHARE_BITS, DeltaCodec, ShareCodec, encode_with_feedback
 from swarm_ft.codec.kernels.base import Kernels
 from swarm_ft.codec.lowrank import LowRankCodec
 from swarm_ft.codec.narrow import HadamardCodec, NarrowCodec
@@ -62,6 +62,11 @@ def from_spec(spec: CodecSpec, kernels: Kernels | None = None) -> Codec:
     Args:
         kernels: the backend of its arithmetic; by default the fastest for each tensor's device.
     """
+    if spec.feedback is Feedback.LAST:
+        plain = from_spec(replace(spec, feedback=Feedback.NONE), kernels)
+        if isinstance(plain, WideCodec):
+            plain = replace(plain, token_bits=SHARE_BITS)
+        return ShareCodec(spec, plain)
     if spec.name in _GRIDS:
         return WideCodec(spec, kernels) if spec.entropy else NarrowCodec(spec, kernels)
     if spec.has_basis:

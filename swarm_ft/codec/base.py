@@ -121,7 +121,7 @@ def _checked_base(
     if not spec.is_delta:
         if base is not None:
             raise BadFrame(
-                f"codec {spec} builds on no base, got one; only aq and ef21 codecs take a base"
+                f"codec {spec} builds on no base, got one; only aq, ef21 and last codecs do"
             )
         return None
     if base is None:

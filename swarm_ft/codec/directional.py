@@ -5,8 +5,8 @@ Changes that follow few directions, as those of a model that is fine-tuned do, t
 what a sample's last visit lost has no direction, and mostly lies below the step.
 
 A frame names the basis that it needs, and both ends hold it (`basis`). Payload: the name; if it is
-`PLAIN`, what `wide` writes of the channels themselves; else a header, the classes of tokens if they
-pay, the large codes, the symbols' tables and their stream.
+`PLAIN`, what `wide` writes of the channels themselves; else a header, a spread for each class of
+directions, the large codes, and the stream of symbols.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ from __future__ import annotations
 import math
 import struct
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import Codec, as_tensor, check_finite, checked_peak, peak_of
+from swarm_ft.codec.base import Codec, check_finite, checked_peak, peak_of
 from swarm_ft.codec.basis import MAX_DIRECTIONS, NAME_BYTES, PLAIN, Basis, powers_of_two
 from swarm_ft.codec.entropy import (
     CLASSES,
-    MAX_CONTEXTS,
     MAX_SCALE,
     SYMBOLS,
-    Tables,
     max_stream_bytes,
     read_stream,
-    stream_bits,
     write_stream,
 )
 from swarm_ft.codec.kernels import kernels_for
@@ -43,29 +41,29 @@ from swarm_ft.codec.kernels.base import (
     Scales,
     WideGrid,
 )
-from swarm_ft.codec.kernels.reference import ReferenceKernels
+from swarm_ft.codec.spread_tables import (
+    MOST,
+    SLICES,
+    SPREADS,
+    UNDITHERED,
+    frequencies,
+    nearest_spreads,
+)
 from swarm_ft.codec.wide import WideCodec, read_escaped, write_at_scale
-from swarm_ft.codec.wide_plan import FIRST_SYMBOL, SYMBOL_ZERO, to_symbols
+from swarm_ft.codec.wide_plan import SYMBOL_ZERO, to_symbols
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 
-_HEADER = struct.Struct("<HBBI")
+Counts = NDArray[np.int64]
+
+_HEADER = struct.Struct("<HBHI")
 _SILENT = _HEADER.pack(0, 0, 0, 0)
-_CLASS_BITS = 3
-_SHRINK, _BY_TOKEN, _FEW, _FORETOLD = 15, 16, 32, 64
-"""In the header's flags: of the shrink, and whether tokens have classes, tables are of few numbers,
-and codes are of what the forecast left."""
-_MOST_FLAGS = 127
-_DEAD_ZONE = 0.4
-"""To begin with, codes are rounded up from 0.6."""
-_BIT_SQUARES = 0.12
-"""A bit is worth so much squared error, in steps: about the slope of rate and distortion there."""
-_RARE, _LATEST = 1e-4, 0.9
 _FINER = 4
 """Steps of what all tokens have in common, to one of their own: what is left of it is theirs."""
+_CENTRE = CLASSES * SLICES
+"""The context of what they have in common, behind those of each class and slice of the dither."""
+_CONTEXTS = _CENTRE + 1
 _EXACT_BITS = 24
-_PACKING = ReferenceKernels()
-Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ class DirectionalCodec(Codec):
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         """See `Codec.max_payload_bytes`."""
         count = (1 + tokens) * min(channels, MAX_DIRECTIONS)
-        coded = _HEADER.size + tokens + 2 * count + max_stream_bytes(count)
+        coded = _HEADER.size + _Tables.SIZE + 2 * count + max_stream_bytes(count)
         return NAME_BYTES + max(coded, WideCodec(self.spec).max_payload_bytes(tokens, channels))
 
     def _write(self, x: Tensor, base: Tensor | None) -> bytes:
@@ -121,19 +119,17 @@ class DirectionalCodec(Codec):
         basis = self.basis
         if basis is None or basis.name != name or basis.channels != encoded.channels:
             raise BadFrame(f"frame: it needs the basis {name.hex()}, which is not here")
-        codes, scale, flags = _read_codes(payload, encoded.tokens, basis, device, kernels)
-        along = kernels.dequantize(codes[1:].contiguous(), None, _UNIT, WideGrid(flags & _SHRINK))
-        along += codes[0].float() / _FINER
-        if flags & _FORETOLD:
-            along += _foretold(basis, base, scale)
+        if payload == _SILENT:
+            along, scale = torch.zeros(encoded.tokens, basis.directions, device=device), 0.0
+        else:
+            along, scale, is_foretold = _read_along(payload, encoded.tokens, basis, device, kernels)
+            if is_foretold:
+                along += _foretold(basis, base, scale)
         # Three exact steps and two roundings, each in an operation of its own: nothing is fused.
         value = _exact_product(along, basis) * scale
         if basis.mean is not None:
             value = basis.mean.to(device) + value
         return check_finite(value if base is None else base + value)
-
-
-_UNIT = Scales(torch.ones(1), torch.ones(1))
 
 
 def _exact_product(along: Tensor, basis: Basis) -> Tensor:
@@ -192,21 +188,45 @@ def _written(
         return _SILENT
     along, is_foretold = _beside_forecast(along, base, scale, basis)
     centre = _centre(along, scale)
-    by_class = basis.classes.to(along.device)
-    own = along - centre.float() * (scale / _FINER)
-    codes, shrink = _quantized(own, scale, by_class, kernels)
-    codes = torch.cat((centre[None], codes))
-    symbols, upper = to_symbols(codes, 0)
-    tokens, counts = _contexts_that_pay(symbols, codes, by_class, kernels)
-    contexts = _contexts(tokens, by_class, len(codes))
-    escaped = upper[upper.abs() >= SYMBOL_ZERO - FIRST_SYMBOL].cpu().numpy().astype("<i2")
-    tables, written, is_few = _tables_that_pay(counts)
-    pattern = int(torch.tensor(scale).to(torch.bfloat16).view(torch.int16)) & 0xFFFF
-    flags = shrink | _BY_TOKEN * (tokens is not None) | _FEW * is_few | _FORETOLD * is_foretold
-    head = _HEADER.pack(pattern, flags, len(counts), len(escaped))
-    classes = b"" if tokens is None else _packed(tokens)
-    stream = write_stream(symbols.reshape(-1), contexts, tables, kernels)
-    return head + classes + escaped.tobytes() + written + stream
+    salt = int(along.contiguous().view(torch.int32).sum(dtype=torch.int64)) & 0xFFFF
+    dither = _Dither.of(salt, (len(along), basis.directions), along.device, kernels)
+    codes = dither.codes(along - centre.float() * (scale / _FINER), scale)
+    rows = torch.cat((centre[None], codes))
+    symbols = to_symbols(rows, 0)[0].reshape(-1)
+    contexts = dither.contexts(basis)
+    counts = kernels.histogram(symbols, contexts, _CONTEXTS).cpu().numpy()
+    tables = _Tables.of_counts(counts)
+    large = rows[rows.abs() >= MOST].cpu().numpy().astype("<i2")
+    head = _HEADER.pack(_pattern_of(scale), is_foretold, salt, len(large))
+    stream = write_stream(symbols, contexts, tables.frequencies(), kernels)
+    return head + tables.to_bytes() + large.tobytes() + stream
+
+
+def _read_along(
+    data: bytes, tokens: int, basis: Basis, device: torch.device, kernels: Kernels
+) -> tuple[Tensor, float, bool]:
+    """Values in steps, float32 [tokens, directions], the step, and whether they were foretold.
+
+    Raises:
+        BadFrame: no encoder writes that.
+    """
+    shape = 1 + tokens, basis.directions
+    at = _HEADER.size + _Tables.SIZE
+    if len(data) < at:
+        raise BadFrame(f"frame: expected {at} bytes or more, got {len(data)}")
+    pattern, flags, salt, escapes = _HEADER.unpack_from(data)
+    scale = torch.tensor(pattern, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).item()
+    if not MIN_SCALE <= scale <= MAX_SCALE or flags > 1 or escapes > shape[0] * shape[1]:
+        raise BadFrame(f"frame: a header that no encoder writes, with a scale of {scale:.4g}")
+    tables = _Tables.from_bytes(data[_HEADER.size : at])
+    if len(data) < at + 2 * escapes:
+        raise BadFrame(f"frame: expected {at + 2 * escapes} bytes or more, got {len(data)}")
+    large = torch.from_numpy(np.frombuffer(data, "<i2", escapes, at).astype(np.int16))
+    dither = _Dither.of(salt, (tokens, basis.directions), device, kernels)
+    contexts, stream = dither.contexts(basis), data[at + 2 * escapes :]
+    symbols = read_stream(stream, contexts, tables.frequencies(), kernels)
+    rows = read_escaped(symbols, large).view(shape)
+    return dither.values(rows[1:]) + rows[0].float() / _FINER, scale, bool(flags)
 
 
 def _beside_forecast(
@@ -238,208 +258,110 @@ def _scale_for(step: float, peak: float) -> float:
     return torch.tensor(bounded).to(torch.bfloat16).item()
 
 
-def _quantized(
-    along: Tensor, scale: float, by_class: Tensor, kernels: Kernels
-) -> tuple[Tensor, int]:
-    """Codes, int16, and their shrink: the nearest, or one nearer to zero that takes fewer bits."""
-    sizes = along.abs() / scale
-    to_one, to_more = _thresholds((sizes + _DEAD_ZONE).floor(), by_class)
-    later = torch.where(sizes < 1, to_one, to_more) - 0.5
-    narrowed = along.sign() * (sizes - later).clamp(min=0)
-    one = torch.ones(1, device=along.device)
-    codes = kernels.quantize(narrowed, None, Scales(one, one), WideGrid())
-    found = codes.abs().float()
-    few = (found > 0) & (found < 64)
-    if not bool(few.any()):
-        return codes, 0
-    offset = (found - sizes)[few].mean().item()
-    return codes, min(max(round(offset * UNITS), 0), 15)
+def _pattern_of(scale: float) -> int:
+    return int(torch.tensor(scale).to(torch.bfloat16).view(torch.int16)) & 0xFFFF
 
 
-def _thresholds(sizes: Tensor, by_class: Tensor) -> tuple[Tensor, Tensor]:
-    """From which fraction on codes are rounded up to one, and to more, by direction.
-
-    Where the squared error, in steps, and a bit's worth of them (a Lagrangian of the rate) balance;
-    what a code more takes follows from how often its class has some.
-    """
-    classes = torch.nn.functional.one_hot(by_class.long(), CLASSES).float()
-    some = (sizes > 0).float().mean(0) @ classes / classes.sum(0).clamp(min=1)
-    beyond = (sizes - 1).clamp(min=0).mean(0) @ classes / classes.sum(0).clamp(min=1)
-    some = some.clamp(_RARE, 1 - _RARE)
-    ratio = (beyond / (beyond + some)).clamp(_RARE, 1 - _RARE)
-    bits_of_one = torch.log2(2 * (1 - some) / (some * (1 - ratio)))
-    bits_of_more = -torch.log2(ratio)
-    both = torch.stack((bits_of_one, bits_of_more)) * (_BIT_SQUARES / 2)
-    one, more = (both + 0.5).clamp(0.5, _LATEST) @ classes.T
-    return one, more
-
-
-def _contexts_that_pay(
-    symbols: Tensor, codes: Tensor, by_class: Tensor, kernels: Kernels
-) -> tuple[Tensor | None, Counts]:
-    """Classes of tokens, uint8, if they save more than they take; and the counts by context."""
-    plain = _counts(symbols, _contexts(None, by_class, len(codes)), kernels)
-    sizes = codes[1:].abs().double().mean(1)
-    octaves = torch.log2(sizes.clamp(min=1 / codes.shape[1]))
-    tokens = ((octaves - octaves.median()) * 2 + CLASSES // 2).round().clamp(0, CLASSES - 1)
-    tokens = (tokens - tokens.min()).to(torch.uint8)
-    by_both = _counts(symbols, _contexts(tokens, by_class, len(codes)), kernels)
-    cost = len(tokens) * _CLASS_BITS
-    if _size_bits(by_both) + cost < _size_bits(plain):
-        return tokens, by_both
-    return None, plain
-
-
-def _size_bits(counts: Counts) -> float:
-    tables, written, _ = _tables_that_pay(counts)
-    return stream_bits(counts, tables) + 8 * len(written)
-
-
-def _contexts(tokens: Tensor | None, by_class: Tensor, count: int) -> Tensor:
-    """The context of every code, uint8 [rows * directions]: the first row has one of its own."""
-    rows = by_class[None, :].expand(count, -1).clone()
-    if tokens is not None:
-        rows[1:] += tokens[:, None]
-    rows[0] = int(rows.max()) + 1
-    return rows.reshape(-1)
-
-
-def _counts(symbols: Tensor, contexts: Tensor, kernels: Kernels) -> Counts:
-    number = int(contexts.max()) + 1
-    found: Counts = kernels.histogram(symbols.reshape(-1), contexts, number).cpu().numpy()
-    return found
-
-
-def _packed(classes: Tensor) -> bytes:
-    return _PACKING.pack(classes.cpu(), _CLASS_BITS).numpy().tobytes()
-
-
-def _read_codes(
-    data: bytes, tokens: int, basis: Basis, device: torch.device, kernels: Kernels
-) -> tuple[Tensor, float, int]:
-    """Codes, int16 [1 + tokens, directions], their scale and the flags.
-
-    Raises:
-        BadFrame: no encoder writes that.
-    """
-    shape = 1 + tokens, basis.directions
-    if len(data) < _HEADER.size:
-        raise BadFrame(f"frame: expected a header of {_HEADER.size} bytes, got {len(data)}")
-    pattern, flags, contexts, escapes = _HEADER.unpack_from(data)
-    if data == _SILENT:
-        return torch.zeros(shape, dtype=torch.int16, device=device), 0.0, 0
-    scale = torch.tensor(pattern, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).item()
-    if not MIN_SCALE <= scale <= MAX_SCALE or flags > _MOST_FLAGS or escapes > shape[0] * shape[1]:
-        raise BadFrame(f"frame: a header that no encoder writes, with a scale of {scale:.4g}")
-    by_token, at = None, _HEADER.size
-    if flags & _BY_TOKEN:
-        size = -(-tokens // 8) * _CLASS_BITS
-        _check_size(data, at + size)
-        by_token = _PACKING.unpack(as_tensor(data[at : at + size]), tokens, _CLASS_BITS).to(device)
-        at += size
-    _check_size(data, at + 2 * escapes)
-    large = np.frombuffer(data, "<i2", escapes, at).astype(np.int16)
-    at += 2 * escapes
-    read = Geometric.from_bytes if flags & _FEW else Tables.from_bytes
-    tables, size = read(data[at:], _checked_contexts(contexts))
-    values = _contexts(by_token, basis.classes.to(device), shape[0])
-    symbols = read_stream(data[at + size :], values, tables, kernels)
-    return read_escaped(symbols, torch.from_numpy(large)).view(shape), scale, flags
-
-
-def _checked_contexts(contexts: int) -> int:
-    if not 1 <= contexts <= MAX_CONTEXTS:
-        raise BadFrame(f"frame: expected 1 to {MAX_CONTEXTS} contexts, got {contexts}")
-    return contexts
-
-
-def _check_size(data: bytes, expected: int) -> None:
-    if len(data) < expected:
-        raise BadFrame(f"frame: expected {expected} bytes or more, got {len(data)}")
-
-
-# ---- symbol tables in three bytes: a two-sided geometric distribution with a weight of its own for
-# zero. Small frames cannot afford more.
-
-_TABLE_BYTES = 3
-_UNUSED, _MOST, _LEVEL = 255, 127, 64
-_TOP = 52
-"""The weight of zero, in quarters of an octave, as `Tables` has them."""
-_SLOPES = np.array([(8 + j % 8) << (j // 8) for j in range(80)], np.int64)
-"""How much a code's weight falls from one size to the next, in 1/256 of a quarter of an octave."""
+# ---- codes with subtractive dither: no error correlates with the value, so what is too small for a
+# code is not left out at every visit alike
 
 
 @dataclass(frozen=True, slots=True)
-class Geometric:
-    """Tables of a few numbers each.
+class _Dither:
+    """The dither of one frame.
 
     Attributes:
-        numbers: int64 [contexts, 3]: the largest size of a code, how far its weight falls from zero
-            to one (above 64) or rises, and the slope from size to size; 255 for an unused context.
+        grid: that draws it.
+        units: float32 [tokens, directions], odd numbers from -15 to 15, in 1/32 of a step.
+        kernels: that code with it.
     """
 
-    numbers: Counts
+    grid: WideGrid
+    units: Tensor
+    kernels: Kernels
 
     @staticmethod
-    def of_counts(counts: Counts) -> Geometric:
-        """The likeliest for counts of shape [contexts, 256]."""
-        return Geometric(np.array([_fit(row) for row in counts], np.int64))
+    def of(salt: int, shape: tuple[int, int], device: torch.device, kernels: Kernels) -> _Dither:
+        """The same at both ends, and another for other values, whose sum has 16 bits in it."""
+        grid = WideGrid(seed=salt)
+        silence = torch.zeros(shape, dtype=torch.int16, device=device)
+        return _Dither(
+            grid, kernels.dequantize(silence, None, _scales(UNITS, device), grid), kernels
+        )
 
-    @property
-    def tables(self) -> Tables:
-        """Whole-number arithmetic: the same on every machine."""
-        return Tables(np.stack([_weights(*row) for row in self.numbers.tolist()]))
+    def codes(self, along: Tensor, scale: float) -> Tensor:
+        """The nearest codes, int16, each turned so that its dither is positive."""
+        codes = self.kernels.quantize(along, None, _scales(scale, along.device), self.grid)
+        return self._turned(codes)
+
+    def values(self, codes: Tensor) -> Tensor:
+        """What turned codes stand for, in steps, float32."""
+        turned = self._turned(codes).contiguous()
+        return self.kernels.dequantize(turned, None, _scales(1.0, codes.device), self.grid)
+
+    def contexts(self, basis: Basis) -> Tensor:
+        """Of a frame's codes, uint8 [(1 + tokens) * directions]."""
+        slices = self.units.abs().to(torch.uint8) >> 1
+        by_class = basis.classes.to(slices.device) * SLICES
+        centre = torch.full_like(by_class, _CENTRE)
+        return torch.cat((centre, (slices + by_class[None, :]).reshape(-1)))
+
+    def _turned(self, codes: Tensor) -> Tensor:
+        return torch.where(self.units < 0, -codes, codes)
+
+
+def _scales(scale: float, device: torch.device) -> Scales:
+    one = torch.ones(1, device=device)
+    return Scales(one, one * scale)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """The spread of each class of directions, and of what tokens have in common.
+
+    Attributes:
+        spreads: int64 [classes and one], numbers of `spread_of`.
+        largest: int64 [classes and one]: no code with a symbol is larger.
+    """
+
+    spreads: Counts
+    largest: Counts
+    SIZE: ClassVar[int] = 2 * (CLASSES + 1)
+
+    @staticmethod
+    def of_counts(counts: Counts) -> _Tables:
+        """The likeliest for a histogram, [contexts, 256]."""
+        by_class = counts[:_CENTRE].reshape(CLASSES, SLICES, SYMBOLS)
+        centre = np.zeros((1, SLICES + 1, SYMBOLS), np.int64)
+        centre[0, UNDITHERED] = counts[_CENTRE]
+        spreads = np.concatenate((nearest_spreads(by_class), nearest_spreads(centre)))
+        found = np.concatenate((by_class.sum(1), counts[_CENTRE:]))
+        sizes = np.where(found > 0, np.abs(np.arange(SYMBOLS) - SYMBOL_ZERO), 0)
+        return _Tables(spreads, sizes.max(1))
+
+    def frequencies(self) -> NDArray[np.int32]:
+        """Of all contexts, int32 [contexts, 256]."""
+        spreads, largest = (
+            np.append(np.repeat(numbers[:-1], SLICES), numbers[-1])
+            for numbers in (self.spreads, self.largest)
+        )
+        return frequencies(spreads, _SLICES_OF_CONTEXTS, largest)
 
     def to_bytes(self) -> bytes:
-        """Three bytes a context."""
-        return self.numbers.astype(np.uint8).tobytes()
+        """Two bytes each."""
+        return np.stack((self.spreads, self.largest), 1).astype(np.uint8).tobytes()
 
     @staticmethod
-    def from_bytes(data: bytes, contexts: int) -> tuple[Tables, int]:
-        """The tables that `to_bytes` wrote at the beginning of `data`, and how many bytes it took.
+    def from_bytes(data: bytes) -> _Tables:
+        """What `to_bytes` wrote.
 
         Raises:
-            BadFrame: it is cut short, or a number is out of its range.
+            BadFrame: a number is out of its range.
         """
-        size = _TABLE_BYTES * contexts
-        _check_size(data, size)
-        numbers = np.frombuffer(data, np.uint8, size).reshape(-1, _TABLE_BYTES).astype(np.int64)
-        used = numbers[numbers[:, 0] != _UNUSED]
-        if (used > (_MOST, _MOST, len(_SLOPES) - 1)).any():
-            raise BadFrame("frame: a table of symbols that no encoder writes")
-        return Geometric(numbers).tables, size
+        numbers = np.frombuffer(data, np.uint8).reshape(-1, 2).astype(np.int64)
+        if (numbers > (SPREADS - 1, MOST)).any():
+            raise BadFrame("frame: a spread that no encoder writes")
+        return _Tables(numbers[:, 0], numbers[:, 1])
 
 
-def _tables_that_pay(counts: Counts) -> tuple[Tables, bytes, bool]:
-    """Tables, how they are written, and whether that is in few numbers."""
-    few, whole = Geometric.of_counts(counts), Tables.of_counts(counts)
-    tables, written = few.tables, whole.to_bytes()
-    saved_bits = stream_bits(counts, tables) - stream_bits(counts, whole)
-    if saved_bits <= 8 * (len(written) - _TABLE_BYTES * len(counts)):
-        return tables, few.to_bytes(), True
-    return whole, written, False
-
-
-def _fit(counts: Counts) -> tuple[int, int, int]:
-    sizes = counts[SYMBOL_ZERO:].copy()
-    sizes[1:] += counts[SYMBOL_ZERO - 1 : 0 : -1]
-    some = int(sizes[1:].sum())
-    if some == 0:
-        return (0 if sizes[0] else _UNUSED), 0, 0
-    beyond = float(sizes[1:] @ np.arange(len(sizes) - 1)) / some
-    ratio = min(max(beyond / (1 + beyond), 2.0**-15), 1 - 2.0**-9)
-    slope = int(np.abs(np.log(_SLOPES / 256) - math.log(-4 * math.log2(ratio))).argmin())
-    fall = round(4 * math.log2(max(int(sizes[0]), 0.5) / (some / 2 * (1 - ratio))))
-    return int(np.flatnonzero(sizes).max()), min(max(fall + _LEVEL, 0), _MOST), slope
-
-
-def _weights(largest: int, fall: int, slope: int) -> NDArray[np.uint8]:
-    weights = np.zeros(SYMBOLS, np.uint8)
-    if largest == _UNUSED:
-        return weights
-    down = np.arange(largest, dtype=np.int64) * _SLOPES[slope] >> 8
-    sizes = np.maximum(_TOP - max(fall - _LEVEL, 0) - down, 1).astype(np.uint8)
-    weights[SYMBOL_ZERO] = max(_TOP - max(_LEVEL - fall, 0), 1)
-    weights[SYMBOL_ZERO + 1 : SYMBOL_ZERO + 1 + largest] = sizes
-    weights[SYMBOL_ZERO - largest : SYMBOL_ZERO] = sizes[::-1]
-    return weights
+_SLICES_OF_CONTEXTS = np.append(np.tile(np.arange(SLICES), CLASSES), UNDITHERED)

@@ -20,6 +20,7 @@ from swarm_ft.codec.base import as_tensor
 from swarm_ft.codec.kernels.base import (
     MIN_SCALE,
     PROBABILITY_BITS,
+    SLICES,
     Coded,
     Kernels,
     Scales,
@@ -156,6 +157,7 @@ class WideHeader:
         escapes: codes that are too large for a symbol.
         row_levels, col_levels: uint8 [tokens], [channels], 0 to 63; empty where all are 0.
         row_classes, col_classes: uint8 [tokens], [channels], 0 to 7; empty where all are 0.
+        slices: what the coder knows of the dither, see `Kernels.slice_contexts`; 0 is nothing.
     """
 
     scale: float
@@ -166,28 +168,31 @@ class WideHeader:
     col_levels: Numbers = field(default_factory=_no_numbers)
     row_classes: Numbers = field(default_factory=_no_numbers)
     col_classes: Numbers = field(default_factory=_no_numbers)
+    slices: int = 0
 
     def scales(self) -> Scales:
         """Each group's scale; rows and columns without levels have one for all."""
         rows, cols = _factors(self.row_levels), _factors(self.col_levels)
         return Scales(rows, (cols * self.scale).to(torch.bfloat16).float())
 
-    def contexts(self, tokens: int, channels: int) -> Tensor:
-        """The context of every value, uint8 [tokens * channels]: the sum of its classes."""
+    def classes(self, tokens: int, channels: int) -> Tensor:
+        """How widely every value spreads, uint8 [tokens * channels]: the sum of its classes."""
         rows, cols = (_or_zeros(n) for n in (self.row_classes, self.col_classes))
         return (rows[:, None] + cols[None, :]).expand(tokens, channels).reshape(-1)
 
     @property
     def num_contexts(self) -> int:
-        """One more than the largest context."""
-        return 1 + sum(int(n.max()) for n in (self.row_classes, self.col_classes) if len(n))
+        """One more than the largest context: a slice of a sum of classes."""
+        classes = 1 + sum(int(n.max()) for n in (self.row_classes, self.col_classes) if len(n))
+        return classes << max(0, self.slices - 1)
 
     def to_bytes(self) -> bytes:
         """Ten bytes, then the groups' numbers, packed in as many bits as the largest needs."""
         parts, widths = self._parts(), self._widths()
         four = sum(width << 4 * place for place, width in enumerate(widths))
         pattern = int(torch.tensor(self.scale).to(torch.bfloat16).view(torch.int16)) & 0xFFFF
-        fixed = _FIXED.pack(pattern, self.shrink, self.low_bits, four, self.escapes)
+        low = self.low_bits | self.slices << 4
+        fixed = _FIXED.pack(pattern, self.shrink, low, four, self.escapes)
         return fixed + b"".join(_pack(n, width) for n, width in zip(parts, widths, strict=True))
 
     @staticmethod
@@ -199,10 +204,11 @@ class WideHeader:
         """
         if len(data) < _FIXED.size:
             raise BadFrame(f"frame: expected {_FIXED.size} bytes of header, got {len(data)}")
-        pattern, shrink, low_bits, four, escapes = _FIXED.unpack_from(data)
+        pattern, shrink, low, four, escapes = _FIXED.unpack_from(data)
+        low_bits, slices = low & 15, low >> 4
         scale = torch.tensor(pattern, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).item()
         widths = [four >> 4 * place & 15 for place in range(4)]
-        if shrink > 15 or low_bits > 8 or escapes > tokens * channels:
+        if shrink > 15 or low_bits > 8 or slices > SLICES or escapes > tokens * channels:
             raise BadFrame("frame: a header that no encoder writes")
         if max(widths[:2]) > _MAX_LEVEL_BITS or max(widths[2:]) > _MAX_CLASS_BITS:
             raise BadFrame(f"frame: levels and classes of {widths} bits")
@@ -215,7 +221,9 @@ class WideHeader:
             _unpack(data[start : start + size], length, width)
             for start, size, length, width in zip(ends, sizes, lengths, widths, strict=False)
         ]
-        header = WideHeader(scale, shrink, low_bits, escapes, *found)
+        row_levels, col_levels, row_classes, col_classes = found
+        groups = row_levels, col_levels, row_classes, col_classes
+        header = WideHeader(scale, shrink, low_bits, escapes, *groups, slices=slices)
         header._check_scales()
         return header, ends[-1]
 
@@ -267,7 +275,7 @@ def _unpack(data: bytes, count: int, bits: int) -> Numbers:
     return _PACKING.unpack(as_tensor(data), count, bits).numpy()
 
 
-MAX_CONTEXTS = 16
+MAX_CONTEXTS = (2 * CLASSES - 1) << SLICES - 1
 _MAX_LANES = 32
 _SYMBOLS_A_LANE = 2048
 """A lane costs two bytes beyond what it codes: a thousandth of a stream of 8-bit symbols."""
@@ -284,14 +292,16 @@ def write_symbols(
         counts: int64 [contexts, 256], their histogram.
     """
     tables = Tables.of_counts(counts)
-    stream = write_stream(symbols, contexts, tables, kernels)
+    stream = write_stream(symbols, contexts, tables.frequencies(), kernels)
     return bytes([len(counts)]) + tables.to_bytes() + stream
 
 
-def write_stream(symbols: Tensor, contexts: Tensor, tables: Tables, kernels: Kernels) -> bytes:
-    """`symbols`, uint8 [n], in `contexts`, uint8 [n], by tables that the reader has."""
-    frequencies = torch.from_numpy(tables.frequencies()).to(symbols.device)
-    coded = kernels.encode_symbols(symbols, contexts, frequencies, lanes_for(len(symbols)))
+def write_stream(
+    symbols: Tensor, contexts: Tensor, frequencies: NDArray[np.int32], kernels: Kernels
+) -> bytes:
+    """`symbols`, uint8 [n], in `contexts`, uint8 [n], by frequencies that the reader has."""
+    by = torch.from_numpy(frequencies).to(symbols.device)
+    coded = kernels.encode_symbols(symbols, contexts, by, lanes_for(len(symbols)))
     counted = b"" if len(coded.counts) == 1 else _to_bytes(coded.counts, "<u4")
     return counted + _to_bytes(coded.states, "<u4") + _to_bytes(coded.words, "<u2")
 
@@ -305,24 +315,26 @@ def read_symbols(data: bytes, contexts: Tensor, kernels: Kernels) -> Tensor:
     if not data or not 1 <= data[0] <= MAX_CONTEXTS:
         raise BadFrame("frame: expected as many tables as there are contexts")
     tables, size = Tables.from_bytes(data[1:], data[0])
-    return read_stream(data[1 + size :], contexts, tables, kernels)
-
-
-def read_stream(data: bytes, contexts: Tensor, tables: Tables, kernels: Kernels) -> Tensor:
-    """As `read_symbols`, of what `write_stream` wrote.
-
-    Raises:
-        BadFrame: it was not written for these contexts and tables.
-    """
     if int(contexts.max()) >= len(tables.weights):
         raise BadFrame("frame: expected as many tables as there are contexts")
     unused = [k for k, weights in enumerate(tables.weights) if not weights.any()]
     if any(bool((contexts == k).any()) for k in unused):
         raise BadFrame("frame: a context of values has no table")
+    return read_stream(data[1 + size :], contexts, tables.frequencies(), kernels)
+
+
+def read_stream(
+    data: bytes, contexts: Tensor, frequencies: NDArray[np.int32], kernels: Kernels
+) -> Tensor:
+    """As `read_symbols`, of what `write_stream` wrote by these frequencies.
+
+    Raises:
+        BadFrame: it was not written for these contexts and frequencies.
+    """
     coded = _read_coded(data, len(contexts))
     coded = Coded(*(part.to(contexts.device) for part in (coded.states, coded.counts, coded.words)))
-    frequencies = torch.from_numpy(tables.frequencies()).to(contexts.device)
-    symbols, is_intact = kernels.decode_symbols(coded, contexts, frequencies)
+    by = torch.from_numpy(frequencies).to(contexts.device)
+    symbols, is_intact = kernels.decode_symbols(coded, contexts, by)
     if not is_intact:
         raise BadFrame("frame: its entropy-coded part is damaged")
     return symbols
@@ -330,15 +342,10 @@ def read_stream(data: bytes, contexts: Tensor, tables: Tables, kernels: Kernels)
 
 def stream_bytes(counts: NDArray[np.int64]) -> float:
     """What `write_symbols` takes for symbols with these counts, to a few bytes."""
-    coded_bits = stream_bits(counts, Tables.of_counts(counts))
-    return _fixed_bytes(counts > 0, int(counts.sum())) + coded_bits / 8
-
-
-def stream_bits(counts: NDArray[np.int64], tables: Tables) -> float:
-    """What symbols with these counts take by these tables, beside lanes' states."""
+    frequencies = Tables.of_counts(counts).frequencies()
     used = counts > 0
-    frequencies = tables.frequencies()[used].clip(min=2.0**-64)
-    return float(counts[used] @ (PROBABILITY_BITS - np.log2(frequencies)))
+    coded_bits = counts[used] @ (PROBABILITY_BITS - np.log2(frequencies[used]))
+    return _fixed_bytes(used, int(counts.sum())) + float(coded_bits) / 8
 
 
 def estimated_stream_bytes(counts: NDArray[np.int64], share: float) -> float:

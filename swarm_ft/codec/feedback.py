@@ -7,11 +7,23 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from swarm_ft.codec.base import Codec, check_finite, checked_peak, checked_sample, peak_of
+from swarm_ft.codec.base import (
+    Codec,
+    as_tensor,
+    check_finite,
+    checked_peak,
+    checked_sample,
+    peak_of,
+)
+from swarm_ft.codec.kernels.base import packed_bytes
+from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.codec.topk import kept_entries, largest
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import Feedback
+
+_PACKING = ReferenceKernels()  # shares are few, and always on the CPU
+_TINY_SQUARE = 1e-300
 
 # ---- the change against a base, by any codec that builds on nothing: `aqtopK`, `q4t+ef21`
 #
@@ -42,6 +54,66 @@ class DeltaCodec(Codec):
     def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
         delta = self.inner.decode(replace(encoded, codec=self.inner.spec))
         return check_finite(delta if base is None else base + delta.to(base.device))
+
+
+# ---- what a share of the last gradient does not tell: `q1+z+last`
+#
+# A sample's gradient has much of its last one's direction, since most of it is what the sample's
+# targets say; its size falls as they are learned, token by token. Of the last one the receiver has
+# what was sent, noise and all, and the share that tells most is smaller for it.
+
+SHARE_BITS = 3
+_SHARES = 4
+"""Of a base that make the whole; a share of up to seven of them is told in SHARE_BITS."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareCodec(Codec):
+    """s m + C(g - s m) for a gradient g, a base m, a codec C, and a share s of every token.
+
+    EF21 (arXiv 2106.05203) is this with shares of 1. Layout: the shares in quarters, packed in 3
+    bits, and the payload of C.
+
+    Attributes:
+        inner: C. Its spec is its own: without the feedback that `spec` names.
+    """
+
+    inner: Codec
+
+    def max_payload_bytes(self, tokens: int, channels: int) -> int:
+        """See `Codec.max_payload_bytes`."""
+        shares = packed_bytes(tokens, SHARE_BITS)
+        return shares + self.inner.max_payload_bytes(tokens, channels)
+
+    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
+        base = torch.zeros_like(x) if base is None else base
+        checked_peak(max(peak_of(x), peak_of(base)))
+        shares = _nearest_shares(x, base)
+        packed = _PACKING.pack(shares.cpu(), SHARE_BITS).numpy().tobytes()
+        return packed + self.inner.encode(x - _share_of(base, shares)).payload
+
+    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
+        base = torch.zeros(encoded.tokens, encoded.channels) if base is None else base
+        size = packed_bytes(encoded.tokens, SHARE_BITS)
+        if len(encoded.payload) < size:
+            raise BadFrame(f"frame: expected {size} bytes of shares, got {len(encoded.payload)}")
+        packed, rest = as_tensor(encoded.payload[:size]), encoded.payload[size:]
+        shares = _PACKING.unpack(packed, encoded.tokens, SHARE_BITS)
+        rest_of = self.inner.decode(replace(encoded, codec=self.inner.spec, payload=rest))
+        known = _share_of(base, shares.to(base.device))
+        return check_finite(known + rest_of.to(base.device))
+
+
+def _nearest_shares(x: Tensor, base: Tensor) -> Tensor:
+    """Of each token how many quarters of the base leave least of x: uint8 [tokens], 0 to 7."""
+    x, base = x.double(), base.double()
+    best = (x * base).sum(1) / base.square().sum(1).clamp(min=_TINY_SQUARE)
+    return (best * _SHARES).round().clamp(0, (1 << SHARE_BITS) - 1).to(torch.uint8)
+
+
+def _share_of(base: Tensor, shares: Tensor) -> Tensor:
+    """One rounding of each product, so that both ends have the same."""
+    return base * (shares.float() / _SHARES)[:, None]
 
 
 # ---- error feedback at the sender: what a codec lost of a gradient goes into the sample's next one

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +26,7 @@ from swarm_ft.codec.entropy import (
     write_symbols,
 )
 from swarm_ft.codec.kernels import kernels_for
-from swarm_ft.codec.kernels.base import Kernels, WideGrid, packed_bytes
+from swarm_ft.codec.kernels.base import SLICES, Kernels, WideGrid, packed_bytes
 from swarm_ft.codec.wide_plan import (
     FIRST_SYMBOL,
     LAST_SYMBOL,
@@ -43,6 +44,7 @@ from swarm_ft.codec.wide_plan import (
     with_contexts,
     with_low_bits,
     with_scale,
+    with_slices,
 )
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import TENSOR_HEADER_BYTES, EncodedTensor
@@ -127,9 +129,11 @@ class WideCodec(Codec):
 
     Attributes:
         kernels: the backend; by default the one for the tensor's device.
+        token_bits: what its user sends beside the payload, of every token; the rate is of both.
     """
 
     kernels: Kernels | None = None
+    token_bits: int = 0
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         """See `Codec.max_payload_bytes`."""
@@ -140,7 +144,8 @@ class WideCodec(Codec):
 
     def _write(self, x: Tensor, base: Tensor | None) -> bytes:
         kernels = self.kernels or kernels_for(x.device.type)
-        return _Encoder(self.spec, x, base, kernels).payload()
+        beside = packed_bytes(len(x), self.token_bits) if self.token_bits else 0
+        return _Encoder(self.spec, x, base, kernels, beside_bytes=beside).payload()
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
         """Base + units * scale, with the one rounding of the sum."""
@@ -148,9 +153,9 @@ class WideCodec(Codec):
         device = torch.device("cpu") if base is None else base.device
         kernels = self.kernels or kernels_for(device.type)
         header, at = WideHeader.from_bytes(encoded.payload, tokens, channels)
-        codes = _read_codes(encoded.payload[at:], header, shape, device, kernels)
-        scales = header.scales().to(device)
         grid = _grid(self.spec, header)
+        codes = _read_codes(encoded.payload[at:], header, grid, shape, device, kernels)
+        scales = header.scales().to(device)
         return check_finite(kernels.dequantize(codes, base, scales, grid))
 
 
@@ -158,7 +163,21 @@ def write_at_scale(
     spec: CodecSpec, x: Tensor, base: Tensor | None, step: float, kernels: Kernels
 ) -> bytes:
     """The payload of x, or of its change, in one step for all of it."""
-    return _Encoder(replace(spec, axis=Axis.FRAME), x, base, kernels, step).payload()
+    return _Encoder(replace(spec, axis=Axis.FRAME), x, base, kernels, step=step).payload()
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """A header, and what is to be coded after it.
+
+    Attributes:
+        codes: int16 [tokens, channels], turned as the dither says.
+        contexts: uint8 [tokens * channels].
+    """
+
+    header: WideHeader
+    codes: Tensor
+    contexts: Tensor
 
 
 class _Encoder:
@@ -170,25 +189,26 @@ class _Encoder:
         x: Tensor,
         base: Tensor | None,
         kernels: Kernels,
+        *,
         step: float | None = None,
+        beside_bytes: int = 0,
     ) -> None:
         self._spec, self._x, self._base, self._kernels = spec, x, base, kernels
         self._step = step
         self._moments = kernels.moments(x, base)
         self._peak = checked_peak(self._moments[2].max().item())
         self._reach = self._peak
-        whole_bytes = x.numel() * spec.number / 8
+        whole_bytes = x.numel() * spec.number / 8 - beside_bytes
         self._budget_bytes = max(whole_bytes - _FRAME_BYTES, whole_bytes / 2 + _SMALLEST_BYTES)
 
     def payload(self) -> bytes:
         """The frame's payload."""
         header = WideHeader(0.0, 0, 0, 0) if self._peak == 0 else self._plan()
         # The classes are settled: from here on only the scale moves.
-        self._contexts = header.contexts(*self._x.shape).to(self._x.device)
-        codes = self._quantized(header)
+        frame = self._quantized(header)
         if self._peak and not self._spec.is_constant_quality:
-            codes, header = self._at_rate(codes, header)
-        return self._written(codes, header)
+            frame = self._at_rate(frame)
+        return self._written(frame)
 
     def _plan(self) -> WideHeader:
         """What the header is to be, from a sample of the values."""
@@ -202,7 +222,8 @@ class _Encoder:
             groups = balanced(self._x, change_of, groups, self._kernels)
         header = levels_for(groups, spec.axis)
         self._reach = reach_of(header, row_peaks, col_peaks)
-        sample = Sample(self._x, self._base, header, self._kernels)
+        sample = Sample(self._x, self._base, header, self._kernels, dithers=spec.dither)
+        header = replace(header, slices=SLICES * spec.dither)
         factor = spec.number if spec.is_constant_quality else 4.1 * 2.0**-spec.number
         step = header.scale * factor if self._step is None else self._step
         header = with_scale(header, step, self._reach)
@@ -212,44 +233,49 @@ class _Encoder:
         else:
             header = scale_for_rate(header, sample, self._budget_bytes)
             header = with_scale(header, header.scale, self._reach)
-        return header if spec.dither else replace(header, shrink=sample.shrink(header))
+        if spec.dither:
+            return with_slices(header, sample)
+        return replace(header, shrink=sample.shrink(header))
 
-    def _quantized(self, header: WideHeader) -> Tensor:
-        scales = header.scales().to(self._x.device)
-        return self._kernels.quantize(self._x, self._base, scales, _grid(self._spec, header))
+    def _quantized(self, header: WideHeader) -> _Frame:
+        x, grid = self._x, _grid(self._spec, header)
+        codes = self._kernels.quantize(x, self._base, header.scales().to(x.device), grid)
+        contexts = _contexts(header, grid, x.shape, x.device, self._kernels)
+        return _Frame(header, _turned(codes, header, grid, self._kernels), contexts)
 
-    def _at_rate(self, codes: Tensor, header: WideHeader) -> tuple[Tensor, WideHeader]:
-        """Codes and header of the largest frame within the budget; the sample said about where."""
+    def _at_rate(self, frame: _Frame) -> _Frame:
+        """The largest frame within the budget; the sample said about where."""
         budget, slope = self._budget_bytes, OCTAVE_BITS * self._x.numel() / 8
-        best, size = (codes, header, math.inf), self._size(codes, header)
+        best, smallest, size = frame, math.inf, self._size(frame)
         for _ in range(_TRIES):
-            if best[2] > budget or budget >= size > best[2]:
-                best = codes, header, size
+            if smallest > budget or budget >= size > smallest:
+                best, smallest = frame, size
             if _UNDER * budget <= size <= budget:
                 break
             octaves = min(max((size - _AIM * budget) / slope, -MAX_OCTAVES), MAX_OCTAVES)
+            header = frame.header
             moved = with_scale(header, header.scale * 2.0**octaves, self._reach)
             if moved.scale == header.scale:
                 break
-            codes = self._quantized(moved)
-            size, before = self._size(codes, moved), size
+            frame = self._quantized(moved)
+            size, before = self._size(frame), size
             octaves = math.log2(moved.scale / header.scale)
             slope = min(max((before - size) / octaves, slope / 4), slope * 2)
-            header = moved
-        return best[:2]
+        return best
 
-    def _size(self, codes: Tensor, header: WideHeader) -> float:
-        symbols, _ = to_symbols(codes, header.low_bits)
-        counts = self._counts(symbols, header)
-        return codes_bytes(counts, header.low_bits) + header.size_bytes
+    def _size(self, frame: _Frame) -> float:
+        symbols, _ = to_symbols(frame.codes, frame.header.low_bits)
+        counts = self._counts(symbols, frame)
+        return codes_bytes(counts, frame.header.low_bits) + frame.header.size_bytes
 
-    def _counts(self, symbols: Tensor, header: WideHeader) -> NDArray[np.int64]:
-        flat, contexts = symbols.reshape(-1), self._contexts
-        return self._kernels.histogram(flat, contexts, header.num_contexts).cpu().numpy()
+    def _counts(self, symbols: Tensor, frame: _Frame) -> NDArray[np.int64]:
+        of = frame.contexts, frame.header.num_contexts
+        return self._kernels.histogram(symbols.reshape(-1), *of).cpu().numpy()
 
-    def _written(self, codes: Tensor, header: WideHeader) -> bytes:
+    def _written(self, frame: _Frame) -> bytes:
+        header, codes = frame.header, frame.codes
         symbols, upper = to_symbols(codes, header.low_bits)
-        counts = self._counts(symbols, header)
+        counts = self._counts(symbols, frame)
         escaped = b""
         if counts[:, FIRST_SYMBOL].any() or counts[:, LAST_SYMBOL].any():
             escapes = upper[upper.abs() >= SYMBOL_ZERO - FIRST_SYMBOL].cpu().numpy()
@@ -259,13 +285,14 @@ class _Encoder:
         if header.low_bits:
             lower = (codes & ((1 << header.low_bits) - 1)).to(torch.uint8).reshape(-1)
             low = self._kernels.pack(lower, header.low_bits).cpu().numpy().tobytes()
-        stream = write_symbols(symbols.reshape(-1), self._contexts, counts, self._kernels)
+        stream = write_symbols(symbols.reshape(-1), frame.contexts, counts, self._kernels)
         return header.to_bytes() + low + escaped + stream
 
 
 def _read_codes(
     data: bytes,
     header: WideHeader,
+    grid: WideGrid,
     shape: tuple[int, int],
     device: torch.device,
     kernels: Kernels,
@@ -276,7 +303,7 @@ def _read_codes(
     stream_at = low_bytes + 2 * header.escapes
     if len(data) < stream_at:
         raise BadFrame(f"frame: expected {stream_at} bytes of codes, got {len(data)}")
-    contexts = header.contexts(*shape).to(device)
+    contexts = _contexts(header, grid, shape, device, kernels)
     symbols = read_symbols(data[stream_at:], contexts, kernels)
     escapes = np.frombuffer(data, "<i2", header.escapes, low_bytes).astype(np.int16)
     codes = read_escaped(symbols, torch.from_numpy(escapes))
@@ -284,7 +311,27 @@ def _read_codes(
         low = as_tensor(data[:low_bytes]).to(device)
         lower = kernels.unpack(low, count, header.low_bits)
         codes = (codes << header.low_bits) | lower
-    return codes.view(shape)
+    return _turned(codes.view(shape), header, grid, kernels)
+
+
+def _contexts(
+    header: WideHeader, grid: WideGrid, shape: Sequence[int], device: torch.device, kernels: Kernels
+) -> Tensor:
+    """The context of every value, uint8 [n]."""
+    tokens, channels = shape
+    classes = header.classes(tokens, channels).to(device)
+    if not header.slices:
+        return classes
+    if grid.seed is None:
+        raise BadFrame("frame: slices of a dither that there is none of")
+    return kernels.slice_contexts(classes, grid.seed, header.slices)
+
+
+def _turned(codes: Tensor, header: WideHeader, grid: WideGrid, kernels: Kernels) -> Tensor:
+    """Codes as the coder takes them, or back."""
+    if not header.slices or grid.seed is None:
+        return codes
+    return kernels.turn(codes, grid.seed)
 
 
 def read_escaped(symbols: Tensor, escapes: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ from swarm_ft.codec.entropy import (
     estimated_stream_bytes,
     stream_bytes,
 )
-from swarm_ft.codec.kernels.base import MAX_CODE, MIN_SCALE, UNITS, Kernels
+from swarm_ft.codec.kernels.base import MAX_CODE, MIN_SCALE, SLICES, UNITS, Kernels
+from swarm_ft.codec.kernels.reference import drawn
 from swarm_ft.protocol.spec.codec_spec import Axis
 
 Floats = NDArray[np.float64]
@@ -142,10 +143,18 @@ class Sample:
     Args:
         x, base: what is to be coded is x, or x - base.
         header: its levels count, its scale does not.
+        dithers: whether codes are dithered. The draw is one of its own: the frame's is not known
+            before its scale is.
     """
 
     def __init__(
-        self, x: Tensor, base: Tensor | None, header: WideHeader, kernels: Kernels
+        self,
+        x: Tensor,
+        base: Tensor | None,
+        header: WideHeader,
+        kernels: Kernels,
+        *,
+        dithers: bool = False,
     ) -> None:
         tokens, self.count = len(x), x.numel()
         self.every = min(max(1, self.count // _SAMPLE_VALUES), tokens)
@@ -159,6 +168,7 @@ class Sample:
         self._scaled = change.double() / table
         self._weights = table.double().square()
         self._spread = self._scaled.square().mean().sqrt().item()
+        self._dither = (drawn(change, 0).double() * 2 - 15) / UNITS if dithers else None
 
     def code_spread(self, header: WideHeader) -> float:
         """Root mean square of the codes at the header's scale."""
@@ -168,8 +178,12 @@ class Sample:
         """About what the whole frame takes with that header."""
         some = header.row_classes[:: self.every]
         sampled = replace(header, row_classes=some)
-        contexts = sampled.contexts(*self._scaled.shape).to(self._scaled.device)
-        codes = (self._scaled / header.scale).round_().clamp_(-MAX_CODE, MAX_CODE)
+        contexts = sampled.classes(*self._scaled.shape).to(self._scaled.device)
+        codes = self._scaled / header.scale
+        if self._dither is not None:
+            codes = (codes - self._dither).mul_(self._dither.sign())
+            contexts = self._kernels.slice_contexts(contexts, 0, header.slices)
+        codes = codes.round_().clamp_(-MAX_CODE, MAX_CODE)
         symbols, _ = to_symbols(codes.to(torch.int16), header.low_bits)
         counts = self._kernels.histogram(symbols.reshape(-1), contexts, header.num_contexts)
         numbers = counts.cpu().numpy()
@@ -237,6 +251,12 @@ def with_contexts(header: WideHeader, spreads: Spreads, sample: Sample) -> WideH
     by_channel = replace(header, col_classes=cols)
     by_both = [replace(by_channel, row_classes=rows) for rows in (relative, plain)]
     return min(header, by_channel, *by_both, key=sample.frame_bytes)
+
+
+def with_slices(header: WideHeader, sample: Sample) -> WideHeader:
+    """The header with as many slices of the dither as make the sample smallest."""
+    options = [replace(header, slices=slices) for slices in range(1, SLICES + 1)]
+    return min(options, key=sample.frame_bytes)
 
 
 def scale_for_rate(header: WideHeader, sample: Sample, budget_bytes: float) -> WideHeader:

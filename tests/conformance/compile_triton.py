@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from swarm_ft.codec.kernels.base import NarrowGrid, Scales, WideGrid
+from swarm_ft.codec.kernels.base import SLICES, NarrowGrid, Scales, WideGrid
 from swarm_ft.codec.kernels.cuda import TritonKernels
 
 ARCHITECTURE = int(sys.argv[1])
@@ -60,6 +60,7 @@ def launch_grids(kernels: TritonKernels, tokens: int, channels: int) -> None:
                     packed = kernels.quantize_pack(x, base, scales, grid)
                     kernels.unpack_dequantize(packed, (tokens, channels), base, scales, grid)
         kernels.moments(x, base)
+        kernels.turn(x.to(torch.int16), 1)
         kernels.grid_errors(x, base, cols, torch.ones(5), 3)
 
 
@@ -67,6 +68,8 @@ def launch_symbols(kernels: TritonKernels, count: int) -> None:
     symbols = torch.zeros(count, dtype=torch.uint8)
     frequencies = torch.ones(3, 256, dtype=torch.int32)
     kernels.histogram(symbols, symbols, 3)
+    for slices in range(1, SLICES + 1):
+        kernels.slice_contexts(symbols, 1, slices)
     for lanes in (1, 32):
         coded = kernels.encode_symbols(symbols, symbols, frequencies, lanes)
         kernels.decode_symbols(coded, symbols, frequencies)

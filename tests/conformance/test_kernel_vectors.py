@@ -67,7 +67,14 @@ def test_backends_return_what_is_in_the_table(backend: Backend, row: dict[str, A
 
 def test_table_covers_what_decoders_call() -> None:
     kernels = {row["kernel"] for row in rows_of(TABLE.read_text())}
-    assert kernels == {"unpack", "dequantize", "decode_symbols", "hadamard"}
+    assert kernels == {
+        "unpack",
+        "dequantize",
+        "turn",
+        "slice_contexts",
+        "decode_symbols",
+        "hadamard",
+    }
 
 
 def cases() -> Iterator[Case]:
@@ -79,6 +86,12 @@ def cases() -> Iterator[Case]:
     yield from narrow_cases(generator)
     yield from wide_cases(generator)
     yield from coded_cases(generator)
+    for seed in (0, 77, 2**32 - 1):
+        codes = torch.tensor([0, 1, -1, 2047, -32768, 32767]).to(torch.int16).repeat(3, 4)
+        yield "turn", f"seed {seed}", (codes, seed)
+        for slices in range(1, 5):
+            classes = torch.arange(40).remainder(15).to(torch.uint8)
+            yield "slice_contexts", f"{slices} slices, seed {seed}", (classes, seed, slices)
     for tile in (1, 4, 32):
         yield "hadamard", f"tile {tile}", (torch.randn(2, 32, generator=generator), tile)
 

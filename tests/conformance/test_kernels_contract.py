@@ -16,6 +16,7 @@ from swarm_ft.codec.kernels.base import (
     MAX_CODE,
     NARROWEST,
     SEGMENT,
+    SLICES,
     UNITS,
     WIDEST,
     NarrowGrid,
@@ -285,6 +286,33 @@ def test_quantize_takes_values_in_any_order_of_memory(backend: Backend) -> None:
     values = backend("dequantize", codes.T, x, Scales(torch.full((6,), 0.25), torch.ones(1)), grid)
     assert values.shape == x.shape
     assert (values - (x + x * 0.5)).abs().max() <= 0.125 + 1e-6
+
+
+@FEW
+@given(SHAPES, SEEDS)
+def test_codes_whose_dither_leans_down_are_turned(
+    backend: Backend, shape: tuple[int, int], seed: int
+) -> None:
+    codes = torch.randint(-MAX_CODE, MAX_CODE, shape, generator=drawn(seed)).to(torch.int16)
+    turned = backend("turn", codes, seed)
+    down = (mix(torch.arange(codes.numel()), seed) >> 28).view(shape) < 8
+    assert turned.dtype == torch.int16
+    assert torch.equal(turned, torch.where(down, -codes, codes))
+    assert torch.equal(backend("turn", turned, seed), codes)
+
+
+@FEW
+@given(st.integers(1, 700), st.integers(1, SLICES), SEEDS)
+def test_contexts_tell_how_far_dither_moves(
+    backend: Backend, count: int, slices: int, seed: int
+) -> None:
+    classes = torch.randint(0, 15, (count,), generator=drawn(seed)).to(torch.uint8)
+    contexts = backend("slice_contexts", classes, seed, slices)
+    far = (2 * (mix(torch.arange(count), seed) >> 28) - 15).abs() // 2  # 0 to 7
+    of_class = 1 << slices - 1
+    assert contexts.dtype == torch.uint8
+    assert torch.equal(contexts // of_class, classes)
+    assert torch.equal(contexts.long() % of_class, (7 - far) * of_class // 8)
 
 
 # --- what encoders measure

@@ -440,7 +440,7 @@ async def unserved(
 
 
 def as_neighbour(scene: Scene, name: str, block: int) -> Iterator[Message]:
-    """What the stage in front of a block says: a hello of each attempt that may be, and frames."""
+    """What the stage in front of a block says: hellos of attempts that may be, bases, frames."""
     status, codec = scene.beside.status, parse_codec_spec("none", Direction.FORWARD)
     zeros = EncodedTensor(codec, tokens=24, channels=32, payload=bytes(4 * 24 * 32))
     for attempt in range(1, (status.attempt if status else 0) + 3):
@@ -454,6 +454,9 @@ def as_neighbour(scene: Scene, name: str, block: int) -> Iterator[Message]:
                 window_frames=256,
             )
         )
+        for directions in range(1, 9):
+            said = directions.to_bytes(2, "little") + bytes([32, 0, 0, 0, 0]) + bytes(1000)
+            yield link_pb2.LinkMessage(basis=boundary_pb2.SharedBasis(basis=said))
         for sample in range(8):
             key = boundary_pb2.FrameKey(
                 attempt=attempt, sample=sample, direction=boundary_pb2.DIRECTION_FORWARD

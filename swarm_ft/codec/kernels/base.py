@@ -23,6 +23,8 @@ EXACT_CODE = 2047
 COARSE = 16
 MAX_CODE = 32752
 """Of wide codes: the largest multiple of COARSE in an int16."""
+SLICES = 4
+"""One more than the bits that tell how far dither moves a code."""
 PROBABILITY_BITS = 12
 """Frequencies of a context's symbols add up to 2^12."""
 MIN_STATE = 1 << 16
@@ -158,6 +160,29 @@ class Kernels(Protocol):
 
         Returns:
             float32 [tokens, channels].
+        """
+
+    # What dither tells of the codes: which way they lean, and how far. Codes whose dither is the
+    # opposite are each other's mirror images, so those of r below 8 are turned round. How far it
+    # moves a code tells how likely the code is beside zero: at low rates half of what there is to
+    # know.
+
+    def turn(self, codes: Tensor, seed: int) -> Tensor:
+        """Codes of the other sign where r, as in `dequantize`, is below 8.
+
+        Args:
+            codes: int16 of any shape; -2^15 stays.
+        """
+
+    def slice_contexts(self, classes: Tensor, seed: int, slices: int) -> Tensor:
+        """Contexts of classes and of how far dither moves, by the upper bits of min(r, 15 - r).
+
+        Args:
+            classes: uint8 [n], below 2^(9 - slices).
+            slices: 1 to SLICES; a class has 2^(slices - 1) contexts.
+
+        Returns:
+            uint8 [n], class * 2^(slices - 1) + slice.
         """
 
     def quantize_pack(

@@ -81,6 +81,18 @@ class NumbaKernels(Kernels):
             cpu_grid.dequantize_wide(whole, other, vectors, grid.shrink, grid.seed, x)
         return torch.from_numpy(x)
 
+    def turn(self, codes: Tensor, seed: int) -> Tensor:
+        """See `Kernels.turn`."""
+        turned = np.empty(codes.shape, np.int16)
+        cpu_grid.turn(_array(codes).reshape(-1), seed, turned.reshape(-1))
+        return torch.from_numpy(turned)
+
+    def slice_contexts(self, classes: Tensor, seed: int, slices: int) -> Tensor:
+        """See `Kernels.slice_contexts`."""
+        contexts = np.empty(len(classes), np.uint8)
+        cpu_grid.slice_contexts(_array(classes), seed, slices, contexts)
+        return torch.from_numpy(contexts)
+
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `Kernels.moments`."""
         tokens, channels = x.shape

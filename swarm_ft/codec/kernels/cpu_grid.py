@@ -15,7 +15,16 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm_ft.codec.kernels.base import BLOCK, COARSE, CUT, EXACT_CODE, LEAST, MAX_CODE, UNITS
+from swarm_ft.codec.kernels.base import (
+    BLOCK,
+    COARSE,
+    CUT,
+    EXACT_CODE,
+    LEAST,
+    MAX_CODE,
+    SLICES,
+    UNITS,
+)
 
 # ---- how the CPU backend's loops are compiled
 #
@@ -75,13 +84,37 @@ def scale_of(row: np.float32, col: np.float32) -> np.float32:
 
 
 @part
-def _dither(index: int, seed: int) -> np.float32:
-    """Units to add to value `index`, see `reference.mix`."""
+def _drawn(index: int, seed: int) -> np.int32:
+    """The r of `Kernels.dequantize`."""
     h = _U32(_U32(_U32(index) * _U32(0x9E3779B1)) ^ _U32(seed))
     h = _U32(_U32(h ^ _U32(h >> _U32(16))) * _U32(0x85EBCA6B))
     h = _U32(_U32(h ^ _U32(h >> _U32(13))) * _U32(0xC2B2AE35))
-    r = _I32(_U32(_U32(h ^ _U32(h >> _U32(16))) >> _U32(28)))
-    return np.float32(_I32(_I32(r * _I32(2)) - _I32(15)))
+    return _I32(_U32(_U32(h ^ _U32(h >> _U32(16))) >> _U32(28)))
+
+
+@part
+def _dither(index: int, seed: int) -> np.float32:
+    """Units to add to value `index`."""
+    return np.float32(_I32(_I32(_drawn(index, seed) * _I32(2)) - _I32(15)))
+
+
+@compiled
+def turn(codes: NDArray[np.int16], seed: int, out: NDArray[np.int16]) -> None:
+    """See `Kernels.turn`, flat."""
+    for i in range(codes.size):
+        out[i] = np.int16(-codes[i]) if _drawn(i, seed) < 8 else codes[i]
+
+
+@compiled
+def slice_contexts(
+    classes: NDArray[np.uint8], seed: int, slices: int, out: NDArray[np.uint8]
+) -> None:
+    """See `Kernels.slice_contexts`."""
+    width, less = _I32(slices - 1), _I32(SLICES - slices)
+    for i in range(classes.size):
+        r = _drawn(i, seed)
+        far = _I32(min(r, _I32(_I32(15) - r)) >> less)
+        out[i] = _I32(_I32(_I32(classes[i]) << width) + far)
 
 
 @part

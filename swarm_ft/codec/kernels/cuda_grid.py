@@ -18,6 +18,7 @@ from swarm_ft.codec.kernels.base import (
     COARSE,
     EXACT_CODE,
     MAX_CODE,
+    SLICES,
     UNITS,
     Grid,
     Kernels,
@@ -28,6 +29,7 @@ from swarm_ft.codec.kernels.base import (
 )
 
 _UNITS = tl.constexpr(UNITS)
+_SLICES = tl.constexpr(SLICES)
 _EXACT_CODE = tl.constexpr(EXACT_CODE)
 _COARSE = tl.constexpr(COARSE)
 _MOST = tl.constexpr(MAX_CODE // COARSE)
@@ -105,13 +107,45 @@ def scale_from(row: tl.tensor, col: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _dither(at: tl.tensor, seed: tl.tensor) -> tl.tensor:
-    """Units to add, int32; see `reference.mix`. Only the lower 32 bits of the index matter."""
+def _drawn(at: tl.tensor, seed: tl.tensor) -> tl.tensor:
+    """The r of `Kernels.dequantize`, int32. Only the lower 32 bits of the index matter."""
     h = (at.to(tl.uint32) * 0x9E3779B1) ^ seed.to(tl.uint32)
     h = (h ^ (h >> 16)) * 0x85EBCA6B
     h = (h ^ (h >> 13)) * 0xC2B2AE35
     h = h ^ (h >> 16)
-    return (h >> 28).to(tl.int32) * 2 - 15
+    return (h >> 28).to(tl.int32)
+
+
+@triton.jit
+def _dither(at: tl.tensor, seed: tl.tensor) -> tl.tensor:
+    """Units to add, int32."""
+    return _drawn(at, seed) * 2 - 15
+
+
+@triton.jit(do_not_specialize=["seed"])
+def _turn(
+    turned: tl.tensor, codes: tl.tensor, seed: tl.tensor, count: tl.tensor, block: tl.constexpr
+) -> None:
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    code = tl.load(codes + at, mask=at < count, other=0).to(tl.int32)
+    code = tl.where(_drawn(at, seed) < 8, -code, code)
+    tl.store(turned + at, code.to(tl.int16), mask=at < count)
+
+
+@triton.jit(do_not_specialize=["seed"])
+def _slice_contexts(
+    contexts: tl.tensor,
+    classes: tl.tensor,
+    seed: tl.tensor,
+    count: tl.tensor,
+    slices: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    wide = tl.load(classes + at, mask=at < count, other=0).to(tl.int32) << (slices - 1)
+    r = _drawn(at, seed)
+    far = tl.minimum(r, 15 - r) >> (_SLICES - slices)
+    tl.store(contexts + at, (wide + far).to(tl.uint8), mask=at < count)
 
 
 @triton.jit
@@ -222,8 +256,13 @@ def _factors_of(scales: Scales) -> tuple[tuple[Tensor, Tensor], tuple[bool, bool
 
 
 def _seed_of(grid: Grid) -> int | None:
-    """The grid's seed as a signed 32-bit number: they all have one type, and so one kernel."""
-    return None if grid.seed is None else (grid.seed ^ 1 << 31) - (1 << 31)
+    """The grid's seed as `_signed` has it."""
+    return None if grid.seed is None else _signed(grid.seed)
+
+
+def _signed(seed: int) -> int:
+    """A signed 32-bit number: they all have one type, and so one kernel."""
+    return (seed ^ 1 << 31) - (1 << 31)
 
 
 # ---- Triton kernels that pack codes: alone, or in one pass with the grid
@@ -442,6 +481,23 @@ class TritonGrids(Kernels):
         with device_of(codes):
             launch(*tensors, *factors, *units, *codes.shape, *are_one, bits, **tile, **EXACT)
         return values
+
+    def turn(self, codes: Tensor, seed: int) -> Tensor:
+        """See `Kernels.turn`."""
+        codes, numbers = codes.contiguous(), (_signed(seed), codes.numel())
+        turned, launch = torch.empty_like(codes), _turn[(triton.cdiv(codes.numel(), _BLOCK),)]
+        with device_of(codes):
+            launch(turned, codes, *numbers, _BLOCK, **EXACT)
+        return turned
+
+    def slice_contexts(self, classes: Tensor, seed: int, slices: int) -> Tensor:
+        """See `Kernels.slice_contexts`."""
+        classes, numbers = classes.contiguous(), (_signed(seed), len(classes), slices)
+        contexts = torch.empty_like(classes)
+        launch = _slice_contexts[(triton.cdiv(len(classes), _BLOCK),)]
+        with device_of(classes):
+            launch(contexts, classes, *numbers, _BLOCK, **EXACT)
+        return contexts
 
     def quantize_pack(
         self, x: Tensor, base: Tensor | None, scales: Scales, grid: NarrowGrid

@@ -12,6 +12,7 @@ from swarm_ft.codec.kernels.base import (
     MIN_STATE,
     PROBABILITY_BITS,
     SEGMENT,
+    SLICES,
     UNITS,
     Coded,
     Grid,
@@ -32,6 +33,12 @@ def mix(index: Tensor, seed: int) -> Tensor:
     h = ((h ^ (h >> 16)) * 0x85EBCA6B) & _MASK
     h = ((h ^ (h >> 13)) * 0xC2B2AE35) & _MASK
     return h ^ (h >> 16)
+
+
+def drawn(like: Tensor, seed: int) -> Tensor:
+    """The r of dither, 0 to 15: uint8 of like's shape."""
+    index = torch.arange(like.numel(), device=like.device).view(like.shape)
+    return (mix(index, seed) >> 28).to(torch.uint8)
 
 
 def scale_table(scales: Scales) -> Tensor:
@@ -78,7 +85,7 @@ class ReferenceKernels(Kernels):
         change = x if base is None else x - base
         table = scale_table(scales)
         size = torch.where(table == 0, torch.inf, table.abs())
-        units = change / size * UNITS - self._dither(x.shape, grid.seed, x.device)
+        units = change / size * UNITS - self._units(x, grid.seed)
         if isinstance(grid, NarrowGrid):
             lowest, _ = grid_limits(grid.bits, table < 0)
             codes = ((units - lowest) / UNITS).round().clamp(0, (1 << grid.bits) - 1)
@@ -93,7 +100,7 @@ class ReferenceKernels(Kernels):
         """See `Kernels.dequantize`."""
         table = scale_table(scales)
         whole = codes.to(torch.int32)
-        dither = self._dither(codes.shape, grid.seed, codes.device).to(torch.int32)
+        dither = self._units(codes, grid.seed).to(torch.int32)
         if isinstance(grid, NarrowGrid):
             lowest, _ = grid_limits(grid.bits, table < 0)
             units = whole * UNITS + lowest.to(torch.int32) + dither
@@ -103,6 +110,16 @@ class ReferenceKernels(Kernels):
             units = torch.where(whole.abs() > EXACT_CODE, coarse, units)
         values = units.float() * (table.abs() / UNITS)
         return values if base is None else base + values
+
+    def turn(self, codes: Tensor, seed: int) -> Tensor:
+        """See `Kernels.turn`."""
+        return torch.where(drawn(codes, seed) < 8, -codes, codes)
+
+    def slice_contexts(self, classes: Tensor, seed: int, slices: int) -> Tensor:
+        """See `Kernels.slice_contexts`."""
+        far = drawn(classes, seed)
+        far = torch.minimum(far, 15 - far) >> (SLICES - slices)
+        return (classes << slices - 1) + far
 
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See `Kernels.moments`."""
@@ -181,11 +198,10 @@ class ReferenceKernels(Kernels):
             stride *= 2
         return x.reshape(shape)
 
-    def _dither(self, shape: torch.Size, seed: int | None, device: torch.device) -> Tensor:
+    def _units(self, like: Tensor, seed: int | None) -> Tensor:
         if seed is None:
-            return torch.zeros((1, 1), device=device)
-        index = torch.arange(shape.numel(), device=device).view(shape)
-        return ((mix(index, seed) >> 28) * 2 - 15).float()
+            return torch.zeros((1, 1), device=like.device)
+        return drawn(like, seed).float() * 2 - 15
 
 
 def _rows(symbols: Tensor, lanes: int) -> Tensor:

@@ -114,13 +114,8 @@ class Bases:
         The first call after a step that makes one takes as long as that does.
         """
         with self._learning:
-            with self._lock:
-                seen = self._to_learn.pop(key, None)
-            basis = _learned_of(key, seen) if seen is not None else None
-            with self._lock:
-                if basis is not None:
-                    self._known[key] = basis
-                return self._known.get(key)
+            self._learn(key)
+            return self.known(key)
 
     def known(self, key: BasisKey) -> Basis | None:
         """As `get`, without learning one: for who cannot wait, after somebody did."""
@@ -174,19 +169,20 @@ class Bases:
 
     def learn(self) -> None:
         """Make what the last step's frames say, if they are to; else the first `get` does."""
-        for key in list(self._to_learn):
-            self.get(key)
+        with self._learning:
+            self._learn_all()
 
     def export(self) -> dict[str, Tensor]:
         """All of it as of the last commit, as tensors by names."""
-        self.learn()
         found: dict[str, Tensor] = {}
-        with self._lock:
-            for key, basis in self._known.items():
-                found[str(key)] = as_tensor(basis.data)
-            for key, uses in self._uses.items():
-                found[f"{key}{_STEPS}"] = torch.tensor(uses.steps)
-                found[f"{key}{_TOKENS}"] = torch.tensor(uses.tokens)
+        with self._learning:  # waits for what another thread is making, too
+            self._learn_all()
+            known, uses = dict(self._known), dict(self._uses)
+        for key, basis in known.items():
+            found[str(key)] = as_tensor(basis.data)
+        for key, (steps, tokens) in uses.items():
+            found[f"{key}{_STEPS}"] = torch.tensor(steps)
+            found[f"{key}{_TOKENS}"] = torch.tensor(tokens)
         return found
 
     def restore(self, exported: Mapping[str, Tensor], channels: int) -> None:
@@ -209,6 +205,20 @@ class Bases:
             self._open.clear()
             self._to_learn.clear()
             self._known, self._uses = known, uses
+
+    # With `_learning` held:
+
+    def _learn_all(self) -> None:
+        for key in list(self._to_learn):
+            self._learn(key)
+
+    def _learn(self, key: BasisKey) -> None:
+        with self._lock:
+            seen = self._to_learn.pop(key, None)
+        basis = _learned_of(key, seen) if seen is not None else None
+        if basis is not None:
+            with self._lock:
+                self._known[key] = basis
 
 
 def _kept(rows: Tensor) -> Tensor:

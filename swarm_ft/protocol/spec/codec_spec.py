@@ -3,7 +3,7 @@
 spec     = name [number] [axis] {"+" modifier}
 name     = none | fp16 | bf16 | q | aq | hq | top | aqtop | qc | aqc | qk | aqk | lowrank
 axis     = f | c | t | tc          who shares a step: the frame, a channel, a token, both
-modifier = d | z | ef | ef21 | efmix
+modifier = d | z | ef | ef21 | efmix | last
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class Feedback(IntEnum):
     """Sends the change against what the receiver has, as AQ-SGD does for activations."""
     EFMIX = 3
     """As EF, with half of the entries for the gradient and half for the error."""
+    LAST = 4
+    """Sends what a share of the sample's last gradient does not tell, token by token."""
 
 
 class Direction(IntEnum):
@@ -102,7 +104,8 @@ _CONSTANT_QUALITY = {CodecName.QC, CodecName.AQC, CodecName.QK, CodecName.AQK}
 _LEARNED = {CodecName.QK, CodecName.AQK}
 _AXES = {"": Axis.NONE, "f": Axis.FRAME, "c": Axis.CHANNEL, "t": Axis.TOKEN, "tc": Axis.BOTH}
 _AXIS_TEXTS = {axis: text for text, axis in _AXES.items()}
-_FEEDBACKS = {"ef": Feedback.EF, "ef21": Feedback.EF21, "efmix": Feedback.EFMIX}
+_FEEDBACKS = {each.name.lower(): each for each in Feedback if each is not Feedback.NONE}
+_BUFFERED = {Feedback.EF21, Feedback.LAST}
 _PATTERN = re.compile(
     r"(?P<name>none|fp16|bf16|hq|top|aqtop|lowrank|qc|aqc|qk|aqk|q|aq)"
     r"(?P<number>[0-9]+(?:\.[0-9]{1,2})?)?(?P<axis>tc|f|c|t)?(?P<modifiers>(?:\+[a-z0-9]+)*)"
@@ -145,7 +148,7 @@ class CodecSpec:
     @property
     def is_delta(self) -> bool:
         """Whether frames build on per-sample buffers at both ends."""
-        return self.name in _DELTAS or self.feedback is Feedback.EF21
+        return self.name in _DELTAS or self.feedback in _BUFFERED
 
     @property
     def keeps(self) -> tuple[bool, Feedback]:
@@ -308,7 +311,9 @@ def _modified(text: str, spec: CodecSpec, modifier: str) -> CodecSpec:
         return replace(spec, entropy=True)
     if modifier in _FEEDBACKS and spec.feedback is Feedback.NONE:
         return replace(spec, feedback=_FEEDBACKS[modifier])
-    return _refuse(text, f"'+{modifier}' is none of +d, +z, +ef, +ef21, +efmix, or is there twice")
+    return _refuse(
+        text, f"'+{modifier}' is none of +d, +z, +ef, +ef21, +efmix, +last, or is there twice"
+    )
 
 
 def _check(spec: CodecSpec, text: str) -> None:

@@ -108,6 +108,21 @@ def test_a_codecs_steps_are_compared_with_exact_ones(texts: Path) -> None:
     assert fine[2] < coarse[2] < 0.7  # the error of all steps together
 
 
+@pytest.mark.slow
+def test_codecs_of_gradients_are_compared_visit_by_visit(texts: Path) -> None:
+    options = [f"--set={setting}" for setting in TINY.split()]
+    options += ["--data", str(texts), "--cache", str(texts), "--codecs", "q8t,q2t,q2t+last@q2t"]
+    table = study(*options, module="benchmarks.quality.gradients")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[3:]]
+    (fine, coarse, last, left) = ([float(cell) for cell in row[1:]] for row in rows)
+    assert fine[0] == pytest.approx(8 + 16 / 32 + HEADER, abs=1e-3)  # a bfloat16 a token of 32
+    assert max(fine[1:]) < 1e-3 < min(coarse[1:])
+    assert last[1] == coarse[1]
+    assert last[-1] < coarse[-1]
+    assert len(left) == 5
+    assert all(0 <= share <= 1 for share in left)
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_config_of_a_group_can_be_parsed(group: str) -> None:
     for config in configs_of(GROUPS[group], 6):

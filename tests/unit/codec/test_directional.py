@@ -15,9 +15,7 @@ from torch import Tensor
 
 from swarm_ft.codec import directional
 from swarm_ft.codec.basis import NAME_BYTES, PLAIN, Basis, learned
-from swarm_ft.codec.directional import DirectionalCodec, Geometric
-from swarm_ft.codec.entropy import SYMBOLS
-from swarm_ft.codec.wide_plan import SYMBOL_ZERO
+from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from tests.codecs import parse
@@ -82,6 +80,20 @@ def step_error(y: Tensor, x: Tensor, step: float) -> float:
 
 
 # ---- error and bytes
+
+
+def test_the_error_of_many_visits_is_none_at_all() -> None:
+    """What is too small for a code is not left out at every visit alike."""
+    x, base = with_change()
+    codec = along("aqk1", low_rank(512), x)
+    visits = 64
+    total = torch.zeros_like(x)
+    for visit in range(visits):
+        moved = x + 1e-3 * gaussian(seed=visit)  # so that no two have one dither
+        total += codec.decode(codec.encode(moved, base), base) - moved
+    along_it = total / visits @ codec.basis.analysis(torch.device("cpu"))  # type: ignore[union-attr]
+    once = codec.step_of(x) / math.sqrt(12)
+    assert along_it.square().mean().sqrt() < 2 * once / math.sqrt(visits)
 
 
 @pytest.mark.parametrize("step", [0.02, 0.1, 0.5, 1])
@@ -229,12 +241,14 @@ def test_codes_that_no_symbol_has_come_back(height: float) -> None:
 
 
 @pytest.mark.parametrize("power", [-90, -30, 30, 90])
-def test_powers_of_two_move_the_scale_and_leave_the_codes(power: int) -> None:
+def test_powers_of_two_move_the_scale_and_leave_the_error(power: int) -> None:
     codec, x, base = change_codec()
     factor = 2.0**power
     y = codec.decode(codec.encode(x, base), base)
     other = codec.decode(codec.encode(x * factor, base * factor), base * factor)
-    assert torch.equal(other, y * factor)
+    exact = 2.0**-power
+    error, same = (other * exact - x).norm(), (y - x).norm()
+    assert 0.9 * same < error < 1.1 * same
 
 
 @pytest.mark.parametrize("height", [1e-44, 1e-39, 1e-30, 1e30, 1e37])
@@ -486,56 +500,3 @@ def test_it_is_what_whole_numbers_make_in_another_order(
     expected = codec.decode(encoded, base)
     monkeypatch.setattr(directional, "_exact_product", exact_product)
     assert torch.equal(codec.decode(encoded, base), expected)
-
-
-# ---- tables in three bytes
-
-
-def counts_of(kind: str) -> np.ndarray:
-    counts = np.zeros(SYMBOLS, np.int64)
-    sizes = np.arange(-60, 61)
-    shares = {
-        "zeros": np.where(sizes == 0, 1e4, 0),
-        "falling": 1e4 * 0.7 ** np.abs(sizes),
-        "steep": 1e6 * 0.01 ** np.abs(sizes),
-        "flat": np.full(sizes.shape, 50.0),
-        "without zeros": np.where(sizes == 0, 0, 100.0),
-        "one huge": np.where(np.abs(sizes) == 60, 3.0, np.where(sizes == 0, 1e4, 0)),
-        "nothing": np.zeros(sizes.shape),
-    }[kind]
-    counts[SYMBOL_ZERO - 60 : SYMBOL_ZERO + 61] = shares.astype(np.int64)
-    return counts
-
-
-KINDS = ["zeros", "falling", "steep", "flat", "without zeros", "one huge", "nothing"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_table_is_read_as_it_was_written_and_has_what_it_counted(kind: str) -> None:
-    counts = np.stack([counts_of(kind), counts_of("falling")])
-    written = Geometric.of_counts(counts)
-    data = written.to_bytes()
-    tables, size = Geometric.from_bytes(data + b"rest", 2)
-    assert size == len(data)
-    assert np.array_equal(tables.weights, written.tables.weights)
-    assert tables.weights.dtype == np.uint8
-    assert (tables.weights[counts > 0] > 0).all(), "whatever was counted can be coded"
-    assert tables.weights[0].any() == counts[0].any()
-
-
-@given(st.binary(min_size=3, max_size=12))
-@property_test
-def test_any_bytes_of_a_table_are_refused_or_make_frequencies(data: bytes) -> None:
-    contexts = len(data) // 3
-    try:
-        tables, _ = Geometric.from_bytes(data, contexts)
-    except BadFrame:
-        return
-    frequencies = tables.frequencies()
-    for weights, row in zip(tables.weights, frequencies, strict=True):
-        assert row.sum() == (1 << 12 if weights.any() else 0)
-
-
-def test_a_table_that_is_cut_short_is_refused() -> None:
-    with pytest.raises(BadFrame):
-        Geometric.from_bytes(bytes(5), 2)

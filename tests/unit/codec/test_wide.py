@@ -10,6 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from swarm_ft.codec.entropy import WideHeader
+from swarm_ft.codec.kernels.base import SLICES
+from swarm_ft.codec.kernels.reference import scale_table
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from tests.codecs import parse
@@ -393,6 +396,62 @@ def test_codes_lie_nearer_to_zero_than_the_middle_of_their_cells() -> None:
     assert abs(((y - x)[used] * x[used].sign()).mean()) < 0.02 * x.abs().mean()
 
 
+def dithered_cells(scale: float) -> float:
+    """Entropy in bits of unit Gaussian values, moved by a dither that is known and rounded."""
+    edges = (torch.arange(-400, 401, dtype=torch.float64) - 0.5) * scale
+    total = 0.0
+    for drawn in range(16):
+        shares = torch.special.ndtr(edges + (2 * drawn - 15) / 32 * scale).diff()
+        used = shares[shares > 1e-300]
+        total -= (used * used.log2()).sum().item()
+    return total / 16
+
+
+def dithered_error(bits: float) -> float:
+    """Relative error of a dithered quantiser whose coder knows the dither."""
+    low, high = 1e-3, 1e2
+    for _ in range(60):
+        scale = math.sqrt(low * high)
+        low, high = (scale, high) if dithered_cells(scale) > bits else (low, scale)
+    return scale / math.sqrt(12)
+
+
+@pytest.mark.parametrize("axis", ["f", "t"])
+@pytest.mark.parametrize("bits", [1, 1.5, 2, 4])
+def test_the_coder_knows_the_dither(bits: float, axis: str) -> None:
+    x = gaussian()
+    y, encoded = coded(x, f"q{bits}{axis}+d+z")
+    assert bits_a_value(encoded) <= 1.01 * bits
+    assert relative_error(y, x) <= 1.03 * dithered_error(bits)
+    assert ((y - x) * x).sum() / x.square().sum() == pytest.approx(0, abs=0.01)
+
+
+def test_without_the_dither_the_coder_would_need_a_fifth_more() -> None:
+    # What the codes' entropy is over all dithers, at the error that one bit now has.
+    scale = dithered_error(1) * math.sqrt(12)
+    edges = (torch.arange(-400, 401, dtype=torch.float64) - 0.5) * scale
+    moved = [torch.special.ndtr(edges + (2 * r - 15) / 32 * scale).diff() for r in range(16)]
+    shares = torch.stack(moved).mean(0).clamp(min=1e-300)
+    assert -(shares * shares.log2()).sum().item() > 1.2
+
+
+@every_axis
+@pytest.mark.parametrize("name", ["q1{}+d+z", "q3{}+d+z", "q6{}+d+z", "qc0.5{}+d", "qc0.03{}+d"])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 50), (64, 48), (200, 130)])
+def test_dithered_codes_come_back_whatever_the_slices(
+    name: str, axis: str, shape: tuple[int, int]
+) -> None:
+    x = gaussian(*shape) ** 3
+    x[-1, -1] = -3e3
+    x[0, 0] = 3e4
+    y, encoded = coded(x, name.format(axis))
+    header, _ = WideHeader.from_bytes(encoded.payload, *shape)
+    assert 1 <= header.slices <= SLICES
+    scales = scale_table(header.scales())
+    nearest = torch.where(x.abs() > 2046 * scales, 8.5, 0.5) * scales
+    assert ((y - x).abs() <= nearest + x.abs() * 3e-3).all()
+
+
 # ---- hostile payloads
 
 FIXED = struct.Struct("<HBBHI")
@@ -419,6 +478,7 @@ HOSTILE_FIELDS = {
     "shrink 255": {"shrink": 255},
     "9 low bits": {"low_bits": 9},
     "255 low bits": {"low_bits": 255},
+    "slices of 5 bits": {"low_bits": 0x50},
     "8 low bits that are not there": {"low_bits": 8},
     "levels of 7 bits by token": {"widths": 0x0007},
     "levels of 15 bits by channel": {"widths": 0x00F0},
@@ -440,6 +500,28 @@ def test_a_header_out_of_range_is_refused(name: str, fields: dict[str, int]) -> 
     assert with_fields(honest) == honest
     with pytest.raises(BadFrame):
         codec.decode(EncodedTensor(codec.spec, 31, 17, with_fields(honest, **fields)))
+
+
+@pytest.mark.parametrize("slices", [1, 4])
+def test_slices_without_dither_are_refused(slices: int) -> None:
+    codec = parse("q3f+z")
+    forged = with_fields(codec.encode(gaussian(31, 17)).payload, low_bits=slices << 4)
+    with pytest.raises(BadFrame, match="dither"):
+        codec.decode(EncodedTensor(codec.spec, 31, 17, forged))
+
+
+def test_other_slices_than_the_tables_are_for_are_refused_or_finite() -> None:
+    codec = parse("q3t+d+z")
+    honest = codec.encode(gaussian(64, 48)).payload
+    for slices in range(5):
+        forged = with_fields(honest, low_bits=slices << 4)
+        if forged == honest:
+            continue
+        try:
+            y = codec.decode(EncodedTensor(codec.spec, 64, 48, forged))
+        except BadFrame:
+            continue
+        assert y.isfinite().all()
 
 
 def test_deep_levels_need_a_scale_that_leaves_them_above_the_smallest() -> None:

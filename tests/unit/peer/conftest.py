@@ -17,6 +17,7 @@ from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import SystemClock
 from swarm_ft.errors import SwarmError
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
+from swarm_ft.peer.boundary.bases import Bases
 from swarm_ft.peer.boundary.coder import FrameCoder
 from swarm_ft.peer.boundary.end import Boundary
 from swarm_ft.peer.links import ChannelEnd, LinkChannel, Links
@@ -126,6 +127,7 @@ class End:
     def __init__(self, spec: RunSpec, sends: Direction, pool: Executor) -> None:
         self.sends = sends
         self.store = BufferStore()
+        self.bases = Bases()
         self.arrivals: asyncio.Queue[tuple[FrameKey, torch.Tensor]] = asyncio.Queue()
         self.taken: asyncio.Queue[FrameKey] = asyncio.Queue()
         self.timeline = Timeline(SystemClock(), lambda _message: None)
@@ -145,7 +147,11 @@ class End:
     def join(self, name: str, channel: LinkChannel) -> None:
         """Be at the peer of this name, with that way to the other end."""
         coder = FrameCoder(
-            self._spec, run_id=RunId("run"), boundary=BOUNDARY_BLOCK, store=self.store
+            self._spec,
+            run_id=RunId("run"),
+            boundary=BOUNDARY_BLOCK,
+            store=self.store,
+            bases=self.bases,
         )
         self.boundary = Boundary(
             self.hello(name),
@@ -161,6 +167,7 @@ class End:
     def begin(self, step: int, samples: Iterable[int], codecs: Codecs | None = None) -> None:
         """Roll back what an aborted step left, and expect frames of these samples."""
         self.store.rollback()
+        self.bases.rollback()
         comes = Direction.BACKWARD if self.sends is Direction.FORWARD else Direction.FORWARD
         expected = {frame_key(step, sample, comes): TOKENS for sample in samples}
         train = self._spec.train if codecs is None else self._spec.train.with_codecs(codecs)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from swarm_ft.buffers import BufferKey, BufferStore, End
+from swarm_ft.codec.basis import Basis, learned
 from swarm_ft.errors import (
     BadFrame,
     MalformedMessage,
@@ -20,7 +21,7 @@ from swarm_ft.errors import (
     Unavailable,
 )
 from swarm_ft.ids import BlockIndex, MicrobatchIndex, RunId, SampleId
-from swarm_ft.peer.boundary.coder import FrameCoder
+from swarm_ft.peer.boundary.coder import FrameCoder, basis_needed
 from swarm_ft.peer.links import MAX_ANSWERS, MAX_BROKEN_STREAMS
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession, SessionEffect
 from swarm_ft.protocol.messages.boundary import (
@@ -31,6 +32,7 @@ from swarm_ft.protocol.messages.boundary import (
     FrameKind,
     KeyFrameRequest,
     SessionMessage,
+    SharedBasis,
 )
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
@@ -82,6 +84,7 @@ async def both_ways(
     await down.boundary.settled()
     for end in (up, down):
         end.store.commit()
+        end.bases.commit()
     return arrived, gradients
 
 
@@ -733,3 +736,247 @@ async def test_a_held_out_sample_is_acknowledged_once_it_was_computed_with(
     assert traffic.evaluation_bytes > traffic.evaluation_uncompressed_bytes
     assert traffic.evaluation_uncompressed_bytes == 2 * 4 * x.numel(), "it was sent twice"
     assert traffic.of_training == Traffic(boundary=traffic.boundary), "it counts as nothing else"
+
+
+# ---- bases that frames are coded along
+
+
+@pytest.fixture
+def along(make_spec: MakeSpec) -> RunSpec:
+    return make_spec(forward_codec="aqk0.5", key_codec="qk0.5")
+
+
+def basis_said(seed: int) -> SharedBasis:
+    """Some basis of the run's channels."""
+    generator = torch.Generator().manual_seed(seed)
+    basis = learned([torch.randn(64, CHANNELS, generator=generator)], 0.1)
+    assert basis is not None
+    return SharedBasis(basis.data)
+
+
+def name_of(said: SharedBasis) -> bytes:
+    return Basis.from_bytes(said.basis, CHANNELS).name
+
+
+async def taught(up: BoundaryEnd, down: BoundaryEnd, steps: int = 3) -> None:
+    """Both ends after some steps: of first activations and of changes a basis is known."""
+    for step in range(steps):
+        await both_ways(up, down, step, tensors(step))
+
+
+async def heard_step(hand: Hand, up: BoundaryEnd, step: int) -> list[Frame | SharedBasis]:
+    """What a step of the sender's says, in order; it is acknowledged and committed."""
+    up.begin(step, SAMPLES)
+    up.send(step, tensors(step))
+    heard: list[Frame | SharedBasis] = []
+    while sum(isinstance(message, Frame) for message in heard) < len(SAMPLES):
+        message = await hand.hear()
+        assert isinstance(message, Frame | SharedBasis), message
+        heard.append(message)
+        if isinstance(message, Frame):
+            await hand.say(Ack(message.key))
+    await up.boundary.settled()
+    up.store.commit()
+    up.bases.commit()
+    return heard
+
+
+def assert_said_before_needed(heard: Sequence[Frame | SharedBasis]) -> list[bytes]:
+    """The names that were said, once each, and before the first frame that needs them."""
+    said: list[bytes] = []
+    for message in heard:
+        if isinstance(message, SharedBasis):
+            said.append(name_of(message))
+        elif basis_needed(message):
+            assert basis_needed(message) in said
+    assert len(said) == len(set(said))
+    return said
+
+
+async def test_a_basis_is_said_once_a_connection_before_the_first_frame_that_needs_it(
+    along: RunSpec, make_ends: MakeEnds, at_work: AtWork
+) -> None:
+    up, down = make_ends(along)
+    async with at_work(up, down) as site:
+        hand = await site.call()
+        heard = [message for step in range(7) for message in await heard_step(hand, up, step)]
+        said = assert_said_before_needed(heard)
+        # After the first and the second, fourth step of changes; first activations have no more.
+        assert len(said) == 3
+        hand = await site.call()
+        again = await heard_step(hand, up, 7)
+        assert assert_said_before_needed(again) == said[-1:], "over a new connection anew"
+
+
+async def test_frames_sent_again_over_a_new_stream_come_behind_their_basis(
+    along: RunSpec, make_ends: MakeEnds, at_work: AtWork
+) -> None:
+    up, down = make_ends(along)
+    async with at_work(up, down) as site:
+        hand = await site.call()
+        for step in range(3):
+            await heard_step(hand, up, step)
+        up.begin(3, SAMPLES)
+        up.send(3, tensors(3))
+        for received in ([], [forward(0, 3)], [forward(0, 3), forward(2, 3)]):
+            hand = await site.call(received=received)
+            heard = [await hand.hear() for _ in range(1 + len(SAMPLES) - len(received))]
+            frames = [message for message in heard if isinstance(message, Frame)]
+            assert isinstance(heard[0], SharedBasis)
+            assert {basis_needed(frame) for frame in frames} == {name_of(heard[0])}
+        await hand.say(Ack(forward(1, 3)))
+        await up.boundary.settled()
+
+
+async def test_a_break_at_any_message_changes_nothing_along_a_basis(
+    along: RunSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
+) -> None:
+    async def run(**cuts: int) -> tuple[Moved, int]:
+        script: Any = {name: {LINK: [at]} for name, at in cuts.items()}
+        faulty = FaultyTransport(transport, **script)
+        up, down = make_ends(along)
+        async with at_work(down, up) as site, site.dialled(up, faulty):
+            await taught(up, down)
+            forget(down, 1)
+            moved = await both_ways(up, down, 3, tensors(3))
+        assert_equal_buffers(up, down)
+        return moved, faulty.num_cuts
+
+    quiet, _ = await run()
+    for cut in ("cut_sends", "cut_receives"):
+        num_messages = 0
+        while True:
+            got, num_cuts = await run(**{cut: num_messages + 1})
+            assert_same(got, quiet)
+            if not num_cuts:
+                break
+            num_messages += 1
+        assert num_messages >= 1 + 4 * len(SAMPLES)
+
+
+async def test_the_bytes_of_a_basis_are_counted(
+    along: RunSpec, make_ends: MakeEnds, at_work: AtWork
+) -> None:
+    up, down = make_ends(along)
+    async with at_work(up, down) as site:
+        hand = await site.call()
+        for step in range(5):
+            heard = await heard_step(hand, up, step)
+            traffic = up.boundary.take_traffic()
+            assert traffic.forward_bytes == sum(map(wire_bytes, heard))
+            assert traffic.relayed_bytes == 0
+            assert traffic.key_frames + traffic.delta_frames == len(SAMPLES)
+
+
+async def test_a_basis_that_goes_over_a_relay_is_counted_as_such(
+    along: RunSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
+) -> None:
+    up, down = make_ends(along)
+    async with at_work(down, up) as site, site.dialled(up, transport):
+        site.channel.is_relayed = True
+        await taught(up, down)
+        traffic = up.boundary.take_traffic()
+    assert traffic.relayed_bytes == traffic.forward_bytes > 0
+
+
+async def test_a_basis_that_outlives_others_is_still_there_when_it_is_needed(
+    along: RunSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
+) -> None:
+    """Of changes there are many while that of first activations stays: both ends forget alike."""
+    up, down = make_ends(along)
+    async with at_work(down, up) as site, site.dialled(up, transport):
+        for step in range(18):  # in which five bases of changes are made
+            if step in (2, 3):
+                forget(down, 1)  # what comes instead goes along that of first activations
+            await both_ways(up, down, step, tensors(step))
+        forget(down, 1)
+        up.boundary.take_traffic()
+        await both_ways(up, down, 18, tensors(18))
+        traffic = up.boundary.take_traffic()
+        assert (traffic.key_frames, traffic.delta_frames) == (1, 3), "nothing was broken off"
+    assert_equal_buffers(up, down)
+
+
+HOSTILE_BASES: dict[str, tuple[Callable[[], list[SharedBasis]], type[SwarmError], str]] = {
+    "no bytes": (lambda: [SharedBasis(b"")], BadFrame, "basis"),
+    "noise": (lambda: [SharedBasis(b"\x5a" * 500)], BadFrame, "basis"),
+    "a basis cut short": (lambda: [SharedBasis(basis_said(1).basis[:-1])], BadFrame, "frame|basis"),
+    "one of other channels": (
+        lambda: [SharedBasis((1).to_bytes(2, "little") + bytes([9, 0, 0, 0, 0]))],
+        BadFrame,
+        "9 channels; 8 here",
+    ),
+    "directions without end": (
+        lambda: [SharedBasis(b"\xff\xff" + bytes([CHANNELS, 0, 0, 0, 0]))],
+        BadFrame,
+        "65535 directions",
+    ),
+    "bases without end": (
+        lambda: [basis_said(seed) for seed in range(5)],
+        OutOfTurn,
+        "a basis that no frame here needs",
+    ),
+}
+
+
+@pytest.mark.parametrize(("bases", "error", "match"), HOSTILE_BASES.values(), ids=HOSTILE_BASES)
+async def test_a_hostile_basis_costs_its_stream_and_harms_nothing(
+    along: RunSpec,
+    make_ends: MakeEnds,
+    at_work: AtWork,
+    transport: Transport,
+    bases: Callable[[], list[SharedBasis]],
+    error: type[SwarmError],
+    match: str,
+) -> None:
+    up, down = make_ends(along)
+    async with at_work(down, up) as site:
+        down.begin(0, SAMPLES)
+        hand = await site.call()
+        with pytest.raises(error, match=match):
+            await hand.fails(*bases())
+        await assert_unharmed(up, down, transport, site)
+
+
+async def test_who_sends_gradients_has_no_basis_to_say(
+    along: RunSpec, make_ends: MakeEnds, at_work: AtWork
+) -> None:
+    up, down = make_ends(along)
+    async with at_work(up, down) as site:
+        hand = await site.call()
+        with pytest.raises(OutOfTurn, match="a basis that no frame here needs"):
+            await hand.fails(basis_said(1))
+
+
+async def test_a_frame_along_a_basis_that_was_not_said_costs_its_stream(
+    along: RunSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
+) -> None:
+    up, down = make_ends(along)
+    coder = FrameCoder(along, run_id=RunId("run"), boundary=BLOCK, store=BufferStore())
+    frame = coder.encode(forward(0), torch.ones(TOKENS, CHANNELS))
+    named = name_of(basis_said(1)) + frame.tensor.payload[4:]
+    async with at_work(down, up) as site:
+        down.begin(0, SAMPLES)
+        hand = await site.call()
+        await hand.say(basis_said(2))
+        with pytest.raises(BadFrame, match="which is not here"):
+            await hand.fails(replace(frame, tensor=replace(frame.tensor, payload=named)))
+        assert down.arrivals.empty()
+        await assert_unharmed(up, down, transport, site)
+
+
+async def test_as_many_bases_as_two_steps_need_are_taken_in_every_step(
+    along: RunSpec, make_ends: MakeEnds, at_work: AtWork
+) -> None:
+    up, down = make_ends(along)
+    async with at_work(down, up) as site:
+        hand = await site.call()
+        coder = FrameCoder(along, run_id=RunId("run"), boundary=BLOCK, store=BufferStore())
+        for step in range(3):
+            down.begin(step, (0,))
+            await hand.say(*(basis_said(10 * step + seed) for seed in range(4)))
+            await hand.say(coder.encode(forward(0, step), torch.ones(TOKENS, CHANNELS)))
+            await down.receive(1)
+            assert await hand.hear() == Ack(forward(0, step))
+            down.store.commit()
+            coder = FrameCoder(along, run_id=RunId("run"), boundary=BLOCK, store=BufferStore())

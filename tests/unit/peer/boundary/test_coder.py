@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import buffer_bytes, from_spec, pack_buffer, unpack_buffer
+from swarm_ft.codec.basis import Basis
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, RunId, SampleId, StepNumber
-from swarm_ft.peer.boundary.coder import FrameCoder, Refusal
-from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind
+from swarm_ft.peer.boundary.bases import Bases, BasisKey, Kind
+from swarm_ft.peer.boundary.coder import FrameCoder, Refusal, basis_needed
+from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind, SharedBasis
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.run_spec import Codecs, EvalCompression, RunSpec
@@ -221,7 +223,7 @@ def activations(visits: int, samples: int, *, seed: int = 0) -> Iterator[torch.T
 # fmt: off
 BUFFERED = [
     *(f"aq{bits}" for bits in range(1, 9)), "aq3t+d", "aq4f", "aq2tc", "aq1.5+z", "aq2t+d+z",
-    "aqc0.5", "aqc0.25tc+d", "aqtop10", "aqtop30+z",
+    "aqc0.5", "aqc0.25tc+d", "aqtop10", "aqtop30+z", "aqk0.5",
 ]
 # fmt: on
 
@@ -591,7 +593,18 @@ def test_whatever_bytes_come_nothing_infinite_or_foreign_is_kept(
 # ---- key frames in other codecs
 
 
-KEY_CODECS = ["none", "bf16", "q8", "q4t+d", "q4+z", "qc0.25", "hq4", "top30", "lowrank4+z"]
+KEY_CODECS = [
+    "none",
+    "bf16",
+    "q8",
+    "q4t+d",
+    "q4+z",
+    "qc0.25",
+    "qk0.25",
+    "hq4",
+    "top30",
+    "lowrank4+z",
+]
 
 
 @pytest.mark.parametrize("key_codec", KEY_CODECS)
@@ -761,7 +774,7 @@ def gradients(visits: int, *, seed: int = 0) -> Iterator[torch.Tensor]:
 RESIDUAL = ["q2+ef", "q1.5+d+z+ef", "qc1+ef", "hq2+ef", "top10+ef", "top10+efmix",
             "top30+efmix+z", "lowrank2+ef", "fp16+ef"]
 EF21 = ["q2+ef21", "q4t+d+ef21", "q3+ef21+z", "qc0.5+ef21", "hq4+ef21", "top30+ef21",
-        "lowrank4+ef21+z", "fp16+ef21"]
+        "lowrank4+ef21+z", "fp16+ef21", "q1+z+last", "q2t+last", "top30+last"]
 # fmt: on
 every_residual = pytest.mark.parametrize("codec", RESIDUAL)
 every_ef21 = pytest.mark.parametrize("codec", EF21)
@@ -864,7 +877,7 @@ def test_ef21_begins_with_a_gradient_and_goes_on_with_changes(
     for visit, gradient in enumerate(gradients(visits=6)):
         frame, _ = ends.back(0, gradient)
         kinds.append(frame.kind)
-        assert ("ef21" in str(frame.tensor.codec)) == (visit > 0)
+        assert frame.tensor.codec.is_delta == (visit > 0)
         ends.commit()
         ends.assert_equal()
     assert kinds == [FrameKind.KEY] + [FrameKind.DELTA] * 5
@@ -1173,3 +1186,235 @@ def test_a_frame_before_its_step_may_be_by_any_codec_that_could_follow(
         with pytest.raises(BadFrame, match="expected at most"):
             ends.receiver.check(long, is_early=True)
         assert_broken(ends, frame, (ends.receiver.check, ends.receiver.decode))
+
+
+# ---- along a basis that the sender learned
+
+
+class AlongEnds(Ends):
+    """Both ends, and what the sender's stage learns; the receiver is lent what it is said."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        super().__init__(spec)
+        self.bases = Bases()
+        self.lent: dict[bytes, Basis] = {}
+        self.sender = FrameCoder(
+            spec, run_id=RUN, boundary=BLOCK, store=self.here, bases=self.bases
+        )
+
+    def carry(self, frame: Frame) -> torch.Tensor | Refusal:
+        """What the receiver makes of a frame, and of its basis if it was not said before."""
+        needed = basis_needed(frame)
+        if needed and needed not in self.lent:
+            shared = self.sender.shared_basis(frame)
+            assert shared is not None
+            self.lent[needed] = self.receiver.read_basis(shared)
+            assert self.lent[needed].name == needed
+        return self.receiver.decode(frame, self.lent.get(needed))
+
+    def step(self, values: dict[int, torch.Tensor], step: int = 0) -> list[Frame]:
+        """All samples there, and the commit at both ends."""
+        frames = [self.sender.encode(key(sample, step), x) for sample, x in values.items()]
+        for frame in frames:
+            assert isinstance(self.carry(frame), torch.Tensor)
+        self.assert_staged_equal()
+        self.commit()
+        return frames
+
+    def commit(self) -> None:
+        super().commit()
+        self.bases.commit()
+
+    def rollback(self) -> None:
+        super().rollback()
+        self.bases.rollback()
+
+
+ALONG_TOKENS, ALONG_CHANNELS = 24, 32
+
+
+def along_ends(make_spec: MakeSpec, **train: Any) -> AlongEnds:
+    codecs = {"forward_codec": "aqk0.3", "key_codec": "qk0.3", "seq_length": ALONG_TOKENS}
+    return AlongEnds(make_spec(channels=ALONG_CHANNELS, **(codecs | train)))
+
+
+def moving(visits: int, samples: int = 3, first: int = 0) -> Iterator[dict[int, torch.Tensor]]:
+    """For each visit activations around a mean; they and their changes follow few directions."""
+    generator = torch.Generator().manual_seed(17)
+    common, directions = (torch.randn(rows, ALONG_CHANNELS, generator=generator) for rows in (1, 3))
+    shape = samples, ALONG_TOKENS, 3
+    now = torch.randn(shape, generator=generator) @ directions + 4 * common
+    for _ in range(visits):
+        yield {first + sample: now[sample] for sample in range(samples)}
+        now = now + torch.randn(shape, generator=generator) @ directions
+
+
+def test_the_first_step_is_plain_and_later_ones_go_along_a_basis(make_spec: MakeSpec) -> None:
+    ends = along_ends(make_spec)
+    needed = []
+    for now in moving(visits=6):
+        frames = ends.step(now)
+        needed.append({basis_needed(frame) for frame in frames})
+        ends.assert_equal()
+    # A sample's first activations, first changes, and then changes along what these were.
+    assert needed[0] == needed[1] == {b""}
+    assert all(len(names) == 1 and b"" not in names for names in needed[2:])
+    fresh = next(moving(visits=1, first=5))
+    (first, *_) = ends.step(fresh)
+    assert first.kind is FrameKind.KEY
+    assert basis_needed(first) not in {b"", *needed[-1]}, "first activations have their own"
+    assert ends.lent[basis_needed(first)].mean is not None
+
+
+def test_a_basis_makes_the_frames_of_the_next_steps_smaller(make_spec: MakeSpec) -> None:
+    def sizes(**train: Any) -> list[int]:
+        ends = along_ends(make_spec, **train)
+        return [sum(len(f.tensor.payload) for f in ends.step(now)) for now in moving(visits=6)]
+
+    along, plain = sizes(), sizes(forward_codec="aqc0.3", key_codec="qc0.3")
+    assert sum(along[2:]) < 0.8 * sum(plain[2:])
+
+
+def test_direct_frames_go_along_a_basis_of_first_activations(make_spec: MakeSpec) -> None:
+    ends = along_ends(make_spec, forward_codec="qk0.3")
+    for visit, now in enumerate(moving(visits=3)):
+        for frame in ends.step(now):
+            assert frame.kind is FrameKind.DIRECT
+            assert bool(basis_needed(frame)) == (visit > 0)
+    assert not len(ends.here)
+
+
+def test_fill_frames_go_along_the_same_basis(make_spec: MakeSpec) -> None:
+    ends = along_ends(make_spec, fill_codec="aqk1", fill_microbatches=1)
+    visits = list(moving(visits=4))
+    for now in visits[:3]:
+        ends.step(now)
+    frames = [
+        ends.sender.encode(key(0, microbatch=microbatch), visits[3][0]) for microbatch in (0, 1)
+    ]
+    assert [str(frame.tensor.codec) for frame in frames] == ["aqk1", "aqk0.3"]
+    assert basis_needed(frames[0]) == basis_needed(frames[1]) != b""
+    assert len(frames[0].tensor.payload) < len(frames[1].tensor.payload)
+
+
+def test_gradients_need_no_basis(make_spec: MakeSpec) -> None:
+    ends = along_ends(make_spec)
+    for now in moving(visits=3):
+        ends.step(now)
+    back = ends.receiver.encode(key(0, direction=Direction.BACKWARD), now[0])
+    assert basis_needed(back) == b""
+
+
+@pytest.mark.parametrize("as_key", [False, True])
+def test_a_frame_whose_basis_is_not_here_is_broken_and_leaves_all_as_it_was(
+    make_spec: MakeSpec, as_key: bool
+) -> None:
+    ends = along_ends(make_spec)
+    visits = list(moving(visits=4))
+    for now in visits[:3]:
+        ends.step(now)
+    frame = encoded(ends.sender, key(0), visits[3][0], as_key=as_key)
+    other = next(basis for name, basis in ends.lent.items() if name != basis_needed(frame))
+    for wrong in (None, other):
+        with pytest.raises(BadFrame, match="basis"):
+            ends.receiver.decode(frame, wrong)
+    assert not ends.there.staged
+    assert isinstance(ends.carry(frame), torch.Tensor)
+
+
+def test_a_lost_buffer_is_repaired_along_the_basis_of_first_activations(
+    make_spec: MakeSpec,
+) -> None:
+    ends = along_ends(make_spec)
+    visits = list(moving(visits=5))
+    for now in visits[:3]:
+        ends.step(now)
+    put(ends.there, received(0), ends.there.kept(received(1)))
+    delta = ends.sender.encode(key(0), visits[3][0])
+    assert isinstance(ends.carry(delta), Refusal)
+    again = ends.sender.encode_again(delta)
+    assert again.kind is FrameKind.KEY
+    assert basis_needed(again) not in (b"", basis_needed(delta))
+    value = ends.carry(again)
+    assert isinstance(value, torch.Tensor)
+    ends.commit()
+    ends.assert_equal()
+    assert (value - visits[3][0]).norm() < 0.2 * visits[3][0].norm()
+    assert all(frame.kind is FrameKind.DELTA for frame in ends.step(visits[4]))
+
+
+def test_a_frame_that_is_made_again_teaches_nothing(make_spec: MakeSpec) -> None:
+    """Or what is learned would depend on what the receiver lost."""
+    quiet, unlucky = along_ends(make_spec), along_ends(make_spec)
+    visits = list(moving(visits=6))
+    for now in visits:
+        quiet.step(now)
+        for sample, x in now.items():
+            frame = unlucky.sender.encode(key(sample), x)
+            if frame.kind is FrameKind.DELTA and sample == 0:
+                unlucky.sender.encode_again(frame)
+                frame = unlucky.sender.encode(key(sample), x)
+            unlucky.carry(frame)
+        unlucky.commit()
+    for kind in Kind:
+        one, other = (ends.bases.get(BasisKey(BLOCK, kind)) for ends in (quiet, unlucky))
+        assert one is not None
+        assert other is not None
+        assert one.name == other.name
+
+
+def test_held_out_samples_teach_nothing(make_spec: MakeSpec) -> None:
+    train = {"num_eval_samples": 2, "eval_compression": EvalCompression.ON}
+    quiet, evaluating = (along_ends(make_spec, **train) for _ in range(2))
+    held_out = quiet.train.num_samples
+    names = []
+    for now in moving(visits=5):
+        for ends in (quiet, evaluating):
+            ends.step(now)
+        x = 100 * torch.randn(ALONG_TOKENS, ALONG_CHANNELS, generator=torch.manual_seed(1))
+        for sample in (held_out, held_out + 1):
+            frame = evaluating.sender.encode(key(sample), x)
+            assert frame.kind is FrameKind.DIRECT
+            assert isinstance(evaluating.carry(frame), torch.Tensor)
+            names.append(basis_needed(frame))
+    for kind in Kind:
+        one, other = (e.bases.get(BasisKey(BLOCK, kind)) for e in (quiet, evaluating))
+        assert one is not None
+        assert other is not None
+        assert one.name == other.name
+    assert any(names), "but they are coded along what the others taught"
+
+
+def test_a_step_that_is_redone_is_coded_along_the_same_basis(make_spec: MakeSpec) -> None:
+    quiet, redone = along_ends(make_spec), along_ends(make_spec)
+    for now in moving(visits=6):
+        frames = quiet.step(now)
+        for sample, x in now.items():
+            redone.sender.encode(key(sample), x * (1 + sample))
+        redone.rollback()
+        assert redone.step(now) == frames
+
+
+def test_a_tensor_that_is_not_finite_teaches_nothing(make_spec: MakeSpec) -> None:
+    ends = along_ends(make_spec)
+    visits = list(moving(visits=4))
+    for now in visits[:3]:
+        ends.step(now)
+    before = ends.bases.get(BasisKey(BLOCK, Kind.CHANGE))
+    with pytest.raises(NonFinite, match="sample 0"):
+        ends.sender.encode(key(0), torch.full((ALONG_TOKENS, ALONG_CHANNELS), torch.nan))
+    ends.commit()
+    assert ends.bases.get(BasisKey(BLOCK, Kind.CHANGE)) is before
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: b"", lambda _: b"x" * 99])
+def test_what_is_no_basis_is_refused(make_spec: MakeSpec, change: Callable[[bytes], bytes]) -> None:
+    ends = along_ends(make_spec)
+    for now in moving(visits=3):
+        frames = ends.step(now)
+    shared = ends.sender.shared_basis(frames[0])
+    assert shared is not None
+    with pytest.raises(BadFrame, match=r"basis|frame"):
+        ends.receiver.read_basis(SharedBasis(change(shared.basis)))
+    with pytest.raises(BadFrame, match=f"{ALONG_CHANNELS} channels; {CHANNELS} here"):
+        Ends(make_spec()).receiver.read_basis(shared)

@@ -1,6 +1,10 @@
+from dataclasses import replace
+
+import pytest
 import torch
 
 from swarm_ft.buffers.records import BufferRecord
+from swarm_ft.errors import BadSnapshot
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.state.recut import recut
 from swarm_ft.peer.state.stage_state import (
@@ -103,6 +107,29 @@ def test_buffers_are_those_of_boundaries_that_are_still_there() -> None:
         (6, 1, 7): "(6, 1, 7) of 4-6",
         (6, 2, 7): "(6, 2, 7) of 4-6",
     }
+
+
+def with_basis(shard: ShardContents, name: str) -> ShardContents:
+    more = {f"bases/{name}": torch.zeros(1), f"bases/{name}/steps": torch.tensor(3)}
+    return replace(shard, extras={**shard.extras, **more})
+
+
+def test_bases_are_those_of_boundaries_that_are_still_there() -> None:
+    """Of a stage's own sending end; the other end is lent them."""
+    shards = {
+        layers: with_basis(shard, f"{layers.stop}/2")
+        for layers, shard in parts((0, 2), (2, 4), (4, 6), (6, 8)).items()
+    }
+    for layers, kept in ((LayerRange(2, 6), {"6/2"}), (LayerRange(3, 5), set[str]())):
+        found = recut(shards, layers, frozenset(), CHANNELS).extras
+        names = {name for name in found if name.startswith("bases/")}
+        assert names == {f"bases/{name}{end}" for name in kept for end in ("", "/steps")}
+
+
+def test_a_basis_of_no_boundary_is_no_snapshot() -> None:
+    layers = LayerRange(0, 2)
+    with pytest.raises(BadSnapshot, match="expected a boundary and a kind"):
+        recut({layers: with_basis(part(layers), "2/x")}, layers, frozenset(), CHANNELS)
 
 
 def test_a_row_that_does_not_fit_its_weights_is_not_used() -> None:

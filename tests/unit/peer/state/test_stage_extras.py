@@ -7,11 +7,12 @@ import torch
 
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import pack_buffer
+from swarm_ft.errors import BadSnapshot
 from swarm_ft.ids import BlockIndex, RunId, SampleId
-from swarm_ft.peer.boundary.bases import Bases
+from swarm_ft.peer.boundary.bases import Bases, BasisKey, Kind
 from swarm_ft.peer.reduce.gradient_coder import Residuals
 from swarm_ft.peer.state import stage_state
-from swarm_ft.peer.state.stage_state import restore_buffers, with_extras
+from swarm_ft.peer.state.stage_state import restore_bases, restore_buffers, with_extras
 from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.snapshots.shard import ShardContents
 
@@ -51,6 +52,42 @@ def test_buffers_of_the_runs_bits_and_residuals_of_16_come_back(bits: int) -> No
     store = filled(bits)
     assert len(store) == 9
     assert restored(with_extras({}, store, Residuals(), Bases())) == dict(store.records())
+
+
+def learned_bases() -> Bases:
+    bases = Bases()
+    for sample in range(3):
+        x = torch.randn(20, CHANNELS, generator=torch.Generator().manual_seed(sample))
+        bases.note(BasisKey(BlockIndex(8), Kind.FIRST), SampleId(sample), x, None, 0.1)
+    bases.commit()
+    return bases
+
+
+def test_bases_come_back() -> None:
+    bases, again = learned_bases(), Bases()
+    contents = with_extras({}, BufferStore(), Residuals(), bases)
+    assert contents.extras
+    restore_bases(again, CHANNELS, contents)
+    expected, found = bases.export(), again.export()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    restore_bases(again, CHANNELS, with_extras({}, BufferStore(), Residuals(), Bases()))
+    assert not again.export(), "what a snapshot holds takes the place of what is here"
+
+
+@pytest.mark.parametrize(
+    "extras",
+    [
+        {"bases/8/9": torch.zeros(9, dtype=torch.uint8)},
+        {"bases/8/1": torch.zeros(9, dtype=torch.uint8)},
+        {"bases/8/1": torch.zeros(9)},
+        {"bases/": torch.zeros(0)},
+        {"bases/8/1/steps": torch.tensor(-1)},
+    ],
+)
+def test_what_is_no_basis_is_no_snapshot(extras: dict[str, torch.Tensor]) -> None:
+    with pytest.raises(BadSnapshot, match="begin anew"):
+        restore_bases(Bases(), CHANNELS, ShardContents(state={}, extras=extras))
 
 
 def test_a_store_without_buffers_has_nothing_to_write() -> None:

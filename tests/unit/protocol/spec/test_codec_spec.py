@@ -72,6 +72,9 @@ def legal_specs(draw: st.DrawFn) -> CodecSpec:
     )
 
 
+BUFFERED = (Feedback.EF21, Feedback.LAST)
+
+
 def directions_of(spec: CodecSpec) -> list[Direction]:
     """The directions in which frames of `spec` may go."""
     if spec.feedback is not Feedback.NONE:
@@ -117,6 +120,7 @@ def test_every_legal_spec_prints_as_a_text_that_parses_to_it(spec: CodecSpec) ->
         ("q2t+z+d", FORWARD, CodecSpec(CodecName.Q, 200, Axis.TOKEN, dither=True, entropy=True)),
         ("top10+ef", BACKWARD, CodecSpec(CodecName.TOP, 1000, feedback=Feedback.EF)),
         ("q4t+ef21", BACKWARD, CodecSpec(CodecName.Q, 400, Axis.TOKEN, feedback=Feedback.EF21)),
+        ("q4t+last", BACKWARD, CodecSpec(CodecName.Q, 400, Axis.TOKEN, feedback=Feedback.LAST)),
         (
             "top10+z+efmix",
             BACKWARD,
@@ -142,6 +146,7 @@ def test_texts_mean_what_they_say(text: str, direction: Direction, spec: CodecSp
         ("qk2", "qk2", None),
         ("q4+ef", None, "q4t+ef"),
         ("q2+ef21+z", None, "q2t+d+ef21+z"),
+        ("q1+z+last", None, "q1t+d+last+z"),
     ],
 )
 def test_a_spec_without_an_axis_stands_for_the_best_of_its_direction(
@@ -164,7 +169,7 @@ def test_a_spec_with_an_axis_is_taken_at_its_word(
 @given(spec=legal_specs())
 @property_test
 def test_what_a_spec_needs_follows_from_its_name_and_feedback(spec: CodecSpec) -> None:
-    assert spec.is_delta == (str(spec).startswith("aq") or "+ef21" in str(spec))
+    assert spec.is_delta == (str(spec).startswith("aq") or spec.feedback in BUFFERED)
     assert spec.has_residual == ("+ef" in str(spec) and "+ef21" not in str(spec))
     assert spec.is_constant_quality == (spec.name in CONSTANT)
     assert spec.has_basis == (str(spec).split("+")[0].lstrip("a").startswith("qk"))
@@ -294,6 +299,7 @@ def test_a_codec_that_cannot_be_is_told_why(text: str, reason: str, direction: D
     {
         "none+ef": "loses nothing",
         "none+ef21": "loses nothing",
+        "none+last": "loses nothing",
         "aq4+ef": "feeds its error back already",
         "aqtop10+ef21": "feeds its error back already",
         "aqc0.5+ef": "feeds its error back already",
@@ -362,7 +368,7 @@ HEADERS_OF_NONE = {
     "a basis of gradients": (CodecName.QK, 16 | 2 << 5, 50),
     "axis 5": (CodecName.Q, 5, 400),
     "axis 7": (CodecName.Q, 7, 400),
-    "feedback 4": (CodecName.TOP, 4 << 5, 1000),
+    "feedback 5": (CodecName.TOP, 5 << 5, 1000),
     "steps of no axis": (CodecName.Q, 0, 400),
     "an axis of no steps": (CodecName.FP16, Axis.TOKEN, 1600),
     "dither of no grid": (CodecName.TOP, 8, 1000),

@@ -1,0 +1,104 @@
+"""Symbol tables that follow from a spread: what dithered codes of values of that spread are like.
+
+With subtractive dither u a code q stands for values between q + u - 1/2 and q + u + 1/2, so how
+often it occurs depends on u, which both ends know: coded without it, a narrow direction takes bits
+for nothing. Values are taken to be Student's t with eight degrees of freedom: a little wider in the
+tails than normal, as directions of activations are, and its distribution function needs a root and
+no more. So tables are the same numbers on every machine (IEEE 754 arithmetic in a fixed order).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm_ft.codec.entropy import SYMBOLS
+from swarm_ft.codec.kernels.base import PROBABILITY_BITS
+
+SLICES = 8
+"""Of the dither's magnitude: it has 16 values, which mirror each other."""
+UNDITHERED = SLICES
+"""The slice of codes without dither."""
+SPREADS = 48
+ZERO = 128
+MOST = 127
+"""The largest code with a symbol of its own."""
+_QUARTERS = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
+_LEAST_OCTAVE = -3
+_WEIGHT_BITS = 24
+_TOTAL = 1 << PROBABILITY_BITS
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def spread_of(number: int) -> float:
+    """In steps: a quarter of an octave each, from an eighth of a step on."""
+    return math.ldexp(_QUARTERS[number % 4], _LEAST_OCTAVE + number // 4)
+
+
+def frequencies(spreads: Ints, slices: Ints, largest: Ints) -> NDArray[np.int32]:
+    """Integers that add up to 4096 in each context, at least 1 for each symbol there.
+
+    Args:
+        spreads: int64 [contexts], numbers of `spread_of`.
+        slices: int64 [contexts], of the dither.
+        largest: int64 [contexts], of the codes that occur, 0 to 127.
+
+    Returns:
+        int32 [contexts, 256], by symbols: code + 128.
+    """
+    weights = _weights()[spreads, slices]
+    present = np.abs(np.arange(SYMBOLS) - ZERO) <= largest[:, None]
+    weights = np.where(present, weights, 0)
+    spare = _TOTAL - present.sum(1, keepdims=True)
+    shares = present + weights * spare // weights.sum(1, keepdims=True).clip(min=1)
+    shares[:, ZERO] += _TOTAL - shares.sum(1)
+    found: NDArray[np.int32] = shares.astype(np.int32)
+    return found
+
+
+def nearest_spreads(counts: Ints) -> Ints:
+    """The likeliest spread of each class.
+
+    Args:
+        counts: int64 [classes, slices, 256]; a class may have any of the slices.
+    """
+    bits = _bits()[:, : counts.shape[1]]
+    cost = np.tensordot(counts.astype(np.float64), bits, axes=((1, 2), (1, 2)))
+    found: Ints = cost.argmin(1)
+    return found
+
+
+@functools.cache
+def _weights() -> Ints:
+    """int64 [spreads, slices and one, 256]: probabilities times 2^24, cut."""
+    codes = np.arange(SYMBOLS, dtype=np.float64) - ZERO
+    shifts = np.array([(2 * piece + 1) / 32 for piece in range(SLICES)] + [0.0])
+    middles = codes[None, :] + shifts[:, None]
+    all_weights = []
+    for number in range(SPREADS):
+        spread = spread_of(number)
+        shares = _below((middles + 0.5) / spread) - _below((middles - 0.5) / spread)
+        all_weights.append(np.floor(np.maximum(shares, 0.0) * float(1 << _WEIGHT_BITS)))
+    return np.stack(all_weights).astype(np.int64)
+
+
+@functools.cache
+def _bits() -> Floats:
+    """What a symbol takes, about; for encoders."""
+    weights = np.maximum(_weights(), 1 << _WEIGHT_BITS - PROBABILITY_BITS).astype(np.float64)
+    total: Floats = np.log2(weights.sum(-1, keepdims=True)) - np.log2(weights)
+    return total
+
+
+def _below(z: Floats) -> Floats:
+    """The share of Student's t with 8 degrees of freedom, scaled to a spread of 1, below z."""
+    t = z * math.sqrt(4 / 3)
+    squares = t * t
+    cosine = 8.0 / (8.0 + squares)
+    sine = t / np.sqrt(8.0 + squares)
+    return 0.5 + 0.5 * sine * (1.0 + cosine * (0.5 + cosine * (0.375 + cosine * 0.3125)))

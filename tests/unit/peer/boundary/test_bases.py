@@ -1,0 +1,383 @@
+"""What a stage's ends of boundaries learn: of committed steps alone, in whatever order."""
+
+import itertools
+import threading
+from collections.abc import Iterable
+
+import pytest
+import torch
+from torch import Tensor
+
+from swarm_ft.codec.basis import Basis, learned
+from swarm_ft.errors import BadFrame
+from swarm_ft.ids import BlockIndex, SampleId
+from swarm_ft.peer.boundary import bases as bases_module
+from swarm_ft.peer.boundary.bases import Bases, BasisKey, Kind, boundary_of
+
+CHANNELS, TOKENS = 16, 12
+FIRST, CHANGE = (BasisKey(BlockIndex(2), kind) for kind in Kind)
+STEP_SIZE = 0.2
+
+
+def rows_of(sample: int, seed: int = 0) -> Tensor:
+    """Along three directions that are the seed's."""
+    generator = torch.Generator().manual_seed(1000 * seed)
+    directions = torch.randn(3, CHANNELS, generator=generator)
+    generator.manual_seed(1000 * seed + sample + 1)
+    return torch.randn(TOKENS, 3, generator=generator) @ directions
+
+
+def note(bases: Bases, samples: Iterable[int], seed: int = 0, key: BasisKey = CHANGE) -> None:
+    for sample in samples:
+        x = rows_of(sample, seed)
+        base = None if key.kind is Kind.FIRST else torch.zeros_like(x)
+        bases.note(key, SampleId(sample), x, base, STEP_SIZE)
+
+
+def name(bases: Bases, key: BasisKey = CHANGE) -> bytes:
+    basis = bases.get(key)
+    assert basis is not None
+    return basis.name
+
+
+def learned_of(samples: Iterable[int], seed: int = 0, key: BasisKey = CHANGE) -> Bases:
+    bases = Bases()
+    note(bases, samples, seed, key)
+    bases.commit()
+    return bases
+
+
+# ---- when one is made
+
+
+def steps_that_make_one(num_steps: int, key: BasisKey = CHANGE) -> list[int]:
+    """Of steps whose frames are all different, those after which the basis is another."""
+    bases, made, last = Bases(), [], b""
+    for step in range(num_steps):
+        note(bases, (0, 1), seed=step, key=key)
+        bases.commit()
+        if name(bases, key) != last:
+            made.append(step)
+        last = name(bases, key)
+    return made
+
+
+def test_bases_are_made_often_at_first_and_then_after_so_many_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few = dict.fromkeys(Kind, 30)
+    monkeypatch.setattr(bases_module, "TOKENS_A_CHANNEL", few)
+    made = steps_that_make_one(60)
+    assert made[:5] == [0, 1, 3, 7, 15]
+    gaps = {later - sooner for sooner, later in itertools.pairwise(made[5:])}
+    assert len(gaps) == 1
+    assert gaps.pop() * 2 * TOKENS >= 30 * CHANNELS
+
+
+def test_steps_without_frames_of_a_kind_do_not_count() -> None:
+    bases = learned_of((0, 1))
+    for step in range(1, 6):  # none of changes
+        note(bases, (0, 1), seed=step, key=FIRST)
+        bases.commit()
+    before = name(bases)
+    note(bases, (0, 1), seed=9)
+    bases.commit()
+    assert name(bases) != before, "the second of its kind"
+
+
+def test_there_is_none_before_a_step_was_committed() -> None:
+    bases = Bases()
+    assert bases.get(CHANGE) is None
+    note(bases, (0, 1))
+    assert bases.get(CHANGE) is None
+    bases.commit()
+    assert bases.get(CHANGE) is not None
+    assert bases.get(FIRST) is None
+    assert bases.get(BasisKey(BlockIndex(3), Kind.CHANGE)) is None
+
+
+def test_what_is_known_is_what_somebody_waited_for() -> None:
+    bases = learned_of((0, 1))
+    assert bases.known(CHANGE) is None
+    assert bases.get(CHANGE) is bases.known(CHANGE)
+    other = learned_of((0, 1))
+    other.learn()
+    assert other.known(CHANGE) is not None
+
+
+def test_first_activations_vary_around_a_mean_and_changes_around_nothing() -> None:
+    bases = Bases()
+    for key in (FIRST, CHANGE):
+        for sample in range(4):
+            x = 5 + rows_of(sample)
+            base = None if key is FIRST else torch.zeros_like(x)
+            bases.note(key, SampleId(sample), x, base, STEP_SIZE)
+    bases.commit()
+    first, change = bases.get(FIRST), bases.get(CHANGE)
+    assert first is not None
+    assert first.mean is not None
+    assert change is not None
+    assert change.mean is None
+
+
+def test_a_step_of_silence_keeps_the_basis_and_the_next_is_learned_of() -> None:
+    bases, zeros = Bases(), torch.zeros(TOKENS, CHANNELS)
+    bases.note(CHANGE, SampleId(0), zeros, zeros, 0.0)
+    bases.commit()
+    assert bases.get(CHANGE) is None
+    for step in range(1, 4):  # also in one that would not make another
+        note(bases, (0, 1), seed=step)
+        bases.commit()
+        assert bases.get(CHANGE) is not None
+    before = name(bases)
+    for _ in range(40):
+        bases.note(CHANGE, SampleId(0), zeros, zeros, 0.0)
+        bases.commit()
+    assert name(bases) == before
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+def test_values_that_are_not_finite_make_none(value: float) -> None:
+    bases = Bases()
+    x = torch.full((TOKENS, CHANNELS), value)
+    bases.note(CHANGE, SampleId(0), x, torch.zeros_like(x), value)
+    bases.commit()
+    assert bases.get(CHANGE) is None
+
+
+def test_long_samples_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bases_module, "_MOST_ROWS", 4)
+    counts: list[int] = []
+
+    def watched(rows: list[Tensor], *args: object, **kwargs: object) -> Basis | None:
+        counts.extend(len(one) for one in rows)
+        return learned(rows, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bases_module, "learned", watched)
+    bases = Bases()
+    for tokens in (1, 3, 4, 5, 1000):
+        bases.note(FIRST, SampleId(tokens), torch.randn(tokens, CHANNELS), None, STEP_SIZE)
+    bases.commit()
+    bases.get(FIRST)
+    assert counts == [1, 3, 4, 3, 4]
+
+
+# ---- steps that are redone
+
+
+def test_the_order_of_frames_does_not_matter_nor_that_one_comes_twice() -> None:
+    expected = name(learned_of((0, 1, 2)))
+    assert name(learned_of((2, 0, 1))) == expected
+    assert name(learned_of((1, 2, 0, 1, 2))) == expected
+    bases = Bases()
+    note(bases, (0, 1), seed=7)  # as another attempt saw them
+    note(bases, (1, 0, 2))
+    bases.commit()
+    assert name(bases) == expected
+
+
+def test_a_step_that_is_rolled_back_was_never_there() -> None:
+    bases = Bases()
+    note(bases, (0, 1, 5), seed=3)
+    bases.rollback()
+    note(bases, (0, 1, 2))
+    bases.commit()
+    assert name(bases) == name(learned_of((0, 1, 2)))
+
+
+def test_but_for_the_samples_that_stay_done() -> None:
+    bases = Bases()
+    note(bases, (0, 1))
+    note(bases, (5,), seed=3)
+    bases.rollback(but={SampleId(0), SampleId(1)})
+    note(bases, (2,))
+    bases.commit()
+    assert name(bases) == name(learned_of((0, 1, 2)))
+
+
+def test_redone_steps_count_once() -> None:
+    quiet, redone = Bases(), Bases()
+    for step in range(9):
+        note(redone, (0, 1), seed=50 + step)
+        redone.rollback()
+        for bases in (quiet, redone):
+            note(bases, (0, 1), seed=step)
+            bases.commit()
+        assert name(quiet) == name(redone)
+
+
+def test_a_rollback_after_the_commit_changes_nothing() -> None:
+    bases = learned_of((0, 1))
+    bases.rollback()
+    assert name(bases) == name(learned_of((0, 1)))
+
+
+# ---- written down and taken up
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
+def test_what_was_exported_goes_on_as_if_nothing_had_been(num_steps: int) -> None:
+    bases, restored = Bases(), Bases()
+    for step in range(num_steps):
+        for key in (FIRST, CHANGE):
+            note(bases, (0, 1), seed=step, key=key)
+        bases.commit()
+    note(restored, (0,), seed=99)
+    restored.restore(bases.export(), CHANNELS)
+    for step in range(num_steps, num_steps + 12):
+        for one in (bases, restored):
+            note(one, (0, 1), seed=step)
+            one.commit()
+        assert name(bases) == name(restored)
+        assert name(bases, FIRST) == name(restored, FIRST)
+
+
+def test_an_export_holds_nothing_of_the_open_step() -> None:
+    bases = learned_of((0, 1))
+    before = bases.export()
+    note(bases, (0, 1), seed=4)
+    after = bases.export()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_nothing_takes_the_place_of_all() -> None:
+    bases = learned_of((0, 1))
+    bases.restore({}, CHANNELS)
+    assert bases.get(CHANGE) is None
+    assert bases.export() == {}
+
+
+def test_whose_part_of_an_export_a_name_is() -> None:
+    bases = learned_of((0, 1))
+    assert {boundary_of(key) for key in bases.export()} == {2}
+
+
+# fmt: off
+WRONG_NAMES = [
+    "", "/", "2", "2/", "/1", "2/0", "2/3", "-1/1", "+2/1", " 2/1", "2 /1", "02/1", "2/01", "1_0/1",
+    "2/1/1", "٢/1", "2/1 ", "a/1", "9" * 5000 + "/1", "2/" + "1" * 5000, "2/1/step",
+]
+# fmt: on
+
+
+@pytest.mark.parametrize("text", WRONG_NAMES)
+def test_other_names_are_refused(text: str) -> None:
+    exported = learned_of((0, 1)).export()[str(CHANGE)]
+    with pytest.raises(BadFrame) as caught:
+        Bases().restore({text: exported}, CHANNELS)
+    assert len(caught.value.message) < 200
+    with pytest.raises(BadFrame):
+        boundary_of(text)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        torch.zeros(0, dtype=torch.uint8),
+        torch.zeros(40, dtype=torch.uint8),
+        torch.zeros(40),
+        torch.zeros(4, 10, dtype=torch.uint8),
+        torch.tensor(3, dtype=torch.uint8),
+    ],
+)
+def test_what_is_no_basis_is_refused_and_all_stays(data: Tensor) -> None:
+    bases = learned_of((0, 1))
+    with pytest.raises(BadFrame):
+        bases.restore({str(CHANGE): data}, CHANNELS)
+    assert name(bases) == name(learned_of((0, 1)))
+
+
+def test_a_basis_of_other_channels_is_refused() -> None:
+    with pytest.raises(BadFrame):
+        Bases().restore(learned_of((0, 1)).export(), CHANNELS + 1)
+
+
+@pytest.mark.parametrize(
+    "count", [torch.tensor(-1), torch.tensor(1.0), torch.tensor([1, 2]), torch.zeros(0).long()]
+)
+@pytest.mark.parametrize("what", ["steps", "tokens"])
+def test_a_number_that_is_none_is_refused(count: Tensor, what: str) -> None:
+    with pytest.raises(BadFrame):
+        Bases().restore({f"{CHANGE}/{what}": count}, CHANNELS)
+
+
+# ---- several threads
+
+
+def test_frames_of_many_threads_make_what_those_of_one_make() -> None:
+    bases, num_threads = Bases(), 4
+    for step in range(8):
+        begin = threading.Barrier(num_threads)
+
+        def work(own: int, step: int = step, begin: threading.Barrier = begin) -> None:
+            begin.wait()
+            note(bases, range(own, 12, num_threads), seed=step)
+            bases.get(CHANGE)
+            bases.known(CHANGE)
+            bases.learn()
+
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(num_threads)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        bases.commit()
+    quiet = Bases()
+    for step in range(8):
+        note(quiet, range(12), seed=step)
+        quiet.commit()
+    assert name(bases) == name(quiet)
+
+
+def test_who_asks_for_what_is_known_does_not_wait_for_what_is_learned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bases = learned_of((0, 1), key=FIRST)
+    expected = bases.get(FIRST)
+    note(bases, (0, 1))
+    bases.commit()
+    is_learning, may_end = threading.Event(), threading.Event()
+
+    def slow(*args: object, **kwargs: object) -> Basis | None:
+        is_learning.set()
+        may_end.wait()
+        return learned(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bases_module, "learned", slow)
+    thread = threading.Thread(target=bases.get, args=(CHANGE,))
+    thread.start()
+    is_learning.wait()
+    assert bases.known(FIRST) is expected
+    note_is_free = threading.Thread(target=bases.rollback)
+    note_is_free.start()
+    note_is_free.join()
+    may_end.set()
+    thread.join()
+    assert bases.known(CHANGE) is not None
+
+
+def test_an_export_waits_for_what_another_thread_is_making(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bases = learned_of((0, 1))
+    expected = learned_of((0, 1)).export()
+    is_learning, may_end = threading.Event(), threading.Event()
+
+    def slow(*args: object, **kwargs: object) -> Basis | None:
+        is_learning.set()
+        may_end.wait()
+        return learned(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bases_module, "learned", slow)
+    learning = threading.Thread(target=bases.learn)
+    learning.start()
+    is_learning.wait()
+    exported: list[dict[str, Tensor]] = []
+    exporting = threading.Thread(target=lambda: exported.append(bases.export()))
+    exporting.start()
+    may_end.set()
+    for thread in (learning, exporting):
+        thread.join()
+    assert exported[0].keys() == expected.keys()
+    assert all(torch.equal(exported[0][key], expected[key]) for key in expected)
