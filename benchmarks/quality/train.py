@@ -111,7 +111,7 @@ def run(task: Task, config: Config, seed: int, rate: float) -> Record:
             model.cuts.control.cost,
             model.cuts.control.step_size,
         )
-    record["shadows"] = [[s.loss, s.cosine, s.error] for s in model.shadows]
+    record["shadows"] = [[round(x, 4) for x in (s.loss, s.cosine, s.error)] for s in model.shadows]
     values = [(e["bits_fw"], e["bits_bw"]) for e in record["epochs"]]
     for index, name in enumerate(("bits_fw", "bits_bw")):
         rates = [pair[index] for pair in values]
