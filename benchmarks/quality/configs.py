@@ -89,6 +89,12 @@ GROUPS: dict[str, str] = {
     "gradients": """
         none  none/q1t+d+z  none/q1.5t+d+z  none/q1t+d+z+last@q1t+d+z
     """,
+    # Along directions that the sender learns, at constant quality.
+    "directions": """
+        none
+        aqk0.5/none@qk0.5  aqk0.7/none@qk0.5  aqk1/none@qk0.7
+        aqk0.6/q1+z+last@qk0.45@q1t+d+z
+    """,
     # What a value of a buffer takes.
     "buffers": """
         none

@@ -290,7 +290,12 @@ def _ends_bytes(spec: RunSpec, layers: LayerRange) -> float:
 
 @cache
 def bytes_per_value(spec: CodecSpec) -> float:
-    """What a codec makes of noise: as many bytes a value as it needs for what it cannot foresee."""
+    """What a codec makes of noise: as many bytes a value as it needs for what it cannot foresee.
+
+    Noise has no directions: of codecs that learn some it is what they take of activations.
+    """
+    if spec.has_basis:
+        return spec.usual_bits / 8
     noise = torch.randn(PROBED_TOKENS, PROBED_CHANNELS, generator=torch.Generator().manual_seed(0))
     base = torch.zeros_like(noise) if spec.is_delta else None
     return len(from_spec(spec).encode(noise, base).payload) / noise.numel()

@@ -2,7 +2,8 @@
 
 At constant quality: the step is S times the activation's own spread, whatever bits that takes.
 Changes that follow few directions, as those of a model that is fine-tuned do, then take few bits:
-what a sample's last visit lost has no direction, and mostly lies below the step.
+what a sample's last visit lost has no direction, and mostly lies below the step. All is dithered:
+an error that is the same at every visit costs more than a larger one that is not.
 
 A frame names the basis that it needs, and both ends hold it (`basis`). Payload: the name; if it is
 `PLAIN`, what `wide` writes of the channels themselves; else a header, a spread for each class of
@@ -133,18 +134,9 @@ class DirectionalCodec(Codec):
 
 
 def _exact_product(along: Tensor, basis: Basis) -> Tensor:
-    """`along` @ synthesis, rounded once: the same bits wherever it is computed.
-
-    All factors are whole numbers over powers of two. Where no sum of magnitudes reaches 2^24 of
-    their smallest unit every order of adding float32 numbers is exact; else float64 is.
-    """
-    directions = basis.synthesis(along.device)
-    unit_bits = int(basis.exponents.max()) + UNITS.bit_length() - 1
-    reach = (along.abs() @ directions.abs().amax(1)).max().item()
-    is_small = reach * 2.0**unit_bits < 2.0 ** (_EXACT_BITS - 1)
-    if is_small and torch.get_float32_matmul_precision() == "highest":
-        return along @ directions
-    return (along.double() @ directions.double()).float()
+    """Values that are so many steps `along` the basis, in steps: float32 [tokens, channels]."""
+    unit = 2.0 ** -int(basis.exponents.max()) / UNITS
+    return _product(along, basis.synthesis(along.device), unit)
 
 
 _BASE_BITS = 10
@@ -152,10 +144,10 @@ _MOST_FORETOLD = EXACT_CODE * UNITS
 
 
 def _foretold(basis: Basis, base: Tensor | None, scale: float) -> Tensor:
-    """What the basis' map makes of the base, in whole units of the scale: exact, as a float32.
+    """What the basis' map makes of the base, in steps: whole units of them, float32.
 
     A token's base is rounded to 11 bits of its largest value, so that all sums are of whole
-    numbers; the same bits everywhere.
+    numbers.
 
     Raises:
         BadFrame: there is no map, or nothing to foretell from.
@@ -164,16 +156,24 @@ def _foretold(basis: Basis, base: Tensor | None, scale: float) -> Tensor:
         raise BadFrame("frame: a change that is foretold by a basis that foretells none")
     octaves = torch.frexp(base.abs().amax(1))[1].clamp(min=-100)[:, None]
     rounded = (base * powers_of_two(_BASE_BITS - octaves)).round()
-    by = basis.forecast.coefficients.to(base.device).float()
-    is_small = (rounded.abs() @ by.abs().amax(1)).max().item() < 2.0 ** (_EXACT_BITS - 1)
-    if is_small and torch.get_float32_matmul_precision() == "highest":
-        sums = rounded @ by
-    else:
-        sums = (rounded.double() @ by.double()).float()
+    sums = _product(rounded, basis.forecast.coefficients.to(base.device).float(), 1.0)
     shifts = octaves - _BASE_BITS - basis.forecast.exponents.to(base.device).int()
     # Not divided by the scale: how that rounds differs among devices.
     units = (sums * powers_of_two(shifts) * float(np.float32(UNITS / scale))).round()
     return units.clamp(-_MOST_FORETOLD, _MOST_FORETOLD) / UNITS
+
+
+def _product(x: Tensor, by: Tensor, unit: float) -> Tensor:
+    """X @ by, rounded once to float32: the same bits wherever it is computed.
+
+    All products are whole multiples of the unit, a power of two. Where sums of their magnitudes
+    stay below 2^23 of it, float32 numbers add up exactly in any order; else float64 ones do.
+    """
+    reach = (x.abs() @ by.abs().amax(1)).max().item()
+    is_small = reach < unit * 2.0 ** (_EXACT_BITS - 1)
+    if is_small and torch.get_float32_matmul_precision() == "highest":
+        return x @ by
+    return (x.double() @ by.double()).float()
 
 
 # ---- what follows the name

@@ -56,8 +56,7 @@ def frequencies(spreads: Ints, slices: Ints, largest: Ints) -> NDArray[np.int32]
     weights = np.where(present, weights, 0)
     spare = _TOTAL - present.sum(1, keepdims=True)
     shares = present + weights * spare // weights.sum(1, keepdims=True).clip(min=1)
-    rows = np.arange(len(shares))
-    shares[rows, shares.argmax(1)] += _TOTAL - shares.sum(1)
+    shares[:, ZERO] += _TOTAL - shares.sum(1)
     found: NDArray[np.int32] = shares.astype(np.int32)
     return found
 

@@ -122,6 +122,8 @@ def gradient_bytes(spec: RunSpec, layers: LayerRange) -> float:
 
 def bits_of(codec: CodecSpec) -> float:
     """About how many a value takes."""
+    if codec.has_basis:
+        return codec.usual_bits
     return codec.number if codec.name in _OF_BITS else OTHER_BITS
 
 

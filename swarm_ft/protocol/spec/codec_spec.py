@@ -8,6 +8,7 @@ modifier = d | z | ef | ef21 | efmix | last
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from dataclasses import dataclass, replace
@@ -169,6 +170,15 @@ class CodecSpec:
     def has_basis(self) -> bool:
         """Whether values are coded along a basis that the sender learned."""
         return self.name in _LEARNED
+
+    @property
+    def usual_bits(self) -> float:
+        """Of a value, of codecs with a basis: what they took in docs/quality.md, about.
+
+        At constant quality a change takes fewer bits the less it moves; these are means over runs.
+        """
+        at_one, power = (0.45, 0.9) if self.is_delta else (1.0, 0.65)
+        return at_one / math.pow(self.number, power)
 
     def to_header(self) -> bytes:
         """Four bytes that name the codec in an encoded tensor."""

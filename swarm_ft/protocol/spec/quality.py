@@ -16,12 +16,13 @@ from swarm_ft.protocol.spec.bounds import Range
 from swarm_ft.protocol.spec.codec_spec import MAX_QUALITY_STEP, MIN_QUALITY_STEP
 
 MEASURE_EVERY_STEPS = 8
-COST_A_NAT = 0.7
+COST_A_NAT = 0.5
 """Of perplexity, as a share, for each nat that compression adds to the loss of a step, on average
-over a run: as measured, see docs/quality.md."""
-_STEP_OF_QUALITY = (0.05, 1.35)
+over a run: adapters lose that much, whole models half of it or less (docs/quality.md)."""
+_STEP_OF_QUALITY = (0.04, 2.0)
 """A step of S times the spread costs about so much, times S to this power: to begin with."""
 _POWER = 1.5
+"""Of the step, by which what it adds to the loss grows."""
 _GAIN = 0.4
 _MOST = 2.0
 """No measurement moves the step by more: one of a few samples is off by a quarter."""

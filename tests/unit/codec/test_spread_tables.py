@@ -41,7 +41,7 @@ def test_every_table_adds_up_and_has_just_the_codes_that_occur(largest: int) -> 
 def test_the_tables_are_the_same_numbers_for_ever() -> None:
     """A frame is read by tables that the reader makes by itself."""
     data = every_table(MOST).astype("<i4").tobytes() + every_table(3).astype("<i4").tobytes()
-    assert hashlib.sha256(data).hexdigest()[:16] == "0a52ea9793d526a2"
+    assert hashlib.sha256(data).hexdigest()[:16] == "6c46cc4f3ec786d5"
 
 
 def test_without_dither_a_table_is_symmetric_and_with_it_leans_to_one_side() -> None:
