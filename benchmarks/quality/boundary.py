@@ -19,8 +19,8 @@ from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.feedback import encode_with_feedback
 from swarm_ft.ids import BlockIndex, SampleId
 from swarm_ft.peer.boundary.bases import Bases, BasisKey, Kind
-from swarm_ft.protocol.machines.quality import QualityControl
 from swarm_ft.protocol.spec.codec_spec import Direction
+from swarm_ft.protocol.spec.quality import QualityControl
 from tests.codecs import parse
 
 MOST = 0.9

@@ -103,6 +103,7 @@ def _run_fields(run: RunSummary) -> dict[str, Any]:
         "paused": run.is_paused,
         "learning_rate": run.learning_rate,
         "codecs": asdict(run.codecs) if run.codecs is not None else None,
+        "quality": asdict(run.quality) if run.quality is not None else None,
         "place": run.place,
         "behind": run.behind,
         "last_step": _step_fields(run.last_step) if run.last_step else None,

@@ -48,6 +48,7 @@ class JobKeywords(TypedDict, total=False):
     shuffle: bool
     dropout: bool
     sync_tied_embeddings: bool
+    quality: float
     forward_codec: str
     backward_codec: str
     key_codec: str

@@ -257,6 +257,8 @@ def progress_words(run: RunSummary) -> Iterator[str]:
         yield f"ETA {clock_time(run.eta_s)}"
     if run.bytes_saved > 0 and last is not None:
         yield f"saved {decimal(run.bytes_saved)}"
+    if run.quality is not None:
+        yield str(run.quality)
 
 
 def _about(status: BoundaryStatus) -> Iterator[str]:

@@ -26,6 +26,7 @@ from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.protocol.messages.client import (
     CodecChange,
     Evaluated,
+    QualityFound,
     RunEvent,
     RunPhase,
     RunStatus,
@@ -92,7 +93,8 @@ class ProgressState:
         detail: what the run waits for, if it does; printable characters only.
         result_step: how many steps are in the result, if the best weights are it.
         went_back: how often the run did while it was watched, and why.
-        codecs: what its owner changed them to; steps rising.
+        codecs: what they were changed to; steps rising.
+        quality: what compression costs; None where no quality was asked for.
     """
 
     num_steps: int
@@ -104,6 +106,7 @@ class ProgressState:
     result_step: int | None = None
     went_back: tuple[WentBack, ...] = ()
     codecs: tuple[CodecChange, ...] = ()
+    quality: QualityFound | None = None
 
     def after(self, event: RunEvent) -> ProgressState:
         """The state after one more event.
@@ -121,6 +124,7 @@ class ProgressState:
                 detail=printable(event.detail),
                 result_step=event.result_step,
                 codecs=event.codecs,
+                quality=event.quality,
             )
         if isinstance(event, WentBack):
             return replace(
@@ -329,6 +333,7 @@ class RunReport:
         went_back: how often the run did while it was watched, and why.
         task: what was learned.
         codecs: what the job's were changed to on the way; steps rising.
+        quality: what compression cost; None where no quality was asked for.
     """
 
     run_id: RunId
@@ -342,6 +347,7 @@ class RunReport:
     went_back: tuple[WentBack, ...] = ()
     task: Task = _CAUSAL_LM
     codecs: tuple[CodecChange, ...] = ()
+    quality: QualityFound | None = None
 
     @property
     def sent(self) -> ByteCounts:
@@ -409,6 +415,7 @@ class RunReport:
             "bytes_by_kind": kind_fields(self.sent),
             "relayed_bytes": self.sent.relayed_bytes,
             "codecs": [{"first_step": one.first_step, **asdict(one.codecs)} for one in self.codecs],
+            "quality": asdict(self.quality) if self.quality is not None else None,
             "bytes": {
                 str(one.boundary): {
                     name.removesuffix("_bytes"): count for name, count in one.counts().items()
@@ -471,7 +478,10 @@ class RunReport:
         if self.has_stopped_early:
             words = f"after step {len(self.losses)} of {self.num_steps}: no better for long enough"
             lines.append(f"stopped early        {words}")
-        for change in self.codecs:
+        if self.quality is not None:
+            lines.append(f"quality              {self.quality}")
+        # Those that follow a quality are many, and the last of them says most.
+        for change in self.codecs if self.quality is None else self.codecs[-1:]:
             words = f"{change.codecs} from step {change.first_step} on"
             lines.append(f"codecs               {words}")
         if self.steps_in_result < len(self.losses):

@@ -103,6 +103,7 @@ class WatchedRun:
             went_back=state.went_back,
             task=self.progress.task,
             codecs=tuple(one for one in state.codecs if one.first_step < state.committed_steps),
+            quality=state.quality,
         )
 
     async def _end(self, trace: TraceFile | None) -> RunStatus:

@@ -286,7 +286,7 @@ def _evaluated(run: Run, peer: PeerId) -> Iterator[EvalSum]:
     index, stage = len(run.computing) - 1, run.computing[-1]
     batches = run.step.evaluation if run.step else ()
     own = [b for b in batches if b.replica_at(index) == stage.peers.index(peer)]
-    samples = [sample for batch in own for sample in batch.samples]
+    samples = [s for batch in own for s in batch.samples if not train.is_shadow(s)]
     for number in range(len(train.eval_passes) if batches else 0):
         targets = sum(train.pass_of(sample) == number for sample in samples)
         yield EvalSum(loss_sum=targets * (known.loss if known else 0.0), num_targets=targets)

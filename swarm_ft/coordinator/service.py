@@ -651,11 +651,16 @@ class CoordinatorService:
 
         Raises:
             BadCodec: one is none, or cannot go on with what those before keep of samples.
-            BadInput: they were changed too often.
+            BadInput: they were changed too often, or follow a quality.
         """
         run = self._state.runs.get(run_id)
         if run is None:
             raise NotFound(f"run {run_id} is not known here")
+        if run.spec.train.quality:
+            raise BadInput(
+                f"run {run_id} asks for a quality (--quality {run.spec.train.quality:g}), and its "
+                "codecs follow what is measured; submit it with --fw and --bw to choose them"
+            )
         wanted = run.spec_at(run.past.all_steps + 1).train.codecs
         codecs = Codecs(forward or wanted.forward, backward or wanted.backward)
         run.spec.with_codecs(codecs)

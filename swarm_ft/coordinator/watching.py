@@ -118,6 +118,7 @@ def _summary(run: Run, queue: Sequence[RunId], *, is_own: bool) -> RunSummary:
             run.steering.peak_at(run.past.all_steps + 1, train.learning_rate) if is_own else 0.0
         ),
         codecs=run.spec_at(run.past.all_steps + 1).train.codecs if is_own else None,
+        quality=run.quality_found if is_own else None,
         snapshots=() if run.phase.is_over else tuple(s.step for s in run.past.snapshots),
     )
 

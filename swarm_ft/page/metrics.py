@@ -122,6 +122,14 @@ RUN_GAUGES: dict[str, tuple[str, Callable[[RunSummary], Value]]] = {
         "Mean loss of the last evaluation.",
         lambda run: run.last_evaluation.loss if run.last_evaluation else None,
     ),
+    "run_quality_asked": (
+        "Share of the perplexity that compression may cost.",
+        lambda run: run.quality.asked if run.quality else None,
+    ),
+    "run_quality_cost": (
+        "Share of the perplexity that compression cost so far.",
+        lambda run: run.quality.cost if run.quality and run.quality.num_measured else None,
+    ),
     "run_learning_rate": (
         "Of the last step.",
         lambda run: run.last_step.learning_rate if run.last_step else None,

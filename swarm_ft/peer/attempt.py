@@ -39,7 +39,7 @@ from swarm_ft.protocol.messages.timeline import SpanKind
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_dp_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
-from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.run_spec import RunSpec, TrainSpec
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.stage.base import Engine
 
@@ -437,6 +437,8 @@ class StageAttempt:
             loss_sum=progress.loss_sum,
             num_targets=progress.num_targets,
             evaluation=progress.eval_sums(self.assign.spec.train),
+            shadowed=progress.shadowed,
+            shadows=progress.shadow_sum(self.assign.spec.train),
             compute_s=step.train_s,
             traffic=progress.count(self.connections.take_traffic()),
             gradients=gradients,
@@ -517,6 +519,7 @@ class StageAttempt:
             downstream=self._routed(batches, self._index + 1, self.connections.downstream),
             kept=self.connections.constants,
             held_out=frozenset(batch.index for batch in plan.evaluation),
+            shadowed=_is_shadowed(plan, self.assign.spec.train),
             learned=task_of(self.assign.spec.train),
         )
         engine, max_held = self._engine, self._most_held()
@@ -600,6 +603,11 @@ class StageAttempt:
     def _output_taken(self, key: FrameKey) -> None:
         if self._step is not None:
             self._step.taken(key)
+
+
+def _is_shadowed(plan: PlanStep, train: TrainSpec) -> bool:
+    """Whether the first microbatch is computed without compression as well."""
+    return any(train.is_shadow(batch.samples[0]) for batch in plan.evaluation[-1:])
 
 
 def _spec_in(plan: PlanStep, spec: RunSpec) -> RunSpec:

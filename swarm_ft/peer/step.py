@@ -62,6 +62,8 @@ class StepProgress:
         loss_sum: of these, at the last stage.
         num_targets: that it is summed over.
         evaluated: at the last stage, held-out microbatches and their loss.
+        shadowed: at the last stage, of the first microbatch as it was trained, where it is computed
+            without compression too.
         gradient: their sum, float32 [n], once the engine was given that of all replicas; else None.
     """
 
@@ -70,6 +72,7 @@ class StepProgress:
     loss_sum: float = 0.0
     num_targets: int = 0
     evaluated: dict[MicrobatchIndex, Evaluation] = field(default_factory=dict)
+    shadowed: EvalSum | None = None
     gradient: Tensor | None = None
     _traffic: tuple[Traffic, ...] = ()
     _sent: dict[tuple[Direction, SampleId], Tensor | Frame] = field(default_factory=dict)
@@ -95,7 +98,7 @@ class StepProgress:
 
     def eval_sums(self, train: TrainSpec) -> tuple[EvalSum, ...]:
         """What is evaluated here, of each pass over the held-out samples; none if nothing is."""
-        found = list(self.evaluated.values())
+        found = [one for one in self.evaluated.values() if not train.is_shadow(one.samples[0])]
         passes = [
             [one for one in found if train.pass_of(one.samples[0]) == place]
             for place in range(len(train.eval_passes))
@@ -108,6 +111,16 @@ class StepProgress:
                 counts=summed(one.judged.counts for one in of_pass),
             )
             for of_pass in (passes if found else ())
+        )
+
+    def shadow_sum(self, train: TrainSpec) -> EvalSum | None:
+        """What is evaluated here of shadows; None if nothing is."""
+        found = [one for one in self.evaluated.values() if train.is_shadow(one.samples[0])]
+        if not found:
+            return None
+        return EvalSum(
+            loss_sum=math.fsum(one.judged.loss_sum for one in found),
+            num_targets=sum(one.num_targets for one in found),
         )
 
     def keep(self, sent: Iterable[tuple[FrameKey, Tensor | Frame]]) -> None:
@@ -149,6 +162,7 @@ class StepRoutes:
         downstream: the boundary that each leaves through; empty at the last.
         kept: what reads inputs that are kept here; None if none are.
         held_out: those of them that are only evaluated.
+        shadowed: whether the step's first microbatch is computed without compression as well.
         learned: what of their samples is, and how.
     """
 
@@ -158,6 +172,7 @@ class StepRoutes:
     downstream: Mapping[MicrobatchIndex, Boundary]
     kept: FrameCoder | None = None
     held_out: frozenset[MicrobatchIndex] = frozenset()
+    shadowed: bool = False
     learned: Learned = CausalLm()  # noqa: RUF009 - frozen, and without fields
 
 
@@ -456,7 +471,10 @@ class StageStep:
         await run_in(pool, compute, index)
         self._progress.loss_sum += loss_sum
         if self._engine.is_last:
-            self._progress.num_targets += self._rows[index].num_targets
+            num_targets = self._rows[index].num_targets
+            self._progress.num_targets += num_targets
+            if index == 0 and self._routes.shadowed:
+                self._progress.shadowed = EvalSum(loss_sum=loss_sum, num_targets=num_targets)
         self._progress.done[index] = self._routes.batches[index].samples
 
     async def _complete(self) -> None:

@@ -309,7 +309,7 @@ class GradientTraffic(_message.Message):
     def __init__(self, sent_bytes: _Optional[int] = ..., uncompressed_bytes: _Optional[int] = ..., relayed_bytes: _Optional[int] = ...) -> None: ...
 
 class StepReady(_message.Message):
-    __slots__ = ("run_id", "attempt", "step", "squared_grad_norm", "loss_sum", "num_targets", "evaluation", "traffic", "gradients", "compute_s", "buffers", "lost")
+    __slots__ = ("run_id", "attempt", "step", "squared_grad_norm", "loss_sum", "num_targets", "evaluation", "shadowed", "shadows", "traffic", "gradients", "compute_s", "buffers", "lost")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +317,8 @@ class StepReady(_message.Message):
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     NUM_TARGETS_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    SHADOWED_FIELD_NUMBER: _ClassVar[int]
+    SHADOWS_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     GRADIENTS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
@@ -329,12 +331,14 @@ class StepReady(_message.Message):
     loss_sum: float
     num_targets: int
     evaluation: _containers.RepeatedCompositeFieldContainer[EvalSum]
+    shadowed: EvalSum
+    shadows: EvalSum
     traffic: _containers.RepeatedCompositeFieldContainer[Traffic]
     gradients: GradientTraffic
     compute_s: float
     buffers: _containers.RepeatedCompositeFieldContainer[BufferCounts]
     lost: _containers.RepeatedCompositeFieldContainer[HeldBuffers]
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., squared_grad_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., num_targets: _Optional[int] = ..., evaluation: _Optional[_Iterable[_Union[EvalSum, _Mapping]]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ..., compute_s: _Optional[float] = ..., buffers: _Optional[_Iterable[_Union[BufferCounts, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[HeldBuffers, _Mapping]]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., squared_grad_norm: _Optional[float] = ..., loss_sum: _Optional[float] = ..., num_targets: _Optional[int] = ..., evaluation: _Optional[_Iterable[_Union[EvalSum, _Mapping]]] = ..., shadowed: _Optional[_Union[EvalSum, _Mapping]] = ..., shadows: _Optional[_Union[EvalSum, _Mapping]] = ..., traffic: _Optional[_Iterable[_Union[Traffic, _Mapping]]] = ..., gradients: _Optional[_Union[GradientTraffic, _Mapping]] = ..., compute_s: _Optional[float] = ..., buffers: _Optional[_Iterable[_Union[BufferCounts, _Mapping]]] = ..., lost: _Optional[_Iterable[_Union[HeldBuffers, _Mapping]]] = ...) -> None: ...
 
 class EvalSum(_message.Message):
     __slots__ = ("loss_sum", "num_targets", "counts")
@@ -835,7 +839,7 @@ class StatusRequest(_message.Message):
     def __init__(self, first_member: _Optional[int] = ..., first_run: _Optional[int] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "assignments", "sent", "attempt", "joining", "results", "result_step", "codecs")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "assignments", "sent", "attempt", "joining", "results", "result_step", "codecs", "quality")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -848,6 +852,7 @@ class RunStatus(_message.Message):
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     RESULT_STEP_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
+    QUALITY_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: RunPhase
     detail: str
@@ -860,7 +865,8 @@ class RunStatus(_message.Message):
     results: _containers.RepeatedCompositeFieldContainer[StageResult]
     result_step: int
     codecs: _containers.RepeatedCompositeFieldContainer[CodecChange]
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ..., result_step: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChange, _Mapping]]] = ...) -> None: ...
+    quality: QualityFound
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ..., result_step: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChange, _Mapping]]] = ..., quality: _Optional[_Union[QualityFound, _Mapping]] = ...) -> None: ...
 
 class StageResult(_message.Message):
     __slots__ = ("peer_id", "file")
@@ -1019,7 +1025,7 @@ class Contributor(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., given: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
 
 class RunSummary(_message.Message):
-    __slots__ = ("run_id", "phase", "detail", "committed_steps", "num_steps", "spec_digest", "assignments", "sent", "joining", "boundaries", "attempt", "is_own", "model", "last_step", "last_evaluation", "step_s", "samples_per_s", "tokens_per_s", "eta_s", "place", "behind", "snapshots", "is_paused", "learning_rate", "codecs")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "num_steps", "spec_digest", "assignments", "sent", "joining", "boundaries", "attempt", "is_own", "model", "last_step", "last_evaluation", "step_s", "samples_per_s", "tokens_per_s", "eta_s", "place", "behind", "snapshots", "is_paused", "learning_rate", "codecs", "quality")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -1045,6 +1051,7 @@ class RunSummary(_message.Message):
     IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
+    QUALITY_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: RunPhase
     detail: str
@@ -1070,7 +1077,18 @@ class RunSummary(_message.Message):
     is_paused: bool
     learning_rate: float
     codecs: Codecs
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., spec_digest: _Optional[bytes] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., attempt: _Optional[int] = ..., is_own: _Optional[bool] = ..., model: _Optional[str] = ..., last_step: _Optional[_Union[StepCommitted, _Mapping]] = ..., last_evaluation: _Optional[_Union[Evaluated, _Mapping]] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., place: _Optional[int] = ..., behind: _Optional[str] = ..., snapshots: _Optional[_Iterable[int]] = ..., is_paused: _Optional[bool] = ..., learning_rate: _Optional[float] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ...) -> None: ...
+    quality: QualityFound
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., spec_digest: _Optional[bytes] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., attempt: _Optional[int] = ..., is_own: _Optional[bool] = ..., model: _Optional[str] = ..., last_step: _Optional[_Union[StepCommitted, _Mapping]] = ..., last_evaluation: _Optional[_Union[Evaluated, _Mapping]] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., place: _Optional[int] = ..., behind: _Optional[str] = ..., snapshots: _Optional[_Iterable[int]] = ..., is_paused: _Optional[bool] = ..., learning_rate: _Optional[float] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ..., quality: _Optional[_Union[QualityFound, _Mapping]] = ...) -> None: ...
+
+class QualityFound(_message.Message):
+    __slots__ = ("asked", "cost", "num_measured")
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
+    NUM_MEASURED_FIELD_NUMBER: _ClassVar[int]
+    asked: float
+    cost: float
+    num_measured: int
+    def __init__(self, asked: _Optional[float] = ..., cost: _Optional[float] = ..., num_measured: _Optional[int] = ...) -> None: ...
 
 class SwarmStatus(_message.Message):
     __slots__ = ("members", "runs", "num_members", "num_runs", "relays", "version", "unix_s", "next_event", "contributors")

@@ -126,6 +126,7 @@ JOB = (
         "--no-load-in-4bit",
         "--train-layers",
         "--tied-embeddings",
+        "--quality",
         "--fw",
         "--forward-codec",
         "--bw",

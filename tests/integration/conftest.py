@@ -36,6 +36,9 @@ CONFIGS = {
 }
 
 
+UNCOMPRESSED = {"forward_codec": "none", "backward_codec": "none", "key_codec": "fp16"}
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """Whatever ran before in this process: sums have one order, and losses their last bits."""
@@ -114,9 +117,7 @@ def make_job(model_dir: Callable[[str], Path]) -> MakeJob:
             "warmup_steps": 3,
             "weight_decay": 0.1,
             "seed": 5,
-            "forward_codec": "none",
-            "backward_codec": "none",
-            "key_codec": "fp16",
+            **({} if "quality" in changes else UNCOMPRESSED),
         } | changes
         rng = np.random.default_rng(1)
         # Every sample repeats a few tokens, so that there is something to learn.

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from swarm_ft.coordinator.decide import attempts, leaving, losses
 from swarm_ft.coordinator.decide.contributions import credit
+from swarm_ft.coordinator.decide.steering import follow_quality
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
     EvaluationRecord,
@@ -60,6 +61,7 @@ from swarm_ft.coordinator.plan.steps import (
     best_to_load,
     commit_step,
     evaluated,
+    excess_of,
     is_trained,
     kept_snapshots,
     lacks_snapshot,
@@ -81,6 +83,7 @@ from swarm_ft.protocol.messages.control import (
     StepReady,
 )
 from swarm_ft.protocol.messages.events import EventKind
+from swarm_ft.protocol.spec.training_plan import evaluates_at
 
 # ---- snapshots: each stage is saved by one of its replicas, then all of them count as one
 
@@ -403,7 +406,7 @@ def _plan(turn: Turn, run: Run) -> None:
 
 def _evaluate(turn: Turn, run: Run, step: PlannedStep) -> Run:
     """Write down what came of the evaluation in a step, if there was one."""
-    if not step.evaluation:
+    if not step.evaluation or not evaluates_at(run.spec.train, StepNumber(run.committed_steps)):
         return run
     run, found = evaluated(run, step)
     turn.keep(run)
@@ -424,7 +427,7 @@ def _commit(turn: Turn, run: Run, step: PlannedStep) -> Run:
     for peer in run.peers:
         turn.say(peer, commit)
     turn.publish(run.run_id, committed)
-    return run
+    return follow_quality(turn, run, committed.step, excess_of(before, step))
 
 
 def _go_on(turn: Turn, run: Run) -> None:

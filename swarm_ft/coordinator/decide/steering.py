@@ -23,7 +23,7 @@ from swarm_ft.coordinator.facts.state import RateChange, Run
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.client import CodecChange, RunPhase
 from swarm_ft.protocol.messages.events import EventKind
-from swarm_ft.protocol.spec.run_spec import Codecs
+from swarm_ft.protocol.spec.run_spec import Codecs, forward_codec_of
 
 
 def steer(turn: Turn, event: RunPaused | RunResumed | RateChanged | CodecsChanged) -> None:
@@ -77,6 +77,37 @@ def _change_codecs(turn: Turn, run: Run, codecs: Codecs) -> None:
     run = replace(run, steering=run.steering.with_codecs(CodecChange(first, codecs)))
     words = f"codecs {codecs} from step {first} on, {before} before"
     _keep(turn, run, EventKind.RUN_STEERED, words)
+
+
+def follow_quality(turn: Turn, run: Run, step: StepNumber, excess: float | None) -> Run:
+    """After a step that measured what compression costs, code as follows from it.
+
+    A step that is made again adds nothing: what came of it is known, and the same.
+
+    Args:
+        turn: of the commit.
+        run: after it.
+        step: that was committed.
+        excess: what compression added to its loss, in nats; None if it was not measured.
+    """
+    known, steering = run.quality, run.steering
+    if known is None or excess is None or step < steering.measured_steps:
+        return run
+    found = known.measured(excess)
+    run = replace(run, steering=replace(steering, quality=found, measured_steps=step + 1))
+    if found.step_size == known.step_size:
+        turn.keep(run)
+        turn.write(RunRecord(run))
+        return run
+    first = _first_unplanned(run)
+    codecs = Codecs(forward_codec_of(found.step_size), run.spec.train.backward_codec)
+    run = replace(run, steering=run.steering.with_codecs(CodecChange(first, codecs)))
+    words = (
+        f"codecs {codecs} from step {first} on: compression added {excess:.2g} nats to the loss of "
+        f"step {step}; {run.quality_found}"
+    )
+    _keep(turn, run, EventKind.RUN_STEERED, words)
+    return run
 
 
 def _first_unplanned(run: Run) -> StepNumber:

@@ -18,9 +18,11 @@ from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.client import (
+    MAX_CODEC_CHANGES,
     CodecChange,
     Contribution,
     Evaluated,
+    QualityFound,
     RunPhase,
     RunStatus,
     StageResult,
@@ -45,6 +47,7 @@ from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
+from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
 
 if TYPE_CHECKING:
@@ -420,11 +423,15 @@ class Steering:
         is_paused: no step is planned; one that was begun is finished.
         rates: steps rising.
         codecs: so too.
+        quality: what follows from what was measured; None before the first time.
+        measured_steps: what came of steps before this one is in it, however often they are made.
     """
 
     is_paused: bool = False
     rates: tuple[RateChange, ...] = ()
     codecs: tuple[CodecChange, ...] = ()
+    quality: QualityControl | None = None
+    measured_steps: int = 0
 
     def peak_at(self, step: int, submitted: float) -> float:
         """The schedule's peak at a step."""
@@ -610,8 +617,23 @@ class Run:
                 if (file := self.past.exported.get(peer))
             ),
             result_step=StepNumber(self.committed_steps) if self.past.trained_steps else None,
-            codecs=self.steering.codecs,
+            codecs=self.steering.codecs[-MAX_CODEC_CHANGES:],
+            quality=self.quality_found,
         )
+
+    @property
+    def quality(self) -> QualityControl | None:
+        """By which the codec of activations follows what is asked; None if nothing is."""
+        asked = self.spec.train.quality
+        return self.steering.quality or (QualityControl.of(asked) if asked else None)
+
+    @property
+    def quality_found(self) -> QualityFound | None:
+        """That, as others see it."""
+        known = self.quality
+        if known is None:
+            return None
+        return QualityFound(asked=known.asked, cost=known.cost, num_measured=known.num_measured)
 
     @property
     def is_in_first_epoch(self) -> bool:

@@ -71,6 +71,7 @@ from swarm_ft.protocol.spec.best import Best, Judged
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
+from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.sealing import Sealer
@@ -822,7 +823,10 @@ def _committed_from(
 def _steering_text(steering: Steering) -> str:
     rates = [(change.first_step, change.learning_rate) for change in steering.rates]
     codecs = [(one.first_step, one.codecs.forward, one.codecs.backward) for one in steering.codecs]
-    return json.dumps({"is_paused": steering.is_paused, "rates": rates, "codecs": codecs})
+    told = {"is_paused": steering.is_paused, "rates": rates, "codecs": codecs}
+    if steering.quality is not None:
+        told |= {"quality": asdict(steering.quality), "measured_steps": steering.measured_steps}
+    return json.dumps(told)
 
 
 def _steering_from(text: str) -> Steering:
@@ -832,7 +836,14 @@ def _steering_from(text: str) -> Steering:
         CodecChange(StepNumber(step), Codecs(forward, backward))
         for step, forward, backward in told.get("codecs", ())
     )
-    return Steering(is_paused=told["is_paused"], rates=rates, codecs=codecs)
+    quality = told.get("quality")
+    return Steering(
+        is_paused=told["is_paused"],
+        rates=rates,
+        codecs=codecs,
+        quality=QualityControl(**quality) if quality else None,
+        measured_steps=told.get("measured_steps", 0),
+    )
 
 
 def _hosts(assignments: Iterable[StageAssignment]) -> list[tuple[str, int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -23,7 +23,14 @@ from swarm_ft.coordinator.plan.routes import (
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import BlockIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import Evaluated, StepCommitted
-from swarm_ft.protocol.messages.control import CommitStep, PlanStep, Stage, StageReady, StepReady
+from swarm_ft.protocol.messages.control import (
+    CommitStep,
+    EvalSum,
+    PlanStep,
+    Stage,
+    StageReady,
+    StepReady,
+)
 from swarm_ft.protocol.messages.reports import (
     Bitmap,
     BufferCounts,
@@ -36,13 +43,16 @@ from swarm_ft.protocol.spec.best import metric_of
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.flops import stage_flops
 from swarm_ft.protocol.spec.microbatch import Microbatch
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.tasks import summed, task_of
 from swarm_ft.protocol.spec.training_plan import (
+    casts_shadows,
     clip_factor,
     evaluates_at,
     evaluation_microbatches,
     learning_rate_at,
     saves_at,
+    shadow_microbatches,
     step_samples,
 )
 
@@ -100,6 +110,12 @@ def _routed(
         microbatches = with_entries(planned, stages, ledger)
     first = len(before.microbatches if before is not None else microbatches)
     held_out = evaluation_microbatches(train, first) if evaluates_at(train, number) else ()
+    if casts_shadows(train, number) and _is_compressed(run.spec, stages):
+        trained = (before.microbatches if before is not None else microbatches)[0]
+        held_out = (
+            *held_out,
+            *shadow_microbatches(train, trained.samples, first + len(held_out)),
+        )
     done = run.attempt.done if before is not None else {}
     if before is not None:
         again = plan_again(before, stages, done, seconds, len(held_out))
@@ -107,6 +123,11 @@ def _routed(
         microbatches = with_entries(again, stages, ledger, only=began_there)
     evaluation = plan_evaluation(held_out, stages, done, seconds, ways, ledger)
     return microbatches, with_entries(evaluation, stages, ledger)
+
+
+def _is_compressed(spec: RunSpec, stages: Sequence[Stage]) -> bool:
+    """Whether the forward codec is at work between any stages."""
+    return any(not spec.is_constant(stage.layers.start) for stage in stages[1:])
 
 
 def lacks_evaluation(run: Run) -> bool:
@@ -194,6 +215,23 @@ def evaluated(run: Run, step: PlannedStep) -> tuple[Run, Evaluated]:
     return replace(run, past=past), found
 
 
+def excess_of(run: Run, step: PlannedStep) -> float | None:
+    """What compression added to a step's loss, in nats a target; None if it was not measured.
+
+    By the same weights and samples: those of its first microbatch, with and without compression.
+    """
+    reports = [step.ready[peer] for peer in run.computing[-1].peers]
+    shadowed = _mean_loss(report.shadowed for report in reports)
+    shadows = _mean_loss(report.shadows for report in reports)
+    return None if shadowed is None or shadows is None else shadowed - shadows
+
+
+def _mean_loss(told: Iterable[EvalSum | None]) -> float | None:
+    sums = [one for one in told if one is not None]
+    num_targets = sum(one.num_targets for one in sums)
+    return math.fsum(one.loss_sum for one in sums) / num_targets if num_targets else None
+
+
 def tokens_for(run: Run, plan: PlanStep, peer: PeerId) -> tuple[SampleId, ...]:
     """Samples whose tokens a peer needs: inputs at the first stage, targets at the last."""
     stages = run.computing
@@ -238,7 +276,12 @@ def commit_step(
         grad_norm=grad_norm,
         num_samples=len(step_samples(train, number)),
         seconds=now_s - step.began_s,
-        traffic=summed_by_boundary(t.of_training for report in reports for t in report.traffic),
+        traffic=summed_by_boundary(
+            # What was sent of shadows is in that of an evaluation, if there is one.
+            t.of_training if evaluates_at(train, number) else t
+            for report in reports
+            for t in report.traffic
+        ),
         gradients=sum((report.gradients for report in reports), GradientTraffic()),
         state_bytes=run.measured.state_bytes,
     )
@@ -280,7 +323,9 @@ def _past_after(run: Run, step: PlannedStep, committed: StepCommitted, commit: C
 
 def _that_leave_buffers(run: Run, step: PlannedStep) -> tuple[Microbatch, ...]:
     """Held-out samples leave none but constants."""
-    return (*step.microbatches, *(step.evaluation if run.spec.keeps_constants else ()))
+    held_out = step.evaluation if run.spec.keeps_constants else ()
+    is_shadow = run.spec.train.is_shadow
+    return (*step.microbatches, *(one for one in held_out if not is_shadow(one.samples[0])))
 
 
 def _measured_after(

@@ -183,7 +183,7 @@ class FrameCoder:
         codec = self._codec_of(frame.key)
         if frame.kind is FrameKind.DIRECT:
             value = _with(codec, basis).decode(tensor)
-            if self._keeps_input:
+            if self._keeps_input and not self._train.is_shadow(sample):
                 self._stage(End.RECEIVED, sample, tensor.tokens, tensor.payload)
             return value
         if frame.kind is FrameKind.KEY:

@@ -200,6 +200,29 @@ class CodecChange:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class QualityFound:
+    """What compression costs a run that asks for a quality.
+
+    Attributes:
+        asked: share of the perplexity that it may cost.
+        cost: share that it cost so far, as far as can be told.
+        num_measured: steps in which that was measured.
+    """
+
+    asked: Amount
+    cost: Amount = 0.0
+    num_measured: int = 0
+
+    def __str__(self) -> str:
+        if not self.num_measured:
+            return f"compression may cost {100 * self.asked:.3g} % of perplexity"
+        return (
+            f"compression cost {100 * self.cost:.2g} % of perplexity so far, "
+            f"asked {100 * self.asked:.3g} %"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunStatus:
     """A run as others see it; `detail` says what it waits for, or why it ended.
 
@@ -209,7 +232,8 @@ class RunStatus:
         results: of a finished run, as far as its peers told (again, after a restart); of a stage's
             replicas those first that joined the run first.
         result_step: how many steps are in the result, if the best weights are it, and not the last.
-        codecs: what its owner changed them to meanwhile; steps rising.
+        codecs: what they were changed to meanwhile, the last times; steps rising.
+        quality: None where none was asked for.
     """
 
     run_id: RunId
@@ -224,6 +248,7 @@ class RunStatus:
     results: Annotated[tuple[StageResult, ...], Length(MAX_RUN_PEERS)] = ()
     result_step: StepNumber | None = None
     codecs: Annotated[tuple[CodecChange, ...], Length(MAX_CODEC_CHANGES)] = ()
+    quality: QualityFound | None = None
 
     @property
     def steps_in_result(self) -> StepNumber:
@@ -238,7 +263,7 @@ class StepCommitted:
     Attributes:
         loss: mean over the step's target tokens.
         seconds: from its plan to its commit.
-        traffic: of this step, all peers at a boundary together.
+        traffic: of this step, all peers at a boundary together; of an evaluation in it, nothing.
         gradients: of this step, all stages together.
         state_bytes: of state that newcomers took since the step before.
     """
@@ -264,7 +289,12 @@ class StepCommitted:
             gradient_bytes=self.gradients.sent_bytes,
             gradient_uncompressed_bytes=self.gradients.uncompressed_bytes,
             state_bytes=self.state_bytes,
-            relayed_bytes=sum(t.relayed_bytes for t in self.traffic) + self.gradients.relayed_bytes,
+            relayed_bytes=sum(t.relayed_bytes + t.evaluation_relayed_bytes for t in self.traffic)
+            + self.gradients.relayed_bytes,
+            evaluation_bytes=sum(t.evaluation_bytes for t in self.traffic),
+            evaluation_uncompressed_bytes=sum(
+                t.evaluation_uncompressed_bytes for t in self.traffic
+            ),
         )
 
 
@@ -470,6 +500,7 @@ class RunSummary:
         is_paused: by its owner: no step is planned.
         learning_rate: the schedule's peak, which its owner may have changed; of the caller's own.
         codecs: which its owner may have changed, too; None of others'.
+        quality: what compression costs; None where no quality was asked for, and of others'.
     """
 
     run_id: RunId
@@ -497,6 +528,7 @@ class RunSummary:
     is_paused: bool = False
     learning_rate: Amount = 0.0
     codecs: Codecs | None = None
+    quality: QualityFound | None = None
 
     @property
     def bytes_saved(self) -> int:

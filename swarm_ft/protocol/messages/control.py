@@ -548,6 +548,9 @@ class StepReady:
         loss_sum: of this peer's microbatches, at the last stage.
         num_targets: that it is summed over.
         evaluation: at the last stage, of each pass over the held-out samples.
+        shadowed: at the last stage, of the microbatch that was computed without compression too, as
+            it was trained; None if another replica has it, or there is none.
+        shadows: so too without compression.
         compute_s: seconds that forwards and backwards took, those of the evaluation left out.
         traffic: what it sent over its boundaries; all replicas behind one count as one.
         buffers: what is kept at each boundary.
@@ -561,6 +564,8 @@ class StepReady:
     loss_sum: Measured = 0.0
     num_targets: Targets = 0
     evaluation: Annotated[tuple[EvalSum, ...], Length(MAX_EVAL_PASSES)] = ()
+    shadowed: EvalSum | None = None
+    shadows: EvalSum | None = None
     compute_s: Measured = 0.0
     traffic: Annotated[tuple[Annotated[Traffic, OfOneStep()], ...], Length(MAX_BOUNDARIES)] = ()
     gradients: Annotated[GradientTraffic, OfOneStep()] = field(default_factory=GradientTraffic)

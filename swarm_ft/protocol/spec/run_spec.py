@@ -25,6 +25,7 @@ from swarm_ft.protocol.spec.codec_spec import (
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange, parse_trained
 from swarm_ft.protocol.spec.options import Option, check
+from swarm_ft.protocol.spec.quality import QualityControl
 
 T = TypeVar("T")
 
@@ -43,7 +44,8 @@ MAX_EVAL_SAMPLES = 1 << 14
 MAX_EVAL_BYTES = 32 << 20
 """Of the held-out samples' rows, which go with a plan, in one message."""
 MAX_MICROBATCHES = MAX_BATCH_SIZE + 2 * MAX_EVAL_SAMPLES
-"""Of a step: those that train, and one of each held-out sample with and without compression."""
+"""Of a step: those that train, and one of each held-out sample with and without compression; in
+place of some of these, shadows of samples that train."""
 MAX_REFERENCE_CHARS = 1000
 BYTES_PER_FLOAT = 4
 BYTES_PER_TOKEN = 4
@@ -72,6 +74,8 @@ MAX_METRIC_CHARS = 64
 METRIC_PREFIX = "eval_"
 CLASS_METRICS = ("accuracy", "matthews_correlation", "f1")
 """Of tasks with classes, beside the loss."""
+QUALITY_BACKWARD = "q1.5+z"
+"""Of gradients, in runs that ask for a quality: activations alone follow it."""
 ALL_LINEAR = "all-linear"
 """Adapters at every linear layer of the blocks."""
 CodecText = Annotated[str, Length(MAX_SPEC_CHARS)]
@@ -169,6 +173,7 @@ _FLOATS = (
     "router_aux_loss_coef",
     "lora_dropout",
     "early_stopping_threshold",
+    "quality",
 )
 
 
@@ -312,6 +317,15 @@ class TrainOptions:
             words=("untie", "sync"),
         ),
     ] = False
+    quality: Annotated[
+        float,
+        Range(0.0, 1.0),
+        Option(
+            "Share of the perplexity that compression may cost, such as 0.01: --fw, --bw and --key "
+            "follow from it, and --fw follows what is measured meanwhile; 0 is off.",
+            metavar="SHARE",
+        ),
+    ] = 0.0
     forward_codec: Annotated[
         CodecText,
         Option(
@@ -552,6 +566,10 @@ class TrainOptions:
                 "--router-aux-loss-coef: expected it without --gradient-checkpointing, which keeps "
                 "nothing of what routers give"
             )
+        if self.quality:
+            _check_quality(self)
+            for name, text in _codecs_for(self.quality).items():
+                object.__setattr__(self, name, text)
         _check_codecs(self)
         _check_trained(self)
         _check_labels(self)
@@ -570,6 +588,9 @@ class TrainOptions:
     def with_codecs(self, codecs: Codecs) -> Self:
         """The same from some step on with other codecs, which go on with what is kept of samples.
 
+        Of a run that asks for a quality, key frames are as fine as the others, and nothing asks any
+        more.
+
         Raises:
             BadCodec: one is none, or keeps something else of samples.
         """
@@ -581,7 +602,14 @@ class TrainOptions:
                 in_place_of(self.codec(way), text, way)
             except BadCodec as error:
                 raise BadCodec(f"{option}: {error.message}") from error
-        return replace(self, forward_codec=codecs.forward, backward_codec=codecs.backward)
+        key = codecs.forward.removeprefix("a") if self.quality else self.key_codec
+        return replace(
+            self,
+            quality=0.0,
+            forward_codec=codecs.forward,
+            backward_codec=codecs.backward,
+            key_codec=key,
+        )
 
     @property
     def fill_frame_codec(self) -> CodecSpec:
@@ -709,7 +737,9 @@ class TrainSpec(TrainOptions):
     """How to train on a text of which the length is known.
 
     Samples from `num_samples` on are held out: no step trains on them. Where they are evaluated
-    twice, with and without compression, those of the second pass have names of their own.
+    twice, with and without compression, those of the second pass have names of their own. Behind
+    these are the names of shadows: of each sample that trains one, by which it is computed without
+    compression where a run asks for a quality.
     """
 
     num_samples: Annotated[int, Range(1, MAX_SAMPLES)]
@@ -722,6 +752,10 @@ class TrainSpec(TrainOptions):
             raise BadOption(
                 f"--labels: expected {MIN_LABELS} classes or more, got {self.label_names or 'none'}"
             )
+        if self.quality and 2 * self.num_samples > MAX_SAMPLES:
+            raise BadOption(
+                f"--quality: expected at most {MAX_SAMPLES // 2} samples, got {self.num_samples}"
+            )
         most = self.most_eval_samples(self, self.num_samples)
         if self.num_eval_samples > most:
             raise BadOption(
@@ -732,9 +766,12 @@ class TrainSpec(TrainOptions):
     @staticmethod
     def most_eval_samples(options: TrainOptions, num_samples: int) -> int:
         """How many samples may be held out beside so many others."""
-        of_names = (MAX_SAMPLES - num_samples) // len(options.eval_passes)
+        num_named = num_samples * (2 if options.quality else 1)
+        of_names = (MAX_SAMPLES - num_named) // len(options.eval_passes)
         sent_bytes = options.seq_length * BYTES_PER_TOKEN * len(options.eval_passes)
-        return min(MAX_EVAL_SAMPLES, of_names, MAX_EVAL_BYTES // sent_bytes)
+        # Shadows go with a plan in the place of others.
+        in_plan = MAX_EVAL_SAMPLES - (options.micro_batch_size if options.quality else 0)
+        return min(in_plan, of_names, MAX_EVAL_BYTES // sent_bytes)
 
     @classmethod
     def of(
@@ -784,7 +821,9 @@ class TrainSpec(TrainOptions):
         return self.num_samples + self.num_eval_samples
 
     def row_of(self, sample: SampleId) -> int:
-        """Where a sample lies among the rows; a second pass has the rows of the first."""
+        """Where a sample lies among the rows; second passes and shadows have rows of others."""
+        if self.is_shadow(sample):
+            return sample - self.num_names
         is_second = self.num_eval_samples and sample >= self.num_rows
         return sample - self.num_eval_samples if is_second else sample
 
@@ -794,8 +833,16 @@ class TrainSpec(TrainOptions):
         return self.num_samples + len(self.eval_passes) * self.num_eval_samples
 
     def is_held_out(self, sample: SampleId) -> bool:
-        """Whether a sample is only evaluated."""
-        return self.num_samples <= sample < self.num_names
+        """Whether a sample is only evaluated, under this name."""
+        return self.num_samples <= sample < self.num_names or self.is_shadow(sample)
+
+    def shadow_of(self, sample: SampleId) -> SampleId:
+        """The name under which a sample that trains is computed without compression."""
+        return SampleId(self.num_names + sample)
+
+    def is_shadow(self, sample: SampleId) -> bool:
+        """Whether this is such a name."""
+        return bool(self.quality) and 0 <= sample - self.num_names < self.num_samples
 
     def pass_of(self, held_out: SampleId) -> int:
         """In which of `eval_passes` a held-out sample is."""
@@ -803,6 +850,8 @@ class TrainSpec(TrainOptions):
 
     def is_compressed(self, held_out: SampleId) -> bool:
         """Whether a held-out sample's activations are compressed."""
+        if self.is_shadow(held_out):
+            return False
         return self.eval_passes[min(self.pass_of(held_out), len(self.eval_passes) - 1)]
 
 
@@ -961,6 +1010,43 @@ class RunSpec:
         """16 bytes that two equal specs share and two different ones do not."""
         text = json.dumps(asdict(self), sort_keys=True, default=lambda value: value.hex())
         return digest_of(text.encode())
+
+
+def _codecs_for(quality: float) -> dict[str, str]:
+    """Codecs for a share of the perplexity, by field; before anything was measured."""
+    step_size = QualityControl.of(quality).step_size
+    return {
+        "forward_codec": forward_codec_of(step_size),
+        "backward_codec": QUALITY_BACKWARD,
+        "key_codec": f"qk{step_size:g}",
+    }
+
+
+def forward_codec_of(step_size: float) -> str:
+    """The codec of activations with a step of so many times their spread."""
+    return f"aqk{step_size:g}"
+
+
+def _check_quality(options: TrainOptions) -> None:
+    """Codecs follow from it alone, and nothing but compression is measured."""
+    usual = {field.name: field.default for field in fields(TrainOptions)}
+    follow = {"fill_codec": "", **_codecs_for(options.quality)}
+    for name, text in follow.items():
+        got = getattr(options, name)
+        if got not in (usual[name], text):
+            option = {"forward": "fw", "backward": "bw"}.get(name[:-6], name[:-6])
+            raise BadOption(
+                f"--quality: codecs follow from it; leave --{option} {got} out, or --quality"
+            )
+    if options.dropout:
+        raise BadOption(
+            "--quality: expected it without --dropout, whose noise hides what compression costs"
+        )
+    if options.micro_batch_size > MAX_EVAL_SAMPLES:
+        raise BadOption(
+            f"--quality: expected --micro-batch-size {MAX_EVAL_SAMPLES} at most, "
+            f"got {options.micro_batch_size}"
+        )
 
 
 def _check_trained(options: TrainOptions) -> None:

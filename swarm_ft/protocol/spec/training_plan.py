@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from swarm_ft.ids import MicrobatchIndex, SampleId, StepNumber
 from swarm_ft.protocol.spec.microbatch import Microbatch
+from swarm_ft.protocol.spec.quality import measures_at
 from swarm_ft.protocol.spec.run_spec import (
     EvalStrategy,
     LrSchedule,
@@ -226,6 +228,22 @@ def evaluation_microbatches(spec: TrainSpec, first: int) -> tuple[Microbatch, ..
         Microbatch(MicrobatchIndex(first + place), tuple(map(SampleId, group)))
         for place, group in enumerate(groups)
     )
+
+
+def shadow_microbatches(
+    spec: TrainSpec, samples: Sequence[SampleId], first: int
+) -> tuple[Microbatch, ...]:
+    """Samples that train, by the names of their shadows, in microbatches numbered from `first`."""
+    size, shadows = min(spec.micro_batch_size, MAX_EVAL_BATCH), [*map(spec.shadow_of, samples)]
+    return tuple(
+        Microbatch(MicrobatchIndex(first + place), tuple(shadows[start : start + size]))
+        for place, start in enumerate(range(0, len(shadows), size))
+    )
+
+
+def casts_shadows(spec: TrainSpec, step: StepNumber) -> bool:
+    """Whether a step measures what compression costs."""
+    return spec.quality > 0 and step < spec.num_steps and measures_at(step)
 
 
 def eval_stops(spec: TrainSpec) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from swarm_ft.errors import BadCodec, BadModel, BadOption
 from swarm_ft.ids import SampleId
 from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direction, Feedback
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import (
     COPIES_PER_WEIGHT,
     MAX_EVAL_SAMPLES,
@@ -30,7 +31,7 @@ from swarm_ft.protocol.spec.run_spec import (
 from tests.specs import model_spec as model_spec_of
 from tests.specs import train_spec as train_spec_of
 
-PINNED_DIGEST = "92dc2470b6afb425e75cbe9c9b42229f"
+PINNED_DIGEST = "5e1a052032d9fc3e155085e9378785a3"
 
 OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
@@ -64,6 +65,7 @@ OTHER_TRAIN: dict[str, Any] = {
     "shuffle": False,
     "dropout": True,
     "sync_tied_embeddings": True,
+    "quality": 0.01,
     "forward_codec": "aq3",
     "backward_codec": "none",
     "num_eval_samples": 3,
@@ -134,6 +136,9 @@ def test_another_training_has_another_digest(run_spec: RunSpec, name: str) -> No
         run_spec = replace(run_spec, train=patient)
     if name == "metric_for_best_model":  # of classes
         run_spec = replace(run_spec, train=replace(run_spec.train, **CLASSES))
+    if name == "quality":  # from which codecs follow
+        usual = {"forward_codec": "aq3+z", "backward_codec": "q3+z", "key_codec": "q4+z"}
+        run_spec = replace(run_spec, train=replace(run_spec.train, **usual))
     more = CLASSES if name == "task_kind" else {}
     other = replace(run_spec.train, **{**more, name: OTHER_TRAIN[name]})
     assert replace(run_spec, train=other).digest() != run_spec.digest()
@@ -537,3 +542,40 @@ def test_what_fills_the_pipeline_follows_unless_it_was_said(train_spec: TrainSpe
     assert train_spec.with_codecs(Codecs("aq2", "q8")).fill_frame_codec.bits == 2
     said = replace(train_spec, fill_codec="aq3")
     assert said.with_codecs(Codecs("aq2", "q8")).fill_frame_codec.bits == 3
+
+
+ASKED = {"forward_codec": "aq3+z", "backward_codec": "q3+z", "key_codec": "q4+z", "quality": 0.01}
+
+
+def test_codecs_follow_from_a_quality() -> None:
+    train = train_spec_of(**ASKED)
+    step = QualityControl.of(0.01).step_size
+    assert train.codecs == Codecs(f"aqk{step:g}", "q1.5+z")
+    assert train.key_codec == f"qk{step:g}"
+    finer = train.with_codecs(Codecs("aqk0.1", "q1.5+z"))
+    assert (finer.forward_codec, finer.key_codec) == ("aqk0.1", "qk0.1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"forward_codec": "aq4"}, "leave --fw aq4 out, or --quality"),
+        ({"backward_codec": "q8"}, "leave --bw q8 out, or --quality"),
+        ({"key_codec": "fp16"}, "leave --key fp16 out, or --quality"),
+        ({"fill_codec": "aq2"}, "leave --fill aq2 out, or --quality"),
+        ({"dropout": True}, "expected it without --dropout"),
+    ],
+)
+def test_a_quality_leaves_no_choice_of_codecs(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadOption, match=why):
+        train_spec_of(**ASKED | changes)
+
+
+def test_shadows_have_names_behind_all_others_and_rows_of_the_samples() -> None:
+    train = train_spec_of(**ASKED, num_eval_samples=2, eval_compression=EvalCompression.BOTH)
+    shadows = [train.shadow_of(SampleId(sample)) for sample in range(train.num_samples)]
+    assert shadows == list(range(train.num_names, train.num_names + train.num_samples))
+    assert [train.row_of(shadow) for shadow in shadows] == list(range(train.num_samples))
+    assert all(train.is_held_out(shadow) and not train.is_compressed(shadow) for shadow in shadows)
+    assert not any(train.is_shadow(SampleId(sample)) for sample in range(train.num_names))
+    assert not any(map(train_spec_of(num_eval_samples=2).is_shadow, shadows))

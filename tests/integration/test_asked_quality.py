@@ -1,0 +1,99 @@
+"""A run that asks for a quality: what compression costs is measured, and the codec follows it."""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from swarm_ft.errors import BadInput
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.messages.client import (
+    RunEvent,
+    RunPhase,
+    RunStatus,
+    StepCommitted,
+)
+from swarm_ft.protocol.spec.quality import QualityControl
+from tests.integration.conftest import Job, MakeJob
+from tests.local_swarm import LocalSwarm
+
+LAYERS = ["0-2", "2-4", "4-6"]
+NUM_STEPS, EVERY = 10, 2
+ASKED = 0.01
+
+
+@pytest.fixture(autouse=True)
+def measured_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm_ft.protocol.spec.quality.MEASURE_EVERY_STEPS", EVERY)
+
+
+@pytest.fixture
+def job(make_job: MakeJob) -> Job:
+    """On samples of different lengths, some of which are held out."""
+    return make_job(num_samples=8, num_steps=NUM_STEPS, quality=ASKED).ragged()
+
+
+def final_losses(events: Iterable[RunEvent]) -> list[float]:
+    losses = {event.step: event.loss for event in events if isinstance(event, StepCommitted)}
+    return [losses[step] for step in sorted(losses)]
+
+
+def last_status(events: Iterable[RunEvent]) -> RunStatus:
+    return [event for event in events if isinstance(event, RunStatus)][-1]
+
+
+def evaluation_bytes(events: Iterable[RunEvent]) -> dict[int, int]:
+    return {e.step: e.sent.evaluation_bytes for e in events if isinstance(e, StepCommitted)}
+
+
+async def quiet_run(job: Job, folder: Path, layers: Iterable[str] = LAYERS) -> list[RunEvent]:
+    await asyncio.to_thread(folder.mkdir)
+    async with LocalSwarm(folder, list(layers)) as swarm:
+        await swarm.all_joined()
+        return await swarm.watch((await swarm.client.submit(job.spec, job.samples)).run_id)
+
+
+async def test_the_codec_follows_what_is_measured(job: Job, tmp_path: Path) -> None:
+    events = await quiet_run(job, tmp_path / "quiet")
+    status = last_status(events)
+    assert status.phase is RunPhase.FINISHED
+    assert status.quality is not None
+    assert status.quality.asked == ASKED
+    assert status.quality.num_measured == NUM_STEPS // EVERY
+    assert status.codecs, "one measurement at least was not what was foretold"
+    assert {change.codecs.backward for change in status.codecs} == {"q1.5+z"}
+    assert all(change.first_step % EVERY == 1 for change in status.codecs), "once it was measured"
+    first = QualityControl.of(ASKED).step_size
+    assert status.codecs[0].codecs.forward != f"aqk{first:g}"
+    sent = evaluation_bytes(events)
+    assert all((sent[step] > 0) == (step % EVERY == 0) for step in range(NUM_STEPS))
+    assert status.sent.evaluation_bytes == sum(sent.values())
+
+
+@pytest.mark.parametrize("after", [1, 2, 5])
+async def test_whoever_dies_what_is_measured_is_the_same(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    monkeypatch.setattr("swarm_ft.coordinator.plan.membership.GRACE_S", 0.0)
+    quiet = await quiet_run(job, tmp_path / "quiet")
+    folder = tmp_path / "swarm"
+    await asyncio.to_thread(folder.mkdir)
+    async with LocalSwarm(folder, LAYERS) as swarm:
+        await swarm.all_joined()
+        run_id = (await swarm.client.submit(job.spec, job.samples)).run_id
+        events: list[RunEvent] = []
+        async for event in swarm.client.watch(run_id, lambda _trouble: None):
+            events.append(event)
+            if (
+                isinstance(event, StepCommitted)
+                and event.step == after
+                and PeerId("peer-1") in swarm.peers
+            ):
+                await swarm.kill_peer(PeerId("peer-1"))
+                await swarm.add_peer(PeerId("newcomer"), "2-4")
+                with pytest.raises(BadInput, match="asks for a quality"):
+                    swarm.service.change_codecs(run_id, forward="aq3")
+    assert final_losses(events) == final_losses(quiet)
+    assert last_status(events).codecs == last_status(quiet).codecs
+    assert last_status(events).quality == last_status(quiet).quality
