@@ -31,6 +31,7 @@ KEYS = {
     "bytes",
     "bytes_by_kind",
     "codecs",
+    "quality",
     "relayed_bytes",
     "forecast",
     "steps",

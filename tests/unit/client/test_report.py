@@ -124,6 +124,7 @@ def test_the_document_has_the_promised_fields() -> None:
         },
         "relayed_bytes": 0,
         "codecs": [],
+        "quality": None,
         "bytes": {
             boundary: {
                 "forward": 20,

@@ -137,8 +137,10 @@ def test_another_training_has_another_digest(run_spec: RunSpec, name: str) -> No
     if name == "metric_for_best_model":  # of classes
         run_spec = replace(run_spec, train=replace(run_spec.train, **CLASSES))
     if name == "quality":  # from which codecs follow
-        usual = {"forward_codec": "aq3+z", "backward_codec": "q3+z", "key_codec": "q4+z"}
-        run_spec = replace(run_spec, train=replace(run_spec.train, **usual))
+        usual = replace(
+            run_spec.train, forward_codec="aq3+z", backward_codec="q3+z", key_codec="q4+z"
+        )
+        run_spec = replace(run_spec, train=usual)
     more = CLASSES if name == "task_kind" else {}
     other = replace(run_spec.train, **{**more, name: OTHER_TRAIN[name]})
     assert replace(run_spec, train=other).digest() != run_spec.digest()
