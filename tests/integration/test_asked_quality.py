@@ -9,6 +9,7 @@ import pytest
 from swarm_ft.errors import BadInput
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import (
+    Evaluated,
     RunEvent,
     RunPhase,
     RunStatus,
@@ -41,6 +42,10 @@ def final_losses(events: Iterable[RunEvent]) -> list[float]:
 
 def last_status(events: Iterable[RunEvent]) -> RunStatus:
     return [event for event in events if isinstance(event, RunStatus)][-1]
+
+
+def evaluated(events: Iterable[RunEvent]) -> dict[int, float | None]:
+    return {event.step: event.eval_loss for event in events if isinstance(event, Evaluated)}
 
 
 def evaluation_bytes(events: Iterable[RunEvent]) -> dict[int, int]:
@@ -94,6 +99,48 @@ async def test_whoever_dies_what_is_measured_is_the_same(
                 await swarm.add_peer(PeerId("newcomer"), "2-4")
                 with pytest.raises(BadInput, match="asks for a quality"):
                     swarm.service.change_codecs(run_id, forward="aq3")
+    assert final_losses(events) == final_losses(quiet)
+    assert last_status(events).codecs == last_status(quiet).codecs
+    assert last_status(events).quality == last_status(quiet).quality
+
+
+async def test_shadows_change_nothing_but_what_is_sent(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If nothing follows from them, losses and evaluations are those of a run without any."""
+    job = make_job(
+        num_samples=8, num_eval_samples=3, num_steps=NUM_STEPS, eval_steps=3, quality=ASKED
+    )
+    monkeypatch.setattr(QualityControl, "measured", lambda self, _excess: self)
+    measured = await quiet_run(job, tmp_path / "measured")
+    monkeypatch.setattr("swarm_ft.coordinator.plan.steps.casts_shadows", lambda *_: False)
+    plain = await quiet_run(job, tmp_path / "plain")
+    assert final_losses(measured) == final_losses(plain)
+    assert evaluated(measured) == evaluated(plain)
+    assert evaluated(plain).keys() == {0, 3, 6, 9, NUM_STEPS}
+    more = last_status(measured).sent.evaluation_bytes - last_status(plain).sent.evaluation_bytes
+    assert more > 0
+
+
+@pytest.mark.parametrize("after", [1, 2])
+async def test_a_coordinator_that_is_killed_knows_what_was_measured(
+    job: Job, tmp_path: Path, after: int
+) -> None:
+    quiet = await quiet_run(job, tmp_path / "quiet")
+    folder = tmp_path / "swarm"
+    await asyncio.to_thread(folder.mkdir)
+    async with LocalSwarm(folder, LAYERS) as swarm:
+        await swarm.all_joined()
+        run_id = (await swarm.client.submit(job.spec, job.samples)).run_id
+        events: list[RunEvent] = []
+        has_restarted = False
+        async for event in swarm.client.watch(run_id, lambda _trouble: None):
+            events.append(event)
+            if isinstance(event, StepCommitted) and event.step == after and not has_restarted:
+                has_restarted = True
+                await swarm.kill_coordinator()
+                await swarm.start_coordinator()
+    assert has_restarted
     assert final_losses(events) == final_losses(quiet)
     assert last_status(events).codecs == last_status(quiet).codecs
     assert last_status(events).quality == last_status(quiet).quality
