@@ -23,7 +23,11 @@ from swarm_ft.coordinator.facts.state import RateChange, Run
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.client import CodecChange, RunPhase
 from swarm_ft.protocol.messages.events import EventKind
+from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.run_spec import Codecs, forward_codec_of
+
+_WORTH = 1.1
+"""A step that is so many times finer or coarser."""
 
 
 def steer(turn: Turn, event: RunPaused | RunResumed | RateChanged | CodecsChanged) -> None:
@@ -95,11 +99,13 @@ def follow_quality(turn: Turn, run: Run, step: StepNumber, excess: float | None)
         return run
     found = known.measured(excess)
     run = replace(run, steering=replace(steering, quality=found, measured_steps=step + 1))
-    if found.step_size == known.step_size:
+    first = _first_unplanned(run)
+    now = run.steering.codecs_at(first) or run.spec.train.codecs
+    if not _is_another(found.step_size, now):
         turn.keep(run)
         turn.write(RunRecord(run))
+        turn.publish(run.run_id, run.status)
         return run
-    first = _first_unplanned(run)
     codecs = Codecs(forward_codec_of(found.step_size), run.spec.train.backward_codec)
     run = replace(run, steering=run.steering.with_codecs(CodecChange(first, codecs)))
     words = (
@@ -108,6 +114,12 @@ def follow_quality(turn: Turn, run: Run, step: StepNumber, excess: float | None)
     )
     _keep(turn, run, EventKind.RUN_STEERED, words)
     return run
+
+
+def _is_another(step_size: float, codecs: Codecs) -> bool:
+    """Whether a step is worth another codec of activations: each is written down for ever."""
+    now = parse_codec_spec(codecs.forward, Direction.FORWARD).number
+    return not 1 / _WORTH < step_size / now < _WORTH
 
 
 def _first_unplanned(run: Run) -> StepNumber:
