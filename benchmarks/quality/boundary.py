@@ -21,6 +21,7 @@ from swarm_ft.ids import BlockIndex, SampleId
 from swarm_ft.peer.boundary.bases import Bases, BasisKey, Kind
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.quality import QualityControl
+from swarm_ft.protocol.spec.run_spec import forward_codec_of, key_codec_of
 from tests.codecs import parse
 
 MOST = 0.9
@@ -291,7 +292,7 @@ class _Cut(torch.autograd.Function):
 
 def _codecs_of(control: QualityControl) -> tuple[str, str]:
     """Of changes and of first activations."""
-    return f"aqk{control.step_size:g}", f"qk{control.step_size:g}"
+    return forward_codec_of(control.step_size), key_codec_of(control.step_size)
 
 
 def _boundary_of(config: Config) -> Boundary:

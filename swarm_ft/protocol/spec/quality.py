@@ -16,9 +16,9 @@ from swarm_ft.protocol.spec.bounds import Range
 from swarm_ft.protocol.spec.codec_spec import MAX_QUALITY_STEP, MIN_QUALITY_STEP
 
 MEASURE_EVERY_STEPS = 8
-COST_A_NAT = 0.5
+COST_A_NAT = 0.7
 """Of perplexity, as a share, for each nat that compression adds to the loss of a step, on average
-over a run: adapters lose that much, whole models half of it or less (docs/quality.md)."""
+over a run: adapters lose 0.5 to 0.9, whole models 0.1 to 0.25 (docs/quality.md)."""
 _STEP_OF_QUALITY = (0.04, 2.0)
 """A step of S times the spread costs about so much, times S to this power: to begin with."""
 _POWER = 1.5

@@ -14,6 +14,7 @@ from swarm_ft.ids import PeerId, SampleId
 from swarm_ft.protocol.spec.bounds import Digest, Length, NameList, OneOf, Range
 from swarm_ft.protocol.spec.codec_spec import (
     MAX_SPEC_CHARS,
+    MIN_QUALITY_STEP,
     CodecSpec,
     Direction,
     Feedback,
@@ -74,6 +75,8 @@ MAX_METRIC_CHARS = 64
 METRIC_PREFIX = "eval_"
 CLASS_METRICS = ("accuracy", "matthews_correlation", "f1")
 """Of tasks with classes, beside the loss."""
+FINER_FIRST = 0.7
+"""Their step, of that of changes, of first activations: adapters lose most by these."""
 QUALITY_BACKWARD = "q1.5+z"
 """Of gradients, in runs that ask for a quality: activations alone follow it."""
 ALL_LINEAR = "all-linear"
@@ -602,7 +605,9 @@ class TrainOptions:
                 in_place_of(self.codec(way), text, way)
             except BadCodec as error:
                 raise BadCodec(f"{option}: {error.message}") from error
-        key = codecs.forward.removeprefix("a") if self.quality else self.key_codec
+        key = self.key_codec
+        if self.quality:
+            key = key_codec_of(parse_codec_spec(codecs.forward, Direction.FORWARD).number)
         return replace(
             self,
             quality=0.0,
@@ -1018,13 +1023,18 @@ def _codecs_for(quality: float) -> dict[str, str]:
     return {
         "forward_codec": forward_codec_of(step_size),
         "backward_codec": QUALITY_BACKWARD,
-        "key_codec": f"qk{step_size:g}",
+        "key_codec": key_codec_of(step_size),
     }
 
 
 def forward_codec_of(step_size: float) -> str:
     """The codec of activations with a step of so many times their spread."""
     return f"aqk{step_size:g}"
+
+
+def key_codec_of(step_size: float) -> str:
+    """The codec of first activations beside it: finer, since a change mends little of them."""
+    return f"qk{max(round(FINER_FIRST * step_size, 2), MIN_QUALITY_STEP):g}"
 
 
 def _check_quality(options: TrainOptions) -> None:

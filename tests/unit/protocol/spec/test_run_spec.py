@@ -553,9 +553,11 @@ def test_codecs_follow_from_a_quality() -> None:
     train = train_spec_of(**ASKED)
     step = QualityControl.of(0.01).step_size
     assert train.codecs == Codecs(f"aqk{step:g}", "q1.5+z")
-    assert train.key_codec == f"qk{step:g}"
+    assert train.key_codec == f"qk{round(0.7 * step, 2):g}"
     finer = train.with_codecs(Codecs("aqk0.1", "q1.5+z"))
-    assert (finer.forward_codec, finer.key_codec) == ("aqk0.1", "qk0.1")
+    assert (finer.forward_codec, finer.key_codec) == ("aqk0.1", "qk0.07")
+    finest = train.with_codecs(Codecs("aqk0.02", "q1.5+z"))
+    assert finest.key_codec == "qk0.02", "there is none that is finer"
 
 
 @pytest.mark.parametrize(
