@@ -97,11 +97,15 @@ class Call:
 
     async def say(self, *messages: Message | bytes) -> None:
         """Send these, as far as the other side takes them."""
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        with suppress(grpc.aio.AioRpcError, grpc.aio.InternalError, asyncio.InvalidStateError):
+            await self._call.wait_for_connection()
             for message in messages:
-                await self._call.write(
-                    message if isinstance(message, bytes) else message.SerializeToString()
-                )
+                if self._call.done():
+                    return
+                data = message if isinstance(message, bytes) else message.SerializeToString()
+                # Not by `write`: when that fails it puts its own words in the place of the other
+                # side's, if these have not been read yet.
+                await self._call._cython_call.send_serialized_message(data)  # noqa: SLF001
 
     async def said_all(self) -> None:
         """Nothing follows."""
