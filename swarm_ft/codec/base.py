@@ -180,6 +180,17 @@ def to_host(*tensors: Tensor) -> list[NDArray[Any]]:
     return [copy.numpy() for copy in copies]
 
 
+def bfloat16_pattern(x: float) -> int:
+    """The 16 bits of a number as bfloat16."""
+    return int(torch.tensor(x).to(torch.bfloat16).view(torch.int16)) & 0xFFFF
+
+
+def of_bfloat16(pattern: int) -> float:
+    """The number of 16 bits, any of them, NaN too."""
+    bits = torch.tensor(pattern, dtype=torch.int32).to(torch.int16)
+    return float(bits.view(torch.bfloat16))
+
+
 def bfloat16_bytes(x: Tensor) -> bytes:
     """`x` as bfloat16, little-endian, in C order."""
     return little_endian(x.to(torch.bfloat16).view(torch.int16), "<i2")

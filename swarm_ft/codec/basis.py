@@ -258,7 +258,8 @@ def learned(
     if bases:
         spreads, vectors, forecast = _with_forecast(spreads, vectors.float(), rows, bases)
     largest = _COARSE if spreads[0] < _WIDE_STEPS * step else _LARGEST
-    coefficients, exponents = _rounded(vectors.T.contiguous(), largest)
+    ends = _LEAST_EXPONENT, _MOST_EXPONENT
+    coefficients, exponents = _rounded(vectors.T.contiguous(), largest, *ends)
     return Basis(coefficients, exponents, _classes(spreads), mean, forecast)
 
 
@@ -273,7 +274,7 @@ def _with_forecast(
         return spreads, vectors, None
     seen = [
         _Sums.of(
-            [_centred(one) for one in bases[k::2]],
+            [_centred(one) for one in bases[k::_HALVES]],
             [_centred(one) @ vectors for one in rows[k::_HALVES]],
         )
         for k in range(_HALVES)
@@ -337,10 +338,8 @@ def _ridge_that_pays(one: _Sums, other: _Sums) -> float | None:
 
 
 def _rounded_map(found: Tensor) -> Forecast:
-    largest = found.abs().amax(0, keepdim=True).double().clamp(min=2.0**-_MOST_FORECAST_EXPONENT)
-    exponents = torch.log2(_COARSE / largest).floor().clamp(0, _MOST_FORECAST_EXPONENT)
-    scaled = torch.round(found.double() * 2.0**exponents).clamp(-_COARSE, _COARSE)
-    return Forecast(scaled.to(torch.int8), exponents[0].to(torch.uint8))
+    coefficients, exponents = _rounded(found.T, _COARSE, 0, _MOST_FORECAST_EXPONENT)
+    return Forecast(coefficients.T.contiguous(), exponents)
 
 
 def _leading(rows: Tensor, floor: float) -> tuple[Tensor, Tensor]:
@@ -371,11 +370,12 @@ def _leading_span(rows: Tensor, rank: int) -> Tensor:
     return span
 
 
-def _rounded(vectors: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """Unit vectors in rows as coefficients up to `largest`, and each row's exponent, on the CPU."""
-    peaks = vectors.abs().amax(1, keepdim=True).double().cpu()
-    exponents = torch.log2(largest / peaks).floor().clamp(_LEAST_EXPONENT, _MOST_EXPONENT)
-    scaled = torch.round(vectors.double().cpu() * 2.0**exponents)
+def _rounded(vectors: Tensor, largest: int, least: int, most: int) -> tuple[Tensor, Tensor]:
+    """Rows as coefficients up to `largest`, and their exponents, `least` to `most`; on the CPU."""
+    exact = vectors.double().cpu()
+    peaks = exact.abs().amax(1, keepdim=True)
+    exponents = torch.log2(largest / peaks).floor().clamp(least, most)
+    scaled = torch.round(exact * 2.0**exponents)
     coefficients = scaled.clamp(-largest, largest).to(torch.int8)
     return coefficients, exponents[:, 0].to(torch.uint8)
 

@@ -22,7 +22,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import Codec, check_finite, checked_peak, peak_of
+from swarm_ft.codec.base import (
+    Codec,
+    bfloat16_pattern,
+    check_finite,
+    checked_peak,
+    of_bfloat16,
+    peak_of,
+)
 from swarm_ft.codec.basis import MAX_DIRECTIONS, NAME_BYTES, PLAIN, Basis, powers_of_two
 from swarm_ft.codec.entropy import (
     CLASSES,
@@ -42,6 +49,7 @@ from swarm_ft.codec.kernels.base import (
     Scales,
     WideGrid,
 )
+from swarm_ft.codec.kernels.base import SLICES as ALL_SLICES
 from swarm_ft.codec.spread_tables import (
     MOST,
     SLICES,
@@ -189,15 +197,14 @@ def _written(
     along, is_foretold = _beside_forecast(along, base, scale, basis)
     centre = _centre(along, scale)
     salt = int(along.contiguous().view(torch.int32).sum(dtype=torch.int64)) & 0xFFFF
-    dither = _Dither.of(salt, (len(along), basis.directions), along.device, kernels)
-    codes = dither.codes(along - centre.float() * (scale / _FINER), scale)
+    codes = _coded(along - centre.float() * (scale / _FINER), scale, salt, kernels)
     rows = torch.cat((centre[None], codes))
     symbols = to_symbols(rows, 0)[0].reshape(-1)
-    contexts = dither.contexts(basis)
+    contexts = _contexts(basis, len(along), salt, along.device, kernels)
     counts = kernels.histogram(symbols, contexts, _CONTEXTS).cpu().numpy()
     tables = _Tables.of_counts(counts)
     large = rows[rows.abs() >= MOST].cpu().numpy().astype("<i2")
-    head = _HEADER.pack(_pattern_of(scale), is_foretold, salt, len(large))
+    head = _HEADER.pack(bfloat16_pattern(scale), is_foretold, salt, len(large))
     stream = write_stream(symbols, contexts, tables.frequencies(), kernels)
     return head + tables.to_bytes() + large.tobytes() + stream
 
@@ -215,18 +222,17 @@ def _read_along(
     if len(data) < at:
         raise BadFrame(f"frame: expected {at} bytes or more, got {len(data)}")
     pattern, flags, salt, escapes = _HEADER.unpack_from(data)
-    scale = torch.tensor(pattern, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).item()
+    scale = of_bfloat16(pattern)
     if not MIN_SCALE <= scale <= MAX_SCALE or flags > 1 or escapes > shape[0] * shape[1]:
         raise BadFrame(f"frame: a header that no encoder writes, with a scale of {scale:.4g}")
     tables = _Tables.from_bytes(data[_HEADER.size : at])
     if len(data) < at + 2 * escapes:
         raise BadFrame(f"frame: expected {at + 2 * escapes} bytes or more, got {len(data)}")
     large = torch.from_numpy(np.frombuffer(data, "<i2", escapes, at).astype(np.int16))
-    dither = _Dither.of(salt, (tokens, basis.directions), device, kernels)
-    contexts, stream = dither.contexts(basis), data[at + 2 * escapes :]
-    symbols = read_stream(stream, contexts, tables.frequencies(), kernels)
+    contexts = _contexts(basis, tokens, salt, device, kernels)
+    symbols = read_stream(data[at + 2 * escapes :], contexts, tables.frequencies(), kernels)
     rows = read_escaped(symbols, large).view(shape)
-    return dither.values(rows[1:]) + rows[0].float() / _FINER, scale, bool(flags)
+    return _values(rows[1:], salt, kernels) + rows[0].float() / _FINER, scale, bool(flags)
 
 
 def _beside_forecast(
@@ -258,56 +264,33 @@ def _scale_for(step: float, peak: float) -> float:
     return torch.tensor(bounded).to(torch.bfloat16).item()
 
 
-def _pattern_of(scale: float) -> int:
-    return int(torch.tensor(scale).to(torch.bfloat16).view(torch.int16)) & 0xFFFF
-
-
 # ---- codes with subtractive dither: no error correlates with the value, so what is too small for a
 # code is not left out at every visit alike
 
 
-@dataclass(frozen=True, slots=True)
-class _Dither:
-    """The dither of one frame.
+def _coded(along: Tensor, scale: float, salt: int, kernels: Kernels) -> Tensor:
+    """The nearest codes, int16, each turned so that its dither is positive.
 
-    Attributes:
-        grid: that draws it.
-        units: float32 [tokens, directions], odd numbers from -15 to 15, in 1/32 of a step.
-        kernels: that code with it.
+    Both ends know the salt, which is another for other values: it has 16 bits of their sum.
     """
+    scales, grid = _scales(scale, along.device), WideGrid(seed=salt)
+    return kernels.turn(kernels.quantize(along, None, scales, grid), salt)
 
-    grid: WideGrid
-    units: Tensor
-    kernels: Kernels
 
-    @staticmethod
-    def of(salt: int, shape: tuple[int, int], device: torch.device, kernels: Kernels) -> _Dither:
-        """The same at both ends, and another for other values, whose sum has 16 bits in it."""
-        grid = WideGrid(seed=salt)
-        silence = torch.zeros(shape, dtype=torch.int16, device=device)
-        return _Dither(
-            grid, kernels.dequantize(silence, None, _scales(UNITS, device), grid), kernels
-        )
+def _values(codes: Tensor, salt: int, kernels: Kernels) -> Tensor:
+    """What such codes stand for, in steps, float32."""
+    scales, grid = _scales(1.0, codes.device), WideGrid(seed=salt)
+    return kernels.dequantize(kernels.turn(codes.contiguous(), salt), None, scales, grid)
 
-    def codes(self, along: Tensor, scale: float) -> Tensor:
-        """The nearest codes, int16, each turned so that its dither is positive."""
-        codes = self.kernels.quantize(along, None, _scales(scale, along.device), self.grid)
-        return self._turned(codes)
 
-    def values(self, codes: Tensor) -> Tensor:
-        """What turned codes stand for, in steps, float32."""
-        turned = self._turned(codes).contiguous()
-        return self.kernels.dequantize(turned, None, _scales(1.0, codes.device), self.grid)
-
-    def contexts(self, basis: Basis) -> Tensor:
-        """Of a frame's codes, uint8 [(1 + tokens) * directions]."""
-        slices = self.units.abs().to(torch.uint8) >> 1
-        by_class = basis.classes.to(slices.device) * SLICES
-        centre = torch.full_like(by_class, _CENTRE)
-        return torch.cat((centre, (slices + by_class[None, :]).reshape(-1)))
-
-    def _turned(self, codes: Tensor) -> Tensor:
-        return torch.where(self.units < 0, -codes, codes)
+def _contexts(
+    basis: Basis, tokens: int, salt: int, device: torch.device, kernels: Kernels
+) -> Tensor:
+    """Of a frame's codes, uint8 [(1 + tokens) * directions]."""
+    classes = basis.classes.to(device)
+    each = classes.expand(tokens, -1).reshape(-1).contiguous()
+    own = kernels.slice_contexts(each, salt, ALL_SLICES)
+    return torch.cat((torch.full_like(classes, _CENTRE), own))
 
 
 def _scales(scale: float, device: torch.device) -> Scales:
@@ -331,7 +314,7 @@ class _Tables:
     @staticmethod
     def of_counts(counts: Counts) -> _Tables:
         """The likeliest for a histogram, [contexts, 256]."""
-        by_class = counts[:_CENTRE].reshape(CLASSES, SLICES, SYMBOLS)
+        by_class = counts[:_CENTRE].reshape(CLASSES, SLICES, SYMBOLS)[:, ::-1]
         centre = np.zeros((1, SLICES + 1, SYMBOLS), np.int64)
         centre[0, UNDITHERED] = counts[_CENTRE]
         spreads = np.concatenate((nearest_spreads(by_class), nearest_spreads(centre)))
@@ -364,4 +347,5 @@ class _Tables:
         return _Tables(numbers[:, 0], numbers[:, 1])
 
 
-_SLICES_OF_CONTEXTS = np.append(np.tile(np.arange(SLICES), CLASSES), UNDITHERED)
+# `slice_contexts` counts from the farthest dither on, tables from the nearest.
+_SLICES_OF_CONTEXTS = np.append(np.tile(np.arange(SLICES)[::-1], CLASSES), UNDITHERED)

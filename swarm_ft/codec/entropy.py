@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import as_tensor
+from swarm_ft.codec.base import as_tensor, bfloat16_pattern, of_bfloat16
 from swarm_ft.codec.kernels.base import (
     MIN_SCALE,
     PROBABILITY_BITS,
@@ -190,9 +190,8 @@ class WideHeader:
         """Ten bytes, then the groups' numbers, packed in as many bits as the largest needs."""
         parts, widths = self._parts(), self._widths()
         four = sum(width << 4 * place for place, width in enumerate(widths))
-        pattern = int(torch.tensor(self.scale).to(torch.bfloat16).view(torch.int16)) & 0xFFFF
         low = self.low_bits | self.slices << 4
-        fixed = _FIXED.pack(pattern, self.shrink, low, four, self.escapes)
+        fixed = _FIXED.pack(bfloat16_pattern(self.scale), self.shrink, low, four, self.escapes)
         return fixed + b"".join(_pack(n, width) for n, width in zip(parts, widths, strict=True))
 
     @staticmethod
@@ -206,7 +205,7 @@ class WideHeader:
             raise BadFrame(f"frame: expected {_FIXED.size} bytes of header, got {len(data)}")
         pattern, shrink, low, four, escapes = _FIXED.unpack_from(data)
         low_bits, slices = low & 15, low >> 4
-        scale = torch.tensor(pattern, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).item()
+        scale = of_bfloat16(pattern)
         widths = [four >> 4 * place & 15 for place in range(4)]
         if shrink > 15 or low_bits > 8 or slices > SLICES or escapes > tokens * channels:
             raise BadFrame("frame: a header that no encoder writes")
