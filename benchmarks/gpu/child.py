@@ -52,7 +52,8 @@ def main() -> int:
 
 def end_with_parent() -> None:
     """End all that this part started once standard input ends: whoever runs it is gone."""
-    sys.stdin.buffer.read()
+    while os.read(0, 1):  # not by `sys.stdin`: whose lock a thread that waits holds at the end
+        pass
     os.killpg(0, signal.SIGKILL)
 
 

@@ -20,6 +20,8 @@ from benchmarks.gpu.kernel_cases import Case, cases
 from benchmarks.gpu.parts import Scene
 from benchmarks.gpu.report import Row
 from swarm_ft.codec import Codec, from_spec, pack_buffer
+from swarm_ft.codec.basis import Basis
+from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.codec.kernels.base import Kernels
 from swarm_ft.codec.kernels.cpu import NumbaKernels
@@ -33,7 +35,7 @@ CPU = torch.device("cpu")
 T = TypeVar("T")
 SHAPES = ((9, 20), (1, 1), (130, 3), (1, 4097), (33, 1601), (1023, 130))
 REHEARSED_SHAPES = SHAPES[:2]
-REHEARSED_CODECS = ("q3t", "aq4", "hq2", "aq2+z", "top10", "aqtop20", "q4+ef21")
+REHEARSED_CODECS = ("q3t", "aq4", "hq2", "aq2+z", "top10", "aqtop20", "q4+ef21", "aqk0.5")
 MOST_WORSE = 1.02
 """Of an encoder's error, beside the reference's."""
 FLIPS = 6
@@ -69,9 +71,14 @@ class Place:
         """A tensor that lies here."""
         return self.codec(spec).encode(x.to(self.device), _moved(base, self.device))
 
-    def decoded(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
-        """With the base here."""
-        return self.codec(encoded.codec).decode(encoded, _moved(base, self.device)).cpu()
+    def decoded(
+        self, encoded: EncodedTensor, base: Tensor | None, basis: Basis | None = None
+    ) -> Tensor:
+        """With the base here, and along a basis if it names one."""
+        codec = self.codec(encoded.codec)
+        if isinstance(codec, DirectionalCodec):
+            codec = codec.along(basis)
+        return codec.decode(encoded, _moved(base, self.device)).cpu()
 
 
 @dataclass
@@ -240,7 +247,9 @@ class Expected:
 def _vector_trouble(row: dict[str, Any], encoded: EncodedTensor, place: Place) -> str:
     shape = encoded.tokens, encoded.channels
     base = written_sample(shape, 2) if encoded.codec.is_delta else None
-    y = place.decoded(encoded, base).contiguous().view(torch.int32).numpy()
+    basis = row.get("basis")
+    along = None if basis is None else Basis.from_bytes(bytes.fromhex(basis), encoded.channels)
+    y = place.decoded(encoded, base, along).contiguous().view(torch.int32).numpy()
     return "" if y.astype("<i4").tobytes().hex() == row["decoded"] else f"{shape}: other bits"
 
 

@@ -63,6 +63,7 @@ class Report:
 
     def write(self, path: Path) -> None:
         """The JSON at `path`, the table beside it; each is whole or as it was."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         for suffix, text in ((path.suffix, self.to_json()), (".txt", self.to_text())):
             partial = path.with_suffix(".partial")
             partial.write_text(text, encoding="utf-8")

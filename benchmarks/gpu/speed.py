@@ -27,8 +27,8 @@ from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 SHAPES = ((1024, 1600), (4096, 4096))
 REHEARSED_SHAPES = ((64, 160), (128, 128))
 CODECS = (
-    *("q2", "q3", "q4", "aq2", "aq3", "aq4", "hq4"),
-    *("q2+z", "q3+z", "q4+z", "aq2+z", "aq3+z", "aq4+z", "q8", "fp16", "none"),
+    *("aq4", "aq3+z", "aqk0.5", "q1t+d+z", "q3+z", "q8", "q4", "aq2"),
+    *("aq3", "aq2+z", "q2", "q3", "hq4", "q2+z", "q4+z", "aq4+z", "fp16", "none"),
 )
 REHEARSED_CODECS = ("q4", "aq3+z", "none")
 COPY_SHARE, ENTROPY_GB_S = 0.6, 10.0
@@ -60,7 +60,7 @@ def rows(scene: Scene) -> Iterator[Row]:
     for name in REHEARSED_CODECS if scene.rehearse else CODECS:
         spec = parse_codec_spec(name, Direction.FORWARD)
         for shape in shapes:
-            for row in measure([spec], [shape], repeats=repeats, reference=False):
+            for row in measure([spec], [shape], devices=[device], repeats=repeats):
                 for way in ("encode", "decode"):
                     yield {
                         "table": "codecs, to bytes on the host and back",

@@ -52,9 +52,10 @@ def codec(codecs: str | None, shapes: str, repeats: int, reference: bool, as_jso
     """Time codecs, one thread, against a copy of the same tensor in the same run."""
     specs, parsed_shapes = _specs(codecs), _shapes(shapes)
 
-    from swarm_ft.cli.codec_speed import cuda_name, measure
+    from swarm_ft.cli.codec_speed import cuda_name, devices_here, measure
 
-    rows = measure(specs, parsed_shapes, repeats=repeats, reference=reference)
+    here = devices_here()
+    rows = measure(specs, parsed_shapes, devices=here, repeats=repeats, reference=reference)
     if as_json:
         document = {"cuda": cuda_name(), "threads": 1, "rows": [asdict(row) for row in rows]}
         click.echo(json.dumps(document))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,17 +55,21 @@ class SpeedRow:
 
 
 def measure(
-    specs: list[CodecSpec], shapes: list[tuple[int, int]], *, repeats: int, reference: bool
+    specs: Sequence[CodecSpec],
+    shapes: Sequence[tuple[int, int]],
+    *,
+    devices: Sequence[torch.device],
+    repeats: int,
+    reference: bool = False,
 ) -> Iterator[SpeedRow]:
-    """Rows for all of these, on one thread; on the CPU, and on a GPU if there is one.
+    """Rows for all of these, on one thread.
 
     Args:
         shapes: of (tokens, channels).
         reference: time the plain torch specification of the kernels too.
     """
     torch.set_num_threads(1)
-    names = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-    for device in map(torch.device, names):
+    for device in devices:
         for tokens, channels in shapes:
             x, base = _sample(tokens, channels, device)
             for spec in specs:
@@ -73,8 +77,13 @@ def measure(
                     yield _row(from_spec(spec, kernels), kernels, x, base, repeats)
 
 
+def devices_here() -> list[torch.device]:
+    """The CPU, and a GPU if there is one."""
+    return [torch.device(name) for name in ("cpu", "cuda")[: 1 + torch.cuda.is_available()]]
+
+
 def cuda_name() -> str | None:
-    """The GPU that `measure` uses, if there is one."""
+    """That GPU's."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
@@ -104,7 +113,7 @@ def _along_what_it_learned(
     drawn = torch.randn(tokens, count, generator=generator).to(x.device) * spreads
     rows = drawn @ directions.T.to(x.device)
     sent = base + rows if codec.spec.is_delta else rows
-    return codec.along(learned([rows], codec.step_of(sent))), sent, base
+    return codec.along(learned([rows.cpu()], codec.step_of(sent))), sent, base
 
 
 def _row(codec: Codec, kernels: Kernels, x: Tensor, base: Tensor, repeats: int) -> SpeedRow:
