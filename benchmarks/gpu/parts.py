@@ -70,5 +70,6 @@ PARTS = (
     Part("engine", "what a stage's microbatch waits for", needs.MODELS, "engine"),
     Part("swarm-4", "GPT-2 XL in 4 processes", needs.SWARM, "swarm", "rows_of_4"),
     Part("llama-4", "Llama-3-8B in 4 processes", needs.SWARM, "swarm", "adapter_rows_of_4"),
+    Part("tune", "tiles and warps of kernels that pack", needs.CODECS, "tune"),
 )
 BY_NAME = {part.name: part for part in PARTS}
