@@ -1,4 +1,6 @@
-"""One part in a process of its own: `python -m benchmarks.gpu.child PART SECONDS [--rehearse]`.
+"""One part in a process of its own: `python -m benchmarks.gpu.child PART SECONDS SCENE`.
+
+SCENE is what there is to say of it beside the time, as JSON.
 
 Prints each row as a line of JSON as soon as it is known; whatever else is printed goes to standard
 error. The last line says that it is done, or why not.
@@ -22,7 +24,8 @@ from benchmarks.gpu.parts import BY_NAME, END, Scene
 
 def main() -> int:
     """Do what the arguments say."""
-    name, seconds, *flags = sys.argv[1:]
+    name, seconds, told = sys.argv[1:]
+    words = json.loads(told)
     if not torch.cuda.is_available():
         # Read as Triton, which nothing has imported yet, declares its own functions.
         os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -33,10 +36,14 @@ def main() -> int:
     if not sys.stdin.isatty():
         threading.Thread(target=end_with_parent, daemon=True).start()
     out, sys.stdout = sys.stdout, sys.stderr
-    scene = Scene(rehearse="--rehearse" in flags, end_s=time.monotonic() + float(seconds))
+    scene = Scene(
+        rehearse=words["rehearse"],
+        end_s=time.monotonic() + float(seconds),
+        rates_mbps=tuple(words["rates_mbps"]),
+    )
 
-    def say(words: dict[str, Any]) -> None:
-        out.write(json.dumps(words) + "\n")
+    def say(row: dict[str, Any]) -> None:
+        out.write(json.dumps(row) + "\n")
         out.flush()
 
     try:

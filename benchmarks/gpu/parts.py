@@ -25,10 +25,12 @@ class Scene:
     Attributes:
         rehearse: small shapes, on a CPU if there is no GPU: that all of it runs, no figures.
         end_s: monotonic seconds at which it is cut off.
+        rates_mbps: of links, in place of a part's own; 0: not paced.
     """
 
     rehearse: bool
     end_s: float
+    rates_mbps: tuple[float, ...] = ()
 
     @property
     def left_s(self) -> float:
