@@ -16,6 +16,8 @@ from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class Codec(ABC):
@@ -51,15 +53,22 @@ class Codec(ABC):
         payload = self._write(x, None if base is None else base.to(x.device))
         return EncodedTensor(self.spec, tokens, channels, payload)
 
-    def decode(self, encoded: EncodedTensor, base: Tensor | None = None) -> Tensor:
+    def decode(
+        self,
+        encoded: EncodedTensor,
+        base: Tensor | None = None,
+        *,
+        device: torch.device | None = None,
+    ) -> Tensor:
         """Read what `encode` wrote; finite whatever the bytes.
 
         Args:
             encoded: may come from a stranger; it is checked in full.
             base: the buffer that it was encoded against, for a delta codec; None for the others.
+            device: where to; None: where the base is, or the CPU.
 
         Returns:
-            float32 [tokens, channels], on base's device or the CPU.
+            float32 [tokens, channels], on the device.
 
         Raises:
             BadFrame: another codec's tensor, a payload that this codec does not write, or a
@@ -67,7 +76,9 @@ class Codec(ABC):
         """
         self._check_header(encoded)
         base = _checked_base(self.spec, base, encoded.tokens, encoded.channels)
-        return self._read(encoded, base)
+        if device is None:
+            device = CPU if base is None else base.device
+        return self._read(encoded, None if base is None else base.to(device), device)
 
     @abstractmethod
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
@@ -78,8 +89,11 @@ class Codec(ABC):
         """The payload of x; base is on x's device, and None just where the codec takes none."""
 
     @abstractmethod
-    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
-        """See `decode`; codec, shape and size are right, what the payload holds is not checked."""
+    def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
+        """See `decode`; codec, shape and size are right, what the payload holds is not checked.
+
+        The base is on the device.
+        """
 
     def _check_header(self, encoded: EncodedTensor) -> None:
         if encoded.codec != self.spec:
@@ -164,9 +178,17 @@ def checked_peak(peak: float) -> float:
     return peak
 
 
-def as_tensor(data: bytes) -> Tensor:
-    """Bytes as uint8 [n] on the CPU, in memory of its own."""
-    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+def as_tensor(data: bytes, device: torch.device = CPU, dtype: str = "u1") -> Tensor:
+    """Bytes as little-endian numbers [n] on a device, in memory of its own."""
+    numbers = np.frombuffer(data, f"<{dtype}")
+    return to_device(torch.from_numpy(numbers.astype(dtype)), device)  # which copies
+
+
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU's there; to a GPU through pinned memory, and not waited for."""
+    if device.type != "cuda":
+        return x.to(device)
+    return x.pin_memory().to(device, non_blocking=True)
 
 
 def to_host(*tensors: Tensor) -> list[NDArray[Any]]:
@@ -196,10 +218,9 @@ def bfloat16_bytes(x: Tensor) -> bytes:
     return little_endian(x.to(torch.bfloat16).view(torch.int16), "<i2")
 
 
-def read_bfloat16(payload: bytes) -> Tensor:
-    """What `bfloat16_bytes` wrote, as float32 [n] on the CPU; any pattern, NaN too."""
-    patterns = np.frombuffer(payload, "<i2").astype(np.int16)
-    return torch.from_numpy(patterns).view(torch.bfloat16).float()
+def read_bfloat16(payload: bytes, device: torch.device = CPU) -> Tensor:
+    """What `bfloat16_bytes` wrote, as float32 [n] on a device; any pattern, NaN too."""
+    return as_tensor(payload, device, "i2").view(torch.bfloat16).float()
 
 
 def little_endian(x: Tensor, dtype: str) -> bytes:

@@ -118,13 +118,12 @@ class DirectionalCodec(Codec):
         checked_peak(peak_of(change))
         return basis.name + _written(change @ basis.analysis(x.device), base, step, basis, kernels)
 
-    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
-        device = torch.device("cpu") if base is None else base.device
+    def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         kernels = self.kernels or kernels_for(device.type)
         name, payload = encoded.payload[:NAME_BYTES], encoded.payload[NAME_BYTES:]
         if name == PLAIN:
             plain = replace(encoded, payload=payload)
-            return WideCodec(self.spec, kernels).decode(plain, base)
+            return WideCodec(self.spec, kernels).decode(plain, base, device=device)
         basis = self.basis
         if basis is None or basis.name != name or basis.channels != encoded.channels:
             raise BadFrame(f"frame: it needs the basis {name.hex()}, which is not here")

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import as_tensor, bfloat16_pattern, of_bfloat16
+from swarm_ft.codec.base import CPU, as_tensor, bfloat16_pattern, of_bfloat16, to_device
 from swarm_ft.codec.kernels.base import (
     MIN_SCALE,
     PROBABILITY_BITS,
@@ -175,9 +175,10 @@ class WideHeader:
         rows, cols = _factors(self.row_levels), _factors(self.col_levels)
         return Scales(rows, (cols * self.scale).to(torch.bfloat16).float())
 
-    def classes(self, tokens: int, channels: int) -> Tensor:
+    def classes(self, tokens: int, channels: int, device: torch.device = CPU) -> Tensor:
         """How widely every value spreads, uint8 [tokens * channels]: the sum of its classes."""
-        rows, cols = (_or_zeros(n) for n in (self.row_classes, self.col_classes))
+        groups = self.row_classes, self.col_classes
+        rows, cols = (to_device(_or_zeros(numbers), device) for numbers in groups)
         return (rows[:, None] + cols[None, :]).expand(tokens, channels).reshape(-1)
 
     @property
@@ -314,10 +315,13 @@ def read_symbols(data: bytes, contexts: Tensor, kernels: Kernels) -> Tensor:
     if not data or not 1 <= data[0] <= MAX_CONTEXTS:
         raise BadFrame("frame: expected as many tables as there are contexts")
     tables, size = Tables.from_bytes(data[1:], data[0])
-    if int(contexts.max()) >= len(tables.weights):
-        raise BadFrame("frame: expected as many tables as there are contexts")
     unused = [k for k, weights in enumerate(tables.weights) if not weights.any()]
-    if any(bool((contexts == k).any()) for k in unused):
+    # Looked at together: a GPU is waited for once.
+    looked_at = contexts.max(), *((contexts == k).any() for k in unused)
+    largest, *are_used = torch.stack([x.int() for x in looked_at]).tolist()
+    if largest >= len(tables.weights):
+        raise BadFrame("frame: expected as many tables as there are contexts")
+    if any(are_used):
         raise BadFrame("frame: a context of values has no table")
     return read_stream(data[1 + size :], contexts, tables.frequencies(), kernels)
 
@@ -330,9 +334,10 @@ def read_stream(
     Raises:
         BadFrame: it was not written for these contexts and frequencies.
     """
-    coded = _read_coded(data, len(contexts))
-    coded = Coded(*(part.to(contexts.device) for part in (coded.states, coded.counts, coded.words)))
-    by = torch.from_numpy(frequencies).to(contexts.device)
+    coded, device = _read_coded(data, len(contexts)), contexts.device
+    parts = coded.states, coded.counts, coded.words
+    coded = Coded(*(to_device(part, device) for part in parts))
+    by = to_device(torch.from_numpy(frequencies), device)
     symbols, is_intact = kernels.decode_symbols(coded, contexts, by)
     if not is_intact:
         raise BadFrame("frame: its entropy-coded part is damaged")

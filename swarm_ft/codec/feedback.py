@@ -51,9 +51,9 @@ class DeltaCodec(Codec):
     def _write(self, x: Tensor, base: Tensor | None) -> bytes:
         return self.inner.encode(x if base is None else x - base).payload
 
-    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
-        delta = self.inner.decode(replace(encoded, codec=self.inner.spec))
-        return check_finite(delta if base is None else base + delta.to(base.device))
+    def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
+        delta = self.inner.decode(replace(encoded, codec=self.inner.spec), device=device)
+        return check_finite(delta if base is None else base + delta)
 
 
 # ---- what a share of the last gradient does not tell: `q1+z+last`
@@ -92,16 +92,15 @@ class ShareCodec(Codec):
         packed = _PACKING.pack(shares.cpu(), SHARE_BITS).numpy().tobytes()
         return packed + self.inner.encode(x - _share_of(base, shares)).payload
 
-    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
-        base = torch.zeros(encoded.tokens, encoded.channels) if base is None else base
+    def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         size = packed_bytes(encoded.tokens, SHARE_BITS)
         if len(encoded.payload) < size:
             raise BadFrame(f"frame: expected {size} bytes of shares, got {len(encoded.payload)}")
         packed, rest = as_tensor(encoded.payload[:size]), encoded.payload[size:]
         shares = _PACKING.unpack(packed, encoded.tokens, SHARE_BITS)
-        rest_of = self.inner.decode(replace(encoded, codec=self.inner.spec, payload=rest))
-        known = _share_of(base, shares.to(base.device))
-        return check_finite(known + rest_of.to(base.device))
+        rest_of = replace(encoded, codec=self.inner.spec, payload=rest)
+        left = self.inner.decode(rest_of, device=device)
+        return check_finite(left if base is None else _share_of(base, shares.to(device)) + left)
 
 
 def _nearest_shares(x: Tensor, base: Tensor) -> Tensor:

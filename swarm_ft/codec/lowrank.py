@@ -31,6 +31,7 @@ from swarm_ft.codec.base import (
     little_endian,
     peak_of,
     read_bfloat16,
+    to_device,
 )
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
@@ -61,7 +62,8 @@ class LowRankCodec(Codec):
 
     A sample should be long and wide beside R, or the factors outweigh it. After the left codes are
     chosen the right ones are fitted to them, so rounding the left ones costs little. A sample with
-    values beyond 2^110 may come back with its largest values cut. Decodes on the CPU.
+    values beyond 2^110 may come back with its largest values cut. Computes on the CPU where it
+    decodes.
     """
 
     has_one_size = True
@@ -88,7 +90,7 @@ class LowRankCodec(Codec):
         )
         return b"".join(parts)
 
-    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
+    def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         layout = _layout_of(self.spec, encoded.tokens, encoded.channels)
         parts = [
             encoded.payload[start:end]
@@ -103,7 +105,7 @@ class LowRankCodec(Codec):
         x = torch.empty(layout.tokens, layout.channels)
         x[:, channels] = strong * outlier_scales
         x[:, _without(channels, layout.channels)] = _sum_of_products(left, right, scales)
-        return x
+        return to_device(x, device)
 
 
 @dataclass(frozen=True, slots=True)

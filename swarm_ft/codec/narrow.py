@@ -38,7 +38,7 @@ class HadamardCodec(Codec):
     """Hadamard-rotated tiles, as in TAH-Quant (arXiv 2506.01352), and no buffer.
 
     A tile is 64 channels of one token, fewer in a narrower model; the last one of a token is
-    filled up with zeros. Decodes on the CPU.
+    filled up with zeros.
 
     Attributes:
         inner: a direct codec, for [tiles, channels of a tile].
@@ -62,10 +62,11 @@ class HadamardCodec(Codec):
         rotated = kernels.hadamard(padded, tile).reshape(-1, tile)
         return self.inner.encode(rotated).payload
 
-    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
+    def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         tokens, channels = encoded.tokens, encoded.channels
         tile, tiles = _tiling(tokens, channels)
-        rotated = self.inner.decode(EncodedTensor(self.inner.spec, tiles, tile, encoded.payload))
+        inner = EncodedTensor(self.inner.spec, tiles, tile, encoded.payload)
+        rotated = self.inner.decode(inner, device=device)
         kernels = self.kernels or kernels_for(rotated.device.type)
         x = kernels.hadamard(rotated.view(tokens, -1), tile)
         return check_finite(x[:, :channels].contiguous())
@@ -113,15 +114,14 @@ class NarrowCodec(Codec):
         checked_peak(float(largest[0]))
         return _bytes_of(header) + body.tobytes()
 
-    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
+    def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         """Base + units * scale, with the one rounding of the sum."""
         shape = encoded.tokens, encoded.channels
-        device = torch.device("cpu") if base is None else base.device
         kernels = self.kernels or kernels_for(device.type)
         header_bytes = self._header_bytes(*shape)
         header = encoded.payload[:header_bytes]
         scales = read_scales(header, self.spec.axis, *shape).to(device)
-        packed = as_tensor(encoded.payload[header_bytes:]).to(device)
+        packed = as_tensor(encoded.payload[header_bytes:], device)
         grid = self._grid(header)
         return check_finite(kernels.unpack_dequantize(packed, shape, base, scales, grid))
 

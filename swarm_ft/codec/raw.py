@@ -13,6 +13,7 @@ from torch import Tensor
 
 from swarm_ft.codec.base import (
     Codec,
+    as_tensor,
     bfloat16_bytes,
     check_finite,
     checked_peak,
@@ -50,9 +51,9 @@ class Float32Codec(Codec):
         checked_peak(peak_of(x))
         return little_endian(x, "<f4")
 
-    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
-        values = np.frombuffer(encoded.payload, "<f4").astype(np.float32)
-        return check_finite(torch.from_numpy(values).view(encoded.tokens, encoded.channels))
+    def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
+        values = as_tensor(encoded.payload, device, "f4")
+        return check_finite(values.view(encoded.tokens, encoded.channels))
 
 
 class BFloat16Codec(Codec):
@@ -71,8 +72,8 @@ class BFloat16Codec(Codec):
         checked_peak(peak_of(x))
         return bfloat16_bytes(x.clamp(-_MAX_BFLOAT16, _MAX_BFLOAT16))
 
-    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
-        x = read_bfloat16(encoded.payload)
+    def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
+        x = read_bfloat16(encoded.payload, device)
         return check_finite(x.view(encoded.tokens, encoded.channels))
 
 
@@ -101,10 +102,9 @@ class HalfCodec(Codec):
         halves = scaled.to(torch.float16).cpu().numpy()
         return b"".join((header, np.ascontiguousarray(halves, "<f2").data))  # copied once
 
-    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
+    def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         exponent = int.from_bytes(encoded.payload[:_HEADER_BYTES], "little", signed=True)
-        body = np.frombuffer(encoded.payload, "<f2", offset=_HEADER_BYTES).astype(np.float16)
-        halves = torch.from_numpy(body).float()
+        halves = as_tensor(encoded.payload[_HEADER_BYTES:], device, "f2").float()
         _check_normalised(halves, exponent)
         return times_power(halves, exponent, out=halves).view(encoded.tokens, encoded.channels)
 

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import as_tensor, checked_peak, checked_sample
+from swarm_ft.codec.base import CPU, as_tensor, checked_peak, checked_sample, to_device
 from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.codec.kernels.base import CUT, ONE, Kernels, block_count, packed_bytes
 from swarm_ft.codec.raw import HalfCodec, times_power
@@ -71,19 +71,22 @@ def pack_buffer(y: Tensor, bits: int = 16) -> bytes:
     return _pack(checked_sample(y), bits)
 
 
-def unpack_buffer(payload: bytes, tokens: int, channels: int, bits: int = 16) -> Tensor:
-    """A stored buffer as float32 [tokens, channels] on the CPU; finite, whatever the bytes.
+def unpack_buffer(
+    payload: bytes, tokens: int, channels: int, bits: int = 16, *, device: torch.device = CPU
+) -> Tensor:
+    """A stored buffer as float32 [tokens, channels] on a device; finite, whatever the bytes.
 
     Raises:
         BadFrame: `payload` is not a stored buffer of that shape.
     """
     if bits == 16:
-        return _HALVES.decode(EncodedTensor(_HALVES.spec, tokens, channels, payload))
+        encoded = EncodedTensor(_HALVES.spec, tokens, channels, payload)
+        return _HALVES.decode(encoded, device=device)
     expected = buffer_bytes(tokens, channels, bits)
     if len(payload) != expected:
         shape = f"[{tokens}, {channels}]"
         raise BadFrame(f"buffer: {bits} bits of {shape} take {expected} bytes, got {len(payload)}")
-    return _unpack(payload, tokens, channels, bits)
+    return _unpack(payload, tokens, channels, bits, device)
 
 
 def _pack(y: Tensor, bits: int) -> bytes:
@@ -115,18 +118,17 @@ def _exponent(peak: float) -> int:
     return 0 if is_ordinary else math.frexp(peak)[1] - 1
 
 
-def _unpack(payload: bytes, tokens: int, channels: int, bits: int) -> Tensor:
+def _unpack(payload: bytes, tokens: int, channels: int, bits: int, device: torch.device) -> Tensor:
     exponent, largest = _HEAD.unpack_from(payload)
     scales = np.frombuffer(payload, "<u2", channels, _HEAD.size).astype(np.int64)
     _check_head(exponent, largest, scales)
     count, start = tokens * block_count(channels), _HEAD.size + 2 * channels
     below = np.frombuffer(payload, np.uint8, count, start).reshape(tokens, -1).astype(np.int32)
     blocks = np.where(below > 0, below + np.int32(largest - _MOST_BELOW), np.int32(0))
-    kernels = kernels_for("cpu")
-    codes = kernels.unpack(as_tensor(payload[start + count :]), tokens * channels, bits)
-    y = kernels.dequantize_blocks(
-        codes.view(tokens, channels), torch.from_numpy(blocks), torch.from_numpy(scales), bits
-    )
+    kernels = kernels_for(device.type)
+    codes = kernels.unpack(as_tensor(payload[start + count :], device), tokens * channels, bits)
+    of_blocks, of_channels = (to_device(torch.from_numpy(n), device) for n in (blocks, scales))
+    y = kernels.dequantize_blocks(codes.view(tokens, channels), of_blocks, of_channels, bits)
     return _restored(y, exponent) if exponent else y
 
 

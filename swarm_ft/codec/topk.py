@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import Codec, checked_peak, peak_of
+from swarm_ft.codec.base import Codec, checked_peak, peak_of, to_device
 from swarm_ft.codec.raw import HalfCodec
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
@@ -37,7 +37,7 @@ class TopKCodec(Codec):
 
     Selects over the whole sample as Rudakov et al. do (arXiv 2401.07788, section 2), but keeps
     exactly k values, of equal magnitudes those at lower positions, and counts what their positions
-    cost. Decodes on the CPU.
+    cost. Computes on the CPU where it decodes.
     """
 
     has_one_size = True
@@ -54,7 +54,7 @@ class TopKCodec(Codec):
         values = _VALUES.encode(x.reshape(-1)[positions].view(1, -1)).payload
         return values + _write_positions(positions.cpu().numpy(), x.numel())
 
-    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
+    def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         size = encoded.tokens * encoded.channels
         kept = kept_entries(self.spec, size)
         cut = _VALUES.max_payload_bytes(1, kept)
@@ -62,7 +62,7 @@ class TopKCodec(Codec):
         positions = _read_positions(encoded.payload[cut:], kept, size)
         x = torch.zeros(size)
         x[torch.from_numpy(positions)] = values[0]
-        return x.view(encoded.tokens, encoded.channels)
+        return to_device(x.view(encoded.tokens, encoded.channels), device)
 
 
 def kept_entries(spec: CodecSpec, size: int) -> int:

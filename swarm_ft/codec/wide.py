@@ -79,10 +79,11 @@ class LosslessCodec(Codec):
     def _write(self, x: Tensor, base: Tensor | None) -> bytes:
         return self._compressed(self.inner.encode(x, base).payload)
 
-    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
+    def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         limit = self.inner.max_payload_bytes(encoded.tokens, encoded.channels)
         payload = self._decompressed(encoded.payload, limit)
-        return self.inner.decode(replace(encoded, codec=self.inner.spec, payload=payload), base)
+        inner = replace(encoded, codec=self.inner.spec, payload=payload)
+        return self.inner.decode(inner, base, device=device)
 
     def _compressed(self, payload: bytes) -> bytes:
         symbols = as_tensor(payload)
@@ -147,10 +148,9 @@ class WideCodec(Codec):
         beside = packed_bytes(len(x), self.token_bits) if self.token_bits else 0
         return _Encoder(self.spec, x, base, kernels, beside_bytes=beside).payload()
 
-    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
+    def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         """Base + units * scale, with the one rounding of the sum."""
         shape = tokens, channels = encoded.tokens, encoded.channels
-        device = torch.device("cpu") if base is None else base.device
         kernels = self.kernels or kernels_for(device.type)
         header, at = WideHeader.from_bytes(encoded.payload, tokens, channels)
         grid = _grid(self.spec, header)
@@ -308,7 +308,7 @@ def _read_codes(
     escapes = np.frombuffer(data, "<i2", header.escapes, low_bytes).astype(np.int16)
     codes = read_escaped(symbols, torch.from_numpy(escapes))
     if header.low_bits:
-        low = as_tensor(data[:low_bytes]).to(device)
+        low = as_tensor(data[:low_bytes], device)
         lower = kernels.unpack(low, count, header.low_bits)
         codes = (codes << header.low_bits) | lower
     return _turned(codes.view(shape), header, grid, kernels)
@@ -319,7 +319,7 @@ def _contexts(
 ) -> Tensor:
     """The context of every value, uint8 [n]."""
     tokens, channels = shape
-    classes = header.classes(tokens, channels).to(device)
+    classes = header.classes(tokens, channels, device)
     if not header.slices:
         return classes
     if grid.seed is None:
@@ -341,7 +341,7 @@ def read_escaped(symbols: Tensor, escapes: Tensor) -> Tensor:
         BadFrame: there are more or fewer, or they are too small.
     """
     codes = symbols.to(torch.int16) - SYMBOL_ZERO
-    low, high = (int(end) for end in symbols.aminmax())
+    low, high = (int(end) for end in torch.stack(symbols.aminmax()).tolist())
     expected = 0
     if low <= FIRST_SYMBOL or high == LAST_SYMBOL:
         is_apart = codes.abs() >= SYMBOL_ZERO - FIRST_SYMBOL

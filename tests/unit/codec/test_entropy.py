@@ -344,7 +344,7 @@ class Recorder(Codec):
     def _write(self, x: Tensor, base: Tensor | None) -> bytes:
         return self.payload
 
-    def _read(self, encoded: EncodedTensor, base: Tensor | None) -> Tensor:
+    def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         self.seen.append(encoded.payload)
         return torch.zeros(encoded.tokens, encoded.channels)
 
