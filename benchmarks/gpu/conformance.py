@@ -1,8 +1,8 @@
 """Kernels and codecs to the bit: Triton and Numba beside plain torch, and torch on the GPU too.
 
 What decoders call has to return the reference's bits, whatever bytes it gets; what encoders call
-may round as it likes, and is held to a tolerance. On a GPU codecs decode where their base is, so
-only those with a base decode there; all encode there.
+may round as it likes, and is held to a tolerance. On a GPU codecs encode and decode there, as a
+stage on it does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.gpu.kernel_cases import Case, groups
 from benchmarks.gpu.parts import Scene
 from benchmarks.gpu.pool import Task, done_in_processes
 from benchmarks.gpu.report import Row
-from swarm_ft.codec import Codec, from_spec, pack_buffer
+from swarm_ft.codec import Codec, from_spec, pack_buffer, unpack_buffer
 from swarm_ft.codec.basis import Basis
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.kernels import kernels_for
@@ -58,11 +58,6 @@ class Place:
     device: torch.device
     has_codecs: bool = True
 
-    @property
-    def decodes_all(self) -> bool:
-        """Whether codecs without a base decode here too."""
-        return self.device == CPU
-
     def call(self, kernel: str, args: Sequence[object]) -> object:
         """What a kernel returns."""
         return _moved(getattr(self.kernels, kernel)(*(_moved(a, self.device) for a in args)), CPU)
@@ -78,11 +73,11 @@ class Place:
     def decoded(
         self, encoded: EncodedTensor, base: Tensor | None, basis: Basis | None = None
     ) -> Tensor:
-        """With the base here, and along a basis if it names one."""
+        """Here, and along a basis if it names one."""
         codec = self.codec(encoded.codec)
         if isinstance(codec, DirectionalCodec):
             codec = codec.along(basis)
-        return codec.decode(encoded, _moved(base, self.device)).cpu()
+        return codec.decode(encoded, _moved(base, self.device), device=self.device).cpu()
 
 
 @dataclass
@@ -206,7 +201,7 @@ def _codecs(*, few: bool) -> list[CodecSpec]:
 def _codec_rows(spec: CodecSpec, *, few: bool) -> list[Row]:
     shapes = REHEARSED_SHAPES if few else SHAPES
     there = [place for place in places() if place.has_codecs]
-    found = [_vectors(spec, place, shapes) for place in there if _decodes(spec, place)]
+    found = [_vectors(spec, place, shapes) for place in there]
     tallies = [Tally("codecs", str(spec), place) for place in there]
     for number, shape in enumerate(shapes):
         expected = Expected.of(spec, shape, number, 1 if few else FLIPS)
@@ -216,15 +211,11 @@ def _codec_rows(spec: CodecSpec, *, few: bool) -> list[Row]:
     return [tally.row() for tally in (*found, *tallies)]
 
 
-def _decodes(spec: CodecSpec, place: Place) -> bool:
-    return spec.is_delta or place.decodes_all
-
-
 def _check_codec(spec: CodecSpec, tally: Tally, expected: Expected) -> None:
     tally.check(_encoder_trouble, spec, tally.place, expected)
     same = not tried(_bytes_trouble, tally.place, expected)
     tally.notes["same bytes"] = tally.notes.get("same bytes", 0) + same
-    for hostile, verdict_there in expected.hostile if _decodes(spec, tally.place) else ():
+    for hostile, verdict_there in expected.hostile:
         tally.check(_hostile_trouble, tally.place, hostile, expected.base, verdict_there)
 
 
@@ -279,7 +270,7 @@ def _encoder_trouble(spec: CodecSpec, place: Place, expected: Expected) -> str:
     x, base = expected.x, expected.base
     encoded = place.encoded(spec, x, base)
     y = judge_of(x).decoded(encoded, base)
-    if (spec.is_delta or place.decodes_all) and not equal(place.decoded(encoded, base), y):
+    if not equal(place.decoded(encoded, base), y):
         return f"{list(x.shape)}: decodes to other bits than the reference"
     error = float((y - x).norm())
     if error > MOST_WORSE * expected.error + 1e-6 * float(x.norm()):
@@ -331,7 +322,7 @@ def _with(encoded: EncodedTensor, payload: bytes) -> EncodedTensor:
 
 
 def _stored_rows() -> list[Row]:
-    """What both ends pack by themselves: by what a stage on that device does."""
+    """What both ends pack and unpack by themselves: by what a stage on that device does."""
     found = []
     for place, bits in product((p for p in places() if p.has_codecs), (16, 8, 4)):
         found.append(tally := Tally("stored buffers", f"{bits} bits", place))
@@ -342,7 +333,14 @@ def _stored_rows() -> list[Row]:
 
 
 def _stored_trouble(x: Tensor, bits: int, device: torch.device, expected: bytes) -> str:
-    return "" if pack_buffer(x.to(device), bits) == expected else f"{list(x.shape)}: other bytes"
+    if pack_buffer(x.to(device), bits) != expected:
+        return f"{list(x.shape)}: other bytes"
+    size = x.shape[0], x.shape[1], bits
+    there, here = (
+        unpack_buffer(expected, *size, device=device).cpu(),
+        unpack_buffer(expected, *size),
+    )
+    return "" if equal(there, here) else f"{list(x.shape)}: other bits"
 
 
 # ---- tensors

@@ -73,7 +73,13 @@ def _codec_rows(
     name: str, shape: tuple[int, int], device: torch.device, repeats: int
 ) -> Iterator[Row]:
     spec = parse_codec_spec(name, Direction.FORWARD)
-    for row in measure([spec], [shape], devices=[device], repeats=repeats):
+    try:
+        measured = list(measure([spec], [shape], devices=[device], repeats=repeats))
+    except Exception as error:  # noqa: BLE001 - whatever it is, the others are to be timed
+        traceback.print_exc()
+        yield {"table": "trouble", "codec": name, "what": f"{type(error).__name__}: {error}"[:300]}
+        return
+    for row in measured:
         for way in ("encode", "decode"):
             gb_s, of_copy = getattr(row, f"{way}_gb_s"), getattr(row, f"{way}_ratio")
             yield {
