@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.parts import BY_NAME, END, Scene
+from benchmarks.gpu.parts import BY_NAME, END, SPARE_S, SPARE_SHARE, Scene
 
 
 def main() -> int:
     """Do what the arguments say."""
-    name, seconds, told = sys.argv[1:]
-    words = json.loads(told)
+    name, told = sys.argv[1], json.loads(sys.argv[3])
+    seconds, rehearse = float(sys.argv[2]), told["rehearse"]
     if not torch.cuda.is_available():
         # Read as Triton, which nothing has imported yet, declares its own functions.
         os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -37,9 +37,10 @@ def main() -> int:
         threading.Thread(target=end_with_parent, daemon=True).start()
     out, sys.stdout = sys.stdout, sys.stderr
     scene = Scene(
-        rehearse=words["rehearse"],
-        end_s=time.monotonic() + float(seconds),
-        rates_mbps=tuple(words["rates_mbps"]),
+        rehearse=rehearse,
+        end_s=time.monotonic() + seconds,
+        spare_s=0.0 if rehearse else min(SPARE_S, SPARE_SHARE * seconds),
+        rates_mbps=tuple(told["rates_mbps"]),
     )
 
     def say(row: dict[str, Any]) -> None:
