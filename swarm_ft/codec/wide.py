@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import Codec, as_tensor, check_finite, checked_peak
+from swarm_ft.codec.base import Codec, as_tensor, check_finite, to_host
 from swarm_ft.codec.entropy import (
     WideHeader,
     max_header_bytes,
@@ -34,13 +34,12 @@ from swarm_ft.codec.wide_plan import (
     OCTAVE_BITS,
     SYMBOL_ZERO,
     Sample,
-    Spreads,
+    Seen,
     balanced,
     codes_bytes,
     levels_for,
     reach_of,
     scale_for_rate,
-    to_symbols,
     with_contexts,
     with_low_bits,
     with_scale,
@@ -172,12 +171,20 @@ class _Frame:
 
     Attributes:
         codes: int16 [tokens, channels], turned as the dither says.
-        contexts: uint8 [tokens * channels].
+        symbols, contexts: uint8 [tokens * channels].
+        counts: int64 [contexts, 256], on the host: how often each symbol is in each context.
     """
 
     header: WideHeader
     codes: Tensor
+    symbols: Tensor
     contexts: Tensor
+    counts: NDArray[np.int64]
+
+    @property
+    def size_bytes(self) -> float:
+        """Of the payload, to a few bytes."""
+        return codes_bytes(self.counts, self.header.low_bits) + self.header.size_bytes
 
 
 class _Encoder:
@@ -195,39 +202,36 @@ class _Encoder:
     ) -> None:
         self._spec, self._x, self._base, self._kernels = spec, x, base, kernels
         self._step = step
-        self._moments = kernels.moments(x, base)
-        self._peak = checked_peak(self._moments[2].max().item())
-        self._reach = self._peak
+        self._seen = Seen.of(x, base, kernels, quality_of_x=spec.is_constant_quality)
+        self._reach = self._seen.peak
         whole_bytes = x.numel() * spec.number / 8 - beside_bytes
         self._budget_bytes = max(whole_bytes - _FRAME_BYTES, whole_bytes / 2 + _SMALLEST_BYTES)
 
     def payload(self) -> bytes:
         """The frame's payload."""
-        header = WideHeader(0.0, 0, 0, 0) if self._peak == 0 else self._plan()
+        header = WideHeader(0.0, 0, 0, 0) if self._seen.peak == 0 else self._plan()
         # The classes are settled: from here on only the scale moves.
-        frame = self._quantized(header)
-        if self._peak and not self._spec.is_constant_quality:
-            frame = self._at_rate(frame)
+        classes = header.classes(*self._x.shape, self._x.device)
+        frame = self._quantized(header, classes)
+        if self._seen.peak and not self._spec.is_constant_quality:
+            frame = self._at_rate(frame, classes)
         return self._written(frame)
 
     def _plan(self) -> WideHeader:
         """What the header is to be, from a sample of the values."""
-        row_squares, col_squares, row_peaks, col_peaks = self._moments
-        spreads = Spreads.of(self._x, self._base, row_squares, col_squares)
-        spec, groups = self._spec, spreads
-        if spec.is_constant_quality and self._base is not None:
-            groups = Spreads.of(self._x, None, *self._kernels.moments(self._x, None)[:2])
+        spec, seen = self._spec, self._seen
+        groups = seen.quality
         if spec.axis is Axis.BOTH:
             change_of = None if spec.is_constant_quality else self._base
             groups = balanced(self._x, change_of, groups, self._kernels)
         header = levels_for(groups, spec.axis)
-        self._reach = reach_of(header, row_peaks, col_peaks)
-        sample = Sample(self._x, self._base, header, self._kernels, dithers=spec.dither)
+        self._reach = reach_of(header, seen)
+        sample = Sample(seen, header)
         header = replace(header, slices=SLICES * spec.dither)
         factor = spec.number if spec.is_constant_quality else 4.1 * 2.0**-spec.number
         step = header.scale * factor if self._step is None else self._step
         header = with_scale(header, step, self._reach)
-        header = with_contexts(header, spreads, sample)
+        header = with_contexts(header, seen.spreads, sample)
         if spec.is_constant_quality:
             header = with_low_bits(header, sample)
         else:
@@ -237,16 +241,21 @@ class _Encoder:
             return with_slices(header, sample)
         return replace(header, shrink=sample.shrink(header))
 
-    def _quantized(self, header: WideHeader) -> _Frame:
-        x, grid = self._x, _grid(self._spec, header)
-        codes = self._kernels.quantize(x, self._base, header.scales().to(x.device), grid)
-        contexts = _contexts(header, grid, x.shape, x.device, self._kernels)
-        return _Frame(header, _turned(codes, header, grid, self._kernels), contexts)
+    def _quantized(self, header: WideHeader, classes: Tensor) -> _Frame:
+        x, kernels, grid = self._x, self._kernels, _grid(self._spec, header)
+        scales = header.scales().to(x.device)
+        codes, contexts = kernels.quantize(x, self._base, scales, grid), classes
+        if header.slices and grid.seed is not None:
+            codes = kernels.turn(codes, grid.seed)
+            contexts = kernels.slice_contexts(classes, grid.seed, header.slices)
+        symbols = kernels.symbols(codes.reshape(-1), header.low_bits)
+        (counts,) = to_host(kernels.histogram(symbols, contexts, header.num_contexts))
+        return _Frame(header, codes, symbols, contexts, counts)
 
-    def _at_rate(self, frame: _Frame) -> _Frame:
+    def _at_rate(self, frame: _Frame, classes: Tensor) -> _Frame:
         """The largest frame within the budget; the sample said about where."""
         budget, slope = self._budget_bytes, OCTAVE_BITS * self._x.numel() / 8
-        best, smallest, size = frame, math.inf, self._size(frame)
+        best, smallest, size = frame, math.inf, frame.size_bytes
         for _ in range(_TRIES):
             if smallest > budget or budget >= size > smallest:
                 best, smallest = frame, size
@@ -257,35 +266,26 @@ class _Encoder:
             moved = with_scale(header, header.scale * 2.0**octaves, self._reach)
             if moved.scale == header.scale:
                 break
-            frame = self._quantized(moved)
-            size, before = self._size(frame), size
+            frame = self._quantized(moved, classes)
+            size, before = frame.size_bytes, size
             octaves = math.log2(moved.scale / header.scale)
             slope = min(max((before - size) / octaves, slope / 4), slope * 2)
         return best
 
-    def _size(self, frame: _Frame) -> float:
-        symbols, _ = to_symbols(frame.codes, frame.header.low_bits)
-        counts = self._counts(symbols, frame)
-        return codes_bytes(counts, frame.header.low_bits) + frame.header.size_bytes
-
-    def _counts(self, symbols: Tensor, frame: _Frame) -> NDArray[np.int64]:
-        of = frame.contexts, frame.header.num_contexts
-        return self._kernels.histogram(symbols.reshape(-1), *of).cpu().numpy()
-
     def _written(self, frame: _Frame) -> bytes:
-        header, codes = frame.header, frame.codes
-        symbols, upper = to_symbols(codes, header.low_bits)
-        counts = self._counts(symbols, frame)
+        header, codes, counts = frame.header, frame.codes.reshape(-1), frame.counts
         escaped = b""
         if counts[:, FIRST_SYMBOL].any() or counts[:, LAST_SYMBOL].any():
-            escapes = upper[upper.abs() >= SYMBOL_ZERO - FIRST_SYMBOL].cpu().numpy()
+            upper = codes >> header.low_bits
+            (escapes,) = to_host(upper[upper.abs() >= SYMBOL_ZERO - FIRST_SYMBOL])
             header = replace(header, escapes=len(escapes))
             escaped = escapes.astype("<i2").tobytes()
         low = b""
         if header.low_bits:
-            lower = (codes & ((1 << header.low_bits) - 1)).to(torch.uint8).reshape(-1)
-            low = self._kernels.pack(lower, header.low_bits).cpu().numpy().tobytes()
-        stream = write_symbols(symbols.reshape(-1), frame.contexts, counts, self._kernels)
+            lower = (codes & ((1 << header.low_bits) - 1)).to(torch.uint8)
+            (packed,) = to_host(self._kernels.pack(lower, header.low_bits))
+            low = packed.tobytes()
+        stream = write_symbols(frame.symbols, frame.contexts, counts, self._kernels)
         return header.to_bytes() + low + escaped + stream
 
 

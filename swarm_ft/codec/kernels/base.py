@@ -252,6 +252,19 @@ class Kernels(Protocol):
             float32 [m, channels], in squared covering scales.
         """
 
+    def symbols(self, codes: Tensor, low_bits: int) -> Tensor:
+        """What is coded of codes: their upper parts, from 128 for zero; 1 and 255 also beyond.
+
+        Args:
+            codes: int16 [n].
+            low_bits: 0 to 8, the bits of a code that are not in its upper part.
+
+        Returns:
+            uint8 [n].
+        """
+        upper = codes >> low_bits if low_bits else codes
+        return upper.clamp(-127, 127).add_(128).to(torch.uint8)
+
     def histogram(self, codes: Tensor, contexts: Tensor, num_contexts: int) -> Tensor:
         """How often each symbol is in each context.
 

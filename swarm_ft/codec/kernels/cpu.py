@@ -153,6 +153,12 @@ class NumbaKernels(Kernels):
         )
         return wide.sum(1, keepdim=True) + last
 
+    def symbols(self, codes: Tensor, low_bits: int) -> Tensor:
+        """See `Kernels.symbols`."""
+        symbols = np.empty(len(codes), np.uint8)
+        cpu_grid.symbols(_array(codes), low_bits, symbols)
+        return torch.from_numpy(symbols)
+
     def histogram(self, codes: Tensor, contexts: Tensor, num_contexts: int) -> Tensor:
         """See `Kernels.histogram`."""
         counts = torch.empty(num_contexts, _SYMBOLS, dtype=torch.int64)

@@ -284,8 +284,9 @@ def histogram(codes: Bytes, contexts: Bytes, counts: Counts) -> None:
 
     Tables take turns: the next symbol is often the same one, and would wait for its count.
     """
-    tables = np.zeros((_TABLES, counts.size), np.int32)
+    turns = _TABLES if codes.size > counts.size else 1
+    tables = np.zeros((turns, counts.size), np.int32)
     for i in range(codes.size):
         bin_ = np.uint64(np.uint32(contexts[i]) << np.uint32(8) | np.uint32(codes[i]))
-        tables[np.uint64(i % _TABLES), bin_] += 1
+        tables[np.uint64(i % turns), bin_] += 1
     counts[:] = tables.sum(0)

@@ -72,6 +72,7 @@ _EXACT_CODE, _MAX_CODE = np.float32(EXACT_CODE), np.float32(MAX_CODE)
 _LARGEST = np.float32(np.finfo(np.float32).max)
 _U32 = np.uint32
 _I32 = np.int32
+_I16 = np.int16
 
 
 @part
@@ -84,7 +85,7 @@ def scale_of(row: np.float32, col: np.float32) -> np.float32:
 
 
 @part
-def _drawn(index: int, seed: int) -> np.int32:
+def drawn(index: int, seed: int) -> np.int32:
     """The r of `Kernels.dequantize`."""
     h = _U32(_U32(_U32(index) * _U32(0x9E3779B1)) ^ _U32(seed))
     h = _U32(_U32(h ^ _U32(h >> _U32(16))) * _U32(0x85EBCA6B))
@@ -95,14 +96,14 @@ def _drawn(index: int, seed: int) -> np.int32:
 @part
 def _dither(index: int, seed: int) -> np.float32:
     """Units to add to value `index`."""
-    return np.float32(_I32(_I32(_drawn(index, seed) * _I32(2)) - _I32(15)))
+    return np.float32(_I32(_I32(drawn(index, seed) * _I32(2)) - _I32(15)))
 
 
 @compiled
 def turn(codes: NDArray[np.int16], seed: int, out: NDArray[np.int16]) -> None:
     """See `Kernels.turn`, flat."""
     for i in range(codes.size):
-        out[i] = np.int16(-codes[i]) if _drawn(i, seed) < 8 else codes[i]
+        out[i] = np.int16(-codes[i]) if drawn(i, seed) < 8 else codes[i]
 
 
 @compiled
@@ -112,9 +113,20 @@ def slice_contexts(
     """See `Kernels.slice_contexts`."""
     width, less = _I32(slices - 1), _I32(SLICES - slices)
     for i in range(classes.size):
-        r = _drawn(i, seed)
+        r = drawn(i, seed)
         far = _I32(min(r, _I32(_I32(15) - r)) >> less)
         out[i] = _I32(_I32(_I32(classes[i]) << width) + far)
+
+
+@compiled
+def symbols(codes: NDArray[np.int16], low_bits: int, out: NDArray[np.uint8]) -> None:
+    """See `Kernels.symbols`."""
+    less, last, middle = _I16(low_bits), _I16(127), _I16(128)
+    for i in range(codes.size):
+        upper = _I16(codes[i] >> less)
+        upper = upper if upper > -last else _I16(-last)
+        upper = upper if upper < last else last
+        out[i] = np.uint8(_I16(upper + middle))
 
 
 @part
