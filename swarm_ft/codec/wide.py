@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import Codec, as_tensor, check_finite, to_host
+from swarm_ft.codec.base import Codec, as_tensor, check_finite, to_device, to_host
 from swarm_ft.codec.entropy import (
     WideHeader,
     max_header_bytes,
@@ -26,7 +26,7 @@ from swarm_ft.codec.entropy import (
     write_symbols,
 )
 from swarm_ft.codec.kernels import kernels_for
-from swarm_ft.codec.kernels.base import SLICES, Kernels, WideGrid, packed_bytes
+from swarm_ft.codec.kernels.base import SLICES, Kernels, Scales, WideGrid, packed_bytes
 from swarm_ft.codec.wide_plan import (
     FIRST_SYMBOL,
     LAST_SYMBOL,
@@ -114,8 +114,8 @@ _FRAME_BYTES = TENSOR_HEADER_BYTES + 80
 _SMALLEST_BYTES = 64
 """Of small frames, beside half of their budget: less would leave nothing for the codes."""
 _TRIES = 6
-_UNDER, _AIM = 0.993, 0.9975
-"""Of the budget: sizes from UNDER on are taken as they are."""
+_SPARE_BITS, _SPARE_SHARE = 0.012, 0.007
+"""So much a value, or of the budget, may be left of it: another try costs more than it gains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +200,19 @@ class _Encoder:
         step: float | None = None,
         beside_bytes: int = 0,
     ) -> None:
-        self._spec, self._x, self._base, self._kernels = spec, x, base, kernels
-        self._step = step
+        self._spec, self._kernels, self._step = spec, kernels, step
+        self._x = x = x.contiguous()
+        self._base = base = None if base is None else base.contiguous()
         self._seen = Seen.of(x, base, kernels, quality_of_x=spec.is_constant_quality)
         self._reach = self._seen.peak
         whole_bytes = x.numel() * spec.number / 8 - beside_bytes
-        self._budget_bytes = max(whole_bytes - _FRAME_BYTES, whole_bytes / 2 + _SMALLEST_BYTES)
+        self._most_bytes = max(whole_bytes - _FRAME_BYTES, whole_bytes / 2 + _SMALLEST_BYTES)
+        spare_bytes = max(x.numel() * _SPARE_BITS / 8, _SPARE_SHARE * self._most_bytes)
+        self._least_bytes = self._most_bytes - spare_bytes
+
+    @property
+    def _aim_bytes(self) -> float:
+        return (self._least_bytes + self._most_bytes) / 2
 
     def payload(self) -> bytes:
         """The frame's payload."""
@@ -235,7 +242,7 @@ class _Encoder:
         if spec.is_constant_quality:
             header = with_low_bits(header, sample)
         else:
-            header = scale_for_rate(header, sample, self._budget_bytes)
+            header = scale_for_rate(header, sample, self._aim_bytes)
             header = with_scale(header, header.scale, self._reach)
         if spec.dither:
             return with_slices(header, sample)
@@ -243,7 +250,8 @@ class _Encoder:
 
     def _quantized(self, header: WideHeader, classes: Tensor) -> _Frame:
         x, kernels, grid = self._x, self._kernels, _grid(self._spec, header)
-        scales = header.scales().to(x.device)
+        scales = header.scales()
+        scales = Scales(to_device(scales.rows, x.device), to_device(scales.cols, x.device))
         codes, contexts = kernels.quantize(x, self._base, scales, grid), classes
         if header.slices and grid.seed is not None:
             codes = kernels.turn(codes, grid.seed)
@@ -254,14 +262,14 @@ class _Encoder:
 
     def _at_rate(self, frame: _Frame, classes: Tensor) -> _Frame:
         """The largest frame within the budget; the sample said about where."""
-        budget, slope = self._budget_bytes, OCTAVE_BITS * self._x.numel() / 8
+        budget, slope = self._most_bytes, OCTAVE_BITS * self._x.numel() / 8
         best, smallest, size = frame, math.inf, frame.size_bytes
         for _ in range(_TRIES):
             if smallest > budget or budget >= size > smallest:
                 best, smallest = frame, size
-            if _UNDER * budget <= size <= budget:
+            if self._least_bytes <= size <= budget:
                 break
-            octaves = min(max((size - _AIM * budget) / slope, -MAX_OCTAVES), MAX_OCTAVES)
+            octaves = min(max((size - self._aim_bytes) / slope, -MAX_OCTAVES), MAX_OCTAVES)
             header = frame.header
             moved = with_scale(header, header.scale * 2.0**octaves, self._reach)
             if moved.scale == header.scale:

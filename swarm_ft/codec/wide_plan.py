@@ -35,7 +35,7 @@ Values = NDArray[np.float32]
 SYMBOL_ZERO = 128
 FIRST_SYMBOL, LAST_SYMBOL = 1, 255
 """They stand for codes that are sent apart, being too large."""
-_SAMPLE_VALUES = 16_384
+_SAMPLE_VALUES = 32_768
 _SPREAD_VALUES = 256
 _SEARCHES = 8
 _MOST_AN_OCTAVE, _FEWEST_AN_OCTAVE = 2.0, 0.75
@@ -84,7 +84,7 @@ class Seen:
     Attributes:
         spreads: of what is to be coded: of x, or of its change.
         row_peaks, col_peaks: float32 [tokens], [channels], its largest magnitudes.
-        tokens: float32 [some tokens, channels], every so many of it.
+        some: float32 [n], a sample of it: every so many values, from all tokens and channels.
         every: how many.
         quality: the spreads of what the quality is one of: of x itself, where that is constant.
     """
@@ -92,7 +92,7 @@ class Seen:
     spreads: Spreads
     row_peaks: Values
     col_peaks: Values
-    tokens: Values
+    some: Values
     every: int
     quality: Spreads
 
@@ -108,18 +108,29 @@ class Seen:
         Raises:
             NonFinite: it holds an infinity or NaN.
         """
-        tokens, channels = x.shape
-        every = min(max(1, x.numel() // _SAMPLE_VALUES), tokens)
-        across = (slice(None), slice(None, None, max(1, channels // _SPREAD_VALUES)))
-        looks = [*kernels.moments(x, base), _change(x, base, across)]
-        looks.append(_change(x, base, (slice(None, None, every),)))
+        every = _stride(x.numel(), x.shape[1])
+        flat = x.view(-1), None if base is None else base.view(-1)
+        looks = [*kernels.moments(x, base), _some_channels(x, base), _change(*flat, (slice(None, None, every),))]
         if apart := quality_of_x and base is not None:
-            looks += [*kernels.moments(x, None)[:2], _change(x, None, across)]
-        rows, cols, row_peaks, col_peaks, some_channels, some_tokens, *of_x = to_host(*looks)
+            looks += [*kernels.moments(x, None)[:2], _some_channels(x, None)]
+        rows, cols, row_peaks, col_peaks, some_channels, some, *of_x = to_host(*looks)
         checked_peak(float(row_peaks.max()))
         spreads = Spreads.of(rows, cols, some_channels)
         quality = Spreads.of(*of_x) if apart else spreads
-        return Seen(spreads, row_peaks, col_peaks, some_tokens, every, quality)
+        return Seen(spreads, row_peaks, col_peaks, some, every, quality)
+
+
+def _stride(count: int, channels: int) -> int:
+    """Every how many values are in a sample: it is to meet each channel equally often."""
+    every = max(1, count // _SAMPLE_VALUES)
+    while math.gcd(every, channels) > 1:
+        every += 1
+    return every
+
+
+def _some_channels(x: Tensor, base: Tensor | None) -> Tensor:
+    every = max(1, x.shape[1] // _SPREAD_VALUES)
+    return _change(x, base, (slice(None), slice(None, None, every)))
 
 
 def _change(x: Tensor, base: Tensor | None, part: tuple[slice, ...]) -> Tensor:
@@ -166,7 +177,7 @@ def with_scale(header: WideHeader, scale: float, reach: float) -> WideHeader:
 
 
 class Sample:
-    """A few tokens of a frame, to try scales and contexts on.
+    """Some values of a frame, to try scales and contexts on.
 
     Args:
         header: its levels count, its scale does not.
@@ -175,15 +186,16 @@ class Sample:
     """
 
     def __init__(self, seen: Seen, header: WideHeader) -> None:
-        tokens, channels = len(seen.row_peaks), len(seen.col_peaks)
+        self._shape = tokens, channels = len(seen.row_peaks), len(seen.col_peaks)
         self.count = tokens * channels
-        self.share = len(seen.tokens) / tokens
+        self.share = len(seen.some) / self.count
         self._every = seen.every
+        t, c = np.divmod(np.arange(0, self.count, seen.every), channels)
         scales = replace(header, scale=1.0).scales()
         rows, cols = scales.rows.numpy(), scales.cols.numpy()
-        table = (rows[:: self._every] if len(rows) > 1 else rows)[:, None] * cols[None, :]
+        table = rows[t if len(rows) > 1 else 0] * cols[c if len(cols) > 1 else 0]
         # In float64, as a scale may be far smaller than the largest value.
-        self._scaled = seen.tokens.astype(np.float64) / table
+        self._scaled = seen.some.astype(np.float64) / table
         self._weights = np.square(table, dtype=np.float64)
         self._spread = math.sqrt(np.square(self._scaled).mean())
 
@@ -195,14 +207,13 @@ class Sample:
         """About what the whole frame takes with that header."""
         from swarm_ft.codec.kernels import cpu_plan
 
-        tokens, channels = self._scaled.shape
-        rows, cols = header.row_classes[:: self._every], header.col_classes
-        classes = _or_zeros(rows, tokens), _or_zeros(cols, channels)
+        groups = zip((header.row_classes, header.col_classes), self._shape, strict=True)
+        rows, cols = (n if len(n) else np.zeros(count, np.uint8) for n, count in groups)
         counts = np.zeros((header.num_contexts, _SYMBOLS), np.int64)
-        scale, low_bits = float(header.scale), header.low_bits
-        cpu_plan.tally(self._scaled, scale, low_bits, classes, header.slices, counts)
+        grid = float(header.scale), header.low_bits
+        cpu_plan.tally(self._scaled, self._every, grid, (rows, cols), header.slices, counts)
         coded = estimated_stream_bytes(counts, self.share)
-        return coded + _apart_bytes(counts, low_bits) / self.share + header.size_bytes
+        return coded + _apart_bytes(counts, header.low_bits) / self.share + header.size_bytes
 
     def shrink(self, header: WideHeader) -> int:
         """How many units nearer to zero the values of a cell are than its middle, on average."""
@@ -214,10 +225,6 @@ class Sample:
             return 0
         offset = float(((codes - exact) * weights).sum()) / total
         return min(max(round(offset * UNITS), 0), 15)
-
-
-def _or_zeros(numbers: Numbers, count: int) -> Numbers:
-    return np.ascontiguousarray(numbers) if len(numbers) else np.zeros(count, np.uint8)
 
 
 def codes_bytes(counts: NDArray[np.int64], low_bits: int) -> float:

@@ -163,7 +163,7 @@ class NumbaKernels(Kernels):
         """See `Kernels.histogram`."""
         counts = torch.empty(num_contexts, _SYMBOLS, dtype=torch.int64)
         of = _contexts(contexts, len(codes), num_contexts)
-        cpu_entropy.histogram(_array(codes), of, counts.view(-1).numpy())
+        cpu_entropy.histogram(_array(codes), of, counts.numpy())
         return counts
 
     def encode_symbols(

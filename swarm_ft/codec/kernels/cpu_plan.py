@@ -56,34 +56,38 @@ def relative_squares(x: Floats, rows: Doubles) -> None:
 @compiled
 def tally(
     scaled: Doubles,
-    scale: float,
-    low_bits: int,
+    every: int,
+    grid: tuple[float, int],
     classes: tuple[Bytes, Bytes],
     slices: int,
     counts: Counts,
 ) -> None:
-    """Count the symbols in their contexts that a wide grid makes of values.
+    """Count the symbols in their contexts that a wide grid makes of a sample.
 
     Args:
-        scaled: [tokens, channels]; its codes are whole multiples of `scale`.
-        classes: of tokens and of channels.
+        scaled: [n], every so many values of a tensor, in scales of level 0.
+        grid: the scale, and how many lower bits a symbol does not have.
+        classes: of all tokens and of all channels.
         slices: what is known of a dither by the seed 0; without any there is no dither.
         counts: zeros, [contexts, 256].
     """
-    rows, cols = classes
-    channels, width, less = cols.size, max(slices - 1, 0), SLICES - slices
-    for t in range(rows.size):
-        row = np.int64(rows[t])
-        for c in range(channels):
-            code, context = scaled[t, c] / scale, row + np.int64(cols[c])
-            if slices > 0:
-                r = np.int64(drawn(t * channels + c, 0))
-                code -= (2 * r - _MIDDLE) / UNITS
-                code = -code if 2 * r < _MIDDLE else code
-                context = context << width | min(r, _MIDDLE - r) >> less
-            whole = np.int64(min(max(np.rint(code), -MAX_CODE), MAX_CODE)) >> low_bits
-            symbol = min(max(whole, -_LARGEST_SYMBOL), _LARGEST_SYMBOL) + _SYMBOL_ZERO
-            counts[context, symbol] += 1
+    (scale, low_bits), (rows, cols) = grid, classes
+    width, less = max(slices - 1, 0), SLICES - slices
+    t, c = 0, 0
+    for i in range(scaled.size):
+        code, context = scaled[i] / scale, np.int64(rows[t]) + np.int64(cols[c])
+        if slices > 0:
+            r = np.int64(drawn(i, 0))
+            code -= (2 * r - _MIDDLE) / UNITS
+            code = -code if 2 * r < _MIDDLE else code
+            context = context << width | min(r, _MIDDLE - r) >> less
+        whole = np.int64(min(max(np.rint(code), -MAX_CODE), MAX_CODE)) >> low_bits
+        symbol = min(max(whole, -_LARGEST_SYMBOL), _LARGEST_SYMBOL) + _SYMBOL_ZERO
+        counts[context, symbol] += 1
+        c += every
+        while c >= cols.size:
+            c -= cols.size
+            t += 1
 
 
 @compiled
