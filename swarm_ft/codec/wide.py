@@ -26,7 +26,7 @@ from swarm_ft.codec.entropy import (
     write_symbols,
 )
 from swarm_ft.codec.kernels import kernels_for
-from swarm_ft.codec.kernels.base import SLICES, Kernels, Scales, WideGrid, packed_bytes
+from swarm_ft.codec.kernels.base import SLICES, Coding, Kernels, Scales, WideGrid, packed_bytes
 from swarm_ft.codec.wide_plan import (
     FIRST_SYMBOL,
     LAST_SYMBOL,
@@ -170,8 +170,8 @@ class _Frame:
     """A header, and what is to be coded after it.
 
     Attributes:
-        codes: int16 [tokens, channels], turned as the dither says.
-        symbols, contexts: uint8 [tokens * channels].
+        codes: int16 [n], turned as the dither says.
+        symbols, contexts: uint8 [n].
         counts: int64 [contexts, 256], on the host: how often each symbol is in each context.
     """
 
@@ -218,7 +218,7 @@ class _Encoder:
         """The frame's payload."""
         header = WideHeader(0.0, 0, 0, 0) if self._seen.peak == 0 else self._plan()
         # The classes are settled: from here on only the scale moves.
-        classes = header.classes(*self._x.shape, self._x.device)
+        classes = self._classes(header)
         frame = self._quantized(header, classes)
         if self._seen.peak and not self._spec.is_constant_quality:
             frame = self._at_rate(frame, classes)
@@ -248,19 +248,27 @@ class _Encoder:
             return with_slices(header, sample)
         return replace(header, shrink=sample.shrink(header))
 
-    def _quantized(self, header: WideHeader, classes: Tensor) -> _Frame:
-        x, kernels, grid = self._x, self._kernels, _grid(self._spec, header)
-        scales = header.scales()
-        scales = Scales(to_device(scales.rows, x.device), to_device(scales.cols, x.device))
-        codes, contexts = kernels.quantize(x, self._base, scales, grid), classes
-        if header.slices and grid.seed is not None:
-            codes = kernels.turn(codes, grid.seed)
-            contexts = kernels.slice_contexts(classes, grid.seed, header.slices)
-        symbols = kernels.symbols(codes.reshape(-1), header.low_bits)
+    def _quantized(self, header: WideHeader, classes: tuple[Tensor, Tensor]) -> _Frame:
+        kernels, grid, scales = self._kernels, _grid(self._spec, header), header.scales()
+        on_device = (to_device(part, self._x.device) for part in (scales.rows, scales.cols))
+        coding = Coding(*classes, header.slices, header.low_bits)
+        made = kernels.quantize_symbols(self._x, self._base, Scales(*on_device), grid, coding)
+        codes, symbols, contexts = made
         (counts,) = to_host(kernels.histogram(symbols, contexts, header.num_contexts))
         return _Frame(header, codes, symbols, contexts, counts)
 
-    def _at_rate(self, frame: _Frame, classes: Tensor) -> _Frame:
+    def _classes(self, header: WideHeader) -> tuple[Tensor, Tensor]:
+        """Of all tokens and of all channels, on the device."""
+        groups = zip((header.row_classes, header.col_classes), self._x.shape, strict=True)
+        rows, cols = (
+            to_device(torch.from_numpy(numbers), self._x.device)
+            if len(numbers)
+            else torch.zeros(count, dtype=torch.uint8, device=self._x.device)
+            for numbers, count in groups
+        )
+        return rows, cols
+
+    def _at_rate(self, frame: _Frame, classes: tuple[Tensor, Tensor]) -> _Frame:
         """The largest frame within the budget; the sample said about where."""
         budget, slope = self._most_bytes, OCTAVE_BITS * self._x.numel() / 8
         best, smallest, size = frame, math.inf, frame.size_bytes
@@ -281,7 +289,7 @@ class _Encoder:
         return best
 
     def _written(self, frame: _Frame) -> bytes:
-        header, codes, counts = frame.header, frame.codes.reshape(-1), frame.counts
+        header, codes, counts = frame.header, frame.codes, frame.counts
         escaped = b""
         if counts[:, FIRST_SYMBOL].any() or counts[:, LAST_SYMBOL].any():
             upper = codes >> header.low_bits

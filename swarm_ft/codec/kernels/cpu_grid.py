@@ -94,9 +94,14 @@ def drawn(index: int, seed: int) -> np.int32:
 
 
 @part
+def _units_of(r: np.int32) -> np.float32:
+    return np.float32(_I32(_I32(r * _I32(2)) - _I32(15)))
+
+
+@part
 def _dither(index: int, seed: int) -> np.float32:
     """Units to add to value `index`."""
-    return np.float32(_I32(_I32(drawn(index, seed) * _I32(2)) - _I32(15)))
+    return _units_of(drawn(index, seed))
 
 
 @compiled
@@ -119,7 +124,7 @@ def slice_contexts(
 
 
 @compiled
-def symbols(codes: NDArray[np.int16], low_bits: int, out: NDArray[np.uint8]) -> None:
+def to_symbols(codes: NDArray[np.int16], low_bits: int, out: NDArray[np.uint8]) -> None:
     """See `Kernels.symbols`."""
     less, last, middle = _I16(low_bits), _I16(127), _I16(128)
     for i in range(codes.size):
@@ -228,6 +233,57 @@ def quantize_wide(
             nearest = np.rint(nearest)
             coarse = np.rint(code * _PER_COARSE) * _COARSE
             codes[t, c] = np.int16(_I32(coarse if abs(nearest) > _EXACT_CODE else nearest))
+
+
+@compiled_loosely
+def quantize_symbols(
+    x: Floats,
+    base: Floats | None,
+    scales: ScaleVectors,
+    seed: int | None,
+    coding: tuple[Codes, Codes, int, int],
+    out: tuple[Codes, Codes, Codes],
+) -> None:
+    """See `Kernels.quantize_symbols`; a token's dither is drawn once, and waits in the cache.
+
+    Args:
+        coding: classes of tokens and of channels, slices, and lower bits.
+        out: codes, symbols and contexts, [tokens, channels].
+    """
+    rows, cols, slices, low_bits = coding
+    codes, symbols, contexts = out
+    tokens, channels = x.shape
+    inverse, drawn_of = np.empty(channels, np.float32), np.zeros(channels, np.int32)
+    width, less = _I32(max(slices - 1, 0)), _I32(SLICES - slices)
+    for t in range(tokens):
+        if t < scales[0].size:
+            for c in range(channels):
+                inverse[c] = _inverse(scale_of(scales[0][t], scales[1][c]))
+        if seed is not None:
+            for c in range(channels):
+                drawn_of[c] = drawn(t * channels + c, seed)
+        for c in range(channels):
+            change = x[t, c]
+            if base is not None:
+                change = change - base[t, c]
+            code = change * inverse[c]
+            code = code if code > -_MAX_CODE else -_MAX_CODE
+            code = code if code < _MAX_CODE else _MAX_CODE
+            nearest = code
+            if seed is not None:
+                nearest = code - _units_of(drawn_of[c]) * _PER_UNITS
+            nearest = np.rint(nearest)
+            coarse = np.rint(code * _PER_COARSE) * _COARSE
+            code = coarse if abs(nearest) > _EXACT_CODE else nearest
+            if seed is not None:
+                code = -code if drawn_of[c] < _I32(8) else code
+            codes[t, c] = np.int16(_I32(code))
+            contexts[t, c] = np.uint8(_I32(rows[t]) + _I32(cols[c]))
+        to_symbols(codes[t], low_bits, symbols[t])
+        if seed is not None:
+            for c in range(channels):
+                far = _I32(min(drawn_of[c], _I32(_I32(15) - drawn_of[c])) >> less)
+                contexts[t, c] = np.uint8(_I32(_I32(_I32(contexts[t, c]) << width) + far))
 
 
 @compiled
