@@ -194,7 +194,7 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 def to_host(*tensors: Tensor) -> list[NDArray[Any]]:
     """The tensors as arrays on the CPU; from a GPU through pinned memory, waited for once."""
     if not tensors[0].is_cuda:
-        return [tensor.numpy() for tensor in tensors]
+        return [tensor.cpu().numpy() for tensor in tensors]
     copies = [torch.empty(x.shape, dtype=x.dtype, pin_memory=True) for x in tensors]
     for copy, tensor in zip(copies, tensors, strict=True):
         copy.copy_(tensor, non_blocking=True)

@@ -59,7 +59,7 @@ from swarm_ft.codec.spread_tables import (
     nearest_spreads,
 )
 from swarm_ft.codec.wide import WideCodec, read_escaped, write_at_scale
-from swarm_ft.codec.wide_plan import SYMBOL_ZERO, to_symbols
+from swarm_ft.codec.wide_plan import SYMBOL_ZERO
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 
@@ -198,7 +198,7 @@ def _written(
     salt = int(along.contiguous().view(torch.int32).sum(dtype=torch.int64)) & 0xFFFF
     codes = _coded(along - centre.float() * (scale / _FINER), scale, salt, kernels)
     rows = torch.cat((centre[None], codes))
-    symbols = to_symbols(rows, 0)[0].reshape(-1)
+    symbols = kernels.symbols(rows.reshape(-1), 0)
     contexts = _contexts(basis, len(along), salt, along.device, kernels)
     counts = kernels.histogram(symbols, contexts, _CONTEXTS).cpu().numpy()
     tables = _Tables.of_counts(counts)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import zlib
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_ft.codec.base import (
     Codec,
     as_tensor,
+    bfloat16_bytes,
     check_finite,
     checked_peak,
     peak_of,
     read_bfloat16,
+    to_device,
     to_host,
 )
 from swarm_ft.codec.kernels import kernels_for
@@ -105,14 +104,11 @@ class NarrowCodec(Codec):
 
     def _write(self, x: Tensor, base: Tensor | None) -> bytes:
         kernels = self.kernels or kernels_for(x.device.type)
-        scales, peak = _choose_scales(x, base, self.spec, kernels)
-        patterns = _scale_patterns(scales, self.spec.axis)
-        grid = self._grid(_bytes_of(*to_host(patterns))) if self.spec.dither else self._grid()
-        packed = kernels.quantize_pack(x, base, scales, grid)
-        # All that a GPU has to say comes at once, so that it is waited for once.
-        header, body, largest = to_host(patterns, packed, peak)
-        checked_peak(float(largest[0]))
-        return _bytes_of(header) + body.tobytes()
+        scales = _choose_scales(x, base, self.spec, kernels)
+        header = bfloat16_bytes(_written_scales(scales, self.spec.axis))
+        there = Scales(to_device(scales.rows, x.device), to_device(scales.cols, x.device))
+        (body,) = to_host(kernels.quantize_pack(x, base, there, self._grid(header)))
+        return header + body.tobytes()
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         """Base + units * scale, with the one rounding of the sum."""
@@ -131,10 +127,6 @@ class NarrowCodec(Codec):
     def _grid(self, header: bytes = b"") -> NarrowGrid:
         # Both ends have the scales, so a seed made of them needs no room on the wire.
         return NarrowGrid(self.spec.bits, zlib.crc32(header) if self.spec.dither else None)
-
-
-def _bytes_of(patterns: NDArray[np.int16]) -> bytes:
-    return patterns.astype("<i2", copy=False).tobytes()
 
 
 # ---- which scale each group of values gets, and its two bytes
@@ -158,48 +150,75 @@ _FIT_VALUES = 128
 """Of each group: enough to tell good scales from bad ones, few enough to cost no time."""
 
 
-def _choose_scales(
-    x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kernels
-) -> tuple[Scales, Tensor]:
-    """Scales with little squared error for narrow grids over x, or x - base; and its peak.
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Of what is to be coded, where it lies: what the choice of a group's scale rests on.
+
+    Attributes:
+        sample: float32 [values, groups], some of each group's values.
+        peaks: float32 [groups], the largest magnitude of all of its values.
+        count: of all values of a group.
+        rows: float32 [tokens], by which tokens are divided first; None where by nothing.
+        row_peaks: float32 [tokens], of what is to be coded.
+    """
+
+    sample: Tensor
+    peaks: Tensor
+    count: int
+    rows: Tensor | None
+    row_peaks: Tensor
+
+
+def _choose_scales(x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kernels) -> Scales:
+    """Scales with little squared error for narrow grids over x, or x - base; on the CPU.
+
+    The device does what takes many values; what is chosen of that, the host does. So a GPU is
+    waited for once, twice where tokens have spreads of their own.
 
     Args:
         x: float32 [tokens, channels].
         spec: of 1 to 8 bits, with its axis.
 
-    Returns:
-        The scales, and the largest magnitude, float32 [1]: not finite where x is not. It stays on
-        x's device: whoever looks at it waits for all that the device has to do.
+    Raises:
+        NonFinite: x, or x - base, is not.
     """
-    scales, row_peaks = _scales(x, base, spec, kernels)
-    return scales, row_peaks.amax(0, keepdim=True)
+    groups = _groups(x, base, spec, kernels)
+    looks = [groups.row_peaks, groups.peaks]
+    if groups.rows is not None:
+        looks.append(groups.rows)
+    multiples = _multiples(spec)
+    is_fitted = spec.bits <= _FIT_BITS and not spec.dither
+    if is_fitted:
+        covering = _covering(groups.peaks, spec)
+        by = covering, to_device(multiples, x.device), spec.bits
+        looks.append(kernels.grid_errors(groups.sample, None, *by))
+    row_peaks, peaks, *rest = (torch.from_numpy(look) for look in to_host(*looks))
+    checked_peak(row_peaks.max().item())
+    errors, share = rest.pop() if is_fitted else None, len(groups.sample) / groups.count
+    fitted = _fitted(peaks, spec, multiples, errors, share)
+    if spec.axis is Axis.TOKEN:
+        return Scales(fitted, torch.ones(1))
+    return Scales(rest[0] if rest else torch.ones(1), fitted)
 
 
-def _scales(
-    x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kernels
-) -> tuple[Scales, Tensor]:
-    """The scales, and the tokens' peaks."""
-    fit = functools.partial(_fit, spec=spec, kernels=kernels)
+def _groups(x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kernels) -> _Groups:
     if spec.axis is Axis.BOTH:
-        inverse = _inverse_spreads(x, base, spec, kernels)
+        inverse = to_device(_inverse_spreads(x, base, spec), x.device)
         rows, row_peaks, col_peaks = kernels.balance(x, base, inverse)
         sample = _some_tokens(x, base) / _some_tokens(rows[:, None], None)
-        return Scales(rows, fit(sample, col_peaks, len(x))), row_peaks
+        return _Groups(sample, col_peaks, len(x), rows, row_peaks)
     _, _, row_peaks, col_peaks = kernels.moments(x, base)
-    one = torch.ones(1, device=x.device)
     if spec.axis is Axis.CHANNEL:
-        scales = Scales(one, fit(_some_tokens(x, base), col_peaks, len(x)))
-    elif spec.axis is Axis.FRAME:
-        sample = _some_tokens(x, base).reshape(-1, 1)
-        scales = Scales(one, fit(sample, row_peaks.amax(0, keepdim=True), x.numel()))
-    else:
-        sample = _some_columns(x, base).T.contiguous()
-        scales = Scales(fit(sample, row_peaks, x.shape[1]), one)
-    return scales, row_peaks
+        return _Groups(_some_tokens(x, base), col_peaks, len(x), None, row_peaks)
+    if spec.axis is Axis.FRAME:
+        sample, peak = _some_tokens(x, base).reshape(-1, 1), row_peaks.amax(0, keepdim=True)
+        return _Groups(sample, peak, x.numel(), None, row_peaks)
+    sample = _some_columns(x, base).T.contiguous()
+    return _Groups(sample, row_peaks, x.shape[1], None, row_peaks)
 
 
-def _inverse_spreads(x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kernels) -> Tensor:
-    """One over each channel's spread once tokens are brought to one, float32 [channels].
+def _inverse_spreads(x: Tensor, base: Tensor | None, spec: CodecSpec) -> Tensor:
+    """One over each channel's spread once tokens are brought to one, float32 [channels], CPU.
 
     Otherwise one token that sticks out would be all that a channel's spread tells of. Channels
     and tokens are brought to one spread in turn, so that neither hides the other; over some of the
@@ -210,11 +229,12 @@ def _inverse_spreads(x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: K
     across = max(1, x.shape[1] // _SPREAD_VALUES) if may_clip else 1
     down = max(1, len(x) // (_SPREAD_TOKENS if may_clip else _FIT_VALUES))
     part = slice(None, None, down), slice(None, None, across)
-    some = x[part].contiguous() if base is None else x[part] - base[part]
+    (values,) = to_host((x[part] if base is None else x[part] - base[part]).contiguous())
+    some, kernels = torch.from_numpy(values), kernels_for("cpu")
     by_channel = _inverse_roots(kernels.moments(some, None)[1] / len(some))
     rows, _, _ = kernels.balance(some, None, by_channel)
     squares = kernels.moments(some / rows[:, None], None)[1] / len(some)
-    inverse = torch.zeros_like(x[0])
+    inverse = torch.zeros(x.shape[1])
     inverse[::across] = _inverse_roots(squares * across)
     return inverse
 
@@ -230,11 +250,10 @@ def _scales_for(axis: Axis, tokens: int, channels: int) -> tuple[int, int]:
     return rows, cols
 
 
-def _scale_patterns(scales: Scales, axis: Axis) -> Tensor:
-    """The scales that the axis has as bfloat16 patterns, int16, by token and then by channel."""
+def _written_scales(scales: Scales, axis: Axis) -> Tensor:
+    """The scales that the axis has, by token and then by channel."""
     rows, cols = _scales_for(axis, len(scales.rows), len(scales.cols))
-    kept = torch.cat([scales.rows[:rows], scales.cols[:cols]])
-    return kept.to(torch.bfloat16).view(torch.int16)
+    return torch.cat([scales.rows[:rows], scales.cols[:cols]])
 
 
 def read_scales(payload: bytes, axis: Axis, tokens: int, channels: int) -> Scales:
@@ -260,25 +279,33 @@ def _nearest_scale(scales: Tensor) -> Tensor:
     return torch.where(rounded.abs() < MIN_SCALE, 0.0, rounded)
 
 
-def _fit(sample: Tensor, peaks: Tensor, count: int, *, spec: CodecSpec, kernels: Kernels) -> Tensor:
+def _reach(spec: CodecSpec) -> float:
+    """From zero to the last code, in scales."""
+    return ((1 << spec.bits) - 1) / 2
+
+
+def _covering(peaks: Tensor, spec: CodecSpec) -> Tensor:
+    """The scales that cover all values."""
+    return (peaks / _reach(spec)).clamp(min=MIN_SCALE)
+
+
+def _fitted(
+    peaks: Tensor, spec: CodecSpec, multiples: Tensor, errors: Tensor | None, share: float
+) -> Tensor:
     """The scale of each group: of some multiples of the covering one, the one that errs least.
 
     Args:
-        sample: float32 [values, groups], some of each group's values.
-        peaks: float32 [groups], the largest magnitude of all of its values.
-        count: of all values of a group.
+        errors: float32 [multiples, groups], of a sample; None: the values are to be covered.
+        share: the sample is such a share of the values.
     """
-    reach = ((1 << spec.bits) - 1) / 2
-    covering = (peaks / reach).clamp(min=MIN_SCALE)
-    scales = covering
+    reach = _reach(spec)
+    scales = covering = _covering(peaks, spec)
     if spec.dither:
         # Only values that are never clipped have an error that is not theirs.
         scales = peaks.clamp(min=MIN_SCALE) / max(reach - 0.5, 0.5)
-    elif spec.bits <= _FIT_BITS:
-        multiples = _multiples(spec).to(sample.device)
-        errors = kernels.grid_errors(sample, None, covering, multiples, spec.bits)
-        if len(sample) < count:
-            errors += _clipped_peak(multiples, spec.bits, reach) * (len(sample) / count)
+    elif errors is not None:
+        if share < 1:
+            errors = errors + _clipped_peak(multiples, spec.bits, reach) * share
         scales = covering * multiples[errors.argmin(0)]
     return torch.where(peaks == 0, 0.0, _within_range(_nearest_scale(scales), reach + 0.5))
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import Codec, as_tensor, check_finite, checked_peak
+from swarm_ft.codec.base import Codec, as_tensor, check_finite, to_device, to_host
 from swarm_ft.codec.entropy import (
     WideHeader,
     max_header_bytes,
@@ -26,7 +26,7 @@ from swarm_ft.codec.entropy import (
     write_symbols,
 )
 from swarm_ft.codec.kernels import kernels_for
-from swarm_ft.codec.kernels.base import SLICES, Kernels, WideGrid, packed_bytes
+from swarm_ft.codec.kernels.base import SLICES, Coding, Kernels, Scales, WideGrid, packed_bytes
 from swarm_ft.codec.wide_plan import (
     FIRST_SYMBOL,
     LAST_SYMBOL,
@@ -34,13 +34,12 @@ from swarm_ft.codec.wide_plan import (
     OCTAVE_BITS,
     SYMBOL_ZERO,
     Sample,
-    Spreads,
+    Seen,
     balanced,
     codes_bytes,
     levels_for,
     reach_of,
     scale_for_rate,
-    to_symbols,
     with_contexts,
     with_low_bits,
     with_scale,
@@ -115,8 +114,8 @@ _FRAME_BYTES = TENSOR_HEADER_BYTES + 80
 _SMALLEST_BYTES = 64
 """Of small frames, beside half of their budget: less would leave nothing for the codes."""
 _TRIES = 6
-_UNDER, _AIM = 0.993, 0.9975
-"""Of the budget: sizes from UNDER on are taken as they are."""
+_SPARE_BITS, _SPARE_SHARE = 0.012, 0.007
+"""So much a value, or of the budget, may be left of it: another try costs more than it gains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +170,21 @@ class _Frame:
     """A header, and what is to be coded after it.
 
     Attributes:
-        codes: int16 [tokens, channels], turned as the dither says.
-        contexts: uint8 [tokens * channels].
+        codes: int16 [n], turned as the dither says.
+        symbols, contexts: uint8 [n].
+        counts: int64 [contexts, 256], on the host: how often each symbol is in each context.
     """
 
     header: WideHeader
     codes: Tensor
+    symbols: Tensor
     contexts: Tensor
+    counts: NDArray[np.int64]
+
+    @property
+    def size_bytes(self) -> float:
+        """Of the payload, to a few bytes."""
+        return codes_bytes(self.counts, self.header.low_bits) + self.header.size_bytes
 
 
 class _Encoder:
@@ -193,99 +200,108 @@ class _Encoder:
         step: float | None = None,
         beside_bytes: int = 0,
     ) -> None:
-        self._spec, self._x, self._base, self._kernels = spec, x, base, kernels
-        self._step = step
-        self._moments = kernels.moments(x, base)
-        self._peak = checked_peak(self._moments[2].max().item())
-        self._reach = self._peak
+        self._spec, self._kernels, self._step = spec, kernels, step
+        self._x = x = x.contiguous()
+        self._base = base = None if base is None else base.contiguous()
+        self._seen = Seen.of(x, base, kernels, quality_of_x=spec.is_constant_quality)
+        self._reach = self._seen.peak
         whole_bytes = x.numel() * spec.number / 8 - beside_bytes
-        self._budget_bytes = max(whole_bytes - _FRAME_BYTES, whole_bytes / 2 + _SMALLEST_BYTES)
+        self._most_bytes = max(whole_bytes - _FRAME_BYTES, whole_bytes / 2 + _SMALLEST_BYTES)
+        spare_bytes = max(x.numel() * _SPARE_BITS / 8, _SPARE_SHARE * self._most_bytes)
+        self._least_bytes = self._most_bytes - spare_bytes
+
+    @property
+    def _aim_bytes(self) -> float:
+        return (self._least_bytes + self._most_bytes) / 2
 
     def payload(self) -> bytes:
         """The frame's payload."""
-        header = WideHeader(0.0, 0, 0, 0) if self._peak == 0 else self._plan()
+        header = WideHeader(0.0, 0, 0, 0) if self._seen.peak == 0 else self._plan()
         # The classes are settled: from here on only the scale moves.
-        frame = self._quantized(header)
-        if self._peak and not self._spec.is_constant_quality:
-            frame = self._at_rate(frame)
+        classes = self._classes(header)
+        frame = self._quantized(header, classes)
+        if self._seen.peak and not self._spec.is_constant_quality:
+            frame = self._at_rate(frame, classes)
         return self._written(frame)
 
     def _plan(self) -> WideHeader:
         """What the header is to be, from a sample of the values."""
-        row_squares, col_squares, row_peaks, col_peaks = self._moments
-        spreads = Spreads.of(self._x, self._base, row_squares, col_squares)
-        spec, groups = self._spec, spreads
-        if spec.is_constant_quality and self._base is not None:
-            groups = Spreads.of(self._x, None, *self._kernels.moments(self._x, None)[:2])
+        spec, seen = self._spec, self._seen
+        groups = seen.quality
         if spec.axis is Axis.BOTH:
             change_of = None if spec.is_constant_quality else self._base
             groups = balanced(self._x, change_of, groups, self._kernels)
         header = levels_for(groups, spec.axis)
-        self._reach = reach_of(header, row_peaks, col_peaks)
-        sample = Sample(self._x, self._base, header, self._kernels, dithers=spec.dither)
+        self._reach = reach_of(header, seen)
+        sample = Sample(seen, header)
         header = replace(header, slices=SLICES * spec.dither)
         factor = spec.number if spec.is_constant_quality else 4.1 * 2.0**-spec.number
         step = header.scale * factor if self._step is None else self._step
         header = with_scale(header, step, self._reach)
-        header = with_contexts(header, spreads, sample)
+        header = with_contexts(header, seen.spreads, sample)
         if spec.is_constant_quality:
             header = with_low_bits(header, sample)
         else:
-            header = scale_for_rate(header, sample, self._budget_bytes)
+            header = scale_for_rate(header, sample, self._aim_bytes)
             header = with_scale(header, header.scale, self._reach)
         if spec.dither:
             return with_slices(header, sample)
         return replace(header, shrink=sample.shrink(header))
 
-    def _quantized(self, header: WideHeader) -> _Frame:
-        x, grid = self._x, _grid(self._spec, header)
-        codes = self._kernels.quantize(x, self._base, header.scales().to(x.device), grid)
-        contexts = _contexts(header, grid, x.shape, x.device, self._kernels)
-        return _Frame(header, _turned(codes, header, grid, self._kernels), contexts)
+    def _quantized(self, header: WideHeader, classes: tuple[Tensor, Tensor]) -> _Frame:
+        kernels, grid, scales = self._kernels, _grid(self._spec, header), header.scales()
+        on_device = (to_device(part, self._x.device) for part in (scales.rows, scales.cols))
+        coding = Coding(*classes, header.slices, header.low_bits)
+        made = kernels.quantize_symbols(self._x, self._base, Scales(*on_device), grid, coding)
+        codes, symbols, contexts = made
+        (counts,) = to_host(kernels.histogram(symbols, contexts, header.num_contexts))
+        return _Frame(header, codes, symbols, contexts, counts)
 
-    def _at_rate(self, frame: _Frame) -> _Frame:
+    def _classes(self, header: WideHeader) -> tuple[Tensor, Tensor]:
+        """Of all tokens and of all channels, on the device."""
+        groups = zip((header.row_classes, header.col_classes), self._x.shape, strict=True)
+        rows, cols = (
+            to_device(torch.from_numpy(numbers), self._x.device)
+            if len(numbers)
+            else torch.zeros(count, dtype=torch.uint8, device=self._x.device)
+            for numbers, count in groups
+        )
+        return rows, cols
+
+    def _at_rate(self, frame: _Frame, classes: tuple[Tensor, Tensor]) -> _Frame:
         """The largest frame within the budget; the sample said about where."""
-        budget, slope = self._budget_bytes, OCTAVE_BITS * self._x.numel() / 8
-        best, smallest, size = frame, math.inf, self._size(frame)
+        budget, slope = self._most_bytes, OCTAVE_BITS * self._x.numel() / 8
+        best, smallest, size = frame, math.inf, frame.size_bytes
         for _ in range(_TRIES):
             if smallest > budget or budget >= size > smallest:
                 best, smallest = frame, size
-            if _UNDER * budget <= size <= budget:
+            if self._least_bytes <= size <= budget:
                 break
-            octaves = min(max((size - _AIM * budget) / slope, -MAX_OCTAVES), MAX_OCTAVES)
+            octaves = min(max((size - self._aim_bytes) / slope, -MAX_OCTAVES), MAX_OCTAVES)
             header = frame.header
             moved = with_scale(header, header.scale * 2.0**octaves, self._reach)
             if moved.scale == header.scale:
                 break
-            frame = self._quantized(moved)
-            size, before = self._size(frame), size
+            frame = self._quantized(moved, classes)
+            size, before = frame.size_bytes, size
             octaves = math.log2(moved.scale / header.scale)
             slope = min(max((before - size) / octaves, slope / 4), slope * 2)
         return best
 
-    def _size(self, frame: _Frame) -> float:
-        symbols, _ = to_symbols(frame.codes, frame.header.low_bits)
-        counts = self._counts(symbols, frame)
-        return codes_bytes(counts, frame.header.low_bits) + frame.header.size_bytes
-
-    def _counts(self, symbols: Tensor, frame: _Frame) -> NDArray[np.int64]:
-        of = frame.contexts, frame.header.num_contexts
-        return self._kernels.histogram(symbols.reshape(-1), *of).cpu().numpy()
-
     def _written(self, frame: _Frame) -> bytes:
-        header, codes = frame.header, frame.codes
-        symbols, upper = to_symbols(codes, header.low_bits)
-        counts = self._counts(symbols, frame)
+        header, codes, counts = frame.header, frame.codes, frame.counts
         escaped = b""
         if counts[:, FIRST_SYMBOL].any() or counts[:, LAST_SYMBOL].any():
-            escapes = upper[upper.abs() >= SYMBOL_ZERO - FIRST_SYMBOL].cpu().numpy()
+            upper = codes >> header.low_bits
+            (escapes,) = to_host(upper[upper.abs() >= SYMBOL_ZERO - FIRST_SYMBOL])
             header = replace(header, escapes=len(escapes))
             escaped = escapes.astype("<i2").tobytes()
         low = b""
         if header.low_bits:
-            lower = (codes & ((1 << header.low_bits) - 1)).to(torch.uint8).reshape(-1)
-            low = self._kernels.pack(lower, header.low_bits).cpu().numpy().tobytes()
-        stream = write_symbols(symbols.reshape(-1), frame.contexts, counts, self._kernels)
+            lower = (codes & ((1 << header.low_bits) - 1)).to(torch.uint8)
+            (packed,) = to_host(self._kernels.pack(lower, header.low_bits))
+            low = packed.tobytes()
+        stream = write_symbols(frame.symbols, frame.contexts, counts, self._kernels)
         return header.to_bytes() + low + escaped + stream
 
 

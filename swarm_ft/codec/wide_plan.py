@@ -1,6 +1,8 @@
 """The encoder's choices for an entropy-coded frame: scales for a rate, and contexts.
 
-Only encoders come here, so floats may round as they like.
+Made on the host, of sums and a sample that are fetched at once from where the tensor lies: each of
+many small steps costs a GPU as much as a pass over all of it. Only encoders come here, so floats
+may round as they like.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from swarm_ft.codec.base import checked_peak, to_device, to_host
 from swarm_ft.codec.entropy import (
     CLASSES,
     LEVELS_AN_OCTAVE,
@@ -24,17 +27,16 @@ from swarm_ft.codec.entropy import (
     stream_bytes,
 )
 from swarm_ft.codec.kernels.base import MAX_CODE, MIN_SCALE, SLICES, UNITS, Kernels
-from swarm_ft.codec.kernels.reference import drawn
 from swarm_ft.protocol.spec.codec_spec import Axis
 
 Floats = NDArray[np.float64]
+Values = NDArray[np.float32]
 
 SYMBOL_ZERO = 128
 FIRST_SYMBOL, LAST_SYMBOL = 1, 255
 """They stand for codes that are sent apart, being too large."""
-_SAMPLE_VALUES = 16_384
+_SAMPLE_VALUES = 32_768
 _SPREAD_VALUES = 256
-_TINY_SQUARE = 1e-300
 _SEARCHES = 8
 _MOST_AN_OCTAVE, _FEWEST_AN_OCTAVE = 2.0, 0.75
 """Classes: finer ones tell apart what differs little, coarser ones reach further."""
@@ -42,6 +44,8 @@ _SPARE_OCTAVES = 14.0
 _SPREAD_OF_SYMBOLS = 8
 MAX_OCTAVES = 3.0
 _CLOSE_OCTAVES = 0.01
+_RARE_CODE = 64
+_SYMBOLS = 256
 OCTAVE_BITS = 0.9
 """About what a value costs more when its scale halves; less than 1 at low rates."""
 _TINY = 1e-75  # squares of the smallest floats are larger, or zero
@@ -53,8 +57,9 @@ class Spreads:
 
     Attributes:
         rows, cols: float64 [tokens], [channels].
-        relative_rows: of tokens once channels are brought to one spread; see
-            `_relative_row_squares`. With `cols` it tells what spread to expect of a value.
+        relative_rows: of tokens once channels are brought to one spread, over some of the
+            channels, which tell as much as all do. With `cols` it tells what spread to expect of
+            a value.
     """
 
     rows: Floats
@@ -62,46 +67,81 @@ class Spreads:
     relative_rows: Floats
 
     @staticmethod
-    def of(x: Tensor, base: Tensor | None, row_squares: Tensor, col_squares: Tensor) -> Spreads:
-        """Spreads from the groups' sums of squares, of x or of x - base."""
-        relative = _relative_row_squares(x, base)
-        roots = [
-            np.sqrt(squares.cpu().double().numpy() / max(1, count))
-            for squares, count in (
-                (row_squares, len(col_squares)),
-                (col_squares, len(row_squares)),
-                (relative, 1),
-            )
-        ]
-        return Spreads(*roots)
+    def of(row_squares: Floats, col_squares: Floats, some_channels: Values) -> Spreads:
+        """Spreads from the groups' sums of squares, and from all tokens' values of some channels."""
+        from swarm_ft.codec.kernels import cpu_plan  # compilers take seconds
+
+        relative = np.empty(len(row_squares))
+        cpu_plan.relative_squares(some_channels, relative)
+        rows, cols = row_squares / len(col_squares), col_squares / len(row_squares)
+        return Spreads(np.sqrt(rows), np.sqrt(cols), np.sqrt(relative))
 
 
-def _relative_row_squares(x: Tensor, base: Tensor | None) -> Tensor:
-    """Each token's mean square once channels are brought to one spread, float64 [tokens].
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What there is to plan with, on the host.
 
-    Otherwise one channel that sticks out would be all that a token's spread tells of. Tokens and
-    channels are brought to one spread in turn, twice, so that neither hides the other; over some
-    of the channels, which tell as much as all do.
+    Attributes:
+        spreads: of what is to be coded: of x, or of its change.
+        row_peaks, col_peaks: float32 [tokens], [channels], its largest magnitudes.
+        some: float32 [n], a sample of it: every so many values, from all tokens and channels.
+        every: how many.
+        quality: the spreads of what the quality is one of: of x itself, where that is constant.
     """
+
+    spreads: Spreads
+    row_peaks: Values
+    col_peaks: Values
+    some: Values
+    every: int
+    quality: Spreads
+
+    @property
+    def peak(self) -> float:
+        """The largest magnitude."""
+        return float(self.row_peaks.max())
+
+    @staticmethod
+    def of(x: Tensor, base: Tensor | None, kernels: Kernels, *, quality_of_x: bool) -> Seen:
+        """Look at x, or at x - base; a GPU is waited for once.
+
+        Raises:
+            NonFinite: it holds an infinity or NaN.
+        """
+        every = _stride(x.numel(), x.shape[1])
+        flat = x.view(-1), None if base is None else base.view(-1)
+        looks = [*kernels.moments(x, base), _some_channels(x, base), _change(*flat, (slice(None, None, every),))]
+        if apart := quality_of_x and base is not None:
+            looks += [*kernels.moments(x, None)[:2], _some_channels(x, None)]
+        rows, cols, row_peaks, col_peaks, some_channels, some, *of_x = to_host(*looks)
+        checked_peak(float(row_peaks.max()))
+        spreads = Spreads.of(rows, cols, some_channels)
+        quality = Spreads.of(*of_x) if apart else spreads
+        return Seen(spreads, row_peaks, col_peaks, some, every, quality)
+
+
+def _stride(count: int, channels: int) -> int:
+    """Every how many values are in a sample: it is to meet each channel equally often."""
+    every = max(1, count // _SAMPLE_VALUES)
+    while math.gcd(every, channels) > 1:
+        every += 1
+    return every
+
+
+def _some_channels(x: Tensor, base: Tensor | None) -> Tensor:
     every = max(1, x.shape[1] // _SPREAD_VALUES)
-    some = x[:, ::every] if base is None else x[:, ::every] - base[:, ::every]
-    squares = some.double().square_()
-    rows = torch.ones_like(squares[:, 0])
-    for _ in range(2):
-        cols = _inverse(rows) @ squares / len(squares)
-        rows = squares @ _inverse(cols) / squares.shape[1]
-    return rows
+    return _change(x, base, (slice(None), slice(None, None, every)))
 
 
-def _inverse(squares: Tensor) -> Tensor:
-    return torch.where(squares > _TINY_SQUARE, 1 / squares.clamp(min=_TINY_SQUARE), 0.0)
+def _change(x: Tensor, base: Tensor | None, part: tuple[slice, ...]) -> Tensor:
+    return x[part].contiguous() if base is None else (x[part] - base[part]).contiguous()
 
 
 def balanced(x: Tensor, base: Tensor | None, spreads: Spreads, kernels: Kernels) -> Spreads:
     """The spreads with those of channels once tokens are brought to one spread."""
-    rows = torch.from_numpy(np.maximum(spreads.relative_rows, _TINY)).to(x.device)
-    scaled = ((x if base is None else x - base) / rows[:, None]).float()
-    col_squares = kernels.moments(scaled, None)[1].cpu().numpy()
+    rows = torch.from_numpy(np.maximum(spreads.relative_rows, _TINY))
+    scaled = ((x if base is None else x - base) / to_device(rows, x.device)[:, None]).float()
+    (col_squares,) = to_host(kernels.moments(scaled, None)[1])
     return replace(spreads, cols=np.sqrt(col_squares / len(x)))
 
 
@@ -121,11 +161,10 @@ def levels_for(spreads: Spreads, axis: Axis) -> WideHeader:
     return WideHeader(scale, 0, 0, 0, 2 * rows, 2 * cols)
 
 
-def reach_of(header: WideHeader, row_peaks: Tensor, col_peaks: Tensor) -> float:
+def reach_of(header: WideHeader, seen: Seen) -> float:
     """The largest value there is, in scales of level 0 where its own scale is finer."""
-    rows, cols = (peaks.cpu().double().numpy() for peaks in (row_peaks, col_peaks))
-    by_row = rows * 2.0 ** _octaves(header.row_levels)
-    by_col = cols * 2.0 ** _octaves(header.col_levels)
+    by_row = seen.row_peaks.astype(np.float64) * 2.0 ** _octaves(header.row_levels)
+    by_col = seen.col_peaks.astype(np.float64) * 2.0 ** _octaves(header.col_levels)
     return float(max(by_row.max(), by_col.max()))
 
 
@@ -138,37 +177,27 @@ def with_scale(header: WideHeader, scale: float, reach: float) -> WideHeader:
 
 
 class Sample:
-    """A few tokens of a frame, to try scales and contexts on.
+    """Some values of a frame, to try scales and contexts on.
 
     Args:
-        x, base: what is to be coded is x, or x - base.
         header: its levels count, its scale does not.
-        dithers: whether codes are dithered. The draw is one of its own: the frame's is not known
-            before its scale is.
+
+    Of dithered codes the draw is one of its own: the frame's is not known before its scale is.
     """
 
-    def __init__(
-        self,
-        x: Tensor,
-        base: Tensor | None,
-        header: WideHeader,
-        kernels: Kernels,
-        *,
-        dithers: bool = False,
-    ) -> None:
-        tokens, self.count = len(x), x.numel()
-        self.every = min(max(1, self.count // _SAMPLE_VALUES), tokens)
-        self.share = len(range(0, tokens, self.every)) / tokens
-        self._kernels = kernels
+    def __init__(self, seen: Seen, header: WideHeader) -> None:
+        self._shape = tokens, channels = len(seen.row_peaks), len(seen.col_peaks)
+        self.count = tokens * channels
+        self.share = len(seen.some) / self.count
+        self._every = seen.every
+        t, c = np.divmod(np.arange(0, self.count, seen.every), channels)
         scales = replace(header, scale=1.0).scales()
-        rows = scales.rows[:: self.every] if len(scales.rows) > 1 else scales.rows
-        table = (rows[:, None] * scales.cols[None, :]).to(x.device)
-        change = x[:: self.every] if base is None else x[:: self.every] - base[:: self.every]
+        rows, cols = scales.rows.numpy(), scales.cols.numpy()
+        table = rows[t if len(rows) > 1 else 0] * cols[c if len(cols) > 1 else 0]
         # In float64, as a scale may be far smaller than the largest value.
-        self._scaled = change.double() / table
-        self._weights = table.double().square()
-        self._spread = self._scaled.square().mean().sqrt().item()
-        self._dither = (drawn(change, 0).double() * 2 - 15) / UNITS if dithers else None
+        self._scaled = seen.some.astype(np.float64) / table
+        self._weights = np.square(table, dtype=np.float64)
+        self._spread = math.sqrt(np.square(self._scaled).mean())
 
     def code_spread(self, header: WideHeader) -> float:
         """Root mean square of the codes at the header's scale."""
@@ -176,36 +205,26 @@ class Sample:
 
     def frame_bytes(self, header: WideHeader) -> float:
         """About what the whole frame takes with that header."""
-        some = header.row_classes[:: self.every]
-        sampled = replace(header, row_classes=some)
-        contexts = sampled.classes(*self._scaled.shape).to(self._scaled.device)
-        codes = self._scaled / header.scale
-        if self._dither is not None:
-            codes = (codes - self._dither).mul_(self._dither.sign())
-            contexts = self._kernels.slice_contexts(contexts, 0, header.slices)
-        codes = codes.round_().clamp_(-MAX_CODE, MAX_CODE)
-        symbols, _ = to_symbols(codes.to(torch.int16), header.low_bits)
-        counts = self._kernels.histogram(symbols.reshape(-1), contexts, header.num_contexts)
-        numbers = counts.cpu().numpy()
-        coded = estimated_stream_bytes(numbers, self.share)
-        return coded + _apart_bytes(numbers, header.low_bits) / self.share + header.size_bytes
+        from swarm_ft.codec.kernels import cpu_plan
+
+        groups = zip((header.row_classes, header.col_classes), self._shape, strict=True)
+        rows, cols = (n if len(n) else np.zeros(count, np.uint8) for n, count in groups)
+        counts = np.zeros((header.num_contexts, _SYMBOLS), np.int64)
+        grid = float(header.scale), header.low_bits
+        cpu_plan.tally(self._scaled, self._every, grid, (rows, cols), header.slices, counts)
+        coded = estimated_stream_bytes(counts, self.share)
+        return coded + _apart_bytes(counts, header.low_bits) / self.share + header.size_bytes
 
     def shrink(self, header: WideHeader) -> int:
         """How many units nearer to zero the values of a cell are than its middle, on average."""
-        exact = self._scaled.abs() / header.scale
-        codes = exact.round()
-        weights = self._weights * (codes > 0) * (codes < 64)
-        total = weights.expand_as(codes).sum().item()
+        exact = np.abs(self._scaled) / header.scale
+        codes = np.rint(exact)
+        weights = self._weights * ((codes > 0) & (codes < _RARE_CODE))
+        total = float(weights.sum())
         if not 0 < total < math.inf:
             return 0
-        offset = ((codes - exact) * weights).sum().item() / total
+        offset = float(((codes - exact) * weights).sum()) / total
         return min(max(round(offset * UNITS), 0), 15)
-
-
-def to_symbols(codes: Tensor, low_bits: int) -> tuple[Tensor, Tensor]:
-    """Symbols, uint8, of the codes' upper parts; and these parts, int16, of codes' shape."""
-    upper = codes >> low_bits if low_bits else codes
-    return (upper.clamp(-127, 127) + SYMBOL_ZERO).to(torch.uint8), upper
 
 
 def codes_bytes(counts: NDArray[np.int64], low_bits: int) -> float:

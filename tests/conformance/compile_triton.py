@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from swarm_ft.codec.kernels.base import SLICES, NarrowGrid, Scales, WideGrid
+from swarm_ft.codec.kernels.base import SLICES, Coding, NarrowGrid, Scales, WideGrid
 from swarm_ft.codec.kernels.cuda import TritonKernels
 
 ARCHITECTURE = int(sys.argv[1])
@@ -56,6 +56,9 @@ def launch_grids(kernels: TritonKernels, tokens: int, channels: int) -> None:
         for scales in (Scales(rows, cols), Scales(one, cols), Scales(rows, one)):
             for grid in (NarrowGrid(4), NarrowGrid(3, seed=1), WideGrid(15), WideGrid(seed=2)):
                 kernels.dequantize(kernels.quantize(x, base, scales, grid), base, scales, grid)
+                if isinstance(grid, WideGrid):
+                    classes = rows.to(torch.uint8), cols.to(torch.uint8)
+                    kernels.quantize_symbols(x, base, scales, grid, Coding(*classes, 2, 0))
                 if isinstance(grid, NarrowGrid):
                     packed = kernels.quantize_pack(x, base, scales, grid)
                     kernels.unpack_dequantize(packed, (tokens, channels), base, scales, grid)

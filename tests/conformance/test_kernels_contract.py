@@ -19,6 +19,7 @@ from swarm_ft.codec.kernels.base import (
     SLICES,
     UNITS,
     WIDEST,
+    Coding,
     NarrowGrid,
     Scales,
     WideGrid,
@@ -313,6 +314,50 @@ def test_contexts_tell_how_far_dither_moves(
     assert contexts.dtype == torch.uint8
     assert torch.equal(contexts // of_class, classes)
     assert torch.equal(contexts.long() % of_class, (7 - far) * of_class // 8)
+
+
+# --- symbols
+
+
+@FEW
+@given(SHAPES, st.integers(0, 8), SEEDS)
+def test_symbols_are_the_upper_parts_of_codes(
+    backend: Backend, shape: tuple[int, int], low_bits: int, seed: int
+) -> None:
+    count = shape[0] * shape[1]
+    codes = torch.randint(-MAX_CODE, MAX_CODE, (count,), generator=drawn(seed)).to(torch.int16)
+    codes[::2] >>= 7
+    symbols = backend("symbols", codes, low_bits)
+    assert symbols.dtype == torch.uint8
+    assert symbols.tolist() == [128 + max(-127, min(c >> low_bits, 127)) for c in codes.tolist()]
+
+
+@FEW
+@given(SHAPES, AXES, st.booleans(), st.integers(0, SLICES), st.integers(0, 8), SEEDS)
+def test_symbols_and_contexts_of_values_are_those_of_the_turned_codes(
+    backend: Backend,
+    shape: tuple[int, int],
+    axis: str,
+    has_base: bool,
+    slices: int,
+    low_bits: int,
+    seed: int,
+) -> None:
+    generator, grid = drawn(seed), WideGrid(seed=seed if slices else None)
+    scales = some_scales(axis, shape, 0, generator)
+    x = some_values(scales, shape, generator, reach=300.0)
+    base = torch.randn(shape, generator=generator) if has_base else None
+    rows, cols = (torch.randint(0, 8, (n,), generator=generator).to(torch.uint8) for n in shape)
+    coding = Coding(rows, cols, slices, low_bits)
+    codes, symbols, contexts = backend("quantize_symbols", x, base, scales, grid, coding)
+    expected, classes = backend("quantize", x, base, scales, grid), (rows[:, None] + cols).view(-1)
+    if slices:
+        expected = backend("turn", expected, seed)
+        classes = backend("slice_contexts", classes, seed, slices)
+    assert (codes - expected.view(-1)).abs().max() <= 1  # between two codes either will do
+    assert (codes == expected.view(-1)).float().mean() > 0.95
+    assert torch.equal(symbols, backend("symbols", codes, low_bits))
+    assert torch.equal(contexts, classes)
 
 
 # --- what encoders measure

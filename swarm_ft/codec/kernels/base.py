@@ -97,6 +97,22 @@ Grid = NarrowGrid | WideGrid
 
 
 @dataclass(frozen=True, slots=True)
+class Coding:
+    """How wide codes become symbols in contexts.
+
+    Attributes:
+        row_classes, col_classes: uint8 [tokens], [channels]; a value's class is the sum of both.
+        slices: of the dither, see `Kernels.slice_contexts`; 0 without a dither.
+        low_bits: of a code that its symbol leaves out.
+    """
+
+    row_classes: Tensor
+    col_classes: Tensor
+    slices: int
+    low_bits: int
+
+
+@dataclass(frozen=True, slots=True)
 class Coded:
     """What a rANS coder wrote.
 
@@ -251,6 +267,37 @@ class Kernels(Protocol):
         Returns:
             float32 [m, channels], in squared covering scales.
         """
+
+    def symbols(self, codes: Tensor, low_bits: int) -> Tensor:
+        """What is coded of codes: their upper parts, from 128 for zero; 1 and 255 also beyond.
+
+        Args:
+            codes: int16 [n].
+            low_bits: 0 to 8, the bits of a code that are not in its upper part.
+
+        Returns:
+            uint8 [n].
+        """
+        upper = codes >> low_bits if low_bits else codes
+        return upper.clamp(-127, 127).add_(128).to(torch.uint8)
+
+    def quantize_symbols(
+        self, x: Tensor, base: Tensor | None, scales: Scales, grid: WideGrid, coding: Coding
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What `quantize` returns, turned as the dither says, and what is coded of it.
+
+        One function so that it is done in one pass.
+
+        Returns:
+            Codes, int16 [n], and their `symbols` and contexts, uint8 [n].
+        """
+        codes = self.quantize(x, base, scales, grid).reshape(-1)
+        classes = coding.row_classes[:, None] + coding.col_classes[None, :]
+        contexts = classes.reshape(-1)
+        if coding.slices and grid.seed is not None:
+            codes = self.turn(codes, grid.seed)
+            contexts = self.slice_contexts(contexts, grid.seed, coding.slices)
+        return codes, self.symbols(codes, coding.low_bits), contexts
 
     def histogram(self, codes: Tensor, contexts: Tensor, num_contexts: int) -> Tensor:
         """How often each symbol is in each context.

@@ -18,10 +18,12 @@ from swarm_ft.codec.kernels import cpu_entropy, cpu_grid
 from swarm_ft.codec.kernels.base import (
     PROBABILITY_BITS,
     Coded,
+    Coding,
     Grid,
     Kernels,
     NarrowGrid,
     Scales,
+    WideGrid,
     block_count,
     last_code,
     packed_bytes,
@@ -153,11 +155,32 @@ class NumbaKernels(Kernels):
         )
         return wide.sum(1, keepdim=True) + last
 
+    def symbols(self, codes: Tensor, low_bits: int) -> Tensor:
+        """See `Kernels.symbols`."""
+        symbols = np.empty(len(codes), np.uint8)
+        cpu_grid.to_symbols(_array(codes), low_bits, symbols)
+        return torch.from_numpy(symbols)
+
+    def quantize_symbols(
+        self, x: Tensor, base: Tensor | None, scales: Scales, grid: WideGrid, coding: Coding
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Kernels.quantize_symbols`."""
+        _check_shape("row_classes", coding.row_classes, x.shape[:1])
+        _check_shape("col_classes", coding.col_classes, x.shape[1:])
+        classes = _array(coding.row_classes), _array(coding.col_classes)
+        codes = np.empty(x.shape, np.int16)
+        symbols, contexts = (np.empty(x.shape, np.uint8) for _ in range(2))
+        of, out = (*classes, coding.slices, coding.low_bits), (codes, symbols, contexts)
+        other, vectors = _base(base, x.shape), _vectors(scales, x.shape)
+        cpu_grid.quantize_symbols(_array(x), other, vectors, grid.seed, of, out)
+        flat = [torch.from_numpy(part.reshape(-1)) for part in (codes, symbols, contexts)]
+        return flat[0], flat[1], flat[2]
+
     def histogram(self, codes: Tensor, contexts: Tensor, num_contexts: int) -> Tensor:
         """See `Kernels.histogram`."""
         counts = torch.empty(num_contexts, _SYMBOLS, dtype=torch.int64)
         of = _contexts(contexts, len(codes), num_contexts)
-        cpu_entropy.histogram(_array(codes), of, counts.view(-1).numpy())
+        cpu_entropy.histogram(_array(codes), of, counts.numpy())
         return counts
 
     def encode_symbols(

@@ -280,12 +280,16 @@ def grid_errors(
 
 @compiled
 def histogram(codes: Bytes, contexts: Bytes, counts: Counts) -> None:
-    """See `Kernels.histogram`, flat; contexts are in range.
+    """See `Kernels.histogram`; contexts are in range.
 
-    Tables take turns: the next symbol is often the same one, and would wait for its count.
+    Tables take turns: the next symbol is often the same one, and would wait for its count. In them
+    the contexts of a symbol are side by side: the few symbols that there mostly are then take few
+    cache lines, and none evicts another, as lines a power of two apart do.
     """
-    tables = np.zeros((_TABLES, counts.size), np.int32)
+    turns = _TABLES if codes.size > counts.size else 1
+    last, stride = turns - 1, _U32(counts.shape[0])
+    tables = np.zeros((turns, counts.size), np.int32)
     for i in range(codes.size):
-        bin_ = np.uint64(np.uint32(contexts[i]) << np.uint32(8) | np.uint32(codes[i]))
-        tables[np.uint64(i % _TABLES), bin_] += 1
-    counts[:] = tables.sum(0)
+        bin_ = _U64(_U32(_U32(_U32(codes[i]) * stride) + _U32(contexts[i])))
+        tables[_U64(i & last), bin_] += 1
+    counts[:] = tables.sum(0).reshape(counts.shape[1], counts.shape[0]).T

@@ -72,6 +72,7 @@ _EXACT_CODE, _MAX_CODE = np.float32(EXACT_CODE), np.float32(MAX_CODE)
 _LARGEST = np.float32(np.finfo(np.float32).max)
 _U32 = np.uint32
 _I32 = np.int32
+_I16 = np.int16
 
 
 @part
@@ -84,7 +85,7 @@ def scale_of(row: np.float32, col: np.float32) -> np.float32:
 
 
 @part
-def _drawn(index: int, seed: int) -> np.int32:
+def drawn(index: int, seed: int) -> np.int32:
     """The r of `Kernels.dequantize`."""
     h = _U32(_U32(_U32(index) * _U32(0x9E3779B1)) ^ _U32(seed))
     h = _U32(_U32(h ^ _U32(h >> _U32(16))) * _U32(0x85EBCA6B))
@@ -93,16 +94,21 @@ def _drawn(index: int, seed: int) -> np.int32:
 
 
 @part
+def _units_of(r: np.int32) -> np.float32:
+    return np.float32(_I32(_I32(r * _I32(2)) - _I32(15)))
+
+
+@part
 def _dither(index: int, seed: int) -> np.float32:
     """Units to add to value `index`."""
-    return np.float32(_I32(_I32(_drawn(index, seed) * _I32(2)) - _I32(15)))
+    return _units_of(drawn(index, seed))
 
 
 @compiled
 def turn(codes: NDArray[np.int16], seed: int, out: NDArray[np.int16]) -> None:
     """See `Kernels.turn`, flat."""
     for i in range(codes.size):
-        out[i] = np.int16(-codes[i]) if _drawn(i, seed) < 8 else codes[i]
+        out[i] = np.int16(-codes[i]) if drawn(i, seed) < 8 else codes[i]
 
 
 @compiled
@@ -112,9 +118,20 @@ def slice_contexts(
     """See `Kernels.slice_contexts`."""
     width, less = _I32(slices - 1), _I32(SLICES - slices)
     for i in range(classes.size):
-        r = _drawn(i, seed)
+        r = drawn(i, seed)
         far = _I32(min(r, _I32(_I32(15) - r)) >> less)
         out[i] = _I32(_I32(_I32(classes[i]) << width) + far)
+
+
+@compiled
+def to_symbols(codes: NDArray[np.int16], low_bits: int, out: NDArray[np.uint8]) -> None:
+    """See `Kernels.symbols`."""
+    less, last, middle = _I16(low_bits), _I16(127), _I16(128)
+    for i in range(codes.size):
+        upper = _I16(codes[i] >> less)
+        upper = upper if upper > -last else _I16(-last)
+        upper = upper if upper < last else last
+        out[i] = np.uint8(_I16(upper + middle))
 
 
 @part
@@ -216,6 +233,57 @@ def quantize_wide(
             nearest = np.rint(nearest)
             coarse = np.rint(code * _PER_COARSE) * _COARSE
             codes[t, c] = np.int16(_I32(coarse if abs(nearest) > _EXACT_CODE else nearest))
+
+
+@compiled_loosely
+def quantize_symbols(
+    x: Floats,
+    base: Floats | None,
+    scales: ScaleVectors,
+    seed: int | None,
+    coding: tuple[Codes, Codes, int, int],
+    out: tuple[Codes, Codes, Codes],
+) -> None:
+    """See `Kernels.quantize_symbols`; a token's dither is drawn once, and waits in the cache.
+
+    Args:
+        coding: classes of tokens and of channels, slices, and lower bits.
+        out: codes, symbols and contexts, [tokens, channels].
+    """
+    rows, cols, slices, low_bits = coding
+    codes, symbols, contexts = out
+    tokens, channels = x.shape
+    inverse, drawn_of = np.empty(channels, np.float32), np.zeros(channels, np.int32)
+    width, less = _I32(max(slices - 1, 0)), _I32(SLICES - slices)
+    for t in range(tokens):
+        if t < scales[0].size:
+            for c in range(channels):
+                inverse[c] = _inverse(scale_of(scales[0][t], scales[1][c]))
+        if seed is not None:
+            for c in range(channels):
+                drawn_of[c] = drawn(t * channels + c, seed)
+        for c in range(channels):
+            change = x[t, c]
+            if base is not None:
+                change = change - base[t, c]
+            code = change * inverse[c]
+            code = code if code > -_MAX_CODE else -_MAX_CODE
+            code = code if code < _MAX_CODE else _MAX_CODE
+            nearest = code
+            if seed is not None:
+                nearest = code - _units_of(drawn_of[c]) * _PER_UNITS
+            nearest = np.rint(nearest)
+            coarse = np.rint(code * _PER_COARSE) * _COARSE
+            code = coarse if abs(nearest) > _EXACT_CODE else nearest
+            if seed is not None:
+                code = -code if drawn_of[c] < _I32(8) else code
+            codes[t, c] = np.int16(_I32(code))
+            contexts[t, c] = np.uint8(_I32(rows[t]) + _I32(cols[c]))
+        to_symbols(codes[t], low_bits, symbols[t])
+        if seed is not None:
+            for c in range(channels):
+                far = _I32(min(drawn_of[c], _I32(_I32(15) - drawn_of[c])) >> less)
+                contexts[t, c] = np.uint8(_I32(_I32(_I32(contexts[t, c]) << width) + far))
 
 
 @compiled

@@ -20,6 +20,7 @@ from swarm_ft.codec.kernels.base import (
     MAX_CODE,
     SLICES,
     UNITS,
+    Coding,
     Grid,
     Kernels,
     NarrowGrid,
@@ -220,6 +221,41 @@ def _quantize(
     row, col = load_factor(rows, t, tokens, one_row), load_factor(cols, c, channels, one_col)
     code = to_codes(load_change(x, base, at, is_there), scale_from(row, col), at, seed, bits)
     tl.store(codes + at, code.to(codes.dtype.element_ty), mask=is_there)
+
+
+@triton.jit(do_not_specialize=["seed", "slices", "low_bits"])
+def _quantize_symbols(
+    out: tl.tuple,
+    x: tl.tensor,
+    base: tl.tensor,
+    rows: tl.tensor,
+    cols: tl.tensor,
+    classes: tl.tuple,
+    seed: tl.tensor,
+    slices: tl.tensor,
+    low_bits: tl.tensor,
+    tokens: tl.tensor,
+    channels: tl.tensor,
+    one_row: tl.constexpr,
+    one_col: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
+) -> None:
+    t, c = tile_place(height, width)
+    at, is_there = t * channels + c, (t < tokens) & (c < channels)
+    row, col = load_factor(rows, t, tokens, one_row), load_factor(cols, c, channels, one_col)
+    code = to_codes(load_change(x, base, at, is_there), scale_from(row, col), at, seed, 0)
+    context = tl.load(classes[0] + t, mask=t < tokens, other=0).to(tl.int32)
+    context += tl.load(classes[1] + c, mask=c < channels, other=0).to(tl.int32)
+    if seed is not None:
+        r = _drawn(at, seed)
+        code = tl.where(r < 8, -code, code)
+        far = tl.minimum(r, 15 - r) >> (_SLICES - slices)
+        context = (context << tl.maximum(slices - 1, 0)) + far
+    symbol = tl.minimum(tl.maximum(code >> low_bits, -127), 127) + 128
+    tl.store(out[0] + at, code.to(tl.int16), mask=is_there)
+    tl.store(out[1] + at, symbol.to(tl.uint8), mask=is_there)
+    tl.store(out[2] + at, context.to(tl.uint8), mask=is_there)
 
 
 @triton.jit(do_not_specialize=["seed", "shrink"])
@@ -481,6 +517,21 @@ class TritonGrids(Kernels):
         with device_of(codes):
             launch(*tensors, *factors, *units, *codes.shape, *are_one, bits, **tile, **EXACT)
         return values
+
+    def quantize_symbols(
+        self, x: Tensor, base: Tensor | None, scales: Scales, grid: WideGrid, coding: Coding
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Kernels.quantize_symbols`."""
+        codes = torch.empty(x.numel(), dtype=torch.int16, device=x.device)
+        symbols, contexts = (torch.empty_like(codes, dtype=torch.uint8) for _ in range(2))
+        values = x.contiguous(), None if base is None else base.contiguous()
+        classes = coding.row_classes.contiguous(), coding.col_classes.contiguous()
+        numbers = _seed_of(grid), coding.slices, coding.low_bits, *x.shape
+        tile, (factors, are_one) = tile_of(x.shape, _TILE), _factors_of(scales)
+        launch, out = _quantize_symbols[tiles(x.shape, tile)], (codes, symbols, contexts)
+        with device_of(x):
+            launch(out, *values, *factors, classes, *numbers, *are_one, **tile, **EXACT)
+        return out
 
     def turn(self, codes: Tensor, seed: int) -> Tensor:
         """See `Kernels.turn`."""

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from swarm_ft.codec.kernels.base import Coded, NarrowGrid, Scales
+from swarm_ft.codec.kernels.base import Coded, Coding, NarrowGrid, Scales, WideGrid
 from swarm_ft.codec.kernels.cpu import NumbaKernels
 from swarm_ft.codec.kernels.cpu_grid import compiled
 
@@ -14,6 +14,7 @@ X = torch.ones(3, 4)
 CODES = torch.zeros(5, dtype=torch.uint8)
 FREQUENCIES = torch.full((2, 256), 16, dtype=torch.int32)
 CODED = Coded(torch.full((1, 4), 1 << 16), torch.tensor([0]), torch.zeros(0, dtype=torch.int32))
+WIDE = Scales(ONE, ONE), WideGrid()
 UNFIT = {
     "packed bytes": ("unpack", CODES, 41, 1),
     "a base": ("quantize", X, X[:2], Scales(ONE, ONE), NarrowGrid(2)),
@@ -27,6 +28,8 @@ UNFIT = {
     "frequencies": ("encode_symbols", CODES, CODES, FREQUENCIES[:, :8], 4),
     "lanes": ("encode_symbols", CODES, CODES, FREQUENCIES, 3),
     "states": ("decode_symbols", CODED, CODES.repeat(1 << 14), FREQUENCIES),
+    "classes of tokens": ("quantize_symbols", X, None, *WIDE, Coding(CODES, CODES[:4], 0, 0)),
+    "classes of channels": ("quantize_symbols", X, None, *WIDE, Coding(CODES[:3], CODES, 0, 0)),
     "tiles": ("hadamard", X, 3),
 }
 

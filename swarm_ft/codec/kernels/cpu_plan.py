@@ -1,0 +1,115 @@
+"""Loops of an encoder's plan, for one thread of a CPU. Knows arrays; knows no tensors.
+
+Planning looks at a sample on the host, wherever the tensor lies, so there is no other backend's
+loop to agree with: floats may round as they like.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm_ft.codec.kernels.base import MAX_CODE, SLICES, UNITS
+from swarm_ft.codec.kernels.cpu_grid import Floats, compiled, compiled_loosely, drawn, part
+
+Bytes = NDArray[np.uint8]
+Counts = NDArray[np.int64]
+Doubles = NDArray[np.float64]
+
+_TINY_SQUARE = 1e-300
+_ROUNDS = 2
+_MIDDLE = 15
+_LARGEST_SYMBOL, _SYMBOL_ZERO = 127, 128
+
+
+@part
+def _inverse(square: float) -> float:
+    return 1 / square if square > _TINY_SQUARE else 0.0
+
+
+@compiled_loosely
+def relative_squares(x: Floats, rows: Doubles) -> None:
+    """Each token's mean square once channels are brought to one spread, to `rows`.
+
+    Otherwise one channel that sticks out would be all that a token's spread tells of. Tokens and
+    channels are brought to one spread in turn, twice, so that neither hides the other.
+    """
+    tokens, channels = x.shape
+    inverse, sums = np.zeros(channels), np.zeros(channels)
+    for t in range(tokens):
+        for c in range(channels):
+            sums[c] += np.float64(x[t, c]) * np.float64(x[t, c])
+    for _ in range(_ROUNDS):
+        for c in range(channels):
+            inverse[c] = _inverse(sums[c] / tokens)
+            sums[c] = 0.0
+        for t in range(tokens):  # which waits in the first-level cache for its spread
+            total = 0.0
+            for c in range(channels):
+                total += np.float64(x[t, c]) * np.float64(x[t, c]) * inverse[c]
+            rows[t] = total / channels
+            weight = _inverse(rows[t])
+            for c in range(channels):
+                sums[c] += np.float64(x[t, c]) * np.float64(x[t, c]) * weight
+
+
+@compiled
+def tally(
+    scaled: Doubles,
+    every: int,
+    grid: tuple[float, int],
+    classes: tuple[Bytes, Bytes],
+    slices: int,
+    counts: Counts,
+) -> None:
+    """Count the symbols in their contexts that a wide grid makes of a sample.
+
+    Args:
+        scaled: [n], every so many values of a tensor, in scales of level 0.
+        grid: the scale, and how many lower bits a symbol does not have.
+        classes: of all tokens and of all channels.
+        slices: what is known of a dither by the seed 0; without any there is no dither.
+        counts: zeros, [contexts, 256].
+    """
+    (scale, low_bits), (rows, cols) = grid, classes
+    width, less = max(slices - 1, 0), SLICES - slices
+    t, c = 0, 0
+    for i in range(scaled.size):
+        code, context = scaled[i] / scale, np.int64(rows[t]) + np.int64(cols[c])
+        if slices > 0:
+            r = np.int64(drawn(i, 0))
+            code -= (2 * r - _MIDDLE) / UNITS
+            code = -code if 2 * r < _MIDDLE else code
+            context = context << width | min(r, _MIDDLE - r) >> less
+        whole = np.int64(min(max(np.rint(code), -MAX_CODE), MAX_CODE)) >> low_bits
+        symbol = min(max(whole, -_LARGEST_SYMBOL), _LARGEST_SYMBOL) + _SYMBOL_ZERO
+        counts[context, symbol] += 1
+        c += every
+        while c >= cols.size:
+            c -= cols.size
+            t += 1
+
+
+@compiled
+def entropy(counts: Counts) -> tuple[float, int, int]:
+    """Bits of symbols with these counts, [contexts, 256], coded ideally.
+
+    Returns:
+        The bits; how many symbols more than one the contexts have; and how many places there are
+        from each context's first symbol to its last.
+    """
+    bits, kinds, places = 0.0, 0, 0
+    for k in range(counts.shape[0]):
+        total, first, last = 0, 256, -1
+        for symbol in range(counts.shape[1]):
+            count = counts[k, symbol]
+            if count > 0:
+                bits -= count * np.log2(count)
+                total += count
+                kinds += 1
+                first, last = min(first, symbol), symbol
+        if total > 0:
+            bits += total * np.log2(total)
+            kinds -= 1
+            places += last - first + 1
+    return bits, kinds, places
