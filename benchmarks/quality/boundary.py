@@ -215,9 +215,12 @@ class Boundary:
 class Cuts:
     """All boundaries of a model. `cut` is called by the model, between its blocks."""
 
-    def __init__(self, config: Config, count: int) -> None:
+    def __init__(self, config: Config, count: int, *, adapts: bool = False) -> None:
+        self.control = QualityControl.of(config.quality, adapts=adapts) if config.quality else None
+        if self.control is not None:
+            fw, key = _codecs_of(self.control)
+            config = replace(config, fw=fw, key=key)
         self.boundaries = [_boundary_of(config) for _ in range(count)]
-        self.control = QualityControl.of(config.quality) if config.quality else None
         self.mode = "off"
         self.ids: list[int] = []
         self.lengths: list[int] = []
@@ -304,9 +307,6 @@ def _codecs_of(control: QualityControl) -> tuple[str, str]:
 
 
 def _boundary_of(config: Config) -> Boundary:
-    if config.quality:
-        fw, key = _codecs_of(QualityControl.of(config.quality))
-        config = replace(config, fw=fw, key=key)
     forward = channel_of(config.fw, config.key, Direction.FORWARD)
     backward = channel_of(config.bw, config.first or config.key, Direction.BACKWARD)
     forward.bits = backward.bits = config.bits

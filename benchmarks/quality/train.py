@@ -94,7 +94,7 @@ def run(task: Task, config: Config, seed: int, rate: float) -> Record:
     """Fine-tune and evaluate; a run that diverges is recorded as such, up to where it did."""
     began = time.monotonic()
     model = task.model(seed)
-    model.cuts = Cuts(config, len(task.regime.cuts))
+    model.cuts = Cuts(config, len(task.regime.cuts), adapts=task.regime.lora_r > 0)
     model.replicas = Replicas(config.dp) if config.dp else None
     record = key_of(task, config, seed, rate) | {"diverged": "", "epochs": []}
     record["trains"] = task.regime.trains

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,8 @@ from swarm_ft.protocol.messages.client import (
     RunStatus,
     StepCommitted,
 )
-from swarm_ft.protocol.spec.quality import QualityControl
+from swarm_ft.protocol.spec.quality import Prices, QualityControl
+from swarm_ft.protocol.spec.run_spec import Adapter
 from tests.integration.conftest import Job, MakeJob
 from tests.local_swarm import LocalSwarm
 
@@ -59,7 +61,12 @@ async def quiet_run(job: Job, folder: Path, layers: Iterable[str] = LAYERS) -> l
         return await swarm.watch((await swarm.client.submit(job.spec, job.samples)).run_id)
 
 
-async def test_the_codec_follows_what_is_measured(job: Job, tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [{}, {"adapter": Adapter.LORA, "lora_r": 4}])
+async def test_the_codec_follows_what_is_measured(
+    make_job: MakeJob, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    job = make_job(num_samples=8, num_steps=NUM_STEPS, quality=ASKED, **changes).ragged()
+    adapts = bool(changes)
     events = await quiet_run(job, tmp_path / "quiet")
     status = last_status(events)
     assert status.phase is RunPhase.FINISHED
@@ -67,9 +74,10 @@ async def test_the_codec_follows_what_is_measured(job: Job, tmp_path: Path) -> N
     assert status.quality.asked == ASKED
     assert status.quality.num_measured == NUM_STEPS // EVERY
     assert status.codecs, "one measurement at least was not what was foretold"
-    assert {change.codecs.backward for change in status.codecs} == {"q1.5+z"}
+    backward = Prices.of(adapts=adapts).backward_codec(ASKED)
+    assert {change.codecs.backward for change in status.codecs} == {backward}
     assert all(change.first_step % EVERY == 1 for change in status.codecs), "once it was measured"
-    first = QualityControl.of(ASKED).step_size
+    first = QualityControl.of(ASKED, adapts=adapts).step_size
     assert status.codecs[0].codecs.forward != f"aqk{first:g}"
     sent = evaluation_bytes(events)
     assert all((sent[step] > 0) == (step % EVERY == 0) for step in range(NUM_STEPS))

@@ -624,8 +624,10 @@ class Run:
     @property
     def quality(self) -> QualityControl | None:
         """By which the codec of activations follows what is asked; None if nothing is."""
-        asked = self.spec.train.quality
-        return self.steering.quality or (QualityControl.of(asked) if asked else None)
+        train = self.spec.train
+        if self.steering.quality is None and train.quality:
+            return QualityControl.of(train.quality, adapts=train.adapts)
+        return self.steering.quality
 
     @property
     def quality_found(self) -> QualityFound | None:

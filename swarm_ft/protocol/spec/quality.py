@@ -16,16 +16,40 @@ from swarm_ft.protocol.spec.bounds import Range
 from swarm_ft.protocol.spec.codec_spec import MAX_QUALITY_STEP, MIN_QUALITY_STEP
 
 MEASURE_EVERY_STEPS = 8
-COST_A_NAT = 0.7
-"""Of perplexity, as a share, for each nat that compression adds to the loss of a step, on average
-over a run: adapters lose 0.5 to 0.9, whole models 0.1 to 0.25 (docs/quality.md)."""
-_STEP_OF_QUALITY = (0.04, 2.0)
-"""A step of S times the spread costs about so much, times S to this power: to begin with."""
-_POWER = 1.5
-"""Of the step, by which what it adds to the loss grows."""
+_EXCESS_OF_STEP, _POWER = 0.04, 1.5
+"""A step of S times the spread adds about so many nats, times S to this power."""
 _GAIN = 0.4
 _MOST = 2.0
 """No measurement moves the step by more: one of a few samples is off by a quarter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What compression costs a kind of training, of the perplexity; from docs/quality.md.
+
+    Attributes:
+        a_nat: share, for each nat that compression adds to the loss of a step, on average over a
+            run. It is more than activations cost, since gradients cost as well, unmeasured.
+        gradients: codecs of gradients, each with the least share that has to be asked for it,
+            which is twice what it costs; falling.
+    """
+
+    a_nat: float
+    gradients: tuple[tuple[float, str], ...]
+
+    @staticmethod
+    def of(*, adapts: bool) -> Prices:
+        """Of training adapters, or the model's own weights."""
+        return OF_ADAPTERS if adapts else OF_WEIGHTS
+
+    def backward_codec(self, asked: float) -> str:
+        """The coarsest codec of gradients that leaves half of what is asked to activations."""
+        return next((text for least, text in self.gradients if asked >= least), _FINEST)
+
+
+OF_WEIGHTS = Prices(0.7, ((0.03, "q1+z"), (0.01, "q1.5+z")))
+OF_ADAPTERS = Prices(2.0, ((0.03, "q1.5+z"), (0.01, "q3+z")))
+_FINEST = "q4+z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,33 +61,40 @@ class QualityControl:
         step_size: of the quantiser, times the spread of the activations.
         num_measured: steps in which it was measured.
         excess: what compression added to the loss in these, in nats, summed.
+        adapts: whether adapters train, for which a nat costs more.
     """
 
     asked: Annotated[float, Range(0.0, 1.0)]
     step_size: Annotated[float, Range(MIN_QUALITY_STEP, MAX_QUALITY_STEP)]
     num_measured: int = 0
     excess: float = 0.0
+    adapts: bool = False
 
     @staticmethod
-    def of(asked: float) -> QualityControl:
+    def of(asked: float, *, adapts: bool) -> QualityControl:
         """Before anything was measured."""
-        cost, power = _STEP_OF_QUALITY
-        return QualityControl(asked, _bounded((asked / cost) ** (1 / power)))
+        excess = asked / Prices.of(adapts=adapts).a_nat
+        step_size = (excess / _EXCESS_OF_STEP) ** (1 / _POWER)
+        return QualityControl(asked, _bounded(step_size), adapts=adapts)
 
     @property
     def cost(self) -> float:
         """Share of the perplexity that compression cost so far, as far as can be told."""
-        return COST_A_NAT * max(0.0, self.excess) / max(1, self.num_measured)
+        return self._cost_a_nat * max(0.0, self.excess) / max(1, self.num_measured)
 
     def measured(self, excess: float) -> QualityControl:
         """After a step whose loss was so many nats above that without compression."""
         if not math.isfinite(excess):
             return self
         found = replace(self, num_measured=self.num_measured + 1, excess=self.excess + excess)
-        allowed = self.asked / COST_A_NAT
+        allowed = self.asked / self._cost_a_nat
         ratio = min(max(allowed / max(excess, 1e-9), 1 / _MOST**2), _MOST**2)
         factor = ratio ** (_GAIN / _POWER)
         return replace(found, step_size=_bounded(self.step_size * factor))
+
+    @property
+    def _cost_a_nat(self) -> float:
+        return Prices.of(adapts=self.adapts).a_nat
 
 
 def measures_at(step: int) -> bool:

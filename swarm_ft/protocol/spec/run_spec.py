@@ -26,7 +26,7 @@ from swarm_ft.protocol.spec.codec_spec import (
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange, parse_trained
 from swarm_ft.protocol.spec.options import Option, check
-from swarm_ft.protocol.spec.quality import QualityControl
+from swarm_ft.protocol.spec.quality import Prices, QualityControl
 
 T = TypeVar("T")
 
@@ -77,8 +77,6 @@ CLASS_METRICS = ("accuracy", "matthews_correlation", "f1")
 """Of tasks with classes, beside the loss."""
 FINER_FIRST = 0.7
 """Their step, of that of changes, of first activations: adapters lose most by these."""
-QUALITY_BACKWARD = "q1.5+z"
-"""Of gradients, in runs that ask for a quality: activations alone follow it."""
 ALL_LINEAR = "all-linear"
 """Adapters at every linear layer of the blocks."""
 CodecText = Annotated[str, Length(MAX_SPEC_CHARS)]
@@ -571,7 +569,7 @@ class TrainOptions:
             )
         if self.quality:
             _check_quality(self)
-            for name, text in _codecs_for(self.quality).items():
+            for name, text in _codecs_for(self).items():
                 object.__setattr__(self, name, text)
         _check_codecs(self)
         _check_trained(self)
@@ -1017,12 +1015,13 @@ class RunSpec:
         return digest_of(text.encode())
 
 
-def _codecs_for(quality: float) -> dict[str, str]:
+def _codecs_for(options: TrainOptions) -> dict[str, str]:
     """Codecs for a share of the perplexity, by field; before anything was measured."""
-    step_size = QualityControl.of(quality).step_size
+    asked, adapts = options.quality, options.adapts
+    step_size = QualityControl.of(asked, adapts=adapts).step_size
     return {
         "forward_codec": forward_codec_of(step_size),
-        "backward_codec": QUALITY_BACKWARD,
+        "backward_codec": Prices.of(adapts=adapts).backward_codec(asked),
         "key_codec": key_codec_of(step_size),
     }
 
@@ -1040,7 +1039,7 @@ def key_codec_of(step_size: float) -> str:
 def _check_quality(options: TrainOptions) -> None:
     """Codecs follow from it alone, and nothing but compression is measured."""
     usual = {field.name: field.default for field in fields(TrainOptions)}
-    follow = {"fill_codec": "", **_codecs_for(options.quality)}
+    follow = {"fill_codec": "", **_codecs_for(options)}
     for name, text in follow.items():
         got = getattr(options, name)
         if got not in (usual[name], text):

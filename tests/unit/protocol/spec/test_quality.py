@@ -12,8 +12,10 @@ from swarm_ft.protocol.spec.codec_spec import (
     Direction,
     parse_codec_spec,
 )
-from swarm_ft.protocol.spec.quality import COST_A_NAT, QualityControl, measures_at
+from swarm_ft.protocol.spec.quality import Prices, QualityControl, measures_at
 from swarm_ft.protocol.spec.run_spec import forward_codec_of
+
+either = pytest.mark.parametrize("adapts", [False, True])
 
 
 def after(control: QualityControl, *excesses: float) -> QualityControl:
@@ -27,36 +29,67 @@ def test_the_first_step_is_measured() -> None:
     assert 0 < sum(map(measures_at, range(1000))) < 500
 
 
-@given(st.floats(0.0, 1.0), st.lists(st.floats(), max_size=20))
-def test_whatever_is_told_the_step_is_one_that_codecs_take(asked: float, told: list[float]) -> None:
-    control = after(QualityControl.of(asked), *told)
+@given(st.floats(0.0, 1.0), st.booleans(), st.lists(st.floats(), max_size=20))
+def test_whatever_is_told_the_step_is_one_that_codecs_take(
+    asked: float, adapts: bool, told: list[float]
+) -> None:
+    control = after(QualityControl.of(asked, adapts=adapts), *told)
     assert MIN_QUALITY_STEP <= control.step_size <= MAX_QUALITY_STEP
     parsed = parse_codec_spec(forward_codec_of(control.step_size), Direction.FORWARD)
     assert parsed.number == pytest.approx(control.step_size)
     assert control.cost >= 0.0
 
 
-def test_less_asked_is_a_finer_step() -> None:
-    steps = [QualityControl.of(asked).step_size for asked in (0.001, 0.01, 0.1)]
+@either
+def test_less_asked_is_a_finer_step(adapts: bool) -> None:
+    steps = [QualityControl.of(asked, adapts=adapts).step_size for asked in (0.001, 0.01, 0.1)]
     assert steps == sorted(set(steps))
 
 
-def test_the_step_follows_the_cost() -> None:
-    begun = QualityControl.of(0.01)
-    allowed = 0.01 / COST_A_NAT
+@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.booleans())
+def test_less_asked_is_no_coarser_codec_of_gradients(
+    asked: float, other: float, adapts: bool
+) -> None:
+    bits = [
+        parse_codec_spec(Prices.of(adapts=adapts).backward_codec(each), Direction.BACKWARD).number
+        for each in sorted((asked, other))
+    ]
+    assert bits[0] >= bits[1]
+
+
+@pytest.mark.parametrize("asked", [0.001, 0.003, 0.01, 0.03, 0.1])
+def test_adapters_are_coded_more_finely(asked: float) -> None:
+    """Both ways, whatever is asked, and so after each measurement."""
+    weights, adapters = (QualityControl.of(asked, adapts=adapts) for adapts in (False, True))
+    assert adapters.step_size < weights.step_size
+    assert after(adapters, asked).step_size < after(weights, asked).step_size
+    assert after(adapters, asked).cost > after(weights, asked).cost
+    fewer, more = (
+        parse_codec_spec(Prices.of(adapts=adapts).backward_codec(asked), Direction.BACKWARD).number
+        for adapts in (False, True)
+    )
+    assert more > fewer or asked < 0.01
+
+
+@either
+def test_the_step_follows_the_cost(adapts: bool) -> None:
+    begun = QualityControl.of(0.01, adapts=adapts)
+    allowed = 0.01 / Prices.of(adapts=adapts).a_nat
     assert after(begun, 4 * allowed).step_size < begun.step_size
     assert after(begun, allowed / 4).step_size > begun.step_size
     assert after(begun, -1.0).step_size > begun.step_size
 
 
-def test_a_model_of_the_cost_ends_near_what_was_asked() -> None:
-    """Whose excess goes as the step to the power 1.5, and is ten times what was foretold."""
-    control = QualityControl.of(0.01)
+@either
+def test_a_model_of_the_cost_ends_near_what_was_asked(adapts: bool) -> None:
+    """Whose excess goes as the step to the power 1.5, and is five times what was foretold."""
+    control = QualityControl.of(0.01, adapts=adapts)
     for _ in range(40):
-        control = control.measured(2.0 * control.step_size**1.5)
-    assert 2.0 * control.step_size**1.5 * COST_A_NAT == pytest.approx(0.01, rel=0.5)
+        control = control.measured(0.2 * control.step_size**1.5)
+    cost = 0.2 * control.step_size**1.5 * Prices.of(adapts=adapts).a_nat
+    assert cost == pytest.approx(0.01, rel=0.1)
 
 
 def test_what_is_no_number_is_not_counted() -> None:
-    begun = QualityControl.of(0.01)
+    begun = QualityControl.of(0.01, adapts=False)
     assert after(begun, math.nan, math.inf, -math.inf) == begun
