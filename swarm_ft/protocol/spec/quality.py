@@ -47,8 +47,8 @@ class Prices:
         return next((text for least, text in self.gradients if asked >= least), _FINEST)
 
 
-OF_WEIGHTS = Prices(0.7, ((0.03, "q1+z"), (0.01, "q1.5+z")))
-OF_ADAPTERS = Prices(2.0, ((0.03, "q1.5+z"), (0.01, "q3+z")))
+OF_WEIGHTS = Prices(1.0, ((0.07, "q1+z"), (0.02, "q1.5+z"), (0.01, "q2+z"), (0.003, "q3+z")))
+OF_ADAPTERS = Prices(2.0, ((0.04, "q1.5+z"), (0.02, "q2+z"), (0.01, "q3+z")))
 _FINEST = "q4+z"
 
 
