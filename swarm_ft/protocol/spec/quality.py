@@ -3,7 +3,8 @@
 Now and then the samples of a step are computed without compression as well, by the same weights.
 What compression adds to their loss there foretells what it adds to the loss that training ends
 with; docs/quality.md has how well. The step of the quantiser, in the activations' own spread,
-follows it: coarser while less is lost than was asked for, finer where more is.
+follows it: coarser while less is lost than was asked for, finer where more is. What the codec of
+gradients costs is not measured on the way: it follows from what is asked, by a table.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _MOST = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What compression costs a kind of training, of the perplexity; from docs/quality.md.
+    """What compression costs a kind of training, as shares of the perplexity (docs/quality.md).
 
     Attributes:
-        a_nat: share, for each nat that compression adds to the loss of a step, on average over a
-            run. It is more than activations cost, since gradients cost as well, unmeasured.
-        gradients: codecs of gradients, each with the least share that has to be asked for it,
-            which is twice what it costs; falling.
+        a_nat: for each nat that compression adds to the loss of a step, on average over a run:
+            twice what activations cost, or more, since what gradients cost is not measured.
+        gradients: codecs of gradients, each behind the least share to ask for, which is twice
+            what it cost; falling.
     """
 
     a_nat: float
@@ -47,9 +48,10 @@ class Prices:
         return next((text for least, text in self.gradients if asked >= least), _FINEST)
 
 
+_FINEST = "q4+z"
+"""Of gradients: costs nothing that can be told from zero."""
 OF_WEIGHTS = Prices(1.0, ((0.07, "q1+z"), (0.02, "q1.5+z"), (0.01, "q2+z"), (0.003, "q3+z")))
 OF_ADAPTERS = Prices(2.0, ((0.04, "q1.5+z"), (0.02, "q2+z"), (0.01, "q3+z")))
-_FINEST = "q4+z"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from swarm_ft.errors import BadCodec, BadModel, BadOption
 from swarm_ft.ids import SampleId
 from swarm_ft.protocol.spec.codec_spec import Axis, CodecName, CodecSpec, Direction, Feedback
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.quality import Prices, QualityControl
+from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import (
     COPIES_PER_WEIGHT,
     MAX_EVAL_SAMPLES,
@@ -552,7 +552,8 @@ ASKED = {"forward_codec": "aq3+z", "backward_codec": "q3+z", "key_codec": "q4+z"
 def test_codecs_follow_from_a_quality() -> None:
     train = train_spec_of(**ASKED)
     step = QualityControl.of(0.01, adapts=False).step_size
-    assert train.codecs == Codecs(f"aqk{step:g}", "q1.5+z")
+    assert train.codecs == Codecs(f"aqk{step:g}", "q2+z")
+    assert train_spec_of(**ASKED | {"quality": 0.03}).codecs.backward == "q1.5+z"
     assert train.key_codec == f"qk{round(0.7 * step, 2):g}"
     finer = train.with_codecs(Codecs("aqk0.1", "q1.5+z"))
     assert (finer.forward_codec, finer.key_codec) == ("aqk0.1", "qk0.07")
@@ -563,8 +564,7 @@ def test_codecs_follow_from_a_quality() -> None:
 def test_codecs_follow_from_a_quality_otherwise_for_adapters() -> None:
     train = train_spec_of(**ASKED, adapter=Adapter.LORA)
     step = QualityControl.of(0.01, adapts=True).step_size
-    assert train.codecs == Codecs(f"aqk{step:g}", Prices.of(adapts=True).backward_codec(0.01))
-    assert train.codecs.backward != train_spec_of(**ASKED).codecs.backward
+    assert train.codecs == Codecs(f"aqk{step:g}", "q3+z")
     assert replace(train, num_steps=train.num_steps + 1).codecs == train.codecs
 
 
