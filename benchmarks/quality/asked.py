@@ -40,14 +40,8 @@ def print_asked(records: list[Record]) -> None:
     for kind, found in kinds.items():
         lost = [_lost(record, plain[_place(record)]) for record in found]
         kept = sum(each <= _asked(record) for each, record in zip(lost, found, strict=True))
-        row(
-            [
-                *_words(kind),
-                ", ".join(f"{100 * x:+.2f}" for x in lost),
-                _bits(found),
-                _of(kept, lost),
-            ]
-        )
+        by_seed = ", ".join(f"{100 * each:+.2f}" for each in lost)
+        row([*_words(kind), by_seed, _bits(found), f"{kept} of {len(found)}"])
         within, total = within + kept, total + len(found)
     sys.stdout.write(f"\n{within} of {total} within what was asked.\n")
 
@@ -82,10 +76,6 @@ def _bits(found: list[Record]) -> str:
     """Forward and backward, means over seeds."""
     ways = [[run[name] for run in found] for name in ("bits_fw", "bits_bw")]
     return " + ".join(f"{statistics.fmean(way):.2f}" for way in ways)
-
-
-def _of(kept: int, lost: list[float]) -> str:
-    return f"{kept} of {len(lost)}"
 
 
 if __name__ == "__main__":
