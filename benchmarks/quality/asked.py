@@ -29,21 +29,26 @@ def main() -> None:
 
 
 def print_asked(records: list[Record]) -> None:
-    """A row for each kind of run, and how many of all lost no more than they asked for."""
+    """A row for each kind of run, and how many of a config lost no more than they asked for."""
     plain = {_place(record): record for record in records if record["config"] == "none"}
     kinds: dict[Kind, list[Record]] = defaultdict(list)
     for record in records:
         if _asked(record) and _place(record) in plain:
             kinds[_kind(record)].append(record)
     row(["what trains", "rate", "epochs", "config", "lost, %, by seed", "bits", "within"], True)
-    within, total = 0, 0
+    within: dict[str, list[bool]] = defaultdict(list)
     for kind, found in kinds.items():
         lost = [_lost(record, plain[_place(record)]) for record in found]
-        kept = sum(each <= _asked(record) for each, record in zip(lost, found, strict=True))
+        kept = [each <= _asked(record) for each, record in zip(lost, found, strict=True)]
         by_seed = ", ".join(f"{100 * each:+.2f}" for each in lost)
-        row([*_words(kind), by_seed, _bits(found), f"{kept} of {len(found)}"])
-        within, total = within + kept, total + len(found)
-    sys.stdout.write(f"\n{within} of {total} within what was asked.\n")
+        row([*_words(kind), by_seed, _bits(found), _of(kept)])
+        within[kind[-1]] += kept
+    for config, kept in within.items():
+        sys.stdout.write(f"\n`{config}`: {_of(kept)} within what was asked.\n")
+
+
+def _of(kept: list[bool]) -> str:
+    return f"{sum(kept)} of {len(kept)}"
 
 
 def _kind(record: Record) -> Kind:

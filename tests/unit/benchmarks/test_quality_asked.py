@@ -46,7 +46,7 @@ def test_a_row_has_what_each_seed_lost_against_its_own_uncompressed_run(
         "| all (`lm`) | 0.002 | 6 | `quality0.01/q2+z` | +0.80, +1.10 | 1.50 + 2.00 | 1 of 2 |"
         in told
     )
-    assert told.endswith("\n1 of 2 within what was asked.\n")
+    assert told.endswith("\n`quality0.01/q2+z`: 1 of 2 within what was asked.\n")
     assert "`q2/q4`" not in told
 
 
@@ -58,13 +58,13 @@ def test_a_run_is_held_against_one_of_its_rate_and_counted_by_itself(
     told = shown(capsys, *plain, *asked, record(ASKED, 70.0, rate=0.004))
     assert "| 0.002 | 6 | `quality0.01/q2+z` | -2.00 |" in told
     assert "| 0.001 | 6 | `quality0.01/q2+z` | +2.50 |" in told
-    assert told.endswith("1 of 2 within what was asked.\n"), "one has nothing to be held against"
+    assert told.endswith(": 1 of 2 within what was asked.\n"), "one has nothing to be held against"
 
 
 def test_a_run_that_diverged_lost_all(capsys: pytest.CaptureFixture[str]) -> None:
     told = shown(capsys, record("none", 50.0), record(ASKED, 50.0, diverged="nan"))
     assert "+inf" in told
-    assert told.endswith("0 of 1 within what was asked.\n")
+    assert told.endswith(": 0 of 1 within what was asked.\n")
 
 
 def test_the_study_codes_adapters_more_finely_and_follows_what_is_measured() -> None:
