@@ -160,8 +160,13 @@ def check_finite(x: Tensor) -> Tensor:
 
 def peak_of(x: Tensor) -> float:
     """The largest magnitude in `x`; infinite or NaN if it holds such a value."""
+    return peak_there(x).item()
+
+
+def peak_there(x: Tensor) -> Tensor:
+    """`peak_of`, where x lies: a GPU is not waited for."""
     low, high = torch.aminmax(x)  # one pass, no copy, and NaN goes through
-    return torch.maximum(-low, high).item()
+    return torch.maximum(-low, high)
 
 
 def checked_peak(peak: float) -> float:

@@ -8,6 +8,7 @@ little-endian. Nothing follows.
 from __future__ import annotations
 
 import itertools
+import math
 import struct
 from dataclasses import dataclass, field
 
@@ -365,7 +366,9 @@ def estimated_stream_bytes(counts: NDArray[np.int64], share: float) -> float:
     from swarm_ft.codec.kernels import cpu_plan  # compilers take seconds
 
     count = int(counts.sum())
-    bits, hidden_bits, places = cpu_plan.entropy(counts)
+    bits, hidden_bits, places, once = cpu_plan.entropy(counts)
+    # Each of n symbols is a new one as often as one was seen once (Good 1953, with Turing).
+    places += round(once * math.log(1 / share))
     coded_bits = bits + (1 - share) * hidden_bits + _LOSS_BITS * count
     return _fixed_bytes(len(counts), places, round(count / share)) + coded_bits / share / 8
 

@@ -111,15 +111,15 @@ _HIDDEN_BITS = _hidden_bits()
 
 
 @compiled
-def entropy(counts: Counts) -> tuple[float, float, int]:
+def entropy(counts: Counts) -> tuple[float, float, int, int]:
     """Bits of symbols with these counts, [contexts, 256], coded ideally.
 
     Returns:
         The bits, by the shares of the symbols; how much too few that is for what the counts are a
-        small sample of, since shares fit a sample better than the rest; and how many places there
-        are from each context's first symbol to its last.
+        small sample of, since shares fit a sample better than the rest; how many places there are
+        from each context's first symbol to its last; and how many symbols were seen once.
     """
-    bits, hidden, places = 0.0, 0.0, 0
+    bits, hidden, places, once = 0.0, 0.0, 0, 0
     for k in range(counts.shape[0]):
         total, first, last = 0, 256, -1
         for symbol in range(counts.shape[1]):
@@ -128,9 +128,10 @@ def entropy(counts: Counts) -> tuple[float, float, int]:
                 bits -= count * np.log2(count)
                 hidden += _HIDDEN_BITS[count] if count < _FEW else _HALF_A_NAT
                 total += count
+                once += count == 1
                 first, last = min(first, symbol), symbol
         if total > 0:
             bits += total * np.log2(total)
             hidden -= _HALF_A_NAT
             places += last - first + 1
-    return bits, hidden, places
+    return bits, hidden, places, once

@@ -28,7 +28,7 @@ def gaussian(seed: int) -> Tensor:
 
 def some() -> tuple[Tensor, Tensor]:
     """A tensor whose channels are of several widths, and a base that is near it."""
-    widths = torch.exp2(gaussian(0)[:1])
+    widths = torch.exp2(gaussian(0)[:1] / 2)
     return gaussian(1) * widths, (gaussian(1) + 0.1 * gaussian(2)) * widths
 
 
@@ -45,18 +45,20 @@ def counted(codec: Any, x: Tensor, base: Tensor | None) -> tuple[CountedGpu, byt
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 LIMITS = {
-    "aq4": (FORWARD, 50, 3),
-    "q8": (BACKWARD, 22, 2),
-    "q3c": (FORWARD, 30, 2),
-    "aq3+z": (FORWARD, 56, 4),
-    "q4+z": (FORWARD, 56, 4),
-    "q3+z": (BACKWARD, 56, 4),
-    "q1.5+z": (BACKWARD, 56, 4),
-    "aqc0.1": (FORWARD, 70, 4),
+    "aq4": (FORWARD, 48, 3),
+    "q8": (BACKWARD, 20, 2),
+    "q3c": (FORWARD, 26, 2),
+    "aq3+z": (FORWARD, 55, 4),
+    "q4+z": (FORWARD, 53, 4),
+    "q3+z": (BACKWARD, 53, 4),
+    "q1+z": (BACKWARD, 53, 4),
+    "aqc0.1": (FORWARD, 69, 4),
     "aqk0.1": (FORWARD, 72, 5),
 }
-"""Operations and waits. Of an entropy-coded frame that fits at the first try: a look at the tensor,
-the counts of symbols, how many words there are, and the words."""
+"""Operations and waits. Of an entropy-coded frame: a look at the tensor, the counts of symbols, how
+many words there are, and the words."""
+_OF_A_TRY = 9
+"""Operations: scales there, one pass, and the counts back; of each but the first, and one wait."""
 
 
 @pytest.mark.parametrize("name", LIMITS)
@@ -66,21 +68,10 @@ def test_an_encoder_asks_little_of_a_gpu_and_makes_the_same_bytes(name: str) -> 
     x, near = some()
     base = near if codec.spec.is_delta else None
     gpu, payload = counted(codec, x, base)
+    more = max(0, gpu.operations["histogram"] // 2 - 1)
     assert payload == codec.encode(x, base).payload
-    assert sum(gpu.operations.values()) <= most_operations, gpu.operations
-    assert gpu.waits <= most_waits
-    assert not gpu.operations["item"]
-
-
-def test_another_try_asks_for_one_pass_and_one_answer_more() -> None:
-    codec = from_spec(parse_codec_spec("q3f+z", FORWARD))
-    x, _ = some()
-    at_once, _ = counted(codec, x, None)
-    x[::2, ::3] *= torch.exp2(4 * gaussian(5)[::2, ::3])  # no sample tells of such tails
-    again, _ = counted(codec, x, None)
-    tries = again.operations["histogram"] // at_once.operations["histogram"]
-    assert tries > 1
-    assert again.waits == at_once.waits + tries - 1 + (again.operations["index"] > 0)
+    assert sum(gpu.operations.values()) <= most_operations + _OF_A_TRY * more, gpu.operations
+    assert gpu.waits <= most_waits + more
 
 
 def test_large_codes_cost_an_answer_more() -> None:
@@ -95,14 +86,22 @@ def test_large_codes_cost_an_answer_more() -> None:
 
 
 def test_along_a_basis_an_encoder_asks_little_too() -> None:
-    x, base = some()
-    basis = learned([x - base], 0.01)
+    bases = [gaussian(seed) for seed in range(8)]
+    samples = [base + 0.1 * (base[:, :4] @ gaussian(9)[:4]) for base in bases]
+    x, base = samples.pop() + 0.01 * gaussian(10), bases.pop()
     codec = from_spec(parse_codec_spec("aqk0.1", FORWARD))
     assert isinstance(codec, DirectionalCodec)
+    basis = learned(
+        [sample - base for sample, base in zip(samples, bases, strict=True)],
+        codec.step_of(x),
+        bases=bases,
+    )
+    assert basis is not None
+    assert basis.forecast is not None
     along = codec.along(basis)
     gpu, payload = counted(along, x, base)
-    assert payload[:4] == along.encode(x, base).payload[:4]
-    assert sum(gpu.operations.values()) <= 95, gpu.operations
+    assert payload == along.encode(x, base).payload
+    assert sum(gpu.operations.values()) <= 122, gpu.operations
     assert gpu.waits <= 9
 
 
