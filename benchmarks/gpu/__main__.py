@@ -33,8 +33,14 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, _leave)
     try:
-        limit_s = options.seconds
-        run_all(parts, report, changed, rehearse=options.rehearse, limit_s=limit_s)
+        run_all(
+            parts,
+            report,
+            changed,
+            rehearse=options.rehearse,
+            limit_s=options.seconds,
+            rates_mbps=options.rates,
+        )
     except KeyboardInterrupt:
         report.parts[-1].how = "interrupted"
     finally:
@@ -81,6 +87,12 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds",
         type=float,
         help=f"that each part has  [default: {LIMIT_S:g}; a rehearsal: fewer]",
+    )
+    parser.add_argument(
+        "--rates",
+        type=lambda text: [float(rate) for rate in text.split(",")],
+        default=[],
+        help="Mbps of a swarm's links, with commas, in this order; 0: not paced",
     )
     parser.add_argument(
         "--json", type=Path, default=Path("gpu.json"), help="the table is beside it"

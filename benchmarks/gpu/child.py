@@ -1,4 +1,6 @@
-"""One part in a process of its own: `python -m benchmarks.gpu.child PART SECONDS [--rehearse]`.
+"""One part in a process of its own: `python -m benchmarks.gpu.child PART SECONDS SCENE`.
+
+SCENE is what there is to say of it beside the time, as JSON.
 
 Prints each row as a line of JSON as soon as it is known; whatever else is printed goes to standard
 error. The last line says that it is done, or why not.
@@ -17,12 +19,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.parts import BY_NAME, END, Scene
+from benchmarks.gpu.parts import BY_NAME, END, SPARE_S, SPARE_SHARE, Scene
 
 
 def main() -> int:
     """Do what the arguments say."""
-    name, seconds, *flags = sys.argv[1:]
+    name, told = sys.argv[1], json.loads(sys.argv[3])
+    seconds, rehearse = float(sys.argv[2]), told["rehearse"]
     if not torch.cuda.is_available():
         # Read as Triton, which nothing has imported yet, declares its own functions.
         os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -33,10 +36,15 @@ def main() -> int:
     if not sys.stdin.isatty():
         threading.Thread(target=end_with_parent, daemon=True).start()
     out, sys.stdout = sys.stdout, sys.stderr
-    scene = Scene(rehearse="--rehearse" in flags, end_s=time.monotonic() + float(seconds))
+    scene = Scene(
+        rehearse=rehearse,
+        end_s=time.monotonic() + seconds,
+        spare_s=0.0 if rehearse else min(SPARE_S, SPARE_SHARE * seconds),
+        rates_mbps=tuple(told["rates_mbps"]),
+    )
 
-    def say(words: dict[str, Any]) -> None:
-        out.write(json.dumps(words) + "\n")
+    def say(row: dict[str, Any]) -> None:
+        out.write(json.dumps(row) + "\n")
         out.flush()
 
     try:

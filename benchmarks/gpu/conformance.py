@@ -1,25 +1,29 @@
 """Kernels and codecs to the bit: Triton and Numba beside plain torch, and torch on the GPU too.
 
 What decoders call has to return the reference's bits, whatever bytes it gets; what encoders call
-may round as it likes, and is held to a tolerance. On a GPU codecs decode where their base is, so
-only those with a base decode there; all encode there.
+may round as it likes, and is held to a tolerance. On a GPU codecs encode and decode there, as a
+stage on it does.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.kernel_cases import Case, cases
+from benchmarks.gpu.kernel_cases import Case, groups
 from benchmarks.gpu.parts import Scene
+from benchmarks.gpu.pool import Task, done_in_processes
 from benchmarks.gpu.report import Row
-from swarm_ft.codec import Codec, from_spec, pack_buffer
+from swarm_ft.codec import Codec, from_spec, pack_buffer, unpack_buffer
 from swarm_ft.codec.basis import Basis
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.kernels import kernels_for
@@ -33,7 +37,7 @@ from swarm_ft.protocol.spec.codec_spec import CodecSpec
 VECTORS = Path(__file__).parents[2] / "tests" / "conformance" / "codec_vectors.json"
 CPU = torch.device("cpu")
 T = TypeVar("T")
-SHAPES = ((9, 20), (1, 1), (130, 3), (1, 4097), (33, 1601), (1023, 130))
+SHAPES = ((9, 20), (1, 1), (130, 3), (1, 4097), (33, 1601), (1023, 130), (128, 96))
 REHEARSED_SHAPES = SHAPES[:2]
 REHEARSED_CODECS = ("q3t", "aq4", "hq2", "aq2+z", "top10", "aqtop20", "q4+ef21", "aqk0.5")
 MOST_WORSE = 1.02
@@ -54,11 +58,6 @@ class Place:
     device: torch.device
     has_codecs: bool = True
 
-    @property
-    def decodes_all(self) -> bool:
-        """Whether codecs without a base decode here too."""
-        return self.device == CPU
-
     def call(self, kernel: str, args: Sequence[object]) -> object:
         """What a kernel returns."""
         return _moved(getattr(self.kernels, kernel)(*(_moved(a, self.device) for a in args)), CPU)
@@ -74,27 +73,35 @@ class Place:
     def decoded(
         self, encoded: EncodedTensor, base: Tensor | None, basis: Basis | None = None
     ) -> Tensor:
-        """With the base here, and along a basis if it names one."""
+        """Here, and along a basis if it names one."""
         codec = self.codec(encoded.codec)
         if isinstance(codec, DirectionalCodec):
             codec = codec.along(basis)
-        return codec.decode(encoded, _moved(base, self.device)).cpu()
+        return codec.decode(encoded, _moved(base, self.device), device=self.device).cpu()
 
 
 @dataclass
 class Tally:
-    """Checks of one kind."""
+    """Checks of one kind.
+
+    Attributes:
+        seconds: that they took, with what was compiled for them.
+    """
 
     table: str
     name: str
-    place: str
+    place: Place
     checks: int = 0
     wrong: int = 0
     first: str = ""
+    seconds: float = 0.0
     notes: dict[str, float] = field(default_factory=dict)
 
-    def add(self, trouble: str) -> None:
-        """A check that found this; nothing, if all is as it should be."""
+    def check(self, find: Callable[..., str], *args: object) -> None:
+        """Count a check that finds trouble, or nothing if all is as it should be."""
+        began_s = time.monotonic()
+        trouble = tried(find, *args)
+        self.seconds += time.monotonic() - began_s
         self.checks += 1
         self.wrong += bool(trouble)
         self.first = self.first or trouble
@@ -104,24 +111,32 @@ class Tally:
         return {
             "table": self.table,
             "what": self.name,
-            "where": self.place,
+            "where": self.place.name,
             "checks": self.checks,
             "wrong": self.wrong,
+            "s": self.seconds,
             "first": self.first,
             **self.notes,
         }
 
 
 def rows(scene: Scene) -> Iterator[Row]:
-    """Kernels, then codecs, then bytes of strangers, then stored buffers."""
-    there = places()
-    yield from _kernel_rows(there, scene)
-    named = _codecs(scene)
-    for spec in named:
-        yield from _codec_rows(spec, [place for place in there if place.has_codecs], scene)
-        if scene.left_s < 0:
-            return
-    yield from _stored_rows(there)
+    """Of each kernel, each codec and stored buffers, in whatever order they are done."""
+    return done_in_processes(_tasks(few=scene.rehearse), scene)
+
+
+def _tasks(*, few: bool) -> list[Task]:
+    """What takes longest comes first: Triton compiles a kernel for each kind of call."""
+    kernels = [
+        Task(f"{kernel}, {name}", partial(_kernel_rows, kernel, name, few=few))
+        for name, group in groups(few=few).items()
+        for kernel in group.kernels
+    ]
+    slow, quick = list[Task](), list[Task]()
+    for spec in _codecs(few=few):
+        task = Task(str(spec), partial(_codec_rows, spec, few=few))
+        (slow if spec.entropy or spec.has_basis else quick).append(task)
+    return [*slow, *kernels, *quick, Task("stored buffers", _stored_rows)]
 
 
 def places() -> list[Place]:
@@ -148,17 +163,13 @@ def judge_of(x: Tensor) -> Place:
 # ---- kernels
 
 
-def _kernel_rows(there: Iterable[Place], scene: Scene) -> Iterator[Row]:
-    tallies: dict[tuple[str, str], Tally] = {}
-    places_there = list(there)
-    for case in cases(few=scene.rehearse):
+def _kernel_rows(kernel: str, group: str, *, few: bool) -> list[Row]:
+    tallies = [Tally("kernels", f"{kernel}, {group}", place) for place in places()]
+    for case in groups(few=few)[group].cases(kernel):
         expected = REFERENCE.call(case.kernel, case.args)
-        for place in places_there:
-            tally = tallies.setdefault(
-                (case.kernel, place.name), Tally("kernels", case.kernel, place.name)
-            )
-            tally.add(tried(_kernel_trouble, case, place, expected))
-    yield from (tally.row() for tally in tallies.values())
+        for tally in tallies:
+            tally.check(_kernel_trouble, case, tally.place, expected)
+    return [tally.row() for tally in tallies]
 
 
 def _kernel_trouble(case: Case, place: Place, expected: object) -> str:
@@ -178,41 +189,42 @@ def tried(check: Callable[..., str], *args: object) -> str:
 # ---- codecs
 
 
-def _codecs(scene: Scene) -> list[CodecSpec]:
+def _codecs(*, few: bool) -> list[CodecSpec]:
     """All that the table of written vectors has, each once."""
     found: dict[str, CodecSpec] = {}
     for row in json.loads(VECTORS.read_text(encoding="utf-8")):
         encoded = EncodedTensor.from_bytes(bytes.fromhex(row["encoded"]))
         found.setdefault(row["codec"], encoded.codec)
-    return [spec for name, spec in found.items() if not scene.rehearse or name in REHEARSED_CODECS]
+    return [spec for name, spec in found.items() if not few or name in REHEARSED_CODECS]
 
 
-def _codec_rows(spec: CodecSpec, there: Sequence[Place], scene: Scene) -> Iterator[Row]:
-    shapes = REHEARSED_SHAPES if scene.rehearse else SHAPES
-    for place in there:
-        if spec.is_delta or place.decodes_all:
-            yield _vectors(spec, place, shapes).row()
-    tallies = [Tally("codecs", str(spec), place.name) for place in there]
+def _codec_rows(spec: CodecSpec, *, few: bool) -> list[Row]:
+    shapes = REHEARSED_SHAPES if few else SHAPES
+    there = [place for place in places() if place.has_codecs]
+    found = [_vectors(spec, place, shapes) for place in there]
+    tallies = [Tally("codecs", str(spec), place) for place in there]
     for number, shape in enumerate(shapes):
-        expected = Expected.of(spec, shape, number, 1 if scene.rehearse else FLIPS)
-        for place, tally in zip(there, tallies, strict=True):
-            tally.add(tried(_encoder_trouble, spec, place, expected))
-            same = not tried(_bytes_trouble, place, expected)
-            tally.notes["same bytes"] = tally.notes.get("same bytes", 0) + same
+        expected = Expected.of(spec, shape, number, 1 if few else FLIPS)
+        for tally in tallies:
+            _check_codec(spec, tally, expected)
             tally.notes["of"] = len(shapes)
-            if spec.is_delta or place.decodes_all:
-                for hostile, verdict_there in expected.hostile:
-                    found = (place, hostile, expected.base, verdict_there)
-                    tally.add(tried(_hostile_trouble, *found))
-    yield from (tally.row() for tally in tallies)
+    return [tally.row() for tally in (*found, *tallies)]
+
+
+def _check_codec(spec: CodecSpec, tally: Tally, expected: Expected) -> None:
+    tally.check(_encoder_trouble, spec, tally.place, expected)
+    same = not tried(_bytes_trouble, tally.place, expected)
+    tally.notes["same bytes"] = tally.notes.get("same bytes", 0) + same
+    for hostile, verdict_there in expected.hostile:
+        tally.check(_hostile_trouble, tally.place, hostile, expected.base, verdict_there)
 
 
 def _vectors(spec: CodecSpec, place: Place, shapes: Sequence[tuple[int, int]]) -> Tally:
-    tally = Tally("written vectors", str(spec), place.name)
+    tally = Tally("written vectors", str(spec), place)
     for row in json.loads(VECTORS.read_text(encoding="utf-8")):
         encoded = EncodedTensor.from_bytes(bytes.fromhex(row["encoded"]))
         if encoded.codec == spec and tuple(row["shape"]) in shapes:
-            tally.add(tried(_vector_trouble, row, encoded, place))
+            tally.check(_vector_trouble, row, encoded, place)
     return tally
 
 
@@ -258,7 +270,7 @@ def _encoder_trouble(spec: CodecSpec, place: Place, expected: Expected) -> str:
     x, base = expected.x, expected.base
     encoded = place.encoded(spec, x, base)
     y = judge_of(x).decoded(encoded, base)
-    if (spec.is_delta or place.decodes_all) and not equal(place.decoded(encoded, base), y):
+    if not equal(place.decoded(encoded, base), y):
         return f"{list(x.shape)}: decodes to other bits than the reference"
     error = float((y - x).norm())
     if error > MOST_WORSE * expected.error + 1e-6 * float(x.norm()):
@@ -309,20 +321,26 @@ def _with(encoded: EncodedTensor, payload: bytes) -> EncodedTensor:
 # ---- stored buffers
 
 
-def _stored_rows(there: Iterable[Place]) -> Iterator[Row]:
-    """What both ends pack by themselves: by what a stage on that device does."""
-    for device in dict.fromkeys(place.device for place in there):
-        for bits in (16, 8, 4):
-            tally = Tally("stored buffers", f"{bits} bits", str(device))
-            for number, shape in enumerate(SHAPES):
-                x = sample(shape, 50 + number)
-                expected = pack_buffer(x, bits)
-                tally.add(tried(_stored_trouble, x, bits, device, expected))
-            yield tally.row()
+def _stored_rows() -> list[Row]:
+    """What both ends pack and unpack by themselves: by what a stage on that device does."""
+    found = []
+    for place, bits in product((p for p in places() if p.has_codecs), (16, 8, 4)):
+        found.append(tally := Tally("stored buffers", f"{bits} bits", place))
+        for number, shape in enumerate(SHAPES):
+            x = sample(shape, 50 + number)
+            tally.check(_stored_trouble, x, bits, place.device, pack_buffer(x, bits))
+    return [tally.row() for tally in found]
 
 
 def _stored_trouble(x: Tensor, bits: int, device: torch.device, expected: bytes) -> str:
-    return "" if pack_buffer(x.to(device), bits) == expected else f"{list(x.shape)}: other bytes"
+    if pack_buffer(x.to(device), bits) != expected:
+        return f"{list(x.shape)}: other bytes"
+    size = x.shape[0], x.shape[1], bits
+    there, here = (
+        unpack_buffer(expected, *size, device=device).cpu(),
+        unpack_buffer(expected, *size),
+    )
+    return "" if equal(there, here) else f"{list(x.shape)}: other bits"
 
 
 # ---- tensors

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -23,8 +24,12 @@ from swarm_ft.codec.kernels.base import (
 )
 from swarm_ft.codec.kernels.reference import ReferenceKernels
 
-SHAPES = ((1, 1), (5, 7), (9, 130), (1, 4097), (1023, 33), (257, 1601))
+Shapes = tuple[tuple[int, int], ...]
+SHAPES: Shapes = ((1, 1), (5, 7), (16, 130), (1, 4097), (1024, 33), (257, 1601))
+"""Two have tokens in eights: their codes are packed in one pass with the grid."""
 AXES = ("rows", "cols", "both", "frame")
+NARROW, FEW = range(1, 9), (2, 3, 8)
+SEED = 20261126
 Difference = Callable[[object, object], str]
 
 
@@ -42,54 +47,106 @@ class Case:
     difference: Difference
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Calls that have something in common.
+
+    Attributes:
+        kernels: that are called.
+        made: by a generator of numbers that no other group uses.
+    """
+
+    kernels: tuple[str, ...]
+    made: Callable[[torch.Generator], Iterator[Case]]
+
+    def cases(self, kernel: str = "") -> Iterator[Case]:
+        """All, or those of one kernel."""
+        for case in self.made(torch.Generator().manual_seed(SEED)):
+            if kernel in ("", case.kernel):
+                yield case
+
+
+def groups(*, few: bool) -> dict[str, Group]:
+    """All of them by what they have in common; a few small ones, for an interpreter."""
+    shapes, axes = (SHAPES[:3], AXES[:2]) if few else (SHAPES, AXES)
+    narrow = {
+        f"{bits} bits": _narrow(bits, shapes, axes) for bits in NARROW if not few or bits in FEW
+    }
+    return {
+        **dict(sorted(narrow.items(), reverse=True)),  # what takes longest to compile comes first
+        "shapes": Group(("moments", "balance", "grid_errors"), partial(_measures, shapes)),
+        "wide": Group(("dequantize",), partial(_wide, shapes, axes)),
+        "symbols": Group(
+            ("decode_symbols", "encode_symbols", "histogram"), partial(_symbols, few=few)
+        ),
+        "tiles": Group(("hadamard",), partial(_tiles, few=few)),
+    }
+
+
 def cases(*, few: bool) -> Iterator[Case]:
-    """All of them; a few small ones, for an interpreter."""
-    shapes = SHAPES[:3] if few else SHAPES
-    generator = torch.Generator().manual_seed(20261126)
-    yield from _bytes(shapes, generator)
-    for shape, axis in product(shapes, AXES[: 2 if few else 4]):
-        yield from _grids(shape, axis, generator, few=few)
-    for shape in shapes:
-        yield from _measures(shape, generator)
-    yield from _symbols(generator, few=few)
-    for tile in (1, 4, 64) if few else (1, 4, 64, 1024, 8192):
-        x = 1e3 * torch.randn(3, 2 * tile, generator=generator)
-        yield Case("hadamard", f"tile {tile}", (x, tile), same)
+    """Of all groups, one after the other."""
+    for group in groups(few=few).values():
+        yield from group.cases()
 
 
-def _bytes(shapes: tuple[tuple[int, int], ...], generator: torch.Generator) -> Iterator[Case]:
-    for bits, (tokens, channels) in product(range(1, 9), shapes):
-        count = tokens * channels
-        size = (packed_bytes(count, bits),)
-        packed = torch.randint(0, 256, size, generator=generator).to(torch.uint8)
-        yield Case("unpack", f"{count} of {bits} bits", (packed, count, bits), same)
-        codes = torch.randint(0, 1 << bits, (count,), generator=generator).to(torch.uint8)
-        yield Case("pack", f"{count} of {bits} bits", (codes, bits), same)
+def _narrow(bits: int, shapes: Shapes, axes: tuple[str, ...]) -> Group:
+    def made(generator: torch.Generator) -> Iterator[Case]:
+        for shape in shapes:
+            yield from _bytes(bits, shape, generator)
+            for axis in axes:
+                yield from _grids(bits, shape, axis, generator)
+
+    kernels = "quantize_pack", "unpack_dequantize", "quantize", "dequantize", "pack", "unpack"
+    return Group(kernels, made)
+
+
+def _bytes(bits: int, shape: tuple[int, int], generator: torch.Generator) -> Iterator[Case]:
+    count = shape[0] * shape[1]
+    name, size = f"{count} of {bits} bits", (packed_bytes(count, bits),)
+    packed = torch.randint(0, 256, size, generator=generator).to(torch.uint8)
+    yield Case("unpack", name, (packed, count, bits), same)
+    codes = torch.randint(0, 1 << bits, (count,), generator=generator).to(torch.uint8)
+    yield Case("pack", name, (codes, bits), same)
 
 
 def _grids(
-    shape: tuple[int, int], axis: str, generator: torch.Generator, *, few: bool
+    bits: int, shape: tuple[int, int], axis: str, generator: torch.Generator
 ) -> Iterator[Case]:
-    for number, bits in enumerate((3, 8) if few else range(1, 9)):
-        scales = some_scales(axis, shape, 40 * (number % 3) - 40, generator)
-        base = torch.randn(shape, generator=generator) if number % 2 else None
-        grid = NarrowGrid(bits, 0x9ABCDEF0 + bits if number % 3 else None)
-        name = f"{list(shape)}, {bits} bits, scales by {axis}"
-        codes = torch.randint(0, 1 << bits, shape, generator=generator).to(torch.uint8)
-        yield Case("dequantize", name, (codes, base, scales, grid), same)
-        size = (packed_bytes(codes.numel(), bits),)
-        packed = torch.randint(0, 256, size, generator=generator).to(torch.uint8)
-        yield Case("unpack_dequantize", name, (packed, shape, base, scales, grid), same)
-        x = 4 * torch.randn(shape, generator=generator)
-        yield Case("quantize", name, (x, base, scales, grid), neighbours)
-    for shrink, seed in ((0, None), (15, None), (0, 77)):
+    scales = some_scales(axis, shape, 40 * (bits % 3) - 40, generator)
+    base = None if bits % 2 else torch.randn(shape, generator=generator)
+    grid = NarrowGrid(bits, 0x9ABCDEF0 + bits if (bits - 1) % 3 else None)
+    name = f"{list(shape)}, {bits} bits, scales by {axis}"
+    codes = torch.randint(0, 1 << bits, shape, generator=generator).to(torch.uint8)
+    yield Case("dequantize", name, (codes, base, scales, grid), same)
+    size = (packed_bytes(codes.numel(), bits),)
+    packed = torch.randint(0, 256, size, generator=generator).to(torch.uint8)
+    yield Case("unpack_dequantize", name, (packed, shape, base, scales, grid), same)
+    x = 4 * torch.randn(shape, generator=generator)
+    args = x, base, scales, grid
+    yield Case("quantize", name, args, neighbours)
+    yield Case("quantize_pack", name, args, partial(packed_neighbours, codes.numel(), bits))
+
+
+def _wide(shapes: Shapes, axes: tuple[str, ...], generator: torch.Generator) -> Iterator[Case]:
+    for shape, axis, (shrink, seed) in product(shapes, axes, ((0, None), (15, None), (0, 77))):
         scales = some_scales(axis, shape, 0, generator)
         codes = torch.randint(-(1 << 15), 1 << 15, shape, generator=generator).to(torch.int16)
         args = codes, None, scales, WideGrid(shrink, seed)
         yield Case("dequantize", f"{list(shape)}, wide, {shrink}, {seed}", args, same)
 
 
-def _measures(shape: tuple[int, int], generator: torch.Generator) -> Iterator[Case]:
+def _tiles(generator: torch.Generator, *, few: bool) -> Iterator[Case]:
+    for tile in (1, 4, 64) if few else (1, 4, 64, 1024, 8192):
+        x = 1e3 * torch.randn(3, 2 * tile, generator=generator)
+        yield Case("hadamard", f"tile {tile}", (x, tile), same)
+
+
+def _measures(shapes: Shapes, generator: torch.Generator) -> Iterator[Case]:
+    for shape in shapes:
+        yield from _measures_of(shape, generator)
+
+
+def _measures_of(shape: tuple[int, int], generator: torch.Generator) -> Iterator[Case]:
     x = torch.randn(shape, generator=generator)
     base = torch.randn(shape, generator=generator)
     covering = (torch.rand(shape[1], generator=generator) + 0.5).bfloat16().float()
@@ -196,6 +253,16 @@ def neighbours(found: object, expected: object) -> str:
     if int(away.max()) > 1:
         return f"a code is {int(away.max())} away"
     return f"{int(away.sum())} of {away.numel()} codes differ" if away.float().mean() > 0.02 else ""
+
+
+def packed_neighbours(count: int, bits: int, found: object, expected: object) -> str:
+    """As `neighbours`, of so many packed codes."""
+    if not isinstance(found, Tensor) or not isinstance(expected, Tensor):
+        return f"{found}, not bytes"
+    if found.shape != expected.shape:
+        return f"{list(found.shape)} bytes, not {list(expected.shape)}"
+    unpack = ReferenceKernels().unpack
+    return neighbours(unpack(found, count, bits), unpack(expected, count, bits))
 
 
 def flat(x: object) -> Iterator[object]:

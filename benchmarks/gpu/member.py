@@ -20,6 +20,7 @@ from swarm_ft.api.listening import Listening
 from swarm_ft.api.serving import peer_up
 from swarm_ft.buffers import BufferLimits
 from swarm_ft.cli.running import run_async
+from swarm_ft.codec.kernels import coding_device
 from swarm_ft.discovery.directory import KnownCoordinator, checked_record
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId
@@ -63,6 +64,7 @@ def main() -> None:
             memory_bytes=MEMORY_BYTES,
             shard_dir=Path(folder),
             buffers=BufferPlace(limits=BufferLimits(memory_bytes=BUFFER_BYTES)),
+            codes_on=coding_device(device),
         )
         swarm = Joined(directory=StaticDirectory(options.coordinator))
         listening = Listening("127.0.0.1", options.port, options.announce)

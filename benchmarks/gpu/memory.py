@@ -9,8 +9,11 @@ with all that libraries keep: it shows that the row runs, and little else.
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "LoRA, base in 8 bits": {**LORA, "load_in_8bit": True},
     "LoRA, base in 4 bits": {**LORA, "load_in_4bit": True},
 }
+DTYPES = torch.bfloat16, torch.float32
 REHEARSED_METHODS = ("all, adamw", "LoRA, base in 4 bits")
 
 
@@ -59,30 +63,37 @@ class Case:
 
 
 def rows(scene: Scene) -> Iterator[Row]:
-    """Models, stages, what trains, in float32 and in bfloat16."""
+    """All that trains in the first stages, in bfloat16; of all others so too; then in float32."""
     methods = {name: METHODS[name] for name in REHEARSED_METHODS} if scene.rehearse else METHODS
-    for case, config in cases(scene.rehearse):
-        with checkpoint_of(config) as checkpoint:
+    with ExitStack() as kept:
+        checkpoints: dict[str, Checkpoint] = {}
+        for dtype, (case, config) in product(DTYPES, cases(scene.rehearse)):
+            words = config.to_json_string()
+            if words not in checkpoints:
+                checkpoints[words] = kept.enter_context(checkpoint_of(config))
             for method, changes in methods.items():
-                for dtype in (torch.float32, torch.bfloat16)[: 1 if scene.rehearse else 2]:
-                    yield _row(case, method, changes, checkpoint, dtype)
-                    if scene.left_s < 0:
-                        return
+                yield _row(case, method, changes, checkpoints[words], dtype)
+                if scene.left_s < 0:
+                    return
 
 
-def cases(rehearse: bool) -> Iterator[tuple[Case, PretrainedConfig]]:
-    """Stages in the middle, with the embeddings, with the head."""
+def cases(rehearse: bool) -> list[tuple[Case, PretrainedConfig]]:
+    """Stages in the middle, of the largest models first, with the embeddings, with the head."""
     first, middle, last = LayerRange(0, 2), LayerRange(1, 3), LayerRange(2, 4)
     if rehearse:
-        yield Case("GPT-2, small", middle, 32, 2), gpt2(64, 4, 97, 64)
-        yield Case("Llama, small, head", last, 32, 2), llama(64, 96, 4, 97)
-        return
-    yield Case("GPT-2 XL (1600)", middle, 1024, 4), gpt2(1600, 4, 50257)
-    yield Case("GPT-2 XL, embeddings", first, 1024, 4), gpt2(1600, 4, 50257)
-    yield Case("GPT-2 XL, head", last, 1024, 4), gpt2(1600, 4, 50257)
-    yield Case("Llama-3-8B (4096)", middle, 1024, 4), llama(4096, 14336, 4, 128256)
-    yield Case("Llama-3-8B, head", last, 1024, 2), llama(4096, 14336, 4, 128256)
-    yield Case("Qwen3 0.6B (1024)", middle, 1024, 4), qwen3(1024, 3072, 4, 151936)
+        return [
+            (Case("GPT-2, small", middle, 32, 2), gpt2(64, 4, 97, 64)),
+            (Case("Llama, small, head", last, 32, 2), llama(64, 96, 4, 97)),
+        ]
+    # Stages in the middle have no words, and few are written soon.
+    return [
+        (Case("Llama-3-8B (4096)", middle, 1024, 4), llama(4096, 14336, 4, 1000)),
+        (Case("GPT-2 XL (1600)", middle, 1024, 4), gpt2(1600, 4, 1000)),
+        (Case("GPT-2 XL, head", last, 1024, 4), gpt2(1600, 4, 50257)),
+        (Case("GPT-2 XL, embeddings", first, 1024, 4), gpt2(1600, 4, 50257)),
+        (Case("Qwen3 0.6B (1024)", middle, 1024, 4), qwen3(1024, 3072, 4, 1000)),
+        (Case("Llama-3-8B, head", last, 1024, 2), llama(4096, 14336, 4, 128256)),
+    ]
 
 
 def _row(
@@ -99,6 +110,7 @@ def _row(
         "dtype": str(dtype).removeprefix("torch."),
         "in flight": case.in_flight,
     }
+    began_s = time.monotonic()
     try:
         spec = spec_of(checkpoint, batch_size=case.in_flight + 1, tokens=case.tokens, **changes)
         found = rehearsed(checkpoint, spec, case.layers)
@@ -114,6 +126,7 @@ def _row(
         "most allocated": peak / MIB,
         "of the forecast": ratio(peak, forecast),
         "most reserved": None if reserved is None else reserved / MIB,
+        "s": time.monotonic() - began_s,
     }
     return said
 

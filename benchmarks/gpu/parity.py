@@ -1,17 +1,20 @@
 """Stages beside plain autograd: the same bits where a backward is cut in two, the same model whole.
 
-Each case trains two steps in three stages three times: with split backwards, without, and without
-again. Where the last two differ, the GPU's own sums have no fixed order, and the first cannot be
-held to the bit. Of a base in 8 or 4 bits, which plain autograd has no layers for, weights'
-gradients come at once instead. Then the gradients beside those of transformers' whole model on the
-same device, and the first step's loss beside the CPU's.
+Each case trains two steps in three stages twice: with split backwards, and without. Where these
+differ, it trains without once more: where that differs too, the GPU's own sums have no fixed order,
+and nothing can be held to the bit. Of a base in 8 or 4 bits, which plain autograd has no layers
+for, weights' gradients come at once instead. Where all weights train, the gradients beside those of
+transformers' whole model on the same device, and a short sample's loss beside the CPU's.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -42,6 +45,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "LoRA, base in 8 bits": {**LORA, "load_in_8bit": True},
     "LoRA, base in 4 bits": {**LORA, "load_in_4bit": True},
 }
+DTYPES = torch.bfloat16, torch.float32
+CPU_TOKENS = 64
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 """Of gradients beside the whole model's: what another order of sums may come to."""
 
@@ -66,7 +71,7 @@ class Outcome:
 
     Attributes:
         losses: of each.
-        gradients: of all weights after each step's microbatches, on the CPU, by step and name.
+        gradients: of all weights after each step's microbatches, on the device, by step and name.
     """
 
     losses: list[float]
@@ -81,19 +86,20 @@ class Outcome:
 
 
 def rows(scene: Scene) -> Iterator[Row]:
-    """Families, dtypes and what trains; first as stages are, then with torch's fixed orders."""
+    """Models, what trains and dtypes, as stages are; then all again with torch's fixed orders."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cuda.matmul.allow_tf32 = False
     orders = (False, True) if torch.cuda.is_available() else (False,)
-    for name, config in configs(scene.rehearse).items():
-        with checkpoint_of(config) as checkpoint:
-            for method, changes in METHODS.items():
-                for dtype in (torch.float32, torch.bfloat16):
-                    for is_fixed in orders:
-                        case = Case(name, method, dtype, is_fixed)
-                        yield _row(case, checkpoint, _spec(checkpoint, scene, changes))
-                        if scene.left_s < 0:
-                            return
+    with ExitStack() as kept:
+        checkpoints: dict[str, Checkpoint] = {}
+        named = configs(scene.rehearse)
+        for is_fixed, method, name, dtype in product(orders, METHODS, named, DTYPES):
+            if name not in checkpoints:
+                checkpoints[name] = kept.enter_context(checkpoint_of(named[name]))
+            case, checkpoint = Case(name, method, dtype, is_fixed), checkpoints[name]
+            yield _row(case, checkpoint, _spec(checkpoint, scene, METHODS[method]))
+            if scene.left_s < 0:
+                return
 
 
 def configs(rehearse: bool) -> Mapping[str, PretrainedConfig]:
@@ -117,37 +123,58 @@ def _spec(checkpoint: Checkpoint, scene: Scene, changes: Mapping[str, Any]) -> R
 
 
 def _row(case: Case, checkpoint: Checkpoint, spec: RunSpec) -> Row:
-    dtype = case.dtype
     said: dict[str, Any] = {
         "model": case.model,
         "trains": case.method,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": str(case.dtype).removeprefix("torch."),
         "fixed orders": case.is_fixed,
     }
+    began_s = time.monotonic()
     torch.use_deterministic_algorithms(case.is_fixed, warn_only=True)
     try:
-        split = trained(Chain.loaded(checkpoint, spec, NUM_STAGES, dtype), DEPTH)
-        plain, again = (
-            trained(Chain.loaded(checkpoint, spec, NUM_STAGES, dtype).without_split(), 0)
-            for _ in range(2)
-        )
+        said |= _found(case, checkpoint, spec)
     except Exception as error:  # noqa: BLE001 - the other cases are to run
-        return {**said, "trouble": f"{type(error).__name__}: {error}"[:300]}
+        said["trouble"] = f"{type(error).__name__}: {error}"[:300]
     finally:
         torch.use_deterministic_algorithms(False)
-    said["gradients"] = sum(map(len, plain.gradients))
-    said["plain, run twice: differ"] = plain.differing(again)
-    said["split beside plain: differ"] = split.differing(plain)
-    said["losses alike"] = split.losses == plain.losses
-    if not spec.train.adapts:
-        distance = whole_error(spec, dtype, plain)
-        said["beside the whole model"] = distance
-        said["near"] = distance < NEAR[dtype]
-    if torch.cuda.is_available() and dtype is torch.float32 and not case.is_fixed:
-        on_cpu = Chain.loaded(checkpoint, spec, NUM_STAGES, dtype, torch.device("cpu"))
-        loss = on_cpu.step(0, some_tokens(spec, MICROBATCHES), 0)
-        said["loss beside the CPU's"] = abs(split.losses[0] - loss) / loss
-    return said
+    return {**said, "s": time.monotonic() - began_s}
+
+
+def _found(case: Case, checkpoint: Checkpoint, spec: RunSpec) -> dict[str, Any]:
+    def plain_once() -> Outcome:
+        return trained(Chain.loaded(checkpoint, spec, NUM_STAGES, case.dtype).without_split(), 0)
+
+    split, plain = (
+        trained(Chain.loaded(checkpoint, spec, NUM_STAGES, case.dtype), DEPTH),
+        plain_once(),
+    )
+    differ = split.differing(plain)
+    found: dict[str, Any] = {
+        "gradients": sum(map(len, plain.gradients)),
+        "split beside plain: differ": differ,
+        "plain, run twice: differ": plain.differing(plain_once()) if differ else None,
+        "losses alike": split.losses == plain.losses,
+    }
+    del split
+    if spec.train.adapts or case.is_fixed:
+        return found
+    distance = whole_error(spec, case.dtype, plain)
+    found |= {"beside the whole model": distance, "near": distance < NEAR[case.dtype]}
+    if torch.cuda.is_available() and case.dtype is torch.float32:
+        del plain
+        found["loss beside the CPU's"] = cpu_error(checkpoint)
+    return found
+
+
+def cpu_error(checkpoint: Checkpoint) -> float:
+    """Of a short sample's loss, relative to what the CPU makes of it."""
+    spec = spec_of(checkpoint, batch_size=1, tokens=CPU_TOKENS)
+    tokens = some_tokens(spec, 1)
+    here, there = (
+        Chain.loaded(checkpoint, spec, NUM_STAGES, torch.float32, device).step(0, tokens, 0)
+        for device in (device_here(), torch.device("cpu"))
+    )
+    return abs(here - there) / there
 
 
 def trained(chain: Chain, depth: int) -> Outcome:
@@ -155,7 +182,7 @@ def trained(chain: Chain, depth: int) -> Outcome:
     tokens, losses, gradients = some_tokens(chain.spec, MICROBATCHES), [], []
     for number in range(STEPS):
         losses.append(chain.step(number, tokens, depth))
-        gradients.append({name: g.detach().cpu().clone() for name, g in chain.gradients().items()})
+        gradients.append({name: g.detach().clone() for name, g in chain.gradients().items()})
         chain.apply()
     return Outcome(losses=losses, gradients=gradients)
 
@@ -178,7 +205,7 @@ def whole_error(spec: RunSpec, dtype: torch.dtype, plain: Outcome) -> float:
         float((plain.gradients[0][name] - of_whole).norm() / of_whole.norm().clamp(min=1e-12))
         for name, parameter in model.named_parameters()
         if name in plain.gradients[0] and parameter.grad is not None
-        for of_whole in (parameter.grad.cpu(),)
+        for of_whole in (parameter.grad,)
         if not name.endswith(("c_attn.bias", "k_proj.bias"))  # softmax ignores keys' biases
     ]
     return max(errors)

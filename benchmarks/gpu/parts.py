@@ -14,8 +14,8 @@ from benchmarks.gpu.report import Row
 END = "end"
 """The key of the last line that a part's process prints: empty if all is done, else why not."""
 LIMIT_S = 480.0
-SPARE_S = 20.0
-"""Before its time is up a part begins nothing new."""
+SPARE_S, SPARE_SHARE = 20.0, 0.1
+"""Before its time is up a part begins nothing new: so long, or that share of its time at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,15 +25,19 @@ class Scene:
     Attributes:
         rehearse: small shapes, on a CPU if there is no GPU: that all of it runs, no figures.
         end_s: monotonic seconds at which it is cut off.
+        spare_s: before that it begins nothing new.
+        rates_mbps: of links, in place of a part's own; 0: not paced.
     """
 
     rehearse: bool
     end_s: float
+    spare_s: float = 0.0
+    rates_mbps: tuple[float, ...] = ()
 
     @property
     def left_s(self) -> float:
         """Seconds in which something new may still be begun and ended."""
-        return self.end_s - SPARE_S * (not self.rehearse) - time.monotonic()
+        return self.end_s - self.spare_s - time.monotonic()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,5 +74,6 @@ PARTS = (
     Part("engine", "what a stage's microbatch waits for", needs.MODELS, "engine"),
     Part("swarm-4", "GPT-2 XL in 4 processes", needs.SWARM, "swarm", "rows_of_4"),
     Part("llama-4", "Llama-3-8B in 4 processes", needs.SWARM, "swarm", "adapter_rows_of_4"),
+    Part("tune", "tiles and warps of kernels that pack", needs.CODECS, "tune"),
 )
 BY_NAME = {part.name: part for part in PARTS}

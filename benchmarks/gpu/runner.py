@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +29,7 @@ def run_all(
     *,
     rehearse: bool,
     limit_s: float | None,
+    rates_mbps: Sequence[float] = (),
 ) -> None:
     """Run parts and put what they find into a report.
 
@@ -38,7 +39,9 @@ def run_all(
         changed: called after every row.
         rehearse: small shapes, on a CPU if there is no GPU.
         limit_s: of each part; None: its own.
+        rates_mbps: of links; none: a part's own.
     """
+    told = json.dumps({"rehearse": rehearse, "rates_mbps": list(rates_mbps)})
     for part in parts:
         said = PartReport(part.name, part.title)
         report.parts.append(said)
@@ -46,23 +49,16 @@ def run_all(
         if lacks:
             said.how, said.why = FAILED, f"carry {', '.join(lacks)}"
         else:
-            _run(part, said, changed, rehearse=rehearse, limit_s=limit_s)
+            _run(part, said, changed, told, part.limit_s if limit_s is None else limit_s)
         changed()
 
 
 def _run(
-    part: Part,
-    said: PartReport,
-    changed: Callable[[], object],
-    *,
-    rehearse: bool,
-    limit_s: float | None,
+    part: Part, said: PartReport, changed: Callable[[], object], told: str, seconds: float
 ) -> None:
-    seconds = limit_s if limit_s is not None else part.limit_s
     began_s = time.monotonic()
-    command = [sys.executable, "-m", CHILD, part.name, str(seconds)]
     process = subprocess.Popen(
-        [*command, *(["--rehearse"] if rehearse else [])],
+        [sys.executable, "-m", CHILD, part.name, str(seconds), told],
         cwd=ROOT,
         stdin=subprocess.PIPE,  # open as long as this process lives
         stdout=subprocess.PIPE,

@@ -57,6 +57,20 @@ class Cell:
     backward_bytes: float
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How a run gets on: what took so many seconds.
+
+    Attributes:
+        mbps: as in `Cell`.
+    """
+
+    mbps: float
+    what: str
+    seconds: float
+    loss: float | None = None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Swarm:
     """One that is up."""
@@ -120,8 +134,14 @@ def _start_peers(
 
 
 async def cells(
-    swarm: Swarm, spec: RunSpec, rates_mbps: Sequence[float], steps: int, end_s: float
-) -> AsyncIterator[Cell]:
+    swarm: Swarm,
+    spec: RunSpec,
+    rates_mbps: Sequence[float],
+    steps: int,
+    *,
+    end_s: float,
+    last_s: float,
+) -> AsyncIterator[Cell | Mark]:
     """Train a job and change the links meanwhile.
 
     Args:
@@ -129,17 +149,20 @@ async def cells(
         rates_mbps: one after the other.
         steps: that count at each rate.
         end_s: monotonic seconds; a rate that would not be done by then is not begun.
+        last_s: so too; whatever there is ends then. The first rate may take so long.
 
     Raises:
         RuntimeError: the run, or a process, came to an end.
     """
     tokens = random_tokens(spec)
     swarm.set_mbps(0.0)
+    began_s = time.monotonic()
     run = await swarm.client.submit(spec, [row.tobytes() for row in tokens])
     rates, seen, slowest_s = list(rates_mbps), list[StepCommitted](), 0.0
     async with aclosing(swarm.client.watch(run.run_id, lambda _trouble: None)) as events:
         mbps: float | None = None
-        async for event in _until(swarm.processes, events, end_s):
+        async for event in _until(swarm.processes, events, last_s):
+            yield _mark(event, mbps, len(seen), time.monotonic() - began_s)
             if not isinstance(event, StepCommitted):
                 if getattr(event, "phase", None) is RunPhase.FAILED:
                     raise RuntimeError(str(getattr(event, "detail", "the run failed")))
@@ -158,6 +181,15 @@ async def cells(
                 mbps = _next(swarm, rates)
     swarm.set_mbps(0.0)
     await swarm.client.cancel(run.run_id)
+
+
+def _mark(event: RunEvent, mbps: float | None, seen: int, since_s: float) -> Mark:
+    if isinstance(event, StepCommitted):
+        kind = "first visits" if mbps is None else "counts" if seen else "links may have changed"
+        return Mark(mbps or 0.0, f"step {event.step}: {kind}", event.seconds, event.loss)
+    phase = getattr(event, "phase", None)
+    what = phase.name.lower() if isinstance(phase, RunPhase) else type(event).__name__
+    return Mark(0.0, f"{what}, after it was submitted", since_s)
 
 
 def _next(swarm: Swarm, rates: list[float]) -> float:

@@ -35,7 +35,13 @@ class AnyCodec(Protocol):
         """As `Codec` does."""
         ...
 
-    def decode(self, encoded: Any, base: Tensor | None = None) -> Tensor:  # noqa: ANN401
+    def decode(
+        self,
+        encoded: Any,  # noqa: ANN401
+        base: Tensor | None = None,
+        *,
+        device: torch.device | None = None,
+    ) -> Tensor:
         """As `Codec` does."""
         ...
 
@@ -157,7 +163,7 @@ class Channel:
         if self.first is not None and sample not in self.seen:
             first = self.learner.along(self.first, Kind.FIRST, self.tally)
             encoded = first.encode(x)
-            y = first.decode(encoded)
+            y = first.decode(encoded, device=x.device)
             self.learner.note(first, Kind.FIRST, sample, x, None)
         else:
             encoded, y = self._send_later(sample, x, fills=fills)
@@ -172,7 +178,7 @@ class Channel:
             residual = self.residuals.get(sample)
             codec = cast(Codec, self.codec)  # published ones have no feedback
             encoded, self.residuals[sample] = encode_with_feedback(codec, x, residual)
-            return encoded, self.codec.decode(encoded)
+            return encoded, self.codec.decode(encoded, device=x.device)
         base = self._base_of(sample, x) if self.is_delta else None
         if base is not None:
             self.changes.add(x, base)
@@ -181,11 +187,12 @@ class Channel:
         used = self.learner.along(used, kind, self.tally)
         self.learner.note(used, kind, sample, x, base)
         encoded = used.encode(x, base)
-        return encoded, used.decode(encoded, base)
+        return encoded, used.decode(encoded, base, device=x.device)
 
     def _base_of(self, sample: int, x: Tensor) -> Tensor:
         tokens, channels = x.shape
-        return unpack_buffer(self.buffers[sample], tokens, channels, self.bits).to(x.device)
+        payload = self.buffers[sample]
+        return unpack_buffer(payload, tokens, channels, self.bits, device=x.device)
 
 
 @dataclass(slots=True)
@@ -237,9 +244,10 @@ class Cuts:
     def through(self, channel: Channel, x: Tensor, scale: float = 1.0) -> Tensor:
         """Every sample of `x` times `scale` through `channel`; padding becomes zero."""
         y = torch.zeros_like(x)
-        for row, (sample, length) in enumerate(zip(self.ids, self.lengths, strict=True)):
-            sent = x[row, :length].detach().contiguous()
-            y[row, :length] = channel.send(sample, sent * scale, fills=row == 0) / scale
+        with torch.autocast(x.device.type, enabled=False):  # a codec computes as it says
+            for row, (sample, length) in enumerate(zip(self.ids, self.lengths, strict=True)):
+                sent = x[row, :length].detach().contiguous()
+                y[row, :length] = channel.send(sample, sent * scale, fills=row == 0) / scale
         return y
 
     def measured(self, excess: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,8 +67,12 @@ def train_tokenizer(text: str, vocabulary: int) -> Tokenizer:
 
 def language_samples(tokenizer: Tokenizer, text: str, tokens: int) -> Dataset:
     """`text` cut into samples of `tokens`, without overlap; the rest is dropped."""
-    ids = torch.tensor(tokenizer.encode(text).ids)
-    samples = ids[: len(ids) // tokens * tokens].view(-1, tokens)
+    return samples_of(tokenizer.encode(text).ids, tokens)
+
+
+def samples_of(ids: Sequence[int], tokens: int) -> Dataset:
+    """Ids of a text, cut so."""
+    samples = torch.tensor(ids[: len(ids) // tokens * tokens]).view(-1, tokens)
     return Dataset(samples, torch.full((len(samples),), tokens), torch.empty(0, dtype=torch.long))
 
 

@@ -56,13 +56,20 @@ class PublishedCodec:
         packed = _pack(codes.to(torch.uint8).flatten().numpy(), self.bits)
         return PublishedTensor(x.shape[0], x.shape[1], packed, scales.numpy().tobytes())
 
-    def decode(self, encoded: PublishedTensor, base: Tensor | None = None) -> Tensor:
-        """float32 [tokens, channels]."""
+    def decode(
+        self,
+        encoded: PublishedTensor,
+        base: Tensor | None = None,
+        *,
+        device: torch.device | None = None,
+    ) -> Tensor:
+        """float32 [tokens, channels] on the device, which is the base's or else the CPU."""
         shape = encoded.tokens, encoded.channels
         codes = torch.from_numpy(_unpack(encoded.codes, self.bits, shape[0] * shape[1]))
         scales = torch.from_numpy(np.frombuffer(encoded.scales, np.float16).astype(np.float32))
         half = 1 << (self.bits - 1)
         y = (codes.view(shape) - half) / half * scales
+        y = y if device is None else y.to(device)
         return y + base if self.is_delta and base is not None else y
 
 

@@ -18,6 +18,7 @@ import torch
 from swarm_ft.api.joining import beside
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.clock import SystemClock
+from swarm_ft.codec.kernels import coding_device
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.discovery.here import HereDirectory
@@ -147,6 +148,7 @@ class MembersHere:
                 memory_bytes=MEMORY_BYTES,
                 shard_dir=shard_dir,
                 snapshots_url=self._snapshots,
+                codes_on=coding_device(self._device),
             ),
             directory=self._directory,
             transport=transport,

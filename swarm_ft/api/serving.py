@@ -35,6 +35,8 @@ from swarm_ft.transport.grpc_options import (
 from swarm_ft.transport.grpc_transport import GrpcTransport
 
 if TYPE_CHECKING:
+    import torch
+
     from swarm_ft.peer.keeping import KeepingPlace
     from swarm_ft.peer.kept_buffers import BufferPlace
     from swarm_ft.peer.state.stage_state import EngineMaker
@@ -135,6 +137,7 @@ class Lent:
             max_down_bytes_per_s=self.shape.down.bytes_per_s,
             machine=await _measured(asked.device, asked.dtype, asked.watts),
             device=_device_words(asked.device),
+            codes_on=_coding_device(asked.device),
         )
 
 
@@ -312,6 +315,7 @@ def _buffer_place(home: PeerHome | None, buffers: BufferOptions) -> BufferPlace:
 
 
 def _keeping_place(folder: Path, asked: ServeOptions) -> KeepingPlace:
+
     from swarm_ft.peer.keeping import KeepingPlace
 
     max_bytes = asked.keep_disk_bytes
@@ -348,6 +352,13 @@ def _device_words(device: str) -> str:
     from swarm_ft.stage.device import describe, pick_device
 
     return describe(pick_device(device))
+
+
+def _coding_device(device: str) -> torch.device:
+    from swarm_ft.codec.kernels import coding_device
+    from swarm_ft.stage.device import pick_device
+
+    return coding_device(pick_device(device))
 
 
 def _engine_maker(options: ServeOptions) -> EngineMaker:

@@ -121,13 +121,13 @@ def _row(codec: Codec, kernels: Kernels, x: Tensor, base: Tensor, repeats: int) 
         codec, x, base = _along_what_it_learned(codec, x, base)
     against = base if codec.spec.is_delta else None
     encoded = codec.encode(x, against)  # compiles what is not compiled yet
-    decoded = codec.decode(encoded, against)
+    decoded = codec.decode(encoded, against, device=x.device)
     copy = torch.empty_like(x)
     encode_s, decode_s, copy_s = _median_seconds(
         repeats,
         x.device,
         lambda: codec.encode(x, against),
-        lambda: codec.decode(encoded, against),
+        lambda: codec.decode(encoded, against, device=x.device),
         lambda: copy.copy_(x),
     )
     tensor_bytes = x.numel() * x.element_size()
@@ -167,4 +167,4 @@ def _median_seconds(
 
 def _error(decoded: Tensor, x: Tensor, base: Tensor | None) -> float:
     target = x if base is None else x - base
-    return float((decoded.to(x.device) - x).norm() / target.norm())
+    return float((decoded - x).norm() / target.norm())

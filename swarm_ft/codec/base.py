@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -50,7 +51,8 @@ class Codec(ABC):
         x = checked_sample(x)
         tokens, channels = x.shape
         base = _checked_base(self.spec, base, tokens, channels)
-        payload = self._write(x, None if base is None else base.to(x.device))
+        with _plainly(x.device):
+            payload = self._write(x, None if base is None else base.to(x.device))
         return EncodedTensor(self.spec, tokens, channels, payload)
 
     def decode(
@@ -78,7 +80,8 @@ class Codec(ABC):
         base = _checked_base(self.spec, base, encoded.tokens, encoded.channels)
         if device is None:
             device = CPU if base is None else base.device
-        return self._read(encoded, None if base is None else base.to(device), device)
+        with _plainly(device):
+            return self._read(encoded, None if base is None else base.to(device), device)
 
     @abstractmethod
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
@@ -108,6 +111,12 @@ class Codec(ABC):
             raise BadFrame(
                 f"frame: {self.spec} of {shape} takes {bound}{largest} bytes, got {size}"
             )
+
+
+def _plainly(device: torch.device) -> AbstractContextManager[object]:
+    """Nothing inside is computed in another type because a model around it is."""
+    is_narrow = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if is_narrow else nullcontext()
 
 
 def checked_sample(x: Tensor, name: str = "x") -> Tensor:

@@ -29,6 +29,7 @@ from swarm_ft.codec import (
     pack_buffer,
     unpack_buffer,
 )
+from swarm_ft.codec.kernels import coding_device
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import Direction, Feedback, parse_codec_spec, parse_key_spec
@@ -121,9 +122,19 @@ class _End:
         head = len(EncodedTensor(self.codec.spec, tokens, channels, b"").to_bytes())
         return _HEAD.size + head + max(sizes)
 
-    def _moved(self, codec: Codec, tensor: EncodedTensor, sample: int, base: Tensor | None) -> None:
+    def _decoded(
+        self,
+        codec: Codec,
+        tensor: EncodedTensor,
+        sample: int,
+        base: Tensor | None,
+        device: torch.device,
+    ) -> Tensor:
+        """What a frame comes to; a buffer moves there."""
+        value = codec.decode(tensor, base, device=device)
         if self.codec.spec.is_delta:
-            self.buffers.put(sample, codec.decode(tensor, base))
+            self.buffers.put(sample, value)
+        return value
 
 
 class BatchEncoder(_End):
@@ -160,7 +171,7 @@ class BatchEncoder(_End):
         base, digest = found or (None, _NO_BASE)
         codec, kind = (self.codec, _DELTA) if found else (self.key_codec, _KEY)
         tensor = codec.encode(x, base)
-        self._moved(codec, tensor, sample, base)
+        self._decoded(codec, tensor, sample, base, coding_device(x.device))
         return _HEAD.pack(kind, digest) + tensor.to_bytes()
 
     def _direct(self, x: Tensor, sample: int) -> EncodedTensor:
@@ -203,12 +214,13 @@ class BatchDecoder(_End):
         """
         if len(frames) != len(sample_ids) or not frames:
             raise BadFrame(f"{len(frames)} frames of {len(sample_ids)} samples: expected as many")
-        values = [self._value(one, key) for one, key in zip(frames, sample_ids, strict=True)]
+        where = coding_device(torch.device(device))
+        values = [self._value(one, key, where) for one, key in zip(frames, sample_ids, strict=True)]
         if len({value.shape for value in values}) > 1:
             raise BadFrame("frames: expected samples of one shape in a batch")
         return torch.stack(values).to(device=device, dtype=dtype)
 
-    def _value(self, frame: bytes, sample: int) -> Tensor:
+    def _value(self, frame: bytes, sample: int, device: torch.device) -> Tensor:
         if len(frame) < _HEAD.size:
             raise BadFrame(f"frame of sample {sample}: {len(frame)} bytes are none")
         kind, digest = _HEAD.unpack_from(frame)
@@ -223,8 +235,7 @@ class BatchDecoder(_End):
                 here = "another buffer" if found else "no buffer"
                 raise BadFrame(f"frame of sample {sample}: {here} of it is here; forget it there")
             base = found[0]
-        self._moved(codec, tensor, sample, base)
-        return codec.decode(tensor, base)
+        return self._decoded(codec, tensor, sample, base, device)
 
 
 def checked_batch(x: Tensor, sample_ids: Sequence[int]) -> Tensor:

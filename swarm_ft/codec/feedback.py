@@ -155,7 +155,7 @@ def encode_with_feedback(
     if codec.spec.feedback is Feedback.EFMIX:
         message = _mixed(x, residual, total, kept_entries(codec.spec, x.numel()))
     encoded = codec.encode(message)
-    return encoded, total - codec.decode(encoded).to(x.device)
+    return encoded, total - codec.decode(encoded, device=x.device)
 
 
 def _mixed(x: Tensor, residual: Tensor, total: Tensor, count: int) -> Tensor:

@@ -110,7 +110,11 @@ class Seen:
         """
         every = _stride(x.numel(), x.shape[1])
         flat = x.view(-1), None if base is None else base.view(-1)
-        looks = [*kernels.moments(x, base), _some_channels(x, base), _change(*flat, (slice(None, None, every),))]
+        looks = [
+            *kernels.moments(x, base),
+            _some_channels(x, base),
+            _change(*flat, (slice(None, None, every),)),
+        ]
         if apart := quality_of_x and base is not None:
             looks += [*kernels.moments(x, None)[:2], _some_channels(x, None)]
         rows, cols, row_peaks, col_peaks, some_channels, some, *of_x = to_host(*looks)

@@ -219,6 +219,7 @@ class Connections:
             store=self._state.store,
             bases=self._state.bases,
             keeps_input=keeps_input,
+            device=context.codes_on,
         )
         if keeps_input:
             self.constants = coder
@@ -500,7 +501,7 @@ class StageAttempt:
         """The run with the codecs of a step, for which machine code is there by now."""
         spec = _spec_in(plan, self.assign.spec)
         if spec != self._spec:
-            await run_in(self._context.codecs, compile_codecs, spec)
+            await run_in(self._context.codecs, compile_codecs, spec, self._context.codes_on)
             self._spec = spec
         return spec
 

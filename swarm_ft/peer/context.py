@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeAlias, TypeVar
 
+import torch
+
 from swarm_ft.clock import Clock
+from swarm_ft.codec.base import CPU
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.compute import Seat
@@ -55,6 +58,7 @@ class PeerContext:
         links: to other peers; they outlive attempts and runs.
         compute: one thread, in which the engine lives, and perhaps those of other runs.
         codecs: threads that encode and decode.
+        codes_on: what they do it on.
         say: gives a message to the coordinator's stream.
         timeline: of what this peer does when.
         memory_bytes: that this peer lends to stages and the microbatches they hold.
@@ -76,6 +80,7 @@ class PeerContext:
     beside_bytes: Callable[[], int] = lambda: 0
     room_made: Callable[[], Awaitable[None]] = _at_once
     offers: dict[ShardName, OfferedShard] = field(default_factory=dict)
+    codes_on: torch.device = CPU
 
     @property
     def filling(self) -> Pool:

@@ -18,9 +18,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
+
 from swarm_ft import __version__
 from swarm_ft.buffers import BufferStore
 from swarm_ft.clock import Clock
+from swarm_ft.codec.base import CPU
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import NotFound, OutOfTurn, RunMismatch, Unavailable
 from swarm_ft.ids import PeerId, RunId
@@ -67,6 +70,7 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.sealing import Sealer
 from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.store import SnapshotStore
+from swarm_ft.stage.device import use_own_stream
 from swarm_ft.transfer import Downloader, OfferedShard, offered_to, serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Channel, Handler, Method, Transport, until_one_ends
 from swarm_ft.transport.methods import FETCH_CHUNKS, GENERATE, LINK, LIST_CHUNKS
@@ -100,6 +104,7 @@ class PeerOptions:
         max_down_bytes_per_s: so too of what comes in.
         machine: what it can do, for forecasts alone; its link is measured too. None: nothing is.
         device: what it computes on, in words, for whoever looks at the swarm.
+        codes_on: where what passes its boundaries is encoded and decoded, see `coding_device`.
     """
 
     peer_id: PeerId
@@ -115,6 +120,7 @@ class PeerOptions:
     max_down_bytes_per_s: float = math.inf
     machine: Machine | None = None
     device: str = ""
+    codes_on: torch.device = CPU
 
 
 class PeerNode:
@@ -158,7 +164,8 @@ class PeerNode:
         self._make_engine = make_engine
         self._snapshots = SnapshotStore(options.snapshots_url) if options.snapshots_url else None
         self._compute = Compute(clock)
-        self._codecs = ThreadPoolExecutor(NUM_CODEC_THREADS, "codec")
+        start = partial(use_own_stream, options.codes_on)
+        self._codecs = ThreadPoolExecutor(NUM_CODEC_THREADS, "codec", initializer=start)
         self._endpoint = ""
         self._hosts: dict[RunId, StageHost] = {}
         self._opening: tuple[RunId, asyncio.Task[StageState]] | None = None
@@ -491,6 +498,7 @@ class PeerNode:
             links=self._links,
             compute=self._compute.seat(run_id),
             codecs=self._codecs,
+            codes_on=self._options.codes_on,
             say=self._link.say,
             timeline=Timeline(self._clock, self._link.say),
             memory_bytes=self._options.memory_bytes,

@@ -184,7 +184,7 @@ class Engine(Protocol):
             lengths: tokens of each of its samples; what is behind them pads.
 
         Returns:
-            Float32 [B, T, C], not to be written to.
+            Float32 [B, T, C] where the stage computes, and complete; not to be written to.
 
         Raises:
             MalformedMessage: `x` is not what this stage takes.

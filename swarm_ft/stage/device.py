@@ -98,10 +98,32 @@ def shares_memory(device: torch.device) -> bool:
     return device.type in {"cpu", "mps"}
 
 
-def synchronise(device: torch.device) -> None:
-    """Wait until all that was asked of it is done; a CPU has done it."""
+# ---- a GPU's streams: engines compute in the default one, and each codec thread has its own
+#
+# Whoever hands a tensor to another thread has waited for it. So what is left to be told is torch's
+# allocator: memory of a stream is given out again in that stream's order, and not in another's that
+# still reads it.
+
+
+def use_own_stream(device: torch.device) -> None:
+    """What this thread asks of a GPU from now on stands beside what others ask, not behind it."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.set_device(device)
+        own = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        torch.cuda.set_stream(own)
+
+
+def handed_over(x: Tensor) -> Tensor:
+    """A tensor of such a thread, for the default stream to read."""
+    if x.is_cuda:
+        x.record_stream(torch.cuda.default_stream(x.device))
+    return x
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until all that this thread asked of it is done; a CPU has done it."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
     elif device.type == "mps":
         torch.mps.synchronize()
 

@@ -332,7 +332,7 @@ class StageEngine:
             step.graphs[microbatch] = graph
         else:
             step.left[microbatch] = []
-        return graph.output.detach().cpu()
+        return graph.output.detach()
 
     def forward_backward(
         self, microbatch: MicrobatchIndex, x: Tensor, labels: Tensor, lengths: Lengths = None
@@ -352,7 +352,7 @@ class StageEngine:
         with self._evaluating() as module:
             output = self._output(module, x, lengths)
         self._check_evaluated(output, "output")
-        return output.cpu()
+        return output
 
     def evaluate(self, x: Tensor, labels: Tensor, lengths: Lengths = None) -> LossAndCounts:
         """See `Engine`."""
@@ -589,7 +589,7 @@ class StageEngine:
         if gradient is None:
             return None
         self._check_finite(gradient, microbatch, "input gradient")
-        return gradient.cpu()
+        return gradient
 
     def _check_finite(self, tensor: Tensor, microbatch: MicrobatchIndex, what: str) -> None:
         if not bool(torch.isfinite(tensor).all()):

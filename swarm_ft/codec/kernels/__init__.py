@@ -11,6 +11,12 @@ from swarm_ft.codec.kernels.base import Kernels
 from swarm_ft.codec.kernels.reference import ReferenceKernels
 
 
+def coding_device(device: torch.device) -> torch.device:
+    """Where tensors are coded of a stage that computes there: there, if it has kernels."""
+    is_plain = isinstance(kernels_for(device.type), ReferenceKernels)
+    return torch.device("cpu") if is_plain else device
+
+
 @functools.cache
 def kernels_for(device_type: str) -> Kernels:
     """The fastest backend for tensors on such a device.

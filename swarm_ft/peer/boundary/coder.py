@@ -15,10 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import Codec, encode_with_feedback, from_spec, pack_buffer, unpack_buffer
+from swarm_ft.codec.base import CPU
 from swarm_ft.codec.basis import Basis, name_in
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.errors import BadFrame, NonFinite
@@ -34,6 +36,7 @@ from swarm_ft.protocol.messages.boundary import (
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.run_spec import MIN_LENGTH, RunSpec, TrainSpec
+from swarm_ft.stage.device import handed_over
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class FrameCoder:
     Buffers move only when the step commits, see `BufferStore`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what an attempt shares with its parts, by name
         self,
         spec: RunSpec,
         *,
@@ -75,6 +78,7 @@ class FrameCoder:
         store: BufferStore,
         bases: Bases | None = None,
         keeps_input: bool = False,
+        device: torch.device = CPU,
     ) -> None:
         """Whatever is kept of it is in the store.
 
@@ -84,7 +88,9 @@ class FrameCoder:
             store: the buffers of this peer's stage.
             bases: what its frames are coded along; without, none is learned for long.
             keeps_input: whether this end receives constants, and keeps them.
+            device: what it computes on, and where decoded tensors lie.
         """
+        self._device = device
         self._run_id = run_id
         self._boundary = boundary
         self._store = store
@@ -111,13 +117,13 @@ class FrameCoder:
 
         Args:
             key: the frame's name.
-            x: float32 [tokens, channels].
+            x: float32 [tokens, channels], on any device.
 
         Raises:
             NonFinite: x holds an infinity or NaN; the message names the sample.
         """
         try:
-            return self._encode(key, x)
+            return self._encode(key, x.to(self._device))
         except NonFinite as error:
             where = f"sample {key.sample}, step {key.step}, {key.direction.name.lower()}"
             raise NonFinite(f"{where}: {error.message}") from error
@@ -134,7 +140,8 @@ class FrameCoder:
         self._note(key, codec, Kind.CHANGE, x, base)
         codec = self._along(codec, Kind.CHANGE)
         tensor = codec.encode(x, base)
-        digest = self._stage(End.SENT, key.sample, len(x), self._packed(codec.decode(tensor, base)))
+        value = codec.decode(tensor, base, device=self._device)
+        digest = self._stage(End.SENT, key.sample, len(x), self._packed(value))
         return Frame(key, FrameKind.DELTA, tensor, record.digest, _result(digest, tensor))
 
     def is_held_out(self, key: FrameKey) -> bool:
@@ -150,7 +157,8 @@ class FrameCoder:
         record = self._record(End.SENT, frame.key.sample, frame.tensor.tokens)
         base = self._base_of(record) if record else None
         codec = self._along(self._codec_of(frame.key), Kind.CHANGE)
-        return self._encode_key(frame.key, codec.decode(frame.tensor, base))
+        value = codec.decode(frame.tensor, base, device=self._device)
+        return self._encode_key(frame.key, value)
 
     def shared_basis(self, frame: Frame) -> SharedBasis | None:
         """The basis that a frame of this end was coded along, which needs one."""
@@ -179,20 +187,25 @@ class FrameCoder:
             BadFrame: the frame does not fit the run, or its payload its header.
         """
         self.check(frame)
-        tensor, sample = frame.tensor, frame.key.sample
+        value = self._decoded(frame, basis)
+        return value if isinstance(value, Refusal) else handed_over(value)
+
+    def _decoded(self, frame: Frame, basis: Basis | None) -> Tensor | Refusal:
+        tensor, sample, device = frame.tensor, frame.key.sample, self._device
         codec = self._codec_of(frame.key)
         if frame.kind is FrameKind.DIRECT:
-            value = _with(codec, basis).decode(tensor)
+            value = _with(codec, basis).decode(tensor, device=device)
             if self._keeps_input and not self._train.is_shadow(sample):
                 self._stage(End.RECEIVED, sample, tensor.tokens, tensor.payload)
             return value
         if frame.kind is FrameKind.KEY:
-            value = _with(self._codecs.of_keys[frame.key.direction], basis).decode(tensor)
+            of_keys = self._codecs.of_keys[frame.key.direction]
+            value = _with(of_keys, basis).decode(tensor, device=device)
         else:
             record = self._record(End.RECEIVED, sample, tensor.tokens)
             if record is None or record.digest != frame.base_digest:
                 return Refusal(f"sample {sample}: its base is {'other' if record else 'not'} here")
-            value = _with(codec, basis).decode(tensor, self._base_of(record))
+            value = _with(codec, basis).decode(tensor, self._base_of(record), device=device)
         payload = self._packed(value)
         if _result(fingerprint_of(payload), tensor) != frame.result_digest:
             return self._differs(frame)
@@ -204,7 +217,8 @@ class FrameCoder:
         codec, record = self._constant_codec, self._record(End.RECEIVED, sample, tokens)
         if codec is None or record is None:
             return None
-        return codec.decode(EncodedTensor(codec.spec, tokens, self._channels, record.payload))
+        kept = EncodedTensor(codec.spec, tokens, self._channels, record.payload)
+        return handed_over(codec.decode(kept, device=self._device))
 
     def check(self, frame: Frame, *, is_early: bool = False) -> None:
         """Whether the frame's header and size fit the step's plan; its payload is not read.
@@ -250,7 +264,8 @@ class FrameCoder:
     def _encode_key(self, key: FrameKey, x: Tensor) -> Frame:
         codec = self._along(self._codecs.of_keys[key.direction], Kind.FIRST)
         tensor = codec.encode(x)
-        digest = self._stage(End.SENT, key.sample, len(x), self._packed(codec.decode(tensor)))
+        value = codec.decode(tensor, device=self._device)
+        digest = self._stage(End.SENT, key.sample, len(x), self._packed(value))
         return Frame(key, FrameKind.KEY, tensor, result_digest=_result(digest, tensor))
 
     def _encode_direct(self, key: FrameKey, x: Tensor) -> EncodedTensor:
@@ -259,7 +274,9 @@ class FrameCoder:
             self._note(key, codec, Kind.FIRST, x)
             return self._along(codec, Kind.FIRST).encode(x)
         record = self._record(End.RESIDUAL, key.sample, len(x))
-        residual = unpack_buffer(record.payload, *x.shape) if record else None
+        residual = None
+        if record is not None:
+            residual = unpack_buffer(record.payload, *x.shape, device=self._device)
         tensor, residual = encode_with_feedback(codec, x, residual)
         self._stage(End.RESIDUAL, key.sample, len(x), pack_buffer(residual))
         return tensor
@@ -286,7 +303,8 @@ class FrameCoder:
         return record if fits else None
 
     def _base_of(self, record: BufferRecord) -> Tensor:
-        return unpack_buffer(record.payload, record.tokens, record.channels, self._bits)
+        shape = record.tokens, record.channels
+        return unpack_buffer(record.payload, *shape, self._bits, device=self._device)
 
     def _packed(self, value: Tensor) -> bytes:
         return pack_buffer(value, self._bits)

@@ -19,6 +19,7 @@ from torch import Tensor
 from swarm_ft import failpoints
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import from_spec, pack_buffer, unpack_buffer
+from swarm_ft.codec.base import CPU
 from swarm_ft.errors import BadFrame, BadSnapshot, MalformedMessage, OutOfTurn, Unavailable
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, RunId, SampleId, StepNumber
 from swarm_ft.log import get_logger
@@ -43,34 +44,37 @@ from swarm_ft.stage.base import Engine
 # holds up every stage behind this one.
 
 
-def compile_codecs(spec: RunSpec) -> None:
-    """Encode and decode a sample by each codec of the run, as frames will be."""
+def compile_codecs(spec: RunSpec, device: torch.device = CPU) -> None:
+    """Encode and decode a sample by each codec of the run, as frames on that device will be."""
     train = spec.train
-    codecs = [train.fill_frame_codec, train.reduction_codec]
+    _use_codec(train.reduction_codec, train.seq_length, spec.model.hidden_size, CPU)
+    codecs = [train.fill_frame_codec]
     if train.num_eval_samples and any(train.eval_passes):
         codecs.append(train.compressed_eval_codec)
     for way in Direction:
         codecs += [train.codec(way), train.key_frame_codec(way)]
     for codec in codecs:
-        _use_codec(codec, train.seq_length, spec.model.hidden_size)
+        _use_codec(codec, train.seq_length, spec.model.hidden_size, device)
     if any(codec.is_delta or codec.has_residual for codec in codecs):
-        _use_buffer(train.buffer_bits, train.seq_length, spec.model.hidden_size)
+        _use_buffer(train.buffer_bits, train.seq_length, spec.model.hidden_size, device)
 
 
 @lru_cache(maxsize=64)
-def _use_codec(spec: CodecSpec, tokens: int, channels: int) -> None:
-    codec, x = from_spec(spec), _sample(tokens, channels)
+def _use_codec(spec: CodecSpec, tokens: int, channels: int, device: torch.device) -> None:
+    codec, x = from_spec(spec), _sample(tokens, channels, device)
     base = x / 2 if spec.is_delta else None
-    codec.decode(codec.encode(x, base), base)
+    codec.decode(codec.encode(x, base), base, device=device)
 
 
 @lru_cache(maxsize=64)
-def _use_buffer(bits: int, tokens: int, channels: int) -> None:
-    unpack_buffer(pack_buffer(_sample(tokens, channels), bits), tokens, channels, bits)
+def _use_buffer(bits: int, tokens: int, channels: int, device: torch.device) -> None:
+    payload = pack_buffer(_sample(tokens, channels, device), bits)
+    unpack_buffer(payload, tokens, channels, bits, device=device)
 
 
-def _sample(tokens: int, channels: int) -> torch.Tensor:
-    return torch.randn(tokens, channels, generator=torch.Generator().manual_seed(0))
+def _sample(tokens: int, channels: int, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(tokens, channels, generator=generator).to(device)
 
 
 # ---- what a stage keeps beside its weights, as parts of a shard: residuals and buffers
@@ -323,7 +327,9 @@ class StageState:
         """Load the engine, if there is none; buffers and residuals stay the objects they are."""
         async with self._one_change:
             if self._engine is None:
-                await run_in(self._context.codecs, compile_codecs, self._spec)
+                await run_in(
+                    self._context.codecs, compile_codecs, self._spec, self._context.codes_on
+                )
                 engine = await run_in(self._context.compute, self._make_engine, self._spec, layers)
                 await run_in(self._context.compute, engine.load)
                 self._engine = engine

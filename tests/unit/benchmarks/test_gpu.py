@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from benchmarks.gpu.kernel_cases import cases, near, neighbours, same
 from benchmarks.gpu.member import StaticDirectory
 from benchmarks.gpu.needs import Need
 from benchmarks.gpu.paced_link import Pace, Rate
-from benchmarks.gpu.parts import Part
+from benchmarks.gpu.parts import Part, Scene
+from benchmarks.gpu.pool import Task, done_in_processes
 from benchmarks.gpu.processes import Processes
 from benchmarks.gpu.quality import bits_needed, water_filled
 from benchmarks.gpu.report import CUT_OFF, DONE, FAILED, PartReport, Report, Row, ratio, table_lines
@@ -136,6 +138,27 @@ def test_a_part_ends_with_whoever_runs_it() -> None:
         assert part.wait(30.0) == -signal.SIGKILL
 
 
+def ends() -> list[Row]:
+    return [{"n": 1}]
+
+
+def fails() -> list[Row]:
+    raise ValueError("it says why")
+
+
+def test_tasks_in_processes_end_each_in_its_own_way() -> None:
+    scene = Scene(rehearse=True, end_s=time.monotonic() + 100.0)
+    found = list(done_in_processes([Task("a", ends), Task("b", fails)], scene))
+    trouble = {"table": "trouble", "what": "b", "wrong": 1, "first": "ValueError: it says why"}
+    assert sorted(found, key=len) == [{"n": 1}, trouble]
+
+
+def test_tasks_that_are_not_done_in_time_are_told() -> None:
+    scene = Scene(rehearse=True, end_s=time.monotonic())
+    found = list(done_in_processes([Task("a", ends), Task("b", ends)], scene))
+    assert found == [{"table": "not done in time", "what": "a, b"}]
+
+
 def test_a_part_that_lacks_something_says_what_to_carry() -> None:
     lacking = Part("x", "", (Need("no_such_module", "no-such-package", "2.0"),), "none")
     report, _ = run([lacking])
@@ -191,6 +214,7 @@ def test_parts_import_without_what_bare_machines_lack() -> None:
         "quality",
         "memory",
         "engine",
+        "tune",
     )
     imports = "; ".join(f"import benchmarks.gpu.{name}" for name in modules)
     hidden = f"import sys; sys.modules.update(dict.fromkeys({ABSENT!r}))"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.quality.boundary import Cuts
 from benchmarks.quality.configs import GROUPS, Config, configs_of, parse_config
 from benchmarks.quality.published import parse_published
 from benchmarks.quality.table import print_tables, read_records
@@ -181,3 +182,18 @@ def test_published_delta_builds_on_its_base() -> None:
     x = base + 0.01
     y = codec.decode(codec.encode(x, base), base)
     assert (y - x).abs().max() < 0.0025
+
+
+def test_codecs_compute_alike_where_a_model_computes_in_bfloat16() -> None:
+    generator = torch.Generator().manual_seed(0)
+    visits = [torch.randn(1, 64, 16, generator=generator) for _ in range(2)]
+    visits.append(visits[1] + 0.01 * torch.randn(1, 64, 16, generator=generator))
+    found = []
+    for is_narrow in (False, True):
+        cuts = Cuts(parse_config("aqk0.5/none@qk0.5"), 1)
+        with torch.autocast("cpu", torch.bfloat16, is_narrow):
+            for x in visits:  # from the second on, along a basis
+                cuts.begin("train", torch.tensor([0]), torch.tensor([64]))
+                sent = cuts.cut(0, x)
+        found.append(sent)
+    assert torch.equal(*found)
