@@ -148,7 +148,8 @@ class DirectionalCodec(Codec):
 
 
 def _middling_length(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).median()
+    lengths: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
+    return lengths.median()
 
 
 def _exact_product(along: Tensor, basis: Basis) -> Tensor:
@@ -170,12 +171,12 @@ def _foretold(basis: Basis, base: Tensor | None, scale: float) -> Tensor:
     Raises:
         BadFrame: there is no map, or nothing to foretell from.
     """
-    if basis.forecast is None or base is None:
+    if base is None or (forecast := basis.forecast_on(base.device)) is None:
         raise BadFrame("frame: a change that is foretold by a basis that foretells none")
     octaves = torch.frexp(base.abs().amax(1))[1].clamp(min=-100)[:, None]
     rounded = (base * powers_of_two(_BASE_BITS - octaves)).round()
-    sums = _product(rounded, basis.forecast.coefficients.to(base.device).float(), 1.0)
-    shifts = octaves - _BASE_BITS - basis.forecast.exponents.to(base.device).int()
+    sums = _product(rounded, forecast[0], 1.0)
+    shifts = octaves - _BASE_BITS - forecast[1]
     # Not divided by the scale: how that rounds differs among devices.
     units = (sums * powers_of_two(shifts) * float(np.float32(UNITS / scale))).round()
     return units.clamp(-_MOST_FORETOLD, _MOST_FORETOLD) / UNITS
@@ -304,7 +305,7 @@ def _contexts(
     basis: Basis, tokens: int, salt: int, device: torch.device, kernels: Kernels
 ) -> Tensor:
     """Of a frame's codes, uint8 [(1 + tokens) * directions]."""
-    classes = basis.classes.to(device)
+    classes = basis.classes_on(device)
     each = classes.expand(tokens, -1).reshape(-1).contiguous()
     own = kernels.slice_contexts(each, salt, ALL_SLICES)
     return torch.cat((torch.full_like(classes, _CENTRE), own))

@@ -86,7 +86,7 @@ def tally(
             code -= (2 * r - _MIDDLE) / UNITS
             code = -code if 2 * r < _MIDDLE else code
             context = context << width | min(r, _MIDDLE - r) >> less
-        whole = np.int64(min(max(np.rint(code), -MAX_CODE), MAX_CODE)) >> low_bits
+        whole = int(min(max(np.rint(code), -MAX_CODE), MAX_CODE)) >> low_bits
         symbol = min(max(whole, -_LARGEST_SYMBOL), _LARGEST_SYMBOL) + _SYMBOL_ZERO
         counts[context, symbol] += 1
         c += every
