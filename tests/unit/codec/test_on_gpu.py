@@ -49,9 +49,9 @@ LIMITS = {
     "q8": (BACKWARD, 20, 2),
     "q3c": (FORWARD, 26, 2),
     "aq3+z": (FORWARD, 55, 4),
-    "q4+z": (FORWARD, 53, 4),
-    "q3+z": (BACKWARD, 53, 4),
-    "q1+z": (BACKWARD, 53, 4),
+    "q4+z": (FORWARD, 50, 4),
+    "q3+z": (BACKWARD, 50, 4),
+    "q1+z": (BACKWARD, 50, 4),
     "aqc0.1": (FORWARD, 69, 4),
     "aqk0.1": (FORWARD, 72, 5),
 }
