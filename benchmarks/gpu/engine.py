@@ -46,8 +46,8 @@ MICROBATCHES, IN_FLIGHT, AHEAD = 12, 4, 2
 STEPS = 4
 """Key frames, and what compiles; changes; changes that are timed; changes that are profiled."""
 CODECS: dict[str, dict[str, Any]] = {
-    "aq4 / q8": {"forward_codec": "aq4", "backward_codec": "q8", "key_codec": "fp16"},
     "aq3+z / q3+z": {},
+    "aq4 / q8": {"forward_codec": "aq4", "backward_codec": "q8", "key_codec": "fp16"},
     "aqk0.6 / q1+z+last": {
         "forward_codec": "aqk0.6",
         "backward_codec": "q1+z+last",
@@ -104,7 +104,10 @@ def rows(scene: Scene) -> Iterator[Row]:
 
 
 def setups() -> Iterator[tuple[str, torch.device]]:
-    """Codecs, and what computes them: where the stage is; the default ones on the CPU too."""
+    """Codecs, and what computes them: where the stage is; the default ones on the CPU too, last.
+
+    What compiles for the CPU takes longer than all else.
+    """
     here = coding_device(device_here())
     for codecs in CODECS:
         yield codecs, here
@@ -125,14 +128,14 @@ def models(rehearse: bool) -> Iterator[tuple[str, PretrainedConfig, int]]:
 
 
 class Ends:
-    """This stage's end of a boundary and the neighbour's, which is on the CPU."""
+    """This stage's end of a boundary and the neighbour's, whose frames are made beforehand."""
 
     def __init__(self, spec: RunSpec, block: int, device: torch.device) -> None:
         self._stores, self._bases = (BufferStore(), BufferStore()), (Bases(), Bases())
         boundary = BlockIndex(block)
         self.own, self.other = (
-            FrameCoder(spec, run_id=RUN, boundary=boundary, store=store, bases=bases, device=where)
-            for store, bases, where in zip(self._stores, self._bases, (device, CPU), strict=True)
+            FrameCoder(spec, run_id=RUN, boundary=boundary, store=store, bases=bases, device=device)
+            for store, bases in zip(self._stores, self._bases, strict=True)
         )
 
     def sent(self, step: int, way: Direction, tensors: Sequence[Tensor]) -> list[Sent]:

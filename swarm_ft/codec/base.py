@@ -239,4 +239,5 @@ def read_bfloat16(payload: bytes, device: torch.device = CPU) -> Tensor:
 
 def little_endian(x: Tensor, dtype: str) -> bytes:
     """`x` as numbers of numpy's `dtype`, in C order."""
-    return x.cpu().numpy().astype(dtype, copy=False).tobytes()
+    (numbers,) = to_host(x)
+    return numbers.astype(dtype, copy=False).tobytes()
