@@ -169,8 +169,13 @@ def check_finite(x: Tensor) -> Tensor:
 
 def peak_of(x: Tensor) -> float:
     """The largest magnitude in `x`; infinite or NaN if it holds such a value."""
+    return peak_there(x).item()
+
+
+def peak_there(x: Tensor) -> Tensor:
+    """`peak_of`, where x lies: a GPU is not waited for."""
     low, high = torch.aminmax(x)  # one pass, no copy, and NaN goes through
-    return torch.maximum(-low, high).item()
+    return torch.maximum(-low, high)
 
 
 def checked_peak(peak: float) -> float:
@@ -234,4 +239,5 @@ def read_bfloat16(payload: bytes, device: torch.device = CPU) -> Tensor:
 
 def little_endian(x: Tensor, dtype: str) -> bytes:
     """`x` as numbers of numpy's `dtype`, in C order."""
-    return x.cpu().numpy().astype(dtype, copy=False).tobytes()
+    (numbers,) = to_host(x)
+    return numbers.astype(dtype, copy=False).tobytes()

@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -86,8 +86,10 @@ class Basis:
     classes: Tensor
     mean: Tensor | None = None
     forecast: Forecast | None = None
-    _synthesis: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)
-    _analysis: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _there: dict[tuple[str, torch.device], Tensor] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    """What frames need of it, on the devices where they were coded."""
 
     @property
     def directions(self) -> int:
@@ -109,21 +111,37 @@ class Basis:
 
     def synthesis(self, device: torch.device) -> Tensor:
         """The directions as exact float32 [directions, channels]: codes times it make values."""
-        found = self._synthesis.get(device)
-        if found is None:
-            found = self.coefficients.float() * powers_of_two(-self.exponents.int())[:, None]
-            self._synthesis[device] = found = found.to(device)
-        return found
+        return self._kept("synthesis", device, self._made_synthesis)
+
+    def _made_synthesis(self) -> Tensor:
+        return self.coefficients.float() * powers_of_two(-self.exponents.int())[:, None]
 
     def analysis(self, device: torch.device) -> Tensor:
         """float32 [channels, directions]: values times it are their least-squares codes."""
-        found = self._analysis.get(device)
+        return self._kept("analysis", device, self._made_analysis)
+
+    def _made_analysis(self) -> Tensor:
+        rows = self._made_synthesis().double()
+        # Rounding may have made two directions one, and a restored basis may be anything.
+        products = rows @ rows.T + _RIDGE * torch.eye(len(rows))
+        made: Tensor = rows.T @ torch.linalg.inv(products)
+        return made.float()
+
+    def classes_on(self, device: torch.device) -> Tensor:
+        """The classes there."""
+        return self._kept("classes", device, lambda: self.classes)
+
+    def forecast_on(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        """The forecast's coefficients as float32, and its exponents as int32."""
+        if (forecast := self.forecast) is None:
+            return None
+        by = self._kept("forecast", device, lambda: forecast.coefficients.float())
+        return by, self._kept("its exponents", device, lambda: forecast.exponents.int())
+
+    def _kept(self, what: str, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
+        found = self._there.get((what, device))
         if found is None:
-            rows = self.synthesis(torch.device("cpu")).double()
-            # Rounding may have made two directions one, and a restored basis may be anything.
-            products = rows @ rows.T + _RIDGE * torch.eye(len(rows))
-            found = rows.T @ torch.linalg.inv(products)
-            self._analysis[device] = found = found.float().to(device)
+            self._there[what, device] = found = make().to(device)
         return found
 
     @functools.cached_property

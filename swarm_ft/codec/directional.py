@@ -28,7 +28,8 @@ from swarm_ft.codec.base import (
     check_finite,
     checked_peak,
     of_bfloat16,
-    peak_of,
+    peak_there,
+    to_host,
 )
 from swarm_ft.codec.basis import MAX_DIRECTIONS, NAME_BYTES, PLAIN, Basis, powers_of_two
 from swarm_ft.codec.entropy import (
@@ -98,8 +99,10 @@ class DirectionalCodec(Codec):
         The spread is that of a middling token: a few tokens with massive activations do not
         coarsen all others.
         """
-        lengths = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
-        return float(lengths.median()) / math.sqrt(x.shape[1]) * self.spec.number
+        return self._step(_middling_length(x).item(), x.shape[1])
+
+    def _step(self, length: float, channels: int) -> float:
+        return length / math.sqrt(channels) * self.spec.number
 
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         """See `Codec.max_payload_bytes`."""
@@ -109,14 +112,18 @@ class DirectionalCodec(Codec):
 
     def _write(self, x: Tensor, base: Tensor | None) -> bytes:
         kernels = self.kernels or kernels_for(x.device.type)
-        basis, step = self.basis, self.step_of(x)
+        basis = self.basis
         if basis is None:
-            return PLAIN + write_at_scale(self.spec, x, base, step, kernels)
+            return PLAIN + write_at_scale(self.spec, x, base, self.step_of(x), kernels)
         change = x if base is None else x - base
         if basis.mean is not None:
             change = change - basis.mean.to(x.device)
-        checked_peak(peak_of(change))
-        return basis.name + _written(change @ basis.analysis(x.device), base, step, basis, kernels)
+        along = change @ basis.analysis(x.device)
+        looks = to_host(_middling_length(x), peak_there(change), peak_there(along))
+        length, peak, peak_along = (float(look) for look in looks)
+        checked_peak(peak)
+        scale = _scale_for(self._step(length, x.shape[1]), checked_peak(peak_along))
+        return basis.name + _written(along, base, scale, basis, kernels)
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         kernels = self.kernels or kernels_for(device.type)
@@ -140,6 +147,11 @@ class DirectionalCodec(Codec):
         return check_finite(value if base is None else base + value)
 
 
+def _middling_length(x: Tensor) -> Tensor:
+    lengths: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
+    return lengths.median()
+
+
 def _exact_product(along: Tensor, basis: Basis) -> Tensor:
     """Values that are so many steps `along` the basis, in steps: float32 [tokens, channels]."""
     unit = 2.0 ** -int(basis.exponents.max()) / UNITS
@@ -159,12 +171,12 @@ def _foretold(basis: Basis, base: Tensor | None, scale: float) -> Tensor:
     Raises:
         BadFrame: there is no map, or nothing to foretell from.
     """
-    if basis.forecast is None or base is None:
+    if base is None or (forecast := basis.forecast_on(base.device)) is None:
         raise BadFrame("frame: a change that is foretold by a basis that foretells none")
     octaves = torch.frexp(base.abs().amax(1))[1].clamp(min=-100)[:, None]
     rounded = (base * powers_of_two(_BASE_BITS - octaves)).round()
-    sums = _product(rounded, basis.forecast.coefficients.to(base.device).float(), 1.0)
-    shifts = octaves - _BASE_BITS - basis.forecast.exponents.to(base.device).int()
+    sums = _product(rounded, forecast[0], 1.0)
+    shifts = octaves - _BASE_BITS - forecast[1]
     # Not divided by the scale: how that rounds differs among devices.
     units = (sums * powers_of_two(shifts) * float(np.float32(UNITS / scale))).round()
     return units.clamp(-_MOST_FORETOLD, _MOST_FORETOLD) / UNITS
@@ -187,22 +199,21 @@ def _product(x: Tensor, by: Tensor, unit: float) -> Tensor:
 
 
 def _written(
-    along: Tensor, base: Tensor | None, step: float, basis: Basis, kernels: Kernels
+    along: Tensor, base: Tensor | None, scale: float, basis: Basis, kernels: Kernels
 ) -> bytes:
     """The payload of values along the basis, float32 [tokens, directions]."""
-    scale = _scale_for(step, checked_peak(peak_of(along)))
     if scale == 0:
         return _SILENT
-    along, is_foretold = _beside_forecast(along, base, scale, basis)
+    along, is_foretold, salt = _beside_forecast(along, base, scale, basis)
     centre = _centre(along, scale)
-    salt = int(along.contiguous().view(torch.int32).sum(dtype=torch.int64)) & 0xFFFF
     codes = _coded(along - centre.float() * (scale / _FINER), scale, salt, kernels)
     rows = torch.cat((centre[None], codes))
     symbols = kernels.symbols(rows.reshape(-1), 0)
     contexts = _contexts(basis, len(along), salt, along.device, kernels)
-    counts = kernels.histogram(symbols, contexts, _CONTEXTS).cpu().numpy()
-    tables = _Tables.of_counts(counts)
-    large = rows[rows.abs() >= MOST].cpu().numpy().astype("<i2")
+    (counts,) = to_host(kernels.histogram(symbols, contexts, _CONTEXTS))
+    tables, large = _Tables.of_counts(counts), np.zeros(0, "<i2")
+    if counts[:, (SYMBOL_ZERO - MOST, SYMBOL_ZERO + MOST)].any():
+        large = to_host(rows[rows.abs() >= MOST])[0].astype("<i2")
     head = _HEADER.pack(bfloat16_pattern(scale), is_foretold, salt, len(large))
     stream = write_stream(symbols, contexts, tables.frequencies(), kernels)
     return head + tables.to_bytes() + large.tobytes() + stream
@@ -236,17 +247,25 @@ def _read_along(
 
 def _beside_forecast(
     along: Tensor, base: Tensor | None, scale: float, basis: Basis
-) -> tuple[Tensor, bool]:
-    """What the forecast leaves of values, where that is less; and whether it is."""
-    if basis.forecast is None or base is None:
-        return along, False
-    left = along - _foretold(basis, base, scale) * scale
-    is_less = _energy(left) < _energy(along)
-    return (left, True) if is_less else (along, False)
+) -> tuple[Tensor, bool, int]:
+    """What the forecast leaves of values, where that is less; whether it is; and the salt."""
+    ways = [along]
+    if basis.forecast is not None and base is not None:
+        ways.append(along - _foretold(basis, base, scale) * scale)
+    looks = [look for way in ways for look in (_energy(way), _salt(way))]
+    found = to_host(*looks)
+    energies, salts = found[::2], found[1::2]
+    best = min(range(len(ways)), key=lambda way: float(energies[way]))
+    return ways[best], best > 0, int(salts[best]) & 0xFFFF
 
 
-def _energy(along: Tensor) -> float:
-    return float((along - along.mean(0)).square().sum())
+def _energy(along: Tensor) -> Tensor:
+    return (along - along.mean(0)).square().sum()
+
+
+def _salt(along: Tensor) -> Tensor:
+    """Another number for other values: the sum of their patterns."""
+    return along.contiguous().view(torch.int32).sum(dtype=torch.int64)
 
 
 def _centre(along: Tensor, scale: float) -> Tensor:
@@ -286,7 +305,7 @@ def _contexts(
     basis: Basis, tokens: int, salt: int, device: torch.device, kernels: Kernels
 ) -> Tensor:
     """Of a frame's codes, uint8 [(1 + tokens) * directions]."""
-    classes = basis.classes.to(device)
+    classes = basis.classes_on(device)
     each = classes.expand(tokens, -1).reshape(-1).contiguous()
     own = kernels.slice_contexts(each, salt, ALL_SLICES)
     return torch.cat((torch.full_like(classes, _CENTRE), own))

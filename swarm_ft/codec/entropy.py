@@ -280,7 +280,6 @@ MAX_CONTEXTS = (2 * CLASSES - 1) << SLICES - 1
 _MAX_LANES = 32
 _SYMBOLS_A_LANE = 2048
 """A lane costs two bytes beyond what it codes: a thousandth of a stream of 8-bit symbols."""
-_HALF_A_NAT = 0.5 / math.log(2)
 _LOSS_BITS = 0.004
 """A symbol: what rounded frequencies cost over the entropy, as measured."""
 
@@ -367,10 +366,10 @@ def estimated_stream_bytes(counts: NDArray[np.int64], share: float) -> float:
     from swarm_ft.codec.kernels import cpu_plan  # compilers take seconds
 
     count = int(counts.sum())
-    bits, kinds, places = cpu_plan.entropy(counts)
-    # Tables that fit a sample fit the rest less well: each number of them by half a nat (Miller
-    # 1955, Note on the bias of information estimates).
-    coded_bits = bits + (1 - share) * kinds * _HALF_A_NAT + _LOSS_BITS * count
+    bits, hidden_bits, places, once = cpu_plan.entropy(counts)
+    # Each of n symbols is a new one as often as one was seen once (Good 1953, with Turing).
+    places += round(once * math.log(1 / share))
+    coded_bits = bits + (1 - share) * hidden_bits + _LOSS_BITS * count
     return _fixed_bytes(len(counts), places, round(count / share)) + coded_bits / share / 8
 
 

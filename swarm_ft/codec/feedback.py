@@ -14,6 +14,8 @@ from swarm_ft.codec.base import (
     checked_peak,
     checked_sample,
     peak_of,
+    peak_there,
+    to_host,
 )
 from swarm_ft.codec.kernels.base import packed_bytes
 from swarm_ft.codec.kernels.reference import ReferenceKernels
@@ -87,9 +89,11 @@ class ShareCodec(Codec):
 
     def _write(self, x: Tensor, base: Tensor | None) -> bytes:
         base = torch.zeros_like(x) if base is None else base
-        checked_peak(max(peak_of(x), peak_of(base)))
         shares = _nearest_shares(x, base)
-        packed = _PACKING.pack(shares.cpu(), SHARE_BITS).numpy().tobytes()
+        *peaks, numbers = to_host(peak_there(x), peak_there(base), shares)
+        for peak in peaks:
+            checked_peak(float(peak))
+        packed = _PACKING.pack(torch.from_numpy(numbers), SHARE_BITS).numpy().tobytes()
         return packed + self.inner.encode(x - _share_of(base, shares)).payload
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:

@@ -20,6 +20,7 @@ from swarm_ft.codec.base import (
     little_endian,
     peak_of,
     read_bfloat16,
+    to_host,
 )
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
@@ -99,7 +100,7 @@ class HalfCodec(Codec):
         if exponent == _MAX_EXPONENT:  # with any other the largest half fits by itself
             scaled.clamp_(-_MAX_HALF, _MAX_HALF)
         header = exponent.to_bytes(_HEADER_BYTES, "little", signed=True)
-        halves = scaled.to(torch.float16).cpu().numpy()
+        (halves,) = to_host(scaled.to(torch.float16))
         return b"".join((header, np.ascontiguousarray(halves, "<f2").data))  # copied once
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import CPU, as_tensor, checked_peak, checked_sample, to_device
+from swarm_ft.codec.base import CPU, as_tensor, checked_peak, checked_sample, to_device, to_host
 from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.codec.kernels.base import CUT, ONE, Kernels, block_count, packed_bytes
 from swarm_ft.codec.raw import HalfCodec, times_power
@@ -96,8 +96,9 @@ def _pack(y: Tensor, bits: int) -> bytes:
     largest = max(int(blocks.max()), _MOST_BELOW)
     below = (blocks - (largest - _MOST_BELOW)).clamp(min=0).to(torch.uint8)
     packed = kernels.pack(codes.reshape(-1), bits)
-    head = _HEAD.pack(exponent, largest) + scales.cpu().numpy().astype("<u2").tobytes()
-    return head + below.cpu().numpy().tobytes() + packed.cpu().numpy().tobytes()
+    of_channels, of_blocks, body = to_host(scales, below, packed)
+    head = _HEAD.pack(exponent, largest) + of_channels.astype("<u2").tobytes()
+    return head + of_blocks.tobytes() + body.tobytes()
 
 
 def _channel_scales(y: Tensor, kernels: Kernels) -> tuple[int, Tensor, Tensor]:

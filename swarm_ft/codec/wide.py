@@ -238,15 +238,17 @@ class _Encoder:
         factor = spec.number if spec.is_constant_quality else 4.1 * 2.0**-spec.number
         step = header.scale * factor if self._step is None else self._step
         header = with_scale(header, step, self._reach)
-        header = with_contexts(header, seen.spreads, sample)
-        if spec.is_constant_quality:
-            header = with_low_bits(header, sample)
-        else:
-            header = scale_for_rate(header, sample, self._aim_bytes)
-            header = with_scale(header, header.scale, self._reach)
+        header = self._at_rate_of(sample, with_contexts(header, seen.spreads, sample))
         if spec.dither:
-            return with_slices(header, sample)
+            return self._at_rate_of(sample, with_slices(header, sample))
         return replace(header, shrink=sample.shrink(header))
+
+    def _at_rate_of(self, sample: Sample, header: WideHeader) -> WideHeader:
+        """The header with the scale that the rate asks for, and as many lower bits as are best."""
+        if self._spec.is_constant_quality:
+            return with_low_bits(header, sample)
+        header = scale_for_rate(header, sample, self._aim_bytes)
+        return with_scale(header, header.scale, self._reach)
 
     def _quantized(self, header: WideHeader, classes: tuple[Tensor, Tensor]) -> _Frame:
         kernels, grid, scales = self._kernels, _grid(self._spec, header), header.scales()

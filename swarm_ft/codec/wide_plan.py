@@ -68,7 +68,7 @@ class Spreads:
 
     @staticmethod
     def of(row_squares: Floats, col_squares: Floats, some_channels: Values) -> Spreads:
-        """Spreads from the groups' sums of squares, and from all tokens' values of some channels."""
+        """Spreads from sums of squares, and from all tokens' values of some channels."""
         from swarm_ft.codec.kernels import cpu_plan  # compilers take seconds
 
         relative = np.empty(len(row_squares))

@@ -54,24 +54,23 @@ class _OnGpu(Tensor):
     without values.
     """
 
-    inner: Tensor
+    held: Tensor
     device = _DEVICE
     is_cuda = True
-
-    @staticmethod
-    def __new__(cls, inner: Tensor) -> _OnGpu:
-        make = Tensor._make_wrapper_subclass
-        kept = {"strides": inner.stride(), "dtype": inner.dtype, "device": "meta"}
-        made = cast(_OnGpu, make(cls, inner.shape, **kept))  # type: ignore[attr-defined]
-        made.inner = inner
-        return made
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, *_: Any) -> Any:
         raise AssertionError(f"{func}: while the GPU was not present")
 
 
-class CountedGpu(TorchDispatchMode):
+def _on_gpu(held: Tensor) -> _OnGpu:
+    make: Any = Tensor._make_wrapper_subclass  # noqa: SLF001 - there is no public way
+    made: _OnGpu = make(_OnGpu, held.shape, strides=held.stride(), dtype=held.dtype, device="meta")
+    made.held = held
+    return made
+
+
+class CountedGpu(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """See the module's docstring.
 
     Attributes:
@@ -80,7 +79,7 @@ class CountedGpu(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations: Counter[str] = Counter()
         self.waits = 0
 
@@ -99,11 +98,11 @@ class CountedGpu(TorchDispatchMode):
 
     def tensor(self, x: Tensor) -> Tensor:
         """X on it."""
-        return _OnGpu(x.clone())
+        return _on_gpu(x.clone())
 
     def kernels(self) -> Kernels:
         """Of its own."""
-        return _GpuKernels(self)
+        return _GpuKernels(self)  # type: ignore[abstract]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -145,9 +144,9 @@ class CountedGpu(TorchDispatchMode):
         made = func(*_unwrapped(args), **named)
         if not is_new:
             return cast(Tensor, args[0])
-        if made is args[0] or (ends[1] and made is args[0].inner):
+        if made is args[0] or (ends[1] and made is args[0].held):
             made = made.clone()
-        return _OnGpu(made) if ends[0] else cast(Tensor, made)
+        return _on_gpu(made) if ends[0] else cast(Tensor, made)
 
 
 def _is(x: Any) -> bool:
@@ -169,11 +168,11 @@ def _check_not_mixed(name: str, given: Sequence[Tensor]) -> None:
 
 
 def _unwrapped(x: Any) -> Any:
-    return tree_map(lambda part: part.inner if isinstance(part, _OnGpu) else part, x)
+    return tree_map(lambda part: part.held if isinstance(part, _OnGpu) else part, x)
 
 
 def _wrapped(x: Any) -> Any:
-    return tree_map(lambda part: _OnGpu(part) if isinstance(part, Tensor) else part, x)
+    return tree_map(lambda part: _on_gpu(part) if isinstance(part, Tensor) else part, x)
 
 
 class _GpuKernels(Kernels):
@@ -192,14 +191,14 @@ class _GpuKernels(Kernels):
             gpu.operations[name] += operations
             gpu.waits += waits
             with _disable_current_modes():
-                return _moved(getattr(kernels_for("cpu"), name)(*_moved(args, _inner)), _OnGpu)
+                return _moved(getattr(kernels_for("cpu"), name)(*_moved(args, _inner)), _on_gpu)
 
         return call
 
 
 def _inner(x: Tensor) -> Tensor:
     assert isinstance(x, _OnGpu), "a kernel was given a tensor on the CPU"
-    return x.inner
+    return x.held
 
 
 def _moved(x: Any, move: Callable[[Tensor], Tensor]) -> Any:

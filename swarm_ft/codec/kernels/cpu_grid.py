@@ -209,6 +209,16 @@ def dequantize_narrow(
             x[t, c] = value
 
 
+@part
+def _wide_code(ratio: np.float32, units: np.float32) -> np.float32:
+    """The code of a value over its scale, with so many units of dither."""
+    code = ratio if ratio > -_MAX_CODE else -_MAX_CODE
+    code = code if code < _MAX_CODE else _MAX_CODE
+    nearest = np.rint(np.float32(code - units * _PER_UNITS))
+    coarse = np.rint(np.float32(code * _PER_COARSE)) * _COARSE
+    return np.float32(coarse if abs(nearest) > _EXACT_CODE else nearest)
+
+
 @compiled_loosely
 def quantize_wide(
     x: Floats, base: Floats | None, scales: ScaleVectors, seed: int | None, codes: Codes
@@ -224,15 +234,26 @@ def quantize_wide(
             change = x[t, c]
             if base is not None:
                 change = change - base[t, c]
-            code = change * inverse[c]
-            code = code if code > -_MAX_CODE else -_MAX_CODE
-            code = code if code < _MAX_CODE else _MAX_CODE
-            nearest = code
-            if seed is not None:
-                nearest = code - _dither(t * channels + c, seed) * _PER_UNITS
-            nearest = np.rint(nearest)
-            coarse = np.rint(code * _PER_COARSE) * _COARSE
-            codes[t, c] = np.int16(_I32(coarse if abs(nearest) > _EXACT_CODE else nearest))
+            units = _ZERO if seed is None else _dither(t * channels + c, seed)
+            codes[t, c] = np.int16(_I32(_wide_code(change * inverse[c], units)))
+
+
+@part
+def _draw(first: int, seed: int, out: NDArray[np.int32]) -> None:
+    for c in range(out.size):
+        out[c] = drawn(first + c, seed)
+
+
+@part
+def _to_contexts(
+    row: np.uint8, cols: Codes, drawn_of: NDArray[np.int32], slices: int, out: Codes
+) -> None:
+    width, less = _I32(max(slices - 1, 0)), _I32(SLICES - slices)
+    for c in range(cols.size):
+        far = (
+            _I32(min(drawn_of[c], _I32(_I32(15) - drawn_of[c])) >> less) if slices > 0 else _I32(0)
+        )
+        out[c] = np.uint8(_I32(_I32(_I32(_I32(row) + _I32(cols[c])) << width) + far))
 
 
 @compiled_loosely
@@ -254,36 +275,23 @@ def quantize_symbols(
     codes, symbols, contexts = out
     tokens, channels = x.shape
     inverse, drawn_of = np.empty(channels, np.float32), np.zeros(channels, np.int32)
-    width, less = _I32(max(slices - 1, 0)), _I32(SLICES - slices)
     for t in range(tokens):
         if t < scales[0].size:
             for c in range(channels):
                 inverse[c] = _inverse(scale_of(scales[0][t], scales[1][c]))
         if seed is not None:
-            for c in range(channels):
-                drawn_of[c] = drawn(t * channels + c, seed)
+            _draw(t * channels, seed, drawn_of)
         for c in range(channels):
             change = x[t, c]
             if base is not None:
                 change = change - base[t, c]
-            code = change * inverse[c]
-            code = code if code > -_MAX_CODE else -_MAX_CODE
-            code = code if code < _MAX_CODE else _MAX_CODE
-            nearest = code
-            if seed is not None:
-                nearest = code - _units_of(drawn_of[c]) * _PER_UNITS
-            nearest = np.rint(nearest)
-            coarse = np.rint(code * _PER_COARSE) * _COARSE
-            code = coarse if abs(nearest) > _EXACT_CODE else nearest
+            units = _ZERO if seed is None else _units_of(drawn_of[c])
+            code = _wide_code(change * inverse[c], units)
             if seed is not None:
                 code = -code if drawn_of[c] < _I32(8) else code
             codes[t, c] = np.int16(_I32(code))
-            contexts[t, c] = np.uint8(_I32(rows[t]) + _I32(cols[c]))
         to_symbols(codes[t], low_bits, symbols[t])
-        if seed is not None:
-            for c in range(channels):
-                far = _I32(min(drawn_of[c], _I32(_I32(15) - drawn_of[c])) >> less)
-                contexts[t, c] = np.uint8(_I32(_I32(_I32(contexts[t, c]) << width) + far))
+        _to_contexts(rows[t], cols, drawn_of, slices, contexts[t])
 
 
 @compiled

@@ -6,6 +6,8 @@ loop to agree with: floats may round as they like.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +18,9 @@ Bytes = NDArray[np.uint8]
 Counts = NDArray[np.int64]
 Doubles = NDArray[np.float64]
 
+_EULER = 0.5772156649015329
+_FEW = 64
+_HALF_A_NAT = 0.5 / math.log(2)
 _TINY_SQUARE = 1e-300
 _ROUNDS = 2
 _MIDDLE = 15
@@ -81,7 +86,7 @@ def tally(
             code -= (2 * r - _MIDDLE) / UNITS
             code = -code if 2 * r < _MIDDLE else code
             context = context << width | min(r, _MIDDLE - r) >> less
-        whole = np.int64(min(max(np.rint(code), -MAX_CODE), MAX_CODE)) >> low_bits
+        whole = int(min(max(np.rint(code), -MAX_CODE), MAX_CODE)) >> low_bits
         symbol = min(max(whole, -_LARGEST_SYMBOL), _LARGEST_SYMBOL) + _SYMBOL_ZERO
         counts[context, symbol] += 1
         c += every
@@ -90,26 +95,43 @@ def tally(
             t += 1
 
 
+def _hidden_bits() -> Doubles:
+    """Of a symbol that a sample has n times: what all of them take beyond n log2(total / n).
+
+    Grassberger 2003, Entropy estimates from insufficient samplings (physics/0307138), equation 27.
+    """
+    digamma, hidden = -_EULER - math.log(2), [0.0]
+    for n in range(1, _FEW):
+        digamma += 2 / (n - 1) if n > 1 and n % 2 == 0 else 0
+        hidden.append(n * (math.log(n) - digamma) / math.log(2))
+    return np.array(hidden)
+
+
+_HIDDEN_BITS = _hidden_bits()
+
+
 @compiled
-def entropy(counts: Counts) -> tuple[float, int, int]:
+def entropy(counts: Counts) -> tuple[float, float, int, int]:
     """Bits of symbols with these counts, [contexts, 256], coded ideally.
 
     Returns:
-        The bits; how many symbols more than one the contexts have; and how many places there are
-        from each context's first symbol to its last.
+        The bits, by the shares of the symbols; how much too few that is for what the counts are a
+        small sample of, since shares fit a sample better than the rest; how many places there are
+        from each context's first symbol to its last; and how many symbols were seen once.
     """
-    bits, kinds, places = 0.0, 0, 0
+    bits, hidden, places, once = 0.0, 0.0, 0, 0
     for k in range(counts.shape[0]):
         total, first, last = 0, 256, -1
         for symbol in range(counts.shape[1]):
             count = counts[k, symbol]
             if count > 0:
                 bits -= count * np.log2(count)
+                hidden += _HIDDEN_BITS[count] if count < _FEW else _HALF_A_NAT
                 total += count
-                kinds += 1
+                once += count == 1
                 first, last = min(first, symbol), symbol
         if total > 0:
             bits += total * np.log2(total)
-            kinds -= 1
+            hidden -= _HALF_A_NAT
             places += last - first + 1
-    return bits, kinds, places
+    return bits, hidden, places, once

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from swarm_ft.codec.entropy import WideHeader
 from swarm_ft.codec.kernels.base import SLICES
+from swarm_ft.codec.kernels.cpu import NumbaKernels
 from swarm_ft.codec.kernels.reference import scale_table
+from swarm_ft.codec.wide import WideCodec
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from tests.codecs import parse
@@ -87,6 +89,27 @@ def test_the_rate_is_that_of_the_change(bits: float) -> None:
     base = gaussian(seed=1) * 100
     encoded = parse(f"aq{bits}f+z").encode(base + laplacian(), base)
     assert 0.97 * bits <= bits_a_value(encoded) <= 1.01 * bits
+
+
+class CountingKernels(NumbaKernels):
+    """They count how often a frame was tried."""
+
+    tries = 0
+
+    def histogram(self, codes: Tensor, contexts: Tensor, num_contexts: int) -> Tensor:
+        self.tries += 1
+        return super().histogram(codes, contexts, num_contexts)
+
+
+def test_most_frames_fit_at_the_first_try() -> None:
+    kernels, frames = CountingKernels(), 0
+    for x in (make() for make in DISTRIBUTIONS.values()):
+        widths = torch.exp2(gaussian(1, 512, 8))
+        for name in ("q1t+d+z", "q3t+d+z", "q1.5f+z", "q3f+z"):
+            for of_tokens in (torch.ones(1024, 1), torch.exp2(gaussian(1024, 1, 9) / 2)):
+                WideCodec(parse(name).spec, kernels).encode(x * widths * of_tokens)
+                frames += 1
+    assert kernels.tries < 1.5 * frames
 
 
 # Relative error of a uniform quantiser whose codes' entropy is the rate, headers counted.
