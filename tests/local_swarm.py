@@ -7,7 +7,7 @@ the directory is a fake, and the process is one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from swarm_ft.peer.keeping import KeepingPlace
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.peer.state.stage_state import EngineMaker
-from swarm_ft.protocol.messages.client import RunEvent
+from swarm_ft.protocol.messages.client import RunEvent, StepCommitted
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
@@ -253,6 +253,20 @@ class LocalSwarm:
                 watching.cancel()
                 task.result()
         return await watching
+
+    async def watch_and(
+        self, run_id: RunId, after: int, then: Callable[[], Awaitable[None]]
+    ) -> list[RunEvent]:
+        """All events of a run; something happens to it once, when a step has been committed."""
+        events: list[RunEvent] = []
+        has_happened = False
+        async for event in self.client.watch(run_id, lambda _trouble: None):
+            events.append(event)
+            if isinstance(event, StepCommitted) and event.step == after and not has_happened:
+                has_happened = True
+                await then()
+        assert has_happened
+        return events
 
     async def _watch(self, run_id: RunId | None) -> list[RunEvent]:
         return [event async for event in self.client.watch(run_id, lambda _trouble: None)]

@@ -1,14 +1,14 @@
 """A run that asks for a quality: what compression costs is measured, and the codec follows it."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from swarm_ft.errors import BadInput
-from swarm_ft.ids import PeerId
+from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import (
     Evaluated,
     RunEvent,
@@ -61,6 +61,21 @@ async def quiet_run(job: Job, folder: Path, layers: Iterable[str] = LAYERS) -> l
         return await swarm.watch((await swarm.client.submit(job.spec, job.samples)).run_id)
 
 
+async def assert_ends_as_if_quiet(
+    job: Job, folder: Path, after: int, then: Callable[[LocalSwarm, RunId], Awaitable[None]]
+) -> None:
+    """Something happens to a run after a step: losses, codecs and quality are the quiet run's."""
+    quiet = await quiet_run(job, folder / "quiet")
+    await asyncio.to_thread((folder / "swarm").mkdir)
+    async with LocalSwarm(folder / "swarm", LAYERS) as swarm:
+        await swarm.all_joined()
+        run_id = (await swarm.client.submit(job.spec, job.samples)).run_id
+        events = await swarm.watch_and(run_id, after, lambda: then(swarm, run_id))
+    assert final_losses(events) == final_losses(quiet)
+    assert last_status(events).codecs == last_status(quiet).codecs
+    assert last_status(events).quality == last_status(quiet).quality
+
+
 @pytest.mark.parametrize("changes", [{}, {"adapter": Adapter.LORA, "lora_r": 4}])
 async def test_the_codec_follows_what_is_measured(
     make_job: MakeJob, tmp_path: Path, changes: dict[str, Any]
@@ -89,27 +104,14 @@ async def test_whoever_dies_what_is_measured_is_the_same(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     monkeypatch.setattr("swarm_ft.coordinator.plan.membership.GRACE_S", 0.0)
-    quiet = await quiet_run(job, tmp_path / "quiet")
-    folder = tmp_path / "swarm"
-    await asyncio.to_thread(folder.mkdir)
-    async with LocalSwarm(folder, LAYERS) as swarm:
-        await swarm.all_joined()
-        run_id = (await swarm.client.submit(job.spec, job.samples)).run_id
-        events: list[RunEvent] = []
-        async for event in swarm.client.watch(run_id, lambda _trouble: None):
-            events.append(event)
-            if (
-                isinstance(event, StepCommitted)
-                and event.step == after
-                and PeerId("peer-1") in swarm.peers
-            ):
-                await swarm.kill_peer(PeerId("peer-1"))
-                await swarm.add_peer(PeerId("newcomer"), "2-4")
-                with pytest.raises(BadInput, match="asks for a quality"):
-                    swarm.service.change_codecs(run_id, forward="aq3")
-    assert final_losses(events) == final_losses(quiet)
-    assert last_status(events).codecs == last_status(quiet).codecs
-    assert last_status(events).quality == last_status(quiet).quality
+
+    async def loses_one(swarm: LocalSwarm, run_id: RunId) -> None:
+        await swarm.kill_peer(PeerId("peer-1"))
+        await swarm.add_peer(PeerId("newcomer"), "2-4")
+        with pytest.raises(BadInput, match="asks for a quality"):
+            swarm.service.change_codecs(run_id, forward="aq3")
+
+    await assert_ends_as_if_quiet(job, tmp_path, after, loses_one)
 
 
 async def test_shadows_change_nothing_but_what_is_sent(
@@ -134,21 +136,8 @@ async def test_shadows_change_nothing_but_what_is_sent(
 async def test_a_coordinator_that_is_killed_knows_what_was_measured(
     job: Job, tmp_path: Path, after: int
 ) -> None:
-    quiet = await quiet_run(job, tmp_path / "quiet")
-    folder = tmp_path / "swarm"
-    await asyncio.to_thread(folder.mkdir)
-    async with LocalSwarm(folder, LAYERS) as swarm:
-        await swarm.all_joined()
-        run_id = (await swarm.client.submit(job.spec, job.samples)).run_id
-        events: list[RunEvent] = []
-        has_restarted = False
-        async for event in swarm.client.watch(run_id, lambda _trouble: None):
-            events.append(event)
-            if isinstance(event, StepCommitted) and event.step == after and not has_restarted:
-                has_restarted = True
-                await swarm.kill_coordinator()
-                await swarm.start_coordinator()
-    assert has_restarted
-    assert final_losses(events) == final_losses(quiet)
-    assert last_status(events).codecs == last_status(quiet).codecs
-    assert last_status(events).quality == last_status(quiet).quality
+    async def restarts(swarm: LocalSwarm, _run_id: RunId) -> None:
+        await swarm.kill_coordinator()
+        await swarm.start_coordinator()
+
+    await assert_ends_as_if_quiet(job, tmp_path, after, restarts)

@@ -72,16 +72,9 @@ def exported(folder: Path, layers: str) -> list[bytes]:
 async def watched(
     swarm: LocalSwarm, job: Job, after: int, then: Callable[[RunStatus], Awaitable[None]]
 ) -> list[RunEvent]:
-    """All events of a run; something happens to it once a step is committed."""
+    """`LocalSwarm.watch_and` of a run that finishes."""
     status = await swarm.client.submit(job.spec, job.samples)
-    events: list[RunEvent] = []
-    has_happened = False
-    async for event in swarm.client.watch(status.run_id, lambda _trouble: None):
-        events.append(event)
-        if isinstance(event, StepCommitted) and event.step >= after and not has_happened:
-            has_happened = True
-            await then(status)
-    assert has_happened
+    events = await swarm.watch_and(status.run_id, after, lambda: then(status))
     assert last_status(events).phase is RunPhase.FINISHED
     return events
 

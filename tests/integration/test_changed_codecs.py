@@ -90,15 +90,8 @@ async def quiet_losses(job: Job, folder: Path, changed: CodecChange) -> list[flo
 async def watched(
     swarm: LocalSwarm, run_id: RunId, after: int, then: Callable[[], Awaitable[None]]
 ) -> list[RunEvent]:
-    """All events of a run; something happens to it as soon as a step is committed, once."""
-    events: list[RunEvent] = []
-    has_happened = False
-    async for event in swarm.client.watch(run_id, lambda _trouble: None):
-        events.append(event)
-        if isinstance(event, StepCommitted) and event.step == after and not has_happened:
-            has_happened = True
-            await then()
-    assert has_happened
+    """`LocalSwarm.watch_and` of a run that finishes."""
+    events = await swarm.watch_and(run_id, after, then)
     assert last_status(events).phase is RunPhase.FINISHED
     return events
 
