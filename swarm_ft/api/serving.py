@@ -315,7 +315,6 @@ def _buffer_place(home: PeerHome | None, buffers: BufferOptions) -> BufferPlace:
 
 
 def _keeping_place(folder: Path, asked: ServeOptions) -> KeepingPlace:
-
     from swarm_ft.peer.keeping import KeepingPlace
 
     max_bytes = asked.keep_disk_bytes

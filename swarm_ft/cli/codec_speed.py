@@ -83,7 +83,7 @@ def devices_here() -> list[torch.device]:
 
 
 def cuda_name() -> str | None:
-    """That GPU's."""
+    """The name of the GPU among them; None if there is none."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 

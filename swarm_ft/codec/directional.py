@@ -43,8 +43,10 @@ from swarm_ft.codec.entropy import (
 from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.codec.kernels.base import (
     EXACT_CODE,
+    LARGEST_SYMBOL,
     MAX_CODE,
     MIN_SCALE,
+    SYMBOL_ZERO,
     UNITS,
     Kernels,
     Scales,
@@ -52,7 +54,6 @@ from swarm_ft.codec.kernels.base import (
 )
 from swarm_ft.codec.kernels.base import SLICES as ALL_SLICES
 from swarm_ft.codec.spread_tables import (
-    MOST,
     SLICES,
     SPREADS,
     UNDITHERED,
@@ -60,7 +61,7 @@ from swarm_ft.codec.spread_tables import (
     nearest_spreads,
 )
 from swarm_ft.codec.wide import WideCodec, read_escaped, write_at_scale
-from swarm_ft.codec.wide_plan import SYMBOL_ZERO
+from swarm_ft.codec.wide_plan import FIRST_SYMBOL, LAST_SYMBOL
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 
@@ -212,8 +213,8 @@ def _written(
     contexts = _contexts(basis, len(along), salt, along.device, kernels)
     (counts,) = to_host(kernels.histogram(symbols, contexts, _CONTEXTS))
     tables, large = _Tables.of_counts(counts), np.zeros(0, "<i2")
-    if counts[:, (SYMBOL_ZERO - MOST, SYMBOL_ZERO + MOST)].any():
-        large = to_host(rows[rows.abs() >= MOST])[0].astype("<i2")
+    if counts[:, (FIRST_SYMBOL, LAST_SYMBOL)].any():
+        large = to_host(rows[rows.abs() >= LARGEST_SYMBOL])[0].astype("<i2")
     head = _HEADER.pack(bfloat16_pattern(scale), is_foretold, salt, len(large))
     stream = write_stream(symbols, contexts, tables.frequencies(), kernels)
     return head + tables.to_bytes() + large.tobytes() + stream
@@ -360,7 +361,7 @@ class _Tables:
             BadFrame: a number is out of its range.
         """
         numbers = np.frombuffer(data, np.uint8).reshape(-1, 2).astype(np.int64)
-        if (numbers > (SPREADS - 1, MOST)).any():
+        if (numbers > (SPREADS - 1, LARGEST_SYMBOL)).any():
             raise BadFrame("frame: a spread that no encoder writes")
         return _Tables(numbers[:, 0], numbers[:, 1])
 

@@ -178,9 +178,16 @@ class WideHeader:
 
     def classes(self, tokens: int, channels: int, device: torch.device = CPU) -> Tensor:
         """How widely every value spreads, uint8 [tokens * channels]: the sum of its classes."""
-        groups = self.row_classes, self.col_classes
-        rows, cols = (to_device(_or_zeros(numbers), device) for numbers in groups)
-        return (rows[:, None] + cols[None, :]).expand(tokens, channels).reshape(-1)
+        rows, cols = self.group_classes(tokens, channels, device)
+        return (rows[:, None] + cols[None, :]).reshape(-1)
+
+    def group_classes(
+        self, tokens: int, channels: int, device: torch.device = CPU
+    ) -> tuple[Tensor, Tensor]:
+        """The classes of all tokens and of all channels, uint8 [tokens], [channels]."""
+        groups = (self.row_classes, tokens), (self.col_classes, channels)
+        rows, cols = (n if len(n) else np.zeros(count, np.uint8) for n, count in groups)
+        return to_device(torch.from_numpy(rows), device), to_device(torch.from_numpy(cols), device)
 
     @property
     def num_contexts(self) -> int:

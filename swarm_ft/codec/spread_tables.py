@@ -16,16 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm_ft.codec.entropy import SYMBOLS
-from swarm_ft.codec.kernels.base import PROBABILITY_BITS
+from swarm_ft.codec.kernels.base import PROBABILITY_BITS, SYMBOL_ZERO
 
 SLICES = 8
 """Of the dither's magnitude: it has 16 values, which mirror each other."""
 UNDITHERED = SLICES
 """The slice of codes without dither."""
 SPREADS = 48
-ZERO = 128
-MOST = 127
-"""The largest code with a symbol of its own."""
 _QUARTERS = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
 _LEAST_OCTAVE = -3
 _WEIGHT_BITS = 24
@@ -52,11 +49,11 @@ def frequencies(spreads: Ints, slices: Ints, largest: Ints) -> NDArray[np.int32]
         int32 [contexts, 256], by symbols: code + 128.
     """
     weights = _weights()[spreads, slices]
-    present = np.abs(np.arange(SYMBOLS) - ZERO) <= largest[:, None]
+    present = np.abs(np.arange(SYMBOLS) - SYMBOL_ZERO) <= largest[:, None]
     weights = np.where(present, weights, 0)
     spare = _TOTAL - present.sum(1, keepdims=True)
     shares = present + weights * spare // weights.sum(1, keepdims=True).clip(min=1)
-    shares[:, ZERO] += _TOTAL - shares.sum(1)
+    shares[:, SYMBOL_ZERO] += _TOTAL - shares.sum(1)
     found: NDArray[np.int32] = shares.astype(np.int32)
     return found
 
@@ -76,7 +73,7 @@ def nearest_spreads(counts: Ints) -> Ints:
 @functools.cache
 def _weights() -> Ints:
     """int64 [spreads, slices and one, 256]: probabilities times 2^24, cut."""
-    codes = np.arange(SYMBOLS, dtype=np.float64) - ZERO
+    codes = np.arange(SYMBOLS, dtype=np.float64) - SYMBOL_ZERO
     shifts = np.array([(2 * piece + 1) / 32 for piece in range(SLICES)] + [0.0])
     middles = codes[None, :] + shifts[:, None]
     all_weights = []

@@ -26,13 +26,20 @@ from swarm_ft.codec.entropy import (
     write_symbols,
 )
 from swarm_ft.codec.kernels import kernels_for
-from swarm_ft.codec.kernels.base import SLICES, Coding, Kernels, Scales, WideGrid, packed_bytes
+from swarm_ft.codec.kernels.base import (
+    SLICES,
+    SYMBOL_ZERO,
+    Coding,
+    Kernels,
+    Scales,
+    WideGrid,
+    packed_bytes,
+)
 from swarm_ft.codec.wide_plan import (
     FIRST_SYMBOL,
     LAST_SYMBOL,
     MAX_OCTAVES,
     OCTAVE_BITS,
-    SYMBOL_ZERO,
     Sample,
     Seen,
     balanced,
@@ -218,7 +225,7 @@ class _Encoder:
         """The frame's payload."""
         header = WideHeader(0.0, 0, 0, 0) if self._seen.peak == 0 else self._plan()
         # The classes are settled: from here on only the scale moves.
-        classes = self._classes(header)
+        classes = header.group_classes(len(self._x), self._x.shape[1], self._x.device)
         frame = self._quantized(header, classes)
         if self._seen.peak and not self._spec.is_constant_quality:
             frame = self._at_rate(frame, classes)
@@ -258,17 +265,6 @@ class _Encoder:
         codes, symbols, contexts = made
         (counts,) = to_host(kernels.histogram(symbols, contexts, header.num_contexts))
         return _Frame(header, codes, symbols, contexts, counts)
-
-    def _classes(self, header: WideHeader) -> tuple[Tensor, Tensor]:
-        """Of all tokens and of all channels, on the device."""
-        groups = zip((header.row_classes, header.col_classes), self._x.shape, strict=True)
-        rows, cols = (
-            to_device(torch.from_numpy(numbers), self._x.device)
-            if len(numbers)
-            else torch.zeros(count, dtype=torch.uint8, device=self._x.device)
-            for numbers, count in groups
-        )
-        return rows, cols
 
     def _at_rate(self, frame: _Frame, classes: tuple[Tensor, Tensor]) -> _Frame:
         """The largest frame within the budget; the sample said about where."""

@@ -26,14 +26,21 @@ from swarm_ft.codec.entropy import (
     estimated_stream_bytes,
     stream_bytes,
 )
-from swarm_ft.codec.kernels.base import MAX_CODE, MIN_SCALE, SLICES, UNITS, Kernels
+from swarm_ft.codec.kernels.base import (
+    LARGEST_SYMBOL,
+    MAX_CODE,
+    MIN_SCALE,
+    SLICES,
+    SYMBOL_ZERO,
+    UNITS,
+    Kernels,
+)
 from swarm_ft.protocol.spec.codec_spec import Axis
 
 Floats = NDArray[np.float64]
 Values = NDArray[np.float32]
 
-SYMBOL_ZERO = 128
-FIRST_SYMBOL, LAST_SYMBOL = 1, 255
+FIRST_SYMBOL, LAST_SYMBOL = SYMBOL_ZERO - LARGEST_SYMBOL, SYMBOL_ZERO + LARGEST_SYMBOL
 """They stand for codes that are sent apart, being too large."""
 _SAMPLE_VALUES = 32_768
 _SPREAD_VALUES = 256
@@ -211,8 +218,7 @@ class Sample:
         """About what the whole frame takes with that header."""
         from swarm_ft.codec.kernels import cpu_plan
 
-        groups = zip((header.row_classes, header.col_classes), self._shape, strict=True)
-        rows, cols = (n if len(n) else np.zeros(count, np.uint8) for n, count in groups)
+        rows, cols = (of.numpy() for of in header.group_classes(*self._shape))
         counts = np.zeros((header.num_contexts, _SYMBOLS), np.int64)
         grid = float(header.scale), header.low_bits
         cpu_plan.tally(self._scaled, self._every, grid, (rows, cols), header.slices, counts)

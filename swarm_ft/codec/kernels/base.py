@@ -23,6 +23,8 @@ EXACT_CODE = 2047
 COARSE = 16
 MAX_CODE = 32752
 """Of wide codes: the largest multiple of COARSE in an int16."""
+SYMBOL_ZERO, LARGEST_SYMBOL = 128, 127
+"""The symbol of a code of zero, and the largest code that has one by itself, see `symbols`."""
 SLICES = 4
 """One more than the bits that tell how far dither moves a code."""
 PROBABILITY_BITS = 12
@@ -279,7 +281,8 @@ class Kernels(Protocol):
             uint8 [n].
         """
         upper = codes >> low_bits if low_bits else codes
-        return upper.clamp(-127, 127).add_(128).to(torch.uint8)
+        within = upper.clamp(-LARGEST_SYMBOL, LARGEST_SYMBOL)
+        return within.add_(SYMBOL_ZERO).to(torch.uint8)
 
     def quantize_symbols(
         self, x: Tensor, base: Tensor | None, scales: Scales, grid: WideGrid, coding: Coding

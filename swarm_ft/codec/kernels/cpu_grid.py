@@ -20,9 +20,11 @@ from swarm_ft.codec.kernels.base import (
     COARSE,
     CUT,
     EXACT_CODE,
+    LARGEST_SYMBOL,
     LEAST,
     MAX_CODE,
     SLICES,
+    SYMBOL_ZERO,
     UNITS,
 )
 
@@ -126,7 +128,7 @@ def slice_contexts(
 @compiled
 def to_symbols(codes: NDArray[np.int16], low_bits: int, out: NDArray[np.uint8]) -> None:
     """See `Kernels.symbols`."""
-    less, last, middle = _I16(low_bits), _I16(127), _I16(128)
+    less, last, middle = _I16(low_bits), _I16(LARGEST_SYMBOL), _I16(SYMBOL_ZERO)
     for i in range(codes.size):
         upper = _I16(codes[i] >> less)
         upper = upper if upper > -last else _I16(-last)

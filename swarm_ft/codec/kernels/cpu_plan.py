@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm_ft.codec.kernels.base import MAX_CODE, SLICES, UNITS
+from swarm_ft.codec.kernels.base import LARGEST_SYMBOL, MAX_CODE, SLICES, SYMBOL_ZERO, UNITS
 from swarm_ft.codec.kernels.cpu_grid import Floats, compiled, compiled_loosely, drawn, part
 
 Bytes = NDArray[np.uint8]
@@ -24,7 +24,6 @@ _HALF_A_NAT = 0.5 / math.log(2)
 _TINY_SQUARE = 1e-300
 _ROUNDS = 2
 _MIDDLE = 15
-_LARGEST_SYMBOL, _SYMBOL_ZERO = 127, 128
 
 
 @part
@@ -87,7 +86,7 @@ def tally(
             code = -code if 2 * r < _MIDDLE else code
             context = context << width | min(r, _MIDDLE - r) >> less
         whole = int(min(max(np.rint(code), -MAX_CODE), MAX_CODE)) >> low_bits
-        symbol = min(max(whole, -_LARGEST_SYMBOL), _LARGEST_SYMBOL) + _SYMBOL_ZERO
+        symbol = min(max(whole, -LARGEST_SYMBOL), LARGEST_SYMBOL) + SYMBOL_ZERO
         counts[context, symbol] += 1
         c += every
         while c >= cols.size:

@@ -8,14 +8,12 @@ import torch
 from numpy.typing import NDArray
 
 from swarm_ft.codec.entropy import SYMBOLS
-from swarm_ft.codec.kernels.base import Scales, WideGrid
+from swarm_ft.codec.kernels.base import LARGEST_SYMBOL, SYMBOL_ZERO, Scales, WideGrid
 from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.codec.spread_tables import (
-    MOST,
     SLICES,
     SPREADS,
     UNDITHERED,
-    ZERO,
     frequencies,
     nearest_spreads,
     spread_of,
@@ -29,18 +27,19 @@ def every_table(largest: int) -> NDArray[np.int32]:
     return frequencies(ALL_SPREADS, ALL_SLICES, np.full(len(ALL_SPREADS), largest))
 
 
-@pytest.mark.parametrize("largest", [0, 1, 5, 60, MOST])
+@pytest.mark.parametrize("largest", [0, 1, 5, 60, LARGEST_SYMBOL])
 def test_every_table_adds_up_and_has_just_the_codes_that_occur(largest: int) -> None:
     found = every_table(largest)
     assert (found.sum(1) == 1 << 12).all()
-    sizes = np.abs(np.arange(SYMBOLS) - ZERO)
+    sizes = np.abs(np.arange(SYMBOLS) - SYMBOL_ZERO)
     assert (found[:, sizes <= largest] >= 1).all()
     assert not found[:, sizes > largest].any()
 
 
 def test_the_tables_are_the_same_numbers_for_ever() -> None:
     """A frame is read by tables that the reader makes by itself."""
-    data = every_table(MOST).astype("<i4").tobytes() + every_table(3).astype("<i4").tobytes()
+    tables = every_table(LARGEST_SYMBOL), every_table(3)
+    data = b"".join(table.astype("<i4").tobytes() for table in tables)
     assert hashlib.sha256(data).hexdigest()[:16] == "6c46cc4f3ec786d5"
 
 
@@ -49,7 +48,9 @@ def test_without_dither_a_table_is_symmetric_and_with_it_leans_to_one_side() -> 
     plain = found[:, UNDITHERED, 1:]
     assert (np.abs(plain - plain[:, ::-1]) <= 1).all()
     narrow = found[0]
-    assert (np.diff(narrow[:SLICES, ZERO - 1]) >= 0).all(), "a dither of a half makes codes of -1"
+    assert (np.diff(narrow[:SLICES, SYMBOL_ZERO - 1]) >= 0).all(), (
+        "a dither of a half makes codes of -1"
+    )
 
 
 @pytest.mark.parametrize("number", [2, 8, 14, 20, 30])
@@ -62,10 +63,12 @@ def test_codes_of_a_spread_take_about_what_their_entropy_is(number: int) -> None
     turned = torch.where(units < 0, -codes, codes).numpy().astype(np.int64)
     slices = (units.abs().int() // 2).numpy()
     counts = np.zeros((1, SLICES, SYMBOLS), np.int64)
-    np.add.at(counts[0], (slices, np.clip(turned, -MOST, MOST) + ZERO), 1)
+    np.add.at(
+        counts[0], (slices, np.clip(turned, -LARGEST_SYMBOL, LARGEST_SYMBOL) + SYMBOL_ZERO), 1
+    )
     (found,) = nearest_spreads(counts)
     assert abs(found - number) <= 1
-    by = frequencies(np.full(SLICES, found), np.arange(SLICES), np.full(SLICES, MOST))
+    by = frequencies(np.full(SLICES, found), np.arange(SLICES), np.full(SLICES, LARGEST_SYMBOL))
     coded = -(counts[0] * np.log2(np.maximum(by, 1) / (1 << 12))).sum()
     shares = counts[0] / counts[0].sum(1, keepdims=True)
     entropy = -(counts[0] * np.log2(np.where(shares > 0, shares, 1))).sum()
