@@ -40,6 +40,7 @@ def main() -> int:
             rehearse=options.rehearse,
             limit_s=options.seconds,
             rates_mbps=options.rates,
+            pairs=options.pairs,
         )
     except KeyboardInterrupt:
         report.parts[-1].how = "interrupted"
@@ -93,6 +94,12 @@ def _parser() -> argparse.ArgumentParser:
         type=lambda text: [float(rate) for rate in text.split(",")],
         default=[],
         help="Mbps of a swarm's links, with commas, in this order; 0: not paced",
+    )
+    parser.add_argument(
+        "--pairs",
+        type=int,
+        default=0,
+        help="of codecs that a swarm trains by, the default first  [default: all]",
     )
     parser.add_argument(
         "--json", type=Path, default=Path("gpu.json"), help="the table is beside it"

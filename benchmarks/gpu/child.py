@@ -37,10 +37,9 @@ def main() -> int:
         threading.Thread(target=end_with_parent, daemon=True).start()
     out, sys.stdout = sys.stdout, sys.stderr
     scene = Scene(
-        rehearse=rehearse,
         end_s=time.monotonic() + seconds,
         spare_s=0.0 if rehearse else min(SPARE_S, SPARE_SHARE * seconds),
-        rates_mbps=tuple(told["rates_mbps"]),
+        **told,
     )
 
     def say(row: dict[str, Any]) -> None:

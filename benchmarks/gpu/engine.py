@@ -37,7 +37,7 @@ from swarm_ft.protocol.messages.boundary import Frame, FrameKey
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.stage.device import use_own_stream
+from swarm_ft.stage.device import begin_codec_thread
 from swarm_ft.stage.engine import StageEngine
 
 MIDDLE = LayerRange(1, 7)
@@ -164,7 +164,7 @@ class Stage:
         self._above, self._below = (
             Ends(spec, block, device) for block in (layers.start, layers.stop)
         )
-        start = partial(use_own_stream, device)
+        start = partial(begin_codec_thread, device)
         self._pool = ThreadPoolExecutor(NUM_CODEC_THREADS, "codec", initializer=start)
         self._inputs, self._gradients = some_tensors(spec, 0, 1.0), some_tensors(spec, 1, 1e-4)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.gpu import needs
@@ -27,12 +27,14 @@ class Scene:
         end_s: monotonic seconds at which it is cut off.
         spare_s: before that it begins nothing new.
         rates_mbps: of links, in place of a part's own; 0: not paced.
+        pairs: of codecs that swarms train by, the default first; 0: all.
     """
 
     rehearse: bool
     end_s: float
     spare_s: float = 0.0
-    rates_mbps: tuple[float, ...] = ()
+    rates_mbps: Sequence[float] = ()
+    pairs: int = 0
 
     @property
     def left_s(self) -> float:

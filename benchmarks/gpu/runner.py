@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,9 +27,8 @@ def run_all(
     report: Report,
     changed: Callable[[], object],
     *,
-    rehearse: bool,
     limit_s: float | None,
-    rates_mbps: Sequence[float] = (),
+    **scene: object,
 ) -> None:
     """Run parts and put what they find into a report.
 
@@ -37,11 +36,10 @@ def run_all(
         parts: in this order.
         report: that grows.
         changed: called after every row.
-        rehearse: small shapes, on a CPU if there is no GPU.
         limit_s: of each part; None: its own.
-        rates_mbps: of links; none: a part's own.
+        scene: what each is given of a `Scene`.
     """
-    told = json.dumps({"rehearse": rehearse, "rates_mbps": list(rates_mbps)})
+    told = json.dumps(scene)
     for part in parts:
         said = PartReport(part.name, part.title)
         report.parts.append(said)

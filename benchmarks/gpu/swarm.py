@@ -133,7 +133,7 @@ def adapter_rows_of_4(scene: Scene) -> Iterator[Row]:
 
 def _shape_rows(shape: Shape, scene: Scene) -> Iterator[Row]:
     """The swarm in half of the time, torch in the rest, and one beside the other."""
-    shape = replace(shape, rates_mbps=scene.rates_mbps or shape.rates_mbps)
+    shape = replace(shape, rates_mbps=tuple(scene.rates_mbps) or shape.rates_mbps)
     for mbps, passed in passed_mbps(shape.rates_mbps):
         yield {"table": "links", "asked for": link_words(mbps), "Mbps passed": passed}
     with tempfile.TemporaryDirectory(prefix="gpu-swarm-model-") as directory:
@@ -144,7 +144,8 @@ def _shape_rows(shape: Shape, scene: Scene) -> Iterator[Row]:
         ours: dict[float, float] = {}
         theirs: dict[float, float] = {}
         swarm_end_s = time.monotonic() + scene.left_s / 2
-        yield from _noted("swarm-ft", shape, _swarm_rows(shape, spec, swarm_end_s), ours)
+        work = _swarm_rows(shape, spec, swarm_end_s, scene.pairs or len(CODECS))
+        yield from _noted("swarm-ft", shape, work, ours)
         torch_end_s = time.monotonic() + scene.left_s
         yield from _noted("torch", shape, _torch_rows(shape, spec, torch_end_s), theirs)
     for mbps, tokens_s in ours.items():
@@ -181,9 +182,9 @@ def _noted(
 # ---- the swarm
 
 
-def _swarm_rows(shape: Shape, base: RunSpec, until_s: float) -> Iterator[Measured]:
+def _swarm_rows(shape: Shape, base: RunSpec, until_s: float, pairs: int) -> Iterator[Measured]:
     found: queue.SimpleQueue[tuple[str, Cell | Mark] | None] = queue.SimpleQueue()
-    work = _swarm_work(shape, base, until_s, found)
+    work = _swarm_work(shape, base, until_s, pairs, found)
     for codecs, seen in streamed(work, found):
         if isinstance(seen, Mark):
             yield _mark_row(shape, codecs, seen), 0.0, 0.0
@@ -200,19 +201,23 @@ async def _swarm_work(
     shape: Shape,
     base: RunSpec,
     until_s: float,
+    pairs: int,
     found: queue.SimpleQueue[tuple[str, Cell | Mark] | None],
 ) -> None:
-    """Put what runs of all codecs show into a queue; one that would show no speed is left out."""
+    """Put what runs by so many pairs of codecs show into a queue.
+
+    One that would show no speed is left out.
+    """
     began_s, least_s = time.monotonic(), 0.0
     async with swarm_up(base.model.num_blocks, shape.stages, _device(), shape.dtype) as swarm:
         found.put(("", Mark(0.0, "peers up", _since(began_s))))
-        for number, (codecs, changes) in enumerate(CODECS.items()):
+        for number, (codecs, changes) in enumerate(list(CODECS.items())[:pairs]):
             began_s = time.monotonic()
             if began_s + least_s > until_s:
                 found.put((codecs, Mark(0.0, "not run, it would take", least_s)))
                 continue
             spec = replace(base, train=replace(base.train, **changes))
-            end_s = began_s + (until_s - began_s) / (len(CODECS) - number)
+            end_s = began_s + (until_s - began_s) / (pairs - number)
             times = {"end_s": end_s, "last_s": until_s}
             async for seen in cells(swarm, spec, shape.rates_mbps, shape.steps, **times):
                 if isinstance(seen, Cell):

@@ -70,7 +70,7 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.sealing import Sealer
 from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.store import SnapshotStore
-from swarm_ft.stage.device import use_own_stream
+from swarm_ft.stage.device import begin_codec_thread
 from swarm_ft.transfer import Downloader, OfferedShard, offered_to, serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Channel, Handler, Method, Transport, until_one_ends
 from swarm_ft.transport.methods import FETCH_CHUNKS, GENERATE, LINK, LIST_CHUNKS
@@ -164,7 +164,7 @@ class PeerNode:
         self._make_engine = make_engine
         self._snapshots = SnapshotStore(options.snapshots_url) if options.snapshots_url else None
         self._compute = Compute(clock)
-        start = partial(use_own_stream, options.codes_on)
+        start = partial(begin_codec_thread, options.codes_on)
         self._codecs = ThreadPoolExecutor(NUM_CODEC_THREADS, "codec", initializer=start)
         self._endpoint = ""
         self._hosts: dict[RunId, StageHost] = {}

@@ -6,6 +6,7 @@ Apple's GPUs (`mps`) were not run by the tests: what is known to differ is here.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -105,8 +106,17 @@ def shares_memory(device: torch.device) -> bool:
 # still reads it.
 
 
-def use_own_stream(device: torch.device) -> None:
-    """What this thread asks of a GPU from now on stands beside what others ask, not behind it."""
+SWITCH_S = 1e-4
+"""For so long a thread may keep the interpreter while another waits; Python's own is 5 ms."""
+
+
+def begin_codec_thread(device: torch.device) -> None:
+    """What this thread asks of a GPU from now on stands beside what others ask, not behind it.
+
+    Nor is the thread that computes, which asks for a kernel every few microseconds, held up for
+    long by what this one does in Python; that is so for the whole process.
+    """
+    sys.setswitchinterval(SWITCH_S)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         own = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
