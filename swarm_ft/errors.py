@@ -26,6 +26,7 @@ SwarmError
 │   └── JournalFull         its disk has no room for another job; runs under way go on
 ├── BadSnapshot             a saved state that is torn, altered, or of another run, stage or step
 ├── NonFinite               a loss, activation or gradient is inf or NaN
+├── OutOfMemory             a stage asked its GPU for more than there is, or than is lent
 ├── RunFailed               the run ended without a result
 └── InternalError           our bug; peers learn no detail
 """
@@ -197,6 +198,12 @@ class NonFinite(SwarmError):
     """A loss, activation or gradient is infinite or not a number."""
 
     code = "non-finite"
+
+
+class OutOfMemory(SwarmError):
+    """A stage asked its GPU for more memory than there is, or than the peer lends."""
+
+    code = "out-of-memory"
 
 
 class RunFailed(SwarmError):

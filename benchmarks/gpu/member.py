@@ -30,11 +30,11 @@ from swarm_ft.peer.node import PeerOptions
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.stage.checkpoint import open_checkpoint
-from swarm_ft.stage.device import DTYPES
+from swarm_ft.stage.device import DTYPES, free_memory_bytes
 from swarm_ft.stage.engine import StageEngine
 
-MEMORY_BYTES = 1 << 40
-"""That it says it lends: here all share a GPU, and nobody is to be refused."""
+SHARED = 0.95
+"""Of a GPU's memory, or of a machine's that is free: all peers share it."""
 BUFFER_BYTES = 8 << 30
 
 
@@ -44,6 +44,15 @@ class StaticDirectory(KnownCoordinator):
     async def announce(self, role: Role, name: str, endpoint: str) -> None:
         """Check the record, and keep it to itself."""
         checked_record(name, endpoint)
+
+
+def lent_bytes(device: torch.device, peers: int) -> int:
+    """What each of so many peers lends; a stage holds microbatches as long as there is room."""
+    if device.type == "cuda":
+        whole_bytes = torch.cuda.get_device_properties(device).total_memory
+    else:
+        whole_bytes = free_memory_bytes(device)
+    return int(SHARED * whole_bytes / peers)
 
 
 def main() -> None:
@@ -61,7 +70,7 @@ def main() -> None:
         offer = PeerOptions(
             peer_id=PeerId(options.peer_id),
             layers=parse_layers(options.layers),
-            memory_bytes=MEMORY_BYTES,
+            memory_bytes=lent_bytes(device, options.peers),
             shard_dir=Path(folder),
             buffers=BufferPlace(limits=BufferLimits(memory_bytes=BUFFER_BYTES)),
             codes_on=coding_device(device),
@@ -85,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--announce", required=True, help="HOST:PORT that others use")
     parser.add_argument("--layers", required=True)
     parser.add_argument("--peer-id", required=True)
+    parser.add_argument("--peers", type=int, default=1, help="that share the device's memory")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--threads", type=int, default=1)

@@ -27,7 +27,7 @@ from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.service import CoordinatorService
-from swarm_ft.protocol.messages.client import RunEvent, RunPhase, StepCommitted
+from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.transport.grpc_options import GrpcOptions
@@ -123,6 +123,7 @@ def _start_peers(
             "--port": str(port),
             "--announce": f"127.0.0.1:{announced}",
             "--layers": str(part),
+            "--peers": str(len(layers)),
             "--peer-id": name,
             "--device": device,
             "--dtype": dtype,
@@ -189,7 +190,8 @@ def _mark(event: RunEvent, mbps: float | None, seen: int, since_s: float) -> Mar
         return Mark(mbps or 0.0, f"step {event.step}: {kind}", event.seconds, event.loss)
     phase = getattr(event, "phase", None)
     what = phase.name.lower() if isinstance(phase, RunPhase) else type(event).__name__
-    return Mark(0.0, f"{what}, after it was submitted", since_s)
+    why = f" ({event.detail})" if isinstance(event, RunStatus) and event.detail else ""
+    return Mark(0.0, f"{what}{why}, after it was submitted", since_s)
 
 
 def _next(swarm: Swarm, rates: list[float]) -> float:

@@ -383,11 +383,13 @@ def _engine_maker(options: ServeOptions) -> EngineMaker:
 
 
 def _memory_bytes(options: ServeOptions) -> int:
-    from swarm_ft.stage.device import free_memory_bytes, pick_device, shares_memory
+    from swarm_ft.stage.device import free_memory_bytes, keep_within, pick_device, shares_memory
 
-    if options.memory_gib is not None:
-        return int(options.memory_gib * (1 << 30))
     torch_device = pick_device(options.device)
+    if options.memory_gib is not None:
+        lent_bytes = int(options.memory_gib * (1 << 30))
+        keep_within(torch_device, lent_bytes)
+        return lent_bytes
     free_bytes = free_memory_bytes(torch_device)
     if shares_memory(torch_device):  # buffers lie in the same memory, if there are any
         free_bytes -= min(options.buffers.memory_bytes, free_bytes // 2)

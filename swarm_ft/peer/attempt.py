@@ -535,8 +535,11 @@ class StageAttempt:
 
     def _most_held(self) -> int:
         """How many microbatches there is memory for; the engine knows once it had one."""
+        least = least_held(len(self._computing), self._index)
+        if self._state.holds_least:
+            return least
         return most_held(
-            least_held(len(self._computing), self._index),
+            least,
             room_bytes=self._context.room_bytes(self._engine.state_bytes),
             microbatch_bytes=self._engine.microbatch_bytes,
         )

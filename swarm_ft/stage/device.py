@@ -94,6 +94,13 @@ def free_memory_bytes(device: torch.device) -> int:
     return free
 
 
+def keep_within(device: torch.device, memory_bytes: int) -> None:
+    """From now on torch takes no more of a GPU than that: what asks for more fails there."""
+    if device.type == "cuda":
+        share = memory_bytes / torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
+
+
 def shares_memory(device: torch.device) -> bool:
     """Whether what lies on it is taken of the machine's memory."""
     return device.type in {"cpu", "mps"}
@@ -106,7 +113,7 @@ def shares_memory(device: torch.device) -> bool:
 # still reads it.
 
 
-SWITCH_S = 1e-4
+SWITCH_S = 2e-5
 """For so long a thread may keep the interpreter while another waits; Python's own is 5 ms."""
 
 

@@ -74,6 +74,7 @@ STATUS: dict[str, grpc.StatusCode] = {
     "buffers-lost": grpc.StatusCode.UNAVAILABLE,
     "journal-error": grpc.StatusCode.INTERNAL,
     "journal-full": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "out-of-memory": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "bad-snapshot": grpc.StatusCode.DATA_LOSS,
     "non-finite": grpc.StatusCode.ABORTED,
     "run-failed": grpc.StatusCode.ABORTED,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from swarm_ft.ids import MicrobatchIndex
 from swarm_ft.protocol.messages.client import StepCommitted
@@ -44,6 +45,30 @@ def watch_held(monkeypatch: pytest.MonkeyPatch) -> Callable[[], defaultdict[tupl
     return make
 
 
+@pytest.fixture
+def run_out(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
+    """`run_out(n)`: the first stage's GPU has no memory for more than n microbatches.
+
+    Returns a list that grows by a number each time that they asked for more.
+    """
+
+    def make(most: int) -> list[int]:
+        asked: list[int] = []
+        original = StageEngine.forward
+
+        def forward(self: StageEngine, microbatch: MicrobatchIndex, *args: Any) -> Any:
+            held = len(self.open_step.graphs)
+            if self.layers.start == 0 and held >= most:
+                asked.append(held)
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return original(self, microbatch, *args)
+
+        monkeypatch.setattr(StageEngine, "forward", forward)
+        return asked
+
+    return make
+
+
 async def train(directory: Path, job: Job, *, memory_bytes: int) -> list[float]:
     await asyncio.to_thread(directory.mkdir)
     async with LocalSwarm(directory, LAYERS, memory_bytes=memory_bytes) as swarm:
@@ -69,3 +94,15 @@ async def test_memory_decides_how_many_are_in_flight_and_changes_no_bit(
         assert all(most[first, step] <= number for step in range(3))
     assert most[firsts[0], 1] == MOST_IN_1F1B[0]
     assert tight == roomy
+
+
+async def test_a_peer_that_runs_out_of_memory_holds_fewer_and_goes_on(
+    make_job: MakeJob, tmp_path: Path, run_out: Callable[[int], list[int]]
+) -> None:
+    job = make_job(
+        num_samples=MICROBATCHES, batch_size=MICROBATCHES, micro_batch_size=1, num_steps=3
+    )
+    roomy = await train(tmp_path / "roomy", job, memory_bytes=1 << 30)
+    asked = run_out(MOST_IN_1F1B[0])
+    assert await train(tmp_path / "small", job, memory_bytes=1 << 30) == roomy
+    assert len(asked) == 1

@@ -58,6 +58,7 @@ def test_codes_are_frozen() -> None:
         "non-finite",
         "not-allowed",
         "not-found",
+        "out-of-memory",
         "out-of-turn",
         "over-quota",
         "port-in-use",

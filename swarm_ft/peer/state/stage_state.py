@@ -236,6 +236,8 @@ class StageState:
         last_attempt: whose commit was the last of them.
         summed_in: the attempt whose gradients the engine holds, complete; None if it holds none.
         progress: what the engine holds of the open step; None if that is to begin anew.
+        holds_least: whether it ran out of memory before, and holds no more microbatches than plain
+            1F1B does since.
         elsewhere: buffers of the open step's samples that pass other replicas, and so are out of
             date here once it is committed.
     """
@@ -265,6 +267,7 @@ class StageState:
         self.committed_steps, self.last_attempt = 0, NO_ATTEMPT
         self.summed_in: Attempt | None = None
         self.progress: StepProgress | None = None
+        self.holds_least = False
         self.elsewhere: tuple[BufferKey, ...] = ()
 
     @property
