@@ -332,7 +332,8 @@ class RunReport:
         forecast: what was expected before it began; None if nothing was.
         went_back: how often the run did while it was watched, and why.
         task: what was learned.
-        codecs: what the job's were changed to on the way; steps rising.
+        codecs: what the job's were changed to on the way, steps rising; of those that follow a
+            quality the newest.
         quality: what compression cost; None where no quality was asked for.
     """
 
