@@ -454,7 +454,8 @@ class RunReport:
         if self.forecast and self.losses:
             expected = self.forecast.samples_per_s
             share = self.samples_per_second / expected if expected else math.nan
-            told = ", evaluations included" if self.forecast.evaluation else ""
+            is_apart = self.forecast.evaluation or self.forecast.shadows
+            told = ", evaluations included" if is_apart else ""
             words = f"{expected:.1f} samples/s; it was {share:.2f} of it{told}"
             lines.append(f"forecast             {words}")
         if self.eval_before and self.eval_after:
@@ -566,6 +567,7 @@ def _forecast_fields(expected: Forecast | None) -> dict[str, Any] | None:
         "samples_per_second": expected.samples_per_s,
         "bound_by": expected.bound_by,
         "evaluation": asdict(expected.evaluation) if expected.evaluation else None,
+        "shadows": asdict(expected.shadows) if expected.shadows else None,
     }
 
 

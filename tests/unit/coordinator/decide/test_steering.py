@@ -18,7 +18,8 @@ from swarm_ft.ids import RunId, StepNumber
 from swarm_ft.protocol.messages.client import CodecChange, RunPhase
 from swarm_ft.protocol.messages.control import CommitStep, PlanStep
 from swarm_ft.protocol.messages.events import EventKind
-from swarm_ft.protocol.spec.run_spec import Codecs, LrSchedule, TrainOptions
+from swarm_ft.protocol.spec.run_spec import Codecs, LrSchedule
+from tests.specs import USUAL_CODECS
 from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
 
 OTHER = RunId("run-other")
@@ -308,14 +309,7 @@ def test_codecs_of_a_run_that_is_over_are_changed_no_more(trained: Swarm) -> Non
 # ---- codecs that follow a quality
 
 
-_USUAL = TrainOptions()
-ASKS: dict[str, object] = {
-    "num_steps": STEPS,
-    "quality": 0.01,
-    "forward_codec": _USUAL.forward_codec,
-    "backward_codec": _USUAL.backward_codec,
-    "key_codec": _USUAL.key_codec,
-}
+ASKS = {"num_steps": STEPS, "quality": 0.01, **USUAL_CODECS}
 
 
 @pytest.fixture
