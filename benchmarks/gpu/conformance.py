@@ -69,7 +69,13 @@ class Place:
 
     def encoded(self, spec: CodecSpec, x: Tensor, base: Tensor | None) -> EncodedTensor:
         """A tensor that lies here."""
-        return self.codec(spec).encode(x.to(self.device), _moved(base, self.device))
+        return self.sent(spec, x, base)[0]
+
+    def sent(self, spec: CodecSpec, x: Tensor, base: Tensor | None) -> tuple[EncodedTensor, Tensor]:
+        """The same, and what a sender takes for its value."""
+        here = x.to(self.device), _moved(base, self.device)
+        encoded, value = self.codec(spec).encode_and_decode(*here)
+        return encoded, value.cpu()
 
     def decoded(
         self, encoded: EncodedTensor, base: Tensor | None, basis: Basis | None = None
@@ -269,10 +275,12 @@ def _vector_trouble(row: dict[str, Any], encoded: EncodedTensor, place: Place) -
 def _encoder_trouble(spec: CodecSpec, place: Place, expected: Expected) -> str:
     """What it encodes is decoded alike here and by the reference, and no worse than its own."""
     x, base = expected.x, expected.base
-    encoded = place.encoded(spec, x, base)
+    encoded, value = place.sent(spec, x, base)
     y = judge_of(x).decoded(encoded, base)
     if not equal(place.decoded(encoded, base), y):
         return f"{list(x.shape)}: decodes to other bits than the reference"
+    if not equal(value, y):
+        return f"{list(x.shape)}: its sender has another value than the reference reads"
     error = float((y - x).norm())
     most_worse = MOST_WORSE if x.numel() > MOST_JUDGED else MOST_WORSE_OF_FEW
     if error > most_worse * expected.error + 1e-6 * float(x.norm()):

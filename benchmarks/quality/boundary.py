@@ -35,6 +35,10 @@ class AnyCodec(Protocol):
         """As `Codec` does."""
         ...
 
+    def encode_and_decode(self, x: Tensor, base: Tensor | None = None) -> tuple[Any, Tensor]:
+        """As `Codec` does."""
+        ...
+
     def decode(
         self,
         encoded: Any,  # noqa: ANN401
@@ -162,8 +166,7 @@ class Channel:
         """
         if self.first is not None and sample not in self.seen:
             first = self.learner.along(self.first, Kind.FIRST, self.tally)
-            encoded = first.encode(x)
-            y = first.decode(encoded, device=x.device)
+            encoded, y = first.encode_and_decode(x)
             self.learner.note(first, Kind.FIRST, sample, x, None)
         else:
             encoded, y = self._send_later(sample, x, fills=fills)
@@ -186,8 +189,7 @@ class Channel:
         used = self.fill if fills and self.fill else self.codec
         used = self.learner.along(used, kind, self.tally)
         self.learner.note(used, kind, sample, x, base)
-        encoded = used.encode(x, base)
-        return encoded, used.decode(encoded, base, device=x.device)
+        return used.encode_and_decode(x, base)
 
     def _base_of(self, sample: int, x: Tensor) -> Tensor:
         tokens, channels = x.shape

@@ -56,6 +56,13 @@ class PublishedCodec:
         packed = _pack(codes.to(torch.uint8).flatten().numpy(), self.bits)
         return PublishedTensor(x.shape[0], x.shape[1], packed, scales.numpy().tobytes())
 
+    def encode_and_decode(
+        self, x: Tensor, base: Tensor | None = None
+    ) -> tuple[PublishedTensor, Tensor]:
+        """Both, one after the other."""
+        encoded = self.encode(x, base)
+        return encoded, self.decode(encoded, base, device=x.device)
+
     def decode(
         self,
         encoded: PublishedTensor,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,6 +19,20 @@ from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import CodecSpec
 
 CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What a codec made of a tensor.
+
+    Attributes:
+        data: the bytes.
+        value: gives what the codec reads from them, to the bit, on the tensor's device: of what the
+            encoder has at hand, where that is less work.
+    """
+
+    data: bytes
+    value: Callable[[], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +63,39 @@ class Codec(ABC):
             BadFrame: x or base is of another shape or type, or base is missing or superfluous.
             NonFinite: x, or its distance from base, holds an infinity or NaN.
         """
-        x = checked_sample(x)
-        tokens, channels = x.shape
-        base = _checked_base(self.spec, base, tokens, channels)
+        return self._tensor(x, self.write(x, base).data)
+
+    def encode_and_decode(
+        self, x: Tensor, base: Tensor | None = None
+    ) -> tuple[EncodedTensor, Tensor]:
+        """What `encode` makes, and what `decode` makes of that, for less than both.
+
+        Args:
+            x, base: as `encode` takes them.
+
+        Returns:
+            The message, and its value to the bit: float32 [tokens, channels], on x's device.
+
+        Raises:
+            BadFrame, NonFinite: as `encode`.
+        """
+        payload = self.write(x, base)
         with _plainly(x.device):
-            payload = self._write(x, None if base is None else base.to(x.device))
-        return EncodedTensor(self.spec, tokens, channels, payload)
+            return self._tensor(x, payload.data), payload.value()
+
+    def write(self, x: Tensor, base: Tensor | None = None) -> Payload:
+        """What `encode` makes, for a codec around this one.
+
+        Args:
+            x, base: as `encode` takes them.
+
+        Raises:
+            BadFrame, NonFinite: as `encode`.
+        """
+        x = checked_sample(x)
+        base = _checked_base(self.spec, base, *x.shape)
+        with _plainly(x.device):
+            return self._write(x, None if base is None else base.to(x.device))
 
     def decode(
         self,
@@ -88,7 +130,7 @@ class Codec(ABC):
         """No payload of that shape is larger, whatever its values."""
 
     @abstractmethod
-    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
+    def _write(self, x: Tensor, base: Tensor | None) -> Payload:
         """The payload of x; base is on x's device, and None just where the codec takes none."""
 
     @abstractmethod
@@ -97,6 +139,13 @@ class Codec(ABC):
 
         The base is on the device.
         """
+
+    def _unread(self, data: bytes, x: Tensor) -> Payload:
+        """A payload of x whose value is to be read from its bytes; of a codec without a base."""
+        return Payload(data, lambda: self._read(self._tensor(x, data), None, x.device))
+
+    def _tensor(self, x: Tensor, data: bytes) -> EncodedTensor:
+        return EncodedTensor(self.spec, len(x), x.shape[1], data)
 
     def _check_header(self, encoded: EncodedTensor) -> None:
         if encoded.codec != self.spec:

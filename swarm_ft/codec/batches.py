@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from swarm_ft.codec import (
-    Codec,
     buffer_bytes,
     encode_with_feedback,
     from_spec,
@@ -122,20 +121,6 @@ class _End:
         head = len(EncodedTensor(self.codec.spec, tokens, channels, b"").to_bytes())
         return _HEAD.size + head + max(sizes)
 
-    def _decoded(
-        self,
-        codec: Codec,
-        tensor: EncodedTensor,
-        sample: int,
-        base: Tensor | None,
-        device: torch.device,
-    ) -> Tensor:
-        """What a frame comes to; a buffer moves there."""
-        value = codec.decode(tensor, base, device=device)
-        if self.codec.spec.is_delta:
-            self.buffers.put(sample, value)
-        return value
-
 
 class BatchEncoder(_End):
     """The sending end of one way over a boundary.
@@ -161,7 +146,7 @@ class BatchEncoder(_End):
             BadFrame: another shape or type, or another number of samples.
             NonFinite: x holds an infinity or NaN.
         """
-        x = checked_batch(x, sample_ids)
+        x = checked_batch(x, sample_ids).to(coding_device(x.device))
         return [self._frame(one, sample) for one, sample in zip(x, sample_ids, strict=True)]
 
     def _frame(self, x: Tensor, sample: int) -> bytes:
@@ -170,8 +155,8 @@ class BatchEncoder(_End):
         found = self.buffers.get(sample, *x.shape)
         base, digest = found or (None, _NO_BASE)
         codec, kind = (self.codec, _DELTA) if found else (self.key_codec, _KEY)
-        tensor = codec.encode(x, base)
-        self._decoded(codec, tensor, sample, base, coding_device(x.device))
+        tensor, value = codec.encode_and_decode(x, base)
+        self.buffers.put(sample, value)
         return _HEAD.pack(kind, digest) + tensor.to_bytes()
 
     def _direct(self, x: Tensor, sample: int) -> EncodedTensor:
@@ -235,7 +220,10 @@ class BatchDecoder(_End):
                 here = "another buffer" if found else "no buffer"
                 raise BadFrame(f"frame of sample {sample}: {here} of it is here; forget it there")
             base = found[0]
-        return self._decoded(codec, tensor, sample, base, device)
+        value = codec.decode(tensor, base, device=device)
+        if self.codec.spec.is_delta:
+            self.buffers.put(sample, value)
+        return value
 
 
 def checked_batch(x: Tensor, sample_ids: Sequence[int]) -> Tensor:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from swarm_ft.codec.base import (
     Codec,
+    Payload,
     bfloat16_pattern,
     check_finite,
     checked_peak,
@@ -111,11 +113,12 @@ class DirectionalCodec(Codec):
         coded = _HEADER.size + _Tables.SIZE + 2 * count + max_stream_bytes(count)
         return NAME_BYTES + max(coded, WideCodec(self.spec).max_payload_bytes(tokens, channels))
 
-    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
+    def _write(self, x: Tensor, base: Tensor | None) -> Payload:
         kernels = self.kernels or kernels_for(x.device.type)
         basis = self.basis
         if basis is None:
-            return PLAIN + write_at_scale(self.spec, x, base, self.step_of(x), kernels)
+            plain = write_at_scale(self.spec, x, base, self.step_of(x), kernels)
+            return replace(plain, data=PLAIN + plain.data)
         change = x if base is None else x - base
         if basis.mean is not None:
             change = change - basis.mean.to(x.device)
@@ -124,7 +127,8 @@ class DirectionalCodec(Codec):
         length, peak, peak_along = (float(look) for look in looks)
         checked_peak(peak)
         scale = _scale_for(self._step(length, x.shape[1]), checked_peak(peak_along))
-        return basis.name + _written(along, base, scale, basis, kernels)
+        data, steps = _written(along, base, scale, basis, kernels)
+        return Payload(basis.name + data, lambda: _value(steps(), scale, base, basis))
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         kernels = self.kernels or kernels_for(device.type)
@@ -138,14 +142,17 @@ class DirectionalCodec(Codec):
         if payload == _SILENT:
             along, scale = torch.zeros(encoded.tokens, basis.directions, device=device), 0.0
         else:
-            along, scale, is_foretold = _read_along(payload, encoded.tokens, basis, device, kernels)
-            if is_foretold:
-                along += _foretold(basis, base, scale)
-        # Three exact steps and two roundings, each in an operation of its own: nothing is fused.
-        value = _exact_product(along, basis) * scale
-        if basis.mean is not None:
-            value = basis.mean.to(device) + value
-        return check_finite(value if base is None else base + value)
+            along, scale = _read_along(payload, encoded.tokens, base, basis, device, kernels)
+        return check_finite(_value(along, scale, base, basis))
+
+
+def _value(steps: Tensor, scale: float, base: Tensor | None, basis: Basis) -> Tensor:
+    """What so many steps of the scale along the basis are, float32 [tokens, channels]."""
+    # Three exact steps and two roundings, each in an operation of its own: nothing is fused.
+    value = _exact_product(steps, basis) * scale
+    if basis.mean is not None:
+        value = basis.mean.to(steps.device) + value
+    return value if base is None else base + value
 
 
 def _middling_length(x: Tensor) -> Tensor:
@@ -201,11 +208,11 @@ def _product(x: Tensor, by: Tensor, unit: float) -> Tensor:
 
 def _written(
     along: Tensor, base: Tensor | None, scale: float, basis: Basis, kernels: Kernels
-) -> bytes:
-    """The payload of values along the basis, float32 [tokens, directions]."""
+) -> tuple[bytes, Callable[[], Tensor]]:
+    """Of values along the basis, float32 [tokens, directions]: the payload, and them in steps."""
     if scale == 0:
-        return _SILENT
-    along, is_foretold, salt = _beside_forecast(along, base, scale, basis)
+        return _SILENT, lambda: torch.zeros_like(along)
+    along, foretold, salt = _beside_forecast(along, base, scale, basis)
     centre = _centre(along, scale)
     codes = _coded(along - centre.float() * (scale / _FINER), scale, salt, kernels)
     rows = torch.cat((centre[None], codes))
@@ -215,15 +222,21 @@ def _written(
     tables, large = _Tables.of_counts(counts), np.zeros(0, "<i2")
     if counts[:, (FIRST_SYMBOL, LAST_SYMBOL)].any():
         large = to_host(rows[rows.abs() >= LARGEST_SYMBOL])[0].astype("<i2")
-    head = _HEADER.pack(bfloat16_pattern(scale), is_foretold, salt, len(large))
+    head = _HEADER.pack(bfloat16_pattern(scale), foretold is not None, salt, len(large))
     stream = write_stream(symbols, contexts, tables.frequencies(), kernels)
-    return head + tables.to_bytes() + large.tobytes() + stream
+    data = head + tables.to_bytes() + large.tobytes() + stream
+    return data, lambda: _steps(rows, salt, foretold, kernels)
 
 
 def _read_along(
-    data: bytes, tokens: int, basis: Basis, device: torch.device, kernels: Kernels
-) -> tuple[Tensor, float, bool]:
-    """Values in steps, float32 [tokens, directions], the step, and whether they were foretold.
+    data: bytes,
+    tokens: int,
+    base: Tensor | None,
+    basis: Basis,
+    device: torch.device,
+    kernels: Kernels,
+) -> tuple[Tensor, float]:
+    """Values in steps, float32 [tokens, directions], and the step.
 
     Raises:
         BadFrame: no encoder writes that.
@@ -243,21 +256,34 @@ def _read_along(
     contexts = _contexts(basis, tokens, salt, device, kernels)
     symbols = read_stream(data[at + 2 * escapes :], contexts, tables.frequencies(), kernels)
     rows = read_escaped(symbols, large).view(shape)
-    return _values(rows[1:], salt, kernels) + rows[0].float() / _FINER, scale, bool(flags)
+    foretold = _foretold(basis, base, scale) if flags else None
+    return _steps(rows, salt, foretold, kernels), scale
+
+
+def _steps(rows: Tensor, salt: int, foretold: Tensor | None, kernels: Kernels) -> Tensor:
+    """What codes stand for, in steps, float32 [tokens, directions].
+
+    Args:
+        rows: int16 [1 + tokens, directions], first what all tokens have in common.
+        foretold: what was left out of them.
+    """
+    own = _values(rows[1:], salt, kernels) + rows[0].float() / _FINER
+    return own if foretold is None else own + foretold
 
 
 def _beside_forecast(
     along: Tensor, base: Tensor | None, scale: float, basis: Basis
-) -> tuple[Tensor, bool, int]:
-    """What the forecast leaves of values, where that is less; whether it is; and the salt."""
-    ways = [along]
+) -> tuple[Tensor, Tensor | None, int]:
+    """What the forecast leaves of values, where that is less; the forecast then; and the salt."""
+    ways: list[tuple[Tensor, Tensor | None]] = [(along, None)]
     if basis.forecast is not None and base is not None:
-        ways.append(along - _foretold(basis, base, scale) * scale)
-    looks = [look for way in ways for look in (_energy(way), _salt(way))]
+        foretold = _foretold(basis, base, scale)
+        ways.append((along - foretold * scale, foretold))
+    looks = [look for way, _ in ways for look in (_energy(way), _salt(way))]
     found = to_host(*looks)
     energies, salts = found[::2], found[1::2]
     best = min(range(len(ways)), key=lambda way: float(energies[way]))
-    return ways[best], best > 0, int(salts[best]) & 0xFFFF
+    return *ways[best], int(salts[best]) & 0xFFFF
 
 
 def _energy(along: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from swarm_ft.codec.base import (
     Codec,
+    Payload,
     as_tensor,
     check_finite,
     checked_peak,
@@ -50,12 +51,17 @@ class DeltaCodec(Codec):
         """See `Codec.max_payload_bytes`; the delta's."""
         return self.inner.max_payload_bytes(tokens, channels)
 
-    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
-        return self.inner.encode(x if base is None else x - base).payload
+    def _write(self, x: Tensor, base: Tensor | None) -> Payload:
+        inner = self.inner.write(x if base is None else x - base)
+        return Payload(inner.data, lambda: _sum_of(base, inner.value()))
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         delta = self.inner.decode(replace(encoded, codec=self.inner.spec), device=device)
-        return check_finite(delta if base is None else base + delta)
+        return check_finite(_sum_of(base, delta))
+
+
+def _sum_of(base: Tensor | None, delta: Tensor) -> Tensor:
+    return delta if base is None else base + delta
 
 
 # ---- what a share of the last gradient does not tell: `q1+z+last`
@@ -87,14 +93,16 @@ class ShareCodec(Codec):
         shares = packed_bytes(tokens, SHARE_BITS)
         return shares + self.inner.max_payload_bytes(tokens, channels)
 
-    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
+    def _write(self, x: Tensor, base: Tensor | None) -> Payload:
         base = torch.zeros_like(x) if base is None else base
         shares = _nearest_shares(x, base)
         *peaks, numbers = to_host(peak_there(x), peak_there(base), shares)
         for peak in peaks:
             checked_peak(float(peak))
         packed = _PACKING.pack(torch.from_numpy(numbers), SHARE_BITS).numpy().tobytes()
-        return packed + self.inner.encode(x - _share_of(base, shares)).payload
+        share = _share_of(base, shares)
+        inner = self.inner.write(x - share)
+        return Payload(packed + inner.data, lambda: share + inner.value())
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         size = packed_bytes(encoded.tokens, SHARE_BITS)
@@ -158,8 +166,8 @@ def encode_with_feedback(
     message = total
     if codec.spec.feedback is Feedback.EFMIX:
         message = _mixed(x, residual, total, kept_entries(codec.spec, x.numel()))
-    encoded = codec.encode(message)
-    return encoded, total - codec.decode(encoded, device=x.device)
+    encoded, value = codec.encode_and_decode(message)
+    return encoded, total - value
 
 
 def _mixed(x: Tensor, residual: Tensor, total: Tensor, count: int) -> Tensor:

@@ -60,10 +60,10 @@ class PieceCodec:
             NonFinite: values or residual hold an infinity or NaN.
         """
         total = values if residual is None else values + residual
-        tensor = self._codec.encode(_rows(total))
+        tensor, rows = self._codec.encode_and_decode(_rows(total))
         if self.is_exact:
             return EncodedPiece(tensor, total, None)
-        decoded = self.decode(tensor, len(total))
+        decoded = rows.reshape(-1)[: len(total)]
         return EncodedPiece(tensor, decoded, total - decoded)
 
     def decode(self, tensor: EncodedTensor, num_values: int) -> Tensor:

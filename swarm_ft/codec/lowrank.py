@@ -26,6 +26,7 @@ from torch import Tensor
 
 from swarm_ft.codec.base import (
     Codec,
+    Payload,
     bfloat16_bytes,
     checked_peak,
     little_endian,
@@ -72,7 +73,7 @@ class LowRankCodec(Codec):
         """See `Codec.max_payload_bytes`."""
         return sum(_layout_of(self.spec, tokens, channels).part_bytes)
 
-    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
+    def _write(self, x: Tensor, base: Tensor | None) -> Payload:
         layout = _layout_of(self.spec, *x.shape)
         shift = _shift_of(checked_peak(peak_of(x)))
         x = x * 2.0**-shift
@@ -88,7 +89,7 @@ class LowRankCodec(Codec):
             _write_codes(left.T),
             _write_codes(right.T),
         )
-        return b"".join(parts)
+        return self._unread(b"".join(parts), x)
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         layout = _layout_of(self.spec, encoded.tokens, encoded.channels)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from swarm_ft.codec.base import (
     Codec,
+    Payload,
     as_tensor,
     bfloat16_bytes,
     check_finite,
@@ -52,23 +53,28 @@ class HadamardCodec(Codec):
         tile, tiles = _tiling(tokens, channels)
         return self.inner.max_payload_bytes(tiles, tile)
 
-    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
+    def _write(self, x: Tensor, base: Tensor | None) -> Payload:
         checked_peak(peak_of(x))
         tile, _ = _tiling(*x.shape)
         # Divided first: so no sum of a tile can overflow.
         padded = torch.nn.functional.pad(x, (0, -x.shape[1] % tile)) / tile
         kernels = self.kernels or kernels_for(x.device.type)
         rotated = kernels.hadamard(padded, tile).reshape(-1, tile)
-        return self.inner.encode(rotated).payload
+        inner = self.inner.write(rotated)
+        return Payload(inner.data, lambda: self._turned_back(inner.value(), *x.shape))
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         tokens, channels = encoded.tokens, encoded.channels
         tile, tiles = _tiling(tokens, channels)
         inner = EncodedTensor(self.inner.spec, tiles, tile, encoded.payload)
-        rotated = self.inner.decode(inner, device=device)
+        return check_finite(
+            self._turned_back(self.inner.decode(inner, device=device), tokens, channels)
+        )
+
+    def _turned_back(self, rotated: Tensor, tokens: int, channels: int) -> Tensor:
         kernels = self.kernels or kernels_for(rotated.device.type)
-        x = kernels.hadamard(rotated.view(tokens, -1), tile)
-        return check_finite(x[:, :channels].contiguous())
+        x = kernels.hadamard(rotated.view(tokens, -1), rotated.shape[1])
+        return x[:, :channels].contiguous()
 
 
 def _tiling(tokens: int, channels: int) -> tuple[int, int]:
@@ -102,13 +108,18 @@ class NarrowCodec(Codec):
         codes = packed_bytes(tokens * channels, self.spec.bits)
         return self._header_bytes(tokens, channels) + codes
 
-    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
+    def _write(self, x: Tensor, base: Tensor | None) -> Payload:
         kernels = self.kernels or kernels_for(x.device.type)
         scales = _choose_scales(x, base, self.spec, kernels)
         header = bfloat16_bytes(_written_scales(scales, self.spec.axis))
         there = Scales(to_device(scales.rows, x.device), to_device(scales.cols, x.device))
-        (body,) = to_host(kernels.quantize_pack(x, base, there, self._grid(header)))
-        return header + body.tobytes()
+        grid = self._grid(header)
+        packed = kernels.quantize_pack(x, base, there, grid)
+        shape = len(x), x.shape[1]
+        return Payload(
+            header + to_host(packed)[0].tobytes(),
+            lambda: kernels.unpack_dequantize(packed, shape, base, there, grid),
+        )
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         """Base + units * scale, with the one rounding of the sum."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from swarm_ft.codec.base import (
     Codec,
+    Payload,
     as_tensor,
     bfloat16_bytes,
     check_finite,
@@ -48,9 +49,9 @@ class Float32Codec(Codec):
         """See `Codec.max_payload_bytes`."""
         return 4 * tokens * channels
 
-    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
+    def _write(self, x: Tensor, base: Tensor | None) -> Payload:
         checked_peak(peak_of(x))
-        return little_endian(x, "<f4")
+        return self._unread(little_endian(x, "<f4"), x)
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         values = as_tensor(encoded.payload, device, "f4")
@@ -69,9 +70,9 @@ class BFloat16Codec(Codec):
         """See `Codec.max_payload_bytes`."""
         return 2 * tokens * channels
 
-    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
+    def _write(self, x: Tensor, base: Tensor | None) -> Payload:
         checked_peak(peak_of(x))
-        return bfloat16_bytes(x.clamp(-_MAX_BFLOAT16, _MAX_BFLOAT16))
+        return self._unread(bfloat16_bytes(x.clamp(-_MAX_BFLOAT16, _MAX_BFLOAT16)), x)
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         x = read_bfloat16(encoded.payload, device)
@@ -94,14 +95,15 @@ class HalfCodec(Codec):
         """See `Codec.max_payload_bytes`."""
         return _HEADER_BYTES + 2 * tokens * channels
 
-    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
+    def _write(self, x: Tensor, base: Tensor | None) -> Payload:
         exponent = min(_exponent(checked_peak(peak_of(x))), _MAX_EXPONENT)
         scaled = times_power(x, -exponent)
         if exponent == _MAX_EXPONENT:  # with any other the largest half fits by itself
             scaled.clamp_(-_MAX_HALF, _MAX_HALF)
         header = exponent.to_bytes(_HEADER_BYTES, "little", signed=True)
         (halves,) = to_host(scaled.to(torch.float16))
-        return b"".join((header, np.ascontiguousarray(halves, "<f2").data))  # copied once
+        data = b"".join((header, np.ascontiguousarray(halves, "<f2").data))  # copied once
+        return self._unread(data, x)
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         exponent = int.from_bytes(encoded.payload[:_HEADER_BYTES], "little", signed=True)

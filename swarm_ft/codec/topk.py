@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import Codec, checked_peak, peak_of, to_device
+from swarm_ft.codec.base import Codec, Payload, checked_peak, peak_of, to_device
 from swarm_ft.codec.raw import HalfCodec
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
@@ -48,11 +48,11 @@ class TopKCodec(Codec):
         kept = kept_entries(self.spec, size)
         return _VALUES.max_payload_bytes(1, kept) + _position_bytes(kept, size)
 
-    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
+    def _write(self, x: Tensor, base: Tensor | None) -> Payload:
         checked_peak(peak_of(x))
         positions = largest(x, kept_entries(self.spec, x.numel()))
         values = _VALUES.encode(x.reshape(-1)[positions].view(1, -1)).payload
-        return values + _write_positions(positions.cpu().numpy(), x.numel())
+        return self._unread(values + _write_positions(positions.cpu().numpy(), x.numel()), x)
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         size = encoded.tokens * encoded.channels

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import Codec, as_tensor, check_finite, to_device, to_host
+from swarm_ft.codec.base import Codec, Payload, as_tensor, check_finite, to_device, to_host
 from swarm_ft.codec.entropy import (
     WideHeader,
     max_header_bytes,
@@ -82,8 +82,9 @@ class LosslessCodec(Codec):
         """See `Codec.max_payload_bytes`."""
         return 1 + self.inner.max_payload_bytes(tokens, channels)
 
-    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
-        return self._compressed(self.inner.encode(x, base).payload)
+    def _write(self, x: Tensor, base: Tensor | None) -> Payload:
+        inner = self.inner.write(x, base)
+        return Payload(self._compressed(inner.data), inner.value)
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         limit = self.inner.max_payload_bytes(encoded.tokens, encoded.channels)
@@ -149,7 +150,7 @@ class WideCodec(Codec):
         head = max_header_bytes(tokens, channels)
         return head + low_planes + escapes + max_stream_bytes(count)
 
-    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
+    def _write(self, x: Tensor, base: Tensor | None) -> Payload:
         kernels = self.kernels or kernels_for(x.device.type)
         beside = packed_bytes(len(x), self.token_bits) if self.token_bits else 0
         return _Encoder(self.spec, x, base, kernels, beside_bytes=beside).payload()
@@ -167,7 +168,7 @@ class WideCodec(Codec):
 
 def write_at_scale(
     spec: CodecSpec, x: Tensor, base: Tensor | None, step: float, kernels: Kernels
-) -> bytes:
+) -> Payload:
     """The payload of x, or of its change, in one step for all of it."""
     return _Encoder(replace(spec, axis=Axis.FRAME), x, base, kernels, step=step).payload()
 
@@ -177,12 +178,14 @@ class _Frame:
     """A header, and what is to be coded after it.
 
     Attributes:
+        scales: the header's, on x's device.
         codes: int16 [n], turned as the dither says.
         symbols, contexts: uint8 [n].
         counts: int64 [contexts, 256], on the host: how often each symbol is in each context.
     """
 
     header: WideHeader
+    scales: Scales
     codes: Tensor
     symbols: Tensor
     contexts: Tensor
@@ -221,7 +224,7 @@ class _Encoder:
     def _aim_bytes(self) -> float:
         return (self._least_bytes + self._most_bytes) / 2
 
-    def payload(self) -> bytes:
+    def payload(self) -> Payload:
         """The frame's payload."""
         header = WideHeader(0.0, 0, 0, 0) if self._seen.peak == 0 else self._plan()
         # The classes are settled: from here on only the scale moves.
@@ -229,7 +232,7 @@ class _Encoder:
         frame = self._quantized(header, classes)
         if self._seen.peak and not self._spec.is_constant_quality:
             frame = self._at_rate(frame, classes)
-        return self._written(frame)
+        return Payload(self._written(frame), lambda: self._value(frame))
 
     def _plan(self) -> WideHeader:
         """What the header is to be, from a sample of the values."""
@@ -259,12 +262,12 @@ class _Encoder:
 
     def _quantized(self, header: WideHeader, classes: tuple[Tensor, Tensor]) -> _Frame:
         kernels, grid, scales = self._kernels, _grid(self._spec, header), header.scales()
-        on_device = (to_device(part, self._x.device) for part in (scales.rows, scales.cols))
+        scales = Scales(*(to_device(part, self._x.device) for part in (scales.rows, scales.cols)))
         coding = Coding(*classes, header.slices, header.low_bits)
-        made = kernels.quantize_symbols(self._x, self._base, Scales(*on_device), grid, coding)
+        made = kernels.quantize_symbols(self._x, self._base, scales, grid, coding)
         codes, symbols, contexts = made
         (counts,) = to_host(kernels.histogram(symbols, contexts, header.num_contexts))
-        return _Frame(header, codes, symbols, contexts, counts)
+        return _Frame(header, scales, codes, symbols, contexts, counts)
 
     def _at_rate(self, frame: _Frame, classes: tuple[Tensor, Tensor]) -> _Frame:
         """The largest frame within the budget; the sample said about where."""
@@ -285,6 +288,12 @@ class _Encoder:
             octaves = math.log2(moved.scale / header.scale)
             slope = min(max((before - size) / octaves, slope / 4), slope * 2)
         return best
+
+    def _value(self, frame: _Frame) -> Tensor:
+        """What the receiver makes of the frame."""
+        grid = _grid(self._spec, frame.header)
+        codes = _turned(frame.codes.view(self._x.shape), frame.header, grid, self._kernels)
+        return self._kernels.dequantize(codes, self._base, frame.scales, grid)
 
     def _written(self, frame: _Frame) -> bytes:
         header, codes, counts = frame.header, frame.codes, frame.counts

@@ -38,8 +38,10 @@ _KERNELS = {
     "histogram": (2, 0),
     "encode_symbols": (14, 1),
     "hadamard": (2, 0),
+    "dequantize": (2, 0),
+    "unpack_dequantize": (2, 0),
 }
-"""Operations, and waits, of the encoders' kernels in `kernels.cuda`: a launch, and what torch does
+"""Operations, and waits, of the senders' kernels in `kernels.cuda`: a launch, and what torch does
 beside it. What is not here is what `Kernels` makes of torch's operations."""
 
 _LOOKS = {"_local_scalar_dense", "nonzero", "masked_select", "bincount", "_unique2"}

@@ -139,8 +139,7 @@ class FrameCoder:
         base = self._base_of(record)
         self._note(key, codec, Kind.CHANGE, x, base)
         codec = self._along(codec, Kind.CHANGE)
-        tensor = codec.encode(x, base)
-        value = codec.decode(tensor, base, device=self._device)
+        tensor, value = codec.encode_and_decode(x, base)
         digest = self._stage(End.SENT, key.sample, len(x), self._packed(value))
         return Frame(key, FrameKind.DELTA, tensor, record.digest, _result(digest, tensor))
 
@@ -263,8 +262,7 @@ class FrameCoder:
 
     def _encode_key(self, key: FrameKey, x: Tensor) -> Frame:
         codec = self._along(self._codecs.of_keys[key.direction], Kind.FIRST)
-        tensor = codec.encode(x)
-        value = codec.decode(tensor, device=self._device)
+        tensor, value = codec.encode_and_decode(x)
         digest = self._stage(End.SENT, key.sample, len(x), self._packed(value))
         return Frame(key, FrameKind.KEY, tensor, result_digest=_result(digest, tensor))
 

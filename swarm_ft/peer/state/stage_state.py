@@ -63,7 +63,8 @@ def compile_codecs(spec: RunSpec, device: torch.device = CPU) -> None:
 def _use_codec(spec: CodecSpec, tokens: int, channels: int, device: torch.device) -> None:
     codec, x = from_spec(spec), _sample(tokens, channels, device)
     base = x / 2 if spec.is_delta else None
-    codec.decode(codec.encode(x, base), base, device=device)
+    tensor, _ = codec.encode_and_decode(x, base)
+    codec.decode(tensor, base, device=device)
 
 
 @lru_cache(maxsize=64)

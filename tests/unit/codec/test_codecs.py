@@ -116,6 +116,16 @@ def test_a_tensor_is_the_same_after_its_way_over_the_wire(name: str, x: Tensor) 
 
 
 @every_codec
+@given(x=samples())
+@property_test
+def test_the_sender_has_the_value_that_the_receiver_reads(name: str, x: Tensor) -> None:
+    codec, base = CODECS[name], base_for(name, x)
+    encoded, value = codec.encode_and_decode(x, base)
+    assert encoded == codec.encode(x, base)
+    assert torch.equal(value.view(torch.int32), codec.decode(encoded, base).view(torch.int32))
+
+
+@every_codec
 @given(x=samples(), other=samples())
 @settings(property_test, max_examples=3)
 def test_a_codec_remembers_nothing(name: str, x: Tensor, other: Tensor) -> None:
@@ -160,6 +170,7 @@ def test_neither_end_changes_what_it_was_given(name: str) -> None:
     encoded = codec.encode(x, base)
     y = codec.decode(encoded, base)
     y.mul_(2)  # and what comes out is the caller's own
+    codec.encode_and_decode(x, base)[1].mul_(2)
     assert torch.equal(codec.decode(encoded, base) * 2, y)
     assert torch.equal(x, kept_x)
     if base is not None and kept_base is not None:

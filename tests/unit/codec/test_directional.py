@@ -206,6 +206,31 @@ def test_a_frame_that_is_foretold_by_a_basis_without_a_forecast_is_refused() -> 
         plain.decode(EncodedTensor(codec.spec, TOKENS, CHANNELS, forged), base)
 
 
+# ---- what the sender has at once
+
+
+def assert_sender_has_the_value(codec: DirectionalCodec, x: Tensor, base: Tensor | None) -> None:
+    encoded, value = codec.encode_and_decode(x, base)
+    assert encoded == codec.encode(x, base)
+    assert torch.equal(value.view(torch.int32), codec.decode(encoded, base).view(torch.int32))
+
+
+@pytest.mark.parametrize("step", [0.02, 0.5])
+def test_the_sender_has_the_value_that_the_receiver_reads(step: float) -> None:
+    for codec, x, base in (change_codec(step), foretold(step)):
+        assert_sender_has_the_value(codec, x, base)
+        assert_sender_has_the_value(codec, base, base)
+        assert_sender_has_the_value(codec.along(None), x, base)
+    assert_sender_has_the_value(*first_codec(step), None)
+
+
+@pytest.mark.parametrize("height", [1e-30, 1e5, 1e20])
+def test_so_it_has_where_codes_are_too_large_for_a_symbol(height: float) -> None:
+    for codec, x, base in (change_codec(), foretold()):
+        x[7] = base[7] + height * low_rank(1)[0]
+        assert_sender_has_the_value(codec, x, base)
+
+
 # ---- odd tensors
 
 

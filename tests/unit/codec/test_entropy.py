@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import Codec
+from swarm_ft.codec.base import Codec, Payload
 from swarm_ft.codec.entropy import (
     MAX_CONTEXTS,
     Tables,
@@ -341,8 +341,8 @@ class Recorder(Codec):
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         return len(self.payload)
 
-    def _write(self, x: Tensor, base: Tensor | None) -> bytes:
-        return self.payload
+    def _write(self, x: Tensor, base: Tensor | None) -> Payload:
+        return self._unread(self.payload, x)
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
         self.seen.append(encoded.payload)

@@ -32,13 +32,17 @@ def some() -> tuple[Tensor, Tensor]:
     return gaussian(1) * widths, (gaussian(1) + 0.1 * gaussian(2)) * widths
 
 
-def counted(codec: Any, x: Tensor, base: Tensor | None) -> tuple[CountedGpu, bytes]:
-    """The GPU after an encode there, and the payload."""
+def counted(
+    codec: Any, x: Tensor, base: Tensor | None, *, decodes: bool = False
+) -> tuple[CountedGpu, bytes]:
+    """The GPU after an encode there, with the value it makes or without, and the payload."""
     gpu = CountedGpu()
     there = replace(codec, kernels=gpu.kernels())
     with gpu.present():
         on_gpu = gpu.tensor(x), None if base is None else gpu.tensor(base)
         gpu.operations.clear()
+        if decodes:
+            return gpu, there.encode_and_decode(*on_gpu)[0].payload
         payload = there.encode(*on_gpu).payload
     return gpu, payload
 
@@ -72,6 +76,18 @@ def test_an_encoder_asks_little_of_a_gpu_and_makes_the_same_bytes(name: str) -> 
     assert payload == codec.encode(x, base).payload
     assert sum(gpu.operations.values()) <= most_operations + _OF_A_TRY * more, gpu.operations
     assert gpu.waits <= most_waits + more
+
+
+@pytest.mark.parametrize(("name", "most_more"), [("aq4", 2), ("aq3+z", 4), ("q3+z", 4)])
+def test_a_sender_has_the_value_of_its_frame_at_once(name: str, most_more: int) -> None:
+    codec = from_spec(parse_codec_spec(name, FORWARD))
+    x, near = some()
+    base = near if codec.spec.is_delta else None
+    without, payload = counted(codec, x, base)
+    gpu, same = counted(codec, x, base, decodes=True)
+    assert same == payload
+    assert gpu.waits == without.waits
+    assert gpu.operations.total() <= without.operations.total() + most_more
 
 
 def test_large_codes_cost_an_answer_more() -> None:
