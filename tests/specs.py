@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainOptions, TrainSpec
 
 
 def model_spec(*, num_blocks: int = 4, **changes: Any) -> ModelSpec:
@@ -20,6 +20,15 @@ def model_spec(*, num_blocks: int = 4, **changes: Any) -> ModelSpec:
         "tied_embeddings": False,
     }
     return ModelSpec(**fields | changes)
+
+
+_DEFAULTS = TrainOptions()
+USUAL_CODECS: dict[str, Any] = {
+    "forward_codec": _DEFAULTS.forward_codec,
+    "backward_codec": _DEFAULTS.backward_codec,
+    "key_codec": _DEFAULTS.key_codec,
+}
+"""Beside which a quality can be asked for."""
 
 
 def train_spec(**changes: Any) -> TrainSpec:

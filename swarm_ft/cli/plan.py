@@ -82,9 +82,7 @@ def forecast_lines(found: Forecast) -> Iterator[str]:
         yield _stage_line(stage)
         if stage.memory is not None:
             yield _memory_line(stage.memory)
-    yield found.line()
-    if found.evaluation is not None:
-        yield found.evaluation.line()
+    yield from found.lines()
     if found.kwh:
         yield f"energy    {found.kwh:.2f} kWh, as volunteers stated their watts"
     for words in found.unknown:

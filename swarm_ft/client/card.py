@@ -19,7 +19,7 @@ from swarm_ft.protocol.spec.options import arguments
 from swarm_ft.protocol.spec.run_spec import Adapter, RunSpec, TaskKind
 
 if TYPE_CHECKING:
-    from swarm_ft.protocol.messages.client import Evaluated
+    from swarm_ft.protocol.messages.client import CodecChange, Evaluated
 
 CARD = "README.md"
 TAG = "swarm-ft"
@@ -122,7 +122,9 @@ def _links(report: RunReport, spec: RunSpec) -> Iterator[tuple[str, str]]:
     ways = (
         (
             "activations",
-            _in_turn(train.forward_codec, ((c.first_step, c.codecs.forward) for c in changes)),
+            _in_turn(train.forward_codec, ((c.first_step, c.codecs.forward) for c in changes))
+            if report.quality is None
+            else _at_last(train.forward_codec, changes),
             sent.forward_bytes,
             sent.forward_uncompressed_bytes,
         ),
@@ -154,6 +156,12 @@ def _in_turn(first: str, changes: Iterable[tuple[int, str]]) -> str:
         if codec != last:
             words, last = f"{words}, from step {step} on `{codec}`", codec
     return words
+
+
+def _at_last(first: str, changes: Sequence[CodecChange]) -> str:
+    """Of a codec that followed a quality: of those between the newest alone are known."""
+    last = changes[-1].codecs.forward if changes else first
+    return f"`{first}`" if last == first else f"`{first}` at first, `{last}` at last"
 
 
 def _contributors(assignments: Sequence[StageAssignment]) -> str:

@@ -8,7 +8,7 @@ their peers have measured; a measured value that is missing bounds nothing, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
@@ -25,6 +25,7 @@ from swarm_ft.protocol.messages.capacity import PlacedPeer
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_codec_spec
 from swarm_ft.protocol.spec.flops import FORWARD_PART, all_flops, num_outputs, stage_flops
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.quality import num_measured
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_FLOAT, RunSpec
 from swarm_ft.protocol.spec.sample_rows import counts_of, rows_in
 from swarm_ft.protocol.spec.training_plan import num_evaluations
@@ -81,10 +82,10 @@ class StageForecast:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalForecast:
-    """What evaluations take, which is in nothing else of a forecast.
+    """What evaluations take, or shadows, which is in nothing else of a forecast.
 
     Attributes:
-        times: how often held-out samples are evaluated, if the run does not stop early.
+        times: how often samples are evaluated, if the run does not stop early.
         samples: that are evaluated each time, those of a second pass too.
         sent_bytes: over all boundaries, in the whole run.
         seconds: of them all, did nothing of it fit into the time in which stages idle.
@@ -95,10 +96,10 @@ class EvalForecast:
     sent_bytes: float
     seconds: float
 
-    def line(self) -> str:
+    def line(self, what: str) -> str:
         """In one line, for people."""
         return (
-            f"evaluation {self.times} times {self.samples} samples: sends "
+            f"{what:<9} {self.times} times {self.samples} samples: sends "
             f"{decimal(round(self.sent_bytes))} in all, at most {self.seconds:.3g} s"
         )
 
@@ -116,6 +117,8 @@ class Forecast:
         bound_by: what no step can be faster for.
         kwh: of the machines whose watts are known.
         evaluation: of held-out samples, apart from all else; None if there is none.
+        shadows: so too, by which it is measured what compression costs; None where no quality was
+            asked for.
         unknown: what nobody measured, in words; the forecast leaves it out.
     """
 
@@ -127,6 +130,7 @@ class Forecast:
     bound_by: str
     kwh: float
     evaluation: EvalForecast | None
+    shadows: EvalForecast | None
     unknown: tuple[str, ...]
 
     def line(self) -> str:
@@ -138,6 +142,14 @@ class Forecast:
             f"({self.first_step_s:.3g} s a step at first, then {self.step_s:.3g}); "
             f"bound by {self.bound_by}"
         )
+
+    def lines(self) -> Iterator[str]:
+        """That, and what is apart from it."""
+        yield self.line()
+        if self.evaluation is not None:
+            yield self.evaluation.line("evaluation")
+        if self.shadows is not None:
+            yield self.shadows.line("shadows")
 
 
 def forecast(
@@ -169,6 +181,7 @@ def forecast(
         bound_by=bound_by,
         kwh=watts * seconds / 3.6e6,
         evaluation=_evaluation(spec, stages),
+        shadows=_shadows(spec, stages),
         unknown=tuple(_unknown(placed)),
     )
 
@@ -385,30 +398,46 @@ def _crossings(stages: Sequence[_Stage], *, is_first: bool) -> list[Crossing]:
 
 
 def _evaluation(spec: RunSpec, stages: Sequence[_Stage]) -> EvalForecast | None:
-    """Held-out samples follow each other at the pace of the slowest stage or link."""
     train, times = spec.train, num_evaluations(spec.train)
     if not times:
         return None
-    seconds = sent_bytes = 0.0
-    num_microbatches = train.num_eval_samples / train.micro_batch_size
-    for begins_at, count in ((0, 1), (_entry(spec, stages), times - 1)):
-        for is_compressed in train.eval_passes:
-            sizes = _evaluated_bytes(spec, stages[begins_at:], is_compressed=is_compressed)
-            slowest_s = max(_forward_turns(stages[begins_at:], sizes))
-            seconds += count * num_microbatches * slowest_s
-            sent_bytes += count * num_microbatches * sum(sizes)
+    first, later = stages, stages[_entry(spec, stages) :]
+    each = [
+        _evaluated(spec, entered, count * train.num_eval_samples, is_compressed=is_compressed)
+        for entered, count in ((first, 1), (later, times - 1))
+        for is_compressed in train.eval_passes
+    ]
     return EvalForecast(
         times=times,
         samples=train.num_eval_samples * len(train.eval_passes),
-        sent_bytes=sent_bytes,
-        seconds=seconds,
+        sent_bytes=sum(sent_bytes for sent_bytes, _ in each),
+        seconds=sum(seconds for _, seconds in each),
     )
+
+
+def _shadows(spec: RunSpec, stages: Sequence[_Stage]) -> EvalForecast | None:
+    """Of steps' first microbatches; they enter at the first stage, since none keeps any of them."""
+    train, samples = spec.train, spec.train.micro_batch_size
+    if not train.quality or all(spec.is_constant(stage.layers.start) for stage in stages[1:]):
+        return None
+    times = num_measured(train.num_steps)
+    sent_bytes, seconds = _evaluated(spec, stages, times * samples, is_compressed=False)
+    return EvalForecast(times=times, samples=samples, sent_bytes=sent_bytes, seconds=seconds)
+
+
+def _evaluated(
+    spec: RunSpec, stages: Sequence[_Stage], samples: int, *, is_compressed: bool
+) -> tuple[float, float]:
+    """Bytes and seconds: samples follow each other at the pace of the slowest stage or link."""
+    sizes = _evaluated_bytes(spec, stages, is_compressed=is_compressed)
+    microbatches = samples / spec.train.micro_batch_size
+    return microbatches * sum(sizes), microbatches * max(_forward_turns(stages, sizes))
 
 
 def _evaluated_bytes(
     spec: RunSpec, stages: Sequence[_Stage], *, is_compressed: bool
 ) -> list[float]:
-    """Of a held-out microbatch, over each boundary between these stages."""
+    """Of a microbatch that is only evaluated, over each boundary between these stages."""
     train = spec.train
     usual = train.compressed_eval_codec if is_compressed else UNCOMPRESSED
     codecs = (
@@ -419,7 +448,7 @@ def _evaluated_bytes(
 
 
 def _forward_turns(stages: Sequence[_Stage], sizes: Sequence[float]) -> Iterable[float]:
-    """What each stage and each link needs for one more held-out microbatch."""
+    """What each stage and each link needs for one more microbatch that is evaluated."""
     for stage, comes, goes in zip(stages, (0.0, *sizes), (*sizes, 0.0), strict=True):
         yield stage.forward_s / len(stage.peers)
         yield goes / stage.up_bytes_per_s

@@ -332,7 +332,8 @@ class RunReport:
         forecast: what was expected before it began; None if nothing was.
         went_back: how often the run did while it was watched, and why.
         task: what was learned.
-        codecs: what the job's were changed to on the way; steps rising.
+        codecs: what the job's were changed to on the way, steps rising; of those that follow a
+            quality the newest.
         quality: what compression cost; None where no quality was asked for.
     """
 
@@ -453,7 +454,8 @@ class RunReport:
         if self.forecast and self.losses:
             expected = self.forecast.samples_per_s
             share = self.samples_per_second / expected if expected else math.nan
-            told = ", evaluations included" if self.forecast.evaluation else ""
+            is_apart = self.forecast.evaluation or self.forecast.shadows
+            told = ", evaluations included" if is_apart else ""
             words = f"{expected:.1f} samples/s; it was {share:.2f} of it{told}"
             lines.append(f"forecast             {words}")
         if self.eval_before and self.eval_after:
@@ -565,6 +567,7 @@ def _forecast_fields(expected: Forecast | None) -> dict[str, Any] | None:
         "samples_per_second": expected.samples_per_s,
         "bound_by": expected.bound_by,
         "evaluation": asdict(expected.evaluation) if expected.evaluation else None,
+        "shadows": asdict(expected.shadows) if expected.shadows else None,
     }
 
 

@@ -218,9 +218,8 @@ async def _forecast(client: SwarmClient, job: Job, progress: RunProgress) -> For
         return None
     spec = await asyncio.to_thread(of_mean_length, job.spec, job.samples)
     found = forecast(spec, placed.peers)
-    progress.message(found.line())
-    if found.evaluation is not None:
-        progress.message(found.evaluation.line())
+    for words in found.lines():
+        progress.message(words)
     return found
 
 

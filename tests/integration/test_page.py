@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import product
@@ -230,6 +231,25 @@ async def test_metrics_tell_of_a_run(tmp_path: Path, job: Job) -> None:
     assert told["swarm_ft_run_sent_bytes"] < told["swarm_ft_run_uncompressed_bytes"]
     assert {"swarm_ft_peer_info", "swarm_ft_peer_samples_total"} <= told["peer"]
     assert 0.0 < min(links.values()) <= max(links.values()) < 10.0
+
+
+@needs_chromium
+async def test_the_codecs_of_a_run_that_asks_for_a_quality_are_not_to_choose(
+    tmp_path: Path, make_job: MakeJob
+) -> None:
+    offered = """[...document.querySelectorAll('.run .acts button')].filter(b => !b.hidden)
+        .map(b => b.innerText)"""
+    async with seen(tmp_path, make_job(num_steps=5000, quality=0.01)) as (_, tab):
+        await tab.until(f"{RUN}.quality.num_measured > 0")
+        assert await tab.look(offered) == ["Pause", "Learning rate", "Cancel"]
+        told = await tab.look("document.querySelector('.facts').innerText")
+        assert re.search(r"compression\s+cost [\d.e-]+ % of perplexity, asked 1 %", told)
+        await tab.look(
+            f"""source.close(), shown({{ ...state, runs: [{{ ...{RUN},
+                quality: {{ asked: .015, cost: 0, num_measured: 0 }} }}] }})"""
+        )
+        told = await tab.look("document.querySelector('.facts').innerText")
+        assert "may cost 1.5 % of perplexity" in told
 
 
 @needs_chromium

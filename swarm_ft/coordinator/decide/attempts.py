@@ -268,6 +268,8 @@ def go_back(turn: Turn, run: Run, why: str, lost: Sequence[LayerRange]) -> None:
     if past.trained_steps is None:
         is_evaluated = past.judged.step == past.committed_steps
         turn.write(RollbackRecord(run.run_id, StepNumber(past.committed_steps), is_evaluated))
+    if not past.all_steps:
+        run = replace(run, steering=run.steering.measured_anew)
     turn.put(_at(run, past))
     if past.snapshot is None:
         release(turn, run, "the run goes back to its beginning")

@@ -4,7 +4,8 @@ A paused run finishes the step under way and plans no other; its peers stay and 
 that it resumes at once, and others that would take their place meanwhile do. One that waits for its
 turn is passed by. A learning rate is said with each commit, and codecs with each plan, so that all
 hear of a change in the same step. A step that is made again, in another attempt or after going
-back, has the rate and the codecs that it had.
+back, has the rate and the codecs that it had; but a run that asks for a quality and goes back to
+its beginning is measured anew, so that codecs of steps before its oldest snapshot are forgotten.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ def follow_quality(turn: Turn, run: Run, step: StepNumber, excess: float | None)
         turn.publish(run.run_id, run.status)
         return run
     codecs = Codecs(forward_codec_of(found.step_size), run.spec.train.backward_codec)
-    run = replace(run, steering=run.steering.with_codecs(CodecChange(first, codecs)))
+    changed = run.steering.with_codecs(CodecChange(first, codecs))
+    run = replace(run, steering=changed.asked_from(run.oldest_kept_step))
     words = (
         f"codecs {codecs} from step {first} on: compression added {excess:.2g} nats to the loss of "
         f"step {step}; {run.quality_found}"
@@ -117,7 +119,7 @@ def follow_quality(turn: Turn, run: Run, step: StepNumber, excess: float | None)
 
 
 def _is_another(step_size: float, codecs: Codecs) -> bool:
-    """Whether a step is worth another codec of activations: each is written down for ever."""
+    """Whether a step is worth another codec of activations: each is written down."""
     now = parse_codec_spec(codecs.forward, Direction.FORWARD).number
     return not 1 / _WORTH < step_size / now < _WORTH
 

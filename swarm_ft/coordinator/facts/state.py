@@ -422,7 +422,7 @@ class Steering:
     Attributes:
         is_paused: no step is planned; one that was begun is finished.
         rates: steps rising.
-        codecs: so too.
+        codecs: so too; those that follow a quality as far as a step may yet go by them.
         quality: what follows from what was measured; None before the first time.
         measured_steps: what came of steps before this one is in it, however often they are made.
     """
@@ -452,6 +452,18 @@ class Steering:
         """As `with_rate`."""
         before = [one for one in self.codecs if one.first_step < change.first_step]
         return replace(self, codecs=(*before, change))
+
+    def asked_from(self, step: int) -> Steering:
+        """Without changes of codecs by which no step from this one on goes."""
+        in_force = sum(one.first_step <= step for one in self.codecs)
+        return replace(self, codecs=self.codecs[max(0, in_force - 1) :])
+
+    @property
+    def measured_anew(self) -> Steering:
+        """Of a run that begins anew: what its codecs cost is measured from the first step on."""
+        if self.quality is None:
+            return self
+        return replace(self, codecs=(), quality=None, measured_steps=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -636,6 +648,14 @@ class Run:
         if known is None:
             return None
         return QualityFound(asked=known.asked, cost=known.cost, num_measured=known.num_measured)
+
+    @property
+    def oldest_kept_step(self) -> int:
+        """Of its oldest snapshot, whole or not: steps before it are made again if all are."""
+        saving = self.saving
+        asked = () if saving.asked is None else (saving.asked,)
+        kept = (*self.past.snapshots, *saving.unlisted, *asked)
+        return min((snapshot.step for snapshot in kept), default=self.committed_steps)
 
     @property
     def is_in_first_epoch(self) -> bool:

@@ -104,6 +104,11 @@ def measures_at(step: int) -> bool:
     return step % MEASURE_EVERY_STEPS == 0
 
 
+def num_measured(num_steps: int) -> int:
+    """How many of so many steps are."""
+    return math.ceil(num_steps / MEASURE_EVERY_STEPS)
+
+
 def _bounded(step_size: float) -> float:
     """In hundredths, as codecs are named."""
     return min(max(round(step_size, 2), MIN_QUALITY_STEP), MAX_QUALITY_STEP)

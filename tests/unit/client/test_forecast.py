@@ -29,7 +29,7 @@ from swarm_ft.protocol.spec.run_spec import (
 )
 from swarm_ft.protocol.spec.sample_rows import filled_up, words_of
 from swarm_ft.stage.rehearsal import StageMemory
-from tests.specs import model_spec, train_spec
+from tests.specs import USUAL_CODECS, model_spec, train_spec
 
 FAST = Machine(flops_per_s=1e15, up_bytes_per_s=1e12, down_bytes_per_s=1e12, watts=100.0)
 
@@ -196,7 +196,33 @@ def test_evaluations_are_told_apart_from_training() -> None:
     assert both.evaluation is not None
     assert both.evaluation.samples == 20
     assert both.evaluation.sent_bytes == pytest.approx(6 * 10 * sample * 1.25, rel=0.03)
-    assert told.line() == "evaluation 6 times 10 samples: sends 70.8 MB in all, at most 23.6 s"
+    assert (
+        told.line("evaluation")
+        == "evaluation 6 times 10 samples: sends 70.8 MB in all, at most 23.6 s"
+    )
+
+
+def test_what_shadows_take_is_told_where_a_quality_is_asked_for() -> None:
+    """Two samples in every eighth of 30 steps, as float32, forward alone."""
+    slow = Machine(flops_per_s=1e15, up_bytes_per_s=1e6, down_bytes_per_s=1e12)
+    where = on(FAST, slow, FAST, FAST)
+    asks = {"quality": 0.01, **USUAL_CODECS}
+    told = forecast(job(**asks), where).shadows
+    assert told is not None
+    assert (told.times, told.samples) == (4, 2)
+    sample = 128 * 768 * 4
+    assert told.sent_bytes == pytest.approx(4 * 2 * 3 * sample, rel=0.01)
+    assert told.seconds == pytest.approx(4 * 2 * sample / 1e6, rel=0.01)
+    (line,) = [line for line in forecast(job(**asks), where).lines() if "shadows" in line]
+    assert line == "shadows   4 times 2 samples: sends 9.4 MB in all, at most 3.15 s"
+    for spec, placed in (
+        (job(), where),
+        (job(**asks), on(FAST)),
+        (job(**asks, train_layers="2-"), on(FAST, FAST)),
+    ):
+        found = forecast(spec, placed)
+        assert found.shadows is None, "nothing is compressed that could be measured"
+        assert not any("shadows" in line for line in found.lines())
 
 
 def test_energy_is_of_all_who_work() -> None:
@@ -214,6 +240,7 @@ def test_a_line_says_the_most_important() -> None:
         bound_by="the uplink of peer-1",
         kwh=0.0,
         evaluation=None,
+        shadows=None,
         unknown=(),
     )
     assert found.line() == (

@@ -356,6 +356,7 @@ def test_the_summary_sets_the_forecast_beside_what_happened() -> None:
         bound_by="the uplink of peer-1",
         kwh=0.0,
         evaluation=None,
+        shadows=None,
         unknown=(),
     )
     evaluated = EvalForecast(times=2, samples=8, sent_bytes=1e6, seconds=1.0)

@@ -11,6 +11,7 @@ from swarm_ft.coordinator.facts.events import (
     RunResumed,
     Tick,
 )
+from swarm_ft.coordinator.facts.state import Steering
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.watching import overview
 from swarm_ft.ids import RunId, StepNumber
@@ -18,6 +19,7 @@ from swarm_ft.protocol.messages.client import CodecChange, RunPhase
 from swarm_ft.protocol.messages.control import CommitStep, PlanStep
 from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.spec.run_spec import Codecs, LrSchedule
+from tests.specs import USUAL_CODECS
 from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
 
 OTHER = RunId("run-other")
@@ -302,3 +304,57 @@ def test_codecs_of_a_run_that_is_over_are_changed_no_more(trained: Swarm) -> Non
     trained.settle()
     trained.handle(CodecsChanged(RUN, LESS))
     assert trained.run().status.codecs == ()
+
+
+# ---- codecs that follow a quality
+
+
+ASKS = {"num_steps": STEPS, "quality": 0.01, **USUAL_CODECS}
+
+
+@pytest.fixture
+def measured(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> Swarm:
+    """A swarm in which each step is far coarser or finer than asked, in turn."""
+    monkeypatch.setattr("swarm_ft.coordinator.plan.steps.casts_shadows", lambda *_: False)
+    monkeypatch.setattr(
+        "swarm_ft.coordinator.decide.commits.excess_of",
+        lambda run, _step: (run.committed_steps % 2) * 1.0,
+    )
+    return swarm
+
+
+def goes_back(swarm: Swarm, lost: FakePeer, newcomer: FakePeer, to_step: int) -> None:
+    swarm.leave(lost)
+    swarm.join(newcomer)
+    swarm.settle_until(lambda: swarm.run().committed_steps == to_step)
+
+
+def test_codecs_of_steps_before_the_oldest_snapshot_are_forgotten(
+    measured: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, newcomer: FakePeer
+) -> None:
+    measured.submit(make_spec(**ASKS, save_steps=3, save_total_limit=1))
+    measured.join(a, b)
+    measured.settle_until(lambda: measured.run().committed_steps == STEPS - 1)
+    before = planned(measured)
+    assert len({*map(str, before.values())}) > 2, "it changes all the time"
+    kept = [change.first_step for change in measured.run().steering.codecs]
+    assert kept == [6, 7, 8], "the last snapshot is of step 6"
+    goes_back(measured, b, newcomer, to_step=6)
+    measured.settle()
+    assert measured.run().phase is RunPhase.FINISHED
+    assert planned(measured) == before
+
+
+def test_a_run_that_begins_anew_is_measured_anew(
+    measured: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, newcomer: FakePeer
+) -> None:
+    measured.submit(make_spec(**ASKS))
+    measured.join(a, b)
+    measured.settle_until(lambda: measured.run().committed_steps == STEPS - 1)
+    before, quality = planned(measured), measured.run().quality
+    assert len(measured.run().steering.codecs) == 1, "no step before is made alone again"
+    goes_back(measured, b, newcomer, to_step=0)
+    assert measured.run().steering == Steering()
+    measured.settle_until(lambda: measured.run().committed_steps == STEPS - 1)
+    assert planned(measured) == before
+    assert measured.run().quality == quality
