@@ -19,6 +19,7 @@ from transformers import GPT2Config, GPT2Model
 from benchmarks.quality.boundary import Cuts
 from benchmarks.quality.data import Batch, Dataset
 from benchmarks.quality.replicas import Replicas
+from swarm_ft.protocol.spec.quality import measures_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +96,6 @@ def regime_of(settings: list[str]) -> Regime:
     return replace(Regime(), **values)  # type: ignore[arg-type]
 
 
-SHADOW_EVERY = 8
-"""Steps: in one of so many the batch is computed without compression as well."""
-
-
 class CutModel(nn.Module):
     """GPT-2 with boundaries between blocks and a head: next tokens, or two classes."""
 
@@ -163,7 +160,7 @@ def steps(
         for part in dataset.batches(batch, torch.randperm(len(dataset), generator=generator)):
             for group in optimizer.param_groups:
                 group["lr"] = rate * (1 - step / total)
-            plain = _shadowed(model, part) if model.cuts and step % SHADOW_EVERY == 0 else None
+            plain = _shadowed(model, part) if model.cuts and measures_at(step) else None
             loss = _backward(model, dataset, part)
             if plain is not None and model.cuts is not None:
                 model.shadows.append(_compared(model, loss, *plain))

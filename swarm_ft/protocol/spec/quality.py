@@ -100,13 +100,16 @@ class QualityControl:
 
 
 def measures_at(step: int) -> bool:
-    """Whether a step is also computed without compression: sooner at first."""
-    return step % MEASURE_EVERY_STEPS == 0
+    """Whether a step is also computed without compression.
+
+    Not the first: to a model that has learned nothing, compression does good as often as harm.
+    """
+    return step > 0 and step % MEASURE_EVERY_STEPS == 0
 
 
 def num_measured(num_steps: int) -> int:
     """How many of so many steps are."""
-    return math.ceil(num_steps / MEASURE_EVERY_STEPS)
+    return max(0, num_steps - 1) // MEASURE_EVERY_STEPS
 
 
 def _bounded(step_size: float) -> float:

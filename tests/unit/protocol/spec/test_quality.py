@@ -12,7 +12,7 @@ from swarm_ft.protocol.spec.codec_spec import (
     Direction,
     parse_codec_spec,
 )
-from swarm_ft.protocol.spec.quality import Prices, QualityControl, measures_at
+from swarm_ft.protocol.spec.quality import Prices, QualityControl, measures_at, num_measured
 from swarm_ft.protocol.spec.run_spec import forward_codec_of
 
 either = pytest.mark.parametrize("adapts", [False, True])
@@ -24,9 +24,11 @@ def after(control: QualityControl, *excesses: float) -> QualityControl:
     return control
 
 
-def test_the_first_step_is_measured() -> None:
-    assert measures_at(0)
-    assert 0 < sum(map(measures_at, range(1000))) < 500
+def test_steps_are_measured_now_and_then_and_the_first_is_not() -> None:
+    assert not measures_at(0)
+    for steps in (1, 8, 9, 1000):
+        assert num_measured(steps) == sum(map(measures_at, range(steps)))
+    assert 0 < num_measured(1000) < 500
 
 
 @given(st.floats(0.0, 1.0), st.booleans(), st.lists(st.floats(), max_size=20))
