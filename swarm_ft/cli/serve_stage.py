@@ -108,7 +108,8 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="GIB",
     type=click.FloatRange(min=0, min_open=True),
     help="GiB lent at most, to a stage and the microbatches in flight there; bounds --layers auto. "
-    "Of a GPU no more is taken; on a CPU buffers come on top.  [default: 80 % of what is free beside buffers]",
+    "Of a GPU no more is taken; on a CPU buffers come on top.  "
+    "[default: 80 % of what is free beside buffers]",
 )
 @click.option(
     "--max-stages",

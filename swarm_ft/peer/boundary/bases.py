@@ -107,6 +107,7 @@ class Bases:
         self._uses: dict[BasisKey, _Uses] = {}
         self._open: dict[BasisKey, dict[SampleId, _Seen]] = {}
         self._to_learn: dict[BasisKey, list[_Seen]] = {}
+        self._new: set[BasisKey] = set()
 
     def get(self, key: BasisKey) -> Basis | None:
         """The basis of the open step; None before the first is learned.
@@ -121,6 +122,12 @@ class Bases:
         """As `get`, without learning one: for who cannot wait, after somebody did."""
         with self._lock:
             return self._known.get(key)
+
+    def new(self, key: BasisKey) -> Basis | None:
+        """As `get`, if the last step made it."""
+        basis = self.get(key)
+        with self._lock:
+            return basis if key in self._new else None
 
     def note(
         self, key: BasisKey, sample: SampleId, x: Tensor, base: Tensor | None, step_size: float
@@ -155,6 +162,7 @@ class Bases:
     def commit(self) -> None:
         """The step counts: from now on bases are what its frames say."""
         with self._lock:
+            self._new.clear()
             for key, seen in self._open.items():
                 if not seen:
                     continue
@@ -204,6 +212,7 @@ class Bases:
         with self._learning, self._lock:
             self._open.clear()
             self._to_learn.clear()
+            self._new.clear()
             self._known, self._uses = known, uses
 
     # With `_learning` held:
@@ -219,6 +228,7 @@ class Bases:
         if basis is not None:
             with self._lock:
                 self._known[key] = basis
+                self._new.add(key)
 
 
 def _kept(rows: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ residuals outlive a change of them. Synchronous; runs in a codec thread.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -143,6 +144,12 @@ class FrameCoder:
         digest = self._stage(End.SENT, key.sample, len(x), self._packed(value))
         return Frame(key, FrameKind.DELTA, tensor, record.digest, _result(digest, tensor))
 
+    @property
+    def has_bases(self) -> bool:
+        """Whether activations of the step are coded along a basis."""
+        codecs = self._codecs.of[Direction.FORWARD], self._codecs.of_keys[Direction.FORWARD]
+        return any(codec.spec.has_basis for codec in codecs)
+
     def is_held_out(self, key: FrameKey) -> bool:
         """Whether a frame's sample is only evaluated."""
         return self._train.is_held_out(key.sample)
@@ -164,6 +171,13 @@ class FrameCoder:
         kind = Kind.CHANGE if frame.kind is FrameKind.DELTA else Kind.FIRST
         basis = self._bases.known(BasisKey(self._boundary, kind))
         return SharedBasis(basis.data) if basis is not None else None
+
+    def new_bases(self, samples: Iterable[SampleId]) -> list[Basis]:
+        """What frames of these are coded along from this step on, and were not before."""
+        kept = set(self._store.samples(self._boundary, End.SENT).tolist())
+        kinds = sorted({Kind.CHANGE if one in kept else Kind.FIRST for one in samples})
+        found = [self._bases.new(BasisKey(self._boundary, kind)) for kind in kinds]
+        return [basis for basis in found if basis is not None]
 
     def read_basis(self, shared: SharedBasis) -> Basis:
         """What the other end said that its frames are coded along.

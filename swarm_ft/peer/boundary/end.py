@@ -93,7 +93,7 @@ class Boundary:
         self._deliver = deliver
         self._timeline = timeline
         # The first is bounded by the step's plan, the second by the window that the session keeps.
-        self._encode_jobs: asyncio.Queue[FrameKey | Frame] = asyncio.Queue()
+        self._encode_jobs: asyncio.Queue[FrameKey | Frame | None] = asyncio.Queue()
         self._decode_jobs: asyncio.Queue[Frame] = asyncio.Queue()
         self._expected: Mapping[FrameKey, int] = {}
         self._unencoded: dict[FrameKey, Tensor] = {}
@@ -128,6 +128,8 @@ class Boundary:
         self._untaken.clear()
         self._held.clear()
         self._apply(self._session.begin(step))
+        if self._session.sends is Direction.FORWARD and self._coder.has_bases:
+            self._encode_jobs.put_nowait(None)
 
     def send(self, key: FrameKey, x: Tensor | Frame) -> None:
         """Encode and send one sample's tensor, float32 [tokens, channels], soon.
@@ -207,6 +209,9 @@ class Boundary:
     async def _encode(self) -> None:
         while True:
             job = await self._encode_jobs.get()
+            if job is None:
+                await self._say_new_bases()
+                continue
             key = job.key if isinstance(job, Frame) else job
             if key.step != self._step:
                 continue
@@ -220,6 +225,17 @@ class Boundary:
                 if self._coder.is_held_out(key):
                     self._untaken.add(key)
                 self._encoded(frame)
+
+    async def _say_new_bases(self) -> None:
+        """Before a frame is there that needs them: or all boundaries would wait in turn.
+
+        The stages behind have no frame yet, and their links are idle.
+        """
+        samples = {key.sample for key in self._expected}  # what is to come back is what goes
+        for basis in await run_in(self._pool, self._coder.new_bases, samples):
+            if self.is_connected.is_set() and basis.name not in self._said:
+                self._channel.say(SharedBasis(basis.data))
+                _used_last(self._said, basis.name, None)
 
     def _encoded(self, frame: Frame) -> None:
         if frame.key in self._held:
