@@ -808,6 +808,23 @@ async def test_a_basis_is_said_once_a_connection_before_the_first_frame_that_nee
         assert assert_said_before_needed(again) == said[-1:], "over a new connection anew"
 
 
+async def test_a_new_basis_is_said_before_there_is_a_frame_that_needs_it(
+    along: RunSpec, make_ends: MakeEnds, at_work: AtWork
+) -> None:
+    """All boundaries of a pipeline say theirs at once, though frames come one after the other."""
+    up, down = make_ends(along)
+    async with at_work(up, down) as site:
+        hand = await site.call()
+        for step in range(2):  # of first activations, and of changes for the first time
+            await heard_step(hand, up, step)
+        up.begin(2, SAMPLES)
+        said = await hand.hear()
+        assert isinstance(said, SharedBasis)
+        up.send(2, tensors(2))
+        frames = [await hand.hear() for _ in SAMPLES]
+        assert all(isinstance(one, Frame) and basis_needed(one) == name_of(said) for one in frames)
+
+
 async def test_frames_sent_again_over_a_new_stream_come_behind_their_basis(
     along: RunSpec, make_ends: MakeEnds, at_work: AtWork
 ) -> None:
