@@ -1,0 +1,93 @@
+"""`python -m benchmarks.quality.rate_loss FILE... --png FILE`: what bits of activations cost.
+
+The files have records of `python -m benchmarks.quality`, each with its own uncompressed runs. Drawn
+are language models whose gradients go uncompressed: bits a value of their activations, over whole
+runs, against what the final perplexity loses. Runs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+
+from benchmarks.quality.configs import DEFAULT_EPOCHS, parse_config
+from benchmarks.quality.table import Rows, change, read_records, rows_of
+
+mpl.use("Agg")
+
+from matplotlib import pyplot
+
+FAMILIES = {
+    "aqk": "along learned directions, at a constant quality: aqkS",
+    "aq": "by channel, at a constant rate: aqB+z",
+}
+"""By the beginning of a codec's name; the first that fits."""
+MOST_BITS, MOST_LOST = 4.0, 5.0
+
+
+class Point(NamedTuple):
+    """Of a config: means over seeds, and the spread of the loss."""
+
+    bits: float
+    lost: float
+    spread: float
+    codec: str
+
+
+def main() -> None:
+    """Draw."""
+    parser = argparse.ArgumentParser("python -m benchmarks.quality.rate_loss", description=__doc__)
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--png", type=Path, default=Path("rate-loss.png"))
+    options = parser.parse_args()
+    found = [point for path in options.files for point in points(rows_of(read_records(path), "lm"))]
+    figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
+    for family, title in FAMILIES.items():
+        draw(axes, title, sorted(point for point in found if family_of(point.codec) == family))
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.axhline(1, color="grey", linewidth=0.8, linestyle="--")
+    axes.set(
+        xlabel="bits a value of activations over the whole run, gradients uncompressed",
+        ylabel="final perplexity against uncompressed, %",
+        xlim=(0, MOST_BITS),
+    )
+    axes.legend()
+    figure.savefig(options.png, dpi=100)
+
+
+def points(rows: Rows) -> Iterator[Point]:
+    """Where configs lie that compress nothing but activations."""
+    for (name, epochs), runs in rows.items():
+        config = parse_config(name)
+        lost = [found for run in runs if (found := change(run, rows)) is not None]
+        if epochs != DEFAULT_EPOCHS or config.bw != "none" or config.fw == "none" or not lost:
+            continue
+        bits = statistics.fmean(run["bits_fw"] for run in runs)
+        spread = statistics.stdev(lost) if len(lost) > 1 else 0.0
+        point = Point(bits, statistics.fmean(lost), spread, config.fw)
+        if point.bits < MOST_BITS and point.lost < MOST_LOST:
+            yield point
+
+
+def family_of(codec: str) -> str:
+    """By which a codec is drawn; empty: by none."""
+    return next((family for family in FAMILIES if codec.startswith(family)), "")
+
+
+def draw(axes: Any, title: str, shown: list[Point]) -> None:  # noqa: ANN401 - pyplot has no types
+    """A line, fewest bits first."""
+    if not shown:
+        return
+    bits, lost, spreads, codecs = zip(*shown, strict=True)
+    axes.errorbar(bits, lost, spreads, marker="o", capsize=3, label=title)
+    for place, codec in zip(zip(bits, lost, strict=True), codecs, strict=True):
+        axes.annotate(codec, place, xytext=(5, 5), textcoords="offset points", fontsize=9)
+
+
+if __name__ == "__main__":
+    main()
