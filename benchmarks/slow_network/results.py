@@ -66,7 +66,8 @@ def _link(row: Row) -> str:
     delay = f", {row['delay_ms']:g} ms" if row["delay_ms"] else ""
     tcp = describe_tcp(row["congestion_control"], idle_restart=row["idle_restart"])
     batch = "" if row["batch_size"] == BATCH_SIZE else f", batch of {row['batch_size']}"
-    return rate + delay + tcp + batch
+    tensors = "" if row["shrink"] == 1 else f", tensors of 1/{row['shrink']}"
+    return rate + delay + tcp + batch + tensors
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ def row(system: str, mbps: float | None, samples_per_s: float, **other: Any) -> 
         "replicas": 1,
         "batch_size": 32,
         "dilation": 4.0,
+        "shrink": 1,
         "samples_per_s": samples_per_s,
         "limit_per_s": 5.0,
         "efficiency": samples_per_s / 5.0,

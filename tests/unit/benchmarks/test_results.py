@@ -16,6 +16,7 @@ def test_rows_of_one_shape_become_lines_ours_first_and_fast_links_first(tmp_path
         row(OURS, 100.0, 3.0, **late),
         row(TORCH, 100.0, 0.6, batch_size=8, **unknown),
         row(OURS, 100.0, 4.0, congestion_control="bbr"),
+        row(OURS, 25.0, 2.0, shrink=16),
         row(OURS, 10_000.0, 4.5, dilation=2.5),
         row(OURS, 100.0, 9.0, stages=4),
         row(OURS, 100.0, 9.0, down_mbps=20.0),
@@ -28,6 +29,8 @@ def test_rows_of_one_shape_become_lines_ours_first_and_fast_links_first(tmp_path
     assert lines == [
         "| 10 Gbps | `aq4/q8@fp16` | 4.50 | 5.00 | 0.90 | 0.82 / 1.64 | 2.5 | 0.50 |",
         "| 100 Mbps, bbr | `aq4/q8@fp16` | 4.00 | 5.00 | 0.80 | 0.82 / 1.64 | 4 | 0.50 |",
+        "| 25 Mbps, tensors of 1/16 | `aq4/q8@fp16` | 2.00 | 5.00 | 0.40 | 0.82 / 1.64 "
+        "| 4 | 0.50 |",
         "| 100 Mbps, batch of 8 | torch GPipe float32 | 0.60 | - | - | - | 4 | 0.50 |",
         "| 100 Mbps, 50 ms, no idle restart | `aq4/q8@fp16` | 3.00 | 5.00 | 0.60 | 0.82 / 1.64 "
         "| 4 | 0.50 |",
