@@ -69,7 +69,7 @@ class Place:
 
     def encoded(self, spec: CodecSpec, x: Tensor, base: Tensor | None) -> EncodedTensor:
         """A tensor that lies here."""
-        return self.sent(spec, x, base)[0]
+        return self.codec(spec).encode(x.to(self.device), _moved(base, self.device))
 
     def sent(self, spec: CodecSpec, x: Tensor, base: Tensor | None) -> tuple[EncodedTensor, Tensor]:
         """The same, and what a sender takes for its value."""

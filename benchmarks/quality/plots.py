@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ _OFFSETS = [
 """Of a name from its point, in dots, by preference."""
 
 
-class _Point(NamedTuple):
+class Point(NamedTuple):
     """What a config costs and loses, means over seeds; `spread` is the loss's."""
 
     bits: float
@@ -60,7 +60,7 @@ def draw(
     _save(figure, folder / "epochs.png")
     figure, axes = pyplot.subplots(1, 2, figsize=(15, 7.5), width_ratios=(1, 2))
     figure.subplots_adjust(left=0.05, right=0.99, bottom=0.08, top=0.95, wspace=0.12)
-    _plot_bits(axes, [point for config in shown if (point := _point(config, rows))])
+    _plot_bits(axes, [point for config in shown if (point := point_of(config, rows))])
     _save(figure, folder / "bits.png")
 
 
@@ -90,7 +90,7 @@ def _plot_curve(axes: Any, rows: Rows, config: Config, **style: Any) -> None:  #
     axes.plot(range(1, len(means) + 1), means, label=str(config), **style)
 
 
-def _plot_bits(panels: Iterable[Any], points: list[_Point]) -> None:
+def _plot_bits(panels: Iterable[Any], points: list[Point]) -> None:
     """A point a config: on the left all of them, on the right those that lose little."""
     whole, close = panels
     for axes in (whole, close):
@@ -112,14 +112,14 @@ def _plot_bits(panels: Iterable[Any], points: list[_Point]) -> None:
     _label(close, [point for point in near if point.family != "none"])
 
 
-def _scatter(axes: Any, points: list[_Point], colour: str, label: str) -> None:  # noqa: ANN401
+def _scatter(axes: Any, points: list[Point], colour: str, label: str) -> None:  # noqa: ANN401
     if points:
         bits, losses, spreads = zip(*(point[:3] for point in points), strict=True)
         axes.errorbar(bits, losses, spreads, fmt="none", ecolor=colour, alpha=0.35)
         axes.scatter(bits, losses, color=colour, label=label, zorder=3)
 
 
-def _label(axes: Any, points: list[_Point]) -> None:  # noqa: ANN401
+def _label(axes: Any, points: list[Point]) -> None:  # noqa: ANN401
     """Names beside their points, where none covers another name or a point."""
     axes.figure.canvas.draw()
     renderer = axes.figure.canvas.get_renderer()
@@ -143,19 +143,27 @@ def _label(axes: Any, points: list[_Point]) -> None:  # noqa: ANN401
         taken.append(box)
 
 
-def _places(axes: Any, points: list[_Point]) -> Iterator[tuple[float, float]]:  # noqa: ANN401
+def _places(axes: Any, points: list[Point]) -> Iterator[tuple[float, float]]:  # noqa: ANN401
     for point in points:
         yield axes.transData.transform((point.bits, point.loss))
 
 
-def _point(config: Config, rows: Rows) -> _Point | None:
+def bits_both_ways(run: Record) -> float:
+    """Mean of both directions, a value."""
+    return float(run["bits_fw"] + run["bits_bw"]) / 2
+
+
+def point_of(
+    config: Config, rows: Rows, bits_of: Callable[[Record], float] = bits_both_ways
+) -> Point | None:
+    """Where a config lies; None without a run that ended beside an uncompressed one."""
     runs = _finished(rows, config)
     losses = [loss for run in runs if (loss := change(run, rows)) is not None]
     if not losses:
         return None
-    bits = statistics.fmean((run["bits_fw"] + run["bits_bw"]) / 2 for run in runs)
+    bits = statistics.fmean(map(bits_of, runs))
     spread = statistics.stdev(losses) if len(losses) > 1 else 0.0
-    return _Point(bits, statistics.fmean(losses), spread, str(config), _family(config))
+    return Point(bits, statistics.fmean(losses), spread, str(config), _family(config))
 
 
 def _finished(rows: Rows, config: Config) -> list[Record]:

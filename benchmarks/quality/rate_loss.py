@@ -8,19 +8,15 @@ runs, against what the final perplexity loses. Runs nothing.
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import matplotlib as mpl
-
-from benchmarks.quality.configs import DEFAULT_EPOCHS, parse_config
-from benchmarks.quality.table import Rows, change, read_records, rows_of
-
-mpl.use("Agg")
+from typing import Any
 
 from matplotlib import pyplot
+
+from benchmarks.quality.configs import DEFAULT_EPOCHS, parse_config
+from benchmarks.quality.plots import Point, point_of
+from benchmarks.quality.table import Rows, read_records, rows_of
 
 FAMILIES = {
     "aqk": "along learned directions, at a constant quality: aqkS",
@@ -28,15 +24,6 @@ FAMILIES = {
 }
 """By the beginning of a codec's name; the first that fits."""
 MOST_BITS, MOST_LOST = 4.0, 5.0
-
-
-class Point(NamedTuple):
-    """Of a config: means over seeds, and the spread of the loss."""
-
-    bits: float
-    lost: float
-    spread: float
-    codec: str
 
 
 def main() -> None:
@@ -48,7 +35,7 @@ def main() -> None:
     found = [point for path in options.files for point in points(rows_of(read_records(path), "lm"))]
     figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
     for family, title in FAMILIES.items():
-        draw(axes, title, sorted(point for point in found if family_of(point.codec) == family))
+        draw(axes, title, sorted(point for point in found if family_of(point.name) == family))
     axes.axhline(0, color="black", linewidth=0.8)
     axes.axhline(1, color="grey", linewidth=0.8, linestyle="--")
     axes.set(
@@ -62,16 +49,13 @@ def main() -> None:
 
 def points(rows: Rows) -> Iterator[Point]:
     """Where configs lie that compress nothing but activations."""
-    for (name, epochs), runs in rows.items():
+    for name, epochs in rows:
         config = parse_config(name)
-        lost = [found for run in runs if (found := change(run, rows)) is not None]
-        if epochs != DEFAULT_EPOCHS or config.bw != "none" or config.fw == "none" or not lost:
+        if epochs != DEFAULT_EPOCHS or config.bw != "none" or config.fw == "none":
             continue
-        bits = statistics.fmean(run["bits_fw"] for run in runs)
-        spread = statistics.stdev(lost) if len(lost) > 1 else 0.0
-        point = Point(bits, statistics.fmean(lost), spread, config.fw)
-        if point.bits < MOST_BITS and point.lost < MOST_LOST:
-            yield point
+        point = point_of(config, rows, lambda run: run["bits_fw"])
+        if point is not None and point.bits < MOST_BITS and point.loss < MOST_LOST:
+            yield point._replace(name=config.fw)
 
 
 def family_of(codec: str) -> str:
@@ -83,10 +67,10 @@ def draw(axes: Any, title: str, shown: list[Point]) -> None:  # noqa: ANN401 - p
     """A line, fewest bits first."""
     if not shown:
         return
-    bits, lost, spreads, codecs = zip(*shown, strict=True)
-    axes.errorbar(bits, lost, spreads, marker="o", capsize=3, label=title)
-    for place, codec in zip(zip(bits, lost, strict=True), codecs, strict=True):
-        axes.annotate(codec, place, xytext=(5, 5), textcoords="offset points", fontsize=9)
+    bits, losses, spreads = zip(*(point[:3] for point in shown), strict=True)
+    axes.errorbar(bits, losses, spreads, marker="o", capsize=3, label=title)
+    for point in shown:
+        axes.annotate(point.name, point[:2], xytext=(5, 5), textcoords="offset points", fontsize=9)
 
 
 if __name__ == "__main__":

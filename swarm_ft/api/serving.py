@@ -150,7 +150,7 @@ def lending(way: WayIn, options: ServeOptions) -> Iterator[Lent]:
         BadModel: `options.model` is none.
     """
     make_engine = _engine_maker(options)
-    memory_bytes = _memory_bytes(options)
+    memory_bytes = _lent_bytes(options)
     keeper = Keeper(manners_of(options.hours, options.pause_when))
     if way.invite is None:
         _check_has_keys(options)
@@ -382,7 +382,8 @@ def _engine_maker(options: ServeOptions) -> EngineMaker:
     return make_engine
 
 
-def _memory_bytes(options: ServeOptions) -> int:
+def _lent_bytes(options: ServeOptions) -> int:
+    """Memory that stages may take; a GPU's is bounded by what was asked for, from now on."""
     from swarm_ft.stage.device import free_memory_bytes, keep_within, pick_device, shares_memory
 
     torch_device = pick_device(options.device)

@@ -60,9 +60,9 @@ class PieceCodec:
             NonFinite: values or residual hold an infinity or NaN.
         """
         total = values if residual is None else values + residual
-        tensor, rows = self._codec.encode_and_decode(_rows(total))
         if self.is_exact:
-            return EncodedPiece(tensor, total, None)
+            return EncodedPiece(self._codec.encode(_rows(total)), total, None)
+        tensor, rows = self._codec.encode_and_decode(_rows(total))
         decoded = rows.reshape(-1)[: len(total)]
         return EncodedPiece(tensor, decoded, total - decoded)
 

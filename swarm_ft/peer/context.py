@@ -14,6 +14,7 @@ import torch
 from swarm_ft.clock import Clock
 from swarm_ft.codec.base import CPU
 from swarm_ft.discovery.directory import Directory
+from swarm_ft.errors import OutOfMemory
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.compute import Seat
 from swarm_ft.peer.links import Links
@@ -30,11 +31,22 @@ Pool: TypeAlias = Executor | Seat
 
 
 async def run_in(pool: Pool, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """What the function returns, called in one of the pool's threads."""
+    """What the function returns, called in one of the pool's threads.
+
+    Raises:
+        OutOfMemory: it asked a GPU for more than there is, or than is lent.
+    """
     work = partial(function, *args, **kwargs)
-    if isinstance(pool, Seat):
-        return await pool.run(work)
-    return await asyncio.get_running_loop().run_in_executor(pool, work)
+    try:
+        if isinstance(pool, Seat):
+            return await pool.run(work)
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
+    except torch.cuda.OutOfMemoryError as error:
+        said = str(error).partition(". ")[0]
+        raise OutOfMemory(
+            f"{said}; this peer holds fewer microbatches from now on, and if that is not enough, "
+            "lend less --memory than is free, or host fewer --layers"
+        ) from error
 
 
 async def to_its_end(task: asyncio.Task[R]) -> R:

@@ -10,8 +10,6 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from swarm_ft.buffers import BufferStore
 from swarm_ft.errors import InternalError, OutOfMemory, OutOfTurn, SwarmError
 from swarm_ft.ids import PeerId, RunId
@@ -232,10 +230,9 @@ class StageHost:
             self._attempt = StageAttempt(self._context, assign, self._state, taking)
             await self._attempt.run()
         except* SwarmError as group:
-            self._fail(assign, first_error(group) or InternalError(str(group)))
-        except* torch.OutOfMemoryError as group:
-            self._state.holds_least = True
-            self._fail(assign, _out_of_memory(assign.layers_of(self._context.peer_id), group))
+            error = first_error(group) or InternalError(str(group))
+            self._state.holds_least |= isinstance(error, OutOfMemory)
+            self._fail(assign, error)
         except* Exception:
             logger.exception("run %s: a bug ended the attempt", self.run_id)
             self._fail(assign, InternalError("a bug; the peer's log has the details"))
@@ -267,17 +264,6 @@ class StageHost:
     def _fail(self, assign: Assign, error: SwarmError) -> None:
         logger.error("run %s: %s", self.run_id, error.message)
         self._context.say(stage_failed(assign, error))
-
-
-def _out_of_memory(layers: LayerRange, group: BaseExceptionGroup[Exception]) -> OutOfMemory:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    said = str(error).partition(". ")[0]
-    return OutOfMemory(
-        f"layers {layers}: {said}; this peer holds fewer microbatches from now on, and if that is "
-        "not enough, lend less --memory than is free, or host fewer --layers"
-    )
 
 
 def stage_failed(assign: Assign, error: SwarmError) -> StageFailed:

@@ -233,7 +233,7 @@ class Boundary:
         """
         samples = {key.sample for key in self._expected}  # what is to come back is what goes
         for basis in await run_in(self._pool, self._coder.new_bases, samples):
-            if self.is_connected.is_set() and basis.name not in self._said:
+            if basis.name not in self._said:
                 self._channel.say(SharedBasis(basis.data))
                 _used_last(self._said, basis.name, None)
 

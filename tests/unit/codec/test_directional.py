@@ -18,7 +18,7 @@ from swarm_ft.codec.basis import NAME_BYTES, PLAIN, Basis, learned
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.protocol.messages.boundary import EncodedTensor
-from tests.codecs import parse
+from tests.codecs import assert_sender_has_the_value, parse
 
 TOKENS, CHANNELS, DIRECTIONS = 60, 32, 6
 property_test = settings(derandomize=True, deadline=None, max_examples=40)
@@ -207,12 +207,6 @@ def test_a_frame_that_is_foretold_by_a_basis_without_a_forecast_is_refused() -> 
 
 
 # ---- what the sender has at once
-
-
-def assert_sender_has_the_value(codec: DirectionalCodec, x: Tensor, base: Tensor | None) -> None:
-    encoded, value = codec.encode_and_decode(x, base)
-    assert encoded == codec.encode(x, base)
-    assert torch.equal(value.view(torch.int32), codec.decode(encoded, base).view(torch.int32))
 
 
 @pytest.mark.parametrize("step", [0.02, 0.5])

@@ -41,10 +41,8 @@ def counted(
     with gpu.present():
         on_gpu = gpu.tensor(x), None if base is None else gpu.tensor(base)
         gpu.operations.clear()
-        if decodes:
-            return gpu, there.encode_and_decode(*on_gpu)[0].payload
-        payload = there.encode(*on_gpu).payload
-    return gpu, payload
+        sent = there.encode_and_decode(*on_gpu)[0] if decodes else there.encode(*on_gpu)
+    return gpu, sent.payload
 
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
