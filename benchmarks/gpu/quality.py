@@ -178,7 +178,7 @@ class Watched(CutModel):
         self.kept: dict[int, Tensor] = {}
         self.ids: list[int] = []
         for index, block in enumerate(regime.cuts if keeps else ()):
-            self.body.h[block - 1].register_forward_hook(self._keep(index))
+            self.blocks[block - 1].register_forward_hook(self._keep(index))
 
     def loss(self, batch: data.Batch, mode: str = "off") -> tuple[Tensor, Tensor]:
         """See `CutModel.loss`."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from benchmarks.quality.configs import DEFAULT_BITS, Config
 from benchmarks.quality.published import parse_published
+from benchmarks.quality.reuse import Partly, Reuse, merged, parse_reuse
 from swarm_ft.codec import Codec, pack_buffer, unpack_buffer
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.feedback import encode_with_feedback
@@ -143,6 +144,8 @@ class Channel:
         first: of a sample's first visit; None if that is as all others.
         fill: of later visits of the first sample of a batch; so too.
         bits: of a value in a buffer.
+        reuse: what of later visits is not sent; None: nothing.
+        reused_values: how many were not, since the tally began.
     """
 
     codec: AnyCodec
@@ -151,6 +154,8 @@ class Channel:
     has_residual: bool
     fill: AnyCodec | None = None
     bits: int = DEFAULT_BITS
+    reuse: Reuse | None = None
+    reused_values: int = 0
     tally: Tally = field(default_factory=Tally)
     changes: Changes = field(default_factory=Changes)
     learner: Learner = field(default_factory=Learner)
@@ -171,7 +176,7 @@ class Channel:
         else:
             encoded, y = self._send_later(sample, x, fills=fills)
         self.seen.add(sample)
-        if self.is_delta:
+        if self.is_delta or self.reuse:
             self.buffers[sample] = pack_buffer(y, self.bits)
         self.tally.add(encoded)
         return y
@@ -182,16 +187,42 @@ class Channel:
             codec = cast(Codec, self.codec)  # published ones have no feedback
             encoded, self.residuals[sample] = encode_with_feedback(codec, x, residual)
             return encoded, self.codec.decode(encoded, device=x.device)
-        base = self._base_of(sample, x) if self.is_delta else None
+        base = self.base_of(sample, x) if sample in self.buffers else None
         if base is not None:
             self.changes.add(x, base)
-        kind = Kind.FIRST if base is None else Kind.CHANGE
         used = self.fill if fills and self.fill else self.codec
-        used = self.learner.along(used, kind, self.tally)
+        if base is not None and self.reuse is not None:
+            return self._send_moved(used, sample, x, base, self.reuse)
+        return self._send_by(used, sample, x, base)
+
+    def _send_by(
+        self, codec: AnyCodec, sample: int, x: Tensor, base: Tensor | None
+    ) -> tuple[Any, Tensor]:
+        base = base if self.is_delta else None
+        kind = Kind.FIRST if base is None else Kind.CHANGE
+        used = self.learner.along(codec, kind, self.tally)
         self.learner.note(used, kind, sample, x, base)
         return used.encode_and_decode(x, base)
 
-    def _base_of(self, sample: int, x: Tensor) -> Tensor:
+    def _send_moved(
+        self, codec: AnyCodec, sample: int, x: Tensor, base: Tensor, reuse: Reuse
+    ) -> tuple[Any, Tensor]:
+        moved = reuse.moved(x, base)
+        self.reused_values += x[~moved].numel()
+        frame, sent = None, None
+        if moved.any():
+            frame, sent = self._send_by(codec, sample, x[moved], base[moved])
+        flags = moved if reuse.by_token else moved[:1]
+        return Partly(len(x), x.shape[1], flags, frame), merged(moved, sent, base)
+
+    def forget(self) -> None:
+        """What is remembered of samples."""
+        self.seen.clear()
+        self.buffers.clear()
+        self.residuals.clear()
+
+    def base_of(self, sample: int, x: Tensor) -> Tensor:
+        """What the sample's last visit left, of the shape of x and where x is."""
         tokens, channels = x.shape
         payload = self.buffers[sample]
         return unpack_buffer(payload, tokens, channels, self.bits, device=x.device)
@@ -264,6 +295,18 @@ class Cuts:
                 boundary.forward.codec = _codec(later, Direction.FORWARD)
                 boundary.forward.first = _codec(first, Direction.FORWARD)
 
+    def forget(self) -> None:
+        """What is remembered of samples, as none is visited again soon."""
+        for boundary in self.boundaries:
+            boundary.forward.forget()
+            boundary.backward.forget()
+
+    def reused(self) -> float:
+        """The share of tokens that were not sent forward since the last call of `rates`."""
+        channels = [boundary.forward for boundary in self.boundaries]
+        values = sum(channel.tally.values for channel in channels)
+        return sum(channel.reused_values for channel in channels) / max(1, values)
+
     def rates(self) -> tuple[float, float]:
         """Bits a value since the last call, forward and backward."""
         return self._rate("forward"), self._rate("backward")
@@ -283,7 +326,7 @@ class Cuts:
             channel: Channel = getattr(boundary, direction)
             total.bits += channel.tally.bits
             total.values += channel.tally.values
-            channel.tally = Tally()
+            channel.tally, channel.reused_values = Tally(), 0
         return total.rate
 
 
@@ -314,6 +357,8 @@ def _boundary_of(config: Config) -> Boundary:
     forward.bits = backward.bits = config.bits
     if config.fill:
         forward.fill = _codec(config.fill, Direction.FORWARD)
+    if config.reuse:
+        forward.reuse = parse_reuse(config.reuse)
     if config.first:
         backward.first = _codec(config.first, Direction.FORWARD)
     compressed = config.key if forward.is_delta else config.fw

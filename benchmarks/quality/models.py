@@ -1,4 +1,4 @@
-"""The small GPT-2-type model of the study, cut in stages, and its pre-training. Knows no codecs."""
+"""The small model of the study, cut in stages, and its pre-training. Knows no codecs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import GPT2Config, GPT2Model
 
 from benchmarks.quality.boundary import Cuts
 from benchmarks.quality.data import Batch, Dataset
+from benchmarks.quality.families import DEFAULT_FAMILY, FAMILIES, Sizes
 from benchmarks.quality.replicas import Replicas
 from swarm_ft.protocol.spec.quality import measures_at
 
@@ -31,6 +31,9 @@ class Regime:
         lora_r: rank of the adapters that the task `lora` trains.
         lora_from: the first block that has them, counted from 0.
         lora_mlp: whether the feed-forward layers have some, too; 0 or 1.
+        family: the kind of model, a name of `FAMILIES`.
+        in_a_row: how many steps one after the other visit the same batch (lazy sampling). Beyond 1
+            nothing is remembered of a sample after them.
     """
 
     layers: int = 4
@@ -48,15 +51,23 @@ class Regime:
     lora_r: int = 0
     lora_from: int = 0
     lora_mlp: int = 1
+    family: str = DEFAULT_FAMILY
+    in_a_row: int = 1
 
     def backbone(self) -> Regime:
         """With only what pre-training depends on."""
         plain = self.without_adapters()
-        return replace(plain, cuts=(), train_samples=0, cola_sentences=0, cola_tokens=0)
+        plain = replace(plain, cuts=(), in_a_row=1)
+        return replace(plain, train_samples=0, cola_sentences=0, cola_tokens=0)
 
     def without_adapters(self) -> Regime:
         """Where all weights train."""
         return replace(self, **_NO_ADAPTERS)
+
+    @property
+    def sizes(self) -> Sizes:
+        """Of the model."""
+        return Sizes(self.layers, self.width, self.heads, self.vocabulary, self.tokens)
 
     @property
     def trains(self) -> str:
@@ -70,15 +81,18 @@ class Regime:
     def digest(self) -> str:
         """A short name that differs where any field does.
 
-        Where all weights train it is what it was before there were adapters.
+        What is as it was before there was a field leaves that field out: adapters where all
+        weights train, the first family, one visit at a time.
         """
         values = asdict(self)
         if not self.lora_r:
             values = {name: value for name, value in values.items() if name not in _NO_ADAPTERS}
+        values = {k: v for k, v in values.items() if v != _ADDED_LATER.get(k)}
         return hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest()[:8]
 
 
 _NO_ADAPTERS: dict[str, Any] = {"lora_r": 0, "lora_from": 0, "lora_mlp": 1}
+_ADDED_LATER: dict[str, Any] = {"family": DEFAULT_FAMILY, "in_a_row": 1}
 
 
 def regime_of(settings: list[str]) -> Regime:
@@ -91,37 +105,39 @@ def regime_of(settings: list[str]) -> Regime:
             raise SystemExit(f"--set {setting}: expected one of {', '.join(kinds)}")
         if name == "cuts":
             values[name] = tuple(int(part) for part in text.split(","))
+        elif name == "family":
+            values[name] = _known_family(text)
         else:
             values[name] = float(text) if kinds[name] == "float" else int(text)
     return replace(Regime(), **values)  # type: ignore[arg-type]
 
 
+def _known_family(name: str) -> str:
+    if name not in FAMILIES:
+        raise SystemExit(f"--set family={name}: expected one of {', '.join(FAMILIES)}")
+    return name
+
+
 class CutModel(nn.Module):
-    """GPT-2 with boundaries between blocks and a head: next tokens, or two classes."""
+    """A decoder with boundaries between blocks and a head: next tokens, or two classes."""
 
     def __init__(self, regime: Regime, classes: int = 0) -> None:
         super().__init__()
-        self.body = GPT2Model(
-            GPT2Config(
-                vocab_size=regime.vocabulary,
-                n_positions=regime.tokens,
-                n_embd=regime.width,
-                n_layer=regime.layers,
-                n_head=regime.heads,
-                resid_pdrop=0.0,
-                embd_pdrop=0.0,
-                attn_pdrop=0.0,
-                use_cache=False,
-                bos_token_id=0,
-                eos_token_id=0,
-            )
-        )
+        family = FAMILIES[regime.family]
+        self.body = family.body(regime.sizes)
+        self._blocks = family.blocks
         self.head = nn.Linear(regime.width, classes) if classes else None
         self.cuts: Cuts | None = None  # None while the backbone is pre-trained, uncut
         self.replicas: Replicas | None = None  # None where one peer trains
+        self.in_a_row = 1  # as in `Regime`; so a backbone is pre-trained
         self.shadows: list[Shadow] = []
         for index, block in enumerate(regime.cuts):
-            self.body.h[block - 1].register_forward_hook(self._hook(index))
+            self.blocks[block - 1].register_forward_hook(self._hook(index))
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The stack, first block first."""
+        return cast(nn.ModuleList, self.body.get_submodule(self._blocks))
 
     def loss(self, batch: Batch, mode: str = "off") -> tuple[Tensor, Tensor]:
         """Mean loss over the batch, and the logits: of tokens, or of classes."""
@@ -133,7 +149,7 @@ class CutModel(nn.Module):
             mean = (hidden * real[..., None]).sum(1) / batch.lengths[:, None]
             logits = self.head(mean)
             return functional.cross_entropy(logits, batch.labels), logits
-        logits = hidden @ self.body.wte.weight.T
+        logits = hidden @ self.body.get_input_embeddings().weight.T
         targets = batch.tokens[:, 1:].flatten()
         return functional.cross_entropy(logits[:, :-1].flatten(0, 1), targets), logits
 
@@ -154,21 +170,33 @@ def steps(
     """Train: AdamW, linear decay, norm clipped at 1; yields (epoch, loss) after each step."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=0.01)
+    a_pass = len(dataset) // batch
+    total = epochs * a_pass
+    visits = _visits(dataset, batch, epochs, seed, model.in_a_row)
+    for step, (part, is_new) in enumerate(visits):
+        for group in optimizer.param_groups:
+            group["lr"] = rate * (1 - step / total)
+        if is_new and model.in_a_row > 1 and model.cuts:
+            model.cuts.forget()
+        plain = _shadowed(model, part) if model.cuts and measures_at(step) else None
+        loss = _backward(model, dataset, part)
+        if plain is not None and model.cuts is not None:
+            model.shadows.append(_compared(model, loss, *plain))
+            model.cuts.measured(model.shadows[-1].loss)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        yield step // a_pass, loss
+
+
+def _visits(
+    dataset: Dataset, batch: int, epochs: int, seed: int, in_a_row: int
+) -> Iterator[tuple[Batch, bool]]:
+    """Batches of as many steps as `epochs` passes have, and whether the one before was another."""
     generator = torch.Generator().manual_seed(seed)
-    total, step = epochs * (len(dataset) // batch), 0
-    for epoch in range(epochs):
+    for done in range(0, epochs, in_a_row):
         for part in dataset.batches(batch, torch.randperm(len(dataset), generator=generator)):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * (1 - step / total)
-            plain = _shadowed(model, part) if model.cuts and measures_at(step) else None
-            loss = _backward(model, dataset, part)
-            if plain is not None and model.cuts is not None:
-                model.shadows.append(_compared(model, loss, *plain))
-                model.cuts.measured(model.shadows[-1].loss)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            step += 1
-            yield epoch, loss
+            for again in range(min(in_a_row, epochs - done)):
+                yield part, again == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,22 +312,24 @@ def fine_tunable(
     torch.manual_seed(seed)
     model = CutModel(regime, classes)
     model.body.load_state_dict(weights)
+    model.in_a_row = regime.in_a_row
     if regime.lora_r:
-        _adapt(model.body, regime)
+        _adapt(model, regime)
     return model
 
 
-def _adapt(body: GPT2Model, regime: Regime) -> None:
+def _adapt(model: CutModel, regime: Regime) -> None:
     """Freeze all, and put peft's adapters beside the linear layers of the blocks that get some."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    body.requires_grad_(False)
-    layers = ["attn.c_attn", "attn.c_proj", *["mlp.c_fc", "mlp.c_proj"] * regime.lora_mlp]
+    model.body.requires_grad_(False)
+    family = FAMILIES[regime.family]
+    layers = [*family.attention, *family.mlp * regime.lora_mlp]
     blocks = range(regime.lora_from, regime.layers)
     config = LoraConfig(
         r=regime.lora_r,
         lora_alpha=2 * regime.lora_r,
-        target_modules=[f"h.{block}.{layer}" for block in blocks for layer in layers],
-        fan_in_fan_out=True,
+        target_modules=[f"{family.blocks}.{block}.{layer}" for block in blocks for layer in layers],
+        fan_in_fan_out=family.is_transposed,
     )
-    inject_adapter_in_model(config, body)
+    inject_adapter_in_model(config, model.body)

@@ -9,12 +9,37 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.quality.configs import DEFAULT_EPOCHS, GROUPS, Config, configs_of
+from benchmarks.quality.families import DEFAULT_FAMILY
 from benchmarks.quality.train import RATES, Record
 
-ALL = "all"
-"""What trains where a record does not say."""
+
+class Kind(NamedTuple):
+    """What runs have to have in common to be compared; the defaults are a record's that is older.
+
+    Attributes:
+        family: of the model.
+        trains: what of it does, in words.
+        in_a_row: how many steps one after the other visit the same batch.
+    """
+
+    family: str = DEFAULT_FAMILY
+    trains: str = "all"
+    in_a_row: int = 1
+
+    @staticmethod
+    def of(record: Record) -> Kind:
+        """A run's."""
+        return Kind()._replace(**{name: record[name] for name in Kind._fields if name in record})
+
+    def __str__(self) -> str:
+        lazily = f", a batch {self.in_a_row} times in a row" * (self.in_a_row > 1)
+        return f"{self.family}, {self.trains}{lazily}"
+
+
+_OLDEST = Kind()
 Rows = dict[tuple[str, int], list[Record]]
 """Records of each (config, epochs), one a seed, at the task's rate."""
 
@@ -65,11 +90,11 @@ def read_records(path: Path) -> list[Record]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def rows_of(records: Iterable[Record], task: str) -> Rows:
-    """Runs of a task at its rate, by config; of a repeated run the last."""
+def rows_of(records: Iterable[Record], task: str, kind: Kind = _OLDEST) -> Rows:
+    """Runs of a task at its rate that are of a kind, by config; of a repeated run the last."""
     runs = {}
     for record in records:
-        if record["task"] == task and record["rate"] == RATES[task]:
+        if Kind.of(record) == kind and record["task"] == task and record["rate"] == RATES[task]:
             runs[record["config"], record["planned_epochs"], record["seed"]] = record
     rows: Rows = defaultdict(list)
     for (config, epochs, _), record in sorted(runs.items()):
@@ -95,12 +120,12 @@ def print_tables(records: list[Record], group: str | None, configs: list[Config]
     for task in RATES:
         of_task = [record for record in records if record["task"] == task]
         if of_task and (group is None or (task == "cola") == (group == "cola")):
-            for trains in dict.fromkeys(record.get("trains", ALL) for record in of_task):
-                alike = [record for record in of_task if record.get("trains", ALL) == trains]
-                if trains != ALL:
-                    _say(f"\n## {task}: {trains}")
+            for kind in dict.fromkeys(Kind.of(record) for record in of_task):
+                alike = [record for record in of_task if Kind.of(record) == kind]
+                if kind != _OLDEST:
+                    _say(f"\n## {task}: {kind}")
                 _print_rates(alike, task)
-                _print_runs(rows_of(alike, task), task, wanted(alike, group, configs))
+                _print_runs(rows_of(alike, task, kind), task, wanted(alike, group, configs))
 
 
 def change(record: Record, rows: Rows) -> float | None:

@@ -97,7 +97,8 @@ def run(task: Task, config: Config, seed: int, rate: float) -> Record:
     model.cuts = Cuts(config, len(task.regime.cuts), adapts=task.regime.lora_r > 0)
     model.replicas = Replicas(config.dp) if config.dp else None
     record = key_of(task, config, seed, rate) | {"diverged": "", "epochs": []}
-    record["trains"] = task.regime.trains
+    regime = task.regime
+    record |= {"family": regime.family, "trains": regime.trains, "in_a_row": regime.in_a_row}
     model.shadows.clear()
     record["start"] = _scores(model, task, "off")
     try:
@@ -160,6 +161,7 @@ def _epochs(
 
 def _epoch(model: CutModel, task: Task, losses: list[float]) -> Record:
     cuts = model.cuts
+    reused = cuts.reused() if cuts else 0.0
     bits_fw, bits_bw = cuts.rates() if cuts else (0.0, 0.0)
     changes = cuts.changes() if cuts else []
     plain = _scores(model, task, "off")
@@ -170,6 +172,7 @@ def _epoch(model: CutModel, task: Task, losses: list[float]) -> Record:
         "bits_fw": bits_fw,
         "bits_bw": bits_bw,
         "changes": changes,
+        **({"reused": reused} if reused else {}),
         **plain,
         **{f"{name}_compressed": value for name, value in compressed.items()},
     }
