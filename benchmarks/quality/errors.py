@@ -131,4 +131,5 @@ def main() -> None:
         _print(kind, tensors)
 
 
-main()
+if __name__ == "__main__":
+    main()
