@@ -8,6 +8,7 @@ runs, against what the final perplexity loses. Runs nothing.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from benchmarks.quality.plots import Point, point_of
 from benchmarks.quality.table import Rows, read_records, rows_of
 
 FAMILIES = {
+    ".*%": "what hardly moved is not sent: tokens (%t), samples (%s)",
     "aqk": "along learned directions, at a constant quality: aqkS",
     "aq": "by channel, at a constant rate: aqB+z",
 }
-"""By the beginning of a codec's name; the first that fits."""
+"""By a pattern of a codec's beginning; the first that fits. What is reused lies on no line."""
 MOST_BITS, MOST_LOST = 4.0, 5.0
 
 
@@ -55,12 +57,12 @@ def points(rows: Rows) -> Iterator[Point]:
             continue
         point = point_of(config, rows, lambda run: run["bits_fw"])
         if point is not None and point.bits < MOST_BITS and point.loss < MOST_LOST:
-            yield point._replace(name=config.fw)
+            yield point._replace(name=config.fw + f"%{config.reuse}" * bool(config.reuse))
 
 
 def family_of(codec: str) -> str:
     """By which a codec is drawn; empty: by none."""
-    return next((family for family in FAMILIES if codec.startswith(family)), "")
+    return next((family for family in FAMILIES if re.match(family, codec)), "")
 
 
 def draw(axes: Any, title: str, shown: list[Point]) -> None:  # noqa: ANN401 - pyplot has no types
@@ -68,7 +70,8 @@ def draw(axes: Any, title: str, shown: list[Point]) -> None:  # noqa: ANN401 - p
     if not shown:
         return
     bits, losses, spreads = zip(*(point[:3] for point in shown), strict=True)
-    axes.errorbar(bits, losses, spreads, marker="o", capsize=3, label=title)
+    line = "none" if "%" in title else "solid"
+    axes.errorbar(bits, losses, spreads, marker="o", capsize=3, label=title, linestyle=line)
     for point in shown:
         axes.annotate(point.name, point[:2], xytext=(5, 5), textcoords="offset points", fontsize=9)
 
