@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--configs",
         default="",
-        help="not a group but fw[~fill][%%reuse]/bw[/dp][@key[@first]][#bits][:epochs],..",
+        help="fw[~fill][%%reuse]/bw[~drain][/dp][@key[@first]][#bits][:epochs],.., not a group",
     )
     add("--task", choices=RATES, help="default: cola for the group cola, else lm")
     add("--seeds", default="0,1,2")
