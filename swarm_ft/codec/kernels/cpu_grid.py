@@ -50,6 +50,11 @@ def compiled_loosely(loop: Loop) -> Loop:
     return _compile(loop, fastmath=_ANY_ORDER)
 
 
+def compiled_fused(loop: Loop) -> Loop:
+    """As `compiled`, but a product and a sum may be rounded as one: for encoders."""
+    return _compile(loop, fastmath={"contract"})
+
+
 def part(helper: Loop) -> Loop:
     """A helper, compiled into the loops that call it."""
     return cast(Loop, numba.njit(nogil=True)(helper))
@@ -366,7 +371,8 @@ def _append_to(plane: Bytes, width: int, codes: Bytes, first: int) -> None:
         block = plane[at : at + some.size]
         for j in range(some.size):
             block[j] = _U8(_U8(block[j] << _U8(width)) | _U8(some[j] & mask))
-            some[j] = _U8(some[j] >> _U8(width))
+            if width < 4:  # which is the last plane
+                some[j] = _U8(some[j] >> _U8(width))
         done += some.size
 
 
