@@ -15,7 +15,6 @@ from swarm_ft.codec.base import (
     Codec,
     Payload,
     as_tensor,
-    bfloat16_bytes,
     check_finite,
     checked_peak,
     peak_of,
@@ -116,7 +115,7 @@ class NarrowCodec(Codec):
     def _write(self, x: Tensor, base: Tensor | None) -> Payload:
         kernels = self.kernels or kernels_for(x.device.type)
         scales = _choose_scales(x, base, self.spec, kernels)
-        header = bfloat16_bytes(_written_scales(scales, self.spec.axis))
+        header = _written_scales(scales, self.spec.axis)
         there = Scales(to_device(scales.rows, x.device), to_device(scales.cols, x.device))
         grid = self._grid(header)
         packed = kernels.quantize_pack(x, base, there, grid)
@@ -210,16 +209,15 @@ def _choose_scales(x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Ker
     looks = [groups.row_peaks, groups.peaks]
     if groups.rows is not None:
         looks.append(groups.rows)
-    multiples = _multiples(spec)
     is_fitted = spec.bits <= _FIT_BITS and not spec.dither
     if is_fitted:
-        covering = _covering(groups.peaks, spec)
-        by = covering, to_device(multiples, x.device), spec.bits
+        multiples = to_device(_multiples(spec.bits, spec.axis), x.device)
+        by = _covering(groups.peaks, spec), multiples, spec.bits
         looks.append(kernels.grid_errors(groups.sample, None, *by))
     row_peaks, peaks, *rest = to_host(*looks)
     checked_peak(float(row_peaks.max()))
     errors, share = rest.pop() if is_fitted else None, len(groups.sample) / groups.count
-    fitted = torch.from_numpy(_fitted(peaks, spec, multiples.numpy(), errors, share))
+    fitted = torch.from_numpy(_fitted(peaks, spec, errors, share))
     if spec.axis is Axis.TOKEN:
         return Scales(fitted, torch.ones(1))
     return Scales(torch.from_numpy(rest[0]) if rest else torch.ones(1), fitted)
@@ -228,9 +226,8 @@ def _choose_scales(x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Ker
 def _groups(x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kernels) -> _Groups:
     if spec.axis is Axis.BOTH:
         inverse = to_device(_inverse_spreads(x, base, spec), x.device)
-        rows, row_peaks, col_peaks = kernels.balance(x, base, inverse)
-        sample, spreads = _some_tokens(x, base), _some_tokens(rows[:, None], None)
-        sample = sample / spreads if base is None else sample.div_(spreads)
+        every = _every(len(x))
+        rows, row_peaks, col_peaks, sample = kernels.balanced_sample(x, base, inverse, every)
         return _Groups(sample, col_peaks, len(x), rows, row_peaks)
     _, _, row_peaks, col_peaks = kernels.moments(x, base)
     if spec.axis is Axis.CHANNEL:
@@ -280,10 +277,11 @@ def _scales_for(axis: Axis, tokens: int, channels: int) -> tuple[int, int]:
     return rows, cols
 
 
-def _written_scales(scales: Scales, axis: Axis) -> Tensor:
-    """The scales that the axis has, by token and then by channel."""
+def _written_scales(scales: Scales, axis: Axis) -> bytes:
+    """The scales that the axis has, by token and then by channel, each exactly a bfloat16."""
     rows, cols = _scales_for(axis, len(scales.rows), len(scales.cols))
-    return torch.cat([scales.rows[:rows], scales.cols[:cols]])
+    written = np.concatenate((scales.rows.numpy()[:rows], scales.cols.numpy()[:cols]))
+    return (written.view(np.uint32) >> 16).astype("<u2").tobytes()
 
 
 def read_scales(payload: bytes, axis: Axis, tokens: int, channels: int) -> Scales:
@@ -312,10 +310,8 @@ def _covering(peaks: Tensor, spec: CodecSpec) -> Tensor:
     return (peaks / _reach(spec)).clamp(min=MIN_SCALE)
 
 
-def _fitted(
-    peaks: Floats, spec: CodecSpec, multiples: Floats, errors: Floats | None, share: float
-) -> Floats:
-    """The scale of each group: of some multiples of the covering one, the one that errs least.
+def _fitted(peaks: Floats, spec: CodecSpec, errors: Floats | None, share: float) -> Floats:
+    """The scale of each group: of `_multiples` of the covering one, the one that errs least.
 
     Args:
         errors: [multiples, groups], of a sample; None: the values are to be covered.
@@ -328,25 +324,31 @@ def _fitted(
     covered = max(reach - 0.5, 0.5) if spec.dither else reach
     scales = np.maximum(peaks / np.float32(covered), np.float32(MIN_SCALE))
     if errors is not None:
-        penalties = _clipped_peak(multiples, spec.bits, reach) * np.float32(share if share < 1 else 0)
-        cpu_plan.fit(scales, errors, penalties, multiples)
+        penalties = _clipped_peaks(spec.bits, spec.axis) * np.float32(share if share < 1 else 0)
+        cpu_plan.fit(scales, errors, penalties, _multiples(spec.bits, spec.axis).numpy())
     cpu_plan.to_bfloat16(scales, _largest_scale(reach + 1))
     scales[peaks == 0] = 0
     return scales
 
 
 @functools.cache
-def _multiples(spec: CodecSpec) -> Tensor:
-    if spec.axis is not Axis.FRAME and spec.bits in _MULTIPLES_OF_MORE:
-        return torch.tensor(_MULTIPLES_OF_MORE[spec.bits])
-    is_far_reaching = spec.bits <= 2 or spec.axis is Axis.FRAME
+def _multiples(bits: int, axis: Axis | None) -> Tensor:
+    """Of the covering scale, to choose from."""
+    if axis is not Axis.FRAME and bits in _MULTIPLES_OF_MORE:
+        return torch.tensor(_MULTIPLES_OF_MORE[bits])
+    is_far_reaching = bits <= 2 or axis is Axis.FRAME
     multiples = _MULTIPLES + (_FINE_MULTIPLES if is_far_reaching else ())
-    return torch.tensor(multiples + (_ZERO_MULTIPLES if spec.bits > 1 else ()))
+    return torch.tensor(multiples + (_ZERO_MULTIPLES if bits > 1 else ()))
 
 
-def _clipped_peak(multiples: Floats, bits: int, reach: float) -> Floats:
-    # The largest value is seldom in the sample, and clipping it is what a finer grid costs.
-    ends = np.where(multiples < 0, (1 << bits - 1) - 1, reach) * np.abs(multiples)
+@functools.cache
+def _clipped_peaks(bits: int, axis: Axis | None) -> Floats:
+    """Squared errors of a group's largest value, in squared covering scales, by multiple.
+
+    It is seldom in the sample, and clipping it is what a finer grid costs.
+    """
+    multiples, reach = _multiples(bits, axis).numpy(), ((1 << bits) - 1) / 2
+    ends = np.where(multiples < 0, reach - 0.5, reach) * np.abs(multiples)
     return np.square(np.maximum(reach - ends, 0)).astype(np.float32)
 
 
@@ -356,10 +358,15 @@ def _largest_scale(reach: float) -> np.float32:
 
 
 def _some_tokens(x: Tensor, base: Tensor | None) -> Tensor:
-    every = max(1, len(x) // _FIT_VALUES)
+    every = _every(len(x))
     return x[::every] if base is None else x[::every] - base[::every]
 
 
 def _some_columns(x: Tensor, base: Tensor | None) -> Tensor:
-    every = max(1, x.shape[1] // _FIT_VALUES)
+    every = _every(x.shape[1])
     return x[:, ::every] if base is None else x[:, ::every] - base[:, ::every]
+
+
+def _every(count: int) -> int:
+    """Every how many of a group's values are in its sample."""
+    return max(1, count // _FIT_VALUES)

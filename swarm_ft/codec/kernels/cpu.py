@@ -117,17 +117,25 @@ class NumbaKernels(Kernels):
         self, x: Tensor, base: Tensor | None, inverse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `Kernels.balance`."""
+        return self.balanced_sample(x, base, inverse, len(x))[:3]
+
+    def balanced_sample(
+        self, x: Tensor, base: Tensor | None, inverse: Tensor, every: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """See `Kernels.balanced_sample`."""
         tokens, channels = x.shape
         _check_shape("inverse", inverse, (channels,))
         spreads, row_peaks, col_peaks = (torch.empty(n) for n in (tokens, tokens, channels))
+        sample = torch.empty(-(-tokens // every), channels)
         cpu_entropy.balance(
             _array(x),
             _base(base, x.shape),
             _array(inverse),
-            spreads.numpy(),
-            *(sizes.numpy().view(np.int32) for sizes in (row_peaks, col_peaks)),
+            (spreads.numpy(), row_peaks.numpy().view(np.int32)),
+            col_peaks.numpy().view(np.int32),
+            (every, sample.numpy()),
         )
-        return spreads, row_peaks, col_peaks
+        return spreads, row_peaks, col_peaks, sample
 
     def grid_errors(
         self, x: Tensor, base: Tensor | None, covering: Tensor, multiples: Tensor, bits: int

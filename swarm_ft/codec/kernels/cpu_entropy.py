@@ -224,16 +224,20 @@ def balance(
     x: Floats,
     base: Floats | None,
     inverse: Floats,
-    spreads: Floats,
-    row_sizes: Sizes,
+    of_rows: tuple[Floats, Sizes],
     col_sizes: Sizes,
+    sampled: tuple[int, Floats],
 ) -> None:
-    """See `Kernels.balance`.
+    """See `Kernels.balanced_sample`.
 
     A token waits in the first-level cache for its spread; its channels' sizes are taken while the
     next one comes from memory.
+
+    Args:
+        of_rows: spreads and sizes.
+        sampled: every so many tokens, and where to.
     """
-    tokens, channels = x.shape
+    (tokens, channels), (spreads, row_sizes), (every, sample) = x.shape, of_rows, sampled
     col_sizes[:] = 0
     changes, factor = np.zeros((2, channels), np.float32), _ONE
     for t in range(tokens):
@@ -251,6 +255,9 @@ def balance(
         row_sizes[t] = largest
         spreads[t] = _spread(total / np.float32(channels))
         factor = _ONE / spreads[t]
+        if t % every == 0:
+            for c in range(channels):
+                sample[t // every, c] = now[c] / spreads[t]
     last = changes[~tokens & 1]
     for c in range(channels):
         col_sizes[c] = max(col_sizes[c], _size(last[c] * factor))
