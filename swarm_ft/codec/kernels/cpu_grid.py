@@ -1,7 +1,7 @@
 """Loops between values and codes, for one thread of a CPU. Knows arrays; knows no tensors.
 
-They run along channels, where LLVM makes vectors of them, over arrays that `_prepare_*` makes of a
-row's scales: once where rows share their scales, else row by row, within the first-level cache.
+They run along channels, where LLVM makes vectors of them, token by token, so that what they make on
+the way stays in the first-level cache. A value's scale is made where it is used: memory is slower.
 `base` and `seed` may be None: Numba compiles a loop apart for that. Each operand and intermediate
 of 32 bits is said to be one, as Numba widens to 64 what it may.
 """
