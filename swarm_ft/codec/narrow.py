@@ -121,7 +121,7 @@ class NarrowCodec(Codec):
         packed = kernels.quantize_pack(x, base, there, grid)
         shape = len(x), x.shape[1]
         return Payload(
-            b"".join((header, to_host(packed)[0])),
+            b"".join((header, to_host(packed)[0].data)),
             lambda: kernels.unpack_dequantize(packed, shape, base, there, grid),
         )
 
@@ -322,7 +322,7 @@ def _fitted(peaks: Floats, spec: CodecSpec, errors: Floats | None, share: float)
     reach = _reach(spec)
     # Only values that are never clipped have an error that is not theirs.
     covered = max(reach - 0.5, 0.5) if spec.dither else reach
-    scales = np.maximum(peaks / np.float32(covered), np.float32(MIN_SCALE))
+    scales: Floats = np.maximum(peaks / np.float32(covered), np.float32(MIN_SCALE))
     if errors is not None:
         penalties = _clipped_peaks(spec.bits, spec.axis) * np.float32(share if share < 1 else 0)
         cpu_plan.fit(scales, errors, penalties, _multiples(spec.bits, spec.axis).numpy())
@@ -349,7 +349,8 @@ def _clipped_peaks(bits: int, axis: Axis | None) -> Floats:
     """
     multiples, reach = _multiples(bits, axis).numpy(), ((1 << bits) - 1) / 2
     ends = np.where(multiples < 0, reach - 0.5, reach) * np.abs(multiples)
-    return np.square(np.maximum(reach - ends, 0)).astype(np.float32)
+    errors: Floats = np.square(np.maximum(reach - ends, 0)).astype(np.float32)
+    return errors
 
 
 def _largest_scale(reach: float) -> np.float32:

@@ -256,8 +256,9 @@ def balance(
         spreads[t] = _spread(total / np.float32(channels))
         factor = _ONE / spreads[t]
         if t % every == 0:
+            token = sample[t // every]
             for c in range(channels):
-                sample[t // every, c] = now[c] / spreads[t]
+                token[c] = now[c] * factor
     last = changes[~tokens & 1]
     for c in range(channels):
         col_sizes[c] = max(col_sizes[c], _size(last[c] * factor))
