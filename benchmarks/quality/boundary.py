@@ -15,6 +15,7 @@ from torch import Tensor
 from benchmarks.quality.configs import DEFAULT_BITS, Config
 from benchmarks.quality.published import parse_published
 from swarm_ft.codec import Codec, pack_buffer, unpack_buffer
+from swarm_ft.codec.codebook import CodebookCodec
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.feedback import encode_with_feedback
 from swarm_ft.ids import BlockIndex, SampleId
@@ -116,7 +117,7 @@ class Learner:
 
     def along(self, codec: AnyCodec, kind: Kind, tally: Tally) -> AnyCodec:
         """The codec with its basis, whose bytes are counted when it is new."""
-        if not isinstance(codec, DirectionalCodec):
+        if not isinstance(codec, DirectionalCodec | CodebookCodec):
             return codec
         key = BasisKey(BlockIndex(0), kind)
         basis = self.bases.get(key)
@@ -132,6 +133,8 @@ class Learner:
         key = BasisKey(BlockIndex(0), kind)
         if isinstance(codec, DirectionalCodec):
             self.bases.note(key, SampleId(sample), x, base, codec.step_of(x))
+        elif isinstance(codec, CodebookCodec):
+            self.bases.note(key, SampleId(sample), x, None, 0.0)
 
 
 @dataclass(slots=True)
@@ -185,11 +188,16 @@ class Channel:
         base = self._base_of(sample, x) if self.is_delta else None
         if base is not None:
             self.changes.add(x, base)
-        kind = Kind.FIRST if base is None else Kind.CHANGE
+        kind = self._kind_of(base)
         used = self.fill if fills and self.fill else self.codec
         used = self.learner.along(used, kind, self.tally)
         self.learner.note(used, kind, sample, x, base)
         return used.encode_and_decode(x, base)
+
+    def _kind_of(self, base: Tensor | None) -> Kind:
+        if isinstance(self.codec, CodebookCodec):
+            return Kind.GRADIENT
+        return Kind.FIRST if base is None else Kind.CHANGE
 
     def _base_of(self, sample: int, x: Tensor) -> Tensor:
         tokens, channels = x.shape
@@ -236,6 +244,7 @@ class Cuts:
         if mode == "train":
             for boundary in self.boundaries:
                 boundary.forward.learner.begin()
+                boundary.backward.learner.begin()
 
     def cut(self, index: int, x: Tensor) -> Tensor:
         """`x`, [samples, tokens, channels], as the next stage gets it."""

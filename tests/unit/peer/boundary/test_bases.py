@@ -15,7 +15,7 @@ from swarm_ft.peer.boundary import bases as bases_module
 from swarm_ft.peer.boundary.bases import Bases, BasisKey, Kind, boundary_of
 
 CHANNELS, TOKENS = 16, 12
-FIRST, CHANGE = (BasisKey(BlockIndex(2), kind) for kind in Kind)
+FIRST, CHANGE, GRADIENT = (BasisKey(BlockIndex(2), kind) for kind in Kind)
 STEP_SIZE = 0.2
 
 
