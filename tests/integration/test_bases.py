@@ -22,6 +22,7 @@ CODECS: dict[str, dict[str, Any]] = {
     "changes": {"forward_codec": "aqk0.5", "key_codec": "qk0.5"},
     "filled": {"forward_codec": "aqk0.5", "fill_codec": "aqk1", "fill_microbatches": 1},
     "direct": {"forward_codec": "qk0.5"},
+    "gradients": {"forward_codec": "q4", "backward_codec": "q2+z+book"},
 }
 
 
@@ -55,7 +56,7 @@ def job(make_job: MakeJob) -> Job:
 
 def job_of(make_job: MakeJob, kind: str) -> Job:
     shared: dict[str, Any] = {"backward_codec": "q3+z", "num_steps": NUM_STEPS, "save_steps": 3}
-    return make_job(num_samples=8, **shared, **CODECS[kind]).ragged()
+    return make_job(num_samples=8, **(shared | CODECS[kind])).ragged()
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ async def test_streams_that_break_change_nothing(
     assert losses_by_step(events) == quiet
 
 
-@pytest.mark.parametrize("kind", ["filled", "direct"])
+@pytest.mark.parametrize("kind", ["filled", "direct", "gradients"])
 async def test_nor_where_they_fill_the_pipeline_or_build_on_nothing(
     make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path, kind: str
 ) -> None:

@@ -27,6 +27,7 @@ FORWARD = [
 BACKWARD = [
     "q2+ef", "top10+efmix", "qc1+d+ef", "q4+ef21", "q2t+d+ef21+z", "hq3+ef21", "lowrank2+ef21",
     "q1+z+last", "q2t+last", "qc1+d+last", "top10+last",
+    "q1+z+book", "q2t+book", "top10+book",
 ]
 # fmt: on
 NAMES = FORWARD + BACKWARD

@@ -1356,7 +1356,7 @@ def test_a_frame_that_is_made_again_teaches_nothing(make_spec: MakeSpec) -> None
                 frame = unlucky.sender.encode(key(sample), x)
             unlucky.carry(frame)
         unlucky.commit()
-    for kind in Kind:
+    for kind in (Kind.FIRST, Kind.CHANGE):
         one, other = (ends.bases.get(BasisKey(BLOCK, kind)) for ends in (quiet, unlucky))
         assert one is not None
         assert other is not None
@@ -1377,7 +1377,7 @@ def test_held_out_samples_teach_nothing(make_spec: MakeSpec) -> None:
             assert frame.kind is FrameKind.DIRECT
             assert isinstance(evaluating.carry(frame), torch.Tensor)
             names.append(basis_needed(frame))
-    for kind in Kind:
+    for kind in (Kind.FIRST, Kind.CHANGE):
         one, other = (e.bases.get(BasisKey(BLOCK, kind)) for e in (quiet, evaluating))
         assert one is not None
         assert other is not None
