@@ -8,7 +8,6 @@ every machine: bytes of TCP's payload, both directions each at the rate.
 from __future__ import annotations
 
 import json
-import math
 import queue
 import tempfile
 import time
@@ -239,18 +238,21 @@ def _mark_row(shape: Shape, codecs: str, mark: Mark) -> Row:
 
 
 def _row(shape: Shape, system: str, mbps: float, step_s: float) -> tuple[dict[str, Any], float]:
-    """What every system's rows have, and tokens a second."""
+    """What every system's measured rows have, and tokens a second."""
     tokens_s = shape.batch_size * shape.tokens / step_s
-    row: dict[str, Any] = {
+    row = {**_told(shape, system, mbps), "tokens/s": tokens_s, "s a step": step_s}
+    return row | published_ratios(mbps, tokens_s), tokens_s
+
+
+def _told(shape: Shape, system: str, mbps: float) -> dict[str, Any]:
+    """Of what is or is not measured."""
+    return {
         "table": "tokens a second",
         "model": shape.name,
         "stages": shape.stages,
         "link": link_words(mbps),
         "system": system,
-        "tokens/s": tokens_s,
-        "s a step": step_s,
     }
-    return row | published_ratios(mbps, tokens_s), tokens_s
 
 
 def published_ratios(mbps: float, tokens_s: float) -> dict[str, float | None]:
@@ -297,9 +299,8 @@ def _torch_rows(shape: Shape, spec: RunSpec, until_s: float) -> Iterator[Measure
             left_s, least_s = until_s - time.monotonic(), links_s(shape, spec, system, mbps)
             steps = 1 + (shape.steps if least_s < SLOW_STEP_S else 1)
             if left_s < max(1.0, 1.2 * steps * least_s):
-                row, _ = _row(shape, system, mbps, math.inf)
                 note = f"not run: links alone take {least_s:.0f} s a step"
-                yield {**row, "s a step": None, "tokens/s": None, "note": note}, mbps, 0.0
+                yield {**_told(shape, system, mbps), "note": note}, mbps, 0.0
                 continue
             for rank in range(shape.stages):
                 processes.say(_stage(rank), {"system": system, "mbps": mbps, "steps": steps})

@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--configs",
         default="",
-        help="configs instead of a group: fw[~fill]/bw[/dp][@key[@first]][#bits][:epochs],..",
+        help="instead of a group: fw[~fill]/bw[~drain][/dp][@key[@first]][#bits][:epochs],..",
     )
     add("--task", choices=RATES, help="default: cola for the group cola, else lm")
     add("--seeds", default="0,1,2")

@@ -144,7 +144,8 @@ class Channel:
     Attributes:
         codec: of all visits, or of all but the first.
         first: of a sample's first visit; None if that is as all others.
-        fill: of later visits of the first sample of a batch; so too.
+        waited_for: of later visits of the sample of a batch that all stages wait for; so too.
+        waited_row: of that sample in a batch: forward the first, backward the last.
         bits: of a value in a buffer.
     """
 
@@ -152,7 +153,8 @@ class Channel:
     first: AnyCodec | None
     is_delta: bool
     has_residual: bool
-    fill: AnyCodec | None = None
+    waited_for: AnyCodec | None = None
+    waited_row: int = 0
     bits: int = DEFAULT_BITS
     tally: Tally = field(default_factory=Tally)
     changes: Changes = field(default_factory=Changes)
@@ -161,7 +163,7 @@ class Channel:
     buffers: dict[int, bytes] = field(default_factory=dict)
     residuals: dict[int, Tensor] = field(default_factory=dict)
 
-    def send(self, sample: int, x: Tensor, *, fills: bool = False) -> Tensor:
+    def send(self, sample: int, x: Tensor, *, all_wait: bool = False) -> Tensor:
         """What the other side computes on, for float32 [tokens, channels] of that sample.
 
         Raises:
@@ -172,14 +174,14 @@ class Channel:
             encoded, y = first.encode_and_decode(x)
             self.learner.note(first, Kind.FIRST, sample, x, None)
         else:
-            encoded, y = self._send_later(sample, x, fills=fills)
+            encoded, y = self._send_later(sample, x, all_wait=all_wait)
         self.seen.add(sample)
         if self.is_delta:
             self.buffers[sample] = pack_buffer(y, self.bits)
         self.tally.add(encoded)
         return y
 
-    def _send_later(self, sample: int, x: Tensor, *, fills: bool) -> tuple[Any, Tensor]:
+    def _send_later(self, sample: int, x: Tensor, *, all_wait: bool) -> tuple[Any, Tensor]:
         if self.has_residual:
             residual = self.residuals.get(sample)
             codec = cast(Codec, self.codec)  # published ones have no feedback
@@ -189,7 +191,7 @@ class Channel:
         if base is not None:
             self.changes.add(x, base)
         kind = self._kind_of(base)
-        used = self.fill if fills and self.fill else self.codec
+        used = self.waited_for if all_wait and self.waited_for else self.codec
         used = self.learner.along(used, kind, self.tally)
         self.learner.note(used, kind, sample, x, base)
         return used.encode_and_decode(x, base)
@@ -257,11 +259,12 @@ class Cuts:
 
     def through(self, channel: Channel, x: Tensor, scale: float = 1.0) -> Tensor:
         """Every sample of `x` times `scale` through `channel`; padding becomes zero."""
-        y = torch.zeros_like(x)
+        y, waited_row = torch.zeros_like(x), channel.waited_row % len(x)
         with torch.autocast(x.device.type, enabled=False):  # a codec computes as it says
             for row, (sample, length) in enumerate(zip(self.ids, self.lengths, strict=True)):
                 sent = x[row, :length].detach().contiguous()
-                y[row, :length] = channel.send(sample, sent * scale, fills=row == 0) / scale
+                passed = channel.send(sample, sent * scale, all_wait=row == waited_row)
+                y[row, :length] = passed / scale
         return y
 
     def measured(self, excess: float) -> None:
@@ -322,7 +325,9 @@ def _boundary_of(config: Config) -> Boundary:
     backward = channel_of(config.bw, config.first or config.key, Direction.BACKWARD)
     forward.bits = backward.bits = config.bits
     if config.fill:
-        forward.fill = _codec(config.fill, Direction.FORWARD)
+        forward.waited_for = _codec(config.fill, Direction.FORWARD)
+    if config.drain:
+        backward.waited_for, backward.waited_row = _codec(config.drain, Direction.BACKWARD), -1
     if config.first:
         backward.first = _codec(config.first, Direction.FORWARD)
     compressed = config.key if forward.is_delta else config.fw

@@ -1,12 +1,13 @@
 """The codec configurations of the study, as a table of texts. Knows no arithmetic.
 
-    config = fw ["~" fill] "/" bw ["/" dp] ["@" key ["@" first]] ["#" buffer bits] [":" epochs]
+    config = fw ["~" fill] "/" bw ["~" drain] ["/" dp] ["@" key ["@" first]] ["#" bits] [":" epochs]
 
 `fw` and `bw` are codec specs, or `pubqB`, `pubaqB` of `published.py`. `key` is the codec of a
 sample's first frame, for codecs that send deltas. `fill` is that of a batch's first sample,
-later. `first` is that of a sample's first gradient; if it is not given, gradients are sent by
-`bw` from the start. With `dp`, as in `--dp`, two replicas of all stages train. Buffers have 16
-bits a value if nothing else is said. `none` alone is `none/none`.
+later, `drain` that of its last one's gradient. `first` is that of a sample's first gradient; if it
+is not given, gradients are sent by `bw` from the start. With `dp`, as in `--dp`, two replicas of
+all stages train. Buffers have 16 `bits` a value if nothing else is said. `none` alone is
+`none/none`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ DEFAULT_KEY = "fp16"
 DEFAULT_EPOCHS = 6
 DEFAULT_BITS = 16
 _PATTERN = re.compile(
-    r"(?P<fw>[^/@#:~]+)(~(?P<fill>[^/@#:]+))?/(?P<bw>[^/@#:]+)(/(?P<dp>[^/@#:]+))?"
+    r"(?P<fw>[^/@#:~]+)(~(?P<fill>[^/@#:]+))?/(?P<bw>[^/@#:~]+)(~(?P<drain>[^/@#:]+))?"
+    r"(/(?P<dp>[^/@#:]+))?"
     r"(@(?P<key>[^/@#:]+))?(@(?P<first>[^/@#:]+))?(#(?P<bits>\d+))?(:(?P<epochs>\d+))?"
 )
 
@@ -137,6 +139,7 @@ class Config:
     dp: str = ""
     bits: int = DEFAULT_BITS
     fill: str = ""
+    drain: str = ""
 
     @property
     def quality(self) -> float:
@@ -152,7 +155,7 @@ class Config:
         if self.fw == self.bw == "none" and not self.first and not self.dp:
             return "none"
         text = self.fw + f"~{self.fill}" * bool(self.fill)
-        text += f"/{self.bw}" + f"/{self.dp}" * bool(self.dp)
+        text += f"/{self.bw}" + f"~{self.drain}" * bool(self.drain) + f"/{self.dp}" * bool(self.dp)
         text += f"@{self.key}" * (self.has_key or bool(self.first))
         text += f"@{self.first}" * bool(self.first)
         return text + f"#{self.bits}" * (self.bits != DEFAULT_BITS)
@@ -167,7 +170,7 @@ def parse_config(text: str, default_epochs: int = DEFAULT_EPOCHS) -> Config:
     match = _PATTERN.fullmatch("none/none" + text[4:] if text.split(":")[0] == "none" else text)
     if match is None:
         raise ValueError(
-            f"config '{text}': expected fw[~fill]/bw[/dp][@key[@first]][#bits][:epochs]"
+            f"config '{text}': expected fw[~fill]/bw[~drain][/dp][@key[@first]][#bits][:epochs]"
         )
     return Config(
         match["fw"],
@@ -178,6 +181,7 @@ def parse_config(text: str, default_epochs: int = DEFAULT_EPOCHS) -> Config:
         match["dp"] or "",
         int(match["bits"] or DEFAULT_BITS),
         match["fill"] or "",
+        match["drain"] or "",
     )
 
 

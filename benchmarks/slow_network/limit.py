@@ -39,6 +39,7 @@ class Transfers:
         forward_s: with a microbatch's activation, in the mean.
         fill_s: with that of the first, if it is less.
         backward_s: with its gradient.
+        drain_s: with that of the last, if it is less.
         delay_s: of a packet on its way.
         gradient_s: with a peer's part of the sum over replicas, all else being done.
     """
@@ -48,18 +49,20 @@ class Transfers:
     delay_s: float = 0.0
     gradient_s: float = 0.0
     fill_s: float | None = None
+    drain_s: float | None = None
 
     @classmethod
     def of(cls, network: Network, measured: Measured) -> Transfers:
         """With bytes as they were counted on the streams."""
         forward_mbps, backward_mbps = _rates(network)
-        fill_bytes = measured.fill_bytes
+        fill_bytes, drain_bytes = measured.fill_bytes, measured.drain_bytes
         return cls(
             forward_s=_seconds(measured.forward_bytes, forward_mbps),
             backward_s=_seconds(measured.backward_bytes, backward_mbps),
             delay_s=network.delay_ms / 1e3,
             gradient_s=_seconds(measured.gradient_bytes, forward_mbps),
             fill_s=None if fill_bytes is None else _seconds(fill_bytes, forward_mbps),
+            drain_s=None if drain_bytes is None else _seconds(drain_bytes, backward_mbps),
         )
 
     @property
@@ -68,9 +71,14 @@ class Transfers:
         return self.delay_s + (self.forward_s if self.fill_s is None else self.fill_s)
 
     @property
+    def last_s(self) -> float:
+        """Over one boundary, with the gradient that all wait for; without what it is delayed."""
+        return self.backward_s if self.drain_s is None else self.drain_s
+
+    @property
     def there_and_back_s(self) -> float:
         """One boundary, both ways."""
-        return self.first_s + self.backward_s + self.delay_s
+        return self.first_s + self.last_s + self.delay_s
 
 
 def step_limit_s(work: Work, network: Network, transfers: Transfers, order: Order) -> float:
@@ -102,7 +110,7 @@ def _uplink_s(work: Work, transfers: Transfers, stage: int, waited_for_s: float)
     """That of a stage in the middle: it carries activations and gradients, and a gradient last."""
     before_s = stage * (work.forward_s + transfers.first_s) + work.forward_s
     sending_s = work.num_microbatches * (transfers.forward_s + transfers.backward_s)
-    passed_on_s = (stage - 1) * (waited_for_s + transfers.backward_s)
+    passed_on_s = (stage - 1) * (waited_for_s + transfers.last_s)
     return before_s + sending_s + passed_on_s + stage * transfers.delay_s + work.backward_s
 
 

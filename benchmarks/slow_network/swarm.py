@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -32,7 +32,7 @@ PEER = "benchmarks.slow_network.emulated_peer"
 JOB = "benchmarks.slow_network.job"
 PLAINTEXT = ", plaintext"
 """Behind the name of a setting whose links are not encrypted."""
-FILL_MICROBATCHES = 4
+FILL_MICROBATCHES = DRAIN_MICROBATCHES = 4
 """Of each replica: after so many, links have caught up with stages."""
 
 
@@ -43,6 +43,7 @@ class Setting:
     Attributes:
         dp: between replicas.
         fill: of the activations that fill the pipeline; empty: as fw.
+        drain: of the gradients that drain it; empty: as bw.
         model: directory of a GPT-2 that is trained; None emulates its time.
         trace: where to write what every peer did when.
         tls: links are encrypted.
@@ -53,6 +54,7 @@ class Setting:
     dp: str = "none"
     key: str = "fp16"
     fill: str = ""
+    drain: str = ""
     buffer_bits: int = 16
     model: str | None = None
     trace: Path | None = None
@@ -62,7 +64,7 @@ class Setting:
     def parse(
         cls, text: str, *, model: str | None = None, trace: Path | None = None, tls: bool = True
     ) -> Setting:
-        """`FW/BW`, `FW~FILL/BW`, `FW/BW/DP`, or one of them with `@KEY`.
+        """`FW/BW`, `FW~FILL/BW~DRAIN`, `FW/BW/DP`, or one of them with `@KEY`.
 
         Raises:
             ValueError: it is none of these.
@@ -71,23 +73,28 @@ class Setting:
         codecs, _, key = text.partition("@")
         if codecs.count("/") not in {1, 2}:
             raise ValueError(
-                f"system '{text}': expected FW[~FILL]/BW[/DP][@KEY], or another's name"
+                f"system '{text}': expected FW[~FILL]/BW[~DRAIN][/DP][@KEY], or another's name"
             )
-        forward, bw, dp = (*codecs.split("/"), "none")[:3]
-        fw, _, fill = forward.partition("~")
-        for codec in filter(None, (fw, fill)):
-            parse_codec_spec(codec, Direction.FORWARD)
-        parse_codec_spec(bw, Direction.BACKWARD)
+        forward, backward, dp = (*codecs.split("/"), "none")[:3]
+        (fw, fill), (bw, drain) = _parted(forward), _parted(backward)
+        for way, named in ((Direction.FORWARD, (fw, fill)), (Direction.BACKWARD, (bw, drain))):
+            for codec in filter(None, named):
+                parse_codec_spec(codec, way)
         parse_dp_spec(dp)
         parse_key_spec(key or "fp16")
-        return cls(
-            fw=fw, bw=bw, dp=dp, key=key or "fp16", fill=fill, model=model, trace=trace, tls=tls
-        )
+        setting = cls(fw=fw, fill=fill, bw=bw, drain=drain, dp=dp, key=key or "fp16")
+        return replace(setting, model=model, trace=trace, tls=tls)
 
     def __str__(self) -> str:
-        fill, dp = f"~{self.fill}" * bool(self.fill), f"/{self.dp}" * (self.dp != "none")
-        key = f"@{self.key}" * self.fw.startswith("aq")
-        return f"{self.fw}{fill}/{self.bw}{dp}{key}{PLAINTEXT * (not self.tls)}"
+        fill, drain = (f"~{text}" * bool(text) for text in (self.fill, self.drain))
+        dp, key = f"/{self.dp}" * (self.dp != "none"), f"@{self.key}" * self.fw.startswith("aq")
+        return f"{self.fw}{fill}/{self.bw}{drain}{dp}{key}{PLAINTEXT * (not self.tls)}"
+
+
+def _parted(codecs: str) -> tuple[str, str]:
+    """A way's codec, and that of its microbatches for which all wait; empty if there is none."""
+    codec, _, waited_for = codecs.partition("~")
+    return codec, waited_for
 
 
 def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Measured:
@@ -125,10 +132,11 @@ def _hosts(lab: Lab, stack: ExitStack, trial: Trial) -> tuple[Host, list[list[Ho
     return internet.household(Home("open", link=link)).machines[0], network.homes(internet, work)
 
 
-def _fill_bytes(setting: Setting, work: Work) -> float | None:
-    if not setting.fill:
+def _waited_for_bytes(codec: str, way: Direction, work: Work) -> float | None:
+    """Of a microbatch by that codec; None if it goes as all others do."""
+    if not codec:
         return None
-    spec = parse_codec_spec(setting.fill, Direction.FORWARD)
+    spec = parse_codec_spec(codec, way)
     values = work.micro_batch_size * work.tokens * work.channels
     return values * bits_per_value(spec, work.tokens, work.channels) / 8
 
@@ -145,6 +153,7 @@ def bits_per_value(spec: CodecSpec, tokens: int, channels: int) -> float:
     - `qcS`: the entropy of a normal value on a grid of S times its spread, log2(sqrt(2 pi e) / S).
     - `aqcS`: the same, which is the most that a change takes that spreads less than the value.
     - `lowrankR`: R pairs of vectors in 8 bits.
+    - `qkS`, `aqkS`: what they took where models were trained; whatever is emulated.
     """
     match spec.name:
         case CodecName.TOP | CodecName.AQTOP:
@@ -152,6 +161,8 @@ def bits_per_value(spec: CodecSpec, tokens: int, channels: int) -> float:
             return share * 16 + min(1.0, share * (2 + math.log2(1 / share)))
         case CodecName.QC | CodecName.AQC:
             return max(0.0, math.log2(math.sqrt(2 * math.pi * math.e) / spec.number))
+        case CodecName.QK | CodecName.AQK:
+            return spec.usual_bits
         case CodecName.LOWRANK:
             return spec.number * 8 * (tokens + channels) / (tokens * channels)
         case _:
@@ -190,6 +201,8 @@ def _run_job(
         "dp_codec": setting.dp,
         "fill_codec": setting.fill,
         "fill_microbatches": FILL_MICROBATCHES * work.replicas,
+        "drain_codec": setting.drain,
+        "drain_microbatches": DRAIN_MICROBATCHES * work.replicas,
         "buffer_bits": setting.buffer_bits,
     }
     arguments = [
@@ -220,7 +233,8 @@ def _measured(lines: list[dict[str, Any]], setting: Setting, trial: Trial) -> Me
         cpus_used=(later[-1]["cpu_s"] - first["cpu_s"]) / wall_s,
         forward_bytes=trial.imitated_bytes(later[-1]["forward_bytes"]),
         backward_bytes=trial.imitated_bytes(later[-1]["backward_bytes"]),
-        fill_bytes=_fill_bytes(setting, trial.work),
+        fill_bytes=_waited_for_bytes(setting.fill, Direction.FORWARD, trial.work),
+        drain_bytes=_waited_for_bytes(setting.drain, Direction.BACKWARD, trial.work),
         gradient_bytes=later[-1]["gradient_bytes"] * trial.scale.shrink / trial.work.num_peers,
         notes={
             "losses": [line["loss"] for line in lines],

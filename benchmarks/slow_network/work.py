@@ -282,6 +282,7 @@ class Measured:
         forward_bytes: of a microbatch over one boundary, in those steps.
         backward_bytes: so too.
         fill_bytes: of a microbatch that fills the pipeline, forward; None: as all others.
+        drain_bytes: of one that drains it, backward; so too.
         gradient_bytes: that each peer sent to the other replicas of its stage in a step.
         notes: by name, whatever else there is to say.
     """
@@ -292,5 +293,6 @@ class Measured:
     forward_bytes: float
     backward_bytes: float
     fill_bytes: float | None = None
+    drain_bytes: float | None = None
     gradient_bytes: float = 0.0
     notes: dict[str, object] = field(default_factory=dict)

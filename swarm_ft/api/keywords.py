@@ -54,6 +54,8 @@ class JobKeywords(TypedDict, total=False):
     key_codec: str
     fill_codec: str
     fill_microbatches: int
+    drain_codec: str
+    drain_microbatches: int
     frozen_codec: str
     dp_codec: str
     buffer_bits: int

@@ -376,7 +376,7 @@ class StageAttempt:
             raise OutOfTurn(f"step {plan.step}: this peer has the stage, and cannot listen")
         train = _spec_in(plan, self.assign.spec).train
         for boundary in self.connections.boundaries:
-            boundary.begin(plan.step, {}, train)
+            boundary.begin(plan.step, {}, train, len(plan.microbatches))
         if not plan.microbatches:
             return self._evaluated(plan)
         began_s = self._timeline.now_s()
@@ -480,7 +480,8 @@ class StageAttempt:
             (self.connections.downstream, Direction.BACKWARD),
         ):
             for boundary in boundaries.values():
-                boundary.begin(plan.step, step.expected(boundary, direction), spec.train)
+                expected = step.expected(boundary, direction)
+                boundary.begin(plan.step, expected, spec.train, len(plan.microbatches))
         self._send_again(plan, done, progress)
         return step
 

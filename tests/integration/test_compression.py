@@ -125,3 +125,20 @@ async def test_what_fills_the_pipeline_takes_fewer_bytes(make_job: MakeJob, tmp_
     train, channels = job.spec.train, job.spec.model.hidden_size
     saved = 2 * train.micro_batch_size * train.seq_length * channels * (8 - 2) / 8
     assert sent[""] - sent["aq2"] == pytest.approx(saved, rel=0.01)
+
+
+async def test_what_drains_the_pipeline_takes_fewer_bytes(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    """In all four steps 2 of 4 samples' gradients are sent in 2 bits a value, not 8."""
+    sent = {}
+    for drain in ("", "q2"):
+        job = make_job(num_samples=8, num_steps=4, backward_codec="q8", drain_codec=drain)
+        folder = tmp_path / (drain or "as-bw")
+        folder.mkdir()
+        async with LocalSwarm(folder, ["0-3", "3-6"]) as swarm:
+            events = await swarm.train(job.spec, job.samples)
+            sent[drain] = total(events, "backward_bytes", 3)
+    train, channels = job.spec.train, job.spec.model.hidden_size
+    saved = 4 * train.micro_batch_size * train.seq_length * channels * (8 - 2) / 8
+    assert sent[""] - sent["q2"] == pytest.approx(saved, rel=0.01)

@@ -60,6 +60,7 @@ class _StepCodecs:
     def __init__(self, train: TrainSpec) -> None:
         self.of = {way: from_spec(train.codec(way)) for way in Direction}
         self.of_fill = from_spec(train.fill_frame_codec)
+        self.of_drain = from_spec(train.drain_frame_codec)
         self.of_keys = {way: from_spec(train.key_frame_codec(way)) for way in Direction}
         self.of_eval = (
             from_spec(parse_codec_spec("none", Direction.FORWARD)),
@@ -101,20 +102,22 @@ class FrameCoder:
         self._bases = Bases() if bases is None else bases
         self._longest, self._channels = spec.train.seq_length, spec.model.hidden_size
         self._codecs = _StepCodecs(spec.train)
-        self._fill_microbatches = spec.train.fill_microbatches
         self._train = spec.train
+        self._num_microbatches = 0
         self._bits = spec.train.buffer_bits
         is_constant, constants = spec.is_constant(boundary), spec.train.constant_codec
         self._constant_codec = from_spec(constants) if is_constant else None
         self._keeps_input = keeps_input
 
-    def begin(self, train: TrainSpec) -> None:
+    def begin(self, train: TrainSpec, num_microbatches: int) -> None:
         """Start a step; no frame of an earlier one is at work.
 
         Args:
             train: the run's, with the codecs that the step's plan names.
+            num_microbatches: that the step trains on.
         """
         self._codecs = _StepCodecs(train)
+        self._num_microbatches = num_microbatches
 
     def encode(self, key: FrameKey, x: Tensor) -> Frame:
         """One sample's tensor as a frame; stage the buffer or the residual that it makes.
@@ -149,8 +152,10 @@ class FrameCoder:
 
     def has_bases(self, direction: Direction) -> bool:
         """Whether what goes that way in the step is coded along a basis, or beside its codebook."""
-        codecs = self._codecs.of[direction], self._codecs.of_keys[direction]
-        return any(codec.spec.has_basis for codec in codecs)
+        codecs, is_forward = self._codecs, direction is Direction.FORWARD
+        waited_for = codecs.of_fill if is_forward else codecs.of_drain
+        used = codecs.of[direction], codecs.of_keys[direction], waited_for
+        return any(codec.spec.has_basis for codec in used)
 
     def is_held_out(self, key: FrameKey) -> bool:
         """Whether a frame's sample is only evaluated."""
@@ -275,8 +280,12 @@ class FrameCoder:
             return self._constant_codec
         if self._train.is_held_out(key.sample):
             return self._codecs.of_eval[self._train.is_compressed(key.sample)]
-        fills = key.direction is Direction.FORWARD and key.microbatch < self._fill_microbatches
-        return self._codecs.of_fill if fills else self._codecs.of[key.direction]
+        if key.direction is Direction.FORWARD and key.microbatch < self._train.fill_microbatches:
+            return self._codecs.of_fill
+        left = self._num_microbatches - key.microbatch
+        if key.direction is Direction.BACKWARD and left <= self._train.drain_microbatches:
+            return self._codecs.of_drain
+        return self._codecs.of[key.direction]
 
     def _encode_key(self, key: FrameKey, x: Tensor) -> Frame:
         codec = self._along(self._codecs.of_keys[key.direction], Kind.FIRST)

@@ -115,17 +115,24 @@ class Boundary:
 
     # ---- a step
 
-    def begin(self, step: StepNumber, expected: Mapping[FrameKey, int], train: TrainSpec) -> None:
+    def begin(
+        self,
+        step: StepNumber,
+        expected: Mapping[FrameKey, int],
+        train: TrainSpec,
+        num_microbatches: int,
+    ) -> None:
         """Start a step.
 
         Args:
             step: its number.
             expected: the frames that may arrive in it, and of how many tokens each.
             train: the run's, with the codecs that the step's plan names.
+            num_microbatches: that the step trains on, whoever computes them.
         """
         self._step = step
         self._num_lent = 0
-        self._coder.begin(train)
+        self._coder.begin(train, num_microbatches)
         self._expected = expected
         self._unencoded.clear()
         self._untaken.clear()

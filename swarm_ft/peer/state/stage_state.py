@@ -48,7 +48,7 @@ def compile_codecs(spec: RunSpec, device: torch.device = CPU) -> None:
     """Encode and decode a sample by each codec of the run, as frames on that device will be."""
     train = spec.train
     _use_codec(train.reduction_codec, train.seq_length, spec.model.hidden_size, CPU)
-    codecs = [train.fill_frame_codec]
+    codecs = [train.fill_frame_codec, train.drain_frame_codec]
     if train.num_eval_samples and any(train.eval_passes):
         codecs.append(train.compressed_eval_codec)
     for way in Direction:

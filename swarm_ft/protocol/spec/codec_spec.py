@@ -36,6 +36,8 @@ class CodecName(IntEnum):
     AQK = 13
 
 
+MIN_RATE = 0.3
+"""Of `q` and `aq` with an entropy stage, in bits a value."""
 MIN_QUALITY_STEP, MAX_QUALITY_STEP = 0.02, 8.0
 """Of `qc`, `aqc`, `qk` and `aqk`: of a quantiser's step, times the values' spread."""
 
@@ -337,8 +339,10 @@ def _modified(text: str, spec: CodecSpec, modifier: str) -> CodecSpec:
 
 def _check(spec: CodecSpec, text: str) -> None:
     family = _FAMILIES[spec.name]
-    if not family.low <= spec.number <= family.high:
-        expected = f"{family.low:g} to {family.high:g}"
+    is_rate = spec.entropy and spec.name in (CodecName.Q, CodecName.AQ)
+    low = MIN_RATE if is_rate else family.low
+    if not low <= spec.number <= family.high:
+        expected = f"{low:g} to {family.high:g}"
         _refuse(text, f"{spec.number:g} {family.unit} is outside {expected}")
     if spec.name is CodecName.LOWRANK and spec.hundredths % 100:
         _refuse(text, "a rank is a whole number")

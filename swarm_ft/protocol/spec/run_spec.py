@@ -371,6 +371,22 @@ class TrainOptions:
         Range(1, MAX_BATCH_SIZE),
         Option("The first of a step, which --fill is for."),
     ] = 1
+    drain_codec: Annotated[
+        CodecText,
+        Option(
+            "Codec of the gradients that drain the pipeline, for which all earlier stages "
+            "idle: q0.6+z with --bw q1+z.",
+            name="drain",
+            long_name="last-codec",
+            metavar="SPEC",
+            default="as --bw",
+        ),
+    ] = ""
+    drain_microbatches: Annotated[
+        int,
+        Range(1, MAX_BATCH_SIZE),
+        Option("The last of a step, which --drain is for."),
+    ] = 1
     frozen_codec: Annotated[
         CodecText,
         Option(
@@ -618,6 +634,11 @@ class TrainOptions:
     def fill_frame_codec(self) -> CodecSpec:
         """The codec of the activations that fill the pipeline."""
         return parse_codec_spec(self.fill_codec or self.forward_codec, Direction.FORWARD)
+
+    @property
+    def drain_frame_codec(self) -> CodecSpec:
+        """The codec of the gradients that drain it."""
+        return parse_codec_spec(self.drain_codec or self.backward_codec, Direction.BACKWARD)
 
     @property
     def constant_codec(self) -> CodecSpec:
@@ -1039,7 +1060,7 @@ def key_codec_of(step_size: float) -> str:
 def _check_quality(options: TrainOptions) -> None:
     """Codecs follow from it alone, and nothing but compression is measured."""
     usual = {field.name: field.default for field in fields(TrainOptions)}
-    follow = {"fill_codec": "", **_codecs_for(options)}
+    follow = {"fill_codec": "", "drain_codec": "", **_codecs_for(options)}
     for name, text in follow.items():
         got = getattr(options, name)
         if got not in (usual[name], text):
@@ -1141,6 +1162,7 @@ def _check_codecs(options: TrainOptions) -> None:
         ("--fw", lambda: options.codec(Direction.FORWARD)),
         ("--bw", lambda: options.codec(Direction.BACKWARD)),
         ("--fill", lambda: options.fill_frame_codec),
+        ("--drain", lambda: options.drain_frame_codec),
         ("--key", lambda: options.key_frame_codec(Direction.FORWARD)),
         ("--frozen", lambda: options.constant_codec),
         ("--dp", lambda: options.reduction_codec),
@@ -1155,8 +1177,16 @@ def _check_codecs(options: TrainOptions) -> None:
             "--frozen: expected a codec without buffers or a basis, such as q8, "
             f"got {options.frozen_codec}"
         )
-    if not options.fill_codec:
-        return
+    if options.fill_codec:
+        _check_fill(options)
+    if options.drain_frame_codec.keeps != options.codec(Direction.BACKWARD).keeps:
+        raise BadOption(
+            f"--drain: expected a codec that keeps of a sample what --bw {options.backward_codec} "
+            f"keeps, with the same +ef, +ef21 or +last, got {options.drain_codec}"
+        )
+
+
+def _check_fill(options: TrainOptions) -> None:
     is_delta = options.codec(Direction.FORWARD).is_delta
     if options.fill_frame_codec.is_delta != is_delta:
         expected = "a codec of changes, such as aq2," if is_delta else "one without buffers"

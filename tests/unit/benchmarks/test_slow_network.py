@@ -52,10 +52,17 @@ class Pipeline:
     """The quickest order there is: what others wait for first, and no bound on what is held."""
 
     def __init__(
-        self, work: Work, transfers: Transfers, *, split: bool, fills: int = 0, home: bool = False
+        self,
+        work: Work,
+        transfers: Transfers,
+        *,
+        split: bool,
+        fills: int = 0,
+        drains: int = 0,
+        home: bool = False,
     ) -> None:
-        self.work, self.transfers, self.split, self.fills = work, transfers, split, fills
-        self.home = home
+        self.work, self.transfers, self.split = work, transfers, split
+        self.fills, self.drains, self.home = fills, drains, home
         stages = range(work.stages)
         self.inputs = [0 for _ in stages]
         self.gradients = [0 for _ in stages]
@@ -101,7 +108,11 @@ class Pipeline:
         for part in task:
             self.done[stage][part] += 1
         if "b" in task and stage > 0:
-            self.send("b", stage, now_s, self.transfers.backward_s)
+            left = self.work.num_microbatches - self.done[stage]["b"]
+            transfers = self.transfers
+            self.send(
+                "b", stage, now_s, transfers.last_s if left < self.drains else transfers.backward_s
+            )
         elif task == "f":
             fills = self.done[stage]["f"] <= self.fills
             took_s = self.transfers.fill_s if fills else self.transfers.forward_s
@@ -133,6 +144,7 @@ def rounded_up(total_s: float) -> float:
     times=st.tuples(seconds, seconds, seconds),
     ways=st.tuples(seconds, seconds, seconds),
     fill=st.tuples(st.integers(0, 12), st.floats(0.0, 1.0)),
+    drain=st.tuples(st.integers(0, 12), st.floats(0.0, 1.0)),
     topology=st.sampled_from(Topology),
 )
 def test_no_pipeline_is_faster_than_the_limit(
@@ -141,6 +153,7 @@ def test_no_pipeline_is_faster_than_the_limit(
     times: tuple[float, float, float],
     ways: tuple[float, float, float],
     fill: tuple[int, float],
+    drain: tuple[int, float],
     topology: Topology,
 ) -> None:
     forward_s, input_s, weight_s = times
@@ -152,15 +165,28 @@ def test_no_pipeline_is_faster_than_the_limit(
         input_backward_s=input_s,
         weight_backward_s=weight_s,
     )
-    fills, share = min(fill[0], microbatches), fill[1]
-    real = Transfers(forward_s=ways[0], backward_s=ways[1], delay_s=ways[2], fill_s=share * ways[0])
-    mean_s = ways[0] * (1 - fills * (1 - share) / microbatches)
-    transfers = replace(real, forward_s=mean_s, fill_s=real.fill_s if fills else None)
+    (fills, fill_share), (drains, drain_share) = (
+        (min(number, microbatches), share) for number, share in (fill, drain)
+    )
+    real = Transfers(
+        forward_s=ways[0],
+        fill_s=fill_share * ways[0],
+        backward_s=ways[1],
+        drain_s=drain_share * ways[1],
+        delay_s=ways[2],
+    )
+    transfers = replace(
+        real,
+        forward_s=ways[0] * (1 - fills * (1 - fill_share) / microbatches),
+        fill_s=real.fill_s if fills else None,
+        backward_s=ways[1] * (1 - drains * (1 - drain_share) / microbatches),
+        drain_s=real.drain_s if drains else None,
+    )
     network, home = Network(topology=topology), topology is Topology.HOME
     split_s = step_limit_s(work, network, transfers, Order.SPLIT)
     whole_s = step_limit_s(work, network, transfers, Order.ONE_F_ONE_B)
     took_s = {
-        split: Pipeline(work, real, split=split, fills=fills, home=home).run_s()
+        split: Pipeline(work, real, split=split, fills=fills, drains=drains, home=home).run_s()
         for split in (True, False)
     }
     assert split_s <= rounded_up(took_s[True])
@@ -234,6 +260,7 @@ def test_tensors_that_cannot_be_shrunk_so_are_refused() -> None:
         ("aq4/q8", Setting(fw="aq4", bw="q8")),
         ("aq2+z/q1.5+z@q3+z", Setting(fw="aq2+z", bw="q1.5+z", key="q3+z")),
         ("aq4~aq2/q8", Setting(fw="aq4", fill="aq2", bw="q8")),
+        ("aq4/q8~q4/q2", Setting(fw="aq4", bw="q8", drain="q4", dp="q2")),
         ("none/none/q4", Setting(fw="none", bw="none", dp="q4")),
     ],
 )
@@ -241,7 +268,9 @@ def test_a_setting_is_read_from_its_name(text: str, setting: Setting) -> None:
     assert Setting.parse(text) == setting
 
 
-@pytest.mark.parametrize("text", ["aq4", "aq4/q8/q4/q2", "aq4/q99", "aq4~x/q8", "gpip", ""])
+@pytest.mark.parametrize(
+    "text", ["aq4", "aq4/q8/q4/q2", "aq4/q99", "aq4~x/q8", "aq4/q8~aq4", "gpip", ""]
+)
 def test_what_names_no_setting_is_refused(text: str) -> None:
     with pytest.raises((ValueError, BadCodec)):
         Setting.parse(text)

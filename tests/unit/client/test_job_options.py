@@ -81,6 +81,7 @@ def test_more_steps_than_a_run_can_have_are_refused() -> None:
         ("key_codec", "aq4", "--key: codec 'aq4': a key frame builds on nothing"),
         ("fill_codec", "zip", "--fill: codec 'zip': "),
         ("fill_codec", "q2", "--fill: expected a codec of changes, such as aq2, as --fw aq3+z is"),
+        ("drain_codec", "q2+last", "--drain: expected a codec that keeps of a sample what --bw"),
         ("dp_codec", "top10", "--dp: codec 'top10': replicas' gradients take"),
     ],
 )

@@ -1,7 +1,7 @@
 """Ends of a boundary, a neighbour driven by hand, and a model small enough to train in a blink."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -164,14 +164,14 @@ class End:
             taken=self.taken.put_nowait,
         )
 
-    def begin(self, step: int, samples: Iterable[int], codecs: Codecs | None = None) -> None:
+    def begin(self, step: int, samples: Collection[int], codecs: Codecs | None = None) -> None:
         """Roll back what an aborted step left, and expect frames of these samples."""
         self.store.rollback()
         self.bases.rollback()
         comes = Direction.BACKWARD if self.sends is Direction.FORWARD else Direction.FORWARD
         expected = {frame_key(step, sample, comes): TOKENS for sample in samples}
         train = self._spec.train if codecs is None else self._spec.train.with_codecs(codecs)
-        self.boundary.begin(StepNumber(step), expected, train)
+        self.boundary.begin(StepNumber(step), expected, train, len(samples))
 
     def send(self, step: int, values: Mapping[int, torch.Tensor]) -> None:
         for sample, x in values.items():

@@ -27,6 +27,7 @@ from tests.unit.peer.conftest import MakeSpec
 
 RUN, BLOCK = RunId("run"), BlockIndex(2)
 TOKENS, CHANNELS = 6, 8
+NUM_MICROBATCHES = 4
 MakeCoders: TypeAlias = "Callable[..., Ends]"
 Change: TypeAlias = Callable[[Frame], Frame]
 
@@ -718,6 +719,39 @@ def test_a_frame_by_the_others_codec_is_broken(
     assert_broken(ends, frame, (ends.receiver.check, ends.receiver.decode))
 
 
+@pytest.mark.parametrize(
+    ("backward", "drain", "said"),
+    [("q4", "q2+z", ("q4t", "q2t+d+z")), ("q4+last", "q1+z+last", ("q4t+last", "q1t+d+last+z"))],
+)
+def test_the_last_microbatches_gradients_go_by_the_drain_codec(
+    make_coders: MakeCoders, backward: str, drain: str, said: tuple[str, str]
+) -> None:
+    """They are sent upstream, so that it is the receiver's turn."""
+    ends = make_coders(backward_codec=backward, drain_codec=drain, drain_microbatches=2)
+    for num_microbatches in (2, 4):
+        for coder in (ends.sender, ends.receiver):
+            coder.begin(ends.train, num_microbatches)
+        for microbatch in range(num_microbatches):
+            name = key(microbatch, microbatch=microbatch, direction=Direction.BACKWARD)
+            x = torch.randn(TOKENS, CHANNELS, generator=torch.manual_seed(microbatch))
+            frame = ends.receiver.encode(name, x)
+            ends.sender.check(frame)
+            assert not isinstance(ends.sender.decode(frame), Refusal)
+            if frame.kind is not FrameKind.KEY:
+                assert str(frame.tensor.codec) == said[microbatch >= num_microbatches - 2]
+        ends.commit()
+
+
+def test_a_drain_frame_that_is_none_is_broken(make_coders: MakeCoders) -> None:
+    ends = make_coders(backward_codec="q4", drain_codec="q2+z")
+    for coder, num_microbatches in ((ends.receiver, 2), (ends.sender, 3)):
+        coder.begin(ends.train, num_microbatches)
+    name = key(1, microbatch=1, direction=Direction.BACKWARD)
+    frame = ends.receiver.encode(name, torch.ones(TOKENS, CHANNELS))
+    with pytest.raises(BadFrame, match="backward codec"):
+        ends.sender.check(frame)
+
+
 # ---- frames of varying size
 
 
@@ -1081,7 +1115,7 @@ def begin(ends: Ends, codecs: Codecs) -> None:
     """The next step goes by other codecs, at both ends."""
     ends.train = ends.train.with_codecs(codecs)
     for coder in (ends.sender, ends.receiver):
-        coder.begin(ends.train)
+        coder.begin(ends.train, NUM_MICROBATCHES)
 
 
 @every_size
@@ -1155,7 +1189,7 @@ def test_a_frame_by_another_codec_than_its_steps_is_broken(make_coders: MakeCode
     for codec, other in (("aq4", "aq2"), ("aq2", "aq4")):
         ends = make_coders(forward_codec=codec)
         warm(ends)
-        ends.receiver.begin(ends.train.with_codecs(Codecs(other, "q8")))
+        ends.receiver.begin(ends.train.with_codecs(Codecs(other, "q8")), NUM_MICROBATCHES)
         frame = ends.sender.encode(key(0), torch.ones(TOKENS, CHANNELS))
         assert_broken(ends, frame, (ends.receiver.check, ends.receiver.decode))
 

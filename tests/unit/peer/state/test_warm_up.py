@@ -31,14 +31,15 @@ def test_every_codec_of_a_run_is_used_once(make_spec: MakeSpec, used: list[str])
         forward_codec="aq4",
         fill_codec="aq2+z",
         backward_codec="q8",
+        drain_codec="q3",
         key_codec="fp16",
         dp_codec="q4",
         seq_length=11,  # as no other test has: nothing is compiled for it
     )
     compile_codecs(spec)
-    assert sorted(used) == ["aq2f+z", "aq4tc", "fp16", "q4t", "q8t"]
+    assert sorted(used) == ["aq2f+z", "aq4tc", "fp16", "q3t", "q4t", "q8t"]
     compile_codecs(spec)
-    assert len(used) == 5
+    assert len(used) == 6
 
 
 @pytest.mark.parametrize(

@@ -252,10 +252,12 @@ REFUSED = {
     "qc": "expected a number of times the spread, as in qc4",
     "lowrank": "expected a number of ranks, as in lowrank4",
     "q0": "0 bits is outside 1 to 8",
+    "q0.5": "0.5 bits is outside 1 to 8",
+    "q0.29+z": "0.29 bits is outside 0.3 to 8",
     "q9": "9 bits is outside 1 to 8",
     "aq16": "16 bits is outside 1 to 8",
     "hq0.99+z": "0.99 bits is outside 1 to 8",
-    "q8.01+z": "8.01 bits is outside 1 to 8",
+    "q8.01+z": "8.01 bits is outside 0.3 to 8",
     "q" + "9" * 39: "bits is outside 1 to 8",
     "top0": "0 percent is outside 0.01 to 100",
     "top100.01": "100.01 percent is outside 0.01 to 100",
@@ -457,7 +459,7 @@ def test_other_codecs_of_replicas_gradients_are_refused_with_what_is_possible(te
     assert len(raised.value.message) < 200
 
 
-@pytest.mark.parametrize("text", ["q0", "q9", "q2.5", "q0.5+z", "q8.5+z", "q4.123+z", "q1..2"])
+@pytest.mark.parametrize("text", ["q0", "q9", "q2.5", "q0.2+z", "q8.5+z", "q4.123+z", "q1..2"])
 def test_bits_of_replicas_gradients_are_checked_as_any(text: str) -> None:
     with pytest.raises(BadCodec, match=re.escape(f"codec '{text}'")):
         parse_dp_spec(text)

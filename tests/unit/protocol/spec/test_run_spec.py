@@ -31,7 +31,7 @@ from swarm_ft.protocol.spec.run_spec import (
 from tests.specs import model_spec as model_spec_of
 from tests.specs import train_spec as train_spec_of
 
-PINNED_DIGEST = "5e1a052032d9fc3e155085e9378785a3"
+PINNED_DIGEST = "dbcc702dab9128665209b0cab86891ae"
 
 OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
@@ -85,6 +85,8 @@ OTHER_TRAIN: dict[str, Any] = {
     "buffer_bits": 8,
     "fill_codec": "aq2",
     "fill_microbatches": 3,
+    "drain_codec": "q1.5+z",
+    "drain_microbatches": 2,
     "private_ends": "one",
     "share_with": "other",
     "adapter": Adapter.DORA,
@@ -336,6 +338,30 @@ def test_it_builds_on_the_same_buffers(
         replace(train_spec, forward_codec=forward, fill_codec=fill)
 
 
+def test_what_drains_the_pipeline_has_a_codec_of_its_own(train_spec: TrainSpec) -> None:
+    assert train_spec.drain_frame_codec == train_spec.codec(Direction.BACKWARD)
+    other = replace(train_spec, drain_codec="q0.5+z")
+    assert other.drain_frame_codec.number == 0.5
+    with pytest.raises(BadOption, match="--drain-microbatches: expected 1 to"):
+        replace(train_spec, drain_microbatches=0)
+
+
+@pytest.mark.parametrize(
+    ("backward", "drain", "error"),
+    [
+        ("q1+z+last", "q0.6+z", "--drain: expected a codec that keeps of a sample what --bw q1+z"),
+        ("q4", "q2+ef", "with the same +ef, +ef21 or +last, got q2+ef"),
+        ("q4", "zip", "--drain: codec 'zip'"),
+        ("q4", "aq2", "forward only"),
+    ],
+)
+def test_it_keeps_the_same_of_a_sample(
+    train_spec: TrainSpec, backward: str, drain: str, error: str
+) -> None:
+    with pytest.raises((BadOption, BadCodec), match=re.escape(error)):
+        replace(train_spec, backward_codec=backward, drain_codec=drain)
+
+
 def with_codecs(spec: TrainSpec, codecs: dict[str, Any]) -> TrainSpec:
     return replace(spec, **codecs)
 
@@ -546,6 +572,12 @@ def test_what_fills_the_pipeline_follows_unless_it_was_said(train_spec: TrainSpe
     assert said.with_codecs(Codecs("aq2", "q8")).fill_frame_codec.bits == 3
 
 
+def test_what_drains_the_pipeline_follows_unless_it_was_said(train_spec: TrainSpec) -> None:
+    assert train_spec.with_codecs(Codecs("aq2", "q8")).drain_frame_codec.bits == 8
+    said = replace(train_spec, drain_codec="q3")
+    assert said.with_codecs(Codecs("aq2", "q8")).drain_frame_codec.bits == 3
+
+
 ASKED = {"forward_codec": "aq3+z", "backward_codec": "q3+z", "key_codec": "q4+z", "quality": 0.01}
 
 
@@ -575,11 +607,12 @@ def test_codecs_follow_from_a_quality_otherwise_for_adapters() -> None:
         ({"backward_codec": "q8"}, "leave --bw q8 out, or --quality"),
         ({"key_codec": "fp16"}, "leave --key fp16 out, or --quality"),
         ({"fill_codec": "aq2"}, "leave --fill aq2 out, or --quality"),
+        ({"drain_codec": "q1+z"}, "leave --drain q1+z out, or --quality"),
         ({"dropout": True}, "expected it without --dropout"),
     ],
 )
 def test_a_quality_leaves_no_choice_of_codecs(changes: dict[str, Any], why: str) -> None:
-    with pytest.raises(BadOption, match=why):
+    with pytest.raises(BadOption, match=re.escape(why)):
         train_spec_of(**ASKED | changes)
 
 

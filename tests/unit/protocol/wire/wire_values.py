@@ -237,7 +237,7 @@ _BOUNDARY_FRAME: Descriptor = _LINK_MESSAGE.fields_by_name["frame"].message_type
 @st.composite
 def _train_specs(draw: st.DrawFn) -> TrainSpec:
     micro_batch_size = draw(st.integers(1, 64))
-    forward = draw(st.sampled_from(FORWARD))
+    forward, backward = draw(st.sampled_from(FORWARD)), draw(st.sampled_from(BACKWARD))
     return train_spec(
         num_samples=draw(st.integers(1, 2**24)),
         seq_length=draw(st.integers(2, 2**17)),
@@ -248,7 +248,9 @@ def _train_specs(draw: st.DrawFn) -> TrainSpec:
         seed=draw(st.integers(0, 2**63 - 1)),
         shuffle=draw(st.booleans()),
         forward_codec=forward,
-        backward_codec=draw(st.sampled_from(BACKWARD)),
+        backward_codec=backward,
+        drain_codec=draw(st.sampled_from(["", backward])),
+        drain_microbatches=draw(st.integers(1, 4)),
         fill_codec=draw(st.sampled_from(["", "aq1.5+z" if "aq" in forward else "q2"])),
         buffer_bits=draw(st.sampled_from([16, 8, 4])),
         share_with=draw(st.sampled_from(["", "one"])),
