@@ -1,12 +1,15 @@
 """Activations along learned bases: whatever happens to a run, its losses are the quiet one's."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
+from swarm_ft.codec.basis import Basis
+from swarm_ft.codec.codebook import learned_codebook
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 from swarm_ft.transport.grpc_transport import GrpcTransport
@@ -46,6 +49,19 @@ def forward_bytes(events: Iterable[RunEvent]) -> int:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm_ft.coordinator.plan.membership.GRACE_S", 0.0)
+
+
+@pytest.fixture
+def codebooks(monkeypatch: pytest.MonkeyPatch) -> list[Basis | None]:
+    """Those that stages learn."""
+    found: list[Basis | None] = []
+
+    def watched(rows: Sequence[Tensor]) -> Basis | None:
+        found.append(learned_codebook(rows))
+        return found[-1]
+
+    monkeypatch.setattr("swarm_ft.peer.boundary.bases.learned_codebook", watched)
+    return found
 
 
 @pytest.fixture
@@ -117,11 +133,18 @@ async def test_nor_where_they_fill_the_pipeline_or_build_on_nothing(
     assert losses_by_step(events) == expected
 
 
-@pytest.mark.parametrize("after", [2, 4])
+@pytest.mark.parametrize(("kind", "after"), [("changes", 2), ("changes", 4), ("gradients", 4)])
 async def test_a_stage_whose_only_peer_died_goes_back_to_its_snapshot_and_its_bases(
-    job: Job, quiet: dict[int, float], tmp_path: Path, after: int
+    make_job: MakeJob,
+    quiet_events: QuietEvents,
+    tmp_path: Path,
+    codebooks: list[Basis | None],
+    kind: str,
+    after: int,
 ) -> None:
-    """Also to one of a step that had yet to make its basis."""
+    """Also to one of a step that had yet to make its basis, and to rows that were gathered."""
+    job = job_of(make_job, kind)
+    quiet = losses_by_step(await quiet_events(job, LAYERS))
     async with LocalSwarm(tmp_path, LAYERS) as swarm:
         await swarm.all_joined()
 
@@ -134,6 +157,7 @@ async def test_a_stage_whose_only_peer_died_goes_back_to_its_snapshot_and_its_ba
     assert losses_by_step(events) == quiet
     steps = [event.step for event in events if isinstance(event, StepCommitted)]
     assert sum(step == 0 for step in steps) == 1, "it did not begin anew"
+    assert any(codebooks) == (kind == "gradients")
 
 
 @pytest.mark.parametrize("after", [1, 5])

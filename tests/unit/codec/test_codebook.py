@@ -160,39 +160,32 @@ def test_entries_and_sizes_are_part_of_the_rate(channels: int) -> None:
     assert 0.96 * 2 <= (len(encoded.to_bytes()) + FRAME_BYTES) * 8 / x.numel() <= 1.01 * 2
 
 
+def told(codec: CodebookCodec, x: Tensor) -> Tensor:
+    """What of a frame of x its entries and sizes tell."""
+    assert codec.basis is not None
+    assert codec.basis.codebook is not None
+    payload = codec.encode(x).payload[NAME_BYTES:]
+    share, _ = codebook_module._read_share(  # noqa: SLF001
+        payload, len(x), codec.basis, codec.basis.codebook, CPU
+    )
+    return share
+
+
 def test_sizes_are_the_nearest_of_half_octaves() -> None:
     basis = book()
     entry = basis.entries(CPU)[3]
     octaves = torch.tensor([0.0, 0.2, 0.5, 1.0, 3.3, 6.9, 7.4, 20.0])
-    x = entry * torch.exp2(-octaves)[:, None]
-    y = codec_of("fp16+book", basis).encode(x)
-    levels = y.payload[NAME_BYTES + 2 :]
-    share = codebook_module._read_share(  # noqa: SLF001
-        y.payload[NAME_BYTES:],
-        8,
-        basis,
-        basis.codebook,
-        CPU,  # type: ignore[arg-type]
-    )[0]
-    assert len(levels) > packed_bytes(8, 4 + SIZE_BITS)
-    told = (share @ entry) / entry.square().sum()
+    share = told(codec_of("fp16+book", basis), entry * torch.exp2(-octaves)[:, None])
     expected = torch.exp2(-(2 * octaves).round() / 2)
     expected[octaves > 7] = 0
-    assert torch.allclose(told, expected, rtol=0.01)
+    assert torch.allclose((share @ entry) / entry.square().sum(), expected, rtol=0.01)
 
 
-def test_what_points_away_from_all_entries_is_sent_alone() -> None:
+def test_of_what_points_away_from_all_entries_they_tell_nothing() -> None:
     basis = taught(directions()[:1].repeat(100, 1) + 1e-3 * gradients(100))
-    x = -directions()[:1].repeat(8, 1)
-    share, _ = codebook_module._read_share(  # noqa: SLF001
-        codec_of("q8t+book", basis).encode(x).payload[NAME_BYTES:],
-        8,
-        basis,
-        basis.codebook,  # type: ignore[arg-type]
-        CPU,
-    )
-    assert not share.any()
-    assert error(codec_of("q8t+book", basis), x) < 1e-3
+    codec, x = codec_of("q8t+book", basis), -directions()[:1].repeat(8, 1)
+    assert not told(codec, x).any()
+    assert error(codec, x) < 1e-3
 
 
 # ---- both ends
