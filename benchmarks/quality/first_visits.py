@@ -64,7 +64,7 @@ class Recorder(Cuts):
     def begin(self, mode: str, ids: Tensor, lengths: Tensor) -> None:
         """As `Cuts.begin`."""
         super().begin(mode, ids, lengths)
-        self.seen.append(ids)
+        self.seen += [ids] if mode == "train" else []
 
     def through(self, channel: Channel, x: Tensor, scale: float = 1.0) -> Tensor:
         """As `Cuts.through`."""
