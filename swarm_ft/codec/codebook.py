@@ -1,10 +1,10 @@
 """What gradients are likely to be: directions that the tokens of a frame name, and a size each.
 
 A token's gradient is mostly its target's, as the head's weights have it; targets are few, and come
-again in samples that were never seen: three quarters of the energy lie along the nearest of some
-hundreds of directions. They are learned by the sender of gradients, from those of some steps, as
-the means of such as lie together (spherical k-means: Dhillon and Modha 2001), and said to the
-receiver as part of a `basis`, along whose directions the entries are given.
+again in samples that were never seen: four fifths of the energy lie along the nearest of a thousand
+directions. They are learned by the sender of gradients, from those of some steps, as the means of
+such as lie together (spherical k-means: Dhillon and Modha 2001), and said to the receiver as part
+of a `basis`, along whose directions the entries are given.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LEAST_ROWS = _LEAST_ENTRIES * _ROWS_AN_ENTRY
 _ROUNDS = 8
 _STEP = 1.0
 """Of an entry's numbers along the directions, times the root mean square of its channels: rounding
-then takes a twentieth of an entry's energy, where its tokens leave a quarter of theirs."""
+then takes less than a tenth of an entry's energy, where its tokens leave a fifth of theirs."""
 _TINY = 1e-30
 
 
