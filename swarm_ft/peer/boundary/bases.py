@@ -258,7 +258,8 @@ class Bases:
         is_due = self._is_due(key, rows[0].shape[1])
         before = [self._gathered[key]] if key in self._gathered else []
         gathered = torch.cat(before + rows)[-_MOST_GATHERED:]
-        if not is_due or len(gathered) < LEAST_ROWS:
+        # The last token of a sample has no target, and a gradient of zero.
+        if not is_due or int(gathered.any(1).sum()) < LEAST_ROWS:
             self._gathered[key] = gathered
             return []
         self._gathered.pop(key, None)

@@ -112,6 +112,16 @@ def test_rows_are_gathered_until_they_are_enough_and_no_more_of_them_than_matter
     assert len(gathered(bases)) == 3 * TOKENS
 
 
+def test_tokens_without_a_gradient_do_not_make_enough() -> None:
+    bases = Bases()
+    for step in range(1, 8):
+        x = rows_of(0, seed=step)
+        x[:2] = 0
+        bases.note(GRADIENT, SampleId(0), x, None, 0.0)
+        bases.commit()
+        assert (bases.get(GRADIENT) is not None) == (step == 7), "10 tokens a step; 64 are enough"
+
+
 def test_a_rolled_back_step_gathers_nothing_and_order_does_not_matter() -> None:
     quiet, redone = Bases(), Bases()
     for step in range(3):
