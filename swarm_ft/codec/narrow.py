@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from swarm_ft.codec.base import (
     Codec,
     Payload,
     as_tensor,
-    bfloat16_bytes,
     check_finite,
     checked_peak,
     peak_of,
@@ -25,6 +27,8 @@ from swarm_ft.codec.kernels.base import MIN_SCALE, Kernels, NarrowGrid, Scales, 
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import Axis, CodecSpec
+
+Floats = NDArray[np.float32]
 
 # ---- the codec `hqB`: tiles of a token's channels, rotated so that outliers spread over the tile
 #
@@ -111,13 +115,13 @@ class NarrowCodec(Codec):
     def _write(self, x: Tensor, base: Tensor | None) -> Payload:
         kernels = self.kernels or kernels_for(x.device.type)
         scales = _choose_scales(x, base, self.spec, kernels)
-        header = bfloat16_bytes(_written_scales(scales, self.spec.axis))
+        header = _written_scales(scales, self.spec.axis)
         there = Scales(to_device(scales.rows, x.device), to_device(scales.cols, x.device))
         grid = self._grid(header)
         packed = kernels.quantize_pack(x, base, there, grid)
         shape = len(x), x.shape[1]
         return Payload(
-            header + to_host(packed)[0].tobytes(),
+            b"".join((header, to_host(packed)[0].data)),
             lambda: kernels.unpack_dequantize(packed, shape, base, there, grid),
         )
 
@@ -156,7 +160,15 @@ _FINE_MULTIPLES = (0.14, 0.11, 0.08, 0.06, 0.04, 0.025)
 and for a whole frame, whose largest value is far from most."""
 _ZERO_MULTIPLES = (-1.25, -1.0, -0.75, -0.55, -0.4)
 """Grids with zero on them, for groups that are mostly zeros or have rare large values."""
+_MULTIPLES_OF_MORE = {
+    4: (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, -1.25, -1.0, -0.8),
+    5: (1.0, 0.93, 0.86, 0.78, 0.7, 0.6, 0.45, -1.25, -1.0, -0.85),
+    6: (1.0, 0.97, 0.93, 0.85, 0.7, -1.05, -1.0, -0.97),
+}
+"""The more bits, the nearer is the best scale to the covering one, and the finer is the choice."""
 _SPREAD_VALUES, _SPREAD_TOKENS = 256, 512
+_LINE = 32
+"""Channels that are taken together: memory gives no fewer, and loops of few values are slow."""
 _FIT_VALUES = 128
 """Of each group: enough to tell good scales from bad ones, few enough to cost no time."""
 
@@ -197,26 +209,25 @@ def _choose_scales(x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Ker
     looks = [groups.row_peaks, groups.peaks]
     if groups.rows is not None:
         looks.append(groups.rows)
-    multiples = _multiples(spec)
     is_fitted = spec.bits <= _FIT_BITS and not spec.dither
     if is_fitted:
-        covering = _covering(groups.peaks, spec)
-        by = covering, to_device(multiples, x.device), spec.bits
+        multiples = to_device(_multiples(spec.bits, spec.axis), x.device)
+        by = _covering(groups.peaks, spec), multiples, spec.bits
         looks.append(kernels.grid_errors(groups.sample, None, *by))
-    row_peaks, peaks, *rest = (torch.from_numpy(look) for look in to_host(*looks))
-    checked_peak(row_peaks.max().item())
+    row_peaks, peaks, *rest = to_host(*looks)
+    checked_peak(float(row_peaks.max()))
     errors, share = rest.pop() if is_fitted else None, len(groups.sample) / groups.count
-    fitted = _fitted(peaks, spec, multiples, errors, share)
+    fitted = torch.from_numpy(_fitted(peaks, spec, errors, share))
     if spec.axis is Axis.TOKEN:
         return Scales(fitted, torch.ones(1))
-    return Scales(rest[0] if rest else torch.ones(1), fitted)
+    return Scales(torch.from_numpy(rest[0]) if rest else torch.ones(1), fitted)
 
 
 def _groups(x: Tensor, base: Tensor | None, spec: CodecSpec, kernels: Kernels) -> _Groups:
     if spec.axis is Axis.BOTH:
         inverse = to_device(_inverse_spreads(x, base, spec), x.device)
-        rows, row_peaks, col_peaks = kernels.balance(x, base, inverse)
-        sample = _some_tokens(x, base) / _some_tokens(rows[:, None], None)
+        every = _every(len(x))
+        rows, row_peaks, col_peaks, sample = kernels.balanced_sample(x, base, inverse, every)
         return _Groups(sample, col_peaks, len(x), rows, row_peaks)
     _, _, row_peaks, col_peaks = kernels.moments(x, base)
     if spec.axis is Axis.CHANNEL:
@@ -236,22 +247,27 @@ def _inverse_spreads(x: Tensor, base: Tensor | None, spec: CodecSpec) -> Tensor:
     tokens, which tell as much as all do. Where a grid may clip, only some channels count, others
     are 0: a token's rare large values are to be clipped, not to widen its scale.
     """
+    from swarm_ft.codec.kernels import cpu_plan  # compilers take seconds
+
     may_clip = spec.bits <= _FIT_BITS
     across = max(1, x.shape[1] // _SPREAD_VALUES) if may_clip else 1
     down = max(1, len(x) // (_SPREAD_TOKENS if may_clip else _FIT_VALUES))
-    part = slice(None, None, down), slice(None, None, across)
-    (values,) = to_host((x[part] if base is None else x[part] - base[part]).contiguous())
-    some, kernels = torch.from_numpy(values), kernels_for("cpu")
-    by_channel = _inverse_roots(kernels.moments(some, None)[1] / len(some))
-    rows, _, _ = kernels.balance(some, None, by_channel)
-    squares = kernels.moments(some / rows[:, None], None)[1] / len(some)
+    some = _some_lines(x[::down], across)
+    if base is not None:
+        some = some - _some_lines(base[::down], across)
+    (values,) = to_host(some.flatten(1).contiguous())
+    of_some = torch.empty(values.shape[1])
+    cpu_plan.inverse_spreads(values, of_some.numpy())
     inverse = torch.zeros(x.shape[1])
-    inverse[::across] = _inverse_roots(squares * across)
+    lines = _some_lines(inverse, across)
+    lines.copy_(of_some.view_as(lines))
     return inverse
 
 
-def _inverse_roots(squares: Tensor) -> Tensor:
-    return torch.where(squares > 0, squares.rsqrt().clamp(max=_MAX_FLOAT), 0.0).float()
+def _some_lines(x: Tensor, across: int) -> Tensor:
+    """One in `across` lines of the last dimension, [..., lines, values of a line]: a view."""
+    line = _LINE if across > 1 else x.shape[-1]
+    return x.unfold(-1, line, line * across)
 
 
 def _scales_for(axis: Axis, tokens: int, channels: int) -> tuple[int, int]:
@@ -261,10 +277,11 @@ def _scales_for(axis: Axis, tokens: int, channels: int) -> tuple[int, int]:
     return rows, cols
 
 
-def _written_scales(scales: Scales, axis: Axis) -> Tensor:
-    """The scales that the axis has, by token and then by channel."""
+def _written_scales(scales: Scales, axis: Axis) -> bytes:
+    """The scales that the axis has, by token and then by channel, each exactly a bfloat16."""
     rows, cols = _scales_for(axis, len(scales.rows), len(scales.cols))
-    return torch.cat([scales.rows[:rows], scales.cols[:cols]])
+    written = np.concatenate((scales.rows.numpy()[:rows], scales.cols.numpy()[:cols]))
+    return (written.view(np.uint32) >> 16).astype("<u2").tobytes()
 
 
 def read_scales(payload: bytes, axis: Axis, tokens: int, channels: int) -> Scales:
@@ -283,13 +300,6 @@ def read_scales(payload: bytes, axis: Axis, tokens: int, channels: int) -> Scale
     return Scales(scales[:rows] if rows else one, scales[rows:] if cols else one)
 
 
-def _nearest_scale(scales: Tensor) -> Tensor:
-    """The nearest bfloat16 there is for each scale; 0 for what is too small to be one."""
-    rounded = scales.clamp(-_MAX_FLOAT, _MAX_FLOAT).to(torch.bfloat16).float()
-    rounded = torch.where(rounded.isinf(), scales.sign() * torch.finfo(torch.bfloat16).max, rounded)
-    return torch.where(rounded.abs() < MIN_SCALE, 0.0, rounded)
-
-
 def _reach(spec: CodecSpec) -> float:
     """From zero to the last code, in scales."""
     return ((1 << spec.bits) - 1) / 2
@@ -300,51 +310,64 @@ def _covering(peaks: Tensor, spec: CodecSpec) -> Tensor:
     return (peaks / _reach(spec)).clamp(min=MIN_SCALE)
 
 
-def _fitted(
-    peaks: Tensor, spec: CodecSpec, multiples: Tensor, errors: Tensor | None, share: float
-) -> Tensor:
-    """The scale of each group: of some multiples of the covering one, the one that errs least.
+def _fitted(peaks: Floats, spec: CodecSpec, errors: Floats | None, share: float) -> Floats:
+    """The scale of each group: of `_multiples` of the covering one, the one that errs least.
 
     Args:
-        errors: float32 [multiples, groups], of a sample; None: the values are to be covered.
+        errors: [multiples, groups], of a sample; None: the values are to be covered.
         share: the sample is such a share of the values.
     """
+    from swarm_ft.codec.kernels import cpu_plan  # compilers take seconds
+
     reach = _reach(spec)
-    scales = covering = _covering(peaks, spec)
-    if spec.dither:
-        # Only values that are never clipped have an error that is not theirs.
-        scales = peaks.clamp(min=MIN_SCALE) / max(reach - 0.5, 0.5)
-    elif errors is not None:
-        if share < 1:
-            errors = errors + _clipped_peak(multiples, spec.bits, reach) * share
-        scales = covering * multiples[errors.argmin(0)]
-    return torch.where(peaks == 0, 0.0, _within_range(_nearest_scale(scales), reach + 0.5))
+    # Only values that are never clipped have an error that is not theirs.
+    covered = max(reach - 0.5, 0.5) if spec.dither else reach
+    scales: Floats = np.maximum(peaks / np.float32(covered), np.float32(MIN_SCALE))
+    if errors is not None:
+        penalties = _clipped_peaks(spec.bits, spec.axis) * np.float32(share if share < 1 else 0)
+        cpu_plan.fit(scales, errors, penalties, _multiples(spec.bits, spec.axis).numpy())
+    cpu_plan.to_bfloat16(scales, _largest_scale(reach + 1))
+    scales[peaks == 0] = 0
+    return scales
 
 
-def _multiples(spec: CodecSpec) -> Tensor:
-    is_far_reaching = spec.bits <= 2 or spec.axis is Axis.FRAME
+@functools.cache
+def _multiples(bits: int, axis: Axis | None) -> Tensor:
+    """Of the covering scale, to choose from."""
+    if axis is not Axis.FRAME and bits in _MULTIPLES_OF_MORE:
+        return torch.tensor(_MULTIPLES_OF_MORE[bits])
+    is_far_reaching = bits <= 2 or axis is Axis.FRAME
     multiples = _MULTIPLES + (_FINE_MULTIPLES if is_far_reaching else ())
-    return torch.tensor(multiples + (_ZERO_MULTIPLES if spec.bits > 1 else ()))
+    return torch.tensor(multiples + (_ZERO_MULTIPLES if bits > 1 else ()))
 
 
-def _clipped_peak(multiples: Tensor, bits: int, reach: float) -> Tensor:
-    # The largest value is seldom in the sample, and clipping it is what a finer grid costs.
-    ends = torch.where(multiples < 0, (1 << bits - 1) - 1, reach) * multiples.abs()
-    return (reach - ends).clamp(min=0).square()[:, None]
+@functools.cache
+def _clipped_peaks(bits: int, axis: Axis | None) -> Floats:
+    """Squared errors of a group's largest value, in squared covering scales, by multiple.
+
+    It is seldom in the sample, and clipping it is what a finer grid costs.
+    """
+    multiples, reach = _multiples(bits, axis).numpy(), ((1 << bits) - 1) / 2
+    ends = np.where(multiples < 0, reach - 0.5, reach) * np.abs(multiples)
+    errors: Floats = np.square(np.maximum(reach - ends, 0)).astype(np.float32)
+    return errors
 
 
-def _within_range(scales: Tensor, reach: float) -> Tensor:
-    limit = (torch.tensor(_MAX_FLOAT / (reach + 0.5)).view(torch.int32) & -(1 << 16)).view(
-        torch.float32
-    )
-    return scales.clamp(-limit.item(), limit.item())
+def _largest_scale(reach: float) -> np.float32:
+    """The largest bfloat16 that so many of are finite."""
+    return np.float32((np.float32(_MAX_FLOAT / reach).view(np.int32) & -(1 << 16)).view(np.float32))
 
 
 def _some_tokens(x: Tensor, base: Tensor | None) -> Tensor:
-    every = max(1, len(x) // _FIT_VALUES)
+    every = _every(len(x))
     return x[::every] if base is None else x[::every] - base[::every]
 
 
 def _some_columns(x: Tensor, base: Tensor | None) -> Tensor:
-    every = max(1, x.shape[1] // _FIT_VALUES)
+    every = _every(x.shape[1])
     return x[:, ::every] if base is None else x[:, ::every] - base[:, ::every]
+
+
+def _every(count: int) -> int:
+    """Every how many of a group's values are in its sample."""
+    return max(1, count // _FIT_VALUES)

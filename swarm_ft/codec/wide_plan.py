@@ -44,6 +44,7 @@ FIRST_SYMBOL, LAST_SYMBOL = SYMBOL_ZERO - LARGEST_SYMBOL, SYMBOL_ZERO + LARGEST_
 """They stand for codes that are sent apart, being too large."""
 _SAMPLE_VALUES = 32_768
 _SPREAD_VALUES = 256
+_ROUNDS = 2
 _SEARCHES = 8
 _MOST_AN_OCTAVE, _FEWEST_AN_OCTAVE = 2.0, 0.75
 """Classes: finer ones tell apart what differs little, coarser ones reach further."""
@@ -78,8 +79,8 @@ class Spreads:
         """Spreads from sums of squares, and from all tokens' values of some channels."""
         from swarm_ft.codec.kernels import cpu_plan  # compilers take seconds
 
-        relative = np.empty(len(row_squares))
-        cpu_plan.relative_squares(some_channels, relative)
+        relative, of_some = (np.empty(n) for n in some_channels.shape)
+        cpu_plan.relative_squares(some_channels, _ROUNDS, relative, of_some)
         rows, cols = row_squares / len(col_squares), col_squares / len(row_squares)
         return Spreads(np.sqrt(rows), np.sqrt(cols), np.sqrt(relative))
 

@@ -414,6 +414,23 @@ def test_balance_tells_tokens_spreads_and_what_is_left(
     torch.testing.assert_close(channel_peaks, left, rtol=1e-6, atol=1e-44)
 
 
+@FEW
+@given(SHAPES, st.integers(1, 12), st.booleans(), SEEDS)
+def test_a_balanced_sample_is_of_tokens_over_their_spreads(
+    backend: Backend, shape: tuple[int, int], every: int, has_base: bool, seed: int
+) -> None:
+    generator = drawn(seed)
+    heights = torch.exp2(3 * torch.randn(shape[0], 1, generator=generator))
+    x = torch.randn(shape, generator=generator) * heights
+    base = torch.randn(shape, generator=generator) if has_base else None
+    inverse = torch.rand(shape[1], generator=generator)
+    *measured, sample = backend("balanced_sample", x, base, inverse, every)
+    for part, alone in zip(measured, backend("balance", x, base, inverse), strict=True):
+        assert torch.equal(part, alone)
+    expected = (x if base is None else x - base)[::every] / measured[0][::every, None]
+    torch.testing.assert_close(sample, expected, rtol=1e-6, atol=0)
+
+
 def test_balance_keeps_spreads_within_range_and_silent_tokens_at_one(backend: Backend) -> None:
     x = torch.tensor([[1e-9] * 3, [0.0] * 3, [1e9] * 3, [3e38] * 3, [4.0] * 3])
     spreads, peaks, _ = backend("balance", x, None, torch.ones(3))

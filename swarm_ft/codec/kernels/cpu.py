@@ -44,11 +44,7 @@ class NumbaKernels(Kernels):
     def pack(self, codes: Tensor, bits: int) -> Tensor:
         """See `Kernels.pack`."""
         packed = np.empty(packed_bytes(len(codes), bits), np.uint8)
-        start, source = 0, _array(codes)
-        for width, shift in planes_of(bits):
-            end = start + packed_bytes(len(codes), width)
-            cpu_grid.pack_plane(source, width, shift, packed[start:end])
-            start = end
+        cpu_grid.pack(_array(codes), bits, packed)
         return torch.from_numpy(packed)
 
     def unpack(self, packed: Tensor, count: int, bits: int) -> Tensor:
@@ -72,6 +68,15 @@ class NumbaKernels(Kernels):
         wide = np.empty(x.shape, np.int16)
         cpu_grid.quantize_wide(values, other, vectors, grid.seed, wide)
         return torch.from_numpy(wide)
+
+    def quantize_pack(
+        self, x: Tensor, base: Tensor | None, scales: Scales, grid: NarrowGrid
+    ) -> Tensor:
+        """See `Kernels.quantize_pack`; in one pass."""
+        vectors, values, other = _vectors(scales, x.shape), _array(x), _base(base, x.shape)
+        packed = np.empty(packed_bytes(x.numel(), grid.bits), np.uint8)
+        cpu_grid.quantize_pack(values, other, vectors, grid.bits, grid.seed, packed)
+        return torch.from_numpy(packed)
 
     def dequantize(self, codes: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
         """See `Kernels.dequantize`."""
@@ -112,17 +117,25 @@ class NumbaKernels(Kernels):
         self, x: Tensor, base: Tensor | None, inverse: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See `Kernels.balance`."""
+        return self.balanced_sample(x, base, inverse, len(x))[:3]
+
+    def balanced_sample(
+        self, x: Tensor, base: Tensor | None, inverse: Tensor, every: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """See `Kernels.balanced_sample`."""
         tokens, channels = x.shape
         _check_shape("inverse", inverse, (channels,))
         spreads, row_peaks, col_peaks = (torch.empty(n) for n in (tokens, tokens, channels))
+        sample = torch.empty(-(-tokens // every), channels)
         cpu_entropy.balance(
             _array(x),
             _base(base, x.shape),
             _array(inverse),
-            spreads.numpy(),
-            *(sizes.numpy().view(np.int32) for sizes in (row_peaks, col_peaks)),
+            (spreads.numpy(), row_peaks.numpy().view(np.int32)),
+            col_peaks.numpy().view(np.int32),
+            (every, sample.numpy()),
         )
-        return spreads, row_peaks, col_peaks
+        return spreads, row_peaks, col_peaks, sample
 
     def grid_errors(
         self, x: Tensor, base: Tensor | None, covering: Tensor, multiples: Tensor, bits: int

@@ -1,7 +1,7 @@
 """Loops between values and codes, for one thread of a CPU. Knows arrays; knows no tensors.
 
-They run along channels, where LLVM makes vectors of them, over arrays that `_prepare_*` makes of a
-row's scales: once where rows share their scales, else row by row, within the first-level cache.
+They run along channels, where LLVM makes vectors of them, token by token, so that what they make on
+the way stays in the first-level cache. A value's scale is made where it is used: memory is slower.
 `base` and `seed` may be None: Numba compiles a loop apart for that. Each operand and intermediate
 of 32 bits is said to be one, as Numba widens to 64 what it may.
 """
@@ -50,6 +50,11 @@ def compiled_loosely(loop: Loop) -> Loop:
     return _compile(loop, fastmath=_ANY_ORDER)
 
 
+def compiled_fused(loop: Loop) -> Loop:
+    """As `compiled`, but a product and a sum may be rounded as one: for encoders."""
+    return _compile(loop, fastmath={"contract"})
+
+
 def part(helper: Loop) -> Loop:
     """A helper, compiled into the loops that call it."""
     return cast(Loop, numba.njit(nogil=True)(helper))
@@ -64,6 +69,7 @@ def _compile(loop: Loop, fastmath: bool | set[str]) -> Loop:
 
 Floats = NDArray[np.float32]
 Codes = NDArray[Any]
+Bytes = NDArray[np.uint8]
 ScaleVectors = tuple[Floats, Floats]
 """`Scales` with all its columns: rows [tokens] or [1], and cols [channels]."""
 
@@ -72,7 +78,7 @@ _UNITS, _PER_UNITS = np.float32(UNITS), np.float32(1 / UNITS)
 _COARSE, _PER_COARSE = np.float32(COARSE), np.float32(1 / COARSE)
 _EXACT_CODE, _MAX_CODE = np.float32(EXACT_CODE), np.float32(MAX_CODE)
 _LARGEST = np.float32(np.finfo(np.float32).max)
-_U32 = np.uint32
+_U8, _U32 = np.uint8, np.uint32
 _I32 = np.int32
 _I16 = np.int16
 
@@ -144,39 +150,55 @@ def _inverse(scale: np.float32) -> np.float32:
 
 
 @part
-def _prepare_quantize(
-    row: np.float32, cols: Floats, bits: int, inverse: Floats, offset: Floats, top: Floats
+def _narrow_codes(
+    x: Floats,
+    base: Floats | None,
+    scales: ScaleVectors,
+    grid: tuple[int, int],
+    seed: int | None,
+    codes: Bytes,
 ) -> None:
-    """Of min(max(0, x inverse + offset), top), the whole part is the code: offset has the 0.5."""
-    last = np.float32((1 << bits) - 1)
-    for c in range(cols.size):
+    """Codes of one token's values; what is NaN gets code 0.
+
+    Args:
+        grid: its bits, and which token it is.
+    """
+    (rows, cols), (bits, t) = scales, grid
+    row, last = rows[t if rows.size > 1 else 0], np.float32((1 << bits) - 1)
+    for c in range(codes.size):
         scale = scale_of(row, cols[c])
         largest = last - _ONE if scale < _ZERO else last
-        inverse[c] = _inverse(scale)
-        offset[c] = largest * _HALF + _HALF
-        top[c] = largest + _HALF if scale != _ZERO else _ZERO
+        top = largest + _HALF if scale != _ZERO else _ZERO
+        change = x[t, c]
+        if base is not None:
+            change = change - base[t, c]
+        code = change * _inverse(scale) + (largest * _HALF + _HALF)
+        if seed is not None:
+            code = code - _dither(t * codes.size + c, seed) * _PER_UNITS
+        code = code if code > _ZERO else _ZERO
+        codes[c] = np.uint8(_I32(code if code < top else top))
 
 
 @compiled_loosely
 def quantize_narrow(
-    x: Floats, base: Floats | None, scales: ScaleVectors, bits: int, seed: int | None, codes: Codes
+    x: Floats, base: Floats | None, scales: ScaleVectors, bits: int, seed: int | None, codes: Bytes
 ) -> None:
-    """See `Kernels.quantize`; what is NaN gets code 0."""
-    tokens, channels = x.shape
-    inverse, offset = np.empty(channels, np.float32), np.empty(channels, np.float32)
-    top = np.empty(channels, np.float32)
-    for t in range(tokens):
-        if t < scales[0].size:
-            _prepare_quantize(scales[0][t], scales[1], bits, inverse, offset, top)
-        for c in range(channels):
-            change = x[t, c]
-            if base is not None:
-                change = change - base[t, c]
-            code = change * inverse[c] + offset[c]
-            if seed is not None:
-                code = code - _dither(t * channels + c, seed) * _PER_UNITS
-            code = code if code > _ZERO else _ZERO
-            codes[t, c] = np.uint8(_I32(code if code < top[c] else top[c]))
+    """See `Kernels.quantize`."""
+    for t in range(x.shape[0]):
+        _narrow_codes(x, base, scales, (bits, t), seed, codes[t])
+
+
+@compiled_loosely
+def quantize_pack(
+    x: Floats, base: Floats | None, scales: ScaleVectors, bits: int, seed: int | None, packed: Bytes
+) -> None:
+    """See `Kernels.quantize_pack`; a token's codes stay in the first-level cache."""
+    codes = np.empty(x.shape[1], np.uint8)
+    packed[:] = 0
+    for t in range(x.shape[0]):
+        _narrow_codes(x, base, scales, (bits, t), seed, codes)
+        _append(codes, t * codes.size, bits, packed)
+    _fill_up(x.size, bits, packed)
 
 
 @part
@@ -330,27 +352,57 @@ def dequantize_wide(
 #
 # For one thread of a CPU. Knows arrays; knows no tensors.
 
-Bytes = NDArray[np.uint8]
-
-_U8, _U64 = np.uint8, np.uint64
+_U64 = np.uint64
 _BLOCK = 4096
 """Bytes of a plane that stay in the first-level cache while their codes come one part at a time."""
 
 
+@part
+def _append_to(plane: Bytes, width: int, codes: Bytes, first: int) -> None:
+    """Codes' lowest bits into a plane, and off the codes.
+
+    A byte's codes come in the order of its bits. `width` is a constant wherever this is called:
+    vectors of bytes are shifted ten times as fast by one.
+    """
+    mask, done = _U8((1 << width) - 1), 0
+    while done < codes.size:
+        at = (first + done) % plane.size
+        some = codes[done : done + plane.size - at]
+        block = plane[at : at + some.size]
+        for j in range(some.size):
+            block[j] = _U8(_U8(block[j] << _U8(width)) | _U8(some[j] & mask))
+            if width < 4:  # which is the last plane
+                some[j] = _U8(some[j] >> _U8(width))
+        done += some.size
+
+
+@part
+def _append(codes: Bytes, first: int, bits: int, packed: Bytes) -> None:
+    """Codes of values from `first` on to planes that have those before it; uses the codes up."""
+    eighth = packed.size // bits
+    if bits & 1:
+        _append_to(packed[(bits - 1) * eighth :], 1, codes, first)
+    if bits & 2:
+        _append_to(packed[(bits & 4) * eighth : (bits & 6) * eighth], 2, codes, first)
+    if bits & 4:
+        _append_to(packed[: 4 * eighth], 4, codes, first)
+    if bits == 8:
+        packed[first : first + codes.size] = codes
+
+
+@part
+def _fill_up(count: int, bits: int, packed: Bytes) -> None:
+    """Zeros behind the last code, up to a multiple of 8."""
+    _append(np.zeros(-count % 8, np.uint8), count, bits, packed)
+
+
 @compiled
-def pack_plane(codes: Bytes, width: int, shift: int, plane: Bytes) -> None:
-    """Write `width` bits of each code, from `shift` up, to a plane that holds them all."""
-    mask = _U8((1 << width) - 1)
-    for first in range(0, plane.size, _BLOCK):
-        block = plane[first : first + _BLOCK]
-        block[:] = 0
-        for k in range(8 // width):
-            start = k * plane.size + first
-            part_of = codes[start : start + block.size]  # shorter, or empty, at the end
-            left = _U8(8 - width * (k + 1))
-            for j in range(part_of.size):
-                bits = _U8(_U8(part_of[j] >> _U8(shift)) & mask)
-                block[j] = _U8(block[j] | _U8(bits << left))
+def pack(codes: Bytes, bits: int, packed: Bytes) -> None:
+    """See `Kernels.pack`."""
+    packed[:] = 0
+    for first in range(0, codes.size, _BLOCK):
+        _append(codes[first : first + _BLOCK].copy(), first, bits, packed)
+    _fill_up(codes.size, bits, packed)
 
 
 @compiled

@@ -11,18 +11,33 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm_ft.codec.kernels.base import LARGEST_SYMBOL, MAX_CODE, SLICES, SYMBOL_ZERO, UNITS
-from swarm_ft.codec.kernels.cpu_grid import Floats, compiled, compiled_loosely, drawn, part
+from swarm_ft.codec.kernels.base import (
+    LARGEST_SYMBOL,
+    MAX_CODE,
+    MIN_SCALE,
+    SLICES,
+    SYMBOL_ZERO,
+    UNITS,
+)
+from swarm_ft.codec.kernels.cpu_grid import (
+    Floats,
+    compiled,
+    compiled_loosely,
+    drawn,
+    part,
+    scale_of,
+)
 
 Bytes = NDArray[np.uint8]
 Counts = NDArray[np.int64]
 Doubles = NDArray[np.float64]
 
+_ZERO, _ONE, _MIN_SCALE = np.float32(0), np.float32(1), np.float32(MIN_SCALE)
+_LARGEST = float(np.finfo(np.float32).max)
 _EULER = 0.5772156649015329
 _FEW = 64
 _HALF_A_NAT = 0.5 / math.log(2)
 _TINY_SQUARE = 1e-300
-_ROUNDS = 2
 _MIDDLE = 15
 
 
@@ -32,21 +47,22 @@ def _inverse(square: float) -> float:
 
 
 @compiled_loosely
-def relative_squares(x: Floats, rows: Doubles) -> None:
-    """Each token's mean square once channels are brought to one spread, to `rows`.
+def relative_squares(x: Floats, rounds: int, rows: Doubles, cols: Doubles) -> None:
+    """Tokens' mean squares once channels are brought to one spread, and channels' once tokens are.
 
     Otherwise one channel that sticks out would be all that a token's spread tells of. Tokens and
-    channels are brought to one spread in turn, twice, so that neither hides the other.
+    channels are brought to one spread in turn, so that neither hides the other.
     """
     tokens, channels = x.shape
-    inverse, sums = np.zeros(channels), np.zeros(channels)
+    inverse = np.zeros(channels)
+    cols[:] = 0.0
     for t in range(tokens):
         for c in range(channels):
-            sums[c] += np.float64(x[t, c]) * np.float64(x[t, c])
-    for _ in range(_ROUNDS):
+            cols[c] += np.float64(x[t, c]) * np.float64(x[t, c])
+    for _ in range(rounds):
         for c in range(channels):
-            inverse[c] = _inverse(sums[c] / tokens)
-            sums[c] = 0.0
+            inverse[c] = _inverse(cols[c] / tokens)
+            cols[c] = 0.0
         for t in range(tokens):  # which waits in the first-level cache for its spread
             total = 0.0
             for c in range(channels):
@@ -54,7 +70,45 @@ def relative_squares(x: Floats, rows: Doubles) -> None:
             rows[t] = total / channels
             weight = _inverse(rows[t])
             for c in range(channels):
-                sums[c] += np.float64(x[t, c]) * np.float64(x[t, c]) * weight
+                cols[c] += np.float64(x[t, c]) * np.float64(x[t, c]) * weight
+    for c in range(channels):
+        cols[c] = cols[c] / tokens
+
+
+@compiled
+def inverse_spreads(x: Floats, inverse: Floats) -> None:
+    """One over each channel's spread once tokens are brought to one; 0 for one of zeros."""
+    rows, cols = np.empty(x.shape[0]), np.empty(x.shape[1])
+    relative_squares(x, 1, rows, cols)
+    for c in range(cols.size):
+        inverse[c] = min(math.sqrt(_inverse(cols[c])), _LARGEST)
+
+
+@compiled
+def fit(scales: Floats, errors: Floats, penalties: Floats, multiples: Floats) -> None:
+    """Multiply each group's covering scale by the multiple that errs least.
+
+    Args:
+        errors: [multiples, groups].
+        penalties: what a multiple errs beside that, in each group.
+    """
+    least, best = errors[0] + penalties[0], np.full(scales.size, multiples[0])
+    for k in range(1, multiples.size):
+        for c in range(scales.size):
+            error = np.float32(errors[k, c] + penalties[k])
+            best[c] = multiples[k] if error < least[c] else best[c]
+            least[c] = min(error, least[c])
+    for c in range(scales.size):
+        scales[c] = np.float32(scales[c] * best[c])
+
+
+@compiled
+def to_bfloat16(scales: Floats, largest: np.float32) -> None:
+    """The nearest bfloat16 for each scale, up to `largest`; 0 for what is too small to be one."""
+    for c in range(scales.size):
+        size = scale_of(np.float32(min(abs(scales[c]), largest)), _ONE)
+        size = size if size >= _MIN_SCALE else _ZERO
+        scales[c] = -size if scales[c] < _ZERO < size else size
 
 
 @compiled

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from swarm_ft.codec.kernels import cpu_plan
 from swarm_ft.codec.kernels.base import Coded, Coding, NarrowGrid, Scales, WideGrid
 from swarm_ft.codec.kernels.cpu import NumbaKernels
 from swarm_ft.codec.kernels.cpu_grid import compiled
@@ -20,6 +22,7 @@ UNFIT = {
     "a base": ("quantize", X, X[:2], Scales(ONE, ONE), NarrowGrid(2)),
     "rows of scales": ("quantize", X, None, Scales(torch.ones(2), ONE), NarrowGrid(2)),
     "columns of scales": ("dequantize", X.byte(), None, Scales(ONE, torch.ones(3)), NarrowGrid(2)),
+    "inverse spreads": ("balanced_sample", X, None, torch.ones(3), 2),
     "covering scales": ("grid_errors", X, None, torch.ones(3), ONE, 2),
     "a context": ("histogram", CODES, CODES + 2, 2),
     "contexts": ("histogram", CODES, CODES[:4], 2),
@@ -39,6 +42,29 @@ def test_what_does_not_fit_is_refused(kernel_and_args: tuple[Any, ...]) -> None:
     kernel, *args = kernel_and_args
     with pytest.raises(ValueError, match=r"expected|do not fit"):
         getattr(NumbaKernels(), kernel)(*args)
+
+
+def test_the_multiple_that_errs_least_is_taken_penalties_included() -> None:
+    scales, multiples = np.array([1, 2, 4], np.float32), np.array([1, 0.5, -1], np.float32)
+    errors = np.array([[3, 1, 2], [1, 2, 9], [2, 2, 1.5]], np.float32)
+    cpu_plan.fit(scales, errors, np.array([0, 1, 0], np.float32), multiples)
+    assert scales.tolist() == [0.5, 2, -4]  # of two that err alike, the first
+
+
+def test_scales_become_the_nearest_bfloat16_within_the_range_of_scales() -> None:
+    scales = np.array([1 + 2**-9, -(1 + 3 * 2**-9), 3e38, -3e38, 2.0**-121, -(2.0**-121), 0])
+    narrowed = scales.astype(np.float32)
+    cpu_plan.to_bfloat16(narrowed, np.float32(2.0**100))
+    assert narrowed.tolist() == [1, -(1 + 2**-7), 2.0**100, -(2.0**100), 0, 0, 0]
+    assert not np.signbit(narrowed[4:]).any()
+
+
+def test_a_channels_spread_is_that_of_tokens_brought_to_one() -> None:
+    x = np.outer([1, 100], [1, 2, 0, -4]).astype(np.float32)
+    inverse = np.empty(4, np.float32)
+    cpu_plan.inverse_spreads(x, inverse)
+    assert inverse[2] == 0
+    np.testing.assert_allclose(inverse[[1, 3]] / inverse[0], [1 / 2, 1 / 4], rtol=1e-6)
 
 
 def test_counts_beyond_the_words_read_zeros() -> None:

@@ -47,7 +47,7 @@ def counted(
 
 FORWARD, BACKWARD = Direction.FORWARD, Direction.BACKWARD
 LIMITS = {
-    "aq4": (FORWARD, 48, 3),
+    "aq4": (FORWARD, 49, 3),
     "q8": (BACKWARD, 20, 2),
     "q3c": (FORWARD, 26, 2),
     "aq3+z": (FORWARD, 55, 4),
