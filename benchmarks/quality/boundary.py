@@ -16,6 +16,7 @@ from benchmarks.quality.configs import DEFAULT_BITS, Config
 from benchmarks.quality.published import parse_published
 from benchmarks.quality.reuse import Partly, Reuse, merged, parse_reuse
 from swarm_ft.codec import Codec, pack_buffer, unpack_buffer
+from swarm_ft.codec.codebook import CodebookCodec
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.feedback import encode_with_feedback
 from swarm_ft.ids import BlockIndex, SampleId
@@ -117,7 +118,7 @@ class Learner:
 
     def along(self, codec: AnyCodec, kind: Kind, tally: Tally) -> AnyCodec:
         """The codec with its basis, whose bytes are counted when it is new."""
-        if not isinstance(codec, DirectionalCodec):
+        if not isinstance(codec, DirectionalCodec | CodebookCodec):
             return codec
         key = BasisKey(BlockIndex(0), kind)
         basis = self.bases.get(key)
@@ -133,6 +134,8 @@ class Learner:
         key = BasisKey(BlockIndex(0), kind)
         if isinstance(codec, DirectionalCodec):
             self.bases.note(key, SampleId(sample), x, base, codec.step_of(x))
+        elif isinstance(codec, CodebookCodec):
+            self.bases.note(key, SampleId(sample), x, None, 0.0)
 
 
 @dataclass(slots=True)
@@ -201,7 +204,7 @@ class Channel:
         self, codec: AnyCodec, sample: int, x: Tensor, base: Tensor | None
     ) -> tuple[Any, Tensor]:
         base = base if self.is_delta else None
-        kind = Kind.FIRST if base is None else Kind.CHANGE
+        kind = self._kind_of(base)
         used = self.learner.along(codec, kind, self.tally)
         self.learner.note(used, kind, sample, x, base)
         return used.encode_and_decode(x, base)
@@ -216,6 +219,11 @@ class Channel:
             frame, sent = self._send_by(codec, sample, x[moved], base[moved])
         flags = moved if reuse.by_token else moved[:1]
         return Partly(len(x), x.shape[1], flags, frame), merged(moved, sent, base)
+
+    def _kind_of(self, base: Tensor | None) -> Kind:
+        if isinstance(self.codec, CodebookCodec):
+            return Kind.GRADIENT
+        return Kind.FIRST if base is None else Kind.CHANGE
 
     def forget(self) -> None:
         """What is remembered of samples."""
@@ -269,6 +277,7 @@ class Cuts:
         if mode == "train":
             for boundary in self.boundaries:
                 boundary.forward.learner.begin()
+                boundary.backward.learner.begin()
 
     def cut(self, index: int, x: Tensor) -> Tensor:
         """`x`, [samples, tokens, channels], as the next stage gets it."""

@@ -93,6 +93,11 @@ GROUPS: dict[str, str] = {
     "gradients": """
         none  none/q1t+d+z  none/q1.5t+d+z  none/q1t+d+z+last@q1t+d+z
     """,
+    # The same over one epoch, with a codebook that the sender learns: `--epochs 1`.
+    "codebook": """
+        none  none/q1+z  none/q1+z+book  none/q1.25+z  none/q1.25+z+book  none/q1.5+z
+        none/q1.5+z+book  none/q2+z  none/q0.85+z+book  qk0.35/q1+z+book  qk0.3/q1.25+z+book
+    """,
     # Along directions that the sender learns, at constant quality.
     "directions": """
         none

@@ -307,7 +307,7 @@ def bytes_per_value(spec: CodecSpec) -> float:
 
     Noise has no directions: of codecs that learn some it is what they take of activations.
     """
-    if spec.has_basis:
+    if spec.is_directional:
         return spec.usual_bits / 8
     noise = torch.randn(PROBED_TOKENS, PROBED_CHANNELS, generator=torch.Generator().manual_seed(0))
     base = torch.zeros_like(noise) if spec.is_delta else None

@@ -8,6 +8,7 @@
 | `narrow` | qB, aqB: codes of B bits; hqB |
 | `wide` | qB+z, aqB+z, qcS, aqcS: codes as wide as need be, as `wide_plan` has it; +z of others |
 | `directional` | qkS, aqkS: codes along a learned `basis` |
+| `codebook` | +book of whatever builds on nothing: beside entries of a learned one |
 | `topk`, `lowrank` | topK, lowrankR |
 | `feedback` | aqtopK, +ef21 and +last of whatever builds on nothing; +ef, +efmix |
 | `stored` | buffers as both ends keep them |
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from swarm_ft.codec.base import Codec
+from swarm_ft.codec.codebook import CodebookCodec
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.feedback import SHARE_BITS, DeltaCodec, ShareCodec, encode_with_feedback
 from swarm_ft.codec.kernels.base import Kernels
@@ -67,9 +69,11 @@ def from_spec(spec: CodecSpec, kernels: Kernels | None = None) -> Codec:
         if isinstance(plain, WideCodec):
             plain = replace(plain, token_bits=SHARE_BITS)
         return ShareCodec(spec, plain)
+    if spec.feedback is Feedback.BOOK:
+        return CodebookCodec(spec, from_spec(replace(spec, feedback=Feedback.NONE), kernels))
     if spec.name in _GRIDS:
         return WideCodec(spec, kernels) if spec.entropy else NarrowCodec(spec, kernels)
-    if spec.has_basis:
+    if spec.is_directional:
         return DirectionalCodec(spec, kernels)
     if spec.name is CodecName.AQTOP:
         return DeltaCodec(spec, from_spec(replace(spec, name=CodecName.TOP), kernels))

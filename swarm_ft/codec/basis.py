@@ -20,7 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swarm_ft.codec.base import as_tensor, bfloat16_bytes, read_bfloat16
+from swarm_ft.codec.base import (
+    as_tensor,
+    bfloat16_bytes,
+    bfloat16_pattern,
+    of_bfloat16,
+    read_bfloat16,
+)
 from swarm_ft.codec.entropy import CLASSES, read_symbols, write_symbols
 from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.errors import BadFrame
@@ -31,6 +37,7 @@ NAME_BYTES = 4
 PLAIN = bytes(NAME_BYTES)
 """In place of a name: coded along the channels themselves."""
 _HEADER = struct.Struct("<HIB")
+_CODEBOOK = struct.Struct("<BH")
 _SYMBOL_ZERO = 128
 _LARGEST = 127
 _COARSE, _WIDE_STEPS = 31, 40.0
@@ -54,6 +61,10 @@ _WORTH = 0.9
 """A forecast that leaves more than this of a change's energy is not worth its bytes."""
 _TINY = 1e-30
 _HALVES = 2
+_HAS_MEAN, _HAS_FORECAST, _HAS_CODEBOOK = 1, 2, 4
+MOST_ENTRY_BITS = 10
+_LEAST_CODE, _LARGEST_CODE = 2.0**-24, 1.0
+"""Of a codebook's entries, which are of unit length."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +80,41 @@ class Forecast:
     exponents: Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Codebook:
+    """Likely directions of tokens' gradients, along those of a basis.
+
+    Attributes:
+        codes: int8 [entries, directions]; as many entries as `bits` can tell.
+        scale: of a code of one; exactly a bfloat16.
+    """
+
+    codes: Tensor
+    scale: float
+
+    @property
+    def bits(self) -> int:
+        """Of an entry's number."""
+        return len(self.codes).bit_length() - 1
+
+    def to_bytes(self) -> bytes:
+        """All but the codes."""
+        return _CODEBOOK.pack(self.bits, bfloat16_pattern(self.scale))
+
+    @staticmethod
+    def shape_in(data: bytes) -> tuple[int, float]:
+        """How many entries there are and their scale, of what `to_bytes` wrote.
+
+        Raises:
+            BadFrame: a codebook has not so many, or none of such a scale.
+        """
+        bits, pattern = _CODEBOOK.unpack(data)
+        scale = of_bfloat16(pattern)
+        if not 1 <= bits <= MOST_ENTRY_BITS or not _LEAST_CODE <= scale <= _LARGEST_CODE:
+            raise BadFrame(f"basis: a codebook of 2^{bits} entries, in steps of {scale:.4g}")
+        return 1 << bits, scale
+
+
 @dataclass(frozen=True, eq=False)
 class Basis:
     """Directions over channels, in order of falling variance; nearly orthonormal.
@@ -79,6 +125,7 @@ class Basis:
         classes: uint8 [directions], 0 to 7: how widely values along it spread.
         mean: float32 [channels], exactly bfloat16s: what is subtracted first; None for nothing.
         forecast: of changes; None for none.
+        codebook: of gradients; None for none.
     """
 
     coefficients: Tensor
@@ -86,6 +133,7 @@ class Basis:
     classes: Tensor
     mean: Tensor | None = None
     forecast: Forecast | None = None
+    codebook: Codebook | None = None
     _there: dict[tuple[str, torch.device], Tensor] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -138,6 +186,17 @@ class Basis:
         by = self._kept("forecast", device, lambda: forecast.coefficients.float())
         return by, self._kept("its exponents", device, lambda: forecast.exponents.int())
 
+    def entries(self, device: torch.device) -> Tensor:
+        """The codebook's entries, float32 [entries, channels]: exact sums, rounded once, scaled."""
+        return self._kept("entries", device, self._made_entries)
+
+    def _made_entries(self) -> Tensor:
+        if self.codebook is None:
+            raise BadFrame(f"basis {self.name.hex()}: it has no codebook")
+        # Whole multiples of 2^-13 below 2^24: float64 adds them up exactly in any order.
+        sums = self.codebook.codes.double() @ self._made_synthesis().double()
+        return sums.float() * self.codebook.scale
+
     def _kept(self, what: str, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
         found = self._there.get((what, device))
         if found is None:
@@ -150,22 +209,31 @@ class Basis:
         mean = b"" if self.mean is None else bfloat16_bytes(self.mean)
         *small, coefficients = self.numbers()
         symbols = (coefficients.int() + _SYMBOL_ZERO).to(torch.uint8)
-        contexts, kernels = torch.zeros_like(symbols), kernels_for("cpu")
-        counts = kernels.histogram(symbols, contexts, 1).numpy()
+        kernels = kernels_for("cpu")
+        entries = 0 if self.codebook is None else len(self.codebook.codes)
+        contexts = _contexts(len(symbols), self.classes, entries)
+        counts = kernels.histogram(symbols, contexts, 1 + int(contexts.max())).numpy()
         head = _HEADER.pack(*self._counts()) + mean
         rest = b"".join(part.numpy().tobytes() for part in small)
         return head + rest + write_symbols(symbols, contexts, counts, kernels)
 
     def _counts(self) -> tuple[int, int, int]:
-        flags = (self.mean is not None) | (self.forecast is not None) << 1
+        flags = _HAS_MEAN * (self.mean is not None) | _HAS_FORECAST * (self.forecast is not None)
+        flags |= _HAS_CODEBOOK * (self.codebook is not None)
         return self.directions, self.channels, flags
 
     def numbers(self) -> list[Tensor]:
-        """Exponents and classes of directions, exponents of the forecast, all coefficients."""
+        """Exponents and classes of directions, exponents of the forecast, all coefficients.
+
+        With a codebook: what it says of its codes, before all coefficients; they come last.
+        """
         parts, coefficients = [self.exponents << 4 | self.classes], [self.coefficients.reshape(-1)]
         if self.forecast is not None:
             parts.append(self.forecast.exponents)
             coefficients.append(self.forecast.coefficients.reshape(-1))
+        if self.codebook is not None:
+            parts.append(as_tensor(self.codebook.to_bytes()))
+            coefficients.append(self.codebook.codes.reshape(-1))
         return [*parts, torch.cat(coefficients)]
 
     @staticmethod
@@ -178,32 +246,45 @@ class Basis:
         if len(data) < _HEADER.size:
             raise BadFrame(f"basis: expected a header of {_HEADER.size} bytes, got {len(data)}")
         directions, claimed, flags = _HEADER.unpack_from(data)
-        if claimed != channels or not 1 <= directions <= most_directions(channels) or flags > 3:
+        if claimed != channels or not 1 <= directions <= most_directions(channels):
             raise BadFrame(f"basis: {directions} directions of {claimed} channels; {channels} here")
-        maps = 1 + (flags >> 1)
-        sizes = [2 * channels * (flags & 1), *[directions] * maps]
+        if flags > _HAS_CODEBOOK:
+            raise BadFrame(f"basis: parts {flags}")
+        maps, num_heads = 1 + (flags >> 1 & 1), flags // _HAS_CODEBOOK
+        mean_bytes, head_bytes = 2 * channels * (flags & 1), num_heads * _CODEBOOK.size
+        sizes = [mean_bytes, *[directions] * maps, head_bytes]
         at = _HEADER.size + sum(sizes)
         if len(data) < at:
             raise BadFrame(f"basis: expected {at} bytes or more, got {len(data)}")
         ends = itertools.accumulate(sizes, initial=_HEADER.size)
-        mean, *small = (data[at : at + size] for at, size in zip(ends, sizes, strict=False))
-        contexts = torch.zeros(maps * directions * channels, dtype=torch.uint8)
+        mean, *small, head = (data[at : at + size] for at, size in zip(ends, sizes, strict=False))
+        entries, scale = Codebook.shape_in(head) if head else (0, 0.0)
+        numbers = as_tensor(small[0])
+        exponents, classes = numbers >> 4, numbers & 15
+        count = directions * (channels * maps + entries)
+        contexts = _contexts(count, classes, entries)
         symbols = read_symbols(data[at:], contexts, kernels_for("cpu"))
-        all_coefficients = (symbols.int() - _SYMBOL_ZERO).to(torch.int8).view(maps, -1)
-        exponents, coefficients = as_tensor(small[0]), all_coefficients[0]
-        forecast = None
-        if maps > 1:
-            by = all_coefficients[1].view(channels, directions)
-            forecast = Forecast(by, as_tensor(small[1]))
+        coefficients = (symbols.int() - _SYMBOL_ZERO).to(torch.int8).view(-1, directions)
+        # Of a forecast or of entries; and those of directions are said row by row.
+        rest = coefficients[channels:]
         return _checked(
             Basis(
-                coefficients=coefficients.view(directions, channels),
-                exponents=exponents >> 4,
-                classes=exponents & 15,
+                coefficients=coefficients[:channels].reshape(directions, channels),
+                exponents=exponents,
+                classes=classes,
                 mean=read_bfloat16(mean) if mean else None,
-                forecast=forecast,
+                forecast=Forecast(rest, as_tensor(small[1])) if maps > 1 else None,
+                codebook=Codebook(rest, scale) if entries else None,
             )
         )
+
+
+def _contexts(count: int, classes: Tensor, entries: int) -> Tensor:
+    """Of so many coefficients, uint8: the last are entries' codes, which spread by their class."""
+    contexts = torch.zeros(count, dtype=torch.uint8)
+    if entries:
+        contexts[-entries * len(classes) :] = (1 + classes).repeat(entries)
+    return contexts
 
 
 def _checked(basis: Basis) -> Basis:
@@ -279,6 +360,26 @@ def learned(
     ends = _LEAST_EXPONENT, _MOST_EXPONENT
     coefficients, exponents = _rounded(vectors.T.contiguous(), largest, *ends)
     return Basis(coefficients, exponents, _classes(spreads), mean, forecast)
+
+
+def with_codebook(entries: Tensor, step: float) -> Basis | None:
+    """The basis of a codebook's entries, and these along it.
+
+    Args:
+        entries: float32 [entries, channels], of unit length; a power of two.
+        step: in which they are rounded.
+    """
+    spreads, vectors = _leading(entries, _FLOOR * step)
+    count = min(int((spreads > _FLOOR * step).sum()), most_directions(entries.shape[1]))
+    if count == 0:
+        return None
+    spreads, vectors = spreads[:count], vectors[:, :count].float()
+    scale = torch.tensor(step).to(torch.bfloat16).item()
+    codes = (entries @ vectors / scale).round().clamp(-_LARGEST, _LARGEST).to(torch.int8)
+    ends = _LEAST_EXPONENT, _MOST_EXPONENT
+    coefficients, exponents = _rounded(vectors.T.contiguous(), _COARSE, *ends)
+    book = Codebook(codes, scale)
+    return Basis(coefficients, exponents, _classes(spreads), codebook=book)
 
 
 def _with_forecast(

@@ -17,6 +17,7 @@ from torch import Tensor
 from swarm_ft.codec import from_spec
 from swarm_ft.codec.base import Codec
 from swarm_ft.codec.basis import Basis, learned
+from swarm_ft.codec.codebook import CodebookCodec, learned_codebook
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.protocol.messages.boundary import EncodedTensor
@@ -34,6 +35,8 @@ BACKWARD = ["q4+ef21", "top20+ef21+z", "q2+z", "hq4+ef21", "q1t+d+z", "q1.2+z+la
 SHAPES = ((9, 20), (1, 1), (130, 3))
 ALONG = ("qk0.1", "aqk0.5")
 """Without a basis, and along one."""
+BESIDE = ("q1.2+z+book", "q3+book")
+"""Without a codebook, and with one."""
 
 
 def sample(shape: tuple[int, int], seed: int) -> Tensor:
@@ -62,6 +65,9 @@ def rows() -> Iterator[dict[str, Any]]:
     for name in ALONG:
         for shape in SHAPES:
             yield from rows_along(name, shape)
+    for name in BESIDE:
+        for shape in SHAPES:
+            yield from rows_beside(name, shape)
 
 
 def rows_along(name: str, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
@@ -77,6 +83,19 @@ def rows_along(name: str, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
         x[0] *= massive
         encoded = codec.along(way).encode(x, base)
         y = codec.along(way).decode(encoded, base)
+        said = {} if way is None else {"basis": way.data.hex()}
+        yield row_of(name, shape, encoded, y) | said
+
+
+def rows_beside(name: str, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
+    """Without a codebook and with one of more than a byte's entries."""
+    codec = from_spec(parse_codec_spec(name, Direction.BACKWARD), ReferenceKernels())
+    assert isinstance(codec, CodebookCodec)
+    basis = learned_codebook([sample((2048, shape[1]), 3)])
+    assert basis is not None
+    for way in (None, basis):
+        encoded = codec.along(way).encode(sample(shape, 1))
+        y = codec.along(way).decode(encoded)
         said = {} if way is None else {"basis": way.data.hex()}
         yield row_of(name, shape, encoded, y) | said
 
@@ -117,14 +136,15 @@ def test_decodes_to_the_bits_of_the_table(backend: Backend, row: dict[str, Any])
         pytest.skip("payloads of codecs without a base are decoded on the CPU")
     encoded = EncodedTensor.from_bytes(bytes.fromhex(row["encoded"]))
     codec = from_spec(encoded.codec, backend.kernels)
-    if "basis" in row and isinstance(codec, DirectionalCodec):
+    if "basis" in row and isinstance(codec, DirectionalCodec | CodebookCodec):
         codec = codec.along(Basis.from_bytes(bytes.fromhex(row["basis"]), encoded.channels))
     y = codec.decode(encoded, base_of(codec, tuple(row["shape"])))
     assert bits_of(y) == row["decoded"]
 
 
 def test_the_table_is_there() -> None:
-    assert len(table()) == len(SHAPES) * (len(FORWARD) + len(BACKWARD) + 3 * len(ALONG))
+    each = len(FORWARD) + len(BACKWARD) + 3 * len(ALONG) + 2 * len(BESIDE)
+    assert len(table()) == len(SHAPES) * each
 
 
 if __name__ == "__main__":

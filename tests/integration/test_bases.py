@@ -1,12 +1,15 @@
 """Activations along learned bases: whatever happens to a run, its losses are the quiet one's."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
+from swarm_ft.codec.basis import Basis
+from swarm_ft.codec.codebook import learned_codebook
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 from swarm_ft.transport.grpc_transport import GrpcTransport
@@ -22,6 +25,7 @@ CODECS: dict[str, dict[str, Any]] = {
     "changes": {"forward_codec": "aqk0.5", "key_codec": "qk0.5"},
     "filled": {"forward_codec": "aqk0.5", "fill_codec": "aqk1", "fill_microbatches": 1},
     "direct": {"forward_codec": "qk0.5"},
+    "gradients": {"forward_codec": "q4", "backward_codec": "q2+z+book"},
 }
 
 
@@ -48,6 +52,19 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def codebooks(monkeypatch: pytest.MonkeyPatch) -> list[Basis | None]:
+    """Those that stages learn."""
+    found: list[Basis | None] = []
+
+    def watched(rows: Sequence[Tensor]) -> Basis | None:
+        found.append(learned_codebook(rows))
+        return found[-1]
+
+    monkeypatch.setattr("swarm_ft.peer.boundary.bases.learned_codebook", watched)
+    return found
+
+
+@pytest.fixture
 def job(make_job: MakeJob) -> Job:
     """On samples of different lengths, of which prompts are only read."""
     return job_of(make_job, "changes")
@@ -55,7 +72,7 @@ def job(make_job: MakeJob) -> Job:
 
 def job_of(make_job: MakeJob, kind: str) -> Job:
     shared: dict[str, Any] = {"backward_codec": "q3+z", "num_steps": NUM_STEPS, "save_steps": 3}
-    return make_job(num_samples=8, **shared, **CODECS[kind]).ragged()
+    return make_job(num_samples=8, **(shared | CODECS[kind])).ragged()
 
 
 @pytest.fixture
@@ -99,7 +116,7 @@ async def test_streams_that_break_change_nothing(
     assert losses_by_step(events) == quiet
 
 
-@pytest.mark.parametrize("kind", ["filled", "direct"])
+@pytest.mark.parametrize("kind", ["filled", "direct", "gradients"])
 async def test_nor_where_they_fill_the_pipeline_or_build_on_nothing(
     make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path, kind: str
 ) -> None:
@@ -116,11 +133,18 @@ async def test_nor_where_they_fill_the_pipeline_or_build_on_nothing(
     assert losses_by_step(events) == expected
 
 
-@pytest.mark.parametrize("after", [2, 4])
+@pytest.mark.parametrize(("kind", "after"), [("changes", 2), ("changes", 4), ("gradients", 4)])
 async def test_a_stage_whose_only_peer_died_goes_back_to_its_snapshot_and_its_bases(
-    job: Job, quiet: dict[int, float], tmp_path: Path, after: int
+    make_job: MakeJob,
+    quiet_events: QuietEvents,
+    tmp_path: Path,
+    codebooks: list[Basis | None],
+    kind: str,
+    after: int,
 ) -> None:
-    """Also to one of a step that had yet to make its basis."""
+    """Also to one of a step that had yet to make its basis, and to rows that were gathered."""
+    job = job_of(make_job, kind)
+    quiet = losses_by_step(await quiet_events(job, LAYERS))
     async with LocalSwarm(tmp_path, LAYERS) as swarm:
         await swarm.all_joined()
 
@@ -133,6 +157,7 @@ async def test_a_stage_whose_only_peer_died_goes_back_to_its_snapshot_and_its_ba
     assert losses_by_step(events) == quiet
     steps = [event.step for event in events if isinstance(event, StepCommitted)]
     assert sum(step == 0 for step in steps) == 1, "it did not begin anew"
+    assert any(codebooks) == (kind == "gradients")
 
 
 @pytest.mark.parametrize("after", [1, 5])

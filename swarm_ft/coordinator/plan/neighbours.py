@@ -122,7 +122,7 @@ def gradient_bytes(spec: RunSpec, layers: LayerRange) -> float:
 
 def bits_of(codec: CodecSpec) -> float:
     """About how many a value takes."""
-    if codec.has_basis:
+    if codec.is_directional:
         return codec.usual_bits
     return codec.number if codec.name in _OF_BITS else OTHER_BITS
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from swarm_ft.codec.base import as_tensor
 from swarm_ft.codec.basis import Basis, learned
+from swarm_ft.codec.codebook import LEAST_ROWS, learned_codebook
 from swarm_ft.errors import BadFrame
 from swarm_ft.ids import BlockIndex, SampleId
 
@@ -26,9 +27,9 @@ _EARLY_STEPS = 16
 _MOST_DIGITS = 9
 _MOST_ROWS = 256
 """Of a sample; a step's together are many more than the directions that matter."""
-_STEPS, _TOKENS = "/steps", "/tokens"
-"""Behind the name of a basis: those of how many steps sent along it, and of how many tokens since
-it was made."""
+_STEPS, _TOKENS, _ROWS = "/steps", "/tokens", "/rows"
+"""Behind the name of a basis: those of how many steps sent along it, of how many tokens since it
+was made, and what rows are gathered for the next."""
 
 
 class Kind(IntEnum):
@@ -38,10 +39,22 @@ class Kind(IntEnum):
     """Activations that build on nothing."""
     CHANGE = 2
     """Changes since a sample's last visit."""
+    GRADIENT = 3
+    """Gradients, beside entries of a codebook."""
+
+    @property
+    def gathers(self) -> bool:
+        """Whether it is learned of all steps since it was, as far as they are few."""
+        return self is Kind.GRADIENT
 
 
-TOKENS_A_CHANNEL = {Kind.FIRST: 64, Kind.CHANGE: 128}
+TOKENS_A_CHANNEL = {Kind.FIRST: 64, Kind.CHANGE: 128, Kind.GRADIENT: 256}
 """After so many for each channel a basis is made anew: its bytes are few beside the frames'."""
+_EARLY_EVERY = {Kind.FIRST: 1, Kind.CHANGE: 1, Kind.GRADIENT: 2}
+"""Of the first, second, fourth, eighth and sixteenth step, which make one: a codebook has many more
+bytes, and ages less."""
+_MOST_GATHERED = 8192
+"""Rows of a kind that gathers some: more make its codebook hardly better."""
 
 
 class BasisKey(NamedTuple):
@@ -61,7 +74,7 @@ class BasisKey(NamedTuple):
             BadFrame: it did not give this one.
         """
         boundary, _, kind = text.partition("/")
-        if boundary[:_MOST_DIGITS].isdecimal() and kind in ("1", "2"):
+        if boundary[:_MOST_DIGITS].isdecimal() and kind in ("1", "2", "3"):
             key = BasisKey(BlockIndex(int(boundary[:_MOST_DIGITS])), Kind(int(kind)))
             if str(key) == text:
                 return key
@@ -93,7 +106,8 @@ class _Uses(NamedTuple):
     def is_due(self, kind: Kind, channels: int) -> bool:
         """Whether the next step makes a new one: often at first, when a run changes most."""
         step = self.steps + 1
-        is_early = step <= _EARLY_STEPS and step & self.steps == 0
+        octave = step.bit_length() - 1
+        is_early = step <= _EARLY_STEPS and step == 1 << octave and not octave % _EARLY_EVERY[kind]
         return is_early or self.tokens >= TOKENS_A_CHANNEL[kind] * channels
 
 
@@ -107,6 +121,7 @@ class Bases:
         self._uses: dict[BasisKey, _Uses] = {}
         self._open: dict[BasisKey, dict[SampleId, _Seen]] = {}
         self._to_learn: dict[BasisKey, list[_Seen]] = {}
+        self._gathered: dict[BasisKey, Tensor] = {}
         self._new: set[BasisKey] = set()
 
     def get(self, key: BasisKey) -> Basis | None:
@@ -141,10 +156,9 @@ class Bases:
             base: what it is a change of; None if it builds on nothing.
             step_size: the quantiser's.
         """
-        is_missing = self.get(key) is None
-        is_due = is_missing or self._uses.get(key, _Uses()).is_due(key.kind, x.shape[1])
+        self.get(key)
         rows = kept = None
-        if is_due:
+        if self._is_due(key, x.shape[1]) or self._gathers(key):
             every = -(-len(x) // _MOST_ROWS)
             rows, kept = x[::every], None if base is None else base[::every].to(x.device)
             rows = _kept(rows if kept is None else rows - kept)
@@ -152,6 +166,17 @@ class Bases:
         seen = _Seen(rows, kept, step_size, len(x))
         with self._lock:
             self._open.setdefault(key, {})[sample] = seen
+
+    def _is_due(self, key: BasisKey, channels: int) -> bool:
+        """Whether the open step makes one."""
+        is_missing = key not in self._known
+        return is_missing or self._uses.get(key, _Uses()).is_due(key.kind, channels)
+
+    def _gathers(self, key: BasisKey) -> bool:
+        """Whether the next one is learned of the open step's rows, too, whichever step makes it."""
+        gathered = self._gathered.get(key)
+        is_full = gathered is not None and len(gathered) >= _MOST_GATHERED
+        return key.kind.gathers and not is_full
 
     def rollback(self, but: Container[SampleId] = ()) -> None:
         """The step is to be redone, but for these samples."""
@@ -170,8 +195,8 @@ class Bases:
                 in_order = [seen[sample] for sample in sorted(seen)]
                 steps, tokens = self._uses.get(key, _Uses())
                 tokens += sum(one.tokens for one in in_order)
-                if all(one.rows is not None for one in in_order):
-                    self._to_learn[key], tokens = in_order, 0
+                if found := self._rows_to_learn(key, in_order):
+                    self._to_learn[key], tokens = found, 0
                 self._uses[key] = _Uses(steps + 1, tokens)
             self._open.clear()
 
@@ -186,11 +211,14 @@ class Bases:
         with self._learning:  # waits for what another thread is making, too
             self._learn_all()
             known, uses = dict(self._known), dict(self._uses)
+            gathered = dict(self._gathered)
         for key, basis in known.items():
             found[str(key)] = as_tensor(basis.data)
         for key, (steps, tokens) in uses.items():
             found[f"{key}{_STEPS}"] = torch.tensor(steps)
             found[f"{key}{_TOKENS}"] = torch.tensor(tokens)
+        for key, rows in gathered.items():
+            found[f"{key}{_ROWS}"] = rows
         return found
 
     def restore(self, exported: Mapping[str, Tensor], channels: int) -> None:
@@ -201,19 +229,41 @@ class Bases:
         """
         known: dict[BasisKey, Basis] = {}
         uses: dict[BasisKey, _Uses] = {}
+        gathered: dict[BasisKey, Tensor] = {}
         for name, data in exported.items():
             key = _key_in(name)
             if name.endswith(_STEPS):
                 uses[key] = uses.get(key, _Uses())._replace(steps=_count(data))
             elif name.endswith(_TOKENS):
                 uses[key] = uses.get(key, _Uses())._replace(tokens=_count(data))
+            elif name.endswith(_ROWS):
+                gathered[key] = _checked_rows(data, channels)
             else:
                 known[key] = _read(data, channels)
         with self._learning, self._lock:
             self._open.clear()
             self._to_learn.clear()
             self._new.clear()
-            self._known, self._uses = known, uses
+            self._known, self._uses, self._gathered = known, uses, gathered
+
+    # With `_lock` held:
+
+    def _rows_to_learn(self, key: BasisKey, step: list[_Seen]) -> list[_Seen]:
+        """What the step that ends has the next basis learned of; nothing if it makes none."""
+        rows = [one.rows for one in step if one.rows is not None]
+        if not key.kind.gathers:
+            return step if len(rows) == len(step) else []
+        if not rows:
+            return []
+        is_due = self._is_due(key, rows[0].shape[1])
+        before = [self._gathered[key]] if key in self._gathered else []
+        gathered = torch.cat(before + rows)[-_MOST_GATHERED:]
+        # The last token of a sample has no target, and a gradient of zero.
+        if not is_due or int(gathered.any(1).sum()) < LEAST_ROWS:
+            self._gathered[key] = gathered
+            return []
+        self._gathered.pop(key, None)
+        return [step[-1]._replace(rows=gathered)]
 
     # With `_learning` held:
 
@@ -236,7 +286,10 @@ def _kept(rows: Tensor) -> Tensor:
 
 
 def _key_in(name: str) -> BasisKey:
-    return BasisKey.named(name.removesuffix(_STEPS).removesuffix(_TOKENS))
+    for ending in (_STEPS, _TOKENS, _ROWS):
+        if name.endswith(ending):
+            return BasisKey.named(name.removesuffix(ending))
+    return BasisKey.named(name)
 
 
 def boundary_of(name: str) -> BlockIndex:
@@ -250,6 +303,8 @@ def boundary_of(name: str) -> BlockIndex:
 
 def _learned_of(key: BasisKey, seen: list[_Seen]) -> Basis | None:
     rows = [one.rows.float() for one in seen if one.rows is not None]
+    if key.kind is Kind.GRADIENT:
+        return learned_codebook(rows)
     bases = [one.base.float() for one in seen if one.base is not None]
     step_size = statistics.fmean(one.step_size for one in seen)
     return learned(rows, step_size, bases=bases, has_mean=key.kind is Kind.FIRST)
@@ -259,6 +314,13 @@ def _read(data: Tensor, channels: int) -> Basis:
     if data.dtype != torch.uint8 or data.dim() != 1:
         raise BadFrame(f"basis: expected bytes, got {data.dtype} {list(data.shape)}")
     return Basis.from_bytes(data.numpy().tobytes(), channels)
+
+
+def _checked_rows(x: Tensor, channels: int) -> Tensor:
+    fits = x.dim() == 2 and x.shape[1] == channels and 1 <= len(x) <= _MOST_GATHERED
+    if x.dtype != torch.bfloat16 or not fits:
+        raise BadFrame(f"basis: expected rows of {channels}, got {x.dtype} {list(x.shape)}")
+    return x
 
 
 def _count(x: Tensor) -> int:

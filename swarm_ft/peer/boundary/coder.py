@@ -23,6 +23,7 @@ from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import Codec, encode_with_feedback, from_spec, pack_buffer, unpack_buffer
 from swarm_ft.codec.base import CPU
 from swarm_ft.codec.basis import Basis, name_in
+from swarm_ft.codec.codebook import CodebookCodec
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.ids import BlockIndex, RunId, SampleId
@@ -38,6 +39,8 @@ from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.run_spec import MIN_LENGTH, RunSpec, TrainSpec
 from swarm_ft.stage.device import handed_over
+
+_AlongBasis = DirectionalCodec | CodebookCodec
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +150,12 @@ class FrameCoder:
         digest = self._stage(End.SENT, key.sample, len(x), self._packed(value))
         return Frame(key, FrameKind.DELTA, tensor, record.digest, _result(digest, tensor))
 
-    @property
-    def has_bases(self) -> bool:
-        """Whether activations of the step are coded along a basis."""
-        codecs = self._codecs.of[Direction.FORWARD], self._codecs.of_keys[Direction.FORWARD]
-        return any(codec.spec.has_basis for codec in codecs)
+    def has_bases(self, direction: Direction) -> bool:
+        """Whether what goes that way in the step is coded along a basis, or beside its codebook."""
+        codecs, is_forward = self._codecs, direction is Direction.FORWARD
+        waited_for = codecs.of_fill if is_forward else codecs.of_drain
+        used = codecs.of[direction], codecs.of_keys[direction], waited_for
+        return any(codec.spec.has_basis for codec in used)
 
     def is_held_out(self, key: FrameKey) -> bool:
         """Whether a frame's sample is only evaluated."""
@@ -171,14 +175,16 @@ class FrameCoder:
 
     def shared_basis(self, frame: Frame) -> SharedBasis | None:
         """The basis that a frame of this end was coded along, which needs one."""
-        kind = Kind.CHANGE if frame.kind is FrameKind.DELTA else Kind.FIRST
+        kind = Kind.CHANGE if frame.kind is FrameKind.DELTA else _kind_alone(frame.key.direction)
         basis = self._bases.known(BasisKey(self._boundary, kind))
         return SharedBasis(basis.data) if basis is not None else None
 
-    def new_bases(self, samples: Iterable[SampleId]) -> list[Basis]:
-        """What frames of these are coded along from this step on, and were not before."""
-        kept = set(self._store.samples(self._boundary, End.SENT).tolist())
-        kinds = sorted({Kind.CHANGE if one in kept else Kind.FIRST for one in samples})
+    def new_bases(self, direction: Direction, samples: Iterable[SampleId]) -> list[Basis]:
+        """What frames of these that way are coded along from this step on, and were not before."""
+        kinds = [Kind.GRADIENT]
+        if direction is Direction.FORWARD:
+            kept = set(self._store.samples(self._boundary, End.SENT).tolist())
+            kinds = sorted({Kind.CHANGE if one in kept else Kind.FIRST for one in samples})
         found = [self._bases.new(BasisKey(self._boundary, kind)) for kind in kinds]
         return [basis for basis in found if basis is not None]
 
@@ -290,8 +296,9 @@ class FrameCoder:
     def _encode_direct(self, key: FrameKey, x: Tensor) -> EncodedTensor:
         codec = self._codec_of(key)
         if not codec.spec.has_residual:
-            self._note(key, codec, Kind.FIRST, x)
-            return self._along(codec, Kind.FIRST).encode(x)
+            kind = _kind_alone(key.direction)
+            self._note(key, codec, kind, x)
+            return self._along(codec, kind).encode(x)
         record = self._record(End.RESIDUAL, key.sample, len(x))
         residual = None
         if record is not None:
@@ -311,9 +318,10 @@ class FrameCoder:
     ) -> None:
         """Let a training sample's frame be part of what the next basis is learned of."""
         where = BasisKey(self._boundary, kind)
-        if not isinstance(codec, DirectionalCodec) or self.is_held_out(key):
+        if not isinstance(codec, _AlongBasis) or self.is_held_out(key):
             return
-        self._bases.note(where, key.sample, x, base, codec.step_of(x))
+        step_size = codec.step_of(x) if isinstance(codec, DirectionalCodec) else 0.0
+        self._bases.note(where, key.sample, x, base, step_size)
 
     def _record(self, end: End, sample: SampleId, tokens: int) -> BufferRecord | None:
         """What is kept of a sample, which has so many tokens at every visit."""
@@ -350,7 +358,12 @@ def basis_needed(frame: Frame) -> bytes:
 
 
 def _with(codec: Codec, basis: Basis | None) -> Codec:
-    return codec.along(basis) if isinstance(codec, DirectionalCodec) else codec
+    return codec.along(basis) if isinstance(codec, _AlongBasis) else codec
+
+
+def _kind_alone(direction: Direction) -> Kind:
+    """Of a frame that builds on nothing."""
+    return Kind.FIRST if direction is Direction.FORWARD else Kind.GRADIENT
 
 
 def _result(buffer_digest: bytes, tensor: EncodedTensor) -> bytes:

@@ -51,8 +51,9 @@ T = TypeVar("T")
 
 _MOST_BASES = 4
 """That the receiver keeps of those said over a connection, and that it is said during a step: of
-first activations and of changes, each of the present step and the next. Both ends count alike, by
-what frames named last, so that the sender knows what to say again."""
+first activations and of changes, each of the present step and the next; of gradients there is one
+kind. Both ends count alike, by what frames named last, so that the sender knows what to say again.
+"""
 
 
 class Boundary:
@@ -102,6 +103,8 @@ class Boundary:
         self._said: dict[bytes, None] = {}
         self._lent: dict[bytes, Basis] = {}
         self._num_lent = 0
+        is_above = sends is Direction.BACKWARD
+        self._takes_bases = is_above or coder.has_bases(Direction.BACKWARD)
         self._step = StepNumber(-1)
         self._traffic = Traffic(boundary=hello.boundary)
 
@@ -135,7 +138,8 @@ class Boundary:
         self._untaken.clear()
         self._held.clear()
         self._apply(self._session.begin(step))
-        if self._session.sends is Direction.FORWARD and self._coder.has_bases:
+        self._takes_bases |= self._coder.has_bases(Direction.BACKWARD)
+        if self._coder.has_bases(self._session.sends):
             self._encode_jobs.put_nowait(None)
 
     def send(self, key: FrameKey, x: Tensor | Frame) -> None:
@@ -239,7 +243,8 @@ class Boundary:
         The stages behind have no frame yet, and their links are idle.
         """
         samples = {key.sample for key in self._expected}  # what is to come back is what goes
-        for basis in await run_in(self._pool, self._coder.new_bases, samples):
+        sends = self._session.sends
+        for basis in await run_in(self._pool, self._coder.new_bases, sends, samples):
             if basis.name not in self._said:
                 self._channel.say(SharedBasis(basis.data))
                 _used_last(self._said, basis.name, None)
@@ -357,7 +362,7 @@ class Boundary:
 
     def _lend(self, shared: SharedBasis) -> None:
         self._num_lent += 1
-        if self._session.sends is Direction.FORWARD or self._num_lent > _MOST_BASES:
+        if not self._takes_bases or self._num_lent > _MOST_BASES:
             raise OutOfTurn(f"boundary {self._hello.boundary}: a basis that no frame here needs")
         basis = self._coder.read_basis(shared)
         _used_last(self._lent, basis.name, basis)
@@ -369,9 +374,11 @@ class Boundary:
         elif isinstance(message, SharedBasis):
             await send(message)
             num_bytes = wire_bytes(message)
+            is_forward = self._session.sends is Direction.FORWARD
             self._traffic += Traffic(
                 boundary=self._hello.boundary,
-                forward_bytes=num_bytes,
+                forward_bytes=num_bytes if is_forward else 0,
+                backward_bytes=0 if is_forward else num_bytes,
                 relayed_bytes=num_bytes if self._channel.is_relayed else 0,
             )
         else:

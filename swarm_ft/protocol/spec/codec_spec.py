@@ -3,7 +3,7 @@
 spec     = name [number] [axis] {"+" modifier}
 name     = none | fp16 | bf16 | q | aq | hq | top | aqtop | qc | aqc | qk | aqk | lowrank
 axis     = f | c | t | tc          who shares a step: the frame, a channel, a token, both
-modifier = d | z | ef | ef21 | efmix | last
+modifier = d | z | ef | ef21 | efmix | last | book
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ class Feedback(IntEnum):
     """As EF, with half of the entries for the gradient and half for the error."""
     LAST = 4
     """Sends what a share of the sample's last gradient does not tell, token by token."""
+    BOOK = 5
+    """Sends what an entry of a codebook that the sender learned does not tell, token by token."""
 
 
 class Direction(IntEnum):
@@ -156,7 +158,8 @@ class CodecSpec:
     @property
     def keeps(self) -> tuple[bool, Feedback]:
         """What ends keep of a sample; where that is the same, a codec can go on with another's."""
-        return self.is_delta, self.feedback
+        is_kept = self.feedback is not Feedback.BOOK
+        return self.is_delta, self.feedback if is_kept else Feedback.NONE
 
     @property
     def has_residual(self) -> bool:
@@ -170,12 +173,17 @@ class CodecSpec:
 
     @property
     def has_basis(self) -> bool:
-        """Whether values are coded along a basis that the sender learned."""
+        """Whether values are coded along a basis that the sender learned, or with its codebook."""
+        return self.is_directional or self.feedback is Feedback.BOOK
+
+    @property
+    def is_directional(self) -> bool:
+        """Whether they are coded along its directions."""
         return self.name in _LEARNED
 
     @property
     def usual_bits(self) -> float:
-        """Of a value, of codecs with a basis: what they took in docs/quality.md, about.
+        """Of a value, of codecs along directions: what they took in docs/quality.md, about.
 
         At constant quality a change takes fewer bits the less it moves; these are means over runs.
         """
@@ -324,7 +332,8 @@ def _modified(text: str, spec: CodecSpec, modifier: str) -> CodecSpec:
     if modifier in _FEEDBACKS and spec.feedback is Feedback.NONE:
         return replace(spec, feedback=_FEEDBACKS[modifier])
     return _refuse(
-        text, f"'+{modifier}' is none of +d, +z, +ef, +ef21, +efmix, +last, or is there twice"
+        text,
+        f"'+{modifier}' is none of +d, +z, +ef, +ef21, +efmix, +last, +book, or is there twice",
     )
 
 
@@ -341,7 +350,7 @@ def _check(spec: CodecSpec, text: str) -> None:
         _refuse(text, f"{spec.number:g} {family.unit} is no whole number; with +z it may be")
     if (spec.axis is not Axis.NONE) != (spec.name in _GRIDS):
         _refuse(text, "steps shared by frame, channel or token: q, aq, qc and aqc have them")
-    if spec.has_basis and spec.feedback is not Feedback.NONE:
+    if spec.is_directional and spec.feedback is not Feedback.NONE:
         _refuse(text, "feedback is for gradients, and qk is for activations")
     if spec.dither and spec.name not in _GRIDS:
         _refuse(text, "+d dithers a grid of steps: q, aq, qc and aqc have one")
@@ -362,7 +371,7 @@ def _check_feedback(spec: CodecSpec, text: str) -> None:
 
 
 def _check_direction(spec: CodecSpec, text: str, direction: Direction) -> None:
-    if direction is Direction.BACKWARD and spec.has_basis:
+    if direction is Direction.BACKWARD and spec.is_directional:
         _refuse(text, "a basis is learned of activations; for gradients use q1.5+z or qc0.5")
     if direction is Direction.BACKWARD and spec.name in _DELTAS:
         direct = _without_buffer(text)

@@ -124,6 +124,23 @@ def test_codecs_of_gradients_are_compared_visit_by_visit(texts: Path) -> None:
     assert all(0 <= share <= 1 for share in left)
 
 
+@pytest.mark.slow
+def test_what_can_be_known_of_first_visits_is_told_in_three_tables(texts: Path) -> None:
+    options = [f"--set={setting}" for setting in TINY.split()]
+    options += ["--set=batch=1", "--data", str(texts), "--cache", str(texts)]
+    found = study(*options, "--codecs", "q2t,q2t+book", module="benchmarks.quality.first_visits")
+    lines = [line for line in found.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    tables = {row[0]: [float(cell) for cell in row[1:]] for row in rows}
+    assert len(tables) == len(rows) - 1, "the mean of the token is in two"
+    assert tables["nothing"][0] == 1
+    assert all(0 < tables[f"{count} centroids"][0] < 1 for count in (64, 256, 1024))
+    assert all(0 < tables[f"{count} directions"][0] < 1 for count in (64, 256, 1024))
+    assert tables["mean of the target"][0] < tables["mean of all"][0]
+    assert tables["`q2t+book`"][0] > tables["`q2t`"][0] + 0.1, "its codebook is counted"
+    assert tables["`q2t+book`"][1] != tables["`q2t`"][1]
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_config_of_a_group_can_be_parsed(group: str) -> None:
     for config in configs_of(GROUPS[group], 6):

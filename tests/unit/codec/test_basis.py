@@ -18,6 +18,7 @@ from swarm_ft.codec.basis import (
     most_directions,
     name_in,
 )
+from swarm_ft.codec.codebook import learned_codebook
 from swarm_ft.errors import BadFrame
 
 CPU = torch.device("cpu")
@@ -314,11 +315,20 @@ def test_directions_that_rounding_made_one_share_what_is_sent_along_them() -> No
 # ---- bytes and names
 
 
+def with_entries() -> Basis:
+    rows = rows_along(directions_of(CHANNELS, 5), [8.0, 4.0, 2.0, 1.0, 0.5], count=256)
+    basis = learned_codebook([rows])
+    assert basis is not None
+    return basis
+
+
 def various(kind: str) -> Basis:
+    if kind == "codebook":
+        return with_entries()
     return foretelling() if kind == "forecast" else example_basis(has_mean=kind == "mean")
 
 
-KINDS = ["plain", "mean", "forecast"]
+KINDS = ["plain", "mean", "forecast", "codebook"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -332,6 +342,10 @@ def test_bytes_and_back(kind: str) -> None:
     assert torch.equal(again.classes, basis.classes)
     assert (again.mean is None) == (kind != "mean")
     assert (again.forecast is None) == (kind != "forecast")
+    assert (again.codebook is None) == (kind != "codebook")
+    if again.codebook is not None and basis.codebook is not None:
+        assert torch.equal(again.codebook.codes, basis.codebook.codes)
+        assert torch.equal(again.entries(CPU), basis.entries(CPU))
     if again.forecast is not None and basis.forecast is not None:
         assert torch.equal(again.forecast.coefficients, basis.forecast.coefficients)
         assert torch.equal(again.forecast.exponents, basis.forecast.exponents)
@@ -351,6 +365,15 @@ def test_a_name_is_of_all_that_decoding_depends_on() -> None:
         replace(basis, coefficients=-basis.coefficients),
     ]
     names = {one.name for one in (basis, *changed)}
+    book = with_entries()
+    assert book.codebook is not None
+    changed += [
+        replace(book, codebook=replace(book.codebook, codes=-book.codebook.codes)),
+        replace(book, codebook=replace(book.codebook, scale=book.codebook.scale / 2)),
+        replace(book, codebook=None),
+        book,
+    ]
+    names |= {one.name for one in changed}
     assert len(names) == 1 + len(changed)
     assert all(len(name) == NAME_BYTES and name != PLAIN for name in names)
 
@@ -379,6 +402,7 @@ def is_within_bounds(basis: Basis, channels: int) -> bool:
         and int(basis.classes.max()) < 8
         and len(basis.classes) == len(basis.exponents) == basis.directions
         and (basis.mean is None or bool(basis.mean.isfinite().all()))
+        and (basis.codebook is None or bool(basis.entries(CPU).isfinite().all()))
     )
 
 
@@ -434,3 +458,27 @@ def test_a_mean_that_is_not_finite_is_refused() -> None:
     broken[5] = math.inf
     with pytest.raises(BadFrame, match="mean"):
         Basis.from_bytes(replace(basis, mean=broken).data, CHANNELS)
+
+
+@pytest.mark.parametrize("flags", [5, 6, 7, 8, 255])
+def test_parts_that_are_not_said_together_are_refused(flags: int) -> None:
+    honest = with_entries().data
+    with pytest.raises(BadFrame, match=f"parts {flags}"):
+        Basis.from_bytes(honest[:6] + bytes([flags]) + honest[7:], CHANNELS)
+
+
+@pytest.mark.parametrize("bits", [0, 11, 255])
+def test_a_codebook_without_end_is_refused_and_an_empty_one(bits: int) -> None:
+    basis = with_entries()
+    at = 7 + basis.directions
+    with pytest.raises(BadFrame, match=rf"2\^{bits} entries"):
+        Basis.from_bytes(basis.data[:at] + bytes([bits]) + basis.data[at + 1 :], CHANNELS)
+
+
+@pytest.mark.parametrize("pattern", [0x0000, 0x7F80, 0x7FC0, 0x4000, 0xBC00, 0x3000])
+def test_entries_in_steps_that_no_unit_vector_has_are_refused(pattern: int) -> None:
+    basis = with_entries()
+    at = 8 + basis.directions
+    said = basis.data[:at] + pattern.to_bytes(2, "little") + basis.data[at + 2 :]
+    with pytest.raises(BadFrame, match="in steps of"):
+        Basis.from_bytes(said, CHANNELS)

@@ -27,6 +27,7 @@ FORWARD = [
 BACKWARD = [
     "q2+ef", "top10+efmix", "qc1+d+ef", "q4+ef21", "q2t+d+ef21+z", "hq3+ef21", "lowrank2+ef21",
     "q1+z+last", "q2t+last", "qc1+d+last", "top10+last",
+    "q2+z+book", "q2t+book", "top10+book",
 ]
 # fmt: on
 NAMES = FORWARD + BACKWARD
@@ -38,7 +39,7 @@ DELTAS = [name for name in NAMES if name.startswith("aq") or "ef21" in name or "
 CHANGES = [name for name in DELTAS if "last" not in name]
 """They send the whole change, whatever the base."""
 DIRECT = [name for name in NAMES if name not in DELTAS]
-CODED = [n for n in NAMES if "+z" in n or n.startswith(("qc", "aqc", "qk", "aqk"))]
+CODED = [n for n in NAMES if "+z" in n or "book" in n or n.startswith(("qc", "aqc", "qk", "aqk"))]
 """Their payloads vary in size."""
 MAX_FLOAT = torch.finfo(torch.float32).max
 property_test = settings(derandomize=True, deadline=None, max_examples=6)

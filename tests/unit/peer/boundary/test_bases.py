@@ -15,7 +15,7 @@ from swarm_ft.peer.boundary import bases as bases_module
 from swarm_ft.peer.boundary.bases import Bases, BasisKey, Kind, boundary_of
 
 CHANNELS, TOKENS = 16, 12
-FIRST, CHANGE = (BasisKey(BlockIndex(2), kind) for kind in Kind)
+FIRST, CHANGE, GRADIENT = (BasisKey(BlockIndex(2), kind) for kind in Kind)
 STEP_SIZE = 0.2
 
 
@@ -72,6 +72,66 @@ def test_bases_are_made_often_at_first_and_then_after_so_many_tokens(
     gaps = {later - sooner for sooner, later in itertools.pairwise(made[5:])}
     assert len(gaps) == 1
     assert gaps.pop() * 2 * TOKENS >= 30 * CHANNELS
+
+
+def test_a_codebook_is_made_seldomer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of gradients of several steps, of which one has too few."""
+    monkeypatch.setattr(bases_module, "TOKENS_A_CHANNEL", dict.fromkeys(Kind, 30))
+    bases, made, last = Bases(), [], b""
+    for step in range(60):
+        note(bases, (0, 1), seed=step, key=GRADIENT)
+        bases.commit()
+        basis = bases.get(GRADIENT)
+        if basis is not None and basis.name != last:
+            made.append(step)
+            last = basis.name
+    # Two steps have 48 rows, which are too few; a fourth step's are too few for another.
+    assert made[:2] == [2, 15]
+    gaps = {later - sooner for sooner, later in itertools.pairwise(made[1:])}
+    assert gaps == {21}, "30 tokens for each of 16 channels, of which a step has 24"
+
+
+def gathered(bases: Bases) -> Tensor:
+    return bases.export()[f"{GRADIENT}/rows"]
+
+
+def test_rows_are_gathered_until_they_are_enough_and_no_more_of_them_than_matter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bases = learned_of((0, 1), key=GRADIENT)
+    assert bases.get(GRADIENT) is None
+    assert len(gathered(bases)) == 2 * TOKENS
+    note(bases, range(6), seed=1, key=GRADIENT)
+    bases.commit()
+    assert bases.get(GRADIENT) is not None
+    assert f"{GRADIENT}/rows" not in bases.export()
+    monkeypatch.setattr(bases_module, "_MOST_GATHERED", 3 * TOKENS)
+    for step in range(2, 9):
+        note(bases, (0, 1), seed=step, key=GRADIENT)
+        bases.commit()
+    assert len(gathered(bases)) == 3 * TOKENS
+
+
+def test_tokens_without_a_gradient_do_not_make_enough() -> None:
+    bases = Bases()
+    for step in range(1, 8):
+        x = rows_of(0, seed=step)
+        x[:2] = 0
+        bases.note(GRADIENT, SampleId(0), x, None, 0.0)
+        bases.commit()
+        assert (bases.get(GRADIENT) is not None) == (step == 7), "10 tokens a step; 64 are enough"
+
+
+def test_a_rolled_back_step_gathers_nothing_and_order_does_not_matter() -> None:
+    quiet, redone = Bases(), Bases()
+    for step in range(3):
+        note(redone, (4, 1), seed=70 + step, key=GRADIENT)
+        redone.rollback()
+        note(redone, (1, 0, 2), seed=step, key=GRADIENT)
+        note(quiet, (0, 1, 2), seed=step, key=GRADIENT)
+        for bases in (quiet, redone):
+            bases.commit()
+    assert name(quiet, GRADIENT) == name(redone, GRADIENT)
 
 
 def test_steps_without_frames_of_a_kind_do_not_count() -> None:
@@ -219,15 +279,19 @@ def test_a_rollback_after_the_commit_changes_nothing() -> None:
 def test_what_was_exported_goes_on_as_if_nothing_had_been(num_steps: int) -> None:
     bases, restored = Bases(), Bases()
     for step in range(num_steps):
-        for key in (FIRST, CHANGE):
-            note(bases, (0, 1), seed=step, key=key)
+        for key in (FIRST, CHANGE, GRADIENT):
+            note(bases, (0, 1, 2), seed=step, key=key)
         bases.commit()
-    note(restored, (0,), seed=99)
+    for key in (CHANGE, GRADIENT):
+        note(restored, (0,), seed=99, key=key)
     restored.restore(bases.export(), CHANNELS)
     for step in range(num_steps, num_steps + 12):
         for one in (bases, restored):
-            note(one, (0, 1), seed=step)
+            for key in (CHANGE, GRADIENT):
+                note(one, (0, 1, 2), seed=step, key=key)
             one.commit()
+        gradients = [one.get(GRADIENT) for one in (bases, restored)]
+        assert len({None if basis is None else basis.name for basis in gradients}) == 1
         assert name(bases) == name(restored)
         assert name(bases, FIRST) == name(restored, FIRST)
 
@@ -255,8 +319,9 @@ def test_whose_part_of_an_export_a_name_is() -> None:
 
 # fmt: off
 WRONG_NAMES = [
-    "", "/", "2", "2/", "/1", "2/0", "2/3", "-1/1", "+2/1", " 2/1", "2 /1", "02/1", "2/01", "1_0/1",
+    "", "/", "2", "2/", "/1", "2/0", "2/4", "-1/1", "+2/1", " 2/1", "2 /1", "02/1", "2/01", "1_0/1",
     "2/1/1", "٢/1", "2/1 ", "a/1", "9" * 5000 + "/1", "2/" + "1" * 5000, "2/1/step",
+    "2/3/row", "2/3/rows/steps",
 ]
 # fmt: on
 
@@ -300,6 +365,21 @@ def test_a_basis_of_other_channels_is_refused() -> None:
 def test_a_number_that_is_none_is_refused(count: Tensor, what: str) -> None:
     with pytest.raises(BadFrame):
         Bases().restore({f"{CHANGE}/{what}": count}, CHANNELS)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        torch.zeros(4, CHANNELS),
+        torch.zeros(4, CHANNELS + 1, dtype=torch.bfloat16),
+        torch.zeros(CHANNELS, dtype=torch.bfloat16),
+        torch.zeros(0, CHANNELS, dtype=torch.bfloat16),
+        torch.zeros(8193, CHANNELS, dtype=torch.bfloat16),
+    ],
+)
+def test_rows_that_nobody_gathers_are_refused(rows: Tensor) -> None:
+    with pytest.raises(BadFrame):
+        Bases().restore({f"{GRADIENT}/rows": rows}, CHANNELS)
 
 
 # ---- several threads

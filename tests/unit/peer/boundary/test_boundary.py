@@ -21,6 +21,7 @@ from swarm_ft.errors import (
     Unavailable,
 )
 from swarm_ft.ids import BlockIndex, MicrobatchIndex, RunId, SampleId
+from swarm_ft.peer.boundary.bases import BasisKey, Kind
 from swarm_ft.peer.boundary.coder import FrameCoder, basis_needed
 from swarm_ft.peer.links import MAX_ANSWERS, MAX_BROKEN_STREAMS
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession, SessionEffect
@@ -754,6 +755,10 @@ def basis_said(seed: int) -> SharedBasis:
     return SharedBasis(basis.data)
 
 
+GRADIENTS = BasisKey(BLOCK, Kind.GRADIENT)
+TAUGHT = 5
+
+
 def name_of(said: SharedBasis) -> bytes:
     return Basis.from_bytes(said.basis, CHANNELS).name
 
@@ -912,6 +917,66 @@ async def test_a_basis_that_outlives_others_is_still_there_when_it_is_needed(
         traffic = up.boundary.take_traffic()
         assert (traffic.key_frames, traffic.delta_frames) == (1, 3), "nothing was broken off"
     assert_equal_buffers(up, down)
+
+
+# ---- codebooks of gradients: the same the other way
+
+
+@pytest.fixture
+def beside(make_spec: MakeSpec) -> RunSpec:
+    return make_spec(forward_codec="q4", backward_codec="q2+z+book")
+
+
+async def test_a_codebook_goes_up_before_the_first_gradient_that_needs_it_and_is_counted(
+    beside: RunSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
+) -> None:
+    up, down = make_ends(beside)
+    async with at_work(down, up) as site, site.dialled(up, transport):
+        sizes = []
+        for step in range(12):
+            await both_ways(up, down, step, tensors(step))
+            assert up.boundary.take_traffic().backward_bytes == 0
+            sizes.append(down.boundary.take_traffic())
+        basis = down.bases.get(GRADIENTS)
+        assert basis is not None
+        assert up.bases.get(GRADIENTS) is None, "it is the sender's"
+    assert all(traffic.forward_bytes == 0 for traffic in sizes)
+    told = max(traffic.backward_bytes for traffic in sizes) - sizes[0].backward_bytes
+    assert told > len(basis.data) / 2
+
+
+async def test_a_break_at_any_message_changes_nothing_beside_a_codebook(
+    beside: RunSpec, make_ends: MakeEnds, at_work: AtWork, transport: Transport
+) -> None:
+    async def run(**cuts: int) -> tuple[Moved, int]:
+        script: Any = {name: {LINK: [at]} for name, at in cuts.items()}
+        faulty = FaultyTransport(transport, **script)
+        up, down = make_ends(beside)
+        async with at_work(down, up) as site, site.dialled(up, faulty):
+            await taught(up, down, steps=TAUGHT)
+            assert down.bases.get(GRADIENTS) is not None
+            moved = await both_ways(up, down, TAUGHT, tensors(TAUGHT))
+        return moved, faulty.num_cuts
+
+    quiet, _ = await run()
+    for cut in ("cut_sends", "cut_receives"):
+        at, num_cuts = 1, 1
+        while num_cuts:
+            got, num_cuts = await run(**{cut: at})
+            assert_same(got, quiet)
+            at += 5
+        assert at > TAUGHT * len(SAMPLES)
+
+
+async def test_who_computes_gradients_may_say_no_more_codebooks_than_two_steps_need(
+    beside: RunSpec, make_ends: MakeEnds, at_work: AtWork
+) -> None:
+    up, down = make_ends(beside)
+    async with at_work(down, up) as site:
+        down.begin(0, SAMPLES)
+        hand = await site.call()
+        with pytest.raises(OutOfTurn, match="a basis that no frame here needs"):
+            await hand.fails(*(basis_said(seed) for seed in range(5)))
 
 
 HOSTILE_BASES: dict[str, tuple[Callable[[], list[SharedBasis]], type[SwarmError], str]] = {

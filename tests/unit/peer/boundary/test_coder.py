@@ -1390,7 +1390,7 @@ def test_a_frame_that_is_made_again_teaches_nothing(make_spec: MakeSpec) -> None
                 frame = unlucky.sender.encode(key(sample), x)
             unlucky.carry(frame)
         unlucky.commit()
-    for kind in Kind:
+    for kind in (Kind.FIRST, Kind.CHANGE):
         one, other = (ends.bases.get(BasisKey(BLOCK, kind)) for ends in (quiet, unlucky))
         assert one is not None
         assert other is not None
@@ -1411,7 +1411,7 @@ def test_held_out_samples_teach_nothing(make_spec: MakeSpec) -> None:
             assert frame.kind is FrameKind.DIRECT
             assert isinstance(evaluating.carry(frame), torch.Tensor)
             names.append(basis_needed(frame))
-    for kind in Kind:
+    for kind in (Kind.FIRST, Kind.CHANGE):
         one, other = (e.bases.get(BasisKey(BLOCK, kind)) for e in (quiet, evaluating))
         assert one is not None
         assert other is not None
@@ -1452,3 +1452,60 @@ def test_what_is_no_basis_is_refused(make_spec: MakeSpec, change: Callable[[byte
         ends.receiver.read_basis(SharedBasis(change(shared.basis)))
     with pytest.raises(BadFrame, match=f"{ALONG_CHANNELS} channels; {CHANNELS} here"):
         Ends(make_spec()).receiver.read_basis(shared)
+
+
+# ---- gradients beside a codebook that their sender learned
+
+
+def gradient_ends(make_spec: MakeSpec, **train: Any) -> AlongEnds:
+    """The sender is the stage above the boundary."""
+    codecs = {"forward_codec": "q4", "key_codec": "q4", "backward_codec": "q2+z+book"}
+    return along_ends(make_spec, **(codecs | train))
+
+
+def gradient_frames(ends: AlongEnds, values: dict[int, torch.Tensor]) -> list[Frame]:
+    """Of a step that is yet to be committed, all read at the other end."""
+    names = {one: key(one, direction=Direction.BACKWARD) for one in values}
+    frames = [ends.sender.encode(names[one], x) for one, x in values.items()]
+    assert all(isinstance(ends.carry(frame), torch.Tensor) for frame in frames)
+    return frames
+
+
+def test_gradients_are_sent_beside_what_those_of_earlier_steps_taught(
+    make_spec: MakeSpec,
+) -> None:
+    ends, names = gradient_ends(make_spec), []
+    assert ends.sender.has_bases(Direction.BACKWARD)
+    assert not ends.sender.has_bases(Direction.FORWARD)
+    for now in moving(visits=5):
+        frames = gradient_frames(ends, now)
+        assert all(frame.kind is FrameKind.DIRECT for frame in frames)
+        assert len({basis_needed(frame) for frame in frames}) == 1, "one for all of a step"
+        names.append(basis_needed(frames[0]))
+        new = [basis.name for basis in ends.sender.new_bases(Direction.BACKWARD, [])]
+        assert new == ([names[-1]] if names[-1] != names[-2:][0] else [])
+        ends.commit()
+    assert not names[0]
+    assert names[1] == names[2] == names[3] != names[4], "the first step and the fourth make one"
+    assert ends.bases.get(BasisKey(BLOCK, Kind.FIRST)) is None
+    assert len(ends.here) == len(ends.there) == 0, "nothing is kept of samples"
+
+
+def test_gradients_of_a_step_that_is_redone_are_the_same_bytes(make_spec: MakeSpec) -> None:
+    quiet, redone = gradient_ends(make_spec), gradient_ends(make_spec)
+    for now in moving(visits=6):
+        expected = gradient_frames(quiet, now)
+        gradient_frames(redone, {sample: -x for sample, x in now.items()})
+        redone.rollback()
+        assert [frame.tensor for frame in gradient_frames(redone, now)] == [
+            frame.tensor for frame in expected
+        ]
+        for ends in (quiet, redone):
+            ends.commit()
+
+
+def test_a_codec_of_gradients_that_all_wait_for_may_take_a_codebook_alone(
+    make_spec: MakeSpec,
+) -> None:
+    spec = make_spec(backward_codec="q2+z", drain_codec="q1+z+book", drain_microbatches=1)
+    assert Ends(spec).receiver.has_bases(Direction.BACKWARD)

@@ -172,7 +172,9 @@ def test_what_a_spec_needs_follows_from_its_name_and_feedback(spec: CodecSpec) -
     assert spec.is_delta == (str(spec).startswith("aq") or spec.feedback in BUFFERED)
     assert spec.has_residual == ("+ef" in str(spec) and "+ef21" not in str(spec))
     assert spec.is_constant_quality == (spec.name in CONSTANT)
-    assert spec.has_basis == (str(spec).split("+")[0].lstrip("a").startswith("qk"))
+    assert spec.is_directional == (str(spec).split("+")[0].lstrip("a").startswith("qk"))
+    assert spec.has_basis == (spec.is_directional or "+book" in str(spec))
+    assert spec.keeps == (spec.is_delta, spec.feedback if "+book" not in str(spec) else 0)
     assert spec.number == spec.hundredths / 100
     assert spec.bits == int(spec.number)
 
@@ -370,7 +372,7 @@ HEADERS_OF_NONE = {
     "a basis of gradients": (CodecName.QK, 16 | 2 << 5, 50),
     "axis 5": (CodecName.Q, 5, 400),
     "axis 7": (CodecName.Q, 7, 400),
-    "feedback 5": (CodecName.TOP, 5 << 5, 1000),
+    "feedback 6": (CodecName.TOP, 6 << 5, 1000),
     "steps of no axis": (CodecName.Q, 0, 400),
     "an axis of no steps": (CodecName.FP16, Axis.TOKEN, 1600),
     "dither of no grid": (CodecName.TOP, 8, 1000),

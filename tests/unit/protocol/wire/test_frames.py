@@ -75,7 +75,7 @@ def test_a_tensor_takes_twelve_bytes_beside_its_payload() -> None:
         (DELTA, "frame.tensor", tensor_of(name=14), "tensor: .* names none"),
         (DELTA, "frame.tensor", tensor_of(flags=0), "tensor: .* q, aq, qc and aqc have them"),
         (DELTA, "frame.tensor", tensor_of(flags=5), "tensor: .* names none"),
-        (DELTA, "frame.tensor", tensor_of(flags=5 << 5 | 2), "tensor: .* names none"),
+        (DELTA, "frame.tensor", tensor_of(flags=6 << 5 | 2), "tensor: .* names none"),
         (DELTA, "frame.tensor", tensor_of(flags=2 << 5 | 2), "tensor: .* feeds its error back"),
         (DELTA, "frame.tensor", tensor_of(hundredths=900), "9 bits is outside 1 to 8"),
         (DELTA, "frame.tensor", tensor_of(CodecName.Q, hundredths=0), "0 bits is outside 1 to 8"),

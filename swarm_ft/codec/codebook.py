@@ -1,0 +1,241 @@
+"""What gradients are likely to be: directions that the tokens of a frame name, and a size each.
+
+A token's gradient is mostly its target's, as the head's weights have it; targets are few, and come
+again in samples that were never seen: four fifths of the energy lie along the nearest of a thousand
+directions. They are learned by the sender of gradients, from those of some steps, as the means of
+such as lie together (spherical k-means: Dhillon and Modha 2001), and said to the receiver as part
+of a `basis`, along whose directions the entries are given.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from swarm_ft.codec.base import (
+    Codec,
+    Payload,
+    as_tensor,
+    bfloat16_pattern,
+    check_finite,
+    checked_peak,
+    of_bfloat16,
+    peak_there,
+    to_host,
+)
+from swarm_ft.codec.basis import (
+    MOST_ENTRY_BITS,
+    NAME_BYTES,
+    PLAIN,
+    Basis,
+    Codebook,
+    with_codebook,
+)
+from swarm_ft.codec.entropy import MAX_SCALE
+from swarm_ft.codec.kernels.base import MIN_SCALE, packed_bytes
+from swarm_ft.codec.kernels.reference import ReferenceKernels
+from swarm_ft.codec.wide import WideCodec
+from swarm_ft.errors import BadFrame
+from swarm_ft.protocol.messages.boundary import EncodedTensor
+
+_PACKING = ReferenceKernels()  # numbers of tokens are few, and always on the CPU
+
+# ---- learning one
+
+_ROWS_AN_ENTRY = 4
+"""An entry of fewer is mostly their noise, and is said for little."""
+_LEAST_ENTRIES = 16
+LEAST_ROWS = _LEAST_ENTRIES * _ROWS_AN_ENTRY
+"""Of fewer nothing is learned."""
+_ROUNDS = 8
+_STEP = 1.0
+"""Of an entry's numbers along the directions, times the root mean square of its channels: rounding
+then takes less than a tenth of an entry's energy, where its tokens leave a fifth of theirs."""
+_TINY = 1e-30
+
+
+def learned_codebook(rows: Sequence[Tensor]) -> Basis | None:
+    """A codebook of the directions of rows like these.
+
+    Args:
+        rows: float32 [n, channels] of each sample: some tokens' gradients.
+
+    Returns:
+        None if the rows are too few, or their squares not finite.
+    """
+    all_rows = torch.cat(list(rows))
+    lengths = all_rows.norm(dim=1)
+    if not bool(lengths.isfinite().all()):
+        return None
+    all_rows, lengths = all_rows[lengths > _TINY], lengths[lengths > _TINY]
+    count = min(1 << MOST_ENTRY_BITS, _power_of_two(len(all_rows) // _ROWS_AN_ENTRY))
+    if count < _LEAST_ENTRIES:
+        return None
+    entries = _entries(all_rows / lengths[:, None], lengths, count)
+    return with_codebook(entries, _STEP / math.sqrt(all_rows.shape[1]))
+
+
+def _power_of_two(most: int) -> int:
+    return 1 << most.bit_length() >> 1
+
+
+def _entries(directions: Tensor, weights: Tensor, count: int) -> Tensor:
+    """Unit vectors, [count, channels]: means of such as lie together, each by its weight."""
+    drawn = torch.randperm(len(directions), generator=torch.Generator().manual_seed(0))
+    found = directions[drawn[:count]].clone()
+    weighted = directions * weights[:, None]
+    for _ in range(_ROUNDS):
+        nearest = (directions @ found.T).argmax(1)
+        sums = torch.zeros_like(found).index_add_(0, nearest, weighted)
+        lengths = sums.norm(dim=1, keepdim=True)
+        found = torch.where(lengths > _TINY, sums / lengths.clamp(min=_TINY), found)
+    return found
+
+
+# ---- coding with one
+
+SIZE_BITS = 4
+_LEVELS = 1 << SIZE_BITS
+_NOTHING = _LEVELS - 1
+_HALF_OCTAVE = 181 / 256  # a bfloat16: times a scale it is exact
+_SIZES = torch.tensor(
+    [(_HALF_OCTAVE if k % 2 else 1.0) / (1 << k // 2) for k in range(_NOTHING)] + [0.0]
+)
+"""Of a token, to the largest of its frame: half an octave each; the last is nothing."""
+_SCALE = struct.Struct("<H")
+_LEAST_SCALE = MIN_SCALE * 2.0 ** (_LEVELS // 2)
+_LOW_BITS = 8
+"""Of an entry's number, in a byte; what is above it shares one with the size."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodebookCodec(Codec):
+    """s e + C(g - s e) for a gradient g, a codec C, and an entry e and a size s of every token.
+
+    Layout: the basis' name, or `PLAIN` and then C's payload of g; the largest size, a bfloat16; the
+    numbers of entries and the sizes, packed; the payload of C.
+
+    Attributes:
+        inner: C. Its spec is its own: without the codebook that `spec` names.
+        basis: with the codebook; None if there is none yet.
+    """
+
+    inner: Codec
+    basis: Basis | None = None
+
+    def along(self, basis: Basis | None) -> CodebookCodec:
+        """The same codec with the codebook of that basis."""
+        return replace(self, basis=basis)
+
+    def max_payload_bytes(self, tokens: int, channels: int) -> int:
+        """See `Codec.max_payload_bytes`."""
+        told = packed_bytes(tokens, MOST_ENTRY_BITS + SIZE_BITS)
+        inner = self.inner.max_payload_bytes(tokens, channels)
+        return NAME_BYTES + _SCALE.size + told + inner
+
+    def _write(self, x: Tensor, base: Tensor | None) -> Payload:
+        basis = self.basis
+        if basis is None or basis.codebook is None:
+            plain = self.inner.write(x)
+            return replace(plain, data=PLAIN + plain.data)
+        entries = basis.entries(x.device)
+        numbers, sizes = _named(x, entries)
+        largest = sizes.max().clamp(_LEAST_SCALE, MAX_SCALE / 2).to(torch.bfloat16).float()
+        levels = _levels(sizes, largest)
+        peak, top, told, sized = to_host(peak_there(x), largest, numbers, levels)
+        checked_peak(float(peak))
+        share = _share(entries, numbers, levels, scale := float(top))
+        inner = self._beside(basis.codebook).write(x - share)
+        head = basis.name + _SCALE.pack(bfloat16_pattern(scale))
+        data = head + _packed(told, sized, basis.codebook.bits) + inner.data
+        return Payload(data, lambda: share + inner.value())
+
+    def _beside(self, codebook: Codebook) -> Codec:
+        """C, whose rate, if it has one, is also of what goes beside it."""
+        if not isinstance(self.inner, WideCodec):
+            return self.inner
+        return replace(self.inner, token_bits=codebook.bits + SIZE_BITS)
+
+    def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
+        name, payload = encoded.payload[:NAME_BYTES], encoded.payload[NAME_BYTES:]
+        inner = replace(encoded, codec=self.inner.spec, payload=payload)
+        if name == PLAIN:
+            return self.inner.decode(inner, device=device)
+        basis = self.basis
+        if basis is None or basis.name != name or basis.channels != encoded.channels:
+            raise BadFrame(f"frame: it needs the basis {name.hex()}, which is not here")
+        if basis.codebook is None:
+            raise BadFrame(f"frame: the basis {name.hex()} has no codebook")
+        share, at = _read_share(payload, encoded.tokens, basis, basis.codebook, device)
+        left = self.inner.decode(replace(inner, payload=payload[at:]), device=device)
+        return check_finite(share + left)
+
+
+def _named(x: Tensor, entries: Tensor) -> tuple[Tensor, Tensor]:
+    """The entry that tells most of each token, and how many times: int64, float32 [tokens]."""
+    lengths = entries.norm(dim=1).clamp(min=_TINY)
+    best, numbers = (x @ (entries / lengths[:, None]).T).max(1)
+    return numbers, best / lengths[numbers]
+
+
+def _levels(sizes: Tensor, largest: Tensor) -> Tensor:
+    """The nearest of the levels of sizes, uint8 [tokens]."""
+    octaves = torch.log2(largest / sizes.clamp(min=MIN_SCALE))
+    return (2 * octaves).round().clamp(0, _NOTHING).to(torch.uint8)
+
+
+def _share(entries: Tensor, numbers: Tensor, levels: Tensor, scale: float) -> Tensor:
+    """What entries tell, float32 [tokens, channels]; one rounding of each product."""
+    sizes = _SIZES.to(levels.device)[levels.int()] * scale
+    return entries[numbers] * sizes[:, None]
+
+
+def _read_share(
+    payload: bytes, tokens: int, basis: Basis, codebook: Codebook, device: torch.device
+) -> tuple[Tensor, int]:
+    """What entries tell, and where in a payload behind its name that is said to an end.
+
+    Raises:
+        BadFrame: no encoder writes that.
+    """
+    at = _SCALE.size + packed_bytes(tokens, codebook.bits + SIZE_BITS)
+    if len(payload) < at:
+        raise BadFrame(f"frame: expected {at} bytes or more, got {len(payload)}")
+    scale = of_bfloat16(_SCALE.unpack_from(payload)[0])
+    if not MIN_SCALE <= scale <= MAX_SCALE:
+        raise BadFrame(f"frame: sizes up to {scale:.4g}")
+    numbers, levels = _unpacked(payload[_SCALE.size : at], tokens, codebook.bits)
+    return _share(basis.entries(device), numbers.to(device), levels.to(device), scale), at
+
+
+def _widths(bits: int) -> tuple[int, int]:
+    return min(bits, _LOW_BITS), max(bits - _LOW_BITS, 0) + SIZE_BITS
+
+
+def _packed(numbers: NDArray[np.int64], levels: NDArray[np.uint8], bits: int) -> bytes:
+    """Numbers below 2^bits and levels: the numbers' lower bits, then the rest above the levels."""
+    low = (numbers & 255).astype(np.uint8)
+    high = (numbers >> _LOW_BITS).astype(np.uint8) << SIZE_BITS | levels
+    packed = (
+        _PACKING.pack(torch.from_numpy(part), width)
+        for part, width in zip((low, high), _widths(bits), strict=True)
+    )
+    return b"".join(part.numpy().tobytes() for part in packed)
+
+
+def _unpacked(data: bytes, tokens: int, bits: int) -> tuple[Tensor, Tensor]:
+    """What `_packed` was given: int64 and uint8 [tokens]."""
+    widths = _widths(bits)
+    split = packed_bytes(tokens, widths[0])
+    low, high = (
+        _PACKING.unpack(as_tensor(part), tokens, width)
+        for part, width in zip((data[:split], data[split:]), widths, strict=True)
+    )
+    return low.long() | (high >> SIZE_BITS).long() << _LOW_BITS, high & _LEVELS - 1
