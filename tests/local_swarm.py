@@ -232,6 +232,18 @@ class LocalSwarm:
         while not any(found.step >= step for found in snapshots()):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
 
+    async def can_go_back(self, run_id: RunId, *, step: int) -> None:
+        """Wait until the coordinator knows that a snapshot of so many steps, or of more, is whole.
+
+        Its manifest is there a moment before.
+        """
+        while max(await self._snapshots_of(run_id), default=0) < step:  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)
+
+    async def _snapshots_of(self, run_id: RunId) -> Sequence[int]:
+        runs = (await self.client.status()).runs
+        return next((run.snapshots for run in runs if run.run_id == run_id), ())
+
     async def all_joined(self) -> None:
         """Wait until all peers are members."""
         while len((await self.client.status()).members) < len(self.peers):  # noqa: ASYNC110

@@ -149,7 +149,7 @@ async def test_a_stage_whose_only_peer_died_goes_back_to_its_snapshot_and_its_ba
         await swarm.all_joined()
 
         async def lose_a_stage(status: RunStatus) -> None:
-            await swarm.snapshot_of(status.run_id, job.spec, step=3)
+            await swarm.can_go_back(status.run_id, step=3)
             await swarm.kill_peer(PeerId("peer-1"))
             await swarm.add_peer(PeerId("newcomer"), "2-4")
 
@@ -217,7 +217,7 @@ async def test_a_run_that_is_cut_otherwise_goes_on(job: Job, tmp_path: Path) -> 
         await swarm.all_joined()
 
         async def cut_otherwise(status: RunStatus) -> None:
-            await swarm.snapshot_of(status.run_id, job.spec, step=3)
+            await swarm.can_go_back(status.run_id, step=3)
             await swarm.kill_peer(PeerId("peer-1"))
             await asyncio.gather(
                 swarm.add_peer(PeerId("newcomer-0"), "2-3"),
