@@ -18,12 +18,10 @@ import sys
 import time
 
 import torch
-from transformers import GPT2Config
 
+from benchmarks.split_backward import middle_stage
 from swarm_ft.cli.codec_speed import SpeedRow, measure
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
-from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.stage.module import StageModule
 
 CPU = torch.device("cpu")
 
@@ -51,7 +49,8 @@ def _seconds(row: SpeedRow) -> float:
 
 def _compute_s(options: argparse.Namespace) -> float:
     """Of a forward and a backward of one sample; the first is not counted."""
-    stage, seconds = _stage(options), []
+    stage = middle_stage(options.layers, options.hidden, options.seq_length, num_heads=25)
+    seconds = []
     shape = 1, options.seq_length, options.hidden
     for _ in range(1 + options.repeats):
         x = torch.randn(shape, requires_grad=True)
@@ -60,17 +59,6 @@ def _compute_s(options: argparse.Namespace) -> float:
         torch.autograd.backward(output, torch.ones_like(output))
         seconds.append(time.perf_counter() - began_s)
     return statistics.median(seconds[1:])
-
-
-def _stage(options: argparse.Namespace) -> StageModule:
-    sizes = {"n_embd": options.hidden, "n_head": 25, "n_positions": options.seq_length}
-    config = GPT2Config(
-        n_layer=options.layers + 2, vocab_size=64, bos_token_id=0, eos_token_id=0, **sizes
-    )
-    stage = StageModule(config, LayerRange(1, 1 + options.layers))
-    shapes = {name: parameter.shape for name, parameter in stage.named_parameters()}
-    stage.materialise({name: 0.02 * torch.randn(shape) for name, shape in shapes.items()}, CPU)
-    return stage.eval()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -101,11 +101,14 @@ def _memory(options: argparse.Namespace) -> dict[str, float]:
 
 
 def _stage(options: argparse.Namespace) -> StageModule:
-    sizes = {"n_embd": options.hidden, "n_head": 4, "n_positions": options.seq_length}
-    config = GPT2Config(
-        n_layer=options.layers + 2, vocab_size=64, bos_token_id=0, eos_token_id=0, **sizes
-    )
-    stage = StageModule(config, LayerRange(1, 1 + options.layers))
+    return middle_stage(options.layers, options.hidden, options.seq_length, num_heads=4)
+
+
+def middle_stage(layers: int, hidden: int, seq_length: int, *, num_heads: int) -> StageModule:
+    """So many blocks of a GPT-2, neither its first nor its last, of random weights on the CPU."""
+    sizes = {"n_embd": hidden, "n_head": num_heads, "n_positions": seq_length}
+    config = GPT2Config(n_layer=layers + 2, vocab_size=64, bos_token_id=0, eos_token_id=0, **sizes)
+    stage = StageModule(config, LayerRange(1, 1 + layers))
     shapes = {name: parameter.shape for name, parameter in stage.named_parameters()}
     weights = {name: 0.02 * torch.randn(shape) for name, shape in shapes.items()}
     stage.materialise(weights, torch.device("cpu"))

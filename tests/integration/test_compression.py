@@ -112,33 +112,33 @@ async def test_every_family_of_codecs_trains(
     assert sent[1] < plain * (1.1 if bw == "none" else 1)
 
 
-async def test_what_fills_the_pipeline_takes_fewer_bytes(make_job: MakeJob, tmp_path: Path) -> None:
-    """In both steps of the second epoch 2 of 4 samples are sent in 2 bits a value, not 8."""
-    sent = {}
-    for fill in ("", "aq2"):
-        job = make_job(num_samples=8, num_steps=4, forward_codec="aq8", fill_codec=fill)
-        folder = tmp_path / (fill or "as-fw")
-        folder.mkdir()
-        async with LocalSwarm(folder, ["0-3", "3-6"]) as swarm:
-            events = await swarm.train(job.spec, job.samples)
-            sent[fill] = total(events, "forward_bytes", 3)
-    train, channels = job.spec.train, job.spec.model.hidden_size
-    saved = 2 * train.micro_batch_size * train.seq_length * channels * (8 - 2) / 8
-    assert sent[""] - sent["aq2"] == pytest.approx(saved, rel=0.01)
-
-
-async def test_what_drains_the_pipeline_takes_fewer_bytes(
-    make_job: MakeJob, tmp_path: Path
+@pytest.mark.parametrize(
+    ("way", "codecs", "waited_for", "num_samples"),
+    [
+        # In both steps of the second epoch 2 of 4 samples are sent in 2 bits a value, not 8;
+        ("forward", {"forward_codec": "aq8"}, {"fill_codec": "aq2"}, 4),
+        # in all four steps 2 of 4 samples' gradients.
+        ("backward", {"backward_codec": "q8"}, {"drain_codec": "q2"}, 8),
+    ],
+    ids=["fills", "drains"],
+)
+async def test_what_all_wait_for_takes_fewer_bytes(
+    make_job: MakeJob,
+    tmp_path: Path,
+    way: str,
+    codecs: dict[str, str],
+    waited_for: dict[str, str],
+    num_samples: int,
 ) -> None:
-    """In all four steps 2 of 4 samples' gradients are sent in 2 bits a value, not 8."""
-    sent = {}
-    for drain in ("", "q2"):
-        job = make_job(num_samples=8, num_steps=4, backward_codec="q8", drain_codec=drain)
-        folder = tmp_path / (drain or "as-bw")
+    sent = []
+    for number, other in enumerate(({}, waited_for)):
+        job = make_job(num_samples=8, num_steps=4, **codecs, **other)
+        folder = tmp_path / str(number)
         folder.mkdir()
         async with LocalSwarm(folder, ["0-3", "3-6"]) as swarm:
             events = await swarm.train(job.spec, job.samples)
-            sent[drain] = total(events, "backward_bytes", 3)
+            sent.append(total(events, f"{way}_bytes", 3))
     train, channels = job.spec.train, job.spec.model.hidden_size
-    saved = 4 * train.micro_batch_size * train.seq_length * channels * (8 - 2) / 8
-    assert sent[""] - sent["q2"] == pytest.approx(saved, rel=0.01)
+    assert train.micro_batch_size == 2
+    saved = num_samples * train.seq_length * channels * (8 - 2) / 8
+    assert sent[0] - sent[1] == pytest.approx(saved, rel=0.01)

@@ -59,8 +59,10 @@ class _StepCodecs:
 
     def __init__(self, train: TrainSpec) -> None:
         self.of = {way: from_spec(train.codec(way)) for way in Direction}
-        self.of_fill = from_spec(train.fill_frame_codec)
-        self.of_drain = from_spec(train.drain_frame_codec)
+        self.waited_for = {
+            Direction.FORWARD: from_spec(train.fill_frame_codec),
+            Direction.BACKWARD: from_spec(train.drain_frame_codec),
+        }
         self.of_keys = {way: from_spec(train.key_frame_codec(way)) for way in Direction}
         self.of_eval = (
             from_spec(parse_codec_spec("none", Direction.FORWARD)),
@@ -152,10 +154,9 @@ class FrameCoder:
 
     def has_bases(self, direction: Direction) -> bool:
         """Whether what goes that way in the step is coded along a basis, or beside its codebook."""
-        codecs, is_forward = self._codecs, direction is Direction.FORWARD
-        waited_for = codecs.of_fill if is_forward else codecs.of_drain
-        used = codecs.of[direction], codecs.of_keys[direction], waited_for
-        return any(codec.spec.has_basis for codec in used)
+        codecs = self._codecs
+        of_each = codecs.of, codecs.of_keys, codecs.waited_for
+        return any(of_way[direction].spec.has_basis for of_way in of_each)
 
     def is_held_out(self, key: FrameKey) -> bool:
         """Whether a frame's sample is only evaluated."""
@@ -280,12 +281,14 @@ class FrameCoder:
             return self._constant_codec
         if self._train.is_held_out(key.sample):
             return self._codecs.of_eval[self._train.is_compressed(key.sample)]
-        if key.direction is Direction.FORWARD and key.microbatch < self._train.fill_microbatches:
-            return self._codecs.of_fill
-        left = self._num_microbatches - key.microbatch
-        if key.direction is Direction.BACKWARD and left <= self._train.drain_microbatches:
-            return self._codecs.of_drain
-        return self._codecs.of[key.direction]
+        codecs = self._codecs.waited_for if self._all_wait_for(key) else self._codecs.of
+        return codecs[key.direction]
+
+    def _all_wait_for(self, key: FrameKey) -> bool:
+        """Whether it fills or drains the pipeline."""
+        if key.direction is Direction.FORWARD:
+            return key.microbatch < self._train.fill_microbatches
+        return self._num_microbatches - key.microbatch <= self._train.drain_microbatches
 
     def _encode_key(self, key: FrameKey, x: Tensor) -> Frame:
         codec = self._along(self._codecs.of_keys[key.direction], Kind.FIRST)
