@@ -11,16 +11,9 @@ from benchmarks.quality import adapters
 from benchmarks.quality.boundary import Changes
 from benchmarks.quality.data import Batch
 from benchmarks.quality.models import CutModel, Regime, fine_tunable
+from tests.unit.benchmarks.tiny_regime import TINY
 
 ROOT = Path(__file__).parents[3]
-TINY: dict[str, Any] = {
-    "layers": 2,
-    "width": 32,
-    "heads": 2,
-    "vocabulary": 300,
-    "tokens": 16,
-    "cuts": (1,),
-}
 
 
 def test_changes_have_a_size_and_directions() -> None:

@@ -12,15 +12,8 @@ from benchmarks.quality.families import FAMILIES
 from benchmarks.quality.models import CutModel, Regime, fine_tunable, regime_of
 from benchmarks.quality.table import Kind, print_tables, rows_of
 from benchmarks.quality.train import RATES
+from tests.unit.benchmarks.tiny_regime import TINY
 
-TINY: dict[str, Any] = {
-    "layers": 2,
-    "width": 32,
-    "heads": 2,
-    "vocabulary": 300,
-    "tokens": 16,
-    "cuts": (1,),
-}
 FAMILY = pytest.mark.parametrize("family", FAMILIES)
 
 
