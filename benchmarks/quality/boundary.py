@@ -51,6 +51,10 @@ class AnyCodec(Protocol):
         """As `Codec` does."""
         ...
 
+    def kept(self, encoded: Any, value: Tensor, base: Tensor | None = None) -> Tensor:  # noqa: ANN401
+        """As `Codec` does."""
+        ...
+
 
 @dataclass(slots=True)
 class Tally:
@@ -138,6 +142,10 @@ class Learner:
             self.bases.note(key, SampleId(sample), x, None, 0.0)
 
 
+_Sent = tuple[Any, Tensor, Tensor]
+"""What was encoded, what the other side computes on, and what both ends keep of it."""
+
+
 @dataclass(slots=True)
 class Channel:
     """One direction of one boundary, with what its ends remember of each sample.
@@ -175,23 +183,22 @@ class Channel:
             NonFinite: the tensor holds an infinity or NaN.
         """
         if self.first is not None and sample not in self.seen:
-            first = self.learner.along(self.first, Kind.FIRST, self.tally)
-            encoded, y = first.encode_and_decode(x)
-            self.learner.note(first, Kind.FIRST, sample, x, None)
+            encoded, y, kept = self._send_by(self.first, sample, x, None)
         else:
-            encoded, y = self._send_later(sample, x, all_wait=all_wait)
+            encoded, y, kept = self._send_later(sample, x, all_wait=all_wait)
         self.seen.add(sample)
         if self.is_delta or self.reuse:
-            self.buffers[sample] = pack_buffer(y, self.bits)
+            self.buffers[sample] = pack_buffer(kept, self.bits)
         self.tally.add(encoded)
         return y
 
-    def _send_later(self, sample: int, x: Tensor, *, all_wait: bool) -> tuple[Any, Tensor]:
+    def _send_later(self, sample: int, x: Tensor, *, all_wait: bool) -> _Sent:
         if self.has_residual:
             residual = self.residuals.get(sample)
             codec = cast(Codec, self.codec)  # published ones have no feedback
             encoded, self.residuals[sample] = encode_with_feedback(codec, x, residual)
-            return encoded, self.codec.decode(encoded, device=x.device)
+            y = self.codec.decode(encoded, device=x.device)
+            return encoded, y, y
         base = self.base_of(sample, x) if sample in self.buffers else None
         if base is not None:
             self.changes.add(x, base)
@@ -200,30 +207,25 @@ class Channel:
             return self._send_moved(used, sample, x, base, self.reuse)
         return self._send_by(used, sample, x, base)
 
-    def _send_by(
-        self, codec: AnyCodec, sample: int, x: Tensor, base: Tensor | None
-    ) -> tuple[Any, Tensor]:
+    def _send_by(self, codec: AnyCodec, sample: int, x: Tensor, base: Tensor | None) -> _Sent:
         base = base if self.is_delta else None
-        kind = self._kind_of(base)
+        kind = _kind_of(codec, base)
         used = self.learner.along(codec, kind, self.tally)
         self.learner.note(used, kind, sample, x, base)
-        return used.encode_and_decode(x, base)
+        encoded, y = used.encode_and_decode(x, base)
+        return encoded, y, used.kept(encoded, y, base)
 
     def _send_moved(
         self, codec: AnyCodec, sample: int, x: Tensor, base: Tensor, reuse: Reuse
-    ) -> tuple[Any, Tensor]:
+    ) -> _Sent:
         moved = reuse.moved(x, base)
         self.reused_values += x[~moved].numel()
         frame, sent = None, None
         if moved.any():
-            frame, sent = self._send_by(codec, sample, x[moved], base[moved])
+            frame, sent, _ = self._send_by(codec, sample, x[moved], base[moved])
         flags = moved if reuse.by_token else moved[:1]
-        return Partly(len(x), x.shape[1], flags, frame), merged(moved, sent, base)
-
-    def _kind_of(self, base: Tensor | None) -> Kind:
-        if isinstance(self.codec, CodebookCodec):
-            return Kind.GRADIENT
-        return Kind.FIRST if base is None else Kind.CHANGE
+        y = merged(moved, sent, base)
+        return Partly(len(x), x.shape[1], flags, frame), y, y
 
     def forget(self) -> None:
         """What is remembered of samples."""
@@ -236,6 +238,12 @@ class Channel:
         tokens, channels = x.shape
         payload = self.buffers[sample]
         return unpack_buffer(payload, tokens, channels, self.bits, device=x.device)
+
+
+def _kind_of(codec: AnyCodec, base: Tensor | None) -> Kind:
+    if isinstance(codec, CodebookCodec):
+        return Kind.GRADIENT
+    return Kind.FIRST if base is None else Kind.CHANGE
 
 
 @dataclass(slots=True)
@@ -374,7 +382,7 @@ def _boundary_of(config: Config) -> Boundary:
     if config.reuse:
         forward.reuse = parse_reuse(config.reuse)
     if config.first:
-        backward.first = _codec(config.first, Direction.FORWARD)
+        backward.first = _codec(config.first, Direction.BACKWARD)
     compressed = config.key if forward.is_delta else config.fw
     at_inference = {"compressed": compressed}
     if forward.is_delta:
@@ -397,5 +405,5 @@ def channel_of(text: str, key: str, direction: Direction) -> Channel:
     codec = _codec(text, direction)
     spec = getattr(codec, "spec", None)
     is_delta = bool(getattr(spec or codec, "is_delta", False))
-    first = _codec(key, Direction.FORWARD) if is_delta else None
+    first = _codec(key, direction) if is_delta else None
     return Channel(codec, first, is_delta, bool(getattr(spec, "has_residual", False)))

@@ -79,6 +79,10 @@ class PublishedCodec:
         y = y if device is None else y.to(device)
         return y + base if self.is_delta and base is not None else y
 
+    def kept(self, encoded: PublishedTensor, value: Tensor, base: Tensor | None = None) -> Tensor:
+        """The value."""
+        return value
+
 
 def parse_published(text: str) -> PublishedCodec | None:
     """The codec of `pubq4` or `pubaq4`; None for other texts."""

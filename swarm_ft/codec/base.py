@@ -125,6 +125,19 @@ class Codec(ABC):
         with _plainly(device):
             return self._read(encoded, None if base is None else base.to(device), device)
 
+    def kept(self, encoded: EncodedTensor, value: Tensor, base: Tensor | None = None) -> Tensor:
+        """What both ends keep of a sample as the base of its next frame: of most codecs the value.
+
+        Args:
+            encoded: as `encode` made it.
+            value: what `decode` made of that.
+            base: what it was encoded against; None for codecs that build on nothing.
+
+        Returns:
+            Finite float32 [tokens, channels] on the value's device, the same to the bit everywhere.
+        """
+        return value
+
     @abstractmethod
     def max_payload_bytes(self, tokens: int, channels: int) -> int:
         """No payload of that shape is larger, whatever its values."""

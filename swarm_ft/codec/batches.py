@@ -156,7 +156,7 @@ class BatchEncoder(_End):
         base, digest = found or (None, _NO_BASE)
         codec, kind = (self.codec, _DELTA) if found else (self.key_codec, _KEY)
         tensor, value = codec.encode_and_decode(x, base)
-        self.buffers.put(sample, value)
+        self.buffers.put(sample, codec.kept(tensor, value, base))
         return _HEAD.pack(kind, digest) + tensor.to_bytes()
 
     def _direct(self, x: Tensor, sample: int) -> EncodedTensor:
@@ -222,7 +222,7 @@ class BatchDecoder(_End):
             base = found[0]
         value = codec.decode(tensor, base, device=device)
         if self.codec.spec.is_delta:
-            self.buffers.put(sample, value)
+            self.buffers.put(sample, codec.kept(tensor, value, base))
         return value
 
 

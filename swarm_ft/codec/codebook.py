@@ -39,6 +39,7 @@ from swarm_ft.codec.basis import (
     with_codebook,
 )
 from swarm_ft.codec.entropy import MAX_SCALE
+from swarm_ft.codec.feedback import best_guess
 from swarm_ft.codec.kernels.base import MIN_SCALE, packed_bytes
 from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.codec.wide import WideCodec
@@ -171,11 +172,17 @@ class CodebookCodec(Codec):
         basis = self.basis
         if basis is None or basis.name != name or basis.channels != encoded.channels:
             raise BadFrame(f"frame: it needs the basis {name.hex()}, which is not here")
-        if basis.codebook is None:
-            raise BadFrame(f"frame: the basis {name.hex()} has no codebook")
-        share, at = _read_share(payload, encoded.tokens, basis, basis.codebook, device)
+        share, at = _read_share(payload, encoded.tokens, basis, device)
         left = self.inner.decode(replace(inner, payload=payload[at:]), device=device)
         return check_finite(share + left)
+
+    def kept(self, encoded: EncodedTensor, value: Tensor, base: Tensor | None = None) -> Tensor:
+        """See `Codec.kept`: what entries tell, and as much of the rest as is sure."""
+        name, payload = encoded.payload[:NAME_BYTES], encoded.payload[NAME_BYTES:]
+        if name == PLAIN or self.basis is None:
+            return value
+        share, at = _read_share(payload, encoded.tokens, self.basis, value.device)
+        return best_guess(self.inner.spec, payload[at:], share, value)
 
 
 def _named(x: Tensor, entries: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,13 +205,16 @@ def _share(entries: Tensor, numbers: Tensor, levels: Tensor, scale: float) -> Te
 
 
 def _read_share(
-    payload: bytes, tokens: int, basis: Basis, codebook: Codebook, device: torch.device
+    payload: bytes, tokens: int, basis: Basis, device: torch.device
 ) -> tuple[Tensor, int]:
     """What entries tell, and where in a payload behind its name that is said to an end.
 
     Raises:
         BadFrame: no encoder writes that.
     """
+    codebook = basis.codebook
+    if codebook is None:
+        raise BadFrame(f"frame: the basis {basis.name.hex()} has no codebook")
     at = _SCALE.size + packed_bytes(tokens, codebook.bits + SIZE_BITS)
     if len(payload) < at:
         raise BadFrame(f"frame: expected {at} bytes or more, got {len(payload)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,7 +24,7 @@ from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.codec.topk import kept_entries, largest
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
-from swarm_ft.protocol.spec.codec_spec import Feedback
+from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec, Feedback
 
 _PACKING = ReferenceKernels()  # shares are few, and always on the CPU
 _TINY_SQUARE = 1e-300
@@ -64,11 +65,49 @@ def _sum_of(base: Tensor | None, delta: Tensor) -> Tensor:
     return delta if base is None else base + delta
 
 
+# ---- what is used is not what is kept
+#
+# Dither in few bits is noise of the size of what it codes, and larger. What a stage computes on has
+# to have all of that, or it would lack something in the mean; what the next gradient is told from
+# had better be the nearest guess, in which what was coded counts as little as it is sure.
+
+
+def best_guess(spec: CodecSpec, rest: bytes, told: Tensor, value: Tensor) -> Tensor:
+    """What is to be kept of a value of which `told` was said, and the rest coded.
+
+    Args:
+        spec: of the codec of the rest, which builds on nothing.
+        rest: its payload.
+        told: float32 [tokens, channels].
+        value: so too, and on the same device; the sum of both.
+
+    Returns:
+        Between the two, elementwise; two products and a sum, each rounded once.
+    """
+    if not (spec.dither and spec.entropy and spec.name is CodecName.Q):
+        return value
+    sure = _sure_parts(8 * len(rest) / value.numel()) / _PARTS
+    return told * (1 - sure) + value * sure
+
+
+_PARTS = 16
+
+
+def _sure_parts(bits: float) -> int:
+    """Of what was coded in so many bits a value, in sixteenths: the share nearest to what it is of.
+
+    That is s / (s + e) for energy s and noise e. The curve is within 0.02 of what the study's
+    gradients have at 0.4 to 2 bits; roots are rounded alike everywhere, powers are not.
+    """
+    grown = bits * bits * math.sqrt(math.sqrt(bits))
+    return round(_PARTS * grown / (grown + 0.64))
+
+
 # ---- what a share of the last gradient does not tell: `q1+z+last`
 #
 # A sample's gradient has much of its last one's direction, since most of it is what the sample's
 # targets say; its size falls as they are learned, token by token. Of the last one the receiver has
-# what was sent, noise and all, and the share that tells most is smaller for it.
+# what was sent, without most of its noise, and the share that tells most is smaller for the rest.
 
 SHARE_BITS = 3
 _SHARES = 4
@@ -105,14 +144,30 @@ class ShareCodec(Codec):
         return Payload(packed + inner.data, lambda: share + inner.value())
 
     def _read(self, encoded: EncodedTensor, base: Tensor | None, device: torch.device) -> Tensor:
-        size = packed_bytes(encoded.tokens, SHARE_BITS)
-        if len(encoded.payload) < size:
-            raise BadFrame(f"frame: expected {size} bytes of shares, got {len(encoded.payload)}")
-        packed, rest = as_tensor(encoded.payload[:size]), encoded.payload[size:]
-        shares = _PACKING.unpack(packed, encoded.tokens, SHARE_BITS)
+        shares, rest = _read_shares(encoded)
         rest_of = replace(encoded, codec=self.inner.spec, payload=rest)
         left = self.inner.decode(rest_of, device=device)
         return check_finite(left if base is None else _share_of(base, shares.to(device)) + left)
+
+    def kept(self, encoded: EncodedTensor, value: Tensor, base: Tensor | None = None) -> Tensor:
+        """See `Codec.kept`: what was told, and as much of the rest as is sure."""
+        base = torch.zeros_like(value) if base is None else base.to(value.device)
+        shares, rest = _read_shares(encoded)
+        told = _share_of(base, shares.to(value.device))
+        return best_guess(self.inner.spec, rest, told, value)
+
+
+def _read_shares(encoded: EncodedTensor) -> tuple[Tensor, bytes]:
+    """The shares, uint8 [tokens], and the payload behind them.
+
+    Raises:
+        BadFrame: it has an end before.
+    """
+    size = packed_bytes(encoded.tokens, SHARE_BITS)
+    if len(encoded.payload) < size:
+        raise BadFrame(f"frame: expected {size} bytes of shares, got {len(encoded.payload)}")
+    packed, rest = as_tensor(encoded.payload[:size]), encoded.payload[size:]
+    return _PACKING.unpack(packed, encoded.tokens, SHARE_BITS), rest
 
 
 def _nearest_shares(x: Tensor, base: Tensor) -> Tensor:

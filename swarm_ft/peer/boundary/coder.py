@@ -143,13 +143,14 @@ class FrameCoder:
             return Frame(key, FrameKind.DIRECT, self._encode_direct(key, x))
         record = self._record(End.SENT, key.sample, len(x))
         if record is None:
-            self._note(key, self._codecs.of_keys[key.direction], Kind.FIRST, x)
+            self._note(key, self._codecs.of_keys[key.direction], _kind_alone(key.direction), x)
             return self._encode_key(key, x)
         base = self._base_of(record)
         self._note(key, codec, Kind.CHANGE, x, base)
         codec = self._along(codec, Kind.CHANGE)
         tensor, value = codec.encode_and_decode(x, base)
-        digest = self._stage(End.SENT, key.sample, len(x), self._packed(value))
+        kept = self._packed(codec.kept(tensor, value, base))
+        digest = self._stage(End.SENT, key.sample, len(x), kept)
         return Frame(key, FrameKind.DELTA, tensor, record.digest, _result(digest, tensor))
 
     def has_bases(self, direction: Direction) -> bool:
@@ -221,15 +222,17 @@ class FrameCoder:
             if self._keeps_input and not self._train.is_shadow(sample):
                 self._stage(End.RECEIVED, sample, tensor.tokens, tensor.payload)
             return value
+        base = None
         if frame.kind is FrameKind.KEY:
-            of_keys = self._codecs.of_keys[frame.key.direction]
-            value = _with(of_keys, basis).decode(tensor, device=device)
+            codec = self._codecs.of_keys[frame.key.direction]
         else:
             record = self._record(End.RECEIVED, sample, tensor.tokens)
             if record is None or record.digest != frame.base_digest:
                 return Refusal(f"sample {sample}: its base is {'other' if record else 'not'} here")
-            value = _with(codec, basis).decode(tensor, self._base_of(record), device=device)
-        payload = self._packed(value)
+            base = self._base_of(record)
+        codec = _with(codec, basis)
+        value = codec.decode(tensor, base, device=device)
+        payload = self._packed(codec.kept(tensor, value, base))
         if _result(fingerprint_of(payload), tensor) != frame.result_digest:
             return self._differs(frame)
         self._stage(End.RECEIVED, sample, tensor.tokens, payload)
@@ -291,9 +294,9 @@ class FrameCoder:
         return self._num_microbatches - key.microbatch <= self._train.drain_microbatches
 
     def _encode_key(self, key: FrameKey, x: Tensor) -> Frame:
-        codec = self._along(self._codecs.of_keys[key.direction], Kind.FIRST)
+        codec = self._along(self._codecs.of_keys[key.direction], _kind_alone(key.direction))
         tensor, value = codec.encode_and_decode(x)
-        digest = self._stage(End.SENT, key.sample, len(x), self._packed(value))
+        digest = self._stage(End.SENT, key.sample, len(x), self._packed(codec.kept(tensor, value)))
         return Frame(key, FrameKind.KEY, tensor, result_digest=_result(digest, tensor))
 
     def _encode_direct(self, key: FrameKey, x: Tensor) -> EncodedTensor:

@@ -648,11 +648,14 @@ class TrainOptions:
     def key_frame_codec(self, direction: Direction) -> CodecSpec:
         """The codec of the frames that begin a buffer.
 
-        The buffer of gradients begins with a gradient by their own codec (EF21, arXiv 2106.05203).
+        The buffer of gradients begins with a gradient by their own codec (EF21, arXiv 2106.05203),
+        that of `+last` beside a codebook.
         """
         if direction is Direction.FORWARD:
             return parse_key_spec(self.key_codec)
-        return replace(self.codec(direction), feedback=Feedback.NONE)
+        codec = self.codec(direction)
+        first = Feedback.BOOK if codec.feedback is Feedback.LAST else Feedback.NONE
+        return replace(codec, feedback=first)
 
     @property
     def eval_passes(self) -> tuple[bool, ...]:

@@ -143,6 +143,17 @@ def test_a_basis_without_one_has_no_entries() -> None:
 # ---- what it is worth
 
 
+def test_what_entries_tell_is_kept_and_of_dither_what_is_sure() -> None:
+    x, codec = gradients(256, seed=5), codec_of("q0.7+z+book", book())
+    encoded, value = codec.encode_and_decode(x)
+    kept = codec.kept(encoded, value)
+    assert (kept - x).square().sum() < 0.7 * (value - x).square().sum()
+    assert (kept - x).square().sum() < (told(codec, x) - x).square().sum()
+    plain = codec_of("q0.7+z+book")
+    encoded, value = plain.encode_and_decode(x)
+    assert torch.equal(plain.kept(encoded, value), value), "of a frame that no entry told of"
+
+
 @pytest.mark.parametrize("name", ["q1+z", "q2+z", "q2t", "qc0.5"])
 def test_what_entries_tell_need_not_be_sent(name: str) -> None:
     x, basis = gradients(256, seed=5), book()
@@ -165,9 +176,7 @@ def told(codec: CodebookCodec, x: Tensor) -> Tensor:
     assert codec.basis is not None
     assert codec.basis.codebook is not None
     payload = codec.encode(x).payload[NAME_BYTES:]
-    share, _ = codebook_module._read_share(  # noqa: SLF001
-        payload, len(x), codec.basis, codec.basis.codebook, CPU
-    )
+    share, _ = codebook_module._read_share(payload, len(x), codec.basis, CPU)  # noqa: SLF001
     return share
 
 

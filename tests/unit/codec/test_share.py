@@ -64,9 +64,12 @@ def test_both_ends_hold_the_same_values_after_every_visit(
         x = (gaussian(*shape, seed) + gaussian(*shape, seed + step) * 0.5**step) * magnitude
         encoded = sender.encode(x, ours)
         assert len(encoded.payload) <= sender.max_payload_bytes(*shape)
-        ours = sender.decode(encoded, ours)
-        theirs = receiver.decode(EncodedTensor.from_bytes(encoded.to_bytes()), theirs)
+        came = EncodedTensor.from_bytes(encoded.to_bytes())
+        value, read = sender.encode_and_decode(x, ours)[1], receiver.decode(came, theirs)
+        assert torch.equal(value, read)
+        ours, theirs = sender.kept(encoded, value, ours), receiver.kept(came, read, theirs)
         assert torch.equal(ours, theirs)
+        assert ours.isfinite().all()
 
 
 def test_every_token_has_the_share_that_leaves_least() -> None:
@@ -102,10 +105,35 @@ def test_what_was_sent_at_one_bit_gets_better_from_visit_to_visit() -> None:
     for _ in range(6):
         encoded = codec.encode(x, held)
         assert (len(encoded.to_bytes()) + FRAME_BYTES) * 8 <= 1.01 * x.numel()
-        held = codec.decode(encoded, held)
-        errors.append(float((held - x).square().sum() / x.square().sum()))
-    assert all(after < 0.85 * before for before, after in pairwise(errors[:4]))
-    assert errors[-1] < 0.2
+        value = codec.decode(encoded, held)
+        held = codec.kept(encoded, value, held)
+        errors.append(float((value - x).square().sum() / x.square().sum()))
+    assert all(after < 0.75 * before for before, after in pairwise(errors[:4]))
+    assert errors[-1] < 0.1
+
+
+@pytest.mark.parametrize(("name", "most"), [("q0.5", 0.35), ("q0.7", 0.5), ("q1", 0.7), ("q2", 1)])
+def test_noise_of_dither_is_used_and_not_kept(name: str, most: float) -> None:
+    codec, x, base = shared(f"{name}+z+last"), gaussian(128, 128), torch.zeros(128, 128)
+    encoded, value = codec.encode_and_decode(x, base)
+    kept = codec.kept(encoded, value, base)
+    assert (value - x).mul(x).sum().abs() < 0.03 * x.square().sum(), "in the mean all of it is used"
+    assert (kept - x).square().sum() < most * (value - x).square().sum()
+    nearest = float((value * x).sum() / value.square().sum())
+    assert float((kept * value).sum() / value.square().sum()) == pytest.approx(nearest, abs=0.1)
+
+
+@pytest.mark.parametrize("name", ["q2t+last", "q2t+z+last", "qc0.5+d+last", "top20+last"])
+def test_of_other_codecs_all_is_kept(name: str) -> None:
+    codec, x, base = shared(name), gaussian(16, 24), gaussian(16, 24, seed=1)
+    encoded, value = codec.encode_and_decode(x, base)
+    assert torch.equal(codec.kept(encoded, value, base), value)
+
+
+def test_what_is_kept_of_the_largest_values_is_finite() -> None:
+    codec, base = shared("q1+z+last"), gaussian(8, 8).clamp(-1, 1) * (MAX_FLOAT / 4)
+    encoded, value = codec.encode_and_decode(-base, base)
+    assert codec.kept(encoded, value, base).isfinite().all()
 
 
 @pytest.mark.parametrize("channels", [32, 128, 512])

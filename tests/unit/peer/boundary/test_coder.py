@@ -160,19 +160,25 @@ class Ends:
         self.assert_staged_equal()
         assert isinstance(value, torch.Tensor)
         if frame.kind is not FrameKind.DIRECT:
-            assert store.staged[sent(name.sample)].payload == self.packed(value)
-            assert torch.equal(value, self.replayed(frame, base))
+            expected, kept = self.replayed(frame, base)
+            assert store.staged[sent(name.sample)].payload == self.packed(kept)
+            assert torch.equal(value, expected)
         return frame, value
 
-    def replayed(self, frame: Frame, base: BufferRecord | None) -> torch.Tensor:
-        """The value as base and frame alone make it."""
-        way = frame.key.direction
+    def replayed(
+        self, frame: Frame, base: BufferRecord | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The value, and what is kept of it, as base and frame alone make them."""
+        way, built_on = frame.key.direction, None
         if frame.kind is FrameKind.KEY:
-            return from_spec(self.train.key_frame_codec(way)).decode(frame.tensor)
-        codec = from_spec(self.train.codec(way))
-        assert base is not None
-        built_on = unpack_buffer(base.payload, base.tokens, base.channels, self.train.buffer_bits)
-        return codec.decode(frame.tensor, built_on)
+            codec = from_spec(self.train.key_frame_codec(way))
+        else:
+            codec = from_spec(self.train.codec(way))
+            assert base is not None
+            shape = base.tokens, base.channels
+            built_on = unpack_buffer(base.payload, *shape, self.train.buffer_bits)
+        value = codec.decode(frame.tensor, built_on)
+        return value, codec.kept(frame.tensor, value, built_on)
 
     def packed(self, value: torch.Tensor) -> bytes:
         """A buffer as the run keeps it."""
@@ -1502,6 +1508,25 @@ def test_gradients_of_a_step_that_is_redone_are_the_same_bytes(make_spec: MakeSp
         ]
         for ends in (quiet, redone):
             ends.commit()
+
+
+def test_first_gradients_go_beside_a_codebook_and_later_ones_beside_what_is_kept_of_the_last(
+    make_spec: MakeSpec,
+) -> None:
+    ends = gradient_ends(make_spec, backward_codec="q2+z+last")
+    assert ends.sender.has_bases(Direction.BACKWARD)
+    early, late = (next(moving(visits=1, first=first)) for first in (0, 3))
+    for frame in gradient_frames(ends, early):
+        assert frame.kind is FrameKind.KEY
+        assert not basis_needed(frame), "there is none yet"
+    ends.assert_staged_equal()
+    ends.commit()
+    for frame in gradient_frames(ends, early | late):
+        is_first = frame.key.sample in late
+        assert frame.kind is (FrameKind.KEY if is_first else FrameKind.DELTA)
+        assert bool(basis_needed(frame)) == is_first
+    ends.assert_staged_equal()
+    ends.commit()
 
 
 def test_a_codec_of_gradients_that_all_wait_for_may_take_a_codebook_alone(

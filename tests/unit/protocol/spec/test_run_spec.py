@@ -263,6 +263,8 @@ def test_a_buffer_begins_with_the_key_codec_or_with_the_gradients_own(
     assert other.codec(Direction.BACKWARD).feedback is Feedback.EF21
     assert backward == CodecSpec(CodecName.TOP, 1000, entropy=True)
     assert not backward.is_delta
+    last = replace(train_spec, backward_codec="q1+z+last")
+    assert str(last.key_frame_codec(Direction.BACKWARD)) == "q1t+d+book+z"
 
 
 def test_properties(run_spec: RunSpec) -> None:
