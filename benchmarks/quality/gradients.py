@@ -21,33 +21,37 @@ from benchmarks.quality.models import regime_of, steps
 from benchmarks.quality.train import RATES, Task, deterministic, read_task
 from swarm_ft.protocol.spec.codec_spec import Direction
 
-SAMPLES = 32
-"""Whose gradients are kept: all visits of these."""
 CODECS = "q1t+z,q1t+d+z,q1f+d+z,q1.5t+d+z,q2t+d+z,q1t+d+z+ef21@q1t+d+z,q1t+d+z+last@q1t+d+z"
-Visit = tuple[int, Tensor]
-"""A sample, and its gradient: float32 [tokens, channels], of its own mean loss."""
+Visit = tuple[int, int, Tensor]
+"""A step, a sample, and its gradient: float32 [tokens, channels], of its own mean loss."""
 
 
 class Recorder(Cuts):
-    """Cuts that lose nothing and keep some samples' gradients, by boundary."""
+    """Cuts that lose nothing and keep the gradients of the first `samples`, by boundary."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, samples: int) -> None:
         super().__init__(parse_config("none"), count)
         self.kept: list[list[Visit]] = [[] for _ in range(count)]
+        self.samples, self.step = samples, 0
+
+    def begin(self, mode: str, ids: Tensor, lengths: Tensor) -> None:
+        """As `Cuts.begin`."""
+        super().begin(mode, ids, lengths)
+        self.step += mode == "train"
 
     def through(self, channel: Channel, x: Tensor, scale: float = 1.0) -> Tensor:
         """As `Cuts.through`."""
         for kept, boundary in zip(self.kept, self.boundaries, strict=True):
             if boundary.backward is channel:
-                few = (pair for pair in zip(self.ids, x, strict=True) if pair[0] < SAMPLES)
-                kept += [(sample, row.detach() * scale) for sample, row in few]
+                few = (one for one in zip(self.ids, x, strict=True) if one[0] < self.samples)
+                kept += [(self.step, sample, row.detach() * scale) for sample, row in few]
         return x
 
 
-def recorded(task: Task) -> list[list[Visit]]:
+def recorded(task: Task, samples: int) -> list[list[Visit]]:
     """Gradients of each boundary, in the order in which they were sent."""
     model, regime = task.model(0), task.regime
-    model.cuts = recorder = Recorder(len(regime.cuts))
+    model.cuts = recorder = Recorder(len(regime.cuts), samples)
     for _ in steps(model, task.train, regime.batch, DEFAULT_EPOCHS, RATES[task.name], 0):
         pass
     return recorder.kept
@@ -57,7 +61,7 @@ def lost(codec: str, visits: list[Visit]) -> tuple[float, list[float]]:
     """Bits a value, and what is lost of the gradients' energy at first, second, ... visits."""
     spec, _, key = codec.partition("@")
     channel = channel_of(spec, key, Direction.BACKWARD)
-    pairs = ((sample, channel.send(sample, x.contiguous()) - x, x) for sample, x in visits)
+    pairs = ((sample, sent - x, x) for sample, sent, x in _sent(channel, visits))
     shares = [0.0] * DEFAULT_EPOCHS
     totals = [0.0] * DEFAULT_EPOCHS
     for visit, _, error, x in _numbered(pairs):
@@ -66,11 +70,21 @@ def lost(codec: str, visits: list[Visit]) -> tuple[float, list[float]]:
     return channel.tally.rate, [part / all_ for part, all_ in zip(shares, totals, strict=True)]
 
 
+def _sent(channel: Channel, visits: list[Visit]) -> Iterable[tuple[int, Tensor, Tensor]]:
+    """Each visit's sample, what came of its gradient, and that; codebooks are learned by step."""
+    open_step = 0
+    for step, sample, x in visits:
+        if step != open_step:
+            channel.learner.begin()
+        open_step = step
+        yield sample, channel.send(sample, x.contiguous()), x
+
+
 def left_after_last(visits: list[Visit]) -> list[float]:
     """Of tokens' energy, on average, after the best share of the last gradient, by visit."""
     last: dict[int, Tensor] = {}
     sums: list[list[float]] = [[] for _ in range(DEFAULT_EPOCHS)]
-    for visit, sample, x, _ in _numbered((sample, x, x) for sample, x in visits):
+    for visit, sample, x, _ in _numbered((sample, x, x) for _, sample, x in visits):
         if visit:
             told = torch.cosine_similarity(
                 x[:-1], last[sample][:-1]
@@ -100,11 +114,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data"))
     parser.add_argument("--cache", type=Path, default=Path("build/quality"))
     parser.add_argument("--codecs", default=CODECS, help="codec[@codec of first gradients],...")
+    parser.add_argument(
+        "--samples", type=int, default=32, help="whose gradients are kept: all visits of these"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=NUMBER")
     options = parser.parse_args()
     deterministic()
     task = read_task("lm", regime_of(options.set), options.data, options.cache)
-    for index, visits in enumerate(recorded(task)):
+    for index, visits in enumerate(recorded(task, options.samples)):
         sys.stdout.write(f"\nboundary {index}: codec, bits, squared error by visit\n\n")
         for codec in options.codecs.split(","):
             bits, errors = lost(codec, visits)

@@ -26,6 +26,7 @@ CODECS: dict[str, dict[str, Any]] = {
     "filled": {"forward_codec": "aqk0.5", "fill_codec": "aqk1", "fill_microbatches": 1},
     "direct": {"forward_codec": "qk0.5"},
     "gradients": {"forward_codec": "q4", "backward_codec": "q2+z+book"},
+    "last gradients": {"forward_codec": "q4", "backward_codec": "q2+z+last"},
 }
 
 
@@ -116,7 +117,7 @@ async def test_streams_that_break_change_nothing(
     assert losses_by_step(events) == quiet
 
 
-@pytest.mark.parametrize("kind", ["filled", "direct", "gradients"])
+@pytest.mark.parametrize("kind", ["filled", "direct", "gradients", "last gradients"])
 async def test_nor_where_they_fill_the_pipeline_or_build_on_nothing(
     make_job: MakeJob, quiet_events: QuietEvents, tmp_path: Path, kind: str
 ) -> None:
