@@ -15,6 +15,7 @@ from swarm_ft.protocol.spec.bounds import Digest, Length, NameList, OneOf, Range
 from swarm_ft.protocol.spec.codec_spec import (
     MAX_SPEC_CHARS,
     MIN_QUALITY_STEP,
+    CodecName,
     CodecSpec,
     Direction,
     Feedback,
@@ -649,13 +650,16 @@ class TrainOptions:
         """The codec of the frames that begin a buffer.
 
         The buffer of gradients begins with a gradient by their own codec (EF21, arXiv 2106.05203),
-        that of `+last` beside a codebook.
+        that of `+last` beside a codebook, and in a bit a value if later ones take less.
         """
         if direction is Direction.FORWARD:
             return parse_key_spec(self.key_codec)
         codec = self.codec(direction)
-        first = Feedback.BOOK if codec.feedback is Feedback.LAST else Feedback.NONE
-        return replace(codec, feedback=first)
+        if codec.feedback is not Feedback.LAST:
+            return replace(codec, feedback=Feedback.NONE)
+        is_rate = codec.name is CodecName.Q and codec.entropy
+        hundredths = max(codec.hundredths, 100) if is_rate else codec.hundredths
+        return replace(codec, hundredths=hundredths, feedback=Feedback.BOOK)
 
     @property
     def eval_passes(self) -> tuple[bool, ...]:

@@ -263,8 +263,23 @@ def test_a_buffer_begins_with_the_key_codec_or_with_the_gradients_own(
     assert other.codec(Direction.BACKWARD).feedback is Feedback.EF21
     assert backward == CodecSpec(CodecName.TOP, 1000, entropy=True)
     assert not backward.is_delta
-    last = replace(train_spec, backward_codec="q1+z+last")
-    assert str(last.key_frame_codec(Direction.BACKWARD)) == "q1t+d+book+z"
+
+
+@pytest.mark.parametrize(
+    ("codec", "first"),
+    [
+        ("q1.5+z+last", "q1.5t+d+book+z"),
+        ("q0.7+z+last", "q1t+d+book+z"),
+        ("q2t+last", "q2t+book"),
+        ("qc0.5+z+last", "qc0.5t+d+book"),
+        ("top0.5+last", "top0.5+book"),
+    ],
+)
+def test_first_gradients_go_beside_a_codebook_in_a_bit_at_least(
+    train_spec: TrainSpec, codec: str, first: str
+) -> None:
+    spec = replace(train_spec, backward_codec=codec)
+    assert str(spec.key_frame_codec(Direction.BACKWARD)) == first
 
 
 def test_properties(run_spec: RunSpec) -> None:
