@@ -1,7 +1,8 @@
 """The bases that this peer's ends of boundaries send along, and what they learn the next ones of.
 
-Learned in some steps from what the whole step sent, and used from the next step on: so a step that
-is redone learns what it did before, and what a basis is follows from the run alone. It is state of
+Learned in some steps from what the whole step sent. The first is used from the next step on, later
+ones from the step after that, so that they are learned and said while links idle. A step that is
+redone learns what it did before, and what a basis is follows from the run alone. It is state of
 the stage as its weights are, and goes into snapshots; at the other end it is only lent, and said
 again over every new connection. Knows no wire and no clock.
 """
@@ -27,9 +28,9 @@ _EARLY_STEPS = 16
 _MOST_DIGITS = 9
 _MOST_ROWS = 256
 """Of a sample; a step's together are many more than the directions that matter."""
-_STEPS, _TOKENS, _ROWS = "/steps", "/tokens", "/rows"
-"""Behind the name of a basis: those of how many steps sent along it, of how many tokens since it
-was made, and what rows are gathered for the next."""
+_COMING, _STEPS, _TOKENS, _ROWS = "/coming", "/steps", "/tokens", "/rows"
+"""Behind the name of a basis: the one in its place from the next step on, how many steps sent along
+it, of how many tokens since it was made, and what rows are gathered for the next."""
 
 
 class Kind(IntEnum):
@@ -118,6 +119,7 @@ class Bases:
         self._lock = threading.Lock()
         self._learning = threading.Lock()
         self._known: dict[BasisKey, Basis] = {}
+        self._coming: dict[BasisKey, Basis] = {}
         self._uses: dict[BasisKey, _Uses] = {}
         self._open: dict[BasisKey, dict[SampleId, _Seen]] = {}
         self._to_learn: dict[BasisKey, list[_Seen]] = {}
@@ -127,10 +129,13 @@ class Bases:
     def get(self, key: BasisKey) -> Basis | None:
         """The basis of the open step; None before the first is learned.
 
-        The first call after a step that makes one takes as long as that does.
+        The first call after the step that makes the first takes as long as that does.
         """
+        if (basis := self.known(key)) is not None:
+            return basis
         with self._learning:
-            self._learn(key)
+            if self.known(key) is None:
+                self._learn(key)
             return self.known(key)
 
     def known(self, key: BasisKey) -> Basis | None:
@@ -139,10 +144,19 @@ class Bases:
             return self._known.get(key)
 
     def new(self, key: BasisKey) -> Basis | None:
-        """As `get`, if the last step made it."""
+        """As `get`, if no earlier step used it."""
         basis = self.get(key)
         with self._lock:
             return basis if key in self._new else None
+
+    def coming(self, key: BasisKey) -> Basis | None:
+        """The basis that takes the place of this one when the open step counts, if one does.
+
+        The first call after the step that makes it takes as long as that does.
+        """
+        with self._learning:
+            self._learn(key)
+            return self._coming.get(key)
 
     def note(
         self, key: BasisKey, sample: SampleId, x: Tensor, base: Tensor | None, step_size: float
@@ -185,23 +199,21 @@ class Bases:
                 self._open[key] = {sample: s for sample, s in seen.items() if sample in but}
 
     def commit(self) -> None:
-        """The step counts: from now on bases are what its frames say."""
-        with self._lock:
+        """The step counts: its bases make way for those that were coming.
+
+        Takes as long as it takes to learn these, if nobody asked for them in the meantime.
+        """
+        with self._learning:
             self._new.clear()
-            for key, seen in self._open.items():
-                if not seen:
-                    continue
-                # In an order that is always the same, whenever frames were made.
-                in_order = [seen[sample] for sample in sorted(seen)]
-                steps, tokens = self._uses.get(key, _Uses())
-                tokens += sum(one.tokens for one in in_order)
-                if found := self._rows_to_learn(key, in_order):
-                    self._to_learn[key], tokens = found, 0
-                self._uses[key] = _Uses(steps + 1, tokens)
-            self._open.clear()
+            self._learn_all()
+            with self._lock:
+                self._known |= self._coming
+                self._new |= self._coming.keys()
+                self._coming.clear()
+                self._close_step()
 
     def learn(self) -> None:
-        """Make what the last step's frames say, if they are to; else the first `get` does."""
+        """Make what the last step's frames say, if they are to; else who asks for it does."""
         with self._learning:
             self._learn_all()
 
@@ -210,10 +222,12 @@ class Bases:
         found: dict[str, Tensor] = {}
         with self._learning:  # waits for what another thread is making, too
             self._learn_all()
-            known, uses = dict(self._known), dict(self._uses)
-            gathered = dict(self._gathered)
+            known, coming = dict(self._known), dict(self._coming)
+            uses, gathered = dict(self._uses), dict(self._gathered)
         for key, basis in known.items():
             found[str(key)] = as_tensor(basis.data)
+        for key, basis in coming.items():
+            found[f"{key}{_COMING}"] = as_tensor(basis.data)
         for key, (steps, tokens) in uses.items():
             found[f"{key}{_STEPS}"] = torch.tensor(steps)
             found[f"{key}{_TOKENS}"] = torch.tensor(tokens)
@@ -228,6 +242,7 @@ class Bases:
             BadFrame: a basis is none for so many channels, or its name none.
         """
         known: dict[BasisKey, Basis] = {}
+        coming: dict[BasisKey, Basis] = {}
         uses: dict[BasisKey, _Uses] = {}
         gathered: dict[BasisKey, Tensor] = {}
         for name, data in exported.items():
@@ -238,15 +253,32 @@ class Bases:
                 uses[key] = uses.get(key, _Uses())._replace(tokens=_count(data))
             elif name.endswith(_ROWS):
                 gathered[key] = _checked_rows(data, channels)
+            elif name.endswith(_COMING):
+                coming[key] = _read(data, channels)
             else:
                 known[key] = _read(data, channels)
         with self._learning, self._lock:
             self._open.clear()
             self._to_learn.clear()
             self._new.clear()
-            self._known, self._uses, self._gathered = known, uses, gathered
+            self._known, self._coming = known, coming
+            self._uses, self._gathered = uses, gathered
 
     # With `_lock` held:
+
+    def _close_step(self) -> None:
+        """Take the open step's frames for those of a step that counts."""
+        for key, seen in self._open.items():
+            if not seen:
+                continue
+            # In an order that is always the same, whenever frames were made.
+            in_order = [seen[sample] for sample in sorted(seen)]
+            steps, tokens = self._uses.get(key, _Uses())
+            tokens += sum(one.tokens for one in in_order)
+            if found := self._rows_to_learn(key, in_order):
+                self._to_learn[key], tokens = found, 0
+            self._uses[key] = _Uses(steps + 1, tokens)
+        self._open.clear()
 
     def _rows_to_learn(self, key: BasisKey, step: list[_Seen]) -> list[_Seen]:
         """What the step that ends has the next basis learned of; nothing if it makes none."""
@@ -275,8 +307,12 @@ class Bases:
         with self._lock:
             seen = self._to_learn.pop(key, None)
         basis = _learned_of(key, seen) if seen is not None else None
-        if basis is not None:
-            with self._lock:
+        if basis is None:
+            return
+        with self._lock:
+            if key in self._known:
+                self._coming[key] = basis
+            else:
                 self._known[key] = basis
                 self._new.add(key)
 
@@ -286,7 +322,7 @@ def _kept(rows: Tensor) -> Tensor:
 
 
 def _key_in(name: str) -> BasisKey:
-    for ending in (_STEPS, _TOKENS, _ROWS):
+    for ending in (_COMING, _STEPS, _TOKENS, _ROWS):
         if name.endswith(ending):
             return BasisKey.named(name.removesuffix(ending))
     return BasisKey.named(name)

@@ -181,12 +181,20 @@ class FrameCoder:
         return SharedBasis(basis.data) if basis is not None else None
 
     def new_bases(self, direction: Direction, samples: Iterable[SampleId]) -> list[Basis]:
-        """What frames of these that way are coded along from this step on, and were not before."""
+        """What frames of these that way are coded along in this step, and were in none before."""
         kinds = [Kind.GRADIENT]
         if direction is Direction.FORWARD:
             kept = set(self._store.samples(self._boundary, End.SENT).tolist())
             kinds = sorted({Kind.CHANGE if one in kept else Kind.FIRST for one in samples})
         found = [self._bases.new(BasisKey(self._boundary, kind)) for kind in kinds]
+        return [basis for basis in found if basis is not None]
+
+    def coming_bases(self, direction: Direction) -> list[Basis]:
+        """What frames that way are coded along from the next step on, if this one counts."""
+        kinds = [
+            kind for kind in Kind if (kind is Kind.GRADIENT) == (direction is Direction.BACKWARD)
+        ]
+        found = [self._bases.coming(BasisKey(self._boundary, kind)) for kind in kinds]
         return [basis for basis in found if basis is not None]
 
     def read_basis(self, shared: SharedBasis) -> Basis:

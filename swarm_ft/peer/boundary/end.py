@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
+from enum import Enum
 from functools import partial
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from swarm_ft import failpoints
 from swarm_ft.codec.basis import Basis
 from swarm_ft.errors import BadFrame, OutOfTurn
-from swarm_ft.ids import BlockIndex, PeerId, StepNumber
+from swarm_ft.ids import BlockIndex, PeerId, SampleId, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.boundary.coder import FrameCoder, Refusal, basis_needed
 from swarm_ft.peer.context import run_in
@@ -54,6 +55,13 @@ _MOST_BASES = 4
 first activations and of changes, each of the present step and the next; of gradients there is one
 kind. Both ends count alike, by what frames named last, so that the sender knows what to say again.
 """
+
+
+class _Bases(Enum):
+    """Those that are said next."""
+
+    NEW = "new in the open step"
+    COMING = "in use from the next step on"
 
 
 class Boundary:
@@ -94,12 +102,14 @@ class Boundary:
         self._deliver = deliver
         self._timeline = timeline
         # The first is bounded by the step's plan, the second by the window that the session keeps.
-        self._encode_jobs: asyncio.Queue[FrameKey | Frame | None] = asyncio.Queue()
+        self._encode_jobs: asyncio.Queue[FrameKey | Frame | _Bases] = asyncio.Queue()
         self._decode_jobs: asyncio.Queue[Frame] = asyncio.Queue()
         self._expected: Mapping[FrameKey, int] = {}
         self._unencoded: dict[FrameKey, Tensor] = {}
         self._held: dict[FrameKey, Frame | None] = {}
         self._changed = asyncio.Event()
+        self._to_send: set[SampleId] = set()
+        self._num_unsaid = 0
         self._said: dict[bytes, None] = {}
         self._lent: dict[bytes, Basis] = {}
         self._num_lent = 0
@@ -139,8 +149,9 @@ class Boundary:
         self._held.clear()
         self._apply(self._session.begin(step))
         self._takes_bases |= self._coder.has_bases(Direction.BACKWARD)
-        if self._coder.has_bases(self._session.sends):
-            self._encode_jobs.put_nowait(None)
+        # What is to come back, but for held-out samples, is what goes.
+        self._to_send = {key.sample for key in expected if not self._coder.is_held_out(key)}
+        self._say_soon(_Bases.NEW)
 
     def send(self, key: FrameKey, x: Tensor | Frame) -> None:
         """Encode and send one sample's tensor, float32 [tokens, channels], soon.
@@ -154,6 +165,15 @@ class Boundary:
         else:
             self._unencoded[key] = x
             self._encode_jobs.put_nowait(key)
+        if key.sample in self._to_send:
+            self._to_send.remove(key.sample)
+            if not self._to_send:
+                self._say_soon(_Bases.COMING)
+
+    def _say_soon(self, bases: _Bases) -> None:
+        if self._coder.has_bases(self._session.sends):
+            self._num_unsaid += 1
+            self._encode_jobs.put_nowait(bases)
 
     def computed(self, key: FrameKey) -> None:
         """This side computed with a held-out sample that came; it is acknowledged only now.
@@ -192,8 +212,11 @@ class Boundary:
         return self._session.lacks(keys)
 
     async def settled(self) -> None:
-        """Wait until the other side has everything that was sent in this step."""
-        while self._unencoded or not self._session.is_settled:
+        """Wait until the other side has everything that was sent in this step.
+
+        What frames of the next one are coded along was said by then, too.
+        """
+        while self._unencoded or self._num_unsaid or not self._session.is_settled:
             self._changed.clear()
             await self._changed.wait()
 
@@ -220,8 +243,10 @@ class Boundary:
     async def _encode(self) -> None:
         while True:
             job = await self._encode_jobs.get()
-            if job is None:
-                await self._say_new_bases()
+            if isinstance(job, _Bases):
+                await self._say_bases(job)
+                self._num_unsaid -= 1
+                self._changed.set()
                 continue
             key = job.key if isinstance(job, Frame) else job
             if key.step != self._step:
@@ -237,14 +262,18 @@ class Boundary:
                     self._untaken.add(key)
                 self._encoded(frame)
 
-    async def _say_new_bases(self) -> None:
-        """Before a frame is there that needs them: or all boundaries would wait in turn.
+    async def _say_bases(self, which: _Bases) -> None:
+        """Say what frames are coded along while links idle, so that none has to wait for it.
 
-        The stages behind have no frame yet, and their links are idle.
+        What comes with the next step goes behind the last frame of this one: stages idle while the
+        pipeline drains. What is new in a step goes before there is a frame that needs it, as the
+        stages behind have none yet; or all boundaries would wait in turn.
         """
-        samples = {key.sample for key in self._expected}  # what is to come back is what goes
-        sends = self._session.sends
-        for basis in await run_in(self._pool, self._coder.new_bases, sends, samples):
+        coder, sends = self._coder, self._session.sends
+        find = partial(coder.coming_bases, sends)
+        if which is _Bases.NEW:
+            find = partial(coder.new_bases, sends, {key.sample for key in self._expected})
+        for basis in await run_in(self._pool, find):
             if basis.name not in self._said:
                 self._channel.say(SharedBasis(basis.data))
                 _used_last(self._said, basis.name, None)

@@ -376,9 +376,9 @@ class StageState:
             self.last_attempt = commit.attempt
             self.progress = None
             self.residuals.commit()
-            self.bases.commit()
+            await run_in(self._context.codecs, self.bases.commit)
             await self._commit_buffers(commit.step)
-            # Not waited for: the first frame that needs one does.
+            # Not waited for: a step's last frame does, but for the first of a kind.
             self._context.codecs.submit(self.bases.learn)
 
     async def _commit_buffers(self, step: StepNumber) -> None:

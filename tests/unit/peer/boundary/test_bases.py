@@ -34,7 +34,19 @@ def note(bases: Bases, samples: Iterable[int], seed: int = 0, key: BasisKey = CH
         bases.note(key, SampleId(sample), x, base, STEP_SIZE)
 
 
+def latest(bases: Bases, key: BasisKey) -> Basis | None:
+    """The one that was made last, in use or coming."""
+    bases.get(key)
+    return bases.coming(key) or bases.known(key)
+
+
 def name(bases: Bases, key: BasisKey = CHANGE) -> bytes:
+    basis = latest(bases, key)
+    assert basis is not None
+    return basis.name
+
+
+def in_use(bases: Bases, key: BasisKey = CHANGE) -> bytes:
     basis = bases.get(key)
     assert basis is not None
     return basis.name
@@ -81,7 +93,7 @@ def test_a_codebook_is_made_seldomer(monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(60):
         note(bases, (0, 1), seed=step, key=GRADIENT)
         bases.commit()
-        basis = bases.get(GRADIENT)
+        basis = latest(bases, GRADIENT)
         if basis is not None and basis.name != last:
             made.append(step)
             last = basis.name
@@ -154,6 +166,61 @@ def test_there_is_none_before_a_step_was_committed() -> None:
     assert bases.get(CHANGE) is not None
     assert bases.get(FIRST) is None
     assert bases.get(BasisKey(BlockIndex(3), Kind.CHANGE)) is None
+
+
+def test_the_first_is_used_at_once_and_later_ones_a_step_later() -> None:
+    bases = learned_of((0, 1))
+    first = in_use(bases)
+    assert bases.new(CHANGE) is bases.get(CHANGE)
+    assert bases.coming(CHANGE) is None
+    note(bases, (0, 1), seed=1)
+    bases.commit()  # the second of its kind, which makes one
+    assert in_use(bases) == first
+    assert bases.new(CHANGE) is None, "said already"
+    second = bases.coming(CHANGE)
+    assert second is not None
+    assert second.name != first
+    note(bases, (0, 1), seed=2)
+    bases.rollback()
+    assert in_use(bases) == first, "the step is redone"
+    note(bases, (0, 1), seed=2)
+    bases.commit()
+    assert bases.get(CHANGE) is bases.new(CHANGE) is second
+    assert bases.coming(CHANGE) is None
+
+
+def test_one_that_nobody_asked_for_takes_its_place_all_the_same() -> None:
+    asked, quiet = learned_of((0, 1)), learned_of((0, 1))
+    for step in range(1, 12):
+        for bases in (asked, quiet):
+            note(bases, (0, 1), seed=step)
+            bases.commit()
+        asked.coming(CHANGE)
+        assert in_use(asked) == in_use(quiet)
+
+
+def test_frames_do_not_wait_for_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    bases = learned_of((0, 1))
+    first = in_use(bases)
+    note(bases, (0, 1), seed=1)
+    bases.commit()
+    is_learning, may_end = threading.Event(), threading.Event()
+
+    def slow(*args: object, **kwargs: object) -> Basis | None:
+        is_learning.set()
+        may_end.wait()
+        return learned(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bases_module, "learned", slow)
+    thread = threading.Thread(target=bases.learn)
+    thread.start()
+    is_learning.wait()
+    note(bases, (0, 1), seed=2)
+    assert in_use(bases) == first
+    may_end.set()
+    thread.join()
+    bases.commit()
+    assert in_use(bases) != first
 
 
 def test_what_is_known_is_what_somebody_waited_for() -> None:
@@ -290,8 +357,9 @@ def test_what_was_exported_goes_on_as_if_nothing_had_been(num_steps: int) -> Non
             for key in (CHANGE, GRADIENT):
                 note(one, (0, 1, 2), seed=step, key=key)
             one.commit()
-        gradients = [one.get(GRADIENT) for one in (bases, restored)]
+        gradients = [latest(one, GRADIENT) for one in (bases, restored)]
         assert len({None if basis is None else basis.name for basis in gradients}) == 1
+        assert in_use(bases) == in_use(restored)
         assert name(bases) == name(restored)
         assert name(bases, FIRST) == name(restored, FIRST)
 
@@ -321,7 +389,7 @@ def test_whose_part_of_an_export_a_name_is() -> None:
 WRONG_NAMES = [
     "", "/", "2", "2/", "/1", "2/0", "2/4", "-1/1", "+2/1", " 2/1", "2 /1", "02/1", "2/01", "1_0/1",
     "2/1/1", "٢/1", "2/1 ", "a/1", "9" * 5000 + "/1", "2/" + "1" * 5000, "2/1/step",
-    "2/3/row", "2/3/rows/steps",
+    "2/3/row", "2/3/rows/steps", "2/1/coming/rows", "2/1/coming/",
 ]
 # fmt: on
 

@@ -781,9 +781,20 @@ async def heard_step(hand: Hand, up: BoundaryEnd, step: int) -> list[Frame | Sha
         if isinstance(message, Frame):
             await hand.say(Ack(message.key))
     await up.boundary.settled()
+    for basis in coming(up):
+        message = await hand.hear()
+        assert isinstance(message, SharedBasis)
+        assert name_of(message) == basis.name
+        heard.append(message)
     up.store.commit()
     up.bases.commit()
     return heard
+
+
+def coming(up: BoundaryEnd) -> list[Basis]:
+    """What activations are coded along from the next step on, and are not yet."""
+    found = [up.bases.coming(BasisKey(BLOCK, kind)) for kind in (Kind.FIRST, Kind.CHANGE)]
+    return [basis for basis in found if basis is not None]
 
 
 def assert_said_before_needed(heard: Sequence[Frame | SharedBasis]) -> list[bytes]:
@@ -830,23 +841,52 @@ async def test_a_new_basis_is_said_before_there_is_a_frame_that_needs_it(
         assert all(isinstance(one, Frame) and basis_needed(one) == name_of(said) for one in frames)
 
 
+async def test_a_basis_of_the_next_step_is_said_behind_the_last_frame_of_this_one(
+    along: RunSpec, make_ends: MakeEnds, at_work: AtWork
+) -> None:
+    """Where the pipeline drains and links idle; then nothing is said before the first frame."""
+    up, down = make_ends(along)
+    async with at_work(up, down) as site:
+        hand = await site.call()
+        heard = [await heard_step(hand, up, step) for step in range(5)]
+        *frames, said = heard[3]
+        assert all(isinstance(message, Frame) for message in frames)
+        assert isinstance(said, SharedBasis)
+        needed = [basis_needed(one) for one in heard[4] if isinstance(one, Frame)]
+        assert needed == [name_of(said)] * len(heard[4])
+
+
+async def test_a_basis_that_was_said_for_the_next_step_is_said_anew_over_another_stream(
+    along: RunSpec, make_ends: MakeEnds, at_work: AtWork
+) -> None:
+    up, down = make_ends(along)
+    async with at_work(up, down) as site:
+        hand = await site.call()
+        for step in range(4):
+            heard = await heard_step(hand, up, step)
+        hand = await site.call()
+        again = await heard_step(hand, up, 4)
+        assert again[0] == heard[-1]
+        assert len(again) == 1 + len(SAMPLES)
+
+
 async def test_frames_sent_again_over_a_new_stream_come_behind_their_basis(
     along: RunSpec, make_ends: MakeEnds, at_work: AtWork
 ) -> None:
     up, down = make_ends(along)
     async with at_work(up, down) as site:
         hand = await site.call()
-        for step in range(3):
+        for step in range(4):
             await heard_step(hand, up, step)
-        up.begin(3, SAMPLES)
-        up.send(3, tensors(3))
-        for received in ([], [forward(0, 3)], [forward(0, 3), forward(2, 3)]):
+        up.begin(4, SAMPLES)  # with which none comes
+        up.send(4, tensors(4))
+        for received in ([], [forward(0, 4)], [forward(0, 4), forward(2, 4)]):
             hand = await site.call(received=received)
             heard = [await hand.hear() for _ in range(1 + len(SAMPLES) - len(received))]
             frames = [message for message in heard if isinstance(message, Frame)]
             assert isinstance(heard[0], SharedBasis)
             assert {basis_needed(frame) for frame in frames} == {name_of(heard[0])}
-        await hand.say(Ack(forward(1, 3)))
+        await hand.say(Ack(forward(1, 4)))
         await up.boundary.settled()
 
 
@@ -882,12 +922,13 @@ async def test_the_bytes_of_a_basis_are_counted(
     up, down = make_ends(along)
     async with at_work(up, down) as site:
         hand = await site.call()
-        for step in range(5):
-            heard = await heard_step(hand, up, step)
-            traffic = up.boundary.take_traffic()
-            assert traffic.forward_bytes == sum(map(wire_bytes, heard))
-            assert traffic.relayed_bytes == 0
-            assert traffic.key_frames + traffic.delta_frames == len(SAMPLES)
+        heard = [message for step in range(5) for message in await heard_step(hand, up, step)]
+        traffic = up.boundary.take_traffic()
+    said = [message for message in heard if isinstance(message, SharedBasis)]
+    assert len(said) == 2
+    assert traffic.forward_bytes == sum(map(wire_bytes, heard))
+    assert traffic.relayed_bytes == 0
+    assert traffic.key_frames + traffic.delta_frames == len(heard) - len(said) == 5 * len(SAMPLES)
 
 
 async def test_a_basis_that_goes_over_a_relay_is_counted_as_such(

@@ -1344,10 +1344,10 @@ def test_a_frame_whose_basis_is_not_here_is_broken_and_leaves_all_as_it_was(
     make_spec: MakeSpec, as_key: bool
 ) -> None:
     ends = along_ends(make_spec)
-    visits = list(moving(visits=4))
-    for now in visits[:3]:
+    visits = list(moving(visits=5))
+    for now in visits[:4]:
         ends.step(now)
-    frame = encoded(ends.sender, key(0), visits[3][0], as_key=as_key)
+    frame = encoded(ends.sender, key(0), visits[4][0], as_key=as_key)
     other = next(basis for name, basis in ends.lent.items() if name != basis_needed(frame))
     for wrong in (None, other):
         with pytest.raises(BadFrame, match="basis"):
@@ -1431,13 +1431,13 @@ def test_a_step_that_is_redone_is_coded_along_the_same_basis(make_spec: MakeSpec
 
 def test_a_tensor_that_is_not_finite_teaches_nothing(make_spec: MakeSpec) -> None:
     ends = along_ends(make_spec)
-    visits = list(moving(visits=4))
-    for now in visits[:3]:
+    for now in moving(visits=4):
         ends.step(now)
     before = ends.bases.get(BasisKey(BLOCK, Kind.CHANGE))
     with pytest.raises(NonFinite, match="sample 0"):
         ends.sender.encode(key(0), torch.full((ALONG_TOKENS, ALONG_CHANNELS), torch.nan))
     ends.commit()
+    assert ends.bases.coming(BasisKey(BLOCK, Kind.CHANGE)) is None
     assert ends.bases.get(BasisKey(BLOCK, Kind.CHANGE)) is before
 
 
@@ -1474,19 +1474,22 @@ def gradient_frames(ends: AlongEnds, values: dict[int, torch.Tensor]) -> list[Fr
 def test_gradients_are_sent_beside_what_those_of_earlier_steps_taught(
     make_spec: MakeSpec,
 ) -> None:
-    ends, names = gradient_ends(make_spec), []
+    ends, names, told = gradient_ends(make_spec), [], []
     assert ends.sender.has_bases(Direction.BACKWARD)
     assert not ends.sender.has_bases(Direction.FORWARD)
-    for now in moving(visits=5):
+    for now in moving(visits=6):
         frames = gradient_frames(ends, now)
         assert all(frame.kind is FrameKind.DIRECT for frame in frames)
         assert len({basis_needed(frame) for frame in frames}) == 1, "one for all of a step"
         names.append(basis_needed(frames[0]))
         new = [basis.name for basis in ends.sender.new_bases(Direction.BACKWARD, [])]
         assert new == ([names[-1]] if names[-1] != names[-2:][0] else [])
+        told += [basis.name for basis in ends.sender.coming_bases(Direction.BACKWARD)]
+        assert bool(told) == (len(names) >= 5), "the fourth step makes the second one"
         ends.commit()
     assert not names[0]
-    assert names[1] == names[2] == names[3] != names[4], "the first step and the fourth make one"
+    assert names[1] == names[2] == names[3] == names[4] != names[5]
+    assert [names[5]] == told
     assert ends.bases.get(BasisKey(BLOCK, Kind.FIRST)) is None
     assert len(ends.here) == len(ends.there) == 0, "nothing is kept of samples"
 
