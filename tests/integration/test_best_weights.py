@@ -63,7 +63,7 @@ def assert_ended_with_the_best(events: list[RunEvent], job: Job, loop_loss: Loop
     status = last_of(events)
     assert status.phase is RunPhase.FINISHED
     losses = {one.step: one.eval_loss for one in evaluations_of(events)}
-    of_loop = {step: loop_loss(job, step) for step in losses}
+    of_loop = {int(step): loop_loss(job, step) for step in losses}
     assert losses == pytest.approx(of_loop, rel=1e-4)
     trained = status.committed_steps
     best = min(range(1, trained + 1), key=of_loop.__getitem__)
