@@ -35,8 +35,9 @@ install: $(PACKAGE) ## make .venv with the package in it
 # Wherever it is switched off: tests start many processes, and not each should compile everything.
 test test-slow homes families: export PYTHONDONTWRITEBYTECODE :=
 
+# Twice as many workers as CI has cores: a third of a worker's time is waits for time limits and disks.
 test: $(TOOLS) ## run the tests, but for the slow ones
-	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -q -m "not slow" -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-slow: $(TOOLS) ## run the tests that start whole swarms of processes; SAMPLE=1: without variants
 	$(BIN)/python -m pytest -q -m "slow and not families and not homes$(if $(SAMPLE), and not variant)" $(ARGS)

@@ -7,9 +7,10 @@ the directory is a fake, and the process is one.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -31,10 +32,10 @@ from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.peer.state.stage_state import EngineMaker
 from swarm_ft.protocol.messages.client import RunEvent, StepCommitted
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
-from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.run_spec import RunSpec, TaskKind, TrainOptions
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.stage.base import Engine
-from swarm_ft.stage.checkpoint import open_checkpoint
+from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.transport.base import Server, Transport
 from swarm_ft.transport.credentials import Credentials
@@ -291,5 +292,22 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 
 def cpu_engine(spec: RunSpec, layers: LayerRange) -> Engine:
     """What peers compute with."""
-    checkpoint = open_checkpoint(spec.model.reference, spec.train)
+    checkpoint = opened(spec)
     return StageEngine(checkpoint, spec, layers, device=torch.device("cpu"), dtype=torch.float32)
+
+
+def opened(spec: RunSpec) -> Checkpoint:
+    """A checkpoint as a peer opens it, once for all runs that begin with it.
+
+    To look through a model takes longer than a few steps of a small one. Weights are read, and
+    checked, by each stage anew.
+    """
+    train: TrainOptions = spec.train
+    if train.task_kind is TaskKind.CAUSAL_LM:
+        train = TrainOptions(seed=train.seed)
+    with _OPENING:
+        return _opened(spec.model.reference, train)
+
+
+_OPENING = threading.Lock()
+_opened = lru_cache(maxsize=8)(open_checkpoint)

@@ -7,6 +7,7 @@ CPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cached_property
 from itertools import groupby
 from typing import TypeVar
 
@@ -60,7 +61,9 @@ class StageWeights:
         self._shared = sorted(shared)
         self._copies = frozenset(copies)
         self._kind = kind_of(optim)
-        self._optimizer = self._kind.over(module.trainable().values(), weight_decay)
+        # Asked for at every step; a walk through the module takes longer than a small one's step.
+        self._trained = module.trainable()
+        self._optimizer = self._kind.over(self._trained.values(), weight_decay)
 
     @property
     def num_values(self) -> int:
@@ -70,10 +73,13 @@ class StageWeights:
     @property
     def num_bytes(self) -> int:
         """Of weights, gradients and what the optimizer keeps, and of weights' copies."""
+        return self._lasting_bytes + self.linears.cast_bytes
+
+    @cached_property
+    def _lasting_bytes(self) -> int:
         gradients = sum(parameter.nbytes for parameter in self._by_name())
         kept = self._kind.kept_bytes(self._by_name())
-        weights = Storages.of(self._held()).num_bytes
-        return weights + gradients + kept + self.linears.cast_bytes
+        return Storages.of(self._held()).num_bytes + gradients + kept
 
     def _held(self) -> Iterator[Tensor]:
         yield from self.module.parameters()
@@ -86,7 +92,7 @@ class StageWeights:
 
     def squared_grad_norm(self) -> float:
         """Sum of squares of the gradients, accumulated in float64; shared weights count once."""
-        own = self._told_here(self.module.trainable())
+        own = self._told_here(self._trained)
         norms = [
             torch.linalg.vector_norm(piece, dtype=torch.float64)
             for parameter in own.values()
@@ -172,7 +178,7 @@ class StageWeights:
     def state(self) -> dict[str, Tensor]:
         """Copies on the CPU of what trains, and of what is kept of it; a shared weight is once."""
         state: dict[str, Tensor] = {}
-        for name, parameter in self.module.trainable().items():
+        for name, parameter in self._trained.items():
             state[name] = _copy(parameter)
             held = self._optimizer.state.get(parameter) or {}
             for part, kept in self._kind.kept(parameter.shape).items():
@@ -182,7 +188,7 @@ class StageWeights:
 
     def state_names(self) -> frozenset[str]:
         """What the tensors of `state` are called."""
-        return frozenset(dict(_expected(self._kind, self.module.trainable())))
+        return frozenset(dict(_expected(self._kind, self._trained)))
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from `state`, without gradients: from all of it or, if it is refused, none.
@@ -191,7 +197,7 @@ class StageWeights:
             BadSnapshot: a tensor is missing, unknown, of another shape or dtype, not finite, or
                 nothing that the optimizer could have come to; nothing was changed.
         """
-        parameters = self.module.trainable()
+        parameters = self._trained
         _check(self._kind, parameters, state)
         for name, parameter in parameters.items():
             parameter.detach().copy_(state[name])
@@ -205,12 +211,10 @@ class StageWeights:
         self.zero_grad()
 
     def _by_name(self) -> list[nn.Parameter]:
-        own = self.module.trainable()
-        return [own[name] for name in sorted(own)]
+        return [self._trained[name] for name in sorted(self._trained)]
 
     def _shared_weights(self) -> list[nn.Parameter]:
-        own = self.module.trainable()
-        return [own[name] for name in self._shared if name in own]
+        return [self._trained[name] for name in self._shared if name in self._trained]
 
     def _told_here(self, own: dict[str, T]) -> dict[str, T]:
         return {name: one for name, one in own.items() if name not in self._copies}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from swarm_ft.protocol.messages.client import RunEvent
-from swarm_ft.protocol.spec.run_spec import LrSchedule, RunSpec, TrainSpec
+from swarm_ft.protocol.spec.run_spec import LrSchedule, ModelSpec, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.sample_rows import Words, filled_up, samples_in, words_of
 from swarm_ft.stage.checkpoint import open_checkpoint
 from tests.local_swarm import LocalSwarm
@@ -101,8 +102,14 @@ class QuietEvents(Protocol):
     async def __call__(self, job: Job, layers: list[str]) -> list[RunEvent]: ...
 
 
+@pytest.fixture(scope="session")
+def model_spec(model_dir: Callable[[str], Path]) -> Callable[[str], ModelSpec]:
+    """`model_spec("gpt2")`: what runs say of the model in `model_dir("gpt2")`."""
+    return cache(lambda name: open_checkpoint(str(model_dir(name))).describe())
+
+
 @pytest.fixture
-def make_job(model_dir: Callable[[str], Path]) -> MakeJob:
+def make_job(model_spec: Callable[[str], ModelSpec]) -> MakeJob:
     """`make_job("gpt2", num_steps=30, ...)`; uncompressed unless told otherwise."""
 
     def make(model: str = "gpt2", *, num_samples: int = 20, **changes: Any) -> Job:
@@ -123,9 +130,8 @@ def make_job(model_dir: Callable[[str], Path]) -> MakeJob:
         # Every sample repeats a few tokens, so that there is something to learn.
         num_rows = num_samples + fields.get("num_eval_samples", 0)
         tokens = rng.integers(0, VOCAB_SIZE, (num_rows, 6)).repeat(4, axis=1).astype("<u4")
-        model_spec = open_checkpoint(str(model_dir(model))).describe()
         return Job(
-            spec=RunSpec(model=model_spec, train=TrainSpec(**fields)),
+            spec=RunSpec(model=model_spec(model), train=TrainSpec(**fields)),
             samples=[row.tobytes() for row in tokens],
             tokens=torch.from_numpy(tokens.astype(np.int64)),
             labels=torch.from_numpy(tokens.astype(np.int64)),

@@ -18,7 +18,7 @@ from swarm_ft.protocol.messages.client import (
 )
 from swarm_ft.protocol.spec.quality import Prices, QualityControl, measures_at, num_measured
 from swarm_ft.protocol.spec.run_spec import Adapter
-from tests.integration.conftest import Job, MakeJob
+from tests.integration.conftest import Job, MakeJob, QuietEvents
 from tests.local_swarm import LocalSwarm
 
 LAYERS = ["0-2", "2-4", "4-6"]
@@ -61,13 +61,15 @@ async def quiet_run(job: Job, folder: Path, layers: Iterable[str] = LAYERS) -> l
         return await swarm.watch((await swarm.client.submit(job.spec, job.samples)).run_id)
 
 
-async def assert_ends_as_if_quiet(
-    job: Job, folder: Path, after: int, then: Callable[[LocalSwarm, RunId], Awaitable[None]]
+async def assert_ends_as(
+    quiet: list[RunEvent],
+    job: Job,
+    folder: Path,
+    after: int,
+    then: Callable[[LocalSwarm, RunId], Awaitable[None]],
 ) -> None:
     """Something happens to a run after a step: losses, codecs and quality are the quiet run's."""
-    quiet = await quiet_run(job, folder / "quiet")
-    await asyncio.to_thread((folder / "swarm").mkdir)
-    async with LocalSwarm(folder / "swarm", LAYERS) as swarm:
+    async with LocalSwarm(folder, LAYERS) as swarm:
         await swarm.all_joined()
         run_id = (await swarm.client.submit(job.spec, job.samples)).run_id
         events = await swarm.watch_and(run_id, after, lambda: then(swarm, run_id))
@@ -78,11 +80,11 @@ async def assert_ends_as_if_quiet(
 
 @pytest.mark.parametrize("changes", [{}, {"adapter": Adapter.LORA, "lora_r": 4}])
 async def test_the_codec_follows_what_is_measured(
-    make_job: MakeJob, tmp_path: Path, changes: dict[str, Any]
+    make_job: MakeJob, quiet_events: QuietEvents, changes: dict[str, Any]
 ) -> None:
     job = make_job(num_samples=8, num_steps=NUM_STEPS, quality=ASKED, **changes).ragged()
     adapts = bool(changes)
-    events = await quiet_run(job, tmp_path / "quiet")
+    events = await quiet_events(job, LAYERS)
     status = last_status(events)
     assert status.phase is RunPhase.FINISHED
     assert status.quality is not None
@@ -101,9 +103,14 @@ async def test_the_codec_follows_what_is_measured(
 
 @pytest.mark.parametrize("after", [1, 2, 5])
 async def test_whoever_dies_what_is_measured_is_the_same(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+    job: Job,
+    quiet_events: QuietEvents,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    after: int,
 ) -> None:
     monkeypatch.setattr("swarm_ft.coordinator.plan.membership.GRACE_S", 0.0)
+    quiet = await quiet_events(job, LAYERS)
 
     async def loses_one(swarm: LocalSwarm, run_id: RunId) -> None:
         await swarm.kill_peer(PeerId("peer-1"))
@@ -111,7 +118,7 @@ async def test_whoever_dies_what_is_measured_is_the_same(
         with pytest.raises(BadInput, match="asks for a quality"):
             swarm.service.change_codecs(run_id, forward="aq3")
 
-    await assert_ends_as_if_quiet(job, tmp_path, after, loses_one)
+    await assert_ends_as(quiet, job, tmp_path, after, loses_one)
 
 
 async def test_shadows_change_nothing_but_what_is_sent(
@@ -134,10 +141,12 @@ async def test_shadows_change_nothing_but_what_is_sent(
 
 @pytest.mark.parametrize("after", [1, 2])
 async def test_a_coordinator_that_is_killed_knows_what_was_measured(
-    job: Job, tmp_path: Path, after: int
+    job: Job, quiet_events: QuietEvents, tmp_path: Path, after: int
 ) -> None:
+    quiet = await quiet_events(job, LAYERS)
+
     async def restarts(swarm: LocalSwarm, _run_id: RunId) -> None:
         await swarm.kill_coordinator()
         await swarm.start_coordinator()
 
-    await assert_ends_as_if_quiet(job, tmp_path, after, restarts)
+    await assert_ends_as(quiet, job, tmp_path, after, restarts)

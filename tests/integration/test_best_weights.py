@@ -1,5 +1,6 @@
 """A run that stops early, and gives its best weights: as a loop in one process would."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,29 @@ def last_of(events: list[RunEvent]) -> RunStatus:
     return [event for event in events if isinstance(event, RunStatus)][-1]
 
 
-def assert_ended_with_the_best(events: list[RunEvent], job: Job) -> None:
+LoopLoss = Callable[[Job, int], float]
+
+
+@pytest.fixture(scope="module")
+def loop_loss() -> LoopLoss:
+    """`loop_loss(job, 3)`: the held-out loss after 3 steps in one process, which are made once."""
+    found: dict[tuple[bytes, int], float] = {}
+
+    def loss(job: Job, steps: int) -> float:
+        key = job.spec.digest(), steps
+        if key not in found:
+            _, model = plain_loop(job, untie=True, steps=steps)
+            found[key] = held_out_loss(model, job)
+        return found[key]
+
+    return loss
+
+
+def assert_ended_with_the_best(events: list[RunEvent], job: Job, loop_loss: LoopLoss) -> None:
     status = last_of(events)
     assert status.phase is RunPhase.FINISHED
     losses = {one.step: one.eval_loss for one in evaluations_of(events)}
-    of_loop: dict[int, float] = {}
-    for step in losses:
-        _, model = plain_loop(job, untie=True, steps=step)
-        of_loop[step] = held_out_loss(model, job)
+    of_loop = {int(step): loop_loss(job, step) for step in losses}
     assert losses == pytest.approx(of_loop, rel=1e-4)
     trained = status.committed_steps
     best = min(range(1, trained + 1), key=of_loop.__getitem__)
@@ -70,11 +86,11 @@ async def assert_has_the_best(
 
 @pytest.mark.parametrize("layers", [["0-6"], ["0-2", "2-4", "4-6"], ["0-3", "3-6", "3-6"]])
 async def test_a_swarm_stops_and_gives_the_weights_that_were_the_best(
-    job: Job, tmp_path: Path, layers: list[str]
+    job: Job, loop_loss: LoopLoss, tmp_path: Path, layers: list[str]
 ) -> None:
     async with LocalSwarm(tmp_path, layers) as swarm:
         events = await swarm.train(job.spec, job.samples)
-        assert_ended_with_the_best(events, job)
+        assert_ended_with_the_best(events, job, loop_loss)
         await assert_has_the_best(swarm, events, job, tmp_path / "shards")
         told_again = await swarm.watch()
         assert evaluations_of(told_again) == evaluations_of(events)
@@ -87,7 +103,7 @@ async def test_a_swarm_stops_and_gives_the_weights_that_were_the_best(
 
 @pytest.mark.parametrize("moment", [1, 8, 10])
 async def test_a_coordinator_that_is_killed_stops_at_the_same_step(
-    job: Job, tmp_path: Path, moment: int
+    job: Job, loop_loss: LoopLoss, tmp_path: Path, moment: int
 ) -> None:
     async with LocalSwarm(tmp_path, ["0-3", "3-6"]) as swarm:
         await swarm.all_joined()
@@ -102,12 +118,12 @@ async def test_a_coordinator_that_is_killed_stops_at_the_same_step(
         await swarm.kill_coordinator()
         await swarm.start_coordinator()
         events = await swarm.watch(submitted.run_id)
-        assert_ended_with_the_best(events, job)
+        assert_ended_with_the_best(events, job, loop_loss)
         await assert_has_the_best(swarm, events, job, tmp_path / "shards")
 
 
 async def test_a_best_result_whose_holder_is_gone_is_made_again(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, loop_loss: LoopLoss, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm_ft.coordinator.plan.membership.GRACE_S", 0.0)
     async with LocalSwarm(tmp_path, ["0-3", "3-6"]) as swarm:
@@ -119,7 +135,7 @@ async def test_a_best_result_whose_holder_is_gone_is_made_again(
             events.append(event)
         while not [one for one in last_of(events).results if one.peer_id == "newcomer"]:
             events = await swarm.watch(before.run_id)
-        assert_ended_with_the_best(events, job)
+        assert_ended_with_the_best(events, job, loop_loss)
         await assert_has_the_best(swarm, events, job, tmp_path / "shards")
 
 

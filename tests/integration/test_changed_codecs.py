@@ -82,9 +82,22 @@ async def changing(
         yield swarm, run_id
 
 
-async def quiet_losses(job: Job, folder: Path, changed: CodecChange) -> list[float]:
-    async with changing(job, folder, changed, LAYERS) as (swarm, run_id):
-        return final_losses(await swarm.watch(run_id))
+QuietLosses = Callable[[Job, CodecChange], Awaitable[list[float]]]
+
+
+@pytest.fixture(scope="module")
+def quiet_losses(tmp_path_factory: pytest.TempPathFactory) -> QuietLosses:
+    """`await quiet_losses(job, changed)`: of a run that nothing else happens to; trained once."""
+    found: dict[tuple[bytes, CodecChange], list[float]] = {}
+
+    async def losses(job: Job, changed: CodecChange) -> list[float]:
+        key, folder = (job.spec.digest(), changed), tmp_path_factory.mktemp("quiet") / "swarm"
+        if key not in found:
+            async with changing(job, folder, changed, LAYERS) as (swarm, run_id):
+                found[key] = final_losses(await swarm.watch(run_id))
+        return found[key]
+
+    return losses
 
 
 async def watched(
@@ -96,7 +109,9 @@ async def watched(
     return events
 
 
-async def test_the_owner_changes_codecs_while_it_trains(job: Job, tmp_path: Path) -> None:
+async def test_the_owner_changes_codecs_while_it_trains(
+    job: Job, quiet_losses: QuietLosses, tmp_path: Path
+) -> None:
     async with LocalSwarm(tmp_path, LAYERS) as swarm:
         await swarm.all_joined()
         run_id = (await swarm.client.submit(job.spec, job.samples)).run_id
@@ -126,14 +141,14 @@ async def test_the_owner_changes_codecs_while_it_trains(job: Job, tmp_path: Path
     assert (
         sum(t.key_frames for e in events if isinstance(e, StepCommitted) for t in e.traffic) == 16
     )
-    assert final_losses(events) == await quiet_losses(job, tmp_path / "quiet", changed)
+    assert final_losses(events) == await quiet_losses(job, changed)
 
 
 async def test_a_run_that_went_back_changes_codecs_in_the_same_step(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, quiet_losses: QuietLosses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm_ft.coordinator.plan.membership.GRACE_S", 0.0)
-    quiet = await quiet_losses(job, tmp_path / "quiet", change(LESS))
+    quiet = await quiet_losses(job, change(LESS))
     async with changing(job, tmp_path / "swarm", change(LESS), LAYERS) as (swarm, run_id):
 
         async def lose_a_stage() -> None:
@@ -148,9 +163,9 @@ async def test_a_run_that_went_back_changes_codecs_in_the_same_step(
 
 @pytest.mark.parametrize("after", [CHANGE_AT - 1, CHANGE_AT])
 async def test_a_coordinator_that_is_killed_knows_the_codecs_of_the_step_under_way(
-    job: Job, tmp_path: Path, after: int
+    job: Job, quiet_losses: QuietLosses, tmp_path: Path, after: int
 ) -> None:
-    quiet = await quiet_losses(job, tmp_path / "quiet", change(LESS))
+    quiet = await quiet_losses(job, change(LESS))
     async with changing(job, tmp_path / "swarm", change(LESS), LAYERS) as (swarm, run_id):
 
         async def restart() -> None:
@@ -163,10 +178,10 @@ async def test_a_coordinator_that_is_killed_knows_the_codecs_of_the_step_under_w
 
 @pytest.mark.parametrize("after", [CHANGE_AT - 1, CHANGE_AT])
 async def test_a_replica_that_dies_in_a_step_changes_no_bit_of_it(
-    plain_job: Job, tmp_path: Path, after: int
+    plain_job: Job, quiet_losses: QuietLosses, tmp_path: Path, after: int
 ) -> None:
     """What the others had done of the step stays done, and goes to who takes over as it was."""
-    quiet = await quiet_losses(plain_job, tmp_path / "quiet", change(PLAIN))
+    quiet = await quiet_losses(plain_job, change(PLAIN))
     layers = ["0-2", "2-4", "2-4", "4-6", "4-6"]
     async with changing(plain_job, tmp_path / "swarm", change(PLAIN), layers) as (swarm, run_id):
 

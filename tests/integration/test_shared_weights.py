@@ -18,7 +18,15 @@ from transformers import AutoModelForMaskedLM, DebertaV2Config
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import Adapter, LrSchedule, RunSpec, TaskKind, TrainSpec
+from swarm_ft.protocol.spec.run_spec import (
+    Adapter,
+    LrSchedule,
+    ModelSpec,
+    RunSpec,
+    TaskKind,
+    TrainOptions,
+    TrainSpec,
+)
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL, filled_up, labelled
 from swarm_ft.stage.base import Engine
 from swarm_ft.stage.checkpoint import open_checkpoint
@@ -27,10 +35,10 @@ from swarm_ft.transport.base import Transport
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import LINK
 from tests.doubles.faults import FaultyTransport
-from tests.local_swarm import LocalSwarm
+from tests.local_swarm import LocalSwarm, opened
 from tests.states import state_digest
 
-VOCAB_SIZE, SEQ_LENGTH, NUM_SAMPLES, STEPS = 96, 16, 16, 8
+VOCAB_SIZE, SEQ_LENGTH, NUM_SAMPLES, STEPS, SEED = 96, 16, 16, 8, 5
 RTOL = 1e-4
 """Of other microbatches' sums, see `test_replicas`."""
 ONE, TWO, THREE = ["0-4"], ["0-2", "2-4"], ["0-1", "1-3", "3-4"]
@@ -68,8 +76,14 @@ class Job:
 MakeJob = Callable[..., Job]
 
 
+@pytest.fixture(scope="module")
+def model_spec(model_dir: Path) -> ModelSpec:
+    train = TrainOptions(task_kind=TaskKind.CLASSIFICATION, label_names="no,yes", seed=SEED)
+    return open_checkpoint(str(model_dir), train).describe()
+
+
 @pytest.fixture
-def make_job(model_dir: Path) -> MakeJob:
+def make_job(model_spec: ModelSpec) -> MakeJob:
     """Texts of all lengths, of the class of their first token."""
 
     def make(**changes: Any) -> Job:
@@ -84,7 +98,7 @@ def make_job(model_dir: Path) -> MakeJob:
             "learning_rate": 3e-3,
             "lr_schedule": LrSchedule.COSINE,
             "weight_decay": 0.1,
-            "seed": 5,
+            "seed": SEED,
             "forward_codec": "none",
             "backward_codec": "none",
             "key_codec": "fp16",
@@ -96,8 +110,7 @@ def make_job(model_dir: Path) -> MakeJob:
             labels = np.full(len(ids), NO_LABEL)
             labels[-1] = ids[0] % 2
             samples += [row.tobytes() for row in filled_up(labelled(ids, labels), SEQ_LENGTH)]
-        model = open_checkpoint(str(model_dir), train).describe()
-        return Job(RunSpec(model=model, train=train), samples)
+        return Job(RunSpec(model=model_spec, train=train), samples)
 
     return make
 
@@ -111,7 +124,7 @@ class Copies:
 
     def engine(self, spec: RunSpec, layers: LayerRange) -> Engine:
         """What peers compute with."""
-        checkpoint = open_checkpoint(spec.model.reference, spec.train)
+        checkpoint = opened(spec)
         copies, shared = self, checkpoint.architecture.shared
 
         class Watched(StageEngine):

@@ -33,6 +33,7 @@ from swarm_ft.errors import BadOption
 from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from tests.unit.benchmarks.gpu_tasks import ends, fails
 
 ROOT = Path(__file__).parents[3]
 
@@ -136,14 +137,6 @@ def test_a_part_ends_with_whoever_runs_it() -> None:
         assert part.poll() is None
         part.stdin.close()
         assert part.wait(30.0) == -signal.SIGKILL
-
-
-def ends() -> list[Row]:
-    return [{"n": 1}]
-
-
-def fails() -> list[Row]:
-    raise ValueError("it says why")
 
 
 def test_tasks_in_processes_end_each_in_its_own_way() -> None:

@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import multiprocessing
 import os
 import random
 import signal
@@ -15,6 +14,7 @@ import pytest
 
 from swarm_ft.buffers import BufferLimits, BufferRecord, BufferStore, slab
 from swarm_ft.ids import SampleId, StepNumber
+from tests.forks import FORKED
 
 from .conftest import RUN, SPEC, CyclicVisits, key, record
 
@@ -22,10 +22,6 @@ logger = logging.getLogger(__name__)
 
 NUM_SAMPLES = 12
 PAYLOAD_BYTES = 150_000
-
-# Forked by a process without threads: those of gRPC, in tests before this one, survive no fork.
-FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload([__name__])
 
 
 def version(sample: int, visit: int) -> BufferRecord:

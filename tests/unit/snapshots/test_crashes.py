@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import shutil
 import signal
 import sys
 import time
-from multiprocessing.context import ForkServerContext
 from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from swarm_ft.ids import RunId, StepNumber
 from swarm_ft.snapshots.shard import read_shard, write_shard
 from swarm_ft.snapshots.store import SnapshotStore
+from tests.forks import FORKED
 
 from .conftest import CUTS, SPEC, contents, latest_of, manifest_of, shard_name
 
 RUN = RunId("run-1")
 NUM_KILLS = 30
 FILE_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate"}
-
-
-@pytest.fixture(scope="module")
-def forks() -> ForkServerContext:
-    """Processes that begin with everything imported, in milliseconds."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "swarm_ft.snapshots.shard", "fsspec"])
-    return context
 
 
 def save_next(folder: Path) -> None:
@@ -82,13 +71,11 @@ def newest_whole_step(folder: Path) -> StepNumber:
     return snapshots[-1].step if snapshots else StepNumber(0)
 
 
-def test_killed_at_any_time_the_newest_snapshot_is_whole(
-    tmp_path: Path, forks: ForkServerContext
-) -> None:
+def test_killed_at_any_time_the_newest_snapshot_is_whole(tmp_path: Path) -> None:
     draw, newest = random.Random(4), 0
     for _ in range(NUM_KILLS):
-        saved = forks.Semaphore(0)
-        writer = forks.Process(target=save_until_killed, args=(tmp_path, saved))
+        saved = FORKED.Semaphore(0)
+        writer = FORKED.Process(target=save_until_killed, args=(tmp_path, saved))
         writer.start()
         assert saved.acquire(timeout=60)
         begun_s = time.monotonic()
@@ -104,7 +91,7 @@ def test_killed_at_any_time_the_newest_snapshot_is_whole(
 
 
 def test_killed_before_any_of_its_file_operations_the_newest_snapshot_is_whole(
-    tmp_path: Path, forks: ForkServerContext
+    tmp_path: Path,
 ) -> None:
     base, folder, fatal = tmp_path / "base", tmp_path / "at work", 0
     base.mkdir()
@@ -113,7 +100,7 @@ def test_killed_before_any_of_its_file_operations_the_newest_snapshot_is_whole(
     exitcode: int | None = -signal.SIGKILL
     while exitcode == -signal.SIGKILL:
         shutil.copytree(base, folder)
-        writer = forks.Process(target=save_and_die_at, args=(folder, fatal))
+        writer = FORKED.Process(target=save_and_die_at, args=(folder, fatal))
         writer.start()
         writer.join()
         exitcode = writer.exitcode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -141,6 +142,9 @@ class MakeTrainSpec(Protocol):
     def __call__(self, **changes: Any) -> TrainSpec: ...
 
 
+described = lru_cache(maxsize=8)(Checkpoint.describe)
+
+
 class Pipeline:
     """The engines of all stages, driven as a swarm drives them, without codecs."""
 
@@ -148,7 +152,7 @@ class Pipeline:
         self, checkpoint: Checkpoint, train: TrainSpec, num_stages: int, dtype: torch.dtype
     ) -> None:
         self.checkpoint = checkpoint
-        self.spec = RunSpec(model=checkpoint.describe(), train=train)
+        self.spec = RunSpec(model=described(checkpoint), train=train)
         device = torch.device("cpu")
         self.stages = [
             StageEngine(checkpoint, self.spec, layers, device=device, dtype=dtype)
@@ -258,10 +262,11 @@ class MakePipeline(Protocol):
 
 @pytest.fixture(scope="session")
 def make_pipeline(make_model: MakeModel, make_train_spec: MakeTrainSpec) -> MakePipeline:
+    opened = cache(lambda name: open_checkpoint(str(make_model(name))))
+
     def make(
         name: str, num_stages: int, *, dtype: torch.dtype = torch.float32, **changes: Any
     ) -> Pipeline:
-        checkpoint = open_checkpoint(str(make_model(name)))
-        return Pipeline(checkpoint, make_train_spec(**changes), num_stages, dtype)
+        return Pipeline(opened(name), make_train_spec(**changes), num_stages, dtype)
 
     return make

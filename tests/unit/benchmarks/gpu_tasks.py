@@ -1,0 +1,13 @@
+"""What processes of `benchmarks.gpu.pool` are given to do: they import nothing else."""
+
+from benchmarks.gpu.report import Row
+
+
+def ends() -> list[Row]:
+    """Find a row."""
+    return [{"n": 1}]
+
+
+def fails() -> list[Row]:
+    """Find none, and say why."""
+    raise ValueError("it says why")
