@@ -198,6 +198,12 @@ class Bases:
             for key, seen in self._open.items():
                 self._open[key] = {sample: s for sample, s in seen.items() if sample in but}
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `commit` changes anything: not in runs whose codecs have no bases."""
+        with self._lock:
+            return bool(self._open or self._to_learn or self._coming or self._new)
+
     def commit(self) -> None:
         """The step counts: its bases make way for those that were coming.
 

@@ -376,7 +376,8 @@ class StageState:
             self.last_attempt = commit.attempt
             self.progress = None
             self.residuals.commit()
-            await run_in(self._context.codecs, self.bases.commit)
+            if self.bases.has_news:
+                await run_in(self._context.codecs, self.bases.commit)
             await self._commit_buffers(commit.step)
             # Not waited for: a step's last frame does, but for the first of a kind.
             self._context.codecs.submit(self.bases.learn)

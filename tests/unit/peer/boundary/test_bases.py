@@ -189,6 +189,16 @@ def test_the_first_is_used_at_once_and_later_ones_a_step_later() -> None:
     assert bases.coming(CHANGE) is None
 
 
+def test_a_commit_that_changes_nothing_is_known_for_one() -> None:
+    bases = Bases()
+    assert not bases.has_news
+    for step, changes in enumerate((True, True, True, True, False)):
+        if step < 2:  # both make one: a step later the second is in use, and then no longer new
+            note(bases, (0, 1), seed=step)
+        assert bases.has_news == changes
+        bases.commit()
+
+
 def test_one_that_nobody_asked_for_takes_its_place_all_the_same() -> None:
     asked, quiet = learned_of((0, 1)), learned_of((0, 1))
     for step in range(1, 12):
