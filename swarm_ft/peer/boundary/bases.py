@@ -210,7 +210,8 @@ class Bases:
         Takes as long as it takes to learn these, if nobody asked for them in the meantime.
         """
         with self._learning:
-            self._new.clear()
+            with self._lock:
+                self._new.clear()
             self._learn_all()
             with self._lock:
                 self._known |= self._coming

@@ -13,7 +13,7 @@ residuals outlive a change of them. Synchronous; runs in a codec thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +41,10 @@ from swarm_ft.protocol.spec.run_spec import MIN_LENGTH, RunSpec, TrainSpec
 from swarm_ft.stage.device import handed_over
 
 _AlongBasis = DirectionalCodec | CodebookCodec
+_KINDS: dict[Direction, Sequence[Kind]] = {
+    Direction.FORWARD: (Kind.FIRST, Kind.CHANGE),
+    Direction.BACKWARD: (Kind.GRADIENT,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,19 +187,18 @@ class FrameCoder:
 
     def new_bases(self, direction: Direction, samples: Iterable[SampleId]) -> list[Basis]:
         """What frames of these that way are coded along in this step, and were in none before."""
-        kinds = [Kind.GRADIENT]
+        kinds = _KINDS[direction]
         if direction is Direction.FORWARD:
             kept = set(self._store.samples(self._boundary, End.SENT).tolist())
             kinds = sorted({Kind.CHANGE if one in kept else Kind.FIRST for one in samples})
-        found = [self._bases.new(BasisKey(self._boundary, kind)) for kind in kinds]
-        return [basis for basis in found if basis is not None]
+        return self._found(self._bases.new, kinds)
 
     def coming_bases(self, direction: Direction) -> list[Basis]:
         """What frames that way are coded along from the next step on, if this one counts."""
-        kinds = [
-            kind for kind in Kind if (kind is Kind.GRADIENT) == (direction is Direction.BACKWARD)
-        ]
-        found = [self._bases.coming(BasisKey(self._boundary, kind)) for kind in kinds]
+        return self._found(self._bases.coming, _KINDS[direction])
+
+    def _found(self, ask: Callable[[BasisKey], Basis | None], kinds: Iterable[Kind]) -> list[Basis]:
+        found = (ask(BasisKey(self._boundary, kind)) for kind in kinds)
         return [basis for basis in found if basis is not None]
 
     def read_basis(self, shared: SharedBasis) -> Basis:

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
-from enum import Enum
 from functools import partial
 from typing import TypeVar
 
@@ -49,19 +48,13 @@ from swarm_ft.protocol.wire.frames import wire_bytes
 
 logger = get_logger(__name__)
 T = TypeVar("T")
+_FindBases = Callable[[], list[Basis]]
 
 _MOST_BASES = 4
 """That the receiver keeps of those said over a connection, and that it is said during a step: of
 first activations and of changes, each of the present step and the next; of gradients there is one
 kind. Both ends count alike, by what frames named last, so that the sender knows what to say again.
 """
-
-
-class _Bases(Enum):
-    """Those that are said next."""
-
-    NEW = "new in the open step"
-    COMING = "in use from the next step on"
 
 
 class Boundary:
@@ -102,7 +95,7 @@ class Boundary:
         self._deliver = deliver
         self._timeline = timeline
         # The first is bounded by the step's plan, the second by the window that the session keeps.
-        self._encode_jobs: asyncio.Queue[FrameKey | Frame | _Bases] = asyncio.Queue()
+        self._encode_jobs: asyncio.Queue[FrameKey | Frame | _FindBases] = asyncio.Queue()
         self._decode_jobs: asyncio.Queue[Frame] = asyncio.Queue()
         self._expected: Mapping[FrameKey, int] = {}
         self._unencoded: dict[FrameKey, Tensor] = {}
@@ -149,9 +142,10 @@ class Boundary:
         self._held.clear()
         self._apply(self._session.begin(step))
         self._takes_bases |= self._coder.has_bases(Direction.BACKWARD)
-        # What is to come back, but for held-out samples, is what goes.
+        # What is to come back is what goes, held-out samples apart.
+        samples = {key.sample for key in expected}
         self._to_send = {key.sample for key in expected if not self._coder.is_held_out(key)}
-        self._say_soon(_Bases.NEW)
+        self._say_soon(partial(self._coder.new_bases, self._session.sends, samples))
 
     def send(self, key: FrameKey, x: Tensor | Frame) -> None:
         """Encode and send one sample's tensor, float32 [tokens, channels], soon.
@@ -168,12 +162,12 @@ class Boundary:
         if key.sample in self._to_send:
             self._to_send.remove(key.sample)
             if not self._to_send:
-                self._say_soon(_Bases.COMING)
+                self._say_soon(partial(self._coder.coming_bases, self._session.sends))
 
-    def _say_soon(self, bases: _Bases) -> None:
+    def _say_soon(self, find: _FindBases) -> None:
         if self._coder.has_bases(self._session.sends):
             self._num_unsaid += 1
-            self._encode_jobs.put_nowait(bases)
+            self._encode_jobs.put_nowait(find)
 
     def computed(self, key: FrameKey) -> None:
         """This side computed with a held-out sample that came; it is acknowledged only now.
@@ -243,7 +237,7 @@ class Boundary:
     async def _encode(self) -> None:
         while True:
             job = await self._encode_jobs.get()
-            if isinstance(job, _Bases):
+            if callable(job):
                 await self._say_bases(job)
                 self._num_unsaid -= 1
                 self._changed.set()
@@ -262,17 +256,13 @@ class Boundary:
                     self._untaken.add(key)
                 self._encoded(frame)
 
-    async def _say_bases(self, which: _Bases) -> None:
+    async def _say_bases(self, find: _FindBases) -> None:
         """Say what frames are coded along while links idle, so that none has to wait for it.
 
         What comes with the next step goes behind the last frame of this one: stages idle while the
         pipeline drains. What is new in a step goes before there is a frame that needs it, as the
         stages behind have none yet; or all boundaries would wait in turn.
         """
-        coder, sends = self._coder, self._session.sends
-        find = partial(coder.coming_bases, sends)
-        if which is _Bases.NEW:
-            find = partial(coder.new_bases, sends, {key.sample for key in self._expected})
         for basis in await run_in(self._pool, find):
             if basis.name not in self._said:
                 self._channel.say(SharedBasis(basis.data))

@@ -59,6 +59,19 @@ def learned_of(samples: Iterable[int], seed: int = 0, key: BasisKey = CHANGE) ->
     return bases
 
 
+def learn_slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Whether one is being learned from now on, and whether that may end."""
+    is_learning, may_end = threading.Event(), threading.Event()
+
+    def slow(*args: object, **kwargs: object) -> Basis | None:
+        is_learning.set()
+        may_end.wait()
+        return learned(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bases_module, "learned", slow)
+    return is_learning, may_end
+
+
 # ---- when one is made
 
 
@@ -214,14 +227,7 @@ def test_frames_do_not_wait_for_what_comes(monkeypatch: pytest.MonkeyPatch) -> N
     first = in_use(bases)
     note(bases, (0, 1), seed=1)
     bases.commit()
-    is_learning, may_end = threading.Event(), threading.Event()
-
-    def slow(*args: object, **kwargs: object) -> Basis | None:
-        is_learning.set()
-        may_end.wait()
-        return learned(*args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(bases_module, "learned", slow)
+    is_learning, may_end = learn_slowly(monkeypatch)
     thread = threading.Thread(target=bases.learn)
     thread.start()
     is_learning.wait()
@@ -495,14 +501,7 @@ def test_who_asks_for_what_is_known_does_not_wait_for_what_is_learned(
     expected = bases.get(FIRST)
     note(bases, (0, 1))
     bases.commit()
-    is_learning, may_end = threading.Event(), threading.Event()
-
-    def slow(*args: object, **kwargs: object) -> Basis | None:
-        is_learning.set()
-        may_end.wait()
-        return learned(*args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(bases_module, "learned", slow)
+    is_learning, may_end = learn_slowly(monkeypatch)
     thread = threading.Thread(target=bases.get, args=(CHANGE,))
     thread.start()
     is_learning.wait()
@@ -520,14 +519,7 @@ def test_an_export_waits_for_what_another_thread_is_making(
 ) -> None:
     bases = learned_of((0, 1))
     expected = learned_of((0, 1)).export()
-    is_learning, may_end = threading.Event(), threading.Event()
-
-    def slow(*args: object, **kwargs: object) -> Basis | None:
-        is_learning.set()
-        may_end.wait()
-        return learned(*args, **kwargs)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(bases_module, "learned", slow)
+    is_learning, may_end = learn_slowly(monkeypatch)
     learning = threading.Thread(target=bases.learn)
     learning.start()
     is_learning.wait()
