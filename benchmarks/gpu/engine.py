@@ -144,8 +144,8 @@ class Ends:
 
     def _sent(self, name: FrameKey, x: Tensor) -> Sent:
         frame = self.other.encode(name, x)
-        shared = self.other.shared_basis(frame) if frame.tensor.codec.has_basis else None
-        return frame, None if shared is None else self.own.read_basis(shared)
+        basis = self.other.basis_of(frame) if frame.tensor.codec.has_basis else None
+        return frame, None if basis is None else self.own.read_basis(basis.data)
 
     def commit(self, step: int) -> None:
         """The step counts."""

@@ -27,7 +27,7 @@ from swarm_ft.codec.base import (
     of_bfloat16,
     read_bfloat16,
 )
-from swarm_ft.codec.entropy import CLASSES, read_symbols, write_symbols
+from swarm_ft.codec.entropy import CLASSES, max_stream_bytes, read_symbols, write_symbols
 from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.spec.digest import fingerprint_of
@@ -315,6 +315,13 @@ def powers_of_two(exponents: Tensor) -> Tensor:
 def most_directions(channels: int) -> int:
     """No basis of so many channels has more."""
     return min(channels, MAX_DIRECTIONS)
+
+
+def most_bytes(channels: int) -> int:
+    """No basis of so many channels has more, whatever its parts."""
+    directions = most_directions(channels)
+    coded = max_stream_bytes(directions * (channels + max(channels, 1 << MOST_ENTRY_BITS)))
+    return _HEADER.size + _CODEBOOK.size + 2 * channels + 2 * directions + coded
 
 
 def name_in(payload: bytes) -> bytes:

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dswarm_ft/proto/boundary.proto\x12\x0bswarm_ft.v1\"x\n\x08\x46rameKey\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x12\n\nmicrobatch\x18\x03 \x01(\r\x12\x0e\n\x06sample\x18\x04 \x01(\r\x12)\n\tdirection\x18\x05 \x01(\x0e\x32\x16.swarm_ft.v1.Direction\"\x8d\x01\n\x05\x46rame\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.swarm_ft.v1.FrameKey\x12$\n\x04kind\x18\x02 \x01(\x0e\x32\x16.swarm_ft.v1.FrameKind\x12\x13\n\x0b\x62\x61se_digest\x18\x03 \x01(\x0c\x12\x15\n\rresult_digest\x18\x04 \x01(\x0c\x12\x0e\n\x06tensor\x18\x05 \x01(\x0c\"\xa8\x01\n\rBoundaryHello\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bspec_digest\x18\x02 \x01(\x0c\x12\x10\n\x08\x62oundary\x18\x03 \x01(\r\x12\x0f\n\x07peer_id\x18\x04 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x15\n\rwindow_frames\x18\x06 \x01(\r\x12\'\n\x08received\x18\x07 \x03(\x0b\x32\x15.swarm_ft.v1.FrameKey\"\x1c\n\x0bSharedBasis\x12\r\n\x05\x62\x61sis\x18\x01 \x01(\x0c\"E\n\x0fKeyFrameRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.swarm_ft.v1.FrameKey\x12\x0e\n\x06reason\x18\x02 \x01(\t*U\n\tDirection\x12\x19\n\x15\x44IRECTION_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44IRECTION_FORWARD\x10\x01\x12\x16\n\x12\x44IRECTION_BACKWARD\x10\x02*h\n\tFrameKind\x12\x1a\n\x16\x46RAME_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46RAME_KIND_DIRECT\x10\x01\x12\x12\n\x0e\x46RAME_KIND_KEY\x10\x02\x12\x14\n\x10\x46RAME_KIND_DELTA\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dswarm_ft/proto/boundary.proto\x12\x0bswarm_ft.v1\"x\n\x08\x46rameKey\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\r\x12\x12\n\nmicrobatch\x18\x03 \x01(\r\x12\x0e\n\x06sample\x18\x04 \x01(\r\x12)\n\tdirection\x18\x05 \x01(\x0e\x32\x16.swarm_ft.v1.Direction\"\x8d\x01\n\x05\x46rame\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.swarm_ft.v1.FrameKey\x12$\n\x04kind\x18\x02 \x01(\x0e\x32\x16.swarm_ft.v1.FrameKind\x12\x13\n\x0b\x62\x61se_digest\x18\x03 \x01(\x0c\x12\x15\n\rresult_digest\x18\x04 \x01(\x0c\x12\x0e\n\x06tensor\x18\x05 \x01(\x0c\"\xa8\x01\n\rBoundaryHello\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0bspec_digest\x18\x02 \x01(\x0c\x12\x10\n\x08\x62oundary\x18\x03 \x01(\r\x12\x0f\n\x07peer_id\x18\x04 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12\x15\n\rwindow_frames\x18\x06 \x01(\r\x12\'\n\x08received\x18\x07 \x03(\x0b\x32\x15.swarm_ft.v1.FrameKey\"0\n\x0bSharedBasis\x12\r\n\x05\x62\x61sis\x18\x01 \x01(\x0c\x12\x12\n\nrest_bytes\x18\x02 \x01(\r\"E\n\x0fKeyFrameRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.swarm_ft.v1.FrameKey\x12\x0e\n\x06reason\x18\x02 \x01(\t*U\n\tDirection\x12\x19\n\x15\x44IRECTION_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44IRECTION_FORWARD\x10\x01\x12\x16\n\x12\x44IRECTION_BACKWARD\x10\x02*h\n\tFrameKind\x12\x1a\n\x16\x46RAME_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46RAME_KIND_DIRECT\x10\x01\x12\x12\n\x0e\x46RAME_KIND_KEY\x10\x02\x12\x14\n\x10\x46RAME_KIND_DELTA\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarm_ft.proto.boundary_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DIRECTION']._serialized_start=584
-  _globals['_DIRECTION']._serialized_end=669
-  _globals['_FRAMEKIND']._serialized_start=671
-  _globals['_FRAMEKIND']._serialized_end=775
+  _globals['_DIRECTION']._serialized_start=604
+  _globals['_DIRECTION']._serialized_end=689
+  _globals['_FRAMEKIND']._serialized_start=691
+  _globals['_FRAMEKIND']._serialized_end=795
   _globals['_FRAMEKEY']._serialized_start=46
   _globals['_FRAMEKEY']._serialized_end=166
   _globals['_FRAME']._serialized_start=169
@@ -42,7 +42,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BOUNDARYHELLO']._serialized_start=313
   _globals['_BOUNDARYHELLO']._serialized_end=481
   _globals['_SHAREDBASIS']._serialized_start=483
-  _globals['_SHAREDBASIS']._serialized_end=511
-  _globals['_KEYFRAMEREQUEST']._serialized_start=513
-  _globals['_KEYFRAMEREQUEST']._serialized_end=582
+  _globals['_SHAREDBASIS']._serialized_end=531
+  _globals['_KEYFRAMEREQUEST']._serialized_start=533
+  _globals['_KEYFRAMEREQUEST']._serialized_end=602
 # @@protoc_insertion_point(module_scope)

@@ -74,10 +74,12 @@ class BoundaryHello(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., boundary: _Optional[int] = ..., peer_id: _Optional[str] = ..., attempt: _Optional[int] = ..., window_frames: _Optional[int] = ..., received: _Optional[_Iterable[_Union[FrameKey, _Mapping]]] = ...) -> None: ...
 
 class SharedBasis(_message.Message):
-    __slots__ = ("basis",)
+    __slots__ = ("basis", "rest_bytes")
     BASIS_FIELD_NUMBER: _ClassVar[int]
+    REST_BYTES_FIELD_NUMBER: _ClassVar[int]
     basis: bytes
-    def __init__(self, basis: _Optional[bytes] = ...) -> None: ...
+    rest_bytes: int
+    def __init__(self, basis: _Optional[bytes] = ..., rest_bytes: _Optional[int] = ...) -> None: ...
 
 class KeyFrameRequest(_message.Message):
     __slots__ = ("key", "reason")

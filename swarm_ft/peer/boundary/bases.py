@@ -158,6 +158,11 @@ class Bases:
             self._learn(key)
             return self._coming.get(key)
 
+    def learned(self, key: BasisKey) -> Basis | None:
+        """As `coming`, if it is learned by now."""
+        with self._lock:
+            return self._coming.get(key)
+
     def note(
         self, key: BasisKey, sample: SampleId, x: Tensor, base: Tensor | None, step_size: float
     ) -> None:

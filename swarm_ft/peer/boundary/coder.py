@@ -22,7 +22,7 @@ from torch import Tensor
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import Codec, encode_with_feedback, from_spec, pack_buffer, unpack_buffer
 from swarm_ft.codec.base import CPU
-from swarm_ft.codec.basis import Basis, name_in
+from swarm_ft.codec.basis import Basis, most_bytes, name_in
 from swarm_ft.codec.codebook import CodebookCodec
 from swarm_ft.codec.directional import DirectionalCodec
 from swarm_ft.errors import BadFrame, NonFinite
@@ -33,7 +33,6 @@ from swarm_ft.protocol.messages.boundary import (
     Frame,
     FrameKey,
     FrameKind,
-    SharedBasis,
 )
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.digest import fingerprint_of
@@ -179,11 +178,10 @@ class FrameCoder:
         value = codec.decode(frame.tensor, base, device=self._device)
         return self._encode_key(frame.key, value)
 
-    def shared_basis(self, frame: Frame) -> SharedBasis | None:
+    def basis_of(self, frame: Frame) -> Basis | None:
         """The basis that a frame of this end was coded along, which needs one."""
         kind = Kind.CHANGE if frame.kind is FrameKind.DELTA else _kind_alone(frame.key.direction)
-        basis = self._bases.known(BasisKey(self._boundary, kind))
-        return SharedBasis(basis.data) if basis is not None else None
+        return self._bases.known(BasisKey(self._boundary, kind))
 
     def new_bases(self, direction: Direction, samples: Iterable[SampleId]) -> list[Basis]:
         """What frames of these that way are coded along in this step, and were in none before."""
@@ -197,17 +195,26 @@ class FrameCoder:
         """What frames that way are coded along from the next step on, if this one counts."""
         return self._found(self._bases.coming, _KINDS[direction])
 
+    def learned_bases(self, direction: Direction) -> list[Basis]:
+        """As `coming_bases`, those that are learned by now; waits for nothing."""
+        return self._found(self._bases.learned, _KINDS[direction])
+
     def _found(self, ask: Callable[[BasisKey], Basis | None], kinds: Iterable[Kind]) -> list[Basis]:
         found = (ask(BasisKey(self._boundary, kind)) for kind in kinds)
         return [basis for basis in found if basis is not None]
 
-    def read_basis(self, shared: SharedBasis) -> Basis:
+    def read_basis(self, data: bytes) -> Basis:
         """What the other end said that its frames are coded along.
 
         Raises:
             BadFrame: it is none, or does not fit the run.
         """
-        return Basis.from_bytes(shared.basis, self._channels)
+        return Basis.from_bytes(data, self._channels)
+
+    @property
+    def most_basis_bytes(self) -> int:
+        """That a basis of the run's channels may have."""
+        return most_bytes(self._channels)
 
     def decode(self, frame: Frame, basis: Basis | None = None) -> Tensor | Refusal:
         """The tensor that the next computation uses, float32 [tokens, channels].

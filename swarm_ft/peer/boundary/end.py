@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from swarm_ft.errors import BadFrame, OutOfTurn
 from swarm_ft.ids import BlockIndex, PeerId, SampleId, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.boundary.coder import FrameCoder, Refusal, basis_needed
+from swarm_ft.peer.boundary.sharing import Borrower, Lender
 from swarm_ft.peer.context import run_in
 from swarm_ft.peer.links import LinkChannel, Send
 from swarm_ft.peer.timeline import Timeline
@@ -47,14 +47,7 @@ from swarm_ft.protocol.spec.run_spec import TrainSpec
 from swarm_ft.protocol.wire.frames import wire_bytes
 
 logger = get_logger(__name__)
-T = TypeVar("T")
 _FindBases = Callable[[], list[Basis]]
-
-_MOST_BASES = 4
-"""That the receiver keeps of those said over a connection, and that it is said during a step: of
-first activations and of changes, each of the present step and the next; of gradients there is one
-kind. Both ends count alike, by what frames named last, so that the sender knows what to say again.
-"""
 
 
 class Boundary:
@@ -103,9 +96,8 @@ class Boundary:
         self._changed = asyncio.Event()
         self._to_send: set[SampleId] = set()
         self._num_unsaid = 0
-        self._said: dict[bytes, None] = {}
-        self._lent: dict[bytes, Basis] = {}
-        self._num_lent = 0
+        self._lender = Lender()
+        self._borrower = Borrower(coder.most_basis_bytes)
         is_above = sends is Direction.BACKWARD
         self._takes_bases = is_above or coder.has_bases(Direction.BACKWARD)
         self._step = StepNumber(-1)
@@ -134,7 +126,7 @@ class Boundary:
             num_microbatches: that the step trains on, whoever computes them.
         """
         self._step = step
-        self._num_lent = 0
+        self._borrower.begin_step()
         self._coder.begin(train, num_microbatches)
         self._expected = expected
         self._unencoded.clear()
@@ -264,21 +256,26 @@ class Boundary:
         stages behind have none yet; or all boundaries would wait in turn.
         """
         for basis in await run_in(self._pool, find):
-            if basis.name not in self._said:
-                self._channel.say(SharedBasis(basis.data))
-                _used_last(self._said, basis.name, None)
+            self._say_parts(self._lender.whole(basis))
 
     def _encoded(self, frame: Frame) -> None:
         if frame.key in self._held:
             self._held[frame.key] = frame
             self._changed.set()
-        else:
-            self._apply(self._session.send(frame))
+            return
+        self._apply(self._session.send(frame))
+        for basis in self._coder.learned_bases(self._session.sends):
+            self._lender.begin(basis)
+        self._say_parts(self._lender.part(len(frame.tensor.payload)))
+
+    def _say_parts(self, parts: Iterator[SharedBasis]) -> None:
+        for part in parts:
+            self._channel.say(part)
 
     async def _decode(self) -> None:
         while True:
             frame = await self._decode_jobs.get()
-            basis = self._lent.get(basis_needed(frame))
+            basis = self._borrower.get(basis_needed(frame))
             try:
                 value = await run_in(self._pool, self._timed_decode, frame, basis)
             except BadFrame as error:
@@ -330,12 +327,10 @@ class Boundary:
 
     def _say_basis(self, message: FromNeighbour) -> None:
         """Say what a frame is coded along, before it, once a connection."""
-        name = basis_needed(message) if isinstance(message, Frame) else b""
-        if not isinstance(message, Frame) or not name:
+        if not isinstance(message, Frame) or not (name := basis_needed(message)):
             return
-        if name not in self._said and (basis := self._coder.shared_basis(message)) is not None:
-            self._channel.say(basis)
-        _used_last(self._said, name, None)
+        if not self._lender.has_said(name) and (basis := self._coder.basis_of(message)):
+            self._say_parts(self._lender.whole(basis))
 
     def _not_planned(self, frame: Frame) -> BadFrame:
         expected, tokens = self._expected.get(frame.key), frame.tensor.tokens
@@ -354,8 +349,8 @@ class Boundary:
         check_spec_digest(f"run {ours.run_id}", ours.spec_digest, hello.spec_digest, whose)
         logger.debug("boundary %d: connected to %s", ours.boundary, hello.peer_id)
         self.is_connected.set()
-        self._said.clear()
-        self._num_lent = 0
+        self._lender.reconnected()
+        self._borrower.reconnected()
         self._apply(self._session.connected(hello))
 
     def disconnected(self) -> None:
@@ -372,19 +367,16 @@ class Boundary:
         if isinstance(message, Frame):
             # Before the session holds it: that bounds its memory.
             self._coder.check(message, is_early=message.key.step > self._step)
-            name = basis_needed(message)
-            if name in self._lent:
-                _used_last(self._lent, name, self._lent[name])
+            self._borrower.named(basis_needed(message))
         self._apply(self._session.receive(message))
         if isinstance(message, Frame):
             self._add_span(SpanKind.RECEIVE, message, begin_s)
 
     def _lend(self, shared: SharedBasis) -> None:
-        self._num_lent += 1
-        if not self._takes_bases or self._num_lent > _MOST_BASES:
+        if not self._takes_bases:
             raise OutOfTurn(f"boundary {self._hello.boundary}: a basis that no frame here needs")
-        basis = self._coder.read_basis(shared)
-        _used_last(self._lent, basis.name, basis)
+        if (data := self._borrower.receive(shared)) is not None:
+            self._borrower.keep(self._coder.read_basis(data))
 
     async def write(self, message: FromNeighbour, send: Send) -> None:
         """See `ChannelEnd`."""
@@ -419,14 +411,6 @@ class Boundary:
     def _add_span(self, kind: SpanKind, frame: Frame, begin_s: float) -> None:
         boundary, num_bytes = self._hello.boundary, len(frame.tensor.payload)
         self._timeline.add_frame(kind, frame.key, begin_s, boundary, num_bytes)
-
-
-def _used_last(bases: dict[bytes, T], name: bytes, basis: T) -> None:
-    """Have this be the last of them, and drop the first of too many."""
-    bases.pop(name, None)
-    bases[name] = basis
-    while len(bases) > _MOST_BASES:
-        del bases[next(iter(bases))]
 
 
 def counted(

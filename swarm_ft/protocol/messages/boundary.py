@@ -134,9 +134,15 @@ class KeyFrameRequest:
 
 @dataclass(frozen=True, slots=True)
 class SharedBasis:
-    """A basis that frames to come are coded along, as `codec.basis` writes it."""
+    """A part of a basis that frames to come are coded along.
+
+    Attributes:
+        basis: the next bytes of it, as `codec.basis` writes it.
+        rest_bytes: that are still to come.
+    """
 
     basis: bytes
+    rest_bytes: int = 0
 
 
 SessionMessage = Frame | Ack | KeyFrameRequest

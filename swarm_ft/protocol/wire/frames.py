@@ -69,8 +69,9 @@ def link_to_wire(message: LinkMessage) -> link_pb2.LinkMessage:
         case KeyFrameRequest(key, reason):
             request = boundary_pb2.KeyFrameRequest(key=_key_to_wire(key), reason=reason)
             return link_pb2.LinkMessage(key_frame_request=request)
-        case SharedBasis(basis):
-            return link_pb2.LinkMessage(basis=boundary_pb2.SharedBasis(basis=basis))
+        case SharedBasis(basis, rest_bytes):
+            part = boundary_pb2.SharedBasis(basis=basis, rest_bytes=rest_bytes)
+            return link_pb2.LinkMessage(basis=part)
         case LinkHello() | BoundaryHello() | ReduceHello() | LinkPing() | LinkPong():
             name = _PLAIN_NAMES[type(message)]
             plain: Any = _PLAIN[name].to_wire(message)
@@ -100,7 +101,7 @@ def link_from_wire(message: link_pb2.LinkMessage) -> LinkMessage:
             request = message.key_frame_request
             return KeyFrameRequest(_key_from_wire(request.key), checked_text(request.reason))
         case "basis":
-            return SharedBasis(message.basis.basis)
+            return SharedBasis(message.basis.basis, message.basis.rest_bytes)
         case None:
             raise MalformedMessage("message over a link: expected a body, got none we know")
         case name:
@@ -191,7 +192,9 @@ def wire_bytes(message: Frame | GradientPiece | SharedBasis) -> int:
     """Bytes that it takes on the stream, all headers of message and gRPC included."""
     rest: Message
     if isinstance(message, SharedBasis):
-        return _field_bytes(_field_bytes(len(message.basis))) + GRPC_PREFIX_BYTES
+        rest = boundary_pb2.SharedBasis(rest_bytes=message.rest_bytes)
+        part_bytes = _field_bytes(len(message.basis))
+        return _field_bytes(rest.ByteSize() + part_bytes) + GRPC_PREFIX_BYTES
     if isinstance(message, Frame):
         rest = _frame_to_wire(message, b"")
     else:

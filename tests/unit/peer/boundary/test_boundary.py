@@ -23,6 +23,7 @@ from swarm_ft.errors import (
 from swarm_ft.ids import BlockIndex, MicrobatchIndex, RunId, SampleId
 from swarm_ft.peer.boundary.bases import BasisKey, Kind
 from swarm_ft.peer.boundary.coder import FrameCoder, basis_needed
+from swarm_ft.peer.boundary.sharing import LEAST_PART_BYTES
 from swarm_ft.peer.links import MAX_ANSWERS, MAX_BROKEN_STREAMS
 from swarm_ft.protocol.machines.session import WINDOW_FRAMES, BoundarySession, SessionEffect
 from swarm_ft.protocol.messages.boundary import (
@@ -769,8 +770,15 @@ async def taught(up: BoundaryEnd, down: BoundaryEnd, steps: int = 3) -> None:
         await both_ways(up, down, step, tensors(step))
 
 
-async def heard_step(hand: Hand, up: BoundaryEnd, step: int) -> list[Frame | SharedBasis]:
-    """What a step of the sender's says, in order; it is acknowledged and committed."""
+async def heard_step(
+    hand: Hand, up: BoundaryEnd, step: int, *, learns_at_once: bool = False
+) -> list[Frame | SharedBasis]:
+    """What a step of the sender's says, in order; it is acknowledged and committed.
+
+    What comes next is learned as its step begins, or only when that is to say it.
+    """
+    if learns_at_once:
+        up.bases.learn()
     up.begin(step, SAMPLES)
     up.send(step, tensors(step))
     heard: list[Frame | SharedBasis] = []
@@ -781,7 +789,10 @@ async def heard_step(hand: Hand, up: BoundaryEnd, step: int) -> list[Frame | Sha
         if isinstance(message, Frame):
             await hand.say(Ack(message.key))
     await up.boundary.settled()
+    told = {name_of(message) for message in heard if isinstance(message, SharedBasis)}
     for basis in coming(up):
+        if basis.name in told:
+            continue
         message = await hand.hear()
         assert isinstance(message, SharedBasis)
         assert name_of(message) == basis.name
@@ -854,6 +865,19 @@ async def test_a_basis_of_the_next_step_is_said_behind_the_last_frame_of_this_on
         assert isinstance(said, SharedBasis)
         needed = [basis_needed(one) for one in heard[4] if isinstance(one, Frame)]
         assert needed == [name_of(said)] * len(heard[4])
+
+
+async def test_a_basis_that_is_learned_by_then_is_said_between_the_frames_of_this_step(
+    along: RunSpec, make_ends: MakeEnds, at_work: AtWork
+) -> None:
+    """Where links have room, as long as it is smaller than a part."""
+    up, down = make_ends(along)
+    async with at_work(up, down) as site:
+        hand = await site.call()
+        heard = [await heard_step(hand, up, step, learns_at_once=True) for step in range(5)]
+        assert [type(message) for message in heard[3][:3]] == [Frame, SharedBasis, Frame]
+        assert_said_before_needed([message for step in heard for message in step])
+        assert all(isinstance(message, Frame) for message in heard[4])
 
 
 async def test_a_basis_that_was_said_for_the_next_step_is_said_anew_over_another_stream(
@@ -1016,12 +1040,23 @@ async def test_who_computes_gradients_may_say_no_more_codebooks_than_two_steps_n
     async with at_work(down, up) as site:
         down.begin(0, SAMPLES)
         hand = await site.call()
-        with pytest.raises(OutOfTurn, match="a basis that no frame here needs"):
+        with pytest.raises(OutOfTurn, match="5 bases in a step"):
             await hand.fails(*(basis_said(seed) for seed in range(5)))
 
 
 HOSTILE_BASES: dict[str, tuple[Callable[[], list[SharedBasis]], type[SwarmError], str]] = {
-    "no bytes": (lambda: [SharedBasis(b"")], BadFrame, "basis"),
+    "no bytes": (lambda: [SharedBasis(b"")], BadFrame, "a part of 0 bytes"),
+    "crumbs": (lambda: [SharedBasis(b"\x5a", 500)], BadFrame, "a part of 1 bytes"),
+    "one too large to be any": (
+        lambda: [SharedBasis(bytes(LEAST_PART_BYTES), 1 << 31)],
+        BadFrame,
+        "expected at most",
+    ),
+    "parts that do not fit": (
+        lambda: [SharedBasis(bytes(LEAST_PART_BYTES), 700), SharedBasis(bytes(500), 0)],
+        BadFrame,
+        "expected 700 bytes more, got 500 and 0",
+    ),
     "noise": (lambda: [SharedBasis(b"\x5a" * 500)], BadFrame, "basis"),
     "a basis cut short": (lambda: [SharedBasis(basis_said(1).basis[:-1])], BadFrame, "frame|basis"),
     "one of other channels": (
@@ -1037,7 +1072,7 @@ HOSTILE_BASES: dict[str, tuple[Callable[[], list[SharedBasis]], type[SwarmError]
     "bases without end": (
         lambda: [basis_said(seed) for seed in range(5)],
         OutOfTurn,
-        "a basis that no frame here needs",
+        "5 bases in a step, which needs 4 at most",
     ),
 }
 

@@ -17,7 +17,7 @@ from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, RunId, SampleId, StepNumber
 from swarm_ft.peer.boundary.bases import Bases, BasisKey, Kind
 from swarm_ft.peer.boundary.coder import FrameCoder, Refusal, basis_needed
-from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind, SharedBasis
+from swarm_ft.protocol.messages.boundary import Frame, FrameKey, FrameKind
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.digest import fingerprint_of
 from swarm_ft.protocol.spec.run_spec import Codecs, EvalCompression, RunSpec
@@ -1246,9 +1246,9 @@ class AlongEnds(Ends):
         """What the receiver makes of a frame, and of its basis if it was not said before."""
         needed = basis_needed(frame)
         if needed and needed not in self.lent:
-            shared = self.sender.shared_basis(frame)
-            assert shared is not None
-            self.lent[needed] = self.receiver.read_basis(shared)
+            basis = self.sender.basis_of(frame)
+            assert basis is not None
+            self.lent[needed] = self.receiver.read_basis(basis.data)
             assert self.lent[needed].name == needed
         return self.receiver.decode(frame, self.lent.get(needed))
 
@@ -1452,12 +1452,13 @@ def test_what_is_no_basis_is_refused(make_spec: MakeSpec, change: Callable[[byte
     ends = along_ends(make_spec)
     for now in moving(visits=3):
         frames = ends.step(now)
-    shared = ends.sender.shared_basis(frames[0])
-    assert shared is not None
+    basis = ends.sender.basis_of(frames[0])
+    assert basis is not None
+    assert len(basis.data) <= ends.receiver.most_basis_bytes
     with pytest.raises(BadFrame, match=r"basis|frame"):
-        ends.receiver.read_basis(SharedBasis(change(shared.basis)))
+        ends.receiver.read_basis(change(basis.data))
     with pytest.raises(BadFrame, match=f"{ALONG_CHANNELS} channels; {CHANNELS} here"):
-        Ends(make_spec()).receiver.read_basis(shared)
+        Ends(make_spec()).receiver.read_basis(basis.data)
 
 
 # ---- gradients beside a codebook that their sender learned

@@ -111,7 +111,7 @@ def test_sizes_are_those_of_serialised_messages_and_their_grpc_prefix(
     data = LINK_MESSAGE.to_bytes(piece)
     assert wire_bytes(piece) == len(data) + GRPC_PREFIX_BYTES
     assert LINK_MESSAGE.from_bytes(data) == piece
-    basis = SharedBasis(bytes(1 + num_bytes))  # none is empty
+    basis = SharedBasis(bytes(1 + num_bytes), numbers[0])  # none is empty
     assert wire_bytes(basis) == len(LINK_MESSAGE.to_bytes(basis)) + GRPC_PREFIX_BYTES
 
 
