@@ -251,9 +251,9 @@ class Boundary:
     async def _say_bases(self, find: _FindBases) -> None:
         """Say what frames are coded along while links idle, so that none has to wait for it.
 
-        What comes with the next step goes behind the last frame of this one: stages idle while the
-        pipeline drains. What is new in a step goes before there is a frame that needs it, as the
-        stages behind have none yet; or all boundaries would wait in turn.
+        What is left of those of the next step goes behind the last frame of this one: stages idle
+        while the pipeline drains. What is new in a step goes before there is a frame that needs it,
+        as the stages behind have none yet; or all boundaries would wait in turn.
         """
         for basis in await run_in(self._pool, find):
             self._say_parts(self._lender.whole(basis))
