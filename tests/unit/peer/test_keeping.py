@@ -48,7 +48,7 @@ class Home:
     folder: Path
 
     async def hears(self) -> FromPeer:
-        return await asyncio.wait_for(self.said.get(), 20.0)
+        return await asyncio.wait_for(self.said.get(), 120.0)
 
     @property
     def files(self) -> list[Path]:
