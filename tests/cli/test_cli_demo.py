@@ -14,7 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from swarm_ft.client.sample import SampleInput
 from tests.cli.conftest import Shell
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("swarm")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.xdist_group("swarm")]
+
+START_S = 240
+"""Five demos that start at once on two cores take up to 118 s to their twentieth step."""
 
 SEQ_LENGTH = 128
 KEYS = {
@@ -100,7 +103,7 @@ def assert_documented(report: dict[str, Any], *, steps: int, boundaries: list[st
 
 def test_the_demo_trains_its_own_model_and_tells_what_came_of_it(shell: Shell) -> None:
     demo = shell.spawn("demo", "--steps", 6, "--json", "report.json")
-    assert demo.ends() == 0, demo.err
+    assert demo.ends(240) == 0, demo.err
     report = json.loads((shell.cwd / "report.json").read_text())
     assert_documented(report, steps=6, boundaries=["2", "4"])
     assert report["samples"] == 48
@@ -128,7 +131,7 @@ def test_the_demo_trains_its_own_model_and_tells_what_came_of_it(shell: Shell) -
 def test_the_demo_trains_an_adapter_that_peft_loads(shell: Shell) -> None:
     chosen = ("--adapter", "lora", "--lora_r", 4, "--train-layers", "3-")
     demo = shell.spawn("demo", *chosen, "--steps", 6, "--json", "report.json")
-    assert demo.ends() == 0, demo.err
+    assert demo.ends(240) == 0, demo.err
     report = json.loads((shell.cwd / "report.json").read_text())
     assert report["losses"][-1] < report["losses"][0]
     assert [report["bytes"][name]["backward"] > 0 for name in ("2", "4")] == [False, True]
@@ -146,7 +149,6 @@ def test_the_demo_trains_an_adapter_that_peft_loads(shell: Shell) -> None:
 
 
 @pytest.mark.variant
-@pytest.mark.timeout(600)
 def test_the_demo_stops_early_and_gives_its_best_weights(shell: Shell) -> None:
     overfits = ("--max-samples", 16, "--lr", 0.01, "--lr-schedule", "constant", "--steps", 80)
     judged = ("--eval_steps", 2, "--max-eval-samples", 16, "--early_stopping_patience", 3)
@@ -221,7 +223,7 @@ def test_the_demo_takes_a_llama_a_directory_of_texts_and_other_codecs(
         *("--epochs", 2, "--batch-size", 4, "--shuffle", "--lr-schedule", "cosine"),
         *("--warmup-steps", 2, "--weight-decay", 0.1, "--json", "report.json"),
     )
-    assert demo.ends() == 0, demo.err
+    assert demo.ends(240) == 0, demo.err
     report = json.loads((shell.cwd / "report.json").read_text())
     (boundary,) = report["bytes"].values()
     distinct = boundary["key_frames"]
@@ -235,9 +237,9 @@ def test_the_demo_takes_a_llama_a_directory_of_texts_and_other_codecs(
 def test_ctrl_c_takes_the_whole_swarm_down_and_leaves_a_trace_that_opens(shell: Shell) -> None:
     long = ("--steps", 200, "--max-eval-samples", 4)
     demo = shell.spawn("demo", "--stages", 2, *long, "--trace", "trace.json")
-    demo.wait_for("err", "step 20/")
+    demo.wait_for("err", "step 20/", timeout_s=START_S)
     demo.signal(signal.SIGINT)
-    assert demo.ends() == 130
+    assert demo.ends(20) == 130
     assert demo.err[-1] == "swarm-ft: interrupted"
     assert "Traceback" not in "\n".join(demo.err)
     assert shell.all_gone(), shell.alive()
@@ -252,14 +254,14 @@ def test_a_stage_that_dies_ends_the_demo_with_its_last_words_and_the_next_one_fo
     shell: Shell,
 ) -> None:
     demo = shell.spawn("demo", "--stages", 2, "--steps", 100_000, "--max-eval-samples", 4)
-    demo.wait_for("err", "step 1/")
+    demo.wait_for("err", "step 1/", timeout_s=START_S)
     shell.kill("serve-stage --layers 3-6")
-    assert demo.ends() == 1
+    assert demo.ends(30) == 1
     assert "stage-3-6 ended with" in demo.err[-1]
     assert shell.all_gone(), shell.alive()
     # In the same folder: one that went on with the run of before would not end.
     again = shell.spawn("demo", "--stages", 1, "--steps", 1, "--max-eval-samples", 1)
-    assert again.ends() == 0, again.err
+    assert again.ends(START_S) == 0, again.err
     assert shell.all_gone(), shell.alive()
 
 
@@ -277,7 +279,7 @@ def test_the_demo_takes_a_directory_of_rows_and_says_what_their_columns_mean(
         *("demo", "--model", sample.model_dir, "--dataset", "rows", "--eval-split", "test"),
         *("--stages", 2, "--seq-length", 32, "--steps", 4, "--lr", "3e-3", "--json", "report.json"),
     )
-    assert demo.ends() == 0, demo.err
+    assert demo.ends(240) == 0, demo.err
     told = "\n".join(demo.err)
     assert "rows: JSON lines, split 'train'; a document is 'prompt' and 'completion'" in told
     assert "rows: JSON lines, split 'test'; " in told

@@ -25,7 +25,7 @@ Findings = dict[str, dict[str, str]]
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.variant,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(400),
     pytest.mark.xdist_group("swarm"),
     pytest.mark.skipif(bool(why_not(OPEN)), reason=why_not(OPEN)),
 ]

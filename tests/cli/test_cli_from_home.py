@@ -22,7 +22,7 @@ NUM_TOKENS = 40 * 32
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.homes,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(480),
     pytest.mark.xdist_group("swarm"),
     pytest.mark.skipif(bool(why_not(Home(link=DELAYED))), reason=why_not(Home(link=DELAYED))),
 ]

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from swarm_ft.client.sample import SampleInput
 from tests.cli.conftest import RunHere, Shell, free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("swarm")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("swarm")]
 
 PROMPT, NEW_TOKENS = "def read(self", 24
 

@@ -9,7 +9,7 @@ import pytest
 from swarm_ft.client.sample import SampleInput
 from tests.cli.conftest import Shell, Spawned, free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("swarm")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.xdist_group("swarm")]
 
 STEPS = 200
 
@@ -49,7 +49,7 @@ def quietly(swarm: Swarm, sample: SampleInput, *peers: Spawned) -> list[float]:
     for peer in peers:
         peer.wait_for("out", "offers layers")
     client = swarm.train("quiet", sample)
-    assert client.ends() == 0, client.err
+    assert client.ends(120) == 0, client.err
     losses: list[float] = swarm.report("quiet")["losses"]
     return losses
 
@@ -67,10 +67,10 @@ def test_ctrl_c_on_the_last_peer_of_a_stage_loses_no_step(
     client = swarm.train("disturbed", sample)
     client.wait_for("err", "step 1/")
     first.signal(signal.SIGINT)
-    assert first.ends() == 0, first.err
+    assert first.ends(100) == 0, first.err
     assert any("takes the state over" in line or "to take over" in line for line in first.err)
     assert "; thank you" in first.out[-1]
-    assert client.ends() == 0, client.err
+    assert client.ends(120) == 0, client.err
 
     report = swarm.report("disturbed")
     assert report["steps"] == STEPS

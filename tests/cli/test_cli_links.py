@@ -11,7 +11,7 @@ from tests.cli.conftest import Shell, free_port
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.variant,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(240),
     pytest.mark.xdist_group("swarm"),
 ]
 

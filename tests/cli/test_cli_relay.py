@@ -126,7 +126,7 @@ class Town:
         )
 
         def losses() -> list[float]:
-            assert client.ends() == 0, client.err
+            assert client.ends(200) == 0, client.err
             told: list[float] = json.loads(report.read_text(encoding="utf-8"))["losses"]
             return told
 

@@ -24,7 +24,7 @@ def still(document: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(180)
 def test_processes_are_replayed_while_they_run_and_after(
     shell: Shell, sample: SampleInput, run_here: RunHere
 ) -> None:
@@ -44,7 +44,7 @@ def test_processes_are_replayed_while_they_run_and_after(
     )
     client.wait_for("err", "step 9/30")
     first.process.kill()
-    assert client.ends() == 0, client.err
+    assert client.ends(150) == 0, client.err
 
     def replayed(*options: object) -> Any:
         result = run_here("replay", journal, "--encrypt-at-rest", key, "--json", *options)

@@ -16,7 +16,7 @@ from swarm_ft.cli.main import run
 from swarm_ft.client.sample import SampleInput, write_sample
 from tests.cli.conftest import RunHere, Shell, Spawned, free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("swarm")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.xdist_group("swarm")]
 
 SEQ_LENGTH, BATCH_SIZE, NUM_STEPS = 32, 4, 80
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

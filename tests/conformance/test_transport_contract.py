@@ -34,7 +34,7 @@ from tests.specs import run_spec
 Stream = MessageStream[Any, Any]
 DEADLINE_S = 10.0
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(20)
 
 
 TRANSPORTS: dict[str, Callable[[], Transport]] = {

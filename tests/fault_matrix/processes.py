@@ -14,7 +14,7 @@ from swarm_ft.errors import RunFailed
 from swarm_ft.failpoints import VARIABLE, reached_file
 from tests.fault_matrix.timeline import Timeline
 
-START_TIMEOUT_S = 240.0
+START_TIMEOUT_S = 90.0
 POLL_S = 0.01
 
 

@@ -127,7 +127,7 @@ def test_three_roles_by_calls_that_wait(sample: SampleInput, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.variant
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(300)
 def test_members_of_a_swarm_here_may_be_processes(sample: SampleInput, tmp_path: Path) -> None:
     with swarm_ft.LocalSwarm(stages=2, processes=True, folder=tmp_path / "swarm") as swarm:
         with pytest.raises(OutOfTurn, match="started by the first job"):

@@ -24,7 +24,7 @@ DELAYED = Link(delay_ms=20.0)
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(300),
     pytest.mark.skipif(bool(why_not(Home(link=DELAYED))), reason=why_not(Home(link=DELAYED))),
 ]
 

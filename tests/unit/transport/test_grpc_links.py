@@ -19,7 +19,7 @@ from swarm_ft.transport.methods import STATUS
 from tests.members import OneMember
 from tests.raw_calls import BYTES, MORE_BYTES
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(20)
 
 SWARM = SwarmStatus(members=(MemberStatus(peer_id=PeerId("p"), layers=None),), runs=())
 
