@@ -321,6 +321,7 @@ class Bases:
         basis = _learned_of(key, seen) if seen is not None else None
         if basis is None:
             return
+        _ = basis.data  # kept: who says it is no codec thread, and others wait for that one
         with self._lock:
             if key in self._known:
                 self._coming[key] = basis

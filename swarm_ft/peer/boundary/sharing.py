@@ -48,11 +48,6 @@ class Lender:
             _used_last(self._said, name, None)
         return name in self._said
 
-    @property
-    def names(self) -> list[bytes]:
-        """Of those that the other end has; the one that was named last is the last."""
-        return list(self._said)
-
     def begin(self, basis: Basis) -> None:
         """Say this one in parts from now on, unless it is said or another is under way."""
         if not self._rest and basis.name not in self._said:

@@ -190,17 +190,20 @@ def _piece_key_from_wire(key: reduce_pb2.PieceKey) -> PieceKey:
 
 def wire_bytes(message: Frame | GradientPiece | SharedBasis) -> int:
     """Bytes that it takes on the stream, all headers of message and gRPC included."""
-    rest: Message
+    rest, num_bytes = _all_but_its_bytes(message)
+    return _field_bytes(rest.ByteSize() + _field_bytes(num_bytes)) + GRPC_PREFIX_BYTES
+
+
+def _all_but_its_bytes(message: Frame | GradientPiece | SharedBasis) -> tuple[Message, int]:
+    """The message without its one large field, and how many bytes that has."""
     if isinstance(message, SharedBasis):
-        rest = boundary_pb2.SharedBasis(rest_bytes=message.rest_bytes)
-        part_bytes = _field_bytes(len(message.basis))
-        return _field_bytes(rest.ByteSize() + part_bytes) + GRPC_PREFIX_BYTES
+        return boundary_pb2.SharedBasis(rest_bytes=message.rest_bytes), len(message.basis)
+    rest: Message
     if isinstance(message, Frame):
         rest = _frame_to_wire(message, b"")
     else:
         rest = _piece_to_wire(message, b"")
-    tensor_bytes = _field_bytes(TENSOR_HEADER_BYTES + len(message.tensor.payload))
-    return _field_bytes(rest.ByteSize() + tensor_bytes) + GRPC_PREFIX_BYTES
+    return rest, TENSOR_HEADER_BYTES + len(message.tensor.payload)
 
 
 def _field_bytes(num_bytes: int) -> int:
