@@ -38,6 +38,7 @@ from swarm_ft.codec.entropy import (
     CLASSES,
     MAX_SCALE,
     SYMBOLS,
+    lanes_for,
     max_stream_bytes,
     read_stream,
     write_stream,
@@ -50,9 +51,11 @@ from swarm_ft.codec.kernels.base import (
     MIN_SCALE,
     SYMBOL_ZERO,
     UNITS,
+    Coding,
     Kernels,
     Scales,
     WideGrid,
+    flip_of,
 )
 from swarm_ft.codec.kernels.base import SLICES as ALL_SLICES
 from swarm_ft.codec.spread_tables import (
@@ -75,7 +78,9 @@ _FINER = 4
 """Steps of what all tokens have in common, to one of their own: what is left of it is theirs."""
 _CENTRE = CLASSES * SLICES
 """The context of what they have in common, behind those of each class and slice of the dither."""
-_CONTEXTS = _CENTRE + 1
+_CONTEXTS = _CENTRE + SLICES
+"""As a trellis tells contexts apart that are as likely here."""
+_FLIP = flip_of(ALL_SLICES)
 _EXACT_BITS = 24
 
 
@@ -214,10 +219,11 @@ def _written(
         return _SILENT, lambda: torch.zeros_like(along)
     along, foretold, salt = _beside_forecast(along, base, scale, basis)
     centre = _centre(along, scale)
-    codes = _coded(along - centre.float() * (scale / _FINER), scale, salt, kernels)
-    rows = torch.cat((centre[None], codes))
-    symbols = kernels.symbols(rows.reshape(-1), 0)
-    contexts = _contexts(basis, len(along), salt, along.device, kernels)
+    own = along - centre.float() * (scale / _FINER)
+    codes, symbols, contexts, shifts = _coded(own, scale, salt, basis, kernels)
+    rows = torch.cat((codes, centre)).view(-1, basis.directions)
+    symbols = torch.cat((symbols, kernels.symbols(centre, 0)))
+    contexts = torch.cat((contexts, torch.full_like(centre, _CENTRE, dtype=torch.uint8)))
     (counts,) = to_host(kernels.histogram(symbols, contexts, _CONTEXTS))
     tables, large = _Tables.of_counts(counts), np.zeros(0, "<i2")
     if counts[:, (FIRST_SYMBOL, LAST_SYMBOL)].any():
@@ -225,7 +231,7 @@ def _written(
     head = _HEADER.pack(bfloat16_pattern(scale), foretold is not None, salt, len(large))
     stream = write_stream(symbols, contexts, tables.frequencies(), kernels)
     data = head + tables.to_bytes() + large.tobytes() + stream
-    return data, lambda: _steps(rows, salt, foretold, kernels)
+    return data, lambda: _steps(rows, WideGrid(0, salt, shifts), foretold, kernels)
 
 
 def _read_along(
@@ -254,20 +260,22 @@ def _read_along(
         raise BadFrame(f"frame: expected {at + 2 * escapes} bytes or more, got {len(data)}")
     large = torch.from_numpy(np.frombuffer(data, "<i2", escapes, at).astype(np.int16))
     contexts = _contexts(basis, tokens, salt, device, kernels)
-    symbols = read_stream(data[at + 2 * escapes :], contexts, tables.frequencies(), kernels)
+    stream, by = data[at + 2 * escapes :], tables.frequencies()
+    symbols = read_stream(stream, contexts, by, kernels, _FLIP)
+    shifts = kernels.shifts_of(symbols, lanes_for(len(symbols)))[: tokens * basis.directions]
     rows = read_escaped(symbols, large).view(shape)
     foretold = _foretold(basis, base, scale) if flags else None
-    return _steps(rows, salt, foretold, kernels), scale
+    return _steps(rows, WideGrid(0, salt, shifts), foretold, kernels), scale
 
 
-def _steps(rows: Tensor, salt: int, foretold: Tensor | None, kernels: Kernels) -> Tensor:
+def _steps(rows: Tensor, grid: WideGrid, foretold: Tensor | None, kernels: Kernels) -> Tensor:
     """What codes stand for, in steps, float32 [tokens, directions].
 
     Args:
-        rows: int16 [1 + tokens, directions], first what all tokens have in common.
+        rows: int16 [tokens + 1, directions], last what all tokens have in common.
         foretold: what was left out of them.
     """
-    own = _values(rows[1:], salt, kernels) + rows[0].float() / _FINER
+    own = _values(rows[:-1], grid, kernels) + rows[-1].float() / _FINER
     return own if foretold is None else own + foretold
 
 
@@ -313,19 +321,23 @@ def _scale_for(step: float, peak: float) -> float:
 # code is not left out at every visit alike
 
 
-def _coded(along: Tensor, scale: float, salt: int, kernels: Kernels) -> Tensor:
-    """The nearest codes, int16, each turned so that its dither is positive.
+def _coded(
+    along: Tensor, scale: float, salt: int, basis: Basis, kernels: Kernels
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Codes along a trellis, each turned so that its dither is positive; see `trellis_symbols`.
 
     Both ends know the salt, which is another for other values: it has 16 bits of their sum.
     """
-    scales, grid = _scales(scale, along.device), WideGrid(seed=salt)
-    return kernels.turn(kernels.quantize(along, None, scales, grid), salt)
+    rows = torch.zeros(len(along), dtype=torch.uint8, device=along.device)
+    coding = Coding(rows, basis.classes_on(along.device), ALL_SLICES, 0)
+    lanes = lanes_for((1 + len(along)) * basis.directions)
+    return kernels.trellis_symbols(along, None, _scales(scale, along.device), salt, coding, lanes)
 
 
-def _values(codes: Tensor, salt: int, kernels: Kernels) -> Tensor:
+def _values(codes: Tensor, grid: WideGrid, kernels: Kernels) -> Tensor:
     """What such codes stand for, in steps, float32."""
-    scales, grid = _scales(1.0, codes.device), WideGrid(seed=salt)
-    return kernels.dequantize(kernels.turn(codes.contiguous(), salt), None, scales, grid)
+    turned = kernels.turn(codes.contiguous(), grid.seed or 0, grid.shifts)
+    return kernels.dequantize(turned, None, _scales(1.0, codes.device), grid)
 
 
 def _contexts(
@@ -335,7 +347,7 @@ def _contexts(
     classes = basis.classes_on(device)
     each = classes.expand(tokens, -1).reshape(-1).contiguous()
     own = kernels.slice_contexts(each, salt, ALL_SLICES)
-    return torch.cat((torch.full_like(classes, _CENTRE), own))
+    return torch.cat((own, torch.full_like(classes, _CENTRE)))
 
 
 def _scales(scale: float, device: torch.device) -> Scales:
@@ -363,16 +375,13 @@ class _Tables:
         centre = np.zeros((1, SLICES + 1, SYMBOLS), np.int64)
         centre[0, UNDITHERED] = counts[_CENTRE]
         spreads = np.concatenate((nearest_spreads(by_class), nearest_spreads(centre)))
-        found = np.concatenate((by_class.sum(1), counts[_CENTRE:]))
+        found = np.concatenate((by_class.sum(1), counts[_CENTRE : _CENTRE + 1]))
         sizes = np.where(found > 0, np.abs(np.arange(SYMBOLS) - SYMBOL_ZERO), 0)
         return _Tables(spreads, sizes.max(1))
 
     def frequencies(self) -> NDArray[np.int32]:
         """Of all contexts, int32 [contexts, 256]."""
-        spreads, largest = (
-            np.append(np.repeat(numbers[:-1], SLICES), numbers[-1])
-            for numbers in (self.spreads, self.largest)
-        )
+        spreads, largest = (np.repeat(numbers, SLICES) for numbers in (self.spreads, self.largest))
         return frequencies(spreads, _SLICES_OF_CONTEXTS, largest)
 
     def to_bytes(self) -> bytes:
@@ -393,4 +402,4 @@ class _Tables:
 
 
 # `slice_contexts` counts from the farthest dither on, tables from the nearest.
-_SLICES_OF_CONTEXTS = np.append(np.tile(np.arange(SLICES)[::-1], CLASSES), UNDITHERED)
+_SLICES_OF_CONTEXTS = np.append(np.tile(np.arange(SLICES)[::-1], CLASSES), [UNDITHERED] * SLICES)

@@ -22,6 +22,7 @@ from swarm_ft.codec.kernels.base import (
     MIN_SCALE,
     PROBABILITY_BITS,
     SLICES,
+    SYMBOL_ZERO,
     Coded,
     Kernels,
     Scales,
@@ -159,6 +160,7 @@ class WideHeader:
         row_levels, col_levels: uint8 [tokens], [channels], 0 to 63; empty where all are 0.
         row_classes, col_classes: uint8 [tokens], [channels], 0 to 7; empty where all are 0.
         slices: what the coder knows of the dither, see `Kernels.slice_contexts`; 0 is nothing.
+        is_trellis: whether the codes are along a trellis, see `Kernels.trellis_symbols`.
     """
 
     scale: float
@@ -170,6 +172,7 @@ class WideHeader:
     row_classes: Numbers = field(default_factory=_no_numbers)
     col_classes: Numbers = field(default_factory=_no_numbers)
     slices: int = 0
+    is_trellis: bool = False
 
     def scales(self) -> Scales:
         """Each group's scale; rows and columns without levels have one for all."""
@@ -199,7 +202,7 @@ class WideHeader:
         """Ten bytes, then the groups' numbers, packed in as many bits as the largest needs."""
         parts, widths = self._parts(), self._widths()
         four = sum(width << 4 * place for place, width in enumerate(widths))
-        low = self.low_bits | self.slices << 4
+        low = self.low_bits | self.slices << 4 | self.is_trellis << 7
         fixed = _FIXED.pack(bfloat16_pattern(self.scale), self.shrink, low, four, self.escapes)
         return fixed + b"".join(_pack(n, width) for n, width in zip(parts, widths, strict=True))
 
@@ -213,10 +216,12 @@ class WideHeader:
         if len(data) < _FIXED.size:
             raise BadFrame(f"frame: expected {_FIXED.size} bytes of header, got {len(data)}")
         pattern, shrink, low, four, escapes = _FIXED.unpack_from(data)
-        low_bits, slices = low & 15, low >> 4
+        low_bits, slices, is_trellis = low & 15, low >> 4 & 7, low > 127
         scale = of_bfloat16(pattern)
         widths = [four >> 4 * place & 15 for place in range(4)]
         if shrink > 15 or low_bits > 8 or slices > SLICES or escapes > tokens * channels:
+            raise BadFrame("frame: a header that no encoder writes")
+        if is_trellis and (not slices or low_bits or not scale):
             raise BadFrame("frame: a header that no encoder writes")
         if max(widths[:2]) > _MAX_LEVEL_BITS or max(widths[2:]) > _MAX_CLASS_BITS:
             raise BadFrame(f"frame: levels and classes of {widths} bits")
@@ -231,7 +236,8 @@ class WideHeader:
         ]
         row_levels, col_levels, row_classes, col_classes = found
         groups = row_levels, col_levels, row_classes, col_classes
-        header = WideHeader(scale, shrink, low_bits, escapes, *groups, slices=slices)
+        coder = {"slices": slices, "is_trellis": is_trellis}
+        header = WideHeader(scale, shrink, low_bits, escapes, *groups, **coder)
         header._check_scales()
         return header, ends[-1]
 
@@ -315,8 +321,11 @@ def write_stream(
     return b"".join((counted, states.astype("<u4").tobytes(), words.astype("<u2").tobytes()))
 
 
-def read_symbols(data: bytes, contexts: Tensor, kernels: Kernels) -> Tensor:
+def read_symbols(data: bytes, contexts: Tensor, kernels: Kernels, flip: int = 0) -> Tensor:
     """The symbols of `contexts` that `data` holds, uint8 [n], on the contexts' device.
+
+    Args:
+        flip: see `Kernels.decode_symbols`.
 
     Raises:
         BadFrame: it was not written by `write_symbols` for these contexts.
@@ -326,17 +335,24 @@ def read_symbols(data: bytes, contexts: Tensor, kernels: Kernels) -> Tensor:
     tables, size = Tables.from_bytes(data[1:], data[0])
     unused = [k for k, weights in enumerate(tables.weights) if not weights.any()]
     # Looked at together: a GPU is waited for once.
-    looked_at = contexts.max(), *((contexts == k).any() for k in unused)
+    looked_at = contexts.max(), *((contexts == k).any() for k in unused if not flip)
     largest, *are_used = torch.stack([x.int() for x in looked_at]).tolist()
-    if largest >= len(tables.weights):
+    if largest | flip >= len(tables.weights):
         raise BadFrame("frame: expected as many tables as there are contexts")
     if any(are_used):
         raise BadFrame("frame: a context of values has no table")
-    return read_stream(data[1 + size :], contexts, tables.frequencies(), kernels)
+    frequencies = tables.frequencies()
+    if flip:  # Which contexts there are, only the symbols tell: none of them may have no table.
+        frequencies[unused, SYMBOL_ZERO] = _TOTAL
+    return read_stream(data[1 + size :], contexts, frequencies, kernels, flip)
 
 
 def read_stream(
-    data: bytes, contexts: Tensor, frequencies: NDArray[np.int32], kernels: Kernels
+    data: bytes,
+    contexts: Tensor,
+    frequencies: NDArray[np.int32],
+    kernels: Kernels,
+    flip: int = 0,
 ) -> Tensor:
     """As `read_symbols`, of what `write_stream` wrote by these frequencies.
 
@@ -347,7 +363,7 @@ def read_stream(
     parts = coded.states, coded.counts, coded.words
     coded = Coded(*(to_device(part, device) for part in parts))
     by = to_device(torch.from_numpy(frequencies), device)
-    symbols, is_intact = kernels.decode_symbols(coded, contexts, by)
+    symbols, is_intact = kernels.decode_symbols(coded, contexts, by, flip)
     if not is_intact:
         raise BadFrame("frame: its entropy-coded part is damaged")
     return symbols

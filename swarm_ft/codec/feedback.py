@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -97,10 +96,9 @@ def _sure_parts(bits: float) -> int:
     """Of what was coded in so many bits a value, in sixteenths: the share nearest to what it is of.
 
     That is s / (s + e) for energy s and noise e. The curve is within 0.02 of what the study's
-    gradients have at 0.4 to 2 bits; roots are rounded alike everywhere, powers are not.
+    gradients have at 0.4 to 1.5 bits.
     """
-    grown = bits * bits * math.sqrt(math.sqrt(bits))
-    return round(_PARTS * grown / (grown + 0.64))
+    return round(_PARTS * bits * bits / (bits * bits + 0.46))
 
 
 # ---- what a share of the last gradient does not tell: `q1+z+last`

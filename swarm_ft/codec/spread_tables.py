@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm_ft.codec.entropy import SYMBOLS
-from swarm_ft.codec.kernels.base import PROBABILITY_BITS, SYMBOL_ZERO
+from swarm_ft.codec.kernels.base import PROBABILITY_BITS, SYMBOL_ZERO, TRELLIS_ERRORS
 
 SLICES = 8
 """Of the dither's magnitude: it has 16 values, which mirror each other."""
@@ -25,6 +25,12 @@ UNDITHERED = SLICES
 SPREADS = 48
 _QUARTERS = (1.0, 1.189207115002721, 1.4142135623730951, 1.681792830507429)
 _LEAST_OCTAVE = -3
+_ERRORS = tuple(
+    first * TRELLIS_ERRORS[0] + second * TRELLIS_ERRORS[1]
+    for first in ((2 * k - 7) / 8 for k in range(8))
+    for second in ((2 * k - 3) / 4 for k in range(4))
+)
+"""What a trellis errs by beside up to a quarter of a scale to either side."""
 _WEIGHT_BITS = 24
 _TOTAL = 1 << PROBABILITY_BITS
 
@@ -74,12 +80,13 @@ def nearest_spreads(counts: Ints) -> Ints:
 def _weights() -> Ints:
     """int64 [spreads, slices and one, 256]: probabilities times 2^24, cut."""
     codes = np.arange(SYMBOLS, dtype=np.float64) - SYMBOL_ZERO
-    shifts = np.array([(2 * piece + 1) / 32 for piece in range(SLICES)] + [0.0])
+    shifts = np.array([(2 * piece + 1) / 32 for piece in range(SLICES)])
     middles = codes[None, :] + shifts[:, None]
     all_weights = []
     for number in range(SPREADS):
         spread = spread_of(number)
-        shares = _below((middles + 0.5) / spread) - _below((middles - 0.5) / spread)
+        dithered = sum(_share(middles + error, 0.25, spread) for error in _ERRORS) / len(_ERRORS)
+        shares = np.concatenate((dithered, _share(codes[None, :], 0.5, spread)))
         all_weights.append(np.floor(np.maximum(shares, 0.0) * float(1 << _WEIGHT_BITS)))
     return np.stack(all_weights).astype(np.int64)
 
@@ -90,6 +97,12 @@ def _bits() -> Floats:
     weights = np.maximum(_weights(), 1 << _WEIGHT_BITS - PROBABILITY_BITS).astype(np.float64)
     total: Floats = np.log2(weights.sum(-1, keepdims=True)) - np.log2(weights)
     return total
+
+
+def _share(middles: Floats, reach: float, spread: float) -> Floats:
+    """The share of values of that spread no farther than `reach` from the middles."""
+    found: Floats = _below((middles + reach) / spread) - _below((middles - reach) / spread)
+    return found
 
 
 def _below(z: Floats) -> Floats:

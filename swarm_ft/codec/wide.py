@@ -20,6 +20,7 @@ from torch import Tensor
 from swarm_ft.codec.base import Codec, Payload, as_tensor, check_finite, to_device, to_host
 from swarm_ft.codec.entropy import (
     WideHeader,
+    lanes_for,
     max_header_bytes,
     max_stream_bytes,
     read_symbols,
@@ -33,6 +34,7 @@ from swarm_ft.codec.kernels.base import (
     Kernels,
     Scales,
     WideGrid,
+    flip_of,
     packed_bytes,
 )
 from swarm_ft.codec.wide_plan import (
@@ -161,7 +163,7 @@ class WideCodec(Codec):
         kernels = self.kernels or kernels_for(device.type)
         header, at = WideHeader.from_bytes(encoded.payload, tokens, channels)
         grid = _grid(self.spec, header)
-        codes = _read_codes(encoded.payload[at:], header, grid, shape, device, kernels)
+        codes, grid = _read_codes(encoded.payload[at:], header, grid, shape, device, kernels)
         scales = header.scales().to(device)
         return check_finite(kernels.dequantize(codes, base, scales, grid))
 
@@ -182,6 +184,7 @@ class _Frame:
         codes: int16 [n], turned as the dither says.
         symbols, contexts: uint8 [n].
         counts: int64 [contexts, 256], on the host: how often each symbol is in each context.
+        shifts: uint8 [n], of a trellis; None without one.
     """
 
     header: WideHeader
@@ -190,6 +193,7 @@ class _Frame:
     symbols: Tensor
     contexts: Tensor
     counts: NDArray[np.int64]
+    shifts: Tensor | None = None
 
     @property
     def size_bytes(self) -> float:
@@ -264,10 +268,15 @@ class _Encoder:
         kernels, grid, scales = self._kernels, _grid(self._spec, header), header.scales()
         scales = Scales(*(to_device(part, self._x.device) for part in (scales.rows, scales.cols)))
         coding = Coding(*classes, header.slices, header.low_bits)
-        made = kernels.quantize_symbols(self._x, self._base, scales, grid, coding)
-        codes, symbols, contexts = made
+        values, shifts = (self._x, self._base, scales), None
+        if header.is_trellis and grid.seed is not None:
+            lanes = lanes_for(self._x.numel())
+            made = kernels.trellis_symbols(*values, grid.seed, coding, lanes)
+            codes, symbols, contexts, shifts = made
+        else:
+            codes, symbols, contexts = kernels.quantize_symbols(*values, grid, coding)
         (counts,) = to_host(kernels.histogram(symbols, contexts, header.num_contexts))
-        return _Frame(header, scales, codes, symbols, contexts, counts)
+        return _Frame(header, scales, codes, symbols, contexts, counts, shifts)
 
     def _at_rate(self, frame: _Frame, classes: tuple[Tensor, Tensor]) -> _Frame:
         """The largest frame within the budget; the sample said about where."""
@@ -291,7 +300,7 @@ class _Encoder:
 
     def _value(self, frame: _Frame) -> Tensor:
         """What the receiver makes of the frame."""
-        grid = _grid(self._spec, frame.header)
+        grid = replace(_grid(self._spec, frame.header), shifts=frame.shifts)
         codes = _turned(frame.codes.view(self._x.shape), frame.header, grid, self._kernels)
         return self._kernels.dequantize(codes, self._base, frame.scales, grid)
 
@@ -319,22 +328,25 @@ def _read_codes(
     shape: tuple[int, int],
     device: torch.device,
     kernels: Kernels,
-) -> Tensor:
-    """The codes after the header: int16 of that shape."""
+) -> tuple[Tensor, WideGrid]:
+    """The codes after the header, int16 of that shape, and the grid that they are on."""
     count = shape[0] * shape[1]
     low_bytes = packed_bytes(count, header.low_bits)
     stream_at = low_bytes + 2 * header.escapes
     if len(data) < stream_at:
         raise BadFrame(f"frame: expected {stream_at} bytes of codes, got {len(data)}")
     contexts = _contexts(header, grid, shape, device, kernels)
-    symbols = read_symbols(data[stream_at:], contexts, kernels)
+    flip = flip_of(header.slices) if header.is_trellis else 0
+    symbols = read_symbols(data[stream_at:], contexts, kernels, flip)
+    if header.is_trellis:
+        grid = replace(grid, shifts=kernels.shifts_of(symbols, lanes_for(count)))
     escapes = np.frombuffer(data, "<i2", header.escapes, low_bytes).astype(np.int16)
     codes = read_escaped(symbols, torch.from_numpy(escapes))
     if header.low_bits:
         low = as_tensor(data[:low_bytes], device)
         lower = kernels.unpack(low, count, header.low_bits)
         codes = (codes << header.low_bits) | lower
-    return _turned(codes.view(shape), header, grid, kernels)
+    return _turned(codes.view(shape), header, grid, kernels), grid
 
 
 def _contexts(
@@ -354,7 +366,7 @@ def _turned(codes: Tensor, header: WideHeader, grid: WideGrid, kernels: Kernels)
     """Codes as the coder takes them, or back."""
     if not header.slices or grid.seed is None:
         return codes
-    return kernels.turn(codes, grid.seed)
+    return kernels.turn(codes, grid.seed, grid.shifts)
 
 
 def read_escaped(symbols: Tensor, escapes: Tensor) -> Tensor:

@@ -222,7 +222,8 @@ class Sample:
         rows, cols = (of.numpy() for of in header.group_classes(*self._shape))
         counts = np.zeros((header.num_contexts, _SYMBOLS), np.int64)
         grid = float(header.scale), header.low_bits
-        cpu_plan.tally(self._scaled, self._every, grid, (rows, cols), header.slices, counts)
+        dither = header.slices, header.is_trellis
+        cpu_plan.tally(self._scaled, self._every, grid, (rows, cols), dither, counts)
         coded = estimated_stream_bytes(counts, self.share)
         return coded + _apart_bytes(counts, header.low_bits) / self.share + header.size_bytes
 
@@ -253,11 +254,14 @@ def with_low_bits(header: WideHeader, sample: Sample) -> WideHeader:
     """The header with as many lower bits sent as they are as makes the sample smallest.
 
     None at low rates; at high ones the lower bits are noise, and symbol tables that know them cost
-    more than they save.
+    more than they save. Dithered codes of which none are sent as they are go along a trellis.
     """
     spread = min(max(sample.code_spread(header), 1.0), float(MAX_CODE))
     most = max(0, math.ceil(math.log2(spread / _SPREAD_OF_SYMBOLS)))
-    options = [replace(header, low_bits=low_bits) for low_bits in range(min(most, 8) + 1)]
+    options = [
+        replace(header, low_bits=low_bits, is_trellis=header.slices > 0 and low_bits == 0)
+        for low_bits in range(min(most, 8) + 1)
+    ]
     return min(options, key=sample.frame_bytes) if most else options[0]
 
 

@@ -72,6 +72,7 @@ def test_table_covers_what_decoders_call() -> None:
         "dequantize",
         "turn",
         "slice_contexts",
+        "shifts_of",
         "decode_symbols",
         "hadamard",
     }
@@ -89,6 +90,8 @@ def cases() -> Iterator[Case]:
     for seed in (0, 77, 2**32 - 1):
         codes = torch.tensor([0, 1, -1, 2047, -32768, 32767]).to(torch.int16).repeat(3, 4)
         yield "turn", f"seed {seed}", (codes, seed)
+        shifts = torch.arange(codes.numel()).remainder(3).remainder(2).to(torch.uint8)
+        yield "turn", f"seed {seed}, shifted", (codes, seed, shifts)
         for slices in range(1, 5):
             classes = torch.arange(40).remainder(15).to(torch.uint8)
             yield "slice_contexts", f"{slices} slices, seed {seed}", (classes, seed, slices)
@@ -128,6 +131,9 @@ def wide_cases(generator: torch.Generator) -> Iterator[Case]:
         yield "dequantize", f"wide, shrink {shrink}", (codes, None, scales, WideGrid(shrink))
     yield "dequantize", "wide, base", (codes, base, scales, WideGrid(5))
     yield "dequantize", "wide, base, dither", (codes, base, scales, WideGrid(seed=77))
+    shifts = torch.arange(codes.numel()).remainder(3).remainder(2).to(torch.uint8)
+    grid = WideGrid(seed=77, shifts=shifts)
+    yield "dequantize", "wide, base, dither, shifted", (codes, base, scales, grid)
 
 
 def coded_cases(generator: torch.Generator) -> Iterator[Case]:
@@ -139,8 +145,10 @@ def coded_cases(generator: torch.Generator) -> Iterator[Case]:
         picks = torch.randint(0, 4, (count,), generator=generator)
         options = torch.tensor([[0, 3, 128, 255], [5, 5, 5, 6]])
         symbols = options[contexts.long(), picks].to(torch.uint8)
+        yield "shifts_of", f"{count} in {lanes} lanes", (symbols, lanes)
         coded = ReferenceKernels().encode_symbols(symbols, contexts, frequencies, lanes)
         yield "decode_symbols", f"{count} in {lanes} lanes", (coded, contexts, frequencies)
+        yield "decode_symbols", f"{count} shifted", (coded, contexts, frequencies, 1)
         short = Coded(coded.states, coded.counts.clamp(max=1), coded.words[:1])
         if count > 1:
             yield "decode_symbols", f"{count} cut short", (short, contexts, frequencies)

@@ -360,6 +360,98 @@ def test_symbols_and_contexts_of_values_are_those_of_the_turned_codes(
     assert torch.equal(contexts, classes)
 
 
+TRELLISES = st.tuples(SHAPES, st.sampled_from([1, 2, 8]), st.integers(1, SLICES))
+
+
+def along_trellis(
+    backend: Backend, shape: tuple[int, int], lanes: int, slices: int, seed: int
+) -> tuple[Tensor, Scales, tuple[Tensor, ...]]:
+    """Values, some of them too large for a symbol, their scales, and what the kernel makes."""
+    generator = drawn(seed)
+    axes = torch.randn(shape[0], generator=generator), torch.randn(shape[1], generator=generator)
+    scales = Scales(*(torch.exp2(axis).bfloat16().float() for axis in axes))
+    spread = 10.0 ** float(3 * torch.rand((), generator=generator) - 1)
+    x = scale_table(scales) * torch.randn(shape, generator=generator) * spread
+    base = scale_table(scales) * torch.randn(shape, generator=generator)
+    rows, cols = (torch.randint(0, 8, (n,), generator=generator).to(torch.uint8) for n in shape)
+    coding = Coding(rows, cols, slices, 0)
+    return x, scales, backend("trellis_symbols", x + base, base, scales, seed, coding, lanes)
+
+
+@FEW
+@given(TRELLISES, SEEDS)
+def test_codes_along_a_trellis_are_what_their_symbols_say(
+    backend: Backend, layout: tuple[tuple[int, int], int, int], seed: int
+) -> None:
+    shape, lanes, slices = layout
+    x, scales, (codes, symbols, contexts, shifts) = along_trellis(backend, *layout, seed)
+    assert torch.equal(symbols, backend("symbols", codes, 0))
+    assert torch.equal(shifts, backend("shifts_of", symbols, lanes))
+    expected, before = torch.zeros(codes.numel() + lanes, dtype=torch.uint8), symbols & 1
+    for i in range(lanes, codes.numel()):
+        expected[i] = before[i - lanes] ^ (expected[i - 2 * lanes] if i >= 2 * lanes else 0)
+    assert torch.equal(shifts, expected[: codes.numel()])
+    turned = backend("turn", codes, seed, shifts).view(shape)
+    y = backend("dequantize", turned, None, scales, WideGrid(seed=seed, shifts=shifts))
+    off = ((y - x) / scale_table(scales)).abs()
+    size = x.abs() / scale_table(scales)
+    allowed = torch.where(turned.abs() > EXACT_CODE, 8.5, 1.0) + 1e-3 + size * 1e-5
+    assert (off <= allowed).all()
+
+
+@FEW
+@given(st.integers(1, 9), st.floats(0.1, 30), SEEDS)
+def test_the_path_errs_least_of_all_there_are(
+    backend: Backend, count: int, spread: float, seed: int
+) -> None:
+    x = spread * torch.randn(1, count, generator=drawn(seed))
+    one, coding = Scales(torch.ones(1), torch.ones(1)), Coding(*(_zeros(n) for n in x.shape), 4, 0)
+    codes, _, _, shifts = backend("trellis_symbols", x, None, one, seed, coding, 1)
+    turned = backend("turn", codes, seed, shifts).view(x.shape)
+    y = backend("dequantize", turned, None, one, WideGrid(seed=seed, shifts=shifts))
+    errors = [
+        _error_of(x[0], seed, [way >> k & 1 for k in range(count)]) for way in range(1 << count)
+    ]
+    assert (y - x).square().sum().item() == pytest.approx(min(errors), rel=1e-4, abs=1e-5)
+
+
+def _zeros(count: int) -> Tensor:
+    return torch.zeros(count, dtype=torch.uint8)
+
+
+def _error_of(x: Tensor, seed: int, lowest: list[int]) -> float:
+    """Of the nearest codes with these lowest bits, one lane."""
+    total, shift, before = 0.0, 0, 0
+    for value, r, odd in zip(
+        x.tolist(), (mix(torch.arange(len(x)), seed) >> 28).tolist(), lowest, strict=True
+    ):
+        dither = (2 * (r ^ 8 * shift) - 15) / 32
+        off = (value - dither - odd) / 2
+        total += 4 * (off - round(off)) ** 2
+        shift, before = before ^ odd, shift
+    return total
+
+
+@pytest.mark.parametrize("spread", [0.2, 0.4, 1.0, 5.0])
+def test_a_trellis_errs_a_fifth_less_than_nearest_codes_and_nearly_without_bias(
+    fast: Backend, spread: float
+) -> None:
+    x = spread * torch.randn(20, 160, generator=drawn(3))
+    if fast.name == "numba":
+        x = spread * torch.randn(1000, 1600, generator=drawn(3))
+    one, coding = Scales(torch.ones(1), torch.ones(1)), Coding(*(_zeros(n) for n in x.shape), 4, 0)
+    codes, _, _, shifts = fast("trellis_symbols", x, None, one, 5, coding, 32)
+    turned = fast("turn", codes, 5, shifts).view(x.shape)
+    error = fast("dequantize", turned, None, one, WideGrid(seed=5, shifts=shifts)) - x
+    many = len(x) > 20
+    assert error.square().mean() == pytest.approx(0.0663, rel=0.01 if many else 0.1)
+    assert abs(error.mean()) < (0.001 if many else 0.02)
+    if many:
+        assert (error * x).mean() / spread**2 == pytest.approx(
+            0, abs=0.012 if spread < 0.3 else 0.002
+        )
+
+
 # --- what encoders measure
 
 

@@ -74,6 +74,24 @@ def test_decode_reads_what_encode_wrote(
 
 
 @FEW
+@given(CODED, st.sampled_from([0, 1, 3, 7]), SEEDS)
+def test_decode_finds_the_contexts_that_symbols_before_change(
+    backend: Backend, layout: tuple[int, int, int], flip: int, seed: int
+) -> None:
+    """As along a trellis: which context a symbol has, those before it in its lane tell."""
+    symbols, contexts, frequencies, _ = some_stream(seed, layout, 8, backend)
+    flips = backend("shifts_of", symbols, layout[0]) * flip
+    changed = torch.where(frequencies[(contexts ^ flips).long(), symbols.long()] > 0, contexts, 8)
+    sure = torch.zeros(16, 256, dtype=torch.int32)
+    sure[:8] = frequencies
+    sure[8:] = 16  # for symbols that the changed context has not
+    coded = backend("encode_symbols", symbols, changed ^ flips, sure, layout[0])
+    decoded, is_intact = backend("decode_symbols", coded, changed, sure, flip)
+    assert is_intact
+    assert torch.equal(decoded, symbols)
+
+
+@FEW
 @given(CODED, st.integers(1, 5), SEEDS)
 def test_symbols_are_coded_alike(
     fast: Backend, reference: Backend, layout: tuple[int, int, int], num_contexts: int, seed: int
@@ -130,8 +148,9 @@ def test_damage_gets_one_verdict(
 ) -> None:
     _, contexts, frequencies, coded = some_stream(seed, layout, 2, reference)
     hostile = damaged(coded, damage, drawn(seed))
-    expected, was_intact = reference("decode_symbols", hostile, contexts, frequencies)
-    decoded, is_intact = fast("decode_symbols", hostile, contexts, frequencies)
+    flip = seed & 1
+    expected, was_intact = reference("decode_symbols", hostile, contexts, frequencies, flip)
+    decoded, is_intact = fast("decode_symbols", hostile, contexts, frequencies, flip)
     assert is_intact == was_intact
     assert torch.equal(decoded, expected)
     assert not (is_intact and damage == "more words")

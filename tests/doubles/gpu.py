@@ -24,12 +24,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_map
 
 from swarm_ft.codec.kernels import kernels_for
-from swarm_ft.codec.kernels.base import Coded, Coding, Kernels, Scales
+from swarm_ft.codec.kernels.base import Coded, Coding, Kernels, Scales, WideGrid
 
 _KERNELS = {
     "pack": (2, 0),
     "quantize": (2, 0),
     "quantize_symbols": (4, 0),
+    "trellis_symbols": (5, 0),
     "turn": (2, 0),
     "slice_contexts": (2, 0),
     "quantize_pack": (2, 0),
@@ -212,6 +213,8 @@ def _moved(x: Any, move: Callable[[Tensor], Tensor]) -> Any:
         return Scales(move(x.rows), move(x.cols))
     if isinstance(x, Coding):
         return Coding(move(x.row_classes), move(x.col_classes), x.slices, x.low_bits)
+    if isinstance(x, WideGrid):
+        return WideGrid(x.shrink, x.seed, _moved(x.shifts, move))
     if isinstance(x, Coded):
         return Coded(move(x.states), move(x.counts), move(x.words))
     return x

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.kernels import cpu_entropy, cpu_grid
+from swarm_ft.codec.kernels import cpu_entropy, cpu_grid, cpu_trellis
 from swarm_ft.codec.kernels.base import (
     PROBABILITY_BITS,
     Coded,
@@ -25,6 +25,7 @@ from swarm_ft.codec.kernels.base import (
     Scales,
     WideGrid,
     block_count,
+    flip_of,
     last_code,
     packed_bytes,
     per_reach,
@@ -85,13 +86,14 @@ class NumbaKernels(Kernels):
         if isinstance(grid, NarrowGrid):
             cpu_grid.dequantize_narrow(whole, other, vectors, grid.bits, grid.seed, x)
         else:
-            cpu_grid.dequantize_wide(whole, other, vectors, grid.shrink, grid.seed, x)
+            dither = None if grid.seed is None else (grid.seed, _shifts(grid.shifts, codes))
+            cpu_grid.dequantize_wide(whole, other, vectors, grid.shrink, dither, x)
         return torch.from_numpy(x)
 
-    def turn(self, codes: Tensor, seed: int) -> Tensor:
+    def turn(self, codes: Tensor, seed: int, shifts: Tensor | None = None) -> Tensor:
         """See `Kernels.turn`."""
-        turned = np.empty(codes.shape, np.int16)
-        cpu_grid.turn(_array(codes).reshape(-1), seed, turned.reshape(-1))
+        turned, where = np.empty(codes.shape, np.int16), _shifts(shifts, codes)
+        cpu_grid.turn(_array(codes).reshape(-1), seed, where, turned.reshape(-1))
         return torch.from_numpy(turned)
 
     def slice_contexts(self, classes: Tensor, seed: int, slices: int) -> Tensor:
@@ -189,6 +191,35 @@ class NumbaKernels(Kernels):
         flat = [torch.from_numpy(part.reshape(-1)) for part in (codes, symbols, contexts)]
         return flat[0], flat[1], flat[2]
 
+    def trellis_symbols(
+        self,
+        x: Tensor,
+        base: Tensor | None,
+        scales: Scales,
+        seed: int,
+        coding: Coding,
+        lanes: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """See `Kernels.trellis_symbols`."""
+        _check_lanes(lanes)
+        _check_shape("row_classes", coding.row_classes, x.shape[:1])
+        _check_shape("col_classes", coding.col_classes, x.shape[1:])
+        found, where = np.empty(x.numel(), np.int16), np.empty(x.numel(), np.uint8)
+        other, vectors = _base(base, x.shape), _vectors(scales, x.shape)
+        cpu_trellis.codes_and_shifts(_array(x), other, vectors, (seed, lanes), found, where)
+        shifts = torch.from_numpy(where)
+        codes = self.turn(torch.from_numpy(found), seed, shifts)
+        contexts = self.slice_contexts(coding.classes(), seed, coding.slices)
+        contexts ^= shifts * flip_of(coding.slices)
+        return codes, self.symbols(codes, 0), contexts, shifts
+
+    def shifts_of(self, symbols: Tensor, lanes: int) -> Tensor:
+        """See `Kernels.shifts_of`."""
+        _check_lanes(lanes)
+        shifts = np.empty(len(symbols), np.uint8)
+        cpu_trellis.shifts_of(_array(symbols), lanes, shifts)
+        return torch.from_numpy(shifts)
+
     def histogram(self, codes: Tensor, contexts: Tensor, num_contexts: int) -> Tensor:
         """See `Kernels.histogram`."""
         counts = torch.empty(num_contexts, _SYMBOLS, dtype=torch.int64)
@@ -200,8 +231,7 @@ class NumbaKernels(Kernels):
         self, symbols: Tensor, contexts: Tensor, frequencies: Tensor, lanes: int
     ) -> Coded:
         """See `Kernels.encode_symbols`."""
-        if lanes < 1 or lanes > _MAX_LANES or lanes & (lanes - 1):
-            raise ValueError(f"lanes: expected a power of two up to {_MAX_LANES}, got {lanes}")
+        _check_lanes(lanes)
         of, table = _tables(contexts, len(symbols), frequencies)
         segments = len(segment_lengths(len(symbols)))
         states = torch.empty(segments, lanes, dtype=torch.int64)
@@ -218,7 +248,7 @@ class NumbaKernels(Kernels):
         return Coded(states, counts, words[:total].clone())
 
     def decode_symbols(
-        self, coded: Coded, contexts: Tensor, frequencies: Tensor
+        self, coded: Coded, contexts: Tensor, frequencies: Tensor, flip: int = 0
     ) -> tuple[Tensor, bool]:
         """See `Kernels.decode_symbols`."""
         segments = len(segment_lengths(len(contexts)))
@@ -228,14 +258,9 @@ class NumbaKernels(Kernels):
         slots = np.zeros(len(table) << PROBABILITY_BITS, np.uint32)
         cpu_entropy.slot_table(table, slots)
         symbols = np.empty(len(contexts), np.uint8)
-        is_intact = cpu_entropy.decode(
-            of,
-            slots,
-            _array(coded.states.clone()),  # decoding uses them up
-            _array(coded.counts),
-            _array(coded.words),
-            symbols,
-        )
+        states = coded.states.clone()  # decoding uses them up
+        of_coder = _array(states), _array(coded.counts), _array(coded.words)
+        is_intact = cpu_entropy.decode(of_coder, of, slots, flip, symbols)
         return torch.from_numpy(symbols), bool(is_intact)
 
     def hadamard(self, x: Tensor, tile: int) -> Tensor:
@@ -285,6 +310,20 @@ def _base(base: Tensor | None, shape: torch.Size) -> NDArray[Any] | None:
         return None
     _check_shape("base", base, shape)
     return _array(base)
+
+
+def _check_lanes(lanes: int) -> None:
+    if lanes < 1 or lanes > _MAX_LANES or lanes & (lanes - 1):
+        raise ValueError(f"lanes: expected a power of two up to {_MAX_LANES}, got {lanes}")
+
+
+def _shifts(shifts: Tensor | None, codes: Tensor) -> NDArray[np.uint8]:
+    """Flat; empty if there are none."""
+    if shifts is None:
+        return np.empty(0, np.uint8)
+    flat = shifts.reshape(-1)
+    _check_shape("shifts", flat, (codes.numel(),))
+    return _array(flat)
 
 
 def _vectors(scales: Scales, shape: torch.Size) -> cpu_grid.ScaleVectors:

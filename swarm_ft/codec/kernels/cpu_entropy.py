@@ -113,15 +113,29 @@ def encode(
 
 
 @part
-def _decode_row(contexts: Bytes, table: Table, states: States, words: Words, out: Bytes) -> int:
-    """A symbol of each lane; how many of the words were read, at most one a symbol."""
-    at = 0
+def _decode_row(
+    contexts: Bytes,
+    table: Table,
+    states: States,
+    words: Words,
+    flips: tuple[Bytes, Bytes, int],
+    out: Bytes,
+) -> int:
+    """A symbol of each lane; how many of the words were read, at most one a symbol.
+
+    Args:
+        flips: what changes the contexts of this row; what does those of the next one, once its
+            symbols are known; and what a symbol changes there.
+    """
+    at, (now, after, flip) = 0, flips
     for i in range(contexts.size):
         lane = _U64(i)
         state = states[lane]
-        slot = np.int64(contexts[lane]) << PROBABILITY_BITS | (state & (_TOTAL - 1))
+        context = np.int64(contexts[lane] ^ now[lane])
+        slot = context << PROBABILITY_BITS | (state & (_TOTAL - 1))
         entry = np.int64(table[_U64(slot)])
         out[lane] = entry & 0xFF
+        after[lane] ^= np.uint8(-(entry & 1) & flip)
         frequency = (entry >> _FREQUENCY_SHIFT & (_TOTAL - 1)) + 1
         state = frequency * (state >> PROBABILITY_BITS) + (entry >> _OFFSET_SHIFT)
         reads = state < MIN_STATE
@@ -132,10 +146,13 @@ def _decode_row(contexts: Bytes, table: Table, states: States, words: Words, out
 
 
 @part
-def _decode_segment(contexts: Bytes, table: Table, states: States, words: Words, out: Bytes) -> int:
+def _decode_segment(
+    contexts: Bytes, table: Table, states: States, words: Words, flip: int, out: Bytes
+) -> int:
     """As `_decode_row`, of all rows; words beyond the last are 0."""
     at, lanes = 0, states.size
     last_words = np.empty(lanes, np.int32)
+    now, after = np.zeros(lanes, np.uint8), np.zeros(lanes, np.uint8)
     for first in range(0, contexts.size, lanes):
         ahead = words[at : at + lanes]
         if ahead.size < lanes:
@@ -143,20 +160,25 @@ def _decode_segment(contexts: Bytes, table: Table, states: States, words: Words,
             last_words[: ahead.size] = ahead
             ahead = last_words
         row = slice(first, first + lanes)
-        at += _decode_row(contexts[row], table, states, ahead, out[row])
+        at += _decode_row(contexts[row], table, states, ahead, (now, after, flip), out[row])
+        now, after = after, now
     return at
 
 
 @compiled
 def decode(
-    contexts: Bytes, table: Table, states: States, counts: States, words: Words, out: Bytes
+    coded: tuple[States, States, Words], contexts: Bytes, table: Table, flip: int, out: Bytes
 ) -> bool:
-    """Fill out and use up states; whether what was coded was intact, see `Kernels`."""
-    is_intact, start = True, 0
+    """Fill out and use up states; whether what was coded was intact, see `Kernels`.
+
+    Args:
+        coded: states, counts and words.
+    """
+    (states, counts, words), is_intact, start = coded, True, 0
     for s in range(states.shape[0]):
         segment = slice(s * SEGMENT, (s + 1) * SEGMENT)
         own = words[start : start + max(counts[s], 0)]
-        reads = _decode_segment(contexts[segment], table, states[s], own, out[segment])
+        reads = _decode_segment(contexts[segment], table, states[s], own, flip, out[segment])
         start += own.size
         is_intact = is_intact and reads == counts[s] and bool((states[s] == MIN_STATE).all())
     return is_intact

@@ -76,7 +76,7 @@ ScaleVectors = tuple[Floats, Floats]
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 _UNITS, _PER_UNITS = np.float32(UNITS), np.float32(1 / UNITS)
 _COARSE, _PER_COARSE = np.float32(COARSE), np.float32(1 / COARSE)
-_EXACT_CODE, _MAX_CODE = np.float32(EXACT_CODE), np.float32(MAX_CODE)
+_EXACT_CODE, MOST_CODE = np.float32(EXACT_CODE), np.float32(MAX_CODE)
 _LARGEST = np.float32(np.finfo(np.float32).max)
 _U8, _U32 = np.uint8, np.uint32
 _I32 = np.int32
@@ -102,21 +102,31 @@ def drawn(index: int, seed: int) -> np.int32:
 
 
 @part
-def _units_of(r: np.int32) -> np.float32:
+def shifted(r: np.int32, shift: np.uint8) -> np.int32:
+    """R half a scale on, where it is shifted."""
+    return _I32(r ^ _I32(_I32(shift) << _I32(3)))
+
+
+@part
+def units_of(r: np.int32) -> np.float32:
+    """Units that such a dither adds."""
     return np.float32(_I32(_I32(r * _I32(2)) - _I32(15)))
 
 
 @part
 def _dither(index: int, seed: int) -> np.float32:
     """Units to add to value `index`."""
-    return _units_of(drawn(index, seed))
+    return units_of(drawn(index, seed))
 
 
 @compiled
-def turn(codes: NDArray[np.int16], seed: int, out: NDArray[np.int16]) -> None:
-    """See `Kernels.turn`, flat."""
+def turn(codes: NDArray[np.int16], seed: int, shifts: Bytes, out: NDArray[np.int16]) -> None:
+    """See `Kernels.turn`, flat; shifts may be none."""
     for i in range(codes.size):
-        out[i] = np.int16(-codes[i]) if drawn(i, seed) < 8 else codes[i]
+        r = drawn(i, seed)
+        if shifts.size > 0:
+            r = shifted(r, shifts[i])
+        out[i] = np.int16(-codes[i]) if r < 8 else codes[i]
 
 
 @compiled
@@ -143,7 +153,7 @@ def to_symbols(codes: NDArray[np.int16], low_bits: int, out: NDArray[np.uint8]) 
 
 
 @part
-def _inverse(scale: np.float32) -> np.float32:
+def inverse_of(scale: np.float32) -> np.float32:
     """1 / |scale|, finite also for a scale of zero."""
     size = np.float32(abs(scale))
     return np.float32(min(_ONE / size, _LARGEST)) if size > _ZERO else _ZERO
@@ -172,7 +182,7 @@ def _narrow_codes(
         change = x[t, c]
         if base is not None:
             change = change - base[t, c]
-        code = change * _inverse(scale) + (largest * _HALF + _HALF)
+        code = change * inverse_of(scale) + (largest * _HALF + _HALF)
         if seed is not None:
             code = code - _dither(t * codes.size + c, seed) * _PER_UNITS
         code = code if code > _ZERO else _ZERO
@@ -234,10 +244,10 @@ def dequantize_narrow(
 
 
 @part
-def _wide_code(ratio: np.float32, units: np.float32) -> np.float32:
+def wide_code(ratio: np.float32, units: np.float32) -> np.float32:
     """The code of a value over its scale, with so many units of dither."""
-    code = ratio if ratio > -_MAX_CODE else -_MAX_CODE
-    code = code if code < _MAX_CODE else _MAX_CODE
+    code = ratio if ratio > -MOST_CODE else -MOST_CODE
+    code = code if code < MOST_CODE else MOST_CODE
     nearest = np.rint(np.float32(code - units * _PER_UNITS))
     coarse = np.rint(np.float32(code * _PER_COARSE)) * _COARSE
     return np.float32(coarse if abs(nearest) > _EXACT_CODE else nearest)
@@ -253,13 +263,13 @@ def quantize_wide(
     for t in range(tokens):
         if t < scales[0].size:
             for c in range(channels):
-                inverse[c] = _inverse(scale_of(scales[0][t], scales[1][c]))
+                inverse[c] = inverse_of(scale_of(scales[0][t], scales[1][c]))
         for c in range(channels):
             change = x[t, c]
             if base is not None:
                 change = change - base[t, c]
             units = _ZERO if seed is None else _dither(t * channels + c, seed)
-            codes[t, c] = np.int16(_I32(_wide_code(change * inverse[c], units)))
+            codes[t, c] = np.int16(_I32(wide_code(change * inverse[c], units)))
 
 
 @part
@@ -302,15 +312,15 @@ def quantize_symbols(
     for t in range(tokens):
         if t < scales[0].size:
             for c in range(channels):
-                inverse[c] = _inverse(scale_of(scales[0][t], scales[1][c]))
+                inverse[c] = inverse_of(scale_of(scales[0][t], scales[1][c]))
         if seed is not None:
             _draw(t * channels, seed, drawn_of)
         for c in range(channels):
             change = x[t, c]
             if base is not None:
                 change = change - base[t, c]
-            units = _ZERO if seed is None else _units_of(drawn_of[c])
-            code = _wide_code(change * inverse[c], units)
+            units = _ZERO if seed is None else units_of(drawn_of[c])
+            code = wide_code(change * inverse[c], units)
             if seed is not None:
                 code = -code if drawn_of[c] < _I32(8) else code
             codes[t, c] = np.int16(_I32(code))
@@ -324,10 +334,14 @@ def dequantize_wide(
     base: Floats | None,
     scales: ScaleVectors,
     shrink: int,
-    seed: int | None,
+    dither: tuple[int, Bytes] | None,
     x: Floats,
 ) -> None:
-    """See `Kernels.dequantize`; units are whole numbers of at most 2^20, exact in any order."""
+    """See `Kernels.dequantize`; units are whole numbers of at most 2^20, exact in any order.
+
+    Args:
+        dither: its seed, and shifts, flat, or none of them.
+    """
     tokens, channels = codes.shape
     unit, less = np.empty(channels, np.float32), np.float32(shrink)
     for t in range(tokens):
@@ -338,8 +352,12 @@ def dequantize_wide(
             code = _I32(codes[t, c])
             toward_zero = less if code > _I32(0) else (-less if code < _I32(0) else _ZERO)
             units = np.float32(code) * _UNITS - toward_zero
-            if seed is not None:
-                units = units + _dither(t * channels + c, seed)
+            if dither is not None:
+                at = t * channels + c
+                r = drawn(at, dither[0])
+                if dither[1].size > 0:
+                    r = shifted(r, dither[1][at])
+                units = units + units_of(r)
             coarse = np.float32(_I32(code & _I32(-COARSE))) * _UNITS
             units = coarse if abs(code) > _I32(EXACT_CODE) else units
             value = units * unit[c]
@@ -484,7 +502,7 @@ def _pattern_of(peak: np.float32, inverse_reach: np.float32) -> np.int32:
 
 
 @part
-def _inverse_of(pattern: np.int32) -> np.float32:
+def _inverse_of_pattern(pattern: np.int32) -> np.float32:
     if pattern == _I32(0):
         return _ZERO
     return _ONE / np.float32(_I32(pattern << _I32(CUT)).view(np.float32))
@@ -508,7 +526,7 @@ def quantize_blocks(
                 peak = max(peak, np.float32(abs(block[k])))
             pattern = _pattern_of(peak, inverse_reach)
             blocks[t, b] = pattern
-            per_scale = _inverse_of(pattern)
+            per_scale = _inverse_of_pattern(pattern)
             part_of = codes[t, b * BLOCK : (b + 1) * BLOCK]
             for k in range(block.size):
                 code = np.rint(np.float32(block[k] * per_scale))

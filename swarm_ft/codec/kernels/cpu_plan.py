@@ -17,6 +17,7 @@ from swarm_ft.codec.kernels.base import (
     MIN_SCALE,
     SLICES,
     SYMBOL_ZERO,
+    TRELLIS_ERRORS,
     UNITS,
 )
 from swarm_ft.codec.kernels.cpu_grid import (
@@ -39,6 +40,7 @@ _FEW = 64
 _HALF_A_NAT = 0.5 / math.log(2)
 _TINY_SQUARE = 1e-300
 _MIDDLE = 15
+_REACH, _SECOND_REACH = 2 * TRELLIS_ERRORS[0], 2 * TRELLIS_ERRORS[1]
 
 
 @part
@@ -111,13 +113,21 @@ def to_bfloat16(scales: Floats, largest: np.float32) -> None:
         scales[c] = -size if scales[c] < _ZERO < size else size
 
 
+@part
+def _trellis_error(i: int) -> float:
+    """An error in scales, as a trellis makes it and nearly so spread, see `TRELLIS_ERRORS`."""
+    first, second, third = drawn(i, 0), drawn(i, 1), drawn(i, 2)
+    error = (2 * first - _MIDDLE) / UNITS / 2 + (2 * second - _MIDDLE) / UNITS * _REACH
+    return float(error + (2 * third - _MIDDLE) / UNITS * _SECOND_REACH)
+
+
 @compiled
 def tally(
     scaled: Doubles,
     every: int,
     grid: tuple[float, int],
     classes: tuple[Bytes, Bytes],
-    slices: int,
+    dither: tuple[int, bool],
     counts: Counts,
 ) -> None:
     """Count the symbols in their contexts that a wide grid makes of a sample.
@@ -126,16 +136,20 @@ def tally(
         scaled: [n], every so many values of a tensor, in scales of level 0.
         grid: the scale, and how many lower bits a symbol does not have.
         classes: of all tokens and of all channels.
-        slices: what is known of a dither by the seed 0; without any there is no dither.
+        dither: slices, which say what is known of it, without any there is none; and whether codes
+            are along a trellis. What errors these make is known, so they are drawn.
         counts: zeros, [contexts, 256].
     """
-    (scale, low_bits), (rows, cols) = grid, classes
+    (scale, low_bits), (rows, cols), (slices, is_trellis) = grid, classes, dither
     width, less = max(slices - 1, 0), SLICES - slices
     t, c = 0, 0
     for i in range(scaled.size):
         code, context = scaled[i] / scale, np.int64(rows[t]) + np.int64(cols[c])
         if slices > 0:
             r = np.int64(drawn(i, 0))
+            if is_trellis:
+                code += _trellis_error(i)
+                r = np.int64((code - np.floor(code + 0.5) + 0.5) * (_MIDDLE + 1))
             code -= (2 * r - _MIDDLE) / UNITS
             code = -code if 2 * r < _MIDDLE else code
             context = context << width | min(r, _MIDDLE - r) >> less

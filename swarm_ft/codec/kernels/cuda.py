@@ -15,7 +15,6 @@ from torch import Tensor
 from swarm_ft.codec.kernels.base import MIN_STATE, PROBABILITY_BITS, SEGMENT, Coded
 from swarm_ft.codec.kernels.cuda_grid import (
     EXACT,
-    TritonGrids,
     device_of,
     load_change,
     lowest_of,
@@ -24,6 +23,7 @@ from swarm_ft.codec.kernels.cuda_grid import (
     tile_place,
     tiles,
 )
+from swarm_ft.codec.kernels.cuda_trellis import TritonTrellis
 
 # ---- Triton kernels of the rANS coder: a program of one warp for each segment, a thread for a lane
 #
@@ -106,7 +106,7 @@ def _gather(
     tl.store(words + end - size + i, word.to(tl.int32) & 0xFFFF, mask=i < size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["flip"])
 def _decode(
     symbols: tl.tensor,
     is_intact: tl.tensor,
@@ -118,6 +118,7 @@ def _decode(
     contexts: tl.tensor,
     tables: tl.tuple,
     count: tl.tensor,
+    flip: tl.tensor,
     lanes: tl.constexpr,
 ) -> None:
     """Decode a segment. States are a stranger's, so they have 64 bits, as in the reference.
@@ -133,13 +134,15 @@ def _decode(
     state = tl.load(states + tl.program_id(0) * lanes + lane)
     place = first + lane
     next_context = tl.load(contexts + place, mask=place < last, other=0).to(tl.int32)
+    flips, next_flips = tl.zeros([lanes], tl.int32), tl.zeros([lanes], tl.int32)
     for _ in range(tl.cdiv(last - first, lanes)):
-        is_there, context, here = place < last, next_context, symbols + place
+        is_there, context, here = place < last, next_context ^ flips, symbols + place
         place += lanes
         next_context = tl.load(contexts + place, mask=place < last, other=0).to(tl.int32)
         slot = state & _SLOT_MASK
         symbol = tl.load(tables[2] + (context << _PROBABILITY_BITS) + slot)
         tl.store(here, symbol, mask=is_there)
+        flips, next_flips = next_flips ^ ((symbol.to(tl.int32) & 1) * flip), flips
         entry = context * 256 + symbol
         f = tl.load(tables[0] + entry).to(tl.int64)
         decoded = f * (state >> _PROBABILITY_BITS) + slot - tl.load(tables[1] + entry)
@@ -286,7 +289,7 @@ def _hadamard(
     tl.store(y + at, tl.reshape(cube, [block]), mask=at < count)
 
 
-class TritonKernels(TritonGrids):
+class TritonKernels(TritonTrellis):
     """See `Kernels`."""
 
     def moments(self, x: Tensor, base: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -347,7 +350,7 @@ class TritonKernels(TritonGrids):
         return Coded(states, counts, words)
 
     def decode_symbols(
-        self, coded: Coded, contexts: Tensor, frequencies: Tensor
+        self, coded: Coded, contexts: Tensor, frequencies: Tensor, flip: int = 0
     ) -> tuple[Tensor, bool]:
         """See `Kernels.decode_symbols`; waits for the device once, for the verdict."""
         segments, lanes = coded.states.shape
@@ -355,7 +358,7 @@ class TritonKernels(TritonGrids):
         is_intact = torch.empty(segments, dtype=torch.int8, device=contexts.device)
         read = coded.states.contiguous(), coded.counts.contiguous(), coded.counts.cumsum(0)
         words, tables = coded.words.contiguous(), (*_tables(frequencies), _slots(frequencies))
-        rest = words, len(words), contexts.contiguous(), tables, len(contexts), lanes
+        rest = words, len(words), contexts.contiguous(), tables, len(contexts), flip, lanes
         with device_of(contexts):
             _decode[(segments,)](symbols, is_intact, *read, *rest, num_warps=1, **EXACT)
         return symbols, bool(is_intact.all())

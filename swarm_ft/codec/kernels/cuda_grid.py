@@ -108,7 +108,7 @@ def scale_from(row: tl.tensor, col: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _drawn(at: tl.tensor, seed: tl.tensor) -> tl.tensor:
+def drawn(at: tl.tensor, seed: tl.tensor) -> tl.tensor:
     """The r of `Kernels.dequantize`, int32. Only the lower 32 bits of the index matter."""
     h = (at.to(tl.uint32) * 0x9E3779B1) ^ seed.to(tl.uint32)
     h = (h ^ (h >> 16)) * 0x85EBCA6B
@@ -118,18 +118,26 @@ def _drawn(at: tl.tensor, seed: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _dither(at: tl.tensor, seed: tl.tensor) -> tl.tensor:
-    """Units to add, int32."""
-    return _drawn(at, seed) * 2 - 15
+def _shifted(at: tl.tensor, seed: tl.tensor, shifts: tl.tensor, is_there: tl.tensor) -> tl.tensor:
+    """The r of `Kernels.dequantize` on the grid that the shifts, if there are any, say."""
+    r = drawn(at, seed)
+    if shifts is not None:
+        r = r ^ (tl.load(shifts + at, mask=is_there, other=0).to(tl.int32) << 3)
+    return r
 
 
 @triton.jit(do_not_specialize=["seed"])
 def _turn(
-    turned: tl.tensor, codes: tl.tensor, seed: tl.tensor, count: tl.tensor, block: tl.constexpr
+    turned: tl.tensor,
+    codes: tl.tensor,
+    shifts: tl.tensor,
+    seed: tl.tensor,
+    count: tl.tensor,
+    block: tl.constexpr,
 ) -> None:
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     code = tl.load(codes + at, mask=at < count, other=0).to(tl.int32)
-    code = tl.where(_drawn(at, seed) < 8, -code, code)
+    code = tl.where(_shifted(at, seed, shifts, at < count) < 8, -code, code)
     tl.store(turned + at, code.to(tl.int16), mask=at < count)
 
 
@@ -144,7 +152,7 @@ def _slice_contexts(
 ) -> None:
     at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     wide = tl.load(classes + at, mask=at < count, other=0).to(tl.int32) << (slices - 1)
-    r = _drawn(at, seed)
+    r = drawn(at, seed)
     far = tl.minimum(r, 15 - r) >> (_SLICES - slices)
     tl.store(contexts + at, (wide + far).to(tl.uint8), mask=at < count)
 
@@ -158,6 +166,14 @@ def lowest_of(scale: tl.tensor, bits: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
+def wide_codes(ratio: tl.tensor, units: tl.tensor) -> tl.tensor:
+    """Codes, int32, of a wide grid, for values over their scale, without dither and with it."""
+    fine = nearest(tl.clamp(units * (1.0 / _UNITS), -32768.0, 32768.0))
+    coarse = nearest(tl.clamp(ratio * (1.0 / _COARSE), -1.0 * _MOST, 1.0 * _MOST)) * _COARSE
+    return tl.where(tl.abs(fine) > _EXACT_CODE, coarse, fine)
+
+
+@triton.jit
 def to_codes(
     change: tl.tensor, scale: tl.tensor, at: tl.tensor, seed: tl.tensor, bits: tl.constexpr
 ) -> tl.tensor:
@@ -166,15 +182,13 @@ def to_codes(
     ratio = tl.div_rn(change, size)
     units = ratio * _UNITS
     if seed is not None:
-        units -= _dither(at, seed).to(tl.float32)
+        units -= (drawn(at, seed) * 2 - 15).to(tl.float32)
     if bits > 0:
         lowest = lowest_of(scale, bits).to(tl.float32)
         above = tl.minimum((units - lowest) * (1.0 / _UNITS), lowest * (-2.0 / _UNITS))
         codes = tl.where(scale == 0, 0, nearest(tl.maximum(above, 0.0)))
     else:
-        fine = nearest(tl.clamp(units * (1.0 / _UNITS), -32768.0, 32768.0))
-        coarse = nearest(tl.clamp(ratio * (1.0 / _COARSE), -1.0 * _MOST, 1.0 * _MOST)) * _COARSE
-        codes = tl.where(tl.abs(fine) > _EXACT_CODE, coarse, fine)
+        codes = wide_codes(ratio, units)
     return codes
 
 
@@ -182,19 +196,22 @@ def to_codes(
 def to_values(
     codes: tl.tensor,
     scale: tl.tensor,
-    at: tl.tensor,
-    seed: tl.tensor,
+    r: tl.tensor,
     shrink: tl.tensor,
     bits: tl.constexpr,
 ) -> tl.tensor:
-    """What int32 codes stand for: units * (scale / 32), exact. For `bits`, see `to_codes`."""
+    """What int32 codes stand for: units * (scale / 32), exact. For `bits`, see `to_codes`.
+
+    Args:
+        r: of the dither; None without one.
+    """
     units = codes * _UNITS
     if bits > 0:
         units += lowest_of(scale, bits)
     else:
         units -= tl.where(codes > 0, shrink, tl.where(codes < 0, -shrink, 0))
-    if seed is not None:
-        units += _dither(at, seed)
+    if r is not None:
+        units += r * 2 - 15
     if bits == 0:
         units = tl.where(tl.abs(codes) > _EXACT_CODE, (codes & -_COARSE) * _UNITS, units)
     return units.to(tl.float32) * (tl.abs(scale) * (1.0 / _UNITS))
@@ -248,7 +265,7 @@ def _quantize_symbols(
     context = tl.load(classes[0] + t, mask=t < tokens, other=0).to(tl.int32)
     context += tl.load(classes[1] + c, mask=c < channels, other=0).to(tl.int32)
     if seed is not None:
-        r = _drawn(at, seed)
+        r = drawn(at, seed)
         code = tl.where(r < 8, -code, code)
         far = tl.minimum(r, 15 - r) >> (_SLICES - slices)
         context = (context << tl.maximum(slices - 1, 0)) + far
@@ -265,6 +282,7 @@ def _dequantize(
     base: tl.tensor,
     rows: tl.tensor,
     cols: tl.tensor,
+    shifts: tl.tensor,
     seed: tl.tensor,
     shrink: tl.tensor,
     tokens: tl.tensor,
@@ -279,24 +297,27 @@ def _dequantize(
     at, is_there = t * channels + c, (t < tokens) & (c < channels)
     row, col = load_factor(rows, t, tokens, one_row), load_factor(cols, c, channels, one_col)
     code = tl.load(codes + at, mask=is_there, other=0).to(tl.int32)
-    value = to_values(code, scale_from(row, col), at, seed, shrink, bits)
+    r = None
+    if seed is not None:
+        r = _shifted(at, seed, shifts, is_there)
+    value = to_values(code, scale_from(row, col), r, shrink, bits)
     if base is not None:
         value = tl.load(base + at, mask=is_there, other=0.0) + value
     tl.store(values + at, value, mask=is_there)
 
 
-def _factors_of(scales: Scales) -> tuple[tuple[Tensor, Tensor], tuple[bool, bool]]:
+def factors_of(scales: Scales) -> tuple[tuple[Tensor, Tensor], tuple[bool, bool]]:
     """Rows and cols, and whether one of them stands for all."""
     rows, cols = scales.rows.contiguous(), scales.cols.contiguous()
     return (rows, cols), (len(rows) == 1, len(cols) == 1)
 
 
 def _seed_of(grid: Grid) -> int | None:
-    """The grid's seed as `_signed` has it."""
-    return None if grid.seed is None else _signed(grid.seed)
+    """The grid's seed as `signed` has it."""
+    return None if grid.seed is None else signed(grid.seed)
 
 
-def _signed(seed: int) -> int:
+def signed(seed: int) -> int:
     """A signed 32-bit number: they all have one type, and so one kernel."""
     return (seed ^ 1 << 31) - (1 << 31)
 
@@ -469,7 +490,10 @@ def _unpack_dequantize(
         token = t + k * tokens_each
         at = token * channels + c
         scale = scale_from(load_factor(rows, token, tokens, one_row), col)
-        value = to_values(_code_of(lines, k, bits), scale, at, seed, 0, bits)
+        r = None
+        if seed is not None:
+            r = drawn(at, seed)
+        value = to_values(_code_of(lines, k, bits), scale, r, 0, bits)
         if base is not None:
             value = tl.load(base + at, mask=is_there, other=0.0) + value
         tl.store(values + at, value, mask=is_there)
@@ -501,7 +525,7 @@ class TritonGrids(Kernels):
         bits = grid.bits if isinstance(grid, NarrowGrid) else 0
         codes = torch.empty(x.shape, dtype=torch.uint8 if bits else torch.int16, device=x.device)
         tensors = codes, x.contiguous(), None if base is None else base.contiguous()
-        tile, (factors, are_one) = tile_of(x.shape, _TILE), _factors_of(scales)
+        tile, (factors, are_one) = tile_of(x.shape, _TILE), factors_of(scales)
         launch = _quantize[tiles(x.shape, tile)]
         with device_of(x):
             launch(*tensors, *factors, _seed_of(grid), *x.shape, *are_one, bits, **tile, **EXACT)
@@ -510,10 +534,11 @@ class TritonGrids(Kernels):
     def dequantize(self, codes: Tensor, base: Tensor | None, scales: Scales, grid: Grid) -> Tensor:
         """See `Kernels.dequantize`."""
         bits = grid.bits if isinstance(grid, NarrowGrid) else 0
-        units = _seed_of(grid), grid.shrink if isinstance(grid, WideGrid) else 0
+        shrink, shifts = (grid.shrink, grid.shifts) if isinstance(grid, WideGrid) else (0, None)
+        units = None if shifts is None else shifts.contiguous(), _seed_of(grid), shrink
         values = torch.empty(codes.shape, device=codes.device)
         tensors = values, codes.contiguous(), None if base is None else base.contiguous()
-        tile, (factors, are_one) = tile_of(codes.shape, _TILE), _factors_of(scales)
+        tile, (factors, are_one) = tile_of(codes.shape, _TILE), factors_of(scales)
         launch = _dequantize[tiles(codes.shape, tile)]
         with device_of(codes):
             launch(*tensors, *factors, *units, *codes.shape, *are_one, bits, **tile, **EXACT)
@@ -528,23 +553,24 @@ class TritonGrids(Kernels):
         values = x.contiguous(), None if base is None else base.contiguous()
         classes = coding.row_classes.contiguous(), coding.col_classes.contiguous()
         numbers = _seed_of(grid), coding.slices, coding.low_bits, *x.shape
-        tile, (factors, are_one) = tile_of(x.shape, _TILE), _factors_of(scales)
+        tile, (factors, are_one) = tile_of(x.shape, _TILE), factors_of(scales)
         launch, out = _quantize_symbols[tiles(x.shape, tile)], (codes, symbols, contexts)
         with device_of(x):
             launch(out, *values, *factors, classes, *numbers, *are_one, **tile, **EXACT)
         return out
 
-    def turn(self, codes: Tensor, seed: int) -> Tensor:
+    def turn(self, codes: Tensor, seed: int, shifts: Tensor | None = None) -> Tensor:
         """See `Kernels.turn`."""
-        codes, numbers = codes.contiguous(), (_signed(seed), codes.numel())
+        codes, numbers = codes.contiguous(), (signed(seed), codes.numel())
         turned, launch = torch.empty_like(codes), _turn[(triton.cdiv(codes.numel(), _BLOCK),)]
+        where = None if shifts is None else shifts.contiguous()
         with device_of(codes):
-            launch(turned, codes, *numbers, _BLOCK, **EXACT)
+            launch(turned, codes, where, *numbers, _BLOCK, **EXACT)
         return turned
 
     def slice_contexts(self, classes: Tensor, seed: int, slices: int) -> Tensor:
         """See `Kernels.slice_contexts`."""
-        classes, numbers = classes.contiguous(), (_signed(seed), len(classes), slices)
+        classes, numbers = classes.contiguous(), (signed(seed), len(classes), slices)
         contexts = torch.empty_like(classes)
         launch = _slice_contexts[(triton.cdiv(len(classes), _BLOCK),)]
         with device_of(classes):
@@ -561,7 +587,7 @@ class TritonGrids(Kernels):
         size = packed_bytes(x.numel(), grid.bits)
         packed = torch.empty(size, dtype=torch.uint8, device=x.device)
         tensors = packed, x.contiguous(), None if base is None else base.contiguous()
-        each, (factors, are_one) = (tokens // _STREAMS, channels), _factors_of(scales)
+        each, (factors, are_one) = (tokens // _STREAMS, channels), factors_of(scales)
         tile, numbers = tile_of(each, _BLOCK), (_seed_of(grid), *x.shape)
         launch = _quantize_pack[tiles(each, tile)]
         with device_of(x):
@@ -582,7 +608,7 @@ class TritonGrids(Kernels):
             return super().unpack_dequantize(packed, shape, base, scales, grid)
         values = torch.empty(shape, device=packed.device)
         tensors = values, packed.contiguous(), None if base is None else base.contiguous()
-        each, (factors, are_one) = (tokens // _STREAMS, channels), _factors_of(scales)
+        each, (factors, are_one) = (tokens // _STREAMS, channels), factors_of(scales)
         tile, numbers = tile_of(each, _BLOCK), (_seed_of(grid), *shape)
         launch = _unpack_dequantize[tiles(each, tile)]
         with device_of(packed):

@@ -8,23 +8,28 @@ from torch import Tensor
 from swarm_ft.codec.kernels.base import (
     COARSE,
     EXACT_CODE,
+    LARGEST_SYMBOL,
     MAX_CODE,
     MIN_STATE,
     PROBABILITY_BITS,
-    SEGMENT,
     SLICES,
     UNITS,
     Coded,
+    Coding,
     Grid,
     Kernels,
     NarrowGrid,
     Scales,
+    WideGrid,
+    flip_of,
+    lanes_of,
     planes_of,
-    segment_lengths,
 )
 
 _MASK = 0xFFFFFFFF
 _TOTAL = 1 << PROBABILITY_BITS
+_NEVER = 1e4
+"""More than the squared errors, in scales, that another path can save."""
 
 
 def mix(index: Tensor, seed: int) -> Tensor:
@@ -35,10 +40,11 @@ def mix(index: Tensor, seed: int) -> Tensor:
     return h ^ (h >> 16)
 
 
-def drawn(like: Tensor, seed: int) -> Tensor:
+def drawn(like: Tensor, seed: int, shifts: Tensor | None = None) -> Tensor:
     """The r of dither, 0 to 15: uint8 of like's shape."""
     index = torch.arange(like.numel(), device=like.device).view(like.shape)
-    return (mix(index, seed) >> 28).to(torch.uint8)
+    r = (mix(index, seed) >> 28).to(torch.uint8)
+    return r if shifts is None else r ^ shifts.view(like.shape) << 3
 
 
 def scale_table(scales: Scales) -> Tensor:
@@ -85,7 +91,7 @@ class ReferenceKernels(Kernels):
         change = x if base is None else x - base
         table = scale_table(scales)
         size = torch.where(table == 0, torch.inf, table.abs())
-        units = change / size * UNITS - self._units(x, grid.seed)
+        units = change / size * UNITS - self._units(x, grid)
         if isinstance(grid, NarrowGrid):
             lowest, _ = grid_limits(grid.bits, table < 0)
             codes = ((units - lowest) / UNITS).round().clamp(0, (1 << grid.bits) - 1)
@@ -100,7 +106,7 @@ class ReferenceKernels(Kernels):
         """See `Kernels.dequantize`."""
         table = scale_table(scales)
         whole = codes.to(torch.int32)
-        dither = self._units(codes, grid.seed).to(torch.int32)
+        dither = self._units(codes, grid).to(torch.int32)
         if isinstance(grid, NarrowGrid):
             lowest, _ = grid_limits(grid.bits, table < 0)
             units = whole * UNITS + lowest.to(torch.int32) + dither
@@ -111,9 +117,9 @@ class ReferenceKernels(Kernels):
         values = units.float() * (table.abs() / UNITS)
         return values if base is None else base + values
 
-    def turn(self, codes: Tensor, seed: int) -> Tensor:
+    def turn(self, codes: Tensor, seed: int, shifts: Tensor | None = None) -> Tensor:
         """See `Kernels.turn`."""
-        return torch.where(drawn(codes, seed) < 8, -codes, codes)
+        return torch.where(drawn(codes, seed, shifts) < 8, -codes, codes)
 
     def slice_contexts(self, classes: Tensor, seed: int, slices: int) -> Tensor:
         """See `Kernels.slice_contexts`."""
@@ -150,8 +156,11 @@ class ReferenceKernels(Kernels):
     ) -> Coded:
         """See `Kernels.encode_symbols`; all segments at once, a row of lanes at a time."""
         starts = frequencies.cumsum(1) - frequencies
-        rows, is_there = _rows(symbols, lanes), _is_there(len(symbols), lanes, symbols.device)
-        of = (_rows(contexts, lanes), rows)
+        rows, is_there = (
+            lanes_of(symbols, lanes).long(),
+            _is_there(len(symbols), lanes, symbols.device),
+        )
+        of = (lanes_of(contexts, lanes).long(), rows)
         frequency, start = frequencies[of].long(), starts[of].long()
         states = torch.full_like(frequency[:, 0], MIN_STATE)
         words, emits = torch.zeros_like(frequency), torch.zeros_like(is_there)
@@ -165,19 +174,21 @@ class ReferenceKernels(Kernels):
         return Coded(states, emits.sum((1, 2)), words[emits].to(torch.int32))
 
     def decode_symbols(
-        self, coded: Coded, contexts: Tensor, frequencies: Tensor
+        self, coded: Coded, contexts: Tensor, frequencies: Tensor, flip: int = 0
     ) -> tuple[Tensor, bool]:
         """See `Kernels.decode_symbols`; all segments at once, a row of lanes at a time."""
-        lanes = coded.states.shape[1]
+        lanes, device = coded.states.shape[1], contexts.device
         ends, states = coded.counts.cumsum(0)[:, None], coded.states
         at, words = ends - coded.counts[:, None], torch.cat([coded.words, coded.words.new_zeros(1)])
-        rows, is_there = _rows(contexts, lanes), _is_there(len(contexts), lanes, contexts.device)
+        rows, is_there = lanes_of(contexts, lanes).long(), _is_there(len(contexts), lanes, device)
         starts, symbol_of = (frequencies.cumsum(1) - frequencies).long(), _slots(frequencies)
         symbols = torch.zeros_like(rows)
+        shift = before = torch.zeros_like(states)
         for row in range(rows.shape[1]):
-            context, here = rows[:, row], is_there[:, row]
+            context, here = rows[:, row] ^ shift * flip, is_there[:, row]
             slot = states & (_TOTAL - 1)
             symbol = symbol_of[context, slot]
+            shift, before = before ^ symbol & 1, shift
             symbols[:, row] = symbol
             f, start = frequencies[context, symbol].long(), starts[context, symbol]
             states = torch.where(here, f * (states >> PROBABILITY_BITS) + slot - start, states)
@@ -189,6 +200,38 @@ class ReferenceKernels(Kernels):
         is_intact = bool((at == ends).all()) and bool((states == MIN_STATE).all())
         return symbols[is_there].to(torch.uint8), is_intact
 
+    def trellis_symbols(
+        self,
+        x: Tensor,
+        base: Tensor | None,
+        scales: Scales,
+        seed: int,
+        coding: Coding,
+        lanes: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """See `Kernels.trellis_symbols`; Viterbi's algorithm, a row of lanes at a time."""
+        change = x if base is None else x - base
+        ratio = (change / scale_table(scales)).clamp(-MAX_CODE, MAX_CODE).reshape(-1)
+        r = drawn(ratio, seed)
+        dithers = torch.stack([(2.0 * (r ^ shift << 3) - 15) / UNITS for shift in (0, 1)])
+        ways = ratio - dithers
+        off_even = (ways - 2 * (ways / 2).round()).abs()
+        errors = torch.stack((off_even, 1 - off_even), 1).square()  # [shift, lowest bit, n]
+        is_large = ratio.abs() > LARGEST_SYMBOL - 1
+        errors[:, 0, is_large] = _NEVER  # symbols of all larger codes are odd
+        of_lanes = torch.stack([lanes_of(e, lanes) for e in errors.view(4, -1)])
+        there = _is_there(len(ratio), lanes, x.device)
+        path = _best_path(of_lanes.view(2, 2, *there.shape), there)
+        shifts, lowest = (part[there].to(torch.uint8) for part in path)
+        chosen = ways.gather(0, shifts.long()[None])[0]
+        codes = ((chosen - lowest) / 2).round() * 2 + lowest
+        apart = self.quantize(x, base, scales, WideGrid(seed=seed, shifts=shifts)).reshape(-1)
+        is_apart = is_large & (codes.abs() > LARGEST_SYMBOL)
+        codes = self.turn(torch.where(is_apart, apart, codes.to(torch.int16)), seed, shifts)
+        contexts = self.slice_contexts(coding.classes(), seed, coding.slices)
+        flips = shifts * flip_of(coding.slices)
+        return codes, self.symbols(codes, 0), contexts ^ flips, shifts
+
     def hadamard(self, x: Tensor, tile: int) -> Tensor:
         """See `Kernels.hadamard`."""
         shape, stride = x.shape, 1
@@ -198,22 +241,44 @@ class ReferenceKernels(Kernels):
             stride *= 2
         return x.reshape(shape)
 
-    def _units(self, like: Tensor, seed: int | None) -> Tensor:
-        if seed is None:
+    def _units(self, like: Tensor, grid: Grid) -> Tensor:
+        if grid.seed is None:
             return torch.zeros((1, 1), device=like.device)
-        return drawn(like, seed).float() * 2 - 15
+        shifts = grid.shifts if isinstance(grid, WideGrid) else None
+        return drawn(like, grid.seed, shifts).float() * 2 - 15
 
 
-def _rows(symbols: Tensor, lanes: int) -> Tensor:
-    """Symbols as int64 [segments, rows, lanes], zeros after the last."""
-    segments = len(segment_lengths(len(symbols)))
-    length = min(SEGMENT, -(-len(symbols) // lanes) * lanes)
-    padded = torch.nn.functional.pad(symbols, (0, segments * length - len(symbols)))
-    return padded.view(segments, -1, lanes).long()
+def _best_path(errors: Tensor, is_there: Tensor) -> tuple[Tensor, Tensor]:
+    """Shifts and lowest bits, both int64 [segments, rows, lanes], whose errors sum up to least.
+
+    A state is the shift of a value and that of the value before it in the lane.
+
+    Args:
+        errors: [shift, lowest bit, segments, rows, lanes].
+    """
+    costs = torch.full((2, 2, *is_there[:, 0].shape), _NEVER, device=errors.device)
+    costs[0, 0] = 0
+    befores = []
+    for row in range(errors.shape[3]):
+        here, of_row = is_there[:, row], errors[:, :, :, row]
+        # [next, shift, before]: the lowest bit is what tells the next shift from the one before.
+        ways = torch.stack((costs + of_row, costs + of_row.flip(1)))
+        least, before = ways.min(2)
+        befores.append(before)
+        costs = torch.where(here, least - least.amin((0, 1)), costs)
+    shifts, bits = (torch.zeros_like(is_there, dtype=torch.int64) for _ in range(2))
+    ends = costs.flatten(0, 1).argmin(0)
+    after, shift = ends >> 1, ends & 1
+    for row in reversed(range(errors.shape[3])):
+        here, states = is_there[:, row], befores[row].flatten(0, 1)
+        before = states.gather(0, (after * 2 + shift)[None])[0]
+        shifts[:, row], bits[:, row] = shift, before ^ after
+        after, shift = torch.where(here, shift, after), torch.where(here, before, shift)
+    return shifts, bits
 
 
 def _is_there(count: int, lanes: int, device: torch.device) -> Tensor:
-    return _rows(torch.ones(count, dtype=torch.uint8, device=device), lanes).bool()
+    return lanes_of(torch.ones(count, dtype=torch.uint8, device=device), lanes).bool()
 
 
 def _slots(frequencies: Tensor) -> Tensor:

@@ -52,14 +52,14 @@ LIMITS = {
     "q3c": (FORWARD, 26, 2),
     "aq3+z": (FORWARD, 55, 4),
     "q4+z": (FORWARD, 50, 4),
-    "q3+z": (BACKWARD, 50, 4),
-    "q1+z": (BACKWARD, 50, 4),
+    "q3+z": (BACKWARD, 51, 4),
+    "q1+z": (BACKWARD, 51, 4),
     "aqc0.1": (FORWARD, 69, 4),
     "aqk0.1": (FORWARD, 72, 5),
 }
 """Operations and waits. Of an entropy-coded frame: a look at the tensor, the counts of symbols, how
 many words there are, and the words."""
-_OF_A_TRY = 9
+_OF_A_TRY = 10
 """Operations: scales there, one pass, and the counts back; of each but the first, and one wait."""
 
 

@@ -1,5 +1,6 @@
 """The entropy-coded quantisers: rate and error, constant quality, odd tensors, hostile headers."""
 
+import itertools
 import math
 import struct
 from itertools import pairwise
@@ -306,7 +307,8 @@ def test_tiny_frames_have_the_quality_that_was_asked_for(shape: tuple[int, int],
 def test_constants_come_back(name: str, axis: str, value: float) -> None:
     x = torch.full((33, 17), value)
     y, encoded = coded(x, name.format(axis))
-    assert ((y - x).abs() <= abs(value) * (0.3 if "qc" in name else 0.1) + SMALLEST).all()
+    allowed = 0.5 if name == "qc0.5{}+d" else 0.3 if "qc" in name else 0.1
+    assert ((y - x).abs() <= abs(value) * allowed + SMALLEST).all()
     assert bits_a_value(encoded) < 5
 
 
@@ -390,14 +392,14 @@ def test_dither_makes_the_mean_of_many_errors_vanish(name: str) -> None:
     places = [0.05, 0.13, 0.29, 0.44, 0.71]
     for column, place in enumerate(places):
         x[:, column::16] = place
-    y, _ = coded(x, name)
+    y, encoded = coded(x, name)
     plain, _ = coded(x, name.replace("+d", ""))
     error, bias = ([(z - x)[:, c::16].mean().item() for c in range(5)] for z in (y, plain))
-    scale = (y - x).abs().max().item() * 2
+    scale = WideHeader.from_bytes(encoded.payload, *x.shape)[0].scale
     assert max(abs(e) for e in error) < 0.05 * scale
     assert max(abs(b) for b in bias) > 0.1 * scale
     inside = (y - x)[:, 5:16]
-    assert inside.square().mean().sqrt() == pytest.approx(scale / math.sqrt(12), rel=0.15)
+    assert inside.square().mean() == pytest.approx(0.0663 * scale**2, rel=0.03)
 
 
 def test_the_same_bytes_have_the_same_dither_and_others_another() -> None:
@@ -445,7 +447,8 @@ def test_the_coder_knows_the_dither(bits: float, axis: str) -> None:
     x = gaussian()
     y, encoded = coded(x, f"q{bits}{axis}+d+z")
     assert bits_a_value(encoded) <= 1.01 * bits
-    assert relative_error(y, x) <= 1.03 * dithered_error(bits)
+    # Its square is a quarter less at 1 bit than that of codes on one grid, a fifth at 4.
+    assert relative_error(y, x) <= (0.87, 0.92)[bits > 1] * dithered_error(bits)
     assert ((y - x) * x).sum() / x.square().sum() == pytest.approx(0, abs=0.01)
 
 
@@ -470,8 +473,10 @@ def test_dithered_codes_come_back_whatever_the_slices(
     y, encoded = coded(x, name.format(axis))
     header, _ = WideHeader.from_bytes(encoded.payload, *shape)
     assert 1 <= header.slices <= SLICES
+    assert header.is_trellis == (header.low_bits == 0)
     scales = scale_table(header.scales())
-    nearest = torch.where(x.abs() > 2046 * scales, 8.5, 0.5) * scales
+    reach = 1.0 if header.is_trellis else 0.5
+    nearest = torch.where(x.abs() > 2046 * scales, 8.5, reach) * scales
     assert ((y - x).abs() <= nearest + x.abs() * 3e-3).all()
 
 
@@ -502,6 +507,9 @@ HOSTILE_FIELDS = {
     "9 low bits": {"low_bits": 9},
     "255 low bits": {"low_bits": 255},
     "slices of 5 bits": {"low_bits": 0x50},
+    "a trellis without dither": {"low_bits": 0x80},
+    "a trellis of upper parts": {"low_bits": 0xA1},
+    "a trellis without a scale": {"low_bits": 0xA0, "scale": 0},
     "8 low bits that are not there": {"low_bits": 8},
     "levels of 7 bits by token": {"widths": 0x0007},
     "levels of 15 bits by channel": {"widths": 0x00F0},
@@ -536,8 +544,8 @@ def test_slices_without_dither_are_refused(slices: int) -> None:
 def test_other_slices_than_the_tables_are_for_are_refused_or_finite() -> None:
     codec = parse("q3t+d+z")
     honest = codec.encode(gaussian(64, 48)).payload
-    for slices in range(5):
-        forged = with_fields(honest, low_bits=slices << 4)
+    for slices, trellis in itertools.product(range(5), (0, 0x80)):
+        forged = with_fields(honest, low_bits=slices << 4 | trellis)
         if forged == honest:
             continue
         try:

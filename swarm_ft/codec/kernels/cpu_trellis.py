@@ -1,0 +1,172 @@
+"""Viterbi's algorithm for `Kernels.trellis_symbols`, for one thread of a CPU. Knows arrays alone.
+
+Lanes are side by side, so the CPU takes a row of them at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm_ft.codec.kernels.base import LARGEST_SYMBOL, SEGMENT, UNITS
+from swarm_ft.codec.kernels.cpu_grid import (
+    MOST_CODE,
+    Bytes,
+    Codes,
+    Floats,
+    ScaleVectors,
+    compiled,
+    compiled_loosely,
+    drawn,
+    inverse_of,
+    part,
+    scale_of,
+    shifted,
+    units_of,
+    wide_code,
+)
+
+_ZERO, _HALF, _ONE, _TWO = (np.float32(x) for x in (0, 0.5, 1, 2))
+_PER_UNITS = np.float32(1 / UNITS)
+_I32, _U8 = np.int32, np.uint8
+_NEVER = np.float32(1e4)
+_MOST_EVEN = np.float32(LARGEST_SYMBOL - 1)
+
+
+@part
+def _off_even(way: np.float32) -> np.float32:
+    return np.float32(abs(np.float32(way - _TWO * np.rint(np.float32(way * _HALF)))))
+
+
+@part
+def _forward_row(ratio: Floats, dithers: Floats, costs: Floats, befores: Bytes) -> None:
+    """Costs of the four states of each lane after a row, and of each the shift before its last.
+
+    Args:
+        costs: [4, lanes]; of a state its next shift and, in the lower bit, its last one.
+    """
+    for lane in range(ratio.size):
+        here = ratio[lane]
+        near = _off_even(np.float32(here - dithers[lane]))
+        other = dithers[lane] + (_HALF if dithers[lane] < _ZERO else -_HALF)
+        far = _off_even(np.float32(here - other))
+        large = _NEVER if abs(here) > _MOST_EVEN else _ZERO
+        near_even, near_odd = near * near + large, (_ONE - near) * (_ONE - near)
+        far_even, far_odd = far * far + large, (_ONE - far) * (_ONE - far)
+        of00, of01, of10, of11 = costs[0, lane], costs[1, lane], costs[2, lane], costs[3, lane]
+        # The first bit is the shift of this value, the second that of the one before.
+        a00, b00 = of00 + near_even, of01 + near_odd
+        a01, b01 = of10 + far_even, of11 + far_odd
+        a10, b10 = of00 + near_odd, of01 + near_even
+        a11, b11 = of10 + far_odd, of11 + far_even
+        least = min(a00, b00)
+        costs[0, lane], costs[1, lane] = _ZERO, min(a01, b01) - least
+        costs[2, lane], costs[3, lane] = min(a10, b10) - least, min(a11, b11) - least
+        low = _I32(_I32(b00 < a00) | _I32(_I32(b01 < a01) << _I32(1)))
+        high = _I32(_I32(b10 < a10) | _I32(_I32(b11 < a11) << _I32(1)))
+        befores[lane] = np.uint8(_I32(low | _I32(high << _I32(2))))
+
+
+@part
+def _best_end(costs: Floats, lane: int) -> int:
+    best = 0
+    for state in range(1, 4):
+        if costs[state, lane] < costs[best, lane]:
+            best = state
+    return best
+
+
+@part
+def _backward_row(befores: Bytes, states: NDArray[np.int32], shifts: Bytes, lowest: Bytes) -> None:
+    """A row of the best path, and where it was before."""
+    for lane in range(befores.size):
+        state = states[lane]
+        before = _I32(_I32(_I32(befores[lane]) >> state) & _I32(1))
+        shift = _I32(state & _I32(1))
+        shifts[lane] = np.uint8(shift)
+        lowest[lane] = np.uint8(_I32(_I32(state >> _I32(1)) ^ before))
+        states[lane] = _I32(_I32(shift << _I32(1)) | before)
+
+
+@part
+def _codes_on(
+    ratio: Floats, first: int, seed: int, path: tuple[Bytes, Bytes], codes: Codes
+) -> None:
+    """The nearest codes with those shifts and lowest bits."""
+    shifts, lowest = path
+    for i in range(ratio.size):
+        units = units_of(shifted(drawn(first + i, seed), shifts[i]))
+        odd = np.float32(_I32(lowest[i]))
+        way = np.float32(ratio[i] - units * _PER_UNITS)
+        code = np.float32(_TWO * np.rint(np.float32((way - odd) * _HALF)) + odd)
+        wide = wide_code(ratio[i], units)
+        is_wide = abs(ratio[i]) > _MOST_EVEN and abs(code) > _MOST_EVEN + _ONE
+        codes[i] = np.int16(_I32(wide if is_wide else code))
+
+
+@part
+def _trellis_segment(
+    ratio: Floats, first: int, coder: tuple[int, int], codes: Codes, shifts: Bytes
+) -> None:
+    seed, lanes = coder
+    costs, dithers = np.full((4, lanes), _NEVER, np.float32), np.empty(lanes, np.float32)
+    costs[0] = _ZERO
+    befores = np.empty(ratio.size, np.uint8)
+    for at in range(0, ratio.size, lanes):
+        row = slice(at, min(at + lanes, ratio.size))
+        for lane in range(row.stop - at):
+            dithers[lane] = units_of(drawn(first + at + lane, seed)) * _PER_UNITS
+        _forward_row(ratio[row], dithers, costs, befores[row])
+    states = np.empty(lanes, np.int32)
+    for lane in range(lanes):
+        states[lane] = _best_end(costs, lane)
+    lowest, last = np.empty_like(befores), (ratio.size - 1) // lanes * lanes
+    for at in range(last, -1, -lanes):
+        row = slice(at, min(at + lanes, ratio.size))
+        _backward_row(befores[row], states, shifts[row], lowest[row])
+    _codes_on(ratio, first, seed, (shifts, lowest), codes)
+
+
+@compiled_loosely
+def codes_and_shifts(
+    x: Floats,
+    base: Floats | None,
+    scales: ScaleVectors,
+    coder: tuple[int, int],
+    codes: Codes,
+    shifts: Bytes,
+) -> None:
+    """Codes of x, or of x - base, along the path that errs least, and its shifts.
+
+    Args:
+        coder: the dither's seed, and lanes.
+        codes, shifts: flat.
+    """
+    tokens, channels = x.shape
+    per_scale, ratio = np.empty(channels, np.float32), np.empty(codes.size, np.float32)
+    for t in range(tokens):
+        if t < scales[0].size:
+            for c in range(channels):
+                per_scale[c] = inverse_of(scale_of(scales[0][t], scales[1][c]))
+        for c in range(channels):
+            change = x[t, c]
+            if base is not None:
+                change = change - base[t, c]
+            over = change * per_scale[c]
+            over = over if over > -MOST_CODE else -MOST_CODE
+            ratio[t * channels + c] = over if over < MOST_CODE else MOST_CODE
+    for first in range(0, ratio.size, SEGMENT):
+        own = slice(first, min(first + SEGMENT, ratio.size))
+        _trellis_segment(ratio[own], first, coder, codes[own], shifts[own])
+
+
+@compiled
+def shifts_of(symbols: Bytes, lanes: int, shifts: Bytes) -> None:
+    """See `Kernels.shifts_of`."""
+    for first in range(0, symbols.size, SEGMENT):
+        own, told = shifts[first : first + SEGMENT], symbols[first : first + SEGMENT]
+        own[: 2 * lanes] = 0
+        for i in range(lanes, own.size):
+            own[i] = told[i - lanes] & _U8(1)
+        for i in range(2 * lanes, own.size):
+            own[i] ^= own[i - 2 * lanes]
