@@ -16,10 +16,13 @@ from torch import Tensor
 
 from swarm_ft.codec.kernels.base import (
     SEGMENT,
+    SLICES,
     Coded,
+    Coding,
     NarrowGrid,
     Scales,
     WideGrid,
+    flip_of,
     packed_bytes,
 )
 from swarm_ft.codec.kernels.reference import ReferenceKernels
@@ -79,6 +82,10 @@ def groups(*, few: bool) -> dict[str, Group]:
         "symbols": Group(
             ("decode_symbols", "encode_symbols", "histogram"), partial(_symbols, few=few)
         ),
+        "trellis": Group(
+            ("trellis_symbols", "shifts_of", "turn", "dequantize", "decode_symbols"),
+            partial(_trellis, shapes),
+        ),
         "tiles": Group(("hadamard",), partial(_tiles, few=few)),
     }
 
@@ -133,6 +140,29 @@ def _wide(shapes: Shapes, axes: tuple[str, ...], generator: torch.Generator) -> 
         codes = torch.randint(-(1 << 15), 1 << 15, shape, generator=generator).to(torch.int16)
         args = codes, None, scales, WideGrid(shrink, seed)
         yield Case("dequantize", f"{list(shape)}, wide, {shrink}, {seed}", args, same)
+
+
+def _trellis(shapes: Shapes, generator: torch.Generator) -> Iterator[Case]:
+    for shape, slices in product(shapes, (1, SLICES)):
+        name, lanes = f"{list(shape)}, {slices} slices", 1 if shape == (1, 1) else 32
+        scales, x = (
+            Scales(torch.ones(1), torch.ones(1)),
+            3 * torch.randn(shape, generator=generator),
+        )
+        x.view(-1)[::97] *= 1000
+        rows, cols = (torch.randint(0, 8, (n,), generator=generator).to(torch.uint8) for n in shape)
+        coding = Coding(rows, cols, slices, 0)
+        args = x, None, scales, 77, coding, lanes
+        yield Case("trellis_symbols", name, args, paths)
+        codes, symbols, contexts, shifts = ReferenceKernels().trellis_symbols(*args)
+        yield Case("shifts_of", name, (symbols, lanes), same)
+        yield Case("turn", name, (codes, 77, shifts), same)
+        grid = WideGrid(seed=77, shifts=shifts)
+        yield Case("dequantize", f"{name}, shifted", (codes.view(shape), None, scales, grid), same)
+        frequencies, flip = torch.full((15 << slices - 1, 256), 16).int(), flip_of(slices)
+        coded = ReferenceKernels().encode_symbols(symbols, contexts, frequencies, lanes)
+        unchanged = contexts ^ shifts * flip
+        yield Case("decode_symbols", name, (coded, unchanged, frequencies, flip), same)
 
 
 def _tiles(generator: torch.Generator, *, few: bool) -> Iterator[Case]:
@@ -253,6 +283,17 @@ def neighbours(found: object, expected: object) -> str:
     if int(away.max()) > 1:
         return f"a code is {int(away.max())} away"
     return f"{int(away.sum())} of {away.numel()} codes differ" if away.float().mean() > 0.02 else ""
+
+
+def paths(found: object, expected: object) -> str:
+    """As nearly all of the reference's path: where two err alike, either will do."""
+    for one, other in zip(flat(found), flat(expected), strict=True):
+        if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+            return f"{one}, not tensors"
+        away = (one.int() - other.int()).count_nonzero() / one.numel()
+        if away > 0.02:
+            return f"{float(away):.0%} of {one.numel()} differ"
+    return ""
 
 
 def packed_neighbours(count: int, bits: int, found: object, expected: object) -> str:

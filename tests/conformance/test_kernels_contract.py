@@ -383,8 +383,8 @@ def along_trellis(
 def test_codes_along_a_trellis_are_what_their_symbols_say(
     backend: Backend, layout: tuple[tuple[int, int], int, int], seed: int
 ) -> None:
-    shape, lanes, slices = layout
-    x, scales, (codes, symbols, contexts, shifts) = along_trellis(backend, *layout, seed)
+    shape, lanes, _ = layout
+    x, scales, (codes, symbols, _, shifts) = along_trellis(backend, *layout, seed)
     assert torch.equal(symbols, backend("symbols", codes, 0))
     assert torch.equal(shifts, backend("shifts_of", symbols, lanes))
     expected, before = torch.zeros(codes.numel() + lanes, dtype=torch.uint8), symbols & 1
@@ -405,7 +405,10 @@ def test_the_path_errs_least_of_all_there_are(
     backend: Backend, count: int, spread: float, seed: int
 ) -> None:
     x = spread * torch.randn(1, count, generator=drawn(seed))
-    one, coding = Scales(torch.ones(1), torch.ones(1)), Coding(*(_zeros(n) for n in x.shape), 4, 0)
+    one, coding = (
+        Scales(torch.ones(1), torch.ones(1)),
+        Coding(_zeros(len(x)), _zeros(x.shape[1]), 4, 0),
+    )
     codes, _, _, shifts = backend("trellis_symbols", x, None, one, seed, coding, 1)
     turned = backend("turn", codes, seed, shifts).view(x.shape)
     y = backend("dequantize", turned, None, one, WideGrid(seed=seed, shifts=shifts))
@@ -439,7 +442,10 @@ def test_a_trellis_errs_a_fifth_less_than_nearest_codes_and_nearly_without_bias(
     x = spread * torch.randn(20, 160, generator=drawn(3))
     if fast.name == "numba":
         x = spread * torch.randn(1000, 1600, generator=drawn(3))
-    one, coding = Scales(torch.ones(1), torch.ones(1)), Coding(*(_zeros(n) for n in x.shape), 4, 0)
+    one, coding = (
+        Scales(torch.ones(1), torch.ones(1)),
+        Coding(_zeros(len(x)), _zeros(x.shape[1]), 4, 0),
+    )
     codes, _, _, shifts = fast("trellis_symbols", x, None, one, 5, coding, 32)
     turned = fast("turn", codes, 5, shifts).view(x.shape)
     error = fast("dequantize", turned, None, one, WideGrid(seed=5, shifts=shifts)) - x

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.gpu import needs, runner
 from benchmarks.gpu.conformance import damaged
-from benchmarks.gpu.kernel_cases import cases, near, neighbours, same
+from benchmarks.gpu.kernel_cases import cases, near, neighbours, paths, same
 from benchmarks.gpu.member import StaticDirectory
 from benchmarks.gpu.needs import Need
 from benchmarks.gpu.paced_link import Pace, Rate
@@ -323,10 +323,13 @@ def test_cases_hold_of_the_reference_itself_and_differences_are_seen() -> None:
         assert case.difference(found, found) == ""
         seen.add(case.kernel)
     assert {"unpack", "dequantize", "decode_symbols", "hadamard", "quantize", "moments"} <= seen
+    assert {"trellis_symbols", "shifts_of", "turn"} <= seen
     zeros, others = torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0])
     assert same(zeros, others) == "1 of 2 differ"
     assert same((zeros, True), (zeros, False)) == "True, not False"
     assert near(zeros, zeros + 1e-7) == ""
+    assert paths(zeros, zeros) == ""
+    assert paths(zeros, zeros + 1.0) == "100% of 2 differ"
     assert near(zeros, zeros + 1.0)
     assert neighbours(torch.tensor([1, 5]), torch.tensor([1, 3])) == "a code is 2 away"
 
