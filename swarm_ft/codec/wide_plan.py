@@ -295,13 +295,15 @@ def with_slices(header: WideHeader, sample: Sample) -> WideHeader:
 
 def scale_for_rate(header: WideHeader, sample: Sample, budget_bytes: float) -> WideHeader:
     """The header with the scale at which the sample says that the frame takes `budget_bytes`."""
+    slope, moved, before = OCTAVE_BITS * sample.count / 8, 0.0, 0.0
     for _ in range(_SEARCHES):
         header = with_low_bits(header, sample)
         size = sample.frame_bytes(header)
-        octaves = (size - budget_bytes) * 8 / sample.count / OCTAVE_BITS
-        scale = header.scale * 2.0 ** min(max(octaves, -MAX_OCTAVES), MAX_OCTAVES)
-        header = replace(header, scale=scale)
-        if abs(octaves) < _CLOSE_OCTAVES:
+        if abs(moved) > _CLOSE_OCTAVES:
+            slope = min(max((before - size) / moved, slope / 4), slope * 2)
+        moved = min(max((size - budget_bytes) / slope, -MAX_OCTAVES), MAX_OCTAVES)
+        header, before = replace(header, scale=header.scale * 2.0**moved), size
+        if abs(moved) < _CLOSE_OCTAVES:
             break
     return header
 
