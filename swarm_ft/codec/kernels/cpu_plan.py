@@ -149,7 +149,8 @@ def tally(
             r = np.int64(drawn(i, 0))
             if is_trellis:
                 code += _trellis_error(i)
-                r = np.int64((code - np.floor(code + 0.5) + 0.5) * (_MIDDLE + 1))
+                above = code - np.floor(code + 0.5) + 0.5  # 0 to 1, and 1 by a rounding
+                r = min(np.int64(above * (_MIDDLE + 1)), _MIDDLE)
             code -= (2 * r - _MIDDLE) / UNITS
             code = -code if 2 * r < _MIDDLE else code
             context = context << width | min(r, _MIDDLE - r) >> less
