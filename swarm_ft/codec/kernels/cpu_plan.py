@@ -150,7 +150,7 @@ def tally(
             if is_trellis:
                 code += _trellis_error(i)
                 above = code - np.floor(code + 0.5) + 0.5  # 0 to 1, and 1 by a rounding
-                r = min(np.int64(above * (_MIDDLE + 1)), _MIDDLE)
+                r = np.int64(min(above * (_MIDDLE + 1), _MIDDLE))
             code -= (2 * r - _MIDDLE) / UNITS
             code = -code if 2 * r < _MIDDLE else code
             context = context << width | min(r, _MIDDLE - r) >> less

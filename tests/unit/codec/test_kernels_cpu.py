@@ -17,6 +17,7 @@ CODES = torch.zeros(5, dtype=torch.uint8)
 FREQUENCIES = torch.full((2, 256), 16, dtype=torch.int32)
 CODED = Coded(torch.full((1, 4), 1 << 16), torch.tensor([0]), torch.zeros(0, dtype=torch.int32))
 WIDE = Scales(ONE, ONE), WideGrid()
+CODING = Coding(CODES[:3], CODES[:4], 4, 0)
 UNFIT = {
     "packed bytes": ("unpack", CODES, 41, 1),
     "a base": ("quantize", X, X[:2], Scales(ONE, ONE), NarrowGrid(2)),
@@ -28,11 +29,17 @@ UNFIT = {
     "contexts": ("histogram", CODES, CODES[:4], 2),
     "a context to encode": ("encode_symbols", CODES, CODES + 2, FREQUENCIES, 4),
     "a context to decode": ("decode_symbols", CODED, CODES + 2, FREQUENCIES),
+    "a changed context": ("decode_symbols", CODED, CODES, FREQUENCIES, 7),
     "frequencies": ("encode_symbols", CODES, CODES, FREQUENCIES[:, :8], 4),
     "lanes": ("encode_symbols", CODES, CODES, FREQUENCIES, 3),
     "states": ("decode_symbols", CODED, CODES.repeat(1 << 14), FREQUENCIES),
     "classes of tokens": ("quantize_symbols", X, None, *WIDE, Coding(CODES, CODES[:4], 0, 0)),
     "classes of channels": ("quantize_symbols", X, None, *WIDE, Coding(CODES[:3], CODES, 0, 0)),
+    "lanes of a trellis": ("trellis_symbols", X, None, WIDE[0], 1, CODING, 3),
+    "classes of a trellis": ("trellis_symbols", X[:2], None, WIDE[0], 1, CODING, 4),
+    "lanes of shifts": ("shifts_of", CODES, 3),
+    "shifts": ("dequantize", X.short(), None, WIDE[0], WideGrid(seed=1, shifts=CODES)),
+    "shifts of a turn": ("turn", X.short(), 1, CODES),
     "tiles": ("hadamard", X, 3),
 }
 
