@@ -59,12 +59,12 @@ def launch_grids(kernels: TritonKernels, tokens: int, channels: int) -> None:
                 if isinstance(grid, WideGrid):
                     classes = rows.to(torch.uint8), cols.to(torch.uint8)
                     kernels.quantize_symbols(x, base, scales, grid, Coding(*classes, 2, 0))
-                    for lanes in (1, 32):
-                        coding = Coding(*classes, 2, 0)
-                        kernels.trellis_symbols(x, base, scales, 1, coding, lanes)
                 if isinstance(grid, NarrowGrid):
                     packed = kernels.quantize_pack(x, base, scales, grid)
                     kernels.unpack_dequantize(packed, (tokens, channels), base, scales, grid)
+        coding = Coding(rows.to(torch.uint8), cols.to(torch.uint8), 2, 0)
+        for scales in (Scales(rows, one), Scales(one, one)):
+            kernels.trellis_symbols(x, base, scales, 1, coding, 32)
         kernels.moments(x, base)
         kernels.turn(x.to(torch.int16), 1)
         shifts = x.to(torch.uint8).view(-1)
