@@ -145,10 +145,8 @@ def _wide(shapes: Shapes, axes: tuple[str, ...], generator: torch.Generator) -> 
 def _trellis(shapes: Shapes, generator: torch.Generator) -> Iterator[Case]:
     for shape, slices in product(shapes, (1, SLICES)):
         name, lanes = f"{list(shape)}, {slices} slices", 1 if shape == (1, 1) else 32
-        scales, x = (
-            Scales(torch.ones(1), torch.ones(1)),
-            3 * torch.randn(shape, generator=generator),
-        )
+        scales = Scales(torch.ones(1), torch.ones(1))
+        x = 3 * torch.randn(shape, generator=generator)
         x.view(-1)[::97] *= 1000
         rows, cols = (torch.randint(0, 8, (n,), generator=generator).to(torch.uint8) for n in shape)
         coding = Coding(rows, cols, slices, 0)

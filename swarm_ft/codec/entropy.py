@@ -236,8 +236,8 @@ class WideHeader:
         ]
         row_levels, col_levels, row_classes, col_classes = found
         groups = row_levels, col_levels, row_classes, col_classes
-        coder = {"slices": slices, "is_trellis": is_trellis}
-        header = WideHeader(scale, shrink, low_bits, escapes, *groups, **coder)
+        numbers = scale, shrink, low_bits, escapes
+        header = WideHeader(*numbers, *groups, slices=slices, is_trellis=is_trellis)
         header._check_scales()
         return header, ends[-1]
 
