@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.kernel_cases import Case, groups
+from benchmarks.gpu.needs import numbers_in, version_of
 from benchmarks.gpu.parts import Scene
 from benchmarks.gpu.pool import Task, done_in_processes
 from benchmarks.gpu.report import Row
@@ -129,7 +130,9 @@ class Tally:
 
 def rows(scene: Scene) -> Iterator[Row]:
     """Of each kernel, each codec and stored buffers, in whatever order they are done."""
-    return done_in_processes(_tasks(few=scene.rehearse), scene)
+    if left_out := interpreter_trouble():
+        yield {"table": "trouble", "what": "triton, interpreted", "first": left_out}
+    yield from done_in_processes(_tasks(few=scene.rehearse), scene)
 
 
 def _tasks(*, few: bool) -> list[Task]:
@@ -151,10 +154,23 @@ def places() -> list[Place]:
     from swarm_ft.codec.kernels.cuda import TritonKernels
 
     if not torch.cuda.is_available():
-        return [LOOPS, Place("triton, interpreted", TritonKernels(), CPU)]
+        interpreted = Place("triton, interpreted", TritonKernels(), CPU)
+        return [LOOPS] if interpreter_trouble() else [LOOPS, interpreted]
     gpu = torch.device("cuda")
     plain = Place("torch on the GPU", ReferenceKernels(), gpu, has_codecs=False)
     return [LOOPS, Place("triton", kernels_for("cuda"), gpu), plain]
+
+
+def interpreter_trouble() -> str:
+    """Why Triton's kernels do not run without a GPU here; empty if they do, or there is one.
+
+    Before 3.7 its interpreter reads the bounds of loops as numpy does not allow since 2.4.
+    """
+    triton, numpy = version_of("triton"), version_of("numpy")
+    is_old = numbers_in(triton) < (3, 7) and numbers_in(numpy) >= (2, 4)
+    if torch.cuda.is_available() or not is_old:
+        return ""
+    return f"left out: Triton {triton}'s interpreter needs numpy below 2.4 (here is {numpy})"
 
 
 REFERENCE, LOOPS = Place("torch", ReferenceKernels(), CPU), Place("numba", NumbaKernels(), CPU)

@@ -95,9 +95,8 @@ SMALL = Shape(
 SMALL_ADAPTERS = replace(
     SMALL,
     name="Llama, small, LoRA",
-    config=lambda: llama(64, 96, 2, 128),
+    config=lambda: llama(64, 96, 4, 128),
     trains=LORA,
-    stages=2,
     batch_size=4,
 )
 XL = Shape(name="GPT-2 XL", config=lambda: gpt2(1600, 48, 50257), stages=8, batch_size=32)
@@ -116,8 +115,8 @@ def rows(scene: Scene) -> Iterator[Row]:
 
 
 def rows_of_4(scene: Scene) -> Iterator[Row]:
-    """In four."""
-    return iter(()) if scene.rehearse else _shape_rows(replace(XL, stages=4), scene)
+    """In half as many."""
+    return _shape_rows(_in_half(SMALL if scene.rehearse else XL), scene)
 
 
 def adapter_rows(scene: Scene) -> Iterator[Row]:
@@ -126,8 +125,12 @@ def adapter_rows(scene: Scene) -> Iterator[Row]:
 
 
 def adapter_rows_of_4(scene: Scene) -> Iterator[Row]:
-    """In four."""
-    return iter(()) if scene.rehearse else _shape_rows(replace(EIGHT_B, stages=4), scene)
+    """In half as many."""
+    return _shape_rows(_in_half(SMALL_ADAPTERS if scene.rehearse else EIGHT_B), scene)
+
+
+def _in_half(shape: Shape) -> Shape:
+    return replace(shape, stages=shape.stages // 2)
 
 
 def _shape_rows(shape: Shape, scene: Scene) -> Iterator[Row]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.gpu import needs, runner
+from benchmarks.gpu import conformance, needs, runner
 from benchmarks.gpu.conformance import damaged
 from benchmarks.gpu.kernel_cases import cases, near, neighbours, paths, same
 from benchmarks.gpu.member import StaticDirectory
@@ -332,6 +332,21 @@ def test_cases_hold_of_the_reference_itself_and_differences_are_seen() -> None:
     assert paths(zeros, zeros + 1.0) == "100% of 2 differ"
     assert near(zeros, zeros + 1.0)
     assert neighbours(torch.tensor([1, 5]), torch.tensor([1, 3])) == "a code is 2 away"
+
+
+def test_interpreters_that_cannot_loop_are_left_out_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = {"triton": "3.9.0", "numpy": "2.5.5"}
+    monkeypatch.setattr(conformance, "version_of", found.__getitem__)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert conformance.interpreter_trouble() == ""
+    assert [place.name for place in conformance.places()] == ["numba", "triton, interpreted"]
+    found["triton"] = "3.6.0"
+    assert "numpy below 2.4 (here is 2.5.5)" in conformance.interpreter_trouble()
+    assert [place.name for place in conformance.places()] == ["numba"]
+    found["numpy"] = "2.3.5"
+    assert conformance.interpreter_trouble() == ""
 
 
 def test_damaged_forms_differ_from_what_they_were() -> None:
