@@ -222,7 +222,8 @@ class Sample:
         rows, cols = (of.numpy() for of in header.group_classes(*self._shape))
         counts = np.zeros((header.num_contexts, _SYMBOLS), np.int64)
         grid = float(header.scale), header.low_bits
-        dither = header.slices, header.is_trellis
+        errors = cpu_plan.trellis_errors(len(self._scaled) if header.is_trellis else 0)
+        dither = header.slices, errors
         cpu_plan.tally(self._scaled, self._every, grid, (rows, cols), dither, counts)
         coded = estimated_stream_bytes(counts, self.share)
         return coded + _apart_bytes(counts, header.low_bits) / self.share + header.size_bytes

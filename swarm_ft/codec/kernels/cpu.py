@@ -204,14 +204,14 @@ class NumbaKernels(Kernels):
         _check_lanes(lanes)
         _check_shape("row_classes", coding.row_classes, x.shape[:1])
         _check_shape("col_classes", coding.col_classes, x.shape[1:])
-        found, where = np.empty(x.numel(), np.int16), np.empty(x.numel(), np.uint8)
+        codes = np.empty(x.numel(), np.int16)
+        symbols, contexts, shifts = (np.empty(x.numel(), np.uint8) for _ in range(3))
+        of = _array(coding.row_classes), _array(coding.col_classes), coding.slices
+        coder, out = (seed, flip_of(coding.slices), lanes), (codes, symbols, contexts, shifts)
         other, vectors = _base(base, x.shape), _vectors(scales, x.shape)
-        cpu_trellis.codes_and_shifts(_array(x), other, vectors, (seed, lanes), found, where)
-        shifts = torch.from_numpy(where)
-        codes = self.turn(torch.from_numpy(found), seed, shifts)
-        contexts = self.slice_contexts(coding.classes(), seed, coding.slices)
-        contexts ^= shifts * flip_of(coding.slices)
-        return codes, self.symbols(codes, 0), contexts, shifts
+        cpu_trellis.trellis_symbols(_array(x), other, vectors, coder, of, out)
+        found = [torch.from_numpy(part) for part in out]
+        return found[0], found[1], found[2], found[3]
 
     def shifts_of(self, symbols: Tensor, lanes: int) -> Tensor:
         """See `Kernels.shifts_of`."""

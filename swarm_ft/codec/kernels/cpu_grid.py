@@ -273,15 +273,28 @@ def quantize_wide(
 
 
 @part
-def _draw(first: int, seed: int, out: NDArray[np.int32]) -> None:
+def draw(first: int, seed: int, out: NDArray[np.int32]) -> None:
+    """The r of a row of values, the first of which is value `first`."""
     for c in range(out.size):
         out[c] = drawn(first + c, seed)
 
 
 @part
-def _to_contexts(
+def _draw_shifted(first: int, dither: tuple[int, Bytes], out: NDArray[np.int32]) -> None:
+    """The r of a row of values, shifted where there are shifts."""
+    seed, shifts = dither
+    draw(first, seed, out)
+    if shifts.size > 0:
+        own = shifts[first : first + out.size]
+        for c in range(out.size):
+            out[c] = shifted(out[c], own[c])
+
+
+@part
+def to_contexts(
     row: np.uint8, cols: Codes, drawn_of: NDArray[np.int32], slices: int, out: Codes
 ) -> None:
+    """Contexts of a token's values, from its class, all channels' and the r of their dither."""
     width, less = _I32(max(slices - 1, 0)), _I32(SLICES - slices)
     for c in range(cols.size):
         far = (
@@ -314,7 +327,7 @@ def quantize_symbols(
             for c in range(channels):
                 inverse[c] = inverse_of(scale_of(scales[0][t], scales[1][c]))
         if seed is not None:
-            _draw(t * channels, seed, drawn_of)
+            draw(t * channels, seed, drawn_of)
         for c in range(channels):
             change = x[t, c]
             if base is not None:
@@ -325,7 +338,7 @@ def quantize_symbols(
                 code = -code if drawn_of[c] < _I32(8) else code
             codes[t, c] = np.int16(_I32(code))
         to_symbols(codes[t], low_bits, symbols[t])
-        _to_contexts(rows[t], cols, drawn_of, slices, contexts[t])
+        to_contexts(rows[t], cols, drawn_of, slices, contexts[t])
 
 
 @compiled
@@ -344,20 +357,19 @@ def dequantize_wide(
     """
     tokens, channels = codes.shape
     unit, less = np.empty(channels, np.float32), np.float32(shrink)
+    drawn_of = np.zeros(channels, np.int32)
     for t in range(tokens):
         if t < scales[0].size:
             for c in range(channels):
                 unit[c] = np.float32(abs(scale_of(scales[0][t], scales[1][c]))) * _PER_UNITS
+        if dither is not None:
+            _draw_shifted(t * channels, dither, drawn_of)
         for c in range(channels):
             code = _I32(codes[t, c])
             toward_zero = less if code > _I32(0) else (-less if code < _I32(0) else _ZERO)
             units = np.float32(code) * _UNITS - toward_zero
             if dither is not None:
-                at = t * channels + c
-                r = drawn(at, dither[0])
-                if dither[1].size > 0:
-                    r = shifted(r, dither[1][at])
-                units = units + units_of(r)
+                units = units + units_of(drawn_of[c])
             coarse = np.float32(_I32(code & _I32(-COARSE))) * _UNITS
             units = coarse if abs(code) > _I32(EXACT_CODE) else units
             value = units * unit[c]

@@ -7,6 +7,7 @@ loop to agree with: floats may round as they like.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +33,11 @@ from swarm_ft.codec.kernels.cpu_grid import (
 Bytes = NDArray[np.uint8]
 Counts = NDArray[np.int64]
 Doubles = NDArray[np.float64]
+Integers = NDArray[np.int32]
+_I32 = np.int32
 
 _ZERO, _ONE, _MIN_SCALE = np.float32(0), np.float32(1), np.float32(MIN_SCALE)
+_MOST_CODE = float(MAX_CODE)
 _LARGEST = float(np.finfo(np.float32).max)
 _EULER = 0.5772156649015329
 _FEW = 64
@@ -113,12 +117,40 @@ def to_bfloat16(scales: Floats, largest: np.float32) -> None:
         scales[c] = -size if scales[c] < _ZERO < size else size
 
 
+@lru_cache(maxsize=8)  # samples are of one size, or of a few
+def trellis_errors(count: int) -> Doubles:
+    """So many errors in scales, as a trellis makes them and nearly so spread, see `TRELLIS_ERRORS`.
+
+    Float64 [count], not to be written to.
+    """
+    errors = np.empty(count)
+    _draw_errors(errors)
+    return errors
+
+
+@compiled
+def _draw_errors(errors: Doubles) -> None:
+    for i in range(errors.size):
+        first, second, third = drawn(i, 0), drawn(i, 1), drawn(i, 2)
+        error = (2 * first - _MIDDLE) / UNITS / 2 + (2 * second - _MIDDLE) / UNITS * _REACH
+        errors[i] = error + (2 * third - _MIDDLE) / UNITS * _SECOND_REACH
+
+
 @part
-def _trellis_error(i: int) -> float:
-    """An error in scales, as a trellis makes it and nearly so spread, see `TRELLIS_ERRORS`."""
-    first, second, third = drawn(i, 0), drawn(i, 1), drawn(i, 2)
-    error = (2 * first - _MIDDLE) / UNITS / 2 + (2 * second - _MIDDLE) / UNITS * _REACH
-    return float(error + (2 * third - _MIDDLE) / UNITS * _SECOND_REACH)
+def _dithered(
+    scaled: Doubles, scale: float, errors: Doubles, whole: Integers, far: Integers
+) -> None:
+    """Codes of the values, turned as their dither says, and how far that is from its nearer end."""
+    for i in range(scaled.size):
+        code, r = scaled[i] / scale, drawn(i, 0)
+        if errors.size > 0:
+            code += errors[i]
+            above = code - np.floor(code + 0.5) + 0.5  # 0 to 1, and 1 by a rounding
+            r = _I32(min(above * (_MIDDLE + 1), float(_MIDDLE)))
+        code -= (2 * r - _MIDDLE) / UNITS
+        code = -code if 2 * r < _MIDDLE else code
+        whole[i] = _I32(min(max(np.rint(code), -_MOST_CODE), _MOST_CODE))
+        far[i] = min(r, _I32(_MIDDLE - r))
 
 
 @compiled
@@ -127,7 +159,7 @@ def tally(
     every: int,
     grid: tuple[float, int],
     classes: tuple[Bytes, Bytes],
-    dither: tuple[int, bool],
+    dither: tuple[int, Doubles],
     counts: Counts,
 ) -> None:
     """Count the symbols in their contexts that a wide grid makes of a sample.
@@ -136,26 +168,22 @@ def tally(
         scaled: [n], every so many values of a tensor, in scales of level 0.
         grid: the scale, and how many lower bits a symbol does not have.
         classes: of all tokens and of all channels.
-        dither: slices, which say what is known of it, without any there is none; and whether codes
-            are along a trellis. What errors these make is known, so they are drawn.
+        dither: slices, which say what is known of it, without any there is none; and the errors
+            that codes along a trellis make, which are known but for a draw, else none.
         counts: zeros, [contexts, 256].
     """
-    (scale, low_bits), (rows, cols), (slices, is_trellis) = grid, classes, dither
+    (scale, low_bits), (rows, cols), (slices, errors) = grid, classes, dither
+    whole, far = np.empty(scaled.size, np.int32), np.zeros(scaled.size, np.int32)
+    if slices > 0:
+        _dithered(scaled, scale, errors, whole, far)
+    else:
+        for i in range(scaled.size):
+            whole[i] = _I32(min(max(np.rint(scaled[i] / scale), -_MOST_CODE), _MOST_CODE))
     width, less = max(slices - 1, 0), SLICES - slices
     t, c = 0, 0
     for i in range(scaled.size):
-        code, context = scaled[i] / scale, np.int64(rows[t]) + np.int64(cols[c])
-        if slices > 0:
-            r = np.int64(drawn(i, 0))
-            if is_trellis:
-                code += _trellis_error(i)
-                above = code - np.floor(code + 0.5) + 0.5  # 0 to 1, and 1 by a rounding
-                r = np.int64(min(above * (_MIDDLE + 1), _MIDDLE))
-            code -= (2 * r - _MIDDLE) / UNITS
-            code = -code if 2 * r < _MIDDLE else code
-            context = context << width | min(r, _MIDDLE - r) >> less
-        whole = int(min(max(np.rint(code), -MAX_CODE), MAX_CODE)) >> low_bits
-        symbol = min(max(whole, -LARGEST_SYMBOL), LARGEST_SYMBOL) + SYMBOL_ZERO
+        context = (np.int64(rows[t]) + np.int64(cols[c])) << width | far[i] >> less
+        symbol = min(max(whole[i] >> low_bits, -LARGEST_SYMBOL), LARGEST_SYMBOL) + SYMBOL_ZERO
         counts[context, symbol] += 1
         c += every
         while c >= cols.size:

@@ -17,11 +17,14 @@ from swarm_ft.codec.kernels.cpu_grid import (
     ScaleVectors,
     compiled,
     compiled_loosely,
+    draw,
     drawn,
     inverse_of,
     part,
     scale_of,
     shifted,
+    to_contexts,
+    to_symbols,
     units_of,
     wide_code,
 )
@@ -31,6 +34,8 @@ _PER_UNITS = np.float32(1 / UNITS)
 _I32, _U8 = np.int32, np.uint8
 _NEVER = np.float32(1e4)
 _MOST_EVEN = np.float32(LARGEST_SYMBOL - 1)
+Written = tuple[Codes, Bytes, Bytes]
+"""Codes, symbols and contexts; the last are those without a shift before it is known."""
 
 
 @part
@@ -68,6 +73,18 @@ def _forward_row(ratio: Floats, dithers: Floats, costs: Floats, befores: Bytes) 
 
 
 @part
+def _ratios(x: Floats, base: Floats | None, per_scale: Floats, ratio: Floats) -> None:
+    """A token's values, or their changes, in scales; no larger than codes are."""
+    for c in range(x.size):
+        change = x[c]
+        if base is not None:
+            change = change - base[c]
+        over = change * per_scale[c]
+        over = over if over > -MOST_CODE else -MOST_CODE
+        ratio[c] = over if over < MOST_CODE else MOST_CODE
+
+
+@part
 def _best_end(costs: Floats, lane: int) -> int:
     best = 0
     for state in range(1, 4):
@@ -89,26 +106,35 @@ def _backward_row(befores: Bytes, states: NDArray[np.int32], shifts: Bytes, lowe
 
 
 @part
-def _codes_on(
-    ratio: Floats, first: int, seed: int, path: tuple[Bytes, Bytes], codes: Codes
+def _write_along(
+    ratio: Floats, first: int, coder: tuple[int, int], path: tuple[Bytes, Bytes], out: Written
 ) -> None:
-    """The nearest codes with those shifts and lowest bits."""
-    shifts, lowest = path
+    """The nearest codes with those shifts and lowest bits, turned, and what the coder has of them.
+
+    Args:
+        coder: the dither's seed, and what changes a context to that of a shifted dither.
+    """
+    (seed, flip), (shifts, lowest) = coder, path
+    codes, symbols, contexts = out
     for i in range(ratio.size):
-        units = units_of(shifted(drawn(first + i, seed), shifts[i]))
-        odd = np.float32(_I32(lowest[i]))
+        r = shifted(drawn(first + i, seed), shifts[i])
+        units, odd = units_of(r), np.float32(_I32(lowest[i]))
         way = np.float32(ratio[i] - units * _PER_UNITS)
         code = np.float32(_TWO * np.rint(np.float32((way - odd) * _HALF)) + odd)
         wide = wide_code(ratio[i], units)
         is_wide = abs(ratio[i]) > _MOST_EVEN and abs(code) > _MOST_EVEN + _ONE
-        codes[i] = np.int16(_I32(wide if is_wide else code))
+        code = wide if is_wide else code
+        codes[i] = np.int16(_I32(-code if r < _I32(8) else code))
+        contexts[i] = np.uint8(_I32(_I32(contexts[i]) ^ _I32(_I32(shifts[i]) * _I32(flip))))
+    to_symbols(codes, 0, symbols)
 
 
 @part
-def _trellis_segment(
-    ratio: Floats, first: int, coder: tuple[int, int], codes: Codes, shifts: Bytes
+def _write_segment(
+    ratio: Floats, first: int, coder: tuple[int, int, int], shifts: Bytes, out: Written
 ) -> None:
-    seed, lanes = coder
+    """The best path through a segment, and what is written along it."""
+    seed, flip, lanes = coder
     costs, dithers = np.full((4, lanes), _NEVER, np.float32), np.empty(lanes, np.float32)
     costs[0] = _ZERO
     befores = np.empty(ratio.size, np.uint8)
@@ -124,40 +150,41 @@ def _trellis_segment(
     for at in range(last, -1, -lanes):
         row = slice(at, min(at + lanes, ratio.size))
         _backward_row(befores[row], states, shifts[row], lowest[row])
-    _codes_on(ratio, first, seed, (shifts, lowest), codes)
+    _write_along(ratio, first, (seed, flip), (shifts, lowest), out)
 
 
 @compiled_loosely
-def codes_and_shifts(
+def trellis_symbols(
     x: Floats,
     base: Floats | None,
     scales: ScaleVectors,
-    coder: tuple[int, int],
-    codes: Codes,
-    shifts: Bytes,
+    coder: tuple[int, int, int],
+    coding: tuple[Codes, Codes, int],
+    out: tuple[Codes, Bytes, Bytes, Bytes],
 ) -> None:
-    """Codes of x, or of x - base, along the path that errs least, and its shifts.
+    """See `Kernels.trellis_symbols`.
 
     Args:
-        coder: the dither's seed, and lanes.
-        codes, shifts: flat.
+        coder: the dither's seed, what changes a context to that of a shifted dither, and lanes.
+        coding: classes of tokens and of channels, and slices.
+        out: codes, symbols, contexts and shifts, flat.
     """
+    (codes, symbols, contexts, shifts), (rows, cols, slices) = out, coding
     tokens, channels = x.shape
     per_scale, ratio = np.empty(channels, np.float32), np.empty(codes.size, np.float32)
+    drawn_of = np.empty(channels, np.int32)
     for t in range(tokens):
         if t < scales[0].size:
             for c in range(channels):
                 per_scale[c] = inverse_of(scale_of(scales[0][t], scales[1][c]))
-        for c in range(channels):
-            change = x[t, c]
-            if base is not None:
-                change = change - base[t, c]
-            over = change * per_scale[c]
-            over = over if over > -MOST_CODE else -MOST_CODE
-            ratio[t * channels + c] = over if over < MOST_CODE else MOST_CODE
+        own = slice(t * channels, (t + 1) * channels)
+        _ratios(x[t], None if base is None else base[t], per_scale, ratio[own])
+        draw(t * channels, coder[0], drawn_of)
+        to_contexts(rows[t], cols, drawn_of, slices, contexts[own])
     for first in range(0, ratio.size, SEGMENT):
         own = slice(first, min(first + SEGMENT, ratio.size))
-        _trellis_segment(ratio[own], first, coder, codes[own], shifts[own])
+        of = codes[own], symbols[own], contexts[own]
+        _write_segment(ratio[own], first, coder, shifts[own], of)
 
 
 @compiled
@@ -168,5 +195,7 @@ def shifts_of(symbols: Bytes, lanes: int, shifts: Bytes) -> None:
         own[: 2 * lanes] = 0
         for i in range(lanes, own.size):
             own[i] = told[i - lanes] & _U8(1)
-        for i in range(2 * lanes, own.size):
-            own[i] ^= own[i - 2 * lanes]
+        for at in range(2 * lanes, own.size, lanes):
+            row, before = own[at : at + lanes], own[at - 2 * lanes : at - lanes]
+            for lane in range(row.size):
+                row[lane] ^= before[lane]
