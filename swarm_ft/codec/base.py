@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from swarm_ft.codec.kernels import kernels_for
 from swarm_ft.errors import BadFrame, NonFinite
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import CodecSpec
@@ -278,15 +280,19 @@ def to_host(*tensors: Tensor) -> list[NDArray[Any]]:
     return [copy.numpy() for copy in copies]
 
 
+_FLOAT, _PATTERN = struct.Struct("<f"), struct.Struct("<I")
+
+
 def bfloat16_pattern(x: float) -> int:
-    """The 16 bits of a number as bfloat16."""
-    return int(torch.tensor(x).to(torch.bfloat16).view(torch.int16)) & 0xFFFF
+    """The 16 bits of the bfloat16 nearest to a float32, or the even one of two; x is finite."""
+    (bits,) = _PATTERN.unpack(_FLOAT.pack(x))
+    return int(bits + 0x7FFF + (bits >> 16 & 1) >> 16)
 
 
 def of_bfloat16(pattern: int) -> float:
     """The number of 16 bits, any of them, NaN too."""
-    bits = torch.tensor(pattern, dtype=torch.int32).to(torch.int16)
-    return float(bits.view(torch.bfloat16))
+    (x,) = _FLOAT.unpack(_PATTERN.pack(pattern << 16))
+    return float(x)
 
 
 def bfloat16_bytes(x: Tensor) -> bytes:
@@ -297,6 +303,16 @@ def bfloat16_bytes(x: Tensor) -> bytes:
 def read_bfloat16(payload: bytes, device: torch.device = CPU) -> Tensor:
     """What `bfloat16_bytes` wrote, as float32 [n] on a device; any pattern, NaN too."""
     return as_tensor(payload, device, "i2").view(torch.bfloat16).float()
+
+
+def packed_numbers(numbers: NDArray[np.uint8], bits: int) -> bytes:
+    """Numbers of the host below 2^bits as `Kernels.pack` lays them out."""
+    return kernels_for("cpu").pack(torch.from_numpy(numbers), bits).numpy().tobytes()
+
+
+def unpacked_numbers(data: bytes, count: int, bits: int) -> NDArray[np.uint8]:
+    """What `packed_numbers` was given: uint8 [count]."""
+    return kernels_for("cpu").unpack(as_tensor(data), count, bits).numpy()
 
 
 def little_endian(x: Tensor, dtype: str) -> bytes:

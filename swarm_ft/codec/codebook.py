@@ -22,13 +22,14 @@ from torch import Tensor
 from swarm_ft.codec.base import (
     Codec,
     Payload,
-    as_tensor,
     bfloat16_pattern,
     check_finite,
     checked_peak,
     of_bfloat16,
+    packed_numbers,
     peak_there,
     to_host,
+    unpacked_numbers,
 )
 from swarm_ft.codec.basis import (
     MOST_ENTRY_BITS,
@@ -41,12 +42,9 @@ from swarm_ft.codec.basis import (
 from swarm_ft.codec.entropy import MAX_SCALE
 from swarm_ft.codec.feedback import best_guess
 from swarm_ft.codec.kernels.base import MIN_SCALE, packed_bytes
-from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.codec.wide import WideCodec
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
-
-_PACKING = ReferenceKernels()  # numbers of tokens are few, and always on the CPU
 
 # ---- learning one
 
@@ -232,12 +230,9 @@ def _widths(bits: int) -> tuple[int, int]:
 def _packed(numbers: NDArray[np.int64], levels: NDArray[np.uint8], bits: int) -> bytes:
     """Numbers below 2^bits and levels: the numbers' lower bits, then the rest above the levels."""
     low = (numbers & 255).astype(np.uint8)
-    high = (numbers >> _LOW_BITS).astype(np.uint8) << SIZE_BITS | levels
-    packed = (
-        _PACKING.pack(torch.from_numpy(part), width)
-        for part, width in zip((low, high), _widths(bits), strict=True)
-    )
-    return b"".join(part.numpy().tobytes() for part in packed)
+    high = ((numbers >> _LOW_BITS) << SIZE_BITS | levels).astype(np.uint8)
+    parts = zip((low, high), _widths(bits), strict=True)
+    return b"".join(packed_numbers(part, width) for part, width in parts)
 
 
 def _unpacked(data: bytes, tokens: int, bits: int) -> tuple[Tensor, Tensor]:
@@ -245,7 +240,7 @@ def _unpacked(data: bytes, tokens: int, bits: int) -> tuple[Tensor, Tensor]:
     widths = _widths(bits)
     split = packed_bytes(tokens, widths[0])
     low, high = (
-        _PACKING.unpack(as_tensor(part), tokens, width)
+        torch.from_numpy(unpacked_numbers(part, tokens, width))
         for part, width in zip((data[:split], data[split:]), widths, strict=True)
     )
     return low.long() | (high >> SIZE_BITS).long() << _LOW_BITS, high & _LEVELS - 1

@@ -17,7 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import CPU, as_tensor, bfloat16_pattern, of_bfloat16, to_device, to_host
+from swarm_ft.codec.base import (
+    CPU,
+    bfloat16_pattern,
+    of_bfloat16,
+    packed_numbers,
+    to_device,
+    to_host,
+    unpacked_numbers,
+)
 from swarm_ft.codec.kernels.base import (
     MIN_SCALE,
     PROBABILITY_BITS,
@@ -29,7 +37,6 @@ from swarm_ft.codec.kernels.base import (
     packed_bytes,
     segment_lengths,
 )
-from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.errors import BadFrame
 
 # ---- symbols' frequencies: from counts to a few bytes, and from these to the coder's integers
@@ -43,7 +50,6 @@ WEIGHT_BITS = 6
 _STEPS = 4
 _TOP = 13 * _STEPS
 """The weight number of the most frequent symbol; 13 octaves below it is less than 1 in 4096."""
-_PACKING = ReferenceKernels()  # tables are tiny, and always on the CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +89,8 @@ class Tables:
         ends, inside = self._ranges(), []
         for weights, (first, last) in zip(self.weights, ends, strict=True):
             inside.append(weights[first : last + 1])
-        packed = _PACKING.pack(torch.from_numpy(np.concatenate(inside)), WEIGHT_BITS)
-        return bytes(x for pair in ends for x in pair) + packed.numpy().tobytes()
+        packed = packed_numbers(np.concatenate(inside), WEIGHT_BITS)
+        return bytes(x for pair in ends for x in pair) + packed
 
     @staticmethod
     def from_bytes(data: bytes, contexts: int) -> tuple[Tables, int]:
@@ -99,8 +105,7 @@ class Tables:
         size = 2 * contexts + packed_bytes(int(lengths.sum()), WEIGHT_BITS)
         if len(data) < size:
             raise BadFrame(f"frame: expected {size} bytes of symbol tables, got {len(data)}")
-        packed = as_tensor(data[2 * contexts : size])
-        inside = _PACKING.unpack(packed, int(lengths.sum()), WEIGHT_BITS).numpy()
+        inside = unpacked_numbers(data[2 * contexts : size], int(lengths.sum()), WEIGHT_BITS)
         weights = np.zeros((contexts, SYMBOLS), np.uint8)
         for row, first, part in zip(
             weights, firsts, np.split(inside, lengths.cumsum()[:-1]), strict=True
@@ -187,10 +192,15 @@ class WideHeader:
     def group_classes(
         self, tokens: int, channels: int, device: torch.device = CPU
     ) -> tuple[Tensor, Tensor]:
+        """`all_classes` on a device."""
+        rows, cols = map(torch.from_numpy, self.all_classes(tokens, channels))
+        return to_device(rows, device), to_device(cols, device)
+
+    def all_classes(self, tokens: int, channels: int) -> tuple[Numbers, Numbers]:
         """The classes of all tokens and of all channels, uint8 [tokens], [channels]."""
         groups = (self.row_classes, tokens), (self.col_classes, channels)
         rows, cols = (n if len(n) else np.zeros(count, np.uint8) for n, count in groups)
-        return to_device(torch.from_numpy(rows), device), to_device(torch.from_numpy(cols), device)
+        return rows, cols
 
     @property
     def num_contexts(self) -> int:
@@ -278,15 +288,11 @@ def _or_zeros(numbers: Numbers) -> Tensor:
 
 
 def _pack(numbers: Numbers, bits: int) -> bytes:
-    if not bits:
-        return b""
-    return _PACKING.pack(torch.from_numpy(numbers), bits).numpy().tobytes()
+    return packed_numbers(numbers, bits) if bits else b""
 
 
 def _unpack(data: bytes, count: int, bits: int) -> Numbers:
-    if not bits:
-        return _no_numbers()
-    return _PACKING.unpack(as_tensor(data), count, bits).numpy()
+    return unpacked_numbers(data, count, bits) if bits else _no_numbers()
 
 
 MAX_CONTEXTS = (2 * CLASSES - 1) << SLICES - 1

@@ -10,22 +10,21 @@ from torch import Tensor
 from swarm_ft.codec.base import (
     Codec,
     Payload,
-    as_tensor,
     check_finite,
     checked_peak,
     checked_sample,
+    packed_numbers,
     peak_of,
     peak_there,
     to_host,
+    unpacked_numbers,
 )
 from swarm_ft.codec.kernels.base import packed_bytes
-from swarm_ft.codec.kernels.reference import ReferenceKernels
 from swarm_ft.codec.topk import kept_entries, largest
 from swarm_ft.errors import BadFrame
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.spec.codec_spec import CodecName, CodecSpec, Feedback
 
-_PACKING = ReferenceKernels()  # shares are few, and always on the CPU
 _TINY_SQUARE = 1e-300
 
 # ---- the change against a base, by any codec that builds on nothing: `aqtopK`, `q4t+ef21`
@@ -136,7 +135,7 @@ class ShareCodec(Codec):
         *peaks, numbers = to_host(peak_there(x), peak_there(base), shares)
         for peak in peaks:
             checked_peak(float(peak))
-        packed = _PACKING.pack(torch.from_numpy(numbers), SHARE_BITS).numpy().tobytes()
+        packed = packed_numbers(numbers, SHARE_BITS)
         share = _share_of(base, shares)
         inner = self.inner.write(x - share)
         return Payload(packed + inner.data, lambda: share + inner.value())
@@ -164,8 +163,8 @@ def _read_shares(encoded: EncodedTensor) -> tuple[Tensor, bytes]:
     size = packed_bytes(encoded.tokens, SHARE_BITS)
     if len(encoded.payload) < size:
         raise BadFrame(f"frame: expected {size} bytes of shares, got {len(encoded.payload)}")
-    packed, rest = as_tensor(encoded.payload[:size]), encoded.payload[size:]
-    return _PACKING.unpack(packed, encoded.tokens, SHARE_BITS), rest
+    shares = unpacked_numbers(encoded.payload[:size], encoded.tokens, SHARE_BITS)
+    return torch.from_numpy(shares), encoded.payload[size:]
 
 
 def _nearest_shares(x: Tensor, base: Tensor) -> Tensor:

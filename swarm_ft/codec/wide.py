@@ -184,7 +184,7 @@ class _Frame:
         codes: int16 [n], turned as the dither says.
         symbols, contexts: uint8 [n].
         counts: int64 [contexts, 256], on the host: how often each symbol is in each context.
-        shifts: uint8 [n], of a trellis; None without one.
+        grid: what the codes are on, with the shifts of a trellis.
     """
 
     header: WideHeader
@@ -193,7 +193,7 @@ class _Frame:
     symbols: Tensor
     contexts: Tensor
     counts: NDArray[np.int64]
-    shifts: Tensor | None = None
+    grid: WideGrid
 
     @property
     def size_bytes(self) -> float:
@@ -268,15 +268,16 @@ class _Encoder:
         kernels, grid, scales = self._kernels, _grid(self._spec, header), header.scales()
         scales = Scales(*(to_device(part, self._x.device) for part in (scales.rows, scales.cols)))
         coding = Coding(*classes, header.slices, header.low_bits)
-        values, shifts = (self._x, self._base, scales), None
+        values = self._x, self._base, scales
         if header.is_trellis and grid.seed is not None:
             lanes = lanes_for(self._x.numel())
             made = kernels.trellis_symbols(*values, grid.seed, coding, lanes)
             codes, symbols, contexts, shifts = made
+            grid = replace(grid, shifts=shifts)
         else:
             codes, symbols, contexts = kernels.quantize_symbols(*values, grid, coding)
         (counts,) = to_host(kernels.histogram(symbols, contexts, header.num_contexts))
-        return _Frame(header, scales, codes, symbols, contexts, counts, shifts)
+        return _Frame(header, scales, codes, symbols, contexts, counts, grid)
 
     def _at_rate(self, frame: _Frame, classes: tuple[Tensor, Tensor]) -> _Frame:
         """The largest frame within the budget; the sample said about where."""
@@ -300,9 +301,8 @@ class _Encoder:
 
     def _value(self, frame: _Frame) -> Tensor:
         """What the receiver makes of the frame."""
-        grid = replace(_grid(self._spec, frame.header), shifts=frame.shifts)
-        codes = _turned(frame.codes.view(self._x.shape), frame.header, grid, self._kernels)
-        return self._kernels.dequantize(codes, self._base, frame.scales, grid)
+        codes = _turned(frame.codes.view(self._x.shape), frame.header, frame.grid, self._kernels)
+        return self._kernels.dequantize(codes, self._base, frame.scales, frame.grid)
 
     def _written(self, frame: _Frame) -> bytes:
         header, codes, counts = frame.header, frame.codes, frame.counts

@@ -15,7 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import checked_peak, to_device, to_host
+from swarm_ft.codec.base import (
+    bfloat16_pattern,
+    checked_peak,
+    of_bfloat16,
+    to_device,
+    to_host,
+)
 from swarm_ft.codec.entropy import (
     CLASSES,
     LEVELS_AN_OCTAVE,
@@ -185,7 +191,7 @@ def with_scale(header: WideHeader, scale: float, reach: float) -> WideHeader:
     deepest = sum(int(n.max()) for n in (header.row_levels, header.col_levels) if len(n))
     lowest = MIN_SCALE * 2.0 ** (deepest / LEVELS_AN_OCTAVE + 1.5)
     bounded = min(max(scale, lowest, reach / MAX_CODE), MAX_SCALE / 2)
-    return replace(header, scale=torch.tensor(bounded).to(torch.bfloat16).item())
+    return replace(header, scale=of_bfloat16(bfloat16_pattern(bounded)))
 
 
 class Sample:
@@ -219,14 +225,15 @@ class Sample:
         """About what the whole frame takes with that header."""
         from swarm_ft.codec.kernels import cpu_plan
 
-        rows, cols = (of.numpy() for of in header.group_classes(*self._shape))
+        classes = header.all_classes(*self._shape)
         counts = np.zeros((header.num_contexts, _SYMBOLS), np.int64)
         grid = float(header.scale), header.low_bits
         errors = cpu_plan.trellis_errors(len(self._scaled) if header.is_trellis else 0)
         dither = header.slices, errors
-        cpu_plan.tally(self._scaled, self._every, grid, (rows, cols), dither, counts)
+        escapes = cpu_plan.tally(self._scaled, self._every, grid, classes, dither, counts)
         coded = estimated_stream_bytes(counts, self.share)
-        return coded + _apart_bytes(counts, header.low_bits) / self.share + header.size_bytes
+        apart = _apart_bytes(escapes, len(self._scaled), header.low_bits)
+        return coded + apart / self.share + header.size_bytes
 
     def shrink(self, header: WideHeader) -> int:
         """How many units nearer to zero the values of a cell are than its middle, on average."""
@@ -242,13 +249,13 @@ class Sample:
 
 def codes_bytes(counts: NDArray[np.int64], low_bits: int) -> float:
     """What codes with these counts of symbols take, to a few bytes."""
-    return stream_bytes(counts) + _apart_bytes(counts, low_bits)
-
-
-def _apart_bytes(counts: NDArray[np.int64], low_bits: int) -> float:
-    """Of codes that are too large for a symbol, and of all codes' lower bits."""
     escapes = int(counts[:, (FIRST_SYMBOL, LAST_SYMBOL)].sum())
-    return 2 * escapes + int(counts.sum()) * low_bits / 8
+    return stream_bytes(counts) + _apart_bytes(escapes, int(counts.sum()), low_bits)
+
+
+def _apart_bytes(escapes: int, count: int, low_bits: int) -> float:
+    """Of codes that are too large for a symbol, and of all codes' lower bits."""
+    return 2 * escapes + count * low_bits / 8
 
 
 def with_low_bits(header: WideHeader, sample: Sample) -> WideHeader:

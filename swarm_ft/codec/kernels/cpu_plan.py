@@ -161,7 +161,7 @@ def tally(
     classes: tuple[Bytes, Bytes],
     dither: tuple[int, Doubles],
     counts: Counts,
-) -> None:
+) -> int:
     """Count the symbols in their contexts that a wide grid makes of a sample.
 
     Args:
@@ -171,6 +171,9 @@ def tally(
         dither: slices, which say what is known of it, without any there is none; and the errors
             that codes along a trellis make, which are known but for a draw, else none.
         counts: zeros, [contexts, 256].
+
+    Returns:
+        How many are too large for a symbol.
     """
     (scale, low_bits), (rows, cols), (slices, errors) = grid, classes, dither
     whole, far = np.empty(scaled.size, np.int32), np.zeros(scaled.size, np.int32)
@@ -180,15 +183,17 @@ def tally(
         for i in range(scaled.size):
             whole[i] = _I32(min(max(np.rint(scaled[i] / scale), -_MOST_CODE), _MOST_CODE))
     width, less = max(slices - 1, 0), SLICES - slices
-    t, c = 0, 0
+    t, c, escapes = 0, 0, 0
     for i in range(scaled.size):
         context = (np.int64(rows[t]) + np.int64(cols[c])) << width | far[i] >> less
-        symbol = min(max(whole[i] >> low_bits, -LARGEST_SYMBOL), LARGEST_SYMBOL) + SYMBOL_ZERO
-        counts[context, symbol] += 1
+        symbol = min(max(whole[i] >> low_bits, -LARGEST_SYMBOL), LARGEST_SYMBOL)
+        counts[context, symbol + SYMBOL_ZERO] += 1
+        escapes += abs(symbol) == LARGEST_SYMBOL
         c += every
         while c >= cols.size:
             c -= cols.size
             t += 1
+    return escapes
 
 
 def _hidden_bits() -> Doubles:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import Codec, Payload
+from swarm_ft.codec.base import Codec, Payload, bfloat16_pattern, of_bfloat16
 from swarm_ft.codec.entropy import (
     MAX_CONTEXTS,
     Tables,
@@ -34,6 +34,24 @@ Counts = NDArray[np.int64]
 KERNELS = kernels_for("cpu")
 TOTAL = 4096
 property_test = settings(derandomize=True, deadline=None, max_examples=40)
+
+
+# ---- numbers of a header
+
+
+@given(x=st.floats(width=32, allow_nan=False, allow_infinity=False))
+@property_test
+def test_numbers_are_rounded_to_bfloat16_as_torch_does(x: float) -> None:
+    expected = torch.tensor(x).bfloat16()
+    assert bfloat16_pattern(x) == int(expected.view(torch.int16)) & 0xFFFF
+    assert of_bfloat16(bfloat16_pattern(x)) == expected.item()
+
+
+def test_every_pattern_is_the_number_that_torch_has_for_it() -> None:
+    expected = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    found = torch.tensor([of_bfloat16(pattern) for pattern in range(1 << 16)])
+    assert torch.equal(found.nan_to_num(7.0), expected.float().nan_to_num(7.0))
+    assert torch.equal(found.isnan(), expected.isnan())
 
 
 # ---- tables
