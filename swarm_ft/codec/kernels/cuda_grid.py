@@ -17,6 +17,7 @@ from torch import Tensor
 from swarm_ft.codec.kernels.base import (
     COARSE,
     EXACT_CODE,
+    LARGEST_SYMBOL,
     MAX_CODE,
     SLICES,
     UNITS,
@@ -31,6 +32,7 @@ from swarm_ft.codec.kernels.base import (
 
 _UNITS = tl.constexpr(UNITS)
 _SLICES = tl.constexpr(SLICES)
+_LARGEST = tl.constexpr(LARGEST_SYMBOL)
 _EXACT_CODE = tl.constexpr(EXACT_CODE)
 _COARSE = tl.constexpr(COARSE)
 _MOST = tl.constexpr(MAX_CODE // COARSE)
@@ -174,12 +176,17 @@ def wide_codes(ratio: tl.tensor, units: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def over_scale(change: tl.tensor, scale: tl.tensor) -> tl.tensor:
+    """Values in scales; zeros where the scale is 0."""
+    return tl.div_rn(change, tl.where(scale == 0, float("inf"), tl.abs(scale)))
+
+
+@triton.jit
 def to_codes(
     change: tl.tensor, scale: tl.tensor, at: tl.tensor, seed: tl.tensor, bits: tl.constexpr
 ) -> tl.tensor:
     """Codes, int32, of a grid of `bits` bits, or of a wide one for 0 bits."""
-    size = tl.where(scale == 0, float("inf"), tl.abs(scale))
-    ratio = tl.div_rn(change, size)
+    ratio = over_scale(change, scale)
     units = ratio * _UNITS
     if seed is not None:
         units -= (drawn(at, seed) * 2 - 15).to(tl.float32)
@@ -240,6 +247,37 @@ def _quantize(
     tl.store(codes + at, code.to(codes.dtype.element_ty), mask=is_there)
 
 
+@triton.jit
+def load_class(
+    classes: tl.tuple, t: tl.tensor, c: tl.tensor, tokens: tl.tensor, channels: tl.tensor
+) -> tl.tensor:
+    """The class of a tile's values, int32: the sum of their tokens' and their channels'."""
+    of_token = tl.load(classes[0] + t, mask=t < tokens, other=0).to(tl.int32)
+    return of_token + tl.load(classes[1] + c, mask=c < channels, other=0).to(tl.int32)
+
+
+@triton.jit
+def store_symbols(
+    out: tl.tuple,
+    code: tl.tensor,
+    at: tl.tensor,
+    is_there: tl.tensor,
+    context: tl.tensor,
+    r: tl.tensor,
+    slices: tl.tensor,
+    low_bits: tl.tensor,
+) -> None:
+    """Store codes, turned as r says if there is a dither, their symbols and their contexts."""
+    if r is not None:
+        code = tl.where(r < 8, -code, code)
+        far = tl.minimum(r, 15 - r) >> (_SLICES - slices)
+        context = (context << tl.maximum(slices - 1, 0)) + far
+    symbol = tl.minimum(tl.maximum(code >> low_bits, -_LARGEST), _LARGEST) + 128
+    tl.store(out[0] + at, code.to(tl.int16), mask=is_there)
+    tl.store(out[1] + at, symbol.to(tl.uint8), mask=is_there)
+    tl.store(out[2] + at, context.to(tl.uint8), mask=is_there)
+
+
 @triton.jit(do_not_specialize=["seed", "slices", "low_bits"])
 def _quantize_symbols(
     out: tl.tuple,
@@ -262,17 +300,11 @@ def _quantize_symbols(
     at, is_there = t * channels + c, (t < tokens) & (c < channels)
     row, col = load_factor(rows, t, tokens, one_row), load_factor(cols, c, channels, one_col)
     code = to_codes(load_change(x, base, at, is_there), scale_from(row, col), at, seed, 0)
-    context = tl.load(classes[0] + t, mask=t < tokens, other=0).to(tl.int32)
-    context += tl.load(classes[1] + c, mask=c < channels, other=0).to(tl.int32)
+    r = None
     if seed is not None:
         r = drawn(at, seed)
-        code = tl.where(r < 8, -code, code)
-        far = tl.minimum(r, 15 - r) >> (_SLICES - slices)
-        context = (context << tl.maximum(slices - 1, 0)) + far
-    symbol = tl.minimum(tl.maximum(code >> low_bits, -127), 127) + 128
-    tl.store(out[0] + at, code.to(tl.int16), mask=is_there)
-    tl.store(out[1] + at, symbol.to(tl.uint8), mask=is_there)
-    tl.store(out[2] + at, context.to(tl.uint8), mask=is_there)
+    context = load_class(classes, t, c, tokens, channels)
+    store_symbols(out, code, at, is_there, context, r, slices, low_bits)
 
 
 @triton.jit(do_not_specialize=["seed", "shrink"])

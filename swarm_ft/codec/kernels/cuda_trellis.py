@@ -16,7 +16,6 @@ from swarm_ft.codec.kernels.base import (
     LARGEST_SYMBOL,
     MAX_CODE,
     SEGMENT,
-    SLICES,
     UNITS,
     Coding,
     Scales,
@@ -28,10 +27,13 @@ from swarm_ft.codec.kernels.cuda_grid import (
     drawn,
     factors_of,
     load_change,
+    load_class,
     load_factor,
     nearest,
+    over_scale,
     scale_from,
     signed,
+    store_symbols,
     tile_of,
     tile_place,
     tiles,
@@ -39,7 +41,6 @@ from swarm_ft.codec.kernels.cuda_grid import (
 )
 
 _SEGMENT = tl.constexpr(SEGMENT)
-_SLICES = tl.constexpr(SLICES)
 _UNITS = tl.constexpr(UNITS)
 _MOST = tl.constexpr(MAX_CODE)
 _LARGEST = tl.constexpr(LARGEST_SYMBOL)
@@ -50,8 +51,7 @@ _TILE = 2048
 
 @triton.jit
 def _ratio(change: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    size = tl.where(scale == 0, float("inf"), tl.abs(scale))  # outside of the tensor
-    return tl.clamp(tl.div_rn(change, size), -1.0 * _MOST, 1.0 * _MOST)
+    return tl.clamp(over_scale(change, scale), -1.0 * _MOST, 1.0 * _MOST)
 
 
 @triton.jit
@@ -162,14 +162,8 @@ def _on_path(
     code = nearest((ratio - dither * (1.0 / _UNITS) - odd.to(tl.float32)) * 0.5) * 2 + odd
     is_large = (tl.abs(ratio) > _LARGEST - 1) & (tl.abs(code) > _LARGEST)
     code = tl.where(is_large, wide_codes(ratio, ratio * _UNITS - dither), code)
-    code = tl.where(r < 8, -code, code)
-    context = tl.load(classes[0] + t, mask=t < tokens, other=0).to(tl.int32)
-    context += tl.load(classes[1] + c, mask=c < channels, other=0).to(tl.int32)
-    context = (context << (slices - 1)) + (tl.minimum(r, 15 - r) >> (_SLICES - slices))
-    symbol = tl.minimum(tl.maximum(code, -_LARGEST), _LARGEST) + 128
-    tl.store(out[0] + at, code.to(tl.int16), mask=is_there)
-    tl.store(out[1] + at, symbol.to(tl.uint8), mask=is_there)
-    tl.store(out[2] + at, context.to(tl.uint8), mask=is_there)
+    context = load_class(classes, t, c, tokens, channels)
+    store_symbols(out, code, at, is_there, context, r, slices, 0)
 
 
 class TritonTrellis(TritonGrids):

@@ -182,8 +182,8 @@ def test_two_hundred_peers_a_second_cost_little(swarm: Swarm, make_spec: MakeSpe
     spec = make_spec(num_blocks=NUM_BLOCKS, num_steps=4, batch_size=200, num_samples=400)
     trains = in_a_step(swarm, spec, NUM_PEERS, NUM_STAGES)
     for is_busy in (False, True):
-        shares = [share_of_a_core(trains, is_busy=is_busy) for _ in range(3)]
-        assert min(shares) < MAX_SHARE
+        shares = (share_of_a_core(trains, is_busy=is_busy) for _ in range(3))
+        assert any(share < MAX_SHARE for share in shares), "of three, the rest may be disturbed"
 
 
 def share_of_a_core(trains: Swarm, *, is_busy: bool) -> float:
