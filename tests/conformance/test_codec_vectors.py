@@ -122,7 +122,8 @@ def cases() -> Iterator[ParameterSet]:
         encoded = EncodedTensor.from_bytes(bytes.fromhex(row["encoded"]))
         is_long = encoded.codec.entropy and row["shape"][0] > SHAPES[0][0]
         for backend in ("reference", "numba", "triton"):
-            marks = [pytest.mark.slow] if is_long and backend == "triton" else []
+            is_slow = is_long and backend == "triton"
+            marks = [pytest.mark.slow, pytest.mark.variant] if is_slow else []
             along = "-along" * ("basis" in row)
             name = f"{backend}-{row['codec']}-{row['shape']}{along}"
             yield pytest.param(backend, row, id=name, marks=marks)

@@ -14,7 +14,7 @@ FEW = settings(max_examples=25, deadline=None, derandomize=True)
 SEEDS = st.integers(0, 2**32 - 1)
 CODED = st.tuples(st.sampled_from([1, 2, 4, 8, 16, 32]), st.integers(0, 9), st.integers(1, 32))
 """Lanes, full rows of them, and symbols of the last row, if lanes are so many."""
-INTERPRETED = pytest.param("triton", marks=pytest.mark.slow)
+INTERPRETED = pytest.param("triton", marks=[pytest.mark.slow, pytest.mark.variant])
 """A segment takes half a minute in the interpreter."""
 
 

@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).with_name("compile_triton.py")
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("architecture", [75, 90])
+@pytest.mark.parametrize("architecture", [75, pytest.param(90, marks=pytest.mark.variant)])
 def test_every_kernel_compiles_and_fuses_no_rounding_away(
     architecture: int, tmp_path: Path
 ) -> None:
