@@ -1,28 +1,18 @@
 """What it costs a coordinator of 200 peers that somebody looks at its page."""
 
-import time
-from collections.abc import Callable
-
 from swarm_ft.api.coordinating import DOCUMENTS
 from swarm_ft.coordinator.watching import overview
-from swarm_ft.page.live import PERIOD_S, message_of
+from swarm_ft.page.live import message_of
 from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.control import MAX_MEASURED_LINKS, PeerAlive
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
+from tests.work import calls_of
 
 NUM_PEERS, NUM_STAGES, NUM_BLOCKS = 200, 8, 40
-MAX_SHARE = 0.02
-"""Of a core."""
-
-
-def least_s(work: Callable[[], object], times: int = 12) -> float:
-    """Processor seconds that it takes undisturbed."""
-    found = []
-    for _ in range(times):
-        began_s = time.process_time()
-        work()
-        found.append(time.process_time() - began_s)
-    return min(found)
+MAX_CALLS = 250
+"""Of functions, for each peer."""
+MAX_BYTES = 2500
+"""Of what a browser is sent a second, for each peer."""
 
 
 def test_two_hundred_peers_cost_little(swarm: Swarm, make_spec: MakeSpec) -> None:
@@ -44,5 +34,8 @@ def test_two_hundred_peers_cost_little(swarm: Swarm, make_spec: MakeSpec) -> Non
         )
         swarm.say(peer, PeerAlive(links=dict.fromkeys(behind[:MAX_MEASURED_LINKS], speed)))
 
-    made = least_s(lambda: message_of(DOCUMENTS.status(overview(swarm.state)), 1))
-    assert made / PERIOD_S < MAX_SHARE
+    def made() -> bytes:
+        return message_of(DOCUMENTS.status(overview(swarm.state)), 1)
+
+    assert len(made()) < MAX_BYTES * NUM_PEERS
+    assert calls_of(made) < MAX_CALLS * NUM_PEERS
