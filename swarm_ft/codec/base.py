@@ -295,6 +295,11 @@ def of_bfloat16(pattern: int) -> float:
     return float(x)
 
 
+def nearest_bfloat16(x: float) -> float:
+    """The bfloat16 nearest to a float32; x is finite."""
+    return of_bfloat16(bfloat16_pattern(x))
+
+
 def bfloat16_bytes(x: Tensor) -> bytes:
     """`x` as bfloat16, little-endian, in C order."""
     return little_endian(x.to(torch.bfloat16).view(torch.int16), "<i2")

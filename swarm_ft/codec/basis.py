@@ -24,6 +24,7 @@ from swarm_ft.codec.base import (
     as_tensor,
     bfloat16_bytes,
     bfloat16_pattern,
+    nearest_bfloat16,
     of_bfloat16,
     read_bfloat16,
 )
@@ -381,7 +382,7 @@ def with_codebook(entries: Tensor, step: float) -> Basis | None:
     if count == 0:
         return None
     spreads, vectors = spreads[:count], vectors[:, :count].float()
-    scale = torch.tensor(step).to(torch.bfloat16).item()
+    scale = nearest_bfloat16(step)
     codes = (entries @ vectors / scale).round().clamp(-_LARGEST, _LARGEST).to(torch.int8)
     ends = _LEAST_EXPONENT, _MOST_EXPONENT
     coefficients, exponents = _rounded(vectors.T.contiguous(), _COARSE, *ends)

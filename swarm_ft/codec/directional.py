@@ -29,6 +29,7 @@ from swarm_ft.codec.base import (
     bfloat16_pattern,
     check_finite,
     checked_peak,
+    nearest_bfloat16,
     of_bfloat16,
     peak_there,
     to_host,
@@ -314,7 +315,7 @@ def _scale_for(step: float, peak: float) -> float:
     if peak == 0:
         return 0.0
     bounded = min(max(step, MIN_SCALE * 4, peak / MAX_CODE), MAX_SCALE / 2)
-    return torch.tensor(bounded).to(torch.bfloat16).item()
+    return nearest_bfloat16(bounded)
 
 
 # ---- codes with subtractive dither: no error correlates with the value, so what is too small for a

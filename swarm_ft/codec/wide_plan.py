@@ -15,13 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import (
-    bfloat16_pattern,
-    checked_peak,
-    of_bfloat16,
-    to_device,
-    to_host,
-)
+from swarm_ft.codec.base import checked_peak, nearest_bfloat16, to_device, to_host
 from swarm_ft.codec.entropy import (
     CLASSES,
     LEVELS_AN_OCTAVE,
@@ -191,7 +185,7 @@ def with_scale(header: WideHeader, scale: float, reach: float) -> WideHeader:
     deepest = sum(int(n.max()) for n in (header.row_levels, header.col_levels) if len(n))
     lowest = MIN_SCALE * 2.0 ** (deepest / LEVELS_AN_OCTAVE + 1.5)
     bounded = min(max(scale, lowest, reach / MAX_CODE), MAX_SCALE / 2)
-    return replace(header, scale=of_bfloat16(bfloat16_pattern(bounded)))
+    return replace(header, scale=nearest_bfloat16(bounded))
 
 
 class Sample:

@@ -244,6 +244,14 @@ def dequantize_narrow(
 
 
 @part
+def invert_scales(scales: ScaleVectors, t: int, inverse: Floats) -> None:
+    """One over each scale of token t; left as they are where the first row is all tokens'."""
+    if t < scales[0].size:
+        for c in range(inverse.size):
+            inverse[c] = inverse_of(scale_of(scales[0][t], scales[1][c]))
+
+
+@part
 def wide_code(ratio: np.float32, units: np.float32) -> np.float32:
     """The code of a value over its scale, with so many units of dither."""
     code = ratio if ratio > -MOST_CODE else -MOST_CODE
@@ -261,9 +269,7 @@ def quantize_wide(
     tokens, channels = x.shape
     inverse = np.empty(channels, np.float32)
     for t in range(tokens):
-        if t < scales[0].size:
-            for c in range(channels):
-                inverse[c] = inverse_of(scale_of(scales[0][t], scales[1][c]))
+        invert_scales(scales, t, inverse)
         for c in range(channels):
             change = x[t, c]
             if base is not None:
@@ -323,9 +329,7 @@ def quantize_symbols(
     tokens, channels = x.shape
     inverse, drawn_of = np.empty(channels, np.float32), np.zeros(channels, np.int32)
     for t in range(tokens):
-        if t < scales[0].size:
-            for c in range(channels):
-                inverse[c] = inverse_of(scale_of(scales[0][t], scales[1][c]))
+        invert_scales(scales, t, inverse)
         if seed is not None:
             draw(t * channels, seed, drawn_of)
         for c in range(channels):

@@ -19,9 +19,8 @@ from swarm_ft.codec.kernels.cpu_grid import (
     compiled_loosely,
     draw,
     drawn,
-    inverse_of,
+    invert_scales,
     part,
-    scale_of,
     shifted,
     to_contexts,
     to_symbols,
@@ -174,9 +173,7 @@ def trellis_symbols(
     per_scale, ratio = np.empty(channels, np.float32), np.empty(codes.size, np.float32)
     drawn_of = np.empty(channels, np.int32)
     for t in range(tokens):
-        if t < scales[0].size:
-            for c in range(channels):
-                per_scale[c] = inverse_of(scale_of(scales[0][t], scales[1][c]))
+        invert_scales(scales, t, per_scale)
         own = slice(t * channels, (t + 1) * channels)
         _ratios(x[t], None if base is None else base[t], per_scale, ratio[own])
         draw(t * channels, coder[0], drawn_of)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_ft.codec.base import Codec, Payload, bfloat16_pattern, of_bfloat16
+from swarm_ft.codec.base import Codec, Payload, bfloat16_pattern, nearest_bfloat16, of_bfloat16
 from swarm_ft.codec.entropy import (
     MAX_CONTEXTS,
     Tables,
@@ -44,7 +44,7 @@ property_test = settings(derandomize=True, deadline=None, max_examples=40)
 def test_numbers_are_rounded_to_bfloat16_as_torch_does(x: float) -> None:
     expected = torch.tensor(x).bfloat16()
     assert bfloat16_pattern(x) == int(expected.view(torch.int16)) & 0xFFFF
-    assert of_bfloat16(bfloat16_pattern(x)) == expected.item()
+    assert nearest_bfloat16(x) == expected.item()
 
 
 def test_every_pattern_is_the_number_that_torch_has_for_it() -> None:
