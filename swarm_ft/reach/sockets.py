@@ -278,7 +278,7 @@ class Joint:
         self._left = 2
         self._lock = threading.Lock()
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
-        self.moved_bytes = 0
+        self._moved_bytes = {one: 0, other: 0}
         for sock in self._pair:
             sock.setblocking(True)
         shape = shape or Shape()
@@ -286,6 +286,11 @@ class Joint:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, shape.receive_buffer_bytes)
         for way in ((one, other, shape.down), (other, one, shape.up)):
             threading.Thread(target=self._move, args=way, daemon=True).start()
+
+    @property
+    def moved_bytes(self) -> int:
+        """How many passed, both ways together; counted before an end is told to who receives."""
+        return sum(self._moved_bytes.values())
 
     async def wait(self) -> None:
         """Until it is over; being cancelled ends it."""
@@ -303,7 +308,7 @@ class Joint:
     def _move(self, source: socket.socket, sink: socket.socket, gate: Gate) -> None:
         try:
             for num_bytes in _moved(source, sink, gate):
-                self.moved_bytes += num_bytes
+                self._moved_bytes[source] += num_bytes  # a thread counts for itself alone
                 rate = self._bytes_per_s()
                 if rate < math.inf:
                     time.sleep(num_bytes / rate)

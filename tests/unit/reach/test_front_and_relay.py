@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
 
 import pytest
 
@@ -69,12 +70,15 @@ async def leg(endpoint: str, *, is_caller: bool, key: object = KEY) -> tuple[soc
         raise
 
 
-async def both_legs(endpoint: str) -> tuple[socket.socket, socket.socket]:
+@asynccontextmanager
+async def both_legs(endpoint: str) -> AsyncIterator[tuple[socket.socket, socket.socket]]:
     one, seen = await leg(endpoint, is_caller=True)
-    assert seen == sockets.endpoint_of(one.getsockname())
-    other, _ = await leg(endpoint, is_caller=False)
-    assert await receive_exactly(one, 1) == await receive_exactly(other, 1) == JOINED
-    return one, other
+    with closing(one):
+        assert seen == sockets.endpoint_of(one.getsockname())
+        other, _ = await leg(endpoint, is_caller=False)
+        with closing(other):
+            assert await receive_exactly(one, 1) == await receive_exactly(other, 1) == JOINED
+            yield one, other
 
 
 async def test_whoever_asks_is_told_where_it_comes_from(front: Front) -> None:
@@ -86,19 +90,20 @@ async def test_whoever_asks_is_told_where_it_comes_from(front: Front) -> None:
 @pytest.mark.usefixtures("way_of_moving")
 async def test_a_relay_joins_two_legs_of_one_meeting(front: Front) -> None:
     relay = Relay(front, KEY.public_key)
-    one, other = await both_legs(await front.listen("127.0.0.1", 0))
     loop, data = asyncio.get_running_loop(), os.urandom(3_000_000)
-    sending = asyncio.create_task(loop.sock_sendall(one, data))
-    assert await receive_exactly(other, len(data)) == data
-    await sending
-    await loop.sock_sendall(other, b"thanks")
-    assert await receive_exactly(one, 6) == b"thanks"
-    assert relay.carries.links == 1
-    assert len(front.kept) == 2
-    assert relay.carries.relayed_bytes == len(data) + 6
-    one.close()
-    assert await loop.sock_recv(other, 1) == b"", "a leg ends with the other one"
-    other.close()
+    async with both_legs(await front.listen("127.0.0.1", 0)) as (one, other):
+        sending = asyncio.create_task(loop.sock_sendall(one, data))
+        assert await receive_exactly(other, len(data)) == data
+        await sending
+        await loop.sock_sendall(other, b"thanks")
+        assert await receive_exactly(one, 6) == b"thanks"
+        assert relay.carries.links == 1
+        assert len(front.kept) == 2
+        one.shutdown(socket.SHUT_WR)
+        assert await loop.sock_recv(other, 1) == b"", "a leg ends with the other one"
+        other.shutdown(socket.SHUT_WR)
+        assert await loop.sock_recv(one, 1) == b""
+        assert relay.carries.relayed_bytes == len(data) + 6, "all is counted before an end is told"
 
 
 @pytest.mark.parametrize("wrong", ["stranger", "expired", "altered", "short", "side"])
@@ -126,16 +131,13 @@ async def test_a_relay_hangs_up_on_who_has_no_ticket(front: Front) -> None:
 async def test_a_relay_gives_away_as_much_as_it_says(front: Front) -> None:
     limits = RelayLimits(link_bytes_per_s=400_000)
     Relay(front, KEY.public_key, limits)
-    one, other = await both_legs(await front.listen("127.0.0.1", 0))
-    began_s, data = time.monotonic(), bytes(200_000)
-    loop = asyncio.get_running_loop()
-    sending = asyncio.create_task(loop.sock_sendall(one, data))
-    await receive_exactly(other, len(data))
-    await sending
-    # What comes in one piece passes in one piece: the last one is not waited for.
-    assert time.monotonic() - began_s >= 0.5 * (len(data) - MAX_CHUNK_BYTES) / 400_000
-    one.close()
-    other.close()
+    async with both_legs(await front.listen("127.0.0.1", 0)) as (one, other):
+        began_s, data = time.monotonic(), bytes(200_000)
+        sending = asyncio.create_task(asyncio.get_running_loop().sock_sendall(one, data))
+        await receive_exactly(other, len(data))
+        await sending
+        # What comes in one piece passes in one piece: the last one is not waited for.
+        assert time.monotonic() - began_s >= 0.5 * (len(data) - MAX_CHUNK_BYTES) / 400_000
 
 
 async def test_what_is_neither_tls_nor_a_preamble_is_dropped(front: Front) -> None:
