@@ -10,8 +10,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from deploy.pages import with_part
 from swarm_ft.errors import BadModel
-from swarm_ft.stage.architecture import architecture_of, check_cuts
-from swarm_ft.stage.skeleton import build_skeleton
+from swarm_ft.protocol.spec.tasks import CausalLm
+from swarm_ft.stage.architecture import anatomy_of
 from tests.families import COMPOSED, small_config
 
 PAGE = Path("docs/models.md")
@@ -43,8 +43,7 @@ def _why_not(model_type: str) -> str | None:
     if model_type in COMPOSED:
         return _COMPOSED
     try:
-        skeleton = build_skeleton(small_config(model_type))
-        check_cuts(skeleton, architecture_of(skeleton))
+        anatomy_of(small_config(model_type), CausalLm())
     except BadModel as exc:
         return exc.message.partition("cannot be cut into stages: ")[2]
     except Exception as exc:  # noqa: BLE001 - of a family that wants other numbers

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -31,6 +31,7 @@ from swarm_ft.stage.heads import head_of
 from swarm_ft.stage.skeleton import (
     ModelConfig,
     base_of,
+    build_skeleton,
     embedded_size,
     fill_buffers,
     is_below,
@@ -136,18 +137,75 @@ def check_seq_length(architecture: Architecture, seq_length: int) -> None:
         raise BadOption(f"--seq-length {seq_length}: the model has {longest} positions")
 
 
-# ---- which module is what
+# ---- a model, and what was found of it
+
+Given = Sequence[tuple[str, object]]
+"""By name; in the place of a weight that is given as it is, that one's name."""
 
 
-def architecture_of(skeleton: PreTrainedModel) -> Architecture:
-    """Where a model keeps its parts, and whether it can be cut between its blocks.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Anatomy:
+    """A model without its weights, and what was found by running it.
 
-    Args:
-        skeleton: as `build_skeleton` gives it; buffers around its blocks are filled.
+    Attributes:
+        skeleton: see `build_skeleton`; who changes it does so in a copy.
+        architecture: where it keeps its parts.
+        given: what each of its blocks gets beside its hidden states.
+    """
+
+    skeleton: PreTrainedModel
+    architecture: Architecture
+    given: Sequence[Given]
+
+    def cut(self, layers: LayerRange) -> PreTrainedModel:
+        """A stage of the model: its blocks, and of what is around them what it needs.
+
+        Raises:
+            BadModel: in the stage the blocks would be given something else than in the whole.
+        """
+        found, stage = self.architecture, copy.deepcopy(self.skeleton)
+        around = (*found.embeddings, *found.shared, *found.ends)
+        absent = (*found.embeddings,) if layers.start > 0 else ()
+        absent += (*found.ends,) if layers.stop < found.num_blocks else ()
+        keep(stage, found.blocks, layers, absent)
+        own = _traced(stage, found.blocks, tuple(p for p in around if p not in absent), layers)
+        _compare(stage, self.given[layers.start : layers.stop], own.given)
+        return stage
+
+
+def anatomy_of(config: ModelConfig, task: Task) -> Anatomy:
+    """Build a model and find out where it keeps its parts; of equal configs the same one.
+
+    A peer asks for its checkpoint and again for its stage, and it takes a fifth of a second.
 
     Raises:
         BadModel: it cannot be cut; says why.
+        ValueError: transformers cannot build it from these numbers.
     """
+    return _anatomy(
+        _Asked(json.dumps(config.to_diff_dict(), sort_keys=True, default=str), task, config)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What an anatomy is known by: all that a config says, and the task."""
+
+    said: str
+    task: Task
+    config: ModelConfig = field(compare=False)
+
+
+@lru_cache(maxsize=4)
+def _anatomy(asked: _Asked) -> Anatomy:
+    found = _taken_apart(build_skeleton(asked.config, asked.task))
+    count = found.architecture.num_blocks
+    if count > 1:  # tried before anybody hosts a stage of it
+        fill_buffers(found.cut(LayerRange(count // 2, count)))
+    return found
+
+
+def _taken_apart(skeleton: PreTrainedModel) -> Anatomy:
     _check_kind(skeleton)
     blocks = _blocks_of(skeleton)
     around = tuple(_around(skeleton, blocks))
@@ -159,7 +217,7 @@ def architecture_of(skeleton: PreTrainedModel) -> Architecture:
     before, after = _sides(skeleton, trace.called, [one for one in around if one not in shared])
     if not (is_below(table, before) and is_below(head, after)):
         raise _refused(skeleton, f"expected {table} in front of all blocks, {head} behind them")
-    return Architecture(
+    architecture = Architecture(
         num_blocks=skeleton.config.num_hidden_layers,
         blocks=blocks,
         embeddings=before,
@@ -169,36 +227,10 @@ def architecture_of(skeleton: PreTrainedModel) -> Architecture:
         head=head,
         positions=_positions(skeleton, table, before),
     )
+    return Anatomy(skeleton=skeleton, architecture=architecture, given=trace.given)
 
 
-def cut(skeleton: PreTrainedModel, architecture: Architecture, layers: LayerRange) -> None:
-    """Leave a stage of the model: its blocks, and of what is around them what it needs.
-
-    Raises:
-        BadModel: in the stage the blocks would be given something else than in the whole.
-    """
-    around = (*architecture.embeddings, *architecture.shared, *architecture.ends)
-    absent = (*architecture.embeddings,) if layers.start > 0 else ()
-    absent += (*architecture.ends,) if layers.stop < architecture.num_blocks else ()
-    whole = _traced(skeleton, architecture.blocks, around, LayerRange(0, architecture.num_blocks))
-    keep(skeleton, architecture.blocks, layers, absent)
-    own = _traced(
-        skeleton, architecture.blocks, tuple(p for p in around if p not in absent), layers
-    )
-    _compare(skeleton, whole.given[layers.start : layers.stop], own.given)
-
-
-def check_cuts(skeleton: PreTrainedModel, architecture: Architecture) -> None:
-    """Whether a model can be cut, tried on a copy: before anybody hosts a stage of it.
-
-    Raises:
-        BadModel: see `cut`.
-    """
-    count = architecture.num_blocks
-    if count > 1:
-        last = copy.deepcopy(skeleton)
-        cut(last, architecture, LayerRange(count // 2, count))
-        fill_buffers(last)
+# ---- which module is what
 
 
 def _refused(skeleton: PreTrainedModel, why: str) -> BadModel:
@@ -322,12 +354,12 @@ class _Trace:
 
     Attributes:
         called: names of modules around the blocks, and `_BLOCK` for each of these, in order.
-        given: what each block got beside its hidden states, by name.
+        given: what each block got beside its hidden states.
         shared: names of modules of whose weights alone some of that is made.
     """
 
     called: list[str] = field(default_factory=list)
-    given: list[dict[str, object]] = field(default_factory=list)
+    given: list[Given] = field(default_factory=list)
     shared: set[str] = field(default_factory=set)
 
 
@@ -413,8 +445,9 @@ def _block_probe(
     if index != len(trace.given):
         raise _refused(skeleton, "expected each block to be called once, one after the other")
     trace.called.append(_BLOCK)
-    trace.given.append(given)
-    for name, value in _leaves(given):
+    leaves = _leaves(given)
+    trace.given.append([(name, _told(skeleton, value)) for name, value in leaves])
+    for name, value in leaves:
         if isinstance(value, Tensor) and value.requires_grad:
             makers = _makers(skeleton, around, value)
             if makers is None:
@@ -505,11 +538,15 @@ def _leaves(given: Mapping[str, object]) -> list[tuple[str, object]]:
     return [(keystr(path), value) for path, value in flat]
 
 
-def _compare(
-    skeleton: PreTrainedModel, whole: list[dict[str, object]], own: list[dict[str, object]]
-) -> None:
+def _told(skeleton: PreTrainedModel, value: object) -> object:
+    if not isinstance(value, nn.Parameter):
+        return value
+    return next((name for name, own in skeleton.named_parameters() if own is value), value)
+
+
+def _compare(skeleton: PreTrainedModel, whole: Sequence[Given], own: Sequence[Given]) -> None:
     for one, other in zip(whole, own, strict=False):
-        for (name, value), (_, again) in zip(_leaves(one), _leaves(other), strict=False):
+        for (name, value), (_, again) in zip(one, other, strict=False):
             if not _is_same(value, again):
                 raise _refused(
                     skeleton,

@@ -34,16 +34,16 @@ from swarm_ft.stage.architecture import (
     EMBED_PART,
     HEAD_PART,
     SHARED_PART,
-    architecture_of,
+    Anatomy,
+    anatomy_of,
     block_part,
-    check_cuts,
     check_model_type,
     settings_text,
 )
 from swarm_ft.stage.conversion import TORCH_DTYPES, Recipe, recipes_for
 from swarm_ft.stage.forms import SCALES, Form, Forms, Packing, own_linears
 from swarm_ft.stage.heads import begun, config_for, head_of
-from swarm_ft.stage.skeleton import ModelConfig, build_skeleton, is_below
+from swarm_ft.stage.skeleton import ModelConfig, is_below
 from swarm_ft.stage.stored import (
     PIECE_BYTES,
     AnyTensor,
@@ -209,20 +209,19 @@ class Checkpoint:
         source: Source,
         config: ModelConfig,
         files: TensorFiles,
-        skeleton: PreTrainedModel,
+        anatomy: Anatomy,
         train: TrainOptions,
     ) -> None:
         self.reference = source.reference
         self.config = config
         self.task = task_of(train)
         self._seed = train.seed
-        self.architecture = architecture_of(skeleton)
-        check_cuts(skeleton, self.architecture)
+        self.architecture = anatomy.architecture
         self._source = source
         self._files = files
-        self._skeleton = skeleton
-        self._own: dict[str, Tensor] = skeleton.state_dict()
-        self._recipes = recipes_for(skeleton, files.names)
+        self._skeleton = anatomy.skeleton
+        self._own: dict[str, Tensor] = self._skeleton.state_dict()
+        self._recipes = recipes_for(self._skeleton, files.names)
         self._parts: defaultdict[str, list[str]] = defaultdict(list)
         for name in sorted(self._own):
             self._parts[self.architecture.part_of(name)].append(name)
@@ -523,10 +522,10 @@ def open_checkpoint(reference: str, train: TrainOptions = _AS_BY_DEFAULT) -> Che
     config = config_for(task_of(train), read_config(source, task_of(train)))
     files = open_tensor_files(source)
     try:
-        skeleton = build_skeleton(config, task_of(train))
+        anatomy = anatomy_of(config, task_of(train))
     except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as exc:
         raise source.refused(f"{CONFIG_FILE} describes no model ({one_line(exc)})") from exc
-    return Checkpoint(source, config, files, skeleton, train)
+    return Checkpoint(source, config, files, anatomy, train)
 
 
 def labels_of(reference: str, task: Task) -> tuple[str, ...]:

@@ -113,7 +113,8 @@ def _key(tensor: Tensor) -> int:
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the memory of all tensors that operations inside give, until it is let go of.
 
-    What a kernel allocates for itself, and gives to nobody, it does not see.
+    What a kernel allocates for itself, and gives to nobody, it does not see. Tensors without
+    memory do not count.
 
     Attributes:
         now: bytes that are there.
@@ -140,7 +141,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Torch's own: an operation is called."""
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and not tensor.is_meta:
                 self._see(tensor)
         return result
 

@@ -29,9 +29,8 @@ from swarm_ft.stage.architecture import (
     EMBED_PART,
     HEAD_PART,
     SHARED_PART,
-    architecture_of,
+    anatomy_of,
     block_part,
-    cut,
 )
 from swarm_ft.stage.device import drawing_apart
 from swarm_ft.stage.forms import own_linears, packing_of, weight_of
@@ -40,7 +39,6 @@ from swarm_ft.stage.skeleton import (
     RECORDED,
     ModelConfig,
     base_of,
-    build_skeleton,
     embedded_size,
     fill_buffers,
     sees_all,
@@ -94,13 +92,13 @@ class StageModule(nn.Module):
 
     def __init__(self, config: ModelConfig, layers: LayerRange, task: Task = _CAUSAL_LM) -> None:
         super().__init__()
-        model = build_skeleton(config, task)
+        anatomy = anatomy_of(config, task)
         self._judge = head_of(task).judge
         self.layers = layers
-        self.architecture = architecture_of(model)
+        self.architecture = anatomy.architecture
         self.is_first = layers.start == 0
         self.is_last = layers.stop == self.architecture.num_blocks
-        cut(model, self.architecture, layers)
+        model = anatomy.cut(layers)
         # Not as a submodule, which would put its name in front of all others.
         self._unnamed = (model,)
         for name, part in model.named_children():

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from swarm_ft.protocol.spec.tasks import CausalLm
-from swarm_ft.stage.architecture import architecture_of
+from swarm_ft.stage.architecture import anatomy_of
 from swarm_ft.stage.checkpoint import (
     CONFIG_FILE,
     GENERATION_FILE,
@@ -19,7 +19,7 @@ from swarm_ft.stage.checkpoint import (
     read_config,
     tokenizer_in,
 )
-from swarm_ft.stage.skeleton import ModelConfig, build_skeleton
+from swarm_ft.stage.skeleton import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +62,7 @@ def open_words(reference: str) -> Words:
     source = find_source(reference)
     config = read_config(source, CausalLm())
     try:
-        architecture = architecture_of(build_skeleton(config))
+        architecture = anatomy_of(config, CausalLm()).architecture
     except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as exc:
         raise source.refused(f"{CONFIG_FILE} describes no model ({one_line(exc)})") from exc
     settings = _generation_settings(source)

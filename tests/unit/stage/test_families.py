@@ -21,10 +21,10 @@ from swarm_ft.errors import BadModel
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import LrSchedule, TrainSpec
+from swarm_ft.protocol.spec.tasks import CausalLm
 from swarm_ft.protocol.spec.training_plan import learning_rate_at, step_microbatches
-from swarm_ft.stage.architecture import architecture_of, check_cuts
+from swarm_ft.stage.architecture import anatomy_of
 from swarm_ft.stage.checkpoint import open_checkpoint
-from swarm_ft.stage.skeleton import build_skeleton
 from tests.families import small_config
 from tests.unit.stage.conftest import (
     SEQ_LENGTH,
@@ -315,8 +315,7 @@ def test_a_family_that_cannot_be_cut_says_why(family: str) -> None:
 
 
 def cut_in_two(family: str) -> None:
-    skeleton = build_skeleton(small_config(family))
-    check_cuts(skeleton, architecture_of(skeleton))
+    anatomy_of(small_config(family), CausalLm())
 
 
 def test_a_model_that_cannot_be_cut_is_refused_before_its_job_is_submitted(tmp_path: Path) -> None:

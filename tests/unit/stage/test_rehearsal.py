@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,6 @@ def trained(checkpoint: Checkpoint, spec: RunSpec, layers: LayerRange) -> StageM
     with live:
         engine = StageEngine(checkpoint, spec, layers, device=CPU, dtype=torch.float32)
         engine.load()
-        gc.collect()  # what cutting a model leaves in circles
         for tensor in engine.weights.module.parameters():
             tensor.detach()  # some were made where nobody counts
         del tensor
