@@ -176,7 +176,7 @@ class Anatomy:
 def anatomy_of(config: ModelConfig, task: Task) -> Anatomy:
     """Build a model and find out where it keeps its parts; of equal configs the same one.
 
-    A peer asks for its checkpoint and again for its stage, and it takes a fifth of a second.
+    A peer asks for its checkpoint and again for its stage; of 80 blocks it takes half a second.
 
     Raises:
         BadModel: it cannot be cut; says why.

@@ -329,4 +329,9 @@ def histogram(codes: Bytes, contexts: Bytes, counts: Counts) -> None:
     for i in range(codes.size):
         bin_ = _U64(_U32(_U32(_U32(codes[i]) * stride) + _U32(contexts[i])))
         tables[_U64(i & last), bin_] += 1
-    counts[:] = tables.sum(0).reshape(counts.shape[1], counts.shape[0]).T
+    for context in range(counts.shape[0]):
+        for symbol in range(counts.shape[1]):
+            count = _I32(0)
+            for turn in range(turns):
+                count += tables[turn, symbol * counts.shape[0] + context]
+            counts[context, symbol] = count
