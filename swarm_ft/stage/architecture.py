@@ -182,16 +182,14 @@ def anatomy_of(config: ModelConfig, task: Task) -> Anatomy:
         BadModel: it cannot be cut; says why.
         ValueError: transformers cannot build it from these numbers.
     """
-    return _anatomy(
-        _Asked(json.dumps(config.to_diff_dict(), sort_keys=True, default=str), task, config)
-    )
+    return _anatomy(_Asked(settings_text(config), task, config))
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What an anatomy is known by: all that a config says, and the task."""
+    """What an anatomy is known by: what follows from a config alone, and the task."""
 
-    said: str
+    settings: str
     task: Task
     config: ModelConfig = field(compare=False)
 

@@ -521,11 +521,19 @@ def open_checkpoint(reference: str, train: TrainOptions = _AS_BY_DEFAULT) -> Che
     source = find_source(reference)
     config = config_for(task_of(train), read_config(source, task_of(train)))
     files = open_tensor_files(source)
+    return Checkpoint(source, config, files, anatomy_in(source, config, task_of(train)), train)
+
+
+def anatomy_in(source: Source, config: ModelConfig, task: Task) -> Anatomy:
+    """Of the model that a checkpoint's config describes.
+
+    Raises:
+        BadModel: it describes none, or one that cannot be cut.
+    """
     try:
-        anatomy = anatomy_of(config, task_of(train))
+        return anatomy_of(config, task)
     except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as exc:
         raise source.refused(f"{CONFIG_FILE} describes no model ({one_line(exc)})") from exc
-    return Checkpoint(source, config, files, anatomy, train)
 
 
 def labels_of(reference: str, task: Task) -> tuple[str, ...]:

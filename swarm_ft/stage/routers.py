@@ -18,7 +18,9 @@ from torch import Tensor
 
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.run_spec import TrainOptions
-from swarm_ft.stage.skeleton import RECORDED, ModelConfig, base_of, build_skeleton
+from swarm_ft.protocol.spec.tasks import task_of
+from swarm_ft.stage.architecture import anatomy_of
+from swarm_ft.stage.skeleton import RECORDED, ModelConfig, base_of
 
 
 def check_routers(config: ModelConfig, options: TrainOptions) -> None:
@@ -29,7 +31,8 @@ def check_routers(config: ModelConfig, options: TrainOptions) -> None:
     """
     if not options.router_aux_loss_coef:
         return
-    recorded = getattr(base_of(build_skeleton(config))[1], "_can_record_outputs", None) or {}
+    base = base_of(anatomy_of(config, task_of(options)).skeleton)[1]
+    recorded = getattr(base, "_can_record_outputs", None) or {}
     if RECORDED not in recorded or not experts_per_token(config):
         raise BadOption(
             "--router-aux-loss-coef: expected a mixture of experts whose routers tell their "

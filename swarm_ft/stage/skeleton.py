@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from swarm_ft.errors import BadModel
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.tasks import CausalLm, Task
+from swarm_ft.protocol.spec.tasks import Task
 from swarm_ft.stage.heads import ENCODERS, config_for, head_of
 
 
@@ -88,10 +88,7 @@ def tells_texts(config: ModelConfig) -> bool:
     return getattr(config, "type_vocab_size", 0) > 1
 
 
-_CAUSAL_LM = CausalLm()
-
-
-def build_skeleton(config: ModelConfig, task: Task = _CAUSAL_LM) -> PreTrainedModel:
+def build_skeleton(config: ModelConfig, task: Task) -> PreTrainedModel:
     """The whole model on the meta device, with a task's head: every name and shape, no memory.
 
     Head and embeddings are two tensors in it, tied or not: they may live on two machines.

@@ -9,11 +9,10 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from swarm_ft.protocol.spec.tasks import CausalLm
-from swarm_ft.stage.architecture import anatomy_of
 from swarm_ft.stage.checkpoint import (
-    CONFIG_FILE,
     GENERATION_FILE,
     Source,
+    anatomy_in,
     find_source,
     one_line,
     read_config,
@@ -61,10 +60,7 @@ def open_words(reference: str) -> Words:
     """
     source = find_source(reference)
     config = read_config(source, CausalLm())
-    try:
-        architecture = anatomy_of(config, CausalLm()).architecture
-    except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as exc:
-        raise source.refused(f"{CONFIG_FILE} describes no model ({one_line(exc)})") from exc
+    architecture = anatomy_in(source, config, CausalLm()).architecture
     settings = _generation_settings(source)
     return Words(
         tokenizer=tokenizer_in(source),

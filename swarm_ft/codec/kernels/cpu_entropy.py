@@ -329,6 +329,7 @@ def histogram(codes: Bytes, contexts: Bytes, counts: Counts) -> None:
     for i in range(codes.size):
         bin_ = _U64(_U32(_U32(_U32(codes[i]) * stride) + _U32(contexts[i])))
         tables[_U64(i & last), bin_] += 1
+    # Not by `sum(0)`: numba compiles the words of its errors too, a tenth of a first start's time.
     for context in range(counts.shape[0]):
         for symbol in range(counts.shape[1]):
             count = _I32(0)

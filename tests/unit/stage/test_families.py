@@ -311,11 +311,7 @@ def check_export(pipeline: Pipeline, source: Path, out: Path) -> None:
 def test_a_family_that_cannot_be_cut_says_why(family: str) -> None:
     why = f"'{family}' cannot be cut into stages: .*{REFUSED[family]}"
     with pytest.raises(BadModel, match=why):
-        cut_in_two(family)
-
-
-def cut_in_two(family: str) -> None:
-    anatomy_of(small_config(family), CausalLm())
+        anatomy_of(small_config(family), CausalLm())
 
 
 def test_a_model_that_cannot_be_cut_is_refused_before_its_job_is_submitted(tmp_path: Path) -> None:
