@@ -69,6 +69,7 @@ from swarm_ft.coordinator.plan.membership import (
     SILENT_S,
     holds_last_commit,
     is_wanted,
+    knows_of,
     loss_in_words,
     may_hold_it,
     missed_last_commit,
@@ -374,6 +375,9 @@ def _is_over(state: SwarmState, run_id: RunId) -> bool:
 def _came(turn: Turn, run: Run, hello: PeerHello) -> None:
     """A peer came, or came back: what it holds decides what can be done with it."""
     peer, before, held = hello.peer_id, run, hello.held_of(run.run_id)
+    is_loading = run.phase is RunPhase.LOADING
+    if not (is_loading or held or knows_of(run, peer)):
+        return
     run = without_state(run, peer)
     holds = dict(run.past.holds)
     if held and missed_last_commit(run, held, peer) and run.past.last_commit:
@@ -383,13 +387,16 @@ def _came(turn: Turn, run: Run, hello: PeerHello) -> None:
         holds[peer] = run.committed_steps
     away = {name: since for name, since in run.attempt.away_since_s.items() if name != peer}
     run = run.with_holds(holds).with_away(away)
-    is_loading = run.phase is RunPhase.LOADING
-    able = share_of(turn.state, run, turn.now_s)
-    if peer in run.peers or (is_loading and with_newcomers(able, run) is not run):
+    if peer in run.peers or (is_loading and _grows(turn, run)):
         detail = run.detail if run.phase is RunPhase.WAITING else f"joined by {peer}"
         attempts.interrupt(turn, replace(run, detail=detail))
     else:
         turn.keep(run)
+
+
+def _grows(turn: Turn, run: Run) -> bool:
+    """Whether somebody is there who can join the run's stages."""
+    return with_newcomers(share_of(turn.state, run, turn.now_s), run) is not run
 
 
 def _dismiss_silent(turn: Turn) -> None:

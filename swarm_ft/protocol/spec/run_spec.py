@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import IntEnum
+from functools import cached_property
 from typing import Annotated, Self, TypeVar
 
 from swarm_ft.errors import BadCodec, BadLayers, BadModel, BadOption
@@ -886,7 +887,7 @@ class TrainSpec(TrainOptions):
         return self.eval_passes[min(self.pass_of(held_out), len(self.eval_passes) - 1)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # no slots, for what is cached
 class RunSpec:
     """One fine-tuning job. Its digest opens every session, so no peer can disagree silently.
 
@@ -928,7 +929,7 @@ class RunSpec:
         """See `TrainOptions.with_codecs`; another job's by its digest, so peers do not say it."""
         return replace(self, train=self.train.with_codecs(codecs))
 
-    @property
+    @cached_property
     def trained_layers(self) -> LayerRange:
         """Blocks in which something trains; see `StageModule.train_only` for embeddings and head.
 
@@ -1039,8 +1040,17 @@ class RunSpec:
 
     def digest(self) -> bytes:
         """16 bytes that two equal specs share and two different ones do not."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> bytes:
         text = json.dumps(asdict(self), sort_keys=True, default=lambda value: value.hex())
         return digest_of(text.encode())
+
+    @cached_property
+    def trusted_with_ends(self) -> frozenset[PeerId]:
+        """The peers of `TrainOptions.trusted_with_ends`, which is split once."""
+        return self.train.trusted_with_ends
 
 
 def _codecs_for(options: TrainOptions) -> dict[str, str]:
