@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator.facts.events import RollbackRecord, StandingRecord, Turn
-from swarm_ft.coordinator.facts.standing import Standing
+from swarm_ft.coordinator.decide import blame
+from swarm_ft.coordinator.facts.events import RollbackRecord, Turn
 from swarm_ft.coordinator.facts.state import (
     AttemptState,
     Awaited,
@@ -29,6 +29,7 @@ from swarm_ft.coordinator.plan.membership import (
     arrangement,
     first_arranged,
     hopeless_for,
+    is_resting,
     learners_of,
     loss_in_words,
     lost_in_words,
@@ -148,37 +149,26 @@ def _reasons_to_idle(state: SwarmState, now_s: float) -> Mapping[PeerId, str]:
     return found
 
 
-def blame(turn: Turn, run: Run, peer_id: PeerId, reason: str, *, by: str = "") -> bool:
-    """Count a peer's failure, by its own word or another's; whether it is set aside for that."""
-    before, attempt = turn.state.standing(peer_id), run.attempt.number
-    after = before.after_failure(run.run_id, attempt, reason, turn.now_s, by=by)
-    _stand(turn, run, peer_id, after)
-    return turn.state.is_aside(peer_id, turn.now_s)
+def do_without(
+    turn: Turn, run: Run, reasons: Mapping[PeerId, str], *, has_control: bool = True
+) -> None:
+    """Set peers aside, each for its reason, and go on without them.
 
-
-def set_aside(turn: Turn, run: Run, peer_id: PeerId, reason: str) -> None:
-    """Do without a peer for a while."""
-    _stand(turn, run, peer_id, turn.state.standing(peer_id).set_aside(f"it {reason}", turn.now_s))
-
-
-def do_without(turn: Turn, run: Run, reasons: Mapping[PeerId, str]) -> None:
-    """Set peers aside, each for its reason, and go on without them."""
+    Args:
+        turn: this one.
+        run: whose peers they are.
+        reasons: for each of them, in words.
+        has_control: whether others did the same better; if not, this run alone goes without them.
+    """
     words = []
     for peer, why in reasons.items():
         words.append(loss_in_words(turn.state, run, peer, why))
-        set_aside(turn, run, peer, why)
+        if has_control:
+            blame.set_aside(turn, run, peer, why)
+        else:
+            run = blame.rest(turn, run, peer, f"it {why}")
         run = without_state(run, peer)
     interrupt(turn, replace(run, detail="; ".join(words)))
-
-
-def _stand(turn: Turn, run: Run, peer_id: PeerId, standing: Standing) -> None:
-    was_aside = turn.state.is_aside(peer_id, turn.now_s)
-    turn.state = turn.state.with_standing(peer_id, standing)
-    if standing.is_aside(turn.now_s) and not was_aside:
-        words = f"peer {peer_id} {standing.words}"
-        turn.happened(EventKind.PEER_SET_ASIDE, run, peer_id, words=words)
-    if standing.is_aside(turn.now_s):
-        turn.write(StandingRecord(peer_id, standing, standing.aside_until_s - turn.now_s))
 
 
 def offered(turn: Turn, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
@@ -259,10 +249,12 @@ def _let_leavers_go(turn: Turn, before: Run) -> None:
 def _is_waited_for(turn: Turn, run: Run, able: SwarmState) -> bool:
     """Whether all that the run lacks are peers that are set aside, and nobody could do without."""
     here = [p for p in run.peers if p in turn.state.members and p not in run.misfits]
-    aside = [p for p in here if turn.state.is_aside(p, turn.now_s)]
+    aside = [p for p in here if is_resting(turn.state, run, p, turn.now_s)]
     if not aside or arrangement(able, run, turn.now_s).assignments:
         return False
-    words = turn.state.standing(aside[0]).words
+    is_for_all = turn.state.is_aside(aside[0], turn.now_s)
+    standing = turn.state.standing(aside[0]) if is_for_all else run.conduct(aside[0]).standing
+    words = standing.words
     _without_peers(turn, run, f"waiting for peer {aside[0]}, {words}")
     return True
 

@@ -38,6 +38,7 @@ from types import MappingProxyType
 
 from swarm_ft.coordinator.decide import (
     attempts,
+    blame,
     commits,
     history,
     keeping,
@@ -85,6 +86,7 @@ from swarm_ft.errors import (
     BuffersLost,
     NonFinite,
     NotAllowed,
+    OutOfMemory,
     OutOfTurn,
     SwarmError,
     Unavailable,
@@ -115,8 +117,6 @@ from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.spec.grant import Grant
 
 _NO_RUN = RunId("")
-RETRY_S = 2.0
-"""Rest after an attempt that a peer could not go on with, before the next one."""
 
 
 def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, list[Effect]]:
@@ -233,7 +233,7 @@ def _ready(turn: Turn, run: Run, peer_id: PeerId, message: StageReady | StepRead
     refusal = report_refusal(run, peer_id, message)
     if refusal is not None:
         why = f"told what cannot be: {refusal.message}"
-        attempts.blame(turn, run, peer_id, why)
+        turn.keep(blame.count(turn, run, peer_id, why))
         _peer_gone(turn, peer_id, why, EventKind.PEER_REFUSED, away_since_s=-math.inf)
         turn.dismiss(peer_id, refusal)
     elif isinstance(message, StageReady):
@@ -279,21 +279,20 @@ def _cannot_host(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> No
 
 
 def _doubted(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
-    """The step is done again, by replicas where there are some; two who say so are believed.
+    """Have others do the step, where they can: if they fail too, the run diverged, see `blame`.
 
-    But nobody on probation is: where all are let in, anybody could end a run.
+    Nobody on probation is believed: where all are let in, anybody could end a run.
     """
     if not turn.state.carries(peer_id):
-        attempts.do_without(turn, run, {peer_id: f"is alone to say so: {error.message}"})
+        why = f"is alone to say so: {error.message}"
+        attempts.do_without(turn, run, {peer_id: why}, has_control=False)
         return
-    step = StepNumber(run.committed_steps)
-    agrees = [p for p, doubted in run.doubts.items() if doubted == step and p != peer_id]
-    if agrees:
-        words = f"peers {agrees[0]} and {peer_id} say so: {error.message}"
-        attempts.end(turn, run, RunPhase.FAILED, words)
+    run, ends_for = blame.suspect(turn, run, peer_id, error)
+    if ends_for:
+        attempts.end(turn, run, RunPhase.FAILED, ends_for)
         return
-    run = replace(run, doubts=MappingProxyType({**run.doubts, peer_id: step}))
-    _failed(turn, run, peer_id, error)
+    run = blame.doubt(turn, run, peer_id, error.message)
+    attempts.interrupt(turn, replace(run, detail=f"peer {peer_id}: {error.message}"))
 
 
 def _lost(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
@@ -314,18 +313,24 @@ def _failed(
     Nobody can tell which end of a link is broken, so it counts for both. Who is broken has others
     too that say so, and is set aside before them. Who is on probation blames nobody else.
     """
-    detail, not_before_s = f"peer {peer_id}: {error.message}", turn.now_s + RETRY_S
+    run, ends_for = blame.suspect(turn, run, peer_id, error)
+    if ends_for:
+        attempts.end(turn, run, RunPhase.FAILED, ends_for)
+        return
+    detail = f"peer {peer_id}: {error.message}"
     if isinstance(error, OutOfTurn) and run.phase is RunPhase.LOADING:
         # What it holds is not what is known here; start at once from what is known.
-        run, not_before_s = without_state(run, peer_id), run.not_before_s
+        run = replace(without_state(run, peer_id), not_before_s=turn.now_s)
     elif peer_id in run.listeners and not isinstance(error, Unavailable):
         run = without_state(run, peer_id)  # a sum is lost, or the state is not one
     is_heard = about in run.peers and about != peer_id and turn.state.carries(peer_id)
     ends = {peer_id: ""} | ({about: peer_id} if about is not None and is_heard else {})
+    has_control = not isinstance(error, OutOfMemory)
     for end, by in ends.items():
-        if attempts.blame(turn, run, end, error.message, by=by):
+        run = blame.count(turn, run, end, error.message, by=by, has_control=has_control)
+        if run.is_without(end, turn.now_s):
             detail += f"; peer {end} failed too often and is set aside"
-    attempts.interrupt(turn, replace(run, detail=detail, not_before_s=not_before_s))
+    attempts.interrupt(turn, replace(run, detail=detail))
 
 
 # ---- who comes and goes
