@@ -90,6 +90,7 @@ from swarm_ft.protocol.messages.control import (
     FromPeer,
     PeerHello,
     PlanStep,
+    Renewed,
     Revoked,
     ToPeer,
 )
@@ -447,6 +448,11 @@ class CoordinatorService:
                 outbox.drop(NotAllowed(f"peer {peer_id}: its key was revoked"))
             else:
                 self._put(peer_id, Say(peer_id, self._revoked))
+
+    def renewed(self, name: str, until_unix_s: float) -> None:
+        """Notify all peers that a member has a newer certificate: they keep its calls open."""
+        for peer_id in self._outboxes:
+            self._put(peer_id, Say(peer_id, Renewed(name=name, until_unix_s=until_unix_s)))
 
     def send_all_away(self, reason: str) -> None:
         """Nobody is a member any more."""

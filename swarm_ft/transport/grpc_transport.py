@@ -269,24 +269,41 @@ class GrpcChannel:
         self, endpoint: str, name: str, options: GrpcOptions, place: LocalPlace | None = None
     ) -> None:
         self._remote = endpoint or f"peer {name}"
+        self._name = name
         self._options = options
         # `dns:///` so that no endpoint, which a stranger may have announced, can choose
         # another of gRPC's schemes, such as `unix:`.
-        target = f"dns:///{endpoint}" if place is None else place.target
-        arguments = channel_arguments(options)
-        if options.credentials is None:
-            self._channel = grpc.aio.insecure_channel(target, options=arguments)
-        else:
-            from swarm_ft.transport.credentials import name_argument  # needs cryptography
+        self._target = f"dns:///{endpoint}" if place is None else place.target
+        self._channel, self._shown = self._new_channel()
+        self._older: list[grpc.aio.Channel] = []
 
-            self._channel = grpc.aio.secure_channel(
-                target,
-                options.credentials.for_channel(),
-                options=[*arguments, name_argument(name)],
-            )
+    def _new_channel(self) -> tuple[grpc.aio.Channel, object]:
+        """A connection to be, and the certificate that it will show."""
+        credentials, arguments = self._options.credentials, channel_arguments(self._options)
+        if credentials is None:
+            return grpc.aio.insecure_channel(self._target, options=arguments), None
+        from swarm_ft.transport.credentials import name_argument  # needs cryptography
+
+        channel = grpc.aio.secure_channel(
+            self._target,
+            credentials.for_channel(),
+            options=[*arguments, name_argument(self._name)],
+        )
+        return channel, credentials.certificate
+
+    def _show_newest(self) -> None:
+        """Connect anew after a renewal: servers refuse calls by a certificate that has expired.
+
+        Calls under way go on over the older connection, which the server closes after them.
+        """
+        credentials = self._options.credentials
+        if credentials is not None and credentials.certificate is not self._shown:
+            self._older.append(self._channel)
+            self._channel, self._shown = self._new_channel()
 
     def open(self, method: Method[Request, Reply]) -> GrpcStream[Request, Reply]:
         """See `Channel`. All kinds of rpc look alike on the wire, so all are opened alike."""
+        self._show_newest()
         begun = self._channel.stream_stream(method.path)(wait_for_ready=False)
         return ClientStream(
             begun,
@@ -299,7 +316,8 @@ class GrpcChannel:
 
     async def close(self) -> None:
         """See `Channel`."""
-        await self._channel.close()
+        for channel in (*self._older, self._channel):
+            await channel.close()
 
 
 class ClientStream(GrpcStream[Out, In]):

@@ -51,6 +51,10 @@ class Validity:
         known_s = self._expires_unix_s.get(name, until_unix_s)
         self._expires_unix_s[name] = max(known_s, until_unix_s)
 
+    def expires_unix_s(self, name: str) -> float | None:
+        """When the newest known certificate of a member expires; None if none is known."""
+        return self._expires_unix_s.get(name)
+
     def refusal(self, caller: Caller) -> SwarmError | None:
         """Why this caller is not served; None if it is.
 
