@@ -201,8 +201,16 @@ class _Parts:
         self._ticket_key = new_key()  # good for a minute's tickets, and for this process
         self._introductions = Introductions(lambda: self._ticket_key, SystemClock())
         self.service = self._new_service(journal, recording)
-        leave = self.service.revoke, self.service.send_all_away
-        self.enrolment = Enrolment(*owned, nodes, told.dht_prefix, *leave) if owned else None
+        self.enrolment: Enrolment | None = None
+        if owned:
+            self.enrolment = Enrolment(
+                *owned,
+                nodes,
+                told.dht_prefix,
+                on_revoked=self.service.revoke,
+                on_void=self.service.send_all_away,
+                on_renewed=self.service.renewed,
+            )
         credentials = self.enrolment.credentials if self.enrolment else None
         self._grpc = GrpcTransport(GrpcOptions(credentials=credentials))
         self._fronted = FrontedTransport(self._grpc) if owned else None

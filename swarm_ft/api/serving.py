@@ -229,7 +229,7 @@ async def peer_up(
         control_transport=GrpcTransport(control),
         clock=SystemClock(),
         make_engine=make_engine,
-        on_revoked=own.revoke if own else None,
+        validity=own.validity if own else None,
         on_leave=on_leave,
         is_relayed=home.is_relayed if home else lambda _: False,
         at_rest=home.at_rest if home else lambda: None,

@@ -49,10 +49,18 @@ from swarm_ft.coordinator.facts.state import QUEUE_S, RESULT_S, Run, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.happenings import Happenings
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.places import Places
 from swarm_ft.coordinator.recording.recorder import Recorder, Sink, Surroundings
 from swarm_ft.coordinator.relays import RelayRoll
 from swarm_ft.coordinator.submission import Submissions
-from swarm_ft.coordinator.watching import FIRST_PAGE, Watcher, Watchers, overview, told_to
+from swarm_ft.coordinator.watching import (
+    FIRST_PAGE,
+    StatusFrames,
+    Watcher,
+    Watchers,
+    overview,
+    told_to,
+)
 from swarm_ft.errors import (
     BadInput,
     BadOption,
@@ -90,6 +98,7 @@ from swarm_ft.protocol.messages.control import (
     FromPeer,
     PeerHello,
     PlanStep,
+    Renewed,
     Revoked,
     ToPeer,
 )
@@ -111,6 +120,7 @@ from swarm_ft.transport.methods import (
     STATUS,
     SUBMIT,
     WATCH,
+    Encoded,
 )
 from swarm_ft.transport.rules import check_name, is_owner, may_read
 
@@ -133,10 +143,15 @@ JOINS_PER_S = 4.0
 """Of one address and of one peer; each costs a decision over all runs."""
 ADDRESS_BURST, PEER_BURST = 128, 8
 """At once: all peers of one address come back together after a restart, a peer comes once."""
+MAX_FOLLOWERS, MAX_OWN_FOLLOWERS = 64, 8
+"""Calls that follow what happens: of all members, and of one. The owner's page takes none."""
+MAX_ENCODED_EVENTS = 20_000
+"""Kept as bytes for the next reader: all that the journal has, with words and without."""
 DEFAULT_QUOTAS = Quotas()
 
 PeerStream = MessageStream[ToPeer, FromPeer]
 WatchStream = MessageStream[RunEvent | PeerTimeline, WatchRequest]
+EventsStream = MessageStream[SwarmEvent | Encoded, EventsRequest]
 
 
 class _Outbox:
@@ -241,6 +256,9 @@ class CoordinatorService:
         self._outboxes: dict[PeerId, _Outbox] = {}
         self._counted: tuple[object, asyncio.Task[Counts]] | None = None
         self._watchers = Watchers()
+        self._frames = StatusFrames(self._encoded_status, lambda: self._state)
+        self._followers = Places(MAX_FOLLOWERS, MAX_OWN_FOLLOWERS, "followers")
+        self._encoded_events: dict[tuple[int, bool], Encoded] = {}
         self._unix_s = unix_s
         self._is_ending = False
         self._happenings = Happenings(journal, unix_s)
@@ -448,6 +466,11 @@ class CoordinatorService:
             else:
                 self._put(peer_id, Say(peer_id, self._revoked))
 
+    def renewed(self, name: str, until_unix_s: float) -> None:
+        """Notify all peers that a member has a newer certificate: they keep its calls open."""
+        for peer_id in self._outboxes:
+            self._put(peer_id, Say(peer_id, Renewed(name=name, until_unix_s=until_unix_s)))
+
     def send_all_away(self, reason: str) -> None:
         """Nobody is a member any more."""
         for outbox in self._outboxes.values():
@@ -529,7 +552,9 @@ class CoordinatorService:
         request = await stream.receive()
         run = self._named(request, stream.caller)
         is_tracing = request is not None and request.traced
-        with self._watchers.watching(run.run_id, is_tracing=is_tracing) as watcher:
+        member = _member(stream.caller)
+        watching = self._watchers.watching(run.run_id, is_tracing=is_tracing, member=member)
+        with watching as watcher:
             # A watcher that does not read may be dropped while it is waited for.
             await until_one_ends(self._tell_all(stream, run, watcher), watcher.dropped())
 
@@ -569,9 +594,12 @@ class CoordinatorService:
             self._handle(event(run.run_id))
         await stream.send(self._state.runs[run.run_id].status)
 
-    async def _status(self, stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
+    async def _status(self, stream: MessageStream[SwarmStatus | Encoded, StatusRequest]) -> None:
         request = await stream.receive() or StatusRequest()
-        await stream.send(self.status(request, stream.caller))
+        await stream.send(Encoded(await self._frames.frame(request, stream.caller)))
+
+    def _encoded_status(self, page: StatusRequest, caller: Caller | None) -> bytes:
+        return STATUS.reply.to_bytes(self.status(page, caller))
 
     @property
     def is_ready(self) -> bool:
@@ -693,23 +721,35 @@ class CoordinatorService:
     async def happened(
         self, request: EventsRequest, caller: Caller | None = None
     ) -> AsyncGenerator[SwarmEvent, None]:
-        """What happened, and perhaps what happens, as this caller may know it; None: all of it.
-
-        Raises:
-            Busy: so many others follow.
-        """
+        """What happened, and perhaps what happens, as this caller may know it; None: all of it."""
         events = self._happenings.told(request.since, follows=request.follows)
         async with aclosing(events):
             async for event in events:
                 if request.run_id in (None, event.run_id):
                     yield told_to(self._state, caller, event)
 
-    async def _events(self, stream: MessageStream[SwarmEvent, EventsRequest]) -> None:
+    async def _events(self, stream: EventsStream) -> None:
         request = await stream.receive() or EventsRequest()
+        if not request.follows:
+            await self._send_events(stream, request)
+            return
+        with self._followers.taken(_member(stream.caller)) as place:
+            await until_one_ends(self._send_events(stream, request), place.lost())
 
+    async def _send_events(self, stream: EventsStream, request: EventsRequest) -> None:
         async with aclosing(self.happened(request, stream.caller)) as events:
             async for event in events:
-                await stream.send(event)
+                await stream.send(self._encoded_event(event))
+
+    def _encoded_event(self, event: SwarmEvent) -> Encoded:
+        """An event, with its words or without, as bytes that are made once for all readers."""
+        key = event.serial, bool(event.words)
+        found = self._encoded_events.get(key)
+        if found is None:
+            found = self._encoded_events[key] = Encoded(EVENTS.reply.to_bytes(event))
+            if len(self._encoded_events) > MAX_ENCODED_EVENTS:
+                del self._encoded_events[next(iter(self._encoded_events))]
+        return found
 
     def _named(
         self,
@@ -767,6 +807,11 @@ def _evenly(first: int, stop: int, max_points: int) -> list[int]:
     """All numbers from `first` to before `stop`, or so many, the last among them."""
     stride = max(1, -(-(stop - first) // max_points))
     return list(range(stop - 1, first - 1, -stride))[::-1]
+
+
+def _member(caller: Caller | None) -> str:
+    """Whose calls count together; empty where nobody has keys."""
+    return caller.name if caller is not None else ""
 
 
 def _may_end(caller: Caller | None, run: Run) -> bool:

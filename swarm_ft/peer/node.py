@@ -10,7 +10,7 @@ import contextlib
 import math
 import time
 from collections import ChainMap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -59,6 +59,7 @@ from swarm_ft.protocol.messages.control import (
     PeerLeaving,
     PlanStep,
     ReleaseStage,
+    Renewed,
     Revoked,
     SaveStage,
     StayIdle,
@@ -74,6 +75,7 @@ from swarm_ft.stage.device import begin_codec_thread
 from swarm_ft.transfer import Downloader, OfferedShard, offered_to, serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Channel, Handler, Method, Transport, until_one_ends
 from swarm_ft.transport.methods import FETCH_CHUNKS, GENERATE, LINK, LIST_CHUNKS
+from swarm_ft.transport.validity import Validity
 
 logger = get_logger(__name__)
 
@@ -133,7 +135,7 @@ class PeerNode:
         control_transport: reaches the coordinator, if something else does.
         clock: the time.
         make_engine: what computes.
-        on_revoked: hears whose calls are to be refused from now on.
+        validity: of those who call this peer; the coordinator's notices change it.
         on_leave: hears what this peer waits for while it would leave, or pauses.
         is_relayed: tells whether the stream to another peer goes over a relay.
         sent_bytes: tells how many bytes this peer sent to others.
@@ -150,7 +152,7 @@ class PeerNode:
         control_transport: Transport | None = None,
         clock: Clock,
         make_engine: EngineMaker,
-        on_revoked: Callable[[Collection[str]], None] | None = None,
+        validity: Validity | None = None,
         on_leave: Callable[[LeaveProgress], None] = log_progress,
         is_relayed: Callable[[PeerId], bool] = lambda _: False,
         at_rest: Callable[[], None] = lambda: None,
@@ -158,7 +160,7 @@ class PeerNode:
         rng: Random | None = None,
     ) -> None:
         self._options = options
-        self._on_revoked = on_revoked
+        self._validity = validity or Validity()
         self._at_rest = at_rest
         self._sent_bytes = sent_bytes
         self._make_engine = make_engine
@@ -188,6 +190,7 @@ class PeerNode:
             hello=self._hello,
             alive=self._alive,
             obey=self._obey,
+            obey_at_once=self._obey_at_once,
             beside=self._tell_machine,
         )
         self.presence = Presence(self._link.say, on_leave)
@@ -390,7 +393,7 @@ class PeerNode:
                 await self._release(message)
             case KeepShard() | GiveShard() | DropShards():
                 await self._keep(message)
-            case StayIdle() | Revoked() | LeaveProgress() | ClockReply():
+            case StayIdle() | LeaveProgress() | ClockReply():
                 self._hear(message)
 
     async def _commit(self, commit: CommitStep) -> None:
@@ -408,15 +411,23 @@ class PeerNode:
             case DropShards():
                 await self._kept.drop(message)
 
-    def _hear(self, message: StayIdle | Revoked | LeaveProgress | ClockReply) -> None:
+    def _obey_at_once(self, message: ToPeer) -> bool:
+        """Heed who may call, before what came earlier is done; says whether it was that."""
+        match message:
+            case Revoked(names=names):
+                self._validity.revoke(names)
+            case Renewed(name=name, until_unix_s=until_unix_s):
+                self._validity.certified(name, until_unix_s)
+            case _:
+                return False
+        return True
+
+    def _hear(self, message: StayIdle | LeaveProgress | ClockReply) -> None:
         match message:
             case LeaveProgress():
                 self.presence.heard(message)
             case StayIdle(reason=reason):
                 logger.warning("nothing to do here: %s; this peer stays, for other runs", reason)
-            case Revoked(names=names):
-                if self._on_revoked is not None:
-                    self._on_revoked(names)
             case ClockReply():
                 for host in self._hosts.values():
                     host.timeline.heard(message)
