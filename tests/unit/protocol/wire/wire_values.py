@@ -27,6 +27,7 @@ from swarm_ft.protocol.messages.reports import (
 )
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList
 from swarm_ft.protocol.messages.timeline import Spans
+from swarm_ft.protocol.spec.addresses import IpAndPort
 from swarm_ft.protocol.spec.bounds import (
     MAX_ENDPOINT_CHARS,
     MAX_ID_CHARS,
@@ -155,6 +156,9 @@ _BY_BOUND: Mapping[type, Callable[[Any, FieldDescriptor | None], Strategy]] = {
     Line: lambda _, __: st.text(_PRINTABLE, max_size=40),
     HostAndPort: lambda _, __: st.sampled_from(
         ("peer.example:7001", "192.0.2.7:1", "[2001:db8::7]:65535")
+    ),
+    IpAndPort: lambda _, __: st.sampled_from(
+        ("198.51.100.7:7001", "192.168.1.7:1", "127.0.0.1:9", "[2001:db8::7]:65535")
     ),
     Cleaned: lambda _, __: st.text(_PRINTABLE, max_size=40),
     OneOf: lambda bound, _: st.sampled_from(bound.values),
@@ -407,6 +411,17 @@ _BEYOND: Mapping[type, tuple[Any, ...]] = {
     NameList: ("a,", "a,b/c", " a", ",".join(["a"] * 65), "a\nb", "x" * (MAX_ID_CHARS + 1)),
     Line: ("x" * (MAX_TEXT_CHARS + 1), "\x1b[2J"),
     HostAndPort: ("unix:/tmp/x", "h:0", "h:65536", "h" * MAX_ENDPOINT_CHARS + ":1", "a b:1"),
+    IpAndPort: (
+        "peer.example:7001",
+        "127.1:9",
+        "0.0.0.0:9",
+        "169.254.169.254:80",
+        "224.0.0.1:9",
+        "[::ffff:127.0.0.1]:9",
+        "[fe80::1]:9",
+        "[2001:DB8::7]:9",
+        "192.0.2.7:0",
+    ),
     WholeTokens: (b"", bytes(3), bytes(6), bytes(4 * 2**17 + 4)),
 }
 
