@@ -14,7 +14,7 @@ from swarm_ft.coordinator.journal import journal as journals
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.events import EventKind, SwarmEvent
-from swarm_ft.protocol.spec.bounds import MAX_TEXT_CHARS
+from swarm_ft.protocol.spec.bounds import MAX_TEXT_BYTES, cut_text
 
 EVENTS_AT_ONCE = 256
 """Read from the journal; others wait meanwhile."""
@@ -60,7 +60,7 @@ class Happenings:
                 peer_id=one.peer_id,
                 from_step=_step(one.from_step),
                 to_step=_step(one.to_step),
-                words=one.words[:MAX_TEXT_CHARS],
+                words=cut_text(one.words, MAX_TEXT_BYTES),
             )
             for serial, one in enumerate(happened, self._next_serial)
         ]

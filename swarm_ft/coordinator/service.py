@@ -16,6 +16,7 @@ from typing import Any
 from swarm_ft import __version__, failpoints
 from swarm_ft.clock import Clock
 from swarm_ft.coordinator.capacity import Capacity
+from swarm_ft.coordinator.decide.faults import run_at_fault, run_of
 from swarm_ft.coordinator.decide.machine import decide
 from swarm_ft.coordinator.facts.events import (
     CodecsChanged,
@@ -32,6 +33,7 @@ from swarm_ft.coordinator.facts.events import (
     RateChanged,
     Record,
     ResultCollected,
+    RunAborted,
     RunCancelled,
     RunPaused,
     RunRecord,
@@ -65,6 +67,7 @@ from swarm_ft.errors import (
     BadInput,
     BadOption,
     JournalError,
+    MalformedMessage,
     NotAllowed,
     NotFound,
     OutOfTurn,
@@ -148,6 +151,7 @@ MAX_FOLLOWERS, MAX_OWN_FOLLOWERS = 64, 8
 MAX_ENCODED_EVENTS = 20_000
 """Kept as bytes for the next reader: all that the journal has, with words and without."""
 DEFAULT_QUOTAS = Quotas()
+BUG = "a bug; the coordinator's log has the details"
 
 PeerStream = MessageStream[ToPeer, FromPeer]
 WatchStream = MessageStream[RunEvent | PeerTimeline, WatchRequest]
@@ -159,10 +163,16 @@ class _Outbox:
 
     Args:
         load: the message to send, with a plan's tokens; None if it is of no use any more.
+        on_unsendable: called with a message that has no form on the wire, or is too long.
     """
 
-    def __init__(self, load: Callable[[Say], Awaitable[ToPeer | None]]) -> None:
+    def __init__(
+        self,
+        load: Callable[[Say], Awaitable[ToPeer | None]],
+        on_unsendable: Callable[[Say, Exception], None],
+    ) -> None:
         self._load = load
+        self._on_unsendable = on_unsendable
         self._queue: asyncio.Queue[Say | SwarmError] = asyncio.Queue(MAX_QUEUED_TO_PEER)
         self._dropped: asyncio.Future[SwarmError] = asyncio.get_running_loop().create_future()
 
@@ -186,7 +196,10 @@ class _Outbox:
                 raise item
             message = await self._load(item)
             if message is not None:
-                await stream.send(message)
+                try:
+                    await stream.send(message)
+                except (MalformedMessage, ValueError, TypeError) as error:  # it was not sent
+                    self._on_unsendable(item, error)
             if isinstance(message, CommitStep):
                 failpoints.reached("commit-said")
 
@@ -317,20 +330,82 @@ class CoordinatorService:
     def _handle(self, event: Event) -> None:
         if self._broken.done():
             self._broken.result()
-        before = self._state
-        self._state, effects = decide(before, event, self._clock.now_s())
-        if self._recorder is not None and not self._is_ending:
-            self._recorder.decided(before, event, self._state, effects)
+        before, now_s = self._state, self._clock.now_s()
         try:
-            records = [effect for effect in effects if isinstance(effect, Record)]
-            self._write(records, [effect for effect in effects if isinstance(effect, Happened)])
-            if any(isinstance(record, CommitRecord) for record in records):
-                failpoints.reached("commit-written")
-            for effect in effects:
-                self._perform(effect)
+            after, effects = decide(before, event, now_s)
+        except Exception as error:
+            is_abort = isinstance(event, RunAborted)
+            run_id = None if is_abort else run_at_fault(before, event, now_s)
+            if run_id is None:
+                raise
+            self._abort_and_retry(run_id, error, event)
+            return
+        try:
+            written = self._take(event, after, effects)
         except SwarmError as error:
             self._broken.set_exception(error)
             raise
+        if written:
+            self._perform_all(effects)
+
+    def _take(self, event: Event, after: SwarmState, effects: list[Effect]) -> bool:
+        """Make a decision durable, and the state what it says; False if it cannot be written.
+
+        Raises:
+            JournalError: the journal takes nothing.
+        """
+        records = [effect for effect in effects if isinstance(effect, Record)]
+        try:
+            self._write(records, [effect for effect in effects if isinstance(effect, Happened)])
+        except SwarmError:
+            raise
+        except Exception as error:
+            run_ids = {run_of(effect) for effect in effects if run_of(effect) is not None}
+            (run_id,) = run_ids if len(run_ids) == 1 else (None,)
+            if run_id is None or isinstance(event, RunAborted):
+                raise JournalError(f"a decision cannot be written: {error!r:.200}") from error
+            self._abort_and_retry(run_id, error, event)
+            return False
+        before, self._state = self._state, after
+        if self._recorder is not None and not self._is_ending:
+            self._recorder.decided(before, event, after, effects)
+        if any(isinstance(record, CommitRecord) for record in records):
+            failpoints.reached("commit-written")
+        return True
+
+    def _perform_all(self, effects: list[Effect]) -> None:
+        failed: dict[RunId, Exception] = {}
+        for effect in effects:
+            try:
+                self._perform(effect)
+            except Exception as error:
+                run_id = run_of(effect)
+                if run_id is None:
+                    raise
+                failed.setdefault(run_id, error)
+        for run_id, error in failed.items():
+            self._abort(run_id, error)
+
+    def _abort_and_retry(self, run_id: RunId, error: Exception, event: Event) -> None:
+        """Fail a run; then decide again about an event that is not about this run alone."""
+        self._abort(run_id, error)
+        if run_id != run_of(event):
+            self._handle(event)
+
+    def _abort(self, run_id: RunId, error: Exception) -> None:
+        """Fail a run after a bug, so that all others go on. The log gets the traceback, once."""
+        run = self._state.runs.get(run_id)
+        if run is None or run.phase > RunPhase.FINISHED:
+            return
+        logger.error("run %s: a bug in the coordinator; the run fails", run_id, exc_info=error)
+        self._handle(RunAborted(run_id, f"the coordinator cannot go on with it: {BUG}"))
+
+    def _unsendable(self, say: Say, error: Exception) -> None:
+        run_id = run_of(say)
+        if run_id is None:
+            raise error
+        with contextlib.suppress(SwarmError):  # a journal that fails ends `run`, which tells why
+            self._abort(run_id, error)
 
     def _write(self, records: list[Record], happened: list[Happened]) -> None:
         # That peers lose a coordinator that ends says nothing of them.
@@ -376,10 +451,16 @@ class CoordinatorService:
         failpoints.reached_meanwhile("snapshot-saved")
         try:
             await self._list_snapshot(effect)
-        except SwarmError as error:
-            logger.warning("run %s: snapshot of step %d: %s", run_id, snapshot.step, error.message)
+        except Exception as error:
+            words = error.message if isinstance(error, SwarmError) else BUG
+            known = isinstance(error, SwarmError)
+            logger.warning(
+                "run %s: snapshot of step %d: %s",
+                *(run_id, snapshot.step, words),
+                exc_info=None if known else error,
+            )
             with contextlib.suppress(SwarmError):
-                self._handle(SnapshotLost(run_id, snapshot, error.message))
+                self._handle(SnapshotLost(run_id, snapshot, words))
             return
         logger.info("run %s: snapshot of step %d is whole", run_id, snapshot.step)
         with contextlib.suppress(SwarmError):  # a journal that fails ends `run`, which tells why
@@ -419,13 +500,18 @@ class CoordinatorService:
         message = say.message
         if not isinstance(message, PlanStep):
             return message
-        run = self._state.runs[message.run_id]
+        run = self._state.runs.get(message.run_id)
+        if run is None:
+            return None
         read = self._journal.tokens.read
         try:
             counts = await self._counts_of(run, message)
             tokens = await asyncio.to_thread(read, run.run_id, run.spec, say.tokens_of)
         except (JournalError, NotFound) as error:
             self._handle(TokensLost(run.run_id, error.message))
+            return None
+        except Exception as error:  # noqa: BLE001 - it is logged, and fails the run
+            self._abort(run.run_id, error)
             return None
         num_targets, lengths = counts
         return replace(message, tokens=tokens, num_targets=num_targets, lengths=lengths)
@@ -506,7 +592,7 @@ class CoordinatorService:
 
     def _open_outbox(self, peer_id: PeerId) -> _Outbox:
         """The outbox of a peer's new stream, which replaces an older one."""
-        older, outbox = self._outboxes.get(peer_id), _Outbox(self._with_tokens)
+        older, outbox = self._outboxes.get(peer_id), _Outbox(self._with_tokens, self._unsendable)
         if older is not None:
             older.drop(OutOfTurn(f"peer {peer_id} joined again elsewhere"))
         self._outboxes[peer_id] = outbox
@@ -546,7 +632,14 @@ class CoordinatorService:
 
     def _begin(self, run: Run, data_digest: bytes) -> None:
         self._journal.write_run(run, data_digest)
-        self._handle(RunSubmitted(run.run_id, run.spec, run.owner, run.storage_key, run.priority))
+        event = RunSubmitted(run.run_id, run.spec, run.owner, run.storage_key, run.priority)
+        try:
+            self._handle(event)
+        except JournalError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it is logged, and fails the run
+            self._state = self._state.with_run(run)  # the journal knows it already
+            self._abort(run.run_id, error)
 
     async def _watch(self, stream: WatchStream) -> None:
         request = await stream.receive()

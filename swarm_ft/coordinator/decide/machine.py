@@ -55,6 +55,7 @@ from swarm_ft.coordinator.facts.events import (
     PeerSaid,
     RateChanged,
     ResultCollected,
+    RunAborted,
     RunCancelled,
     RunPaused,
     RunResumed,
@@ -127,14 +128,32 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
         event: what happened.
         now_s: monotonic seconds.
     """
+    if isinstance(event, RunAborted):  # nothing else is decided: that may be what raises
+        turn = Turn(state, now_s)
+        _end(turn, event.run_id, RunPhase.FAILED, event.reason)
+        return turn.state, turn.effects
     turn = Turn(losses.after_gap(state, now_s), now_s)
+    _take_in(turn, event)
+    keeping.look_after(turn)
+    commits.look_after_saving(turn)
+    commits.look_after_held(turn)
+    commits.look_after_results(turn)
+    losses.look_after(turn)
+    leaving.look_after(turn)
+    attempts.advance(turn)
+    _place_waiting(turn, event)
+    leaving.tell(turn)
+    return turn.state, turn.effects
+
+
+def _take_in(turn: Turn, event: Event) -> None:
     match event:
         case PeerJoined(hello, grant):
             _joined(turn, hello, grant)
         case PeerSaid(peer_id, message):
             _peer_said(turn, peer_id, message)
         case PeerLost(peer_id):
-            _peer_gone(turn, peer_id, "is gone", away_since_s=now_s)
+            _peer_gone(turn, peer_id, "is gone", away_since_s=turn.now_s)
         case RunSubmitted(run_id, spec, owner, key, priority):
             turn.put(Run(run_id=run_id, spec=spec, owner=owner, storage_key=key, priority=priority))
         case RunCancelled() | ResultCollected():
@@ -148,16 +167,6 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
         case Tick(ways):
             turn.state = replace(turn.state, ways=ways or turn.state.ways)
             _time_passed(turn)
-    keeping.look_after(turn)
-    commits.look_after_saving(turn)
-    commits.look_after_held(turn)
-    commits.look_after_results(turn)
-    losses.look_after(turn)
-    leaving.look_after(turn)
-    attempts.advance(turn)
-    _place_waiting(turn, event)
-    leaving.tell(turn)
-    return turn.state, turn.effects
 
 
 def _place_waiting(turn: Turn, event: Event) -> None:

@@ -49,7 +49,7 @@ MAX_EVAL_BYTES = 32 << 20
 MAX_MICROBATCHES = MAX_BATCH_SIZE + 2 * MAX_EVAL_SAMPLES
 """Of a step: those that train, and one of each held-out sample with and without compression; in
 place of some of these, shadows of samples that train."""
-MAX_REFERENCE_CHARS = 1000
+MAX_REFERENCE_BYTES = 1000
 BYTES_PER_FLOAT = 4
 BYTES_PER_TOKEN = 4
 """Tokens travel and are kept as little-endian uint32."""
@@ -215,10 +215,10 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         for name in (self.reference, self.architecture):
-            if len(name) > MAX_REFERENCE_CHARS or not name.isprintable():
+            if not name.isprintable() or len(name.encode()) > MAX_REFERENCE_BYTES:
                 raise BadModel(
                     f"model {name[:80]!a}: expected a path or hub id of at most "
-                    f"{MAX_REFERENCE_CHARS} printable characters; rename its directory"
+                    f"{MAX_REFERENCE_BYTES} bytes of printable UTF-8; rename its directory"
                 )
         if len(self.block_digests) != self.num_blocks:
             raise BadModel(

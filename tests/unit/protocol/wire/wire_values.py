@@ -30,8 +30,8 @@ from swarm_ft.protocol.messages.timeline import Spans
 from swarm_ft.protocol.spec.addresses import IpAndPort
 from swarm_ft.protocol.spec.bounds import (
     MAX_ENDPOINT_CHARS,
-    MAX_ID_CHARS,
-    MAX_TEXT_CHARS,
+    MAX_ID_BYTES,
+    MAX_TEXT_BYTES,
     Bound,
     Cleaned,
     HostAndPort,
@@ -41,6 +41,7 @@ from swarm_ft.protocol.spec.bounds import (
     NameList,
     OneOf,
     Range,
+    cut_text,
     field_hints,
     metadata,
 )
@@ -151,8 +152,8 @@ def _collection(kind: Any, notes: tuple[Any, ...], field: FieldDescriptor | None
 _PRINTABLE = st.characters(categories=("L", "M", "N", "P", "S"), include_characters=" ")
 _BY_BOUND: Mapping[type, Callable[[Any, FieldDescriptor | None], Strategy]] = {
     Name: lambda _, __: st.text(
-        _PRINTABLE.filter(lambda c: c not in "/\\"), min_size=1, max_size=MAX_ID_CHARS
-    ),
+        _PRINTABLE.filter(lambda c: c not in "/\\"), min_size=1, max_size=MAX_ID_BYTES
+    ).map(lambda name: cut_text(name, MAX_ID_BYTES)),
     Line: lambda _, __: st.text(_PRINTABLE, max_size=40),
     HostAndPort: lambda _, __: st.sampled_from(
         ("peer.example:7001", "192.0.2.7:1", "[2001:db8::7]:65535")
@@ -407,9 +408,9 @@ def _beyond(note: Any, field: FieldDescriptor) -> tuple[Any, ...]:
 
 
 _BEYOND: Mapping[type, tuple[Any, ...]] = {
-    Name: ("", "a/b", "..\\x", "x" * (MAX_ID_CHARS + 1), "\x1b[2J", "a\nb"),
-    NameList: ("a,", "a,b/c", " a", ",".join(["a"] * 65), "a\nb", "x" * (MAX_ID_CHARS + 1)),
-    Line: ("x" * (MAX_TEXT_CHARS + 1), "\x1b[2J"),
+    Name: ("", "a/b", "..\\x", "x" * (MAX_ID_BYTES + 1), "\x1b[2J", "a\nb"),
+    NameList: ("a,", "a,b/c", " a", ",".join(["a"] * 65), "a\nb", "x" * (MAX_ID_BYTES + 1)),
+    Line: ("x" * (MAX_TEXT_BYTES + 1), "\x1b[2J"),
     HostAndPort: ("unix:/tmp/x", "h:0", "h:65536", "h" * MAX_ENDPOINT_CHARS + ":1", "a b:1"),
     IpAndPort: (
         "peer.example:7001",
