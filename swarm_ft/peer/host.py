@@ -262,5 +262,6 @@ class StageHost:
         await self._exchange.offer(assign, layers)
 
     def _fail(self, assign: Assign, error: SwarmError) -> None:
-        logger.error("run %s: %s", self.run_id, error.message)
+        detail = f" ({error.private})" if error.private else ""
+        logger.error("run %s: %s%s", self.run_id, error.message, detail)
         self._context.say(stage_failed(assign.run_id, assign.attempt, error))

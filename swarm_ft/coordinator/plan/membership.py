@@ -213,7 +213,7 @@ def layers_misfit(state: SwarmState, run: Run, hello: PeerHello) -> str | None:
     if layers.stop > model.num_blocks:
         return (
             f"layers {layers}: outside the model of run {run.run_id}, "
-            f"{model.reference}, which has layers {model.layers}"
+            f"which has layers {model.layers}"
         )
     listed = ", ".join(str(cut.layers) for cut in cuts)
     return f"layers {layers}: match no stage of run {run.run_id} ({listed})"

@@ -21,7 +21,14 @@ from swarm_ft import failpoints
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import from_spec, pack_buffer, unpack_buffer
 from swarm_ft.codec.base import CPU
-from swarm_ft.errors import BadFrame, BadSnapshot, MalformedMessage, OutOfTurn, Unavailable
+from swarm_ft.errors import (
+    BadFrame,
+    BadInput,
+    BadSnapshot,
+    MalformedMessage,
+    OutOfTurn,
+    Unavailable,
+)
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, RunId, SampleId, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.boundary.bases import Bases
@@ -38,6 +45,7 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
 from swarm_ft.snapshots.shard import BufferName, ShardContents
 from swarm_ft.stage.base import Engine
+from swarm_ft.stage.model_access import refusal_of
 
 # ---- machine code for all of a run's codecs, before the first frame needs it
 #
@@ -336,10 +344,21 @@ class StageState:
                 await run_in(
                     self._context.codecs, compile_codecs, self._spec, self._context.codes_on
                 )
-                engine = await run_in(self._context.compute, self._make_engine, self._spec, layers)
-                await run_in(self._context.compute, engine.load)
-                self._engine = engine
+                self._engine = await self._loaded(layers)
                 logger.info("run %s: loaded layers %s", self._run_id, layers)
+
+    async def _loaded(self, layers: LayerRange) -> Engine:
+        """An engine with its weights.
+
+        Raises:
+            BadInput: this peer cannot host the stage; the message is fit for a client's eyes.
+        """
+        try:
+            engine = await run_in(self._context.compute, self._make_engine, self._spec, layers)
+            await run_in(self._context.compute, engine.load)
+        except BadInput as error:
+            raise refusal_of(error) from error
+        return engine
 
     def drop(self) -> None:
         """Let go of everything but buffers: they tell themselves what they are good for."""

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Annotated
 
 from swarm_ft.protocol.spec.bounds import (
-    MAX_ID_CHARS,
+    MAX_ID_BYTES,
     PRIVATE_NETWORKS,
     Bound,
     host_of,
@@ -221,7 +221,7 @@ class IpAndPort(Bound):
         if isinstance(value, str) and is_socket_address(value):
             return None
         return (
-            f"expected the IP address of one machine and a port, got {ascii(value)[:MAX_ID_CHARS]}"
+            f"expected the IP address of one machine and a port, got {ascii(value)[:MAX_ID_BYTES]}"
         )
 
 
