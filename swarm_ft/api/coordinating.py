@@ -256,9 +256,12 @@ class _Parts:
             endpoint: where this coordinator is announced; its scope decides which addresses it
                 dials.
         """
-        if self._fronted is not None:
-            addresses = await addresses_of(endpoint)
-            self._fronted.front.dial_back_from(host_of(addresses[0]) if addresses else "")
+        if self._fronted is None:
+            return
+        hosts = [host_of(address) for address in await addresses_of(endpoint)]
+        # Many systems resolve their own name to 127.0.1.1, which says nothing of its network.
+        is_known = hosts and (host_of(endpoint) in hosts or not is_loopback(hosts[0]))
+        self._fronted.front.dial_back_from(hosts[0] if is_known else "")
 
     async def lend_relay(self, endpoint: str, stack: AsyncExitStack) -> None:
         """Be a relay at this port, if there is to be one."""
