@@ -13,7 +13,8 @@ from contextlib import (
     closing,
     nullcontext,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm_ft.api.documents import event_fields, row_fields, status_fields
@@ -172,11 +173,17 @@ async def composed(told: Charge, stack: AsyncExitStack) -> Coordinator:
         addresses=addresses,
         public=await parts.opens(endpoint),
         watched=await stack.enter_async_context(
-            watched(parts.service, SystemClock(), DOCUMENTS, told.http, certificate)
+            watched(parts.service, SystemClock(), DOCUMENTS, _http(told), certificate)
         ),
         service=parts.service,
         enrolment=parts.enrolment,
     )
+
+
+def _http(told: Charge) -> HttpPlaces:
+    """Where HTTP answers; the page's newest address is in a file beside the journal."""
+    has_file = told.journal != ":memory:"
+    return replace(told.http, address_file=Path(f"{told.journal}.page") if has_file else None)
 
 
 class _Parts:
