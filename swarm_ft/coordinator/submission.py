@@ -24,6 +24,7 @@ from swarm_ft.errors import (
     BadOption,
     Busy,
     MalformedMessage,
+    NotAllowed,
     OutOfTurn,
     RunMismatch,
     Unavailable,
@@ -39,7 +40,7 @@ from swarm_ft.protocol.messages.client import (
 from swarm_ft.protocol.spec import sample_rows
 from swarm_ft.protocol.spec.digest import RunningDigest, check_spec_digest
 from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
-from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN
+from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN, VERSION, RunSpec
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.sealing import new_key
 from swarm_ft.transport.base import MessageStream, until_one_ends
@@ -176,6 +177,7 @@ class Submissions:
             OverQuota: the client has as much here as it may have.
             RunMismatch: the client's digest of the RunSpec is not ours, or a run of that name has
                 another spec, other data, or another owner.
+            NotAllowed: the model's digests are another client's.
             BadDataset: samples are missing, too many, or no samples (`sample_rows.refusal`); or
                 the job is larger than one may be.
             MalformedMessage: a field is out of its bounds.
@@ -192,6 +194,7 @@ class Submissions:
             )
         known = self._known(job.run_id)
         owner = stream.caller.name if stream.caller is not None else ""
+        _check_digests_owner(job.spec, owner)
         if known is not None and not _is_same(known, job, owner):
             raise _is_another(job.run_id)
         upload = Upload(owner, job.spec.train.data_bytes)
@@ -425,6 +428,16 @@ def _run_of(job: SubmitHeader, owner: str) -> Run:
 def _is_same(run: Run, job: SubmitHeader, owner: str) -> bool:
     """Whether a job that comes again is the one that the run is of, but for its data."""
     return (run.spec.digest(), run.owner) == (job.spec.digest(), owner)
+
+
+def _check_digests_owner(spec: RunSpec, owner: str) -> None:
+    """Refuse digests that the client may have read in another client's run."""
+    is_keyed = spec.model.nonce is not None and spec.version == VERSION
+    if not is_keyed or spec.model.owner not in ("", owner):
+        raise NotAllowed(
+            "model: expected digests keyed with the name of the client that submits the job, got "
+            "those of another client or of an earlier version"
+        )
 
 
 def _is_another(run_id: RunId) -> RunMismatch:

@@ -634,6 +634,17 @@ async def test_a_run_whose_name_is_none_is_malformed(spec: RunSpec, run_id: RunI
             await submit(office.channel, spec, run_id=run_id)
 
 
+async def test_digests_of_another_clients_run_are_refused(spec: RunSpec) -> None:
+    """A peer or a reader of a run knows them, and so could have its model opened elsewhere."""
+    async with coordinator() as office:
+        for changes in ({"owner": "somebody"}, {"nonce": None}):
+            other = replace(spec, model=replace(spec.model, **changes))
+            with pytest.raises(NotAllowed, match="keyed with the name of the client"):
+                await submit(office.channel, other)
+        with pytest.raises(NotAllowed):
+            await submit(office.channel, replace(spec, version=8))
+
+
 # ---- submissions that come again
 
 
