@@ -10,7 +10,7 @@ import asyncio
 import os
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +18,10 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
+from swarm_ft.errors import SwarmError
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.spec.run_spec import Adapter, ModelSpec, RunSpec
+from tests.hostile import options
 from tests.hostile.clients import (
     ENDED_S,
     BadClient,
@@ -31,6 +33,7 @@ from tests.hostile.clients import (
     short_job,
     words_of,
 )
+from tests.hostile.hub import CUT, WHOLE
 from tests.hostile.job import NUM_BLOCKS, VOCAB_SIZE, of_model
 from tests.hostile.processes import MB, Processes, attack, undisturbed
 from tests.hostile.scene import Broken
@@ -133,8 +136,6 @@ async def ends(client: BadClient, make: object, run_id: str) -> RunPhase | None:
     Raises:
         Broken: it does none of this within `ENDED_S`.
     """
-    from swarm_ft.errors import SwarmError
-
     try:
         spec: RunSpec = make()  # type: ignore[operator]
     except SwarmError:
@@ -307,6 +308,29 @@ async def model_that_differs(swarm: Processes) -> None:
             check_discreet(words, *secrets)
 
 
+LITTLE = MB // 4
+"""Bytes of a large file that somebody may fetch to know how large its tensors are."""
+
+
+@attack("41-job-of-a-hub-model-without-bounds")
+async def hub_model(swarm: Processes) -> None:
+    """A hub's model of 8 GiB, of which the job says that it is small, is not fetched.
+
+    What is fetched is fetched without the token of the peer's owner.
+    """
+    client, spec = await new_client(swarm), swarm.beside.job.spec
+    async with undisturbed(swarm):
+        for number, reference in enumerate((WHOLE, CUT)):
+            job = short_job(replace(spec, model=guess(spec.model, reference)), 1)
+            await refused_words(client, job, f"hub-{number}")
+    if not swarm.hub.requests:
+        raise Broken("no peer asked the hub: this was no attack")
+    if swarm.hub.weight_bytes > LITTLE:
+        raise Broken(f"peers fetched {swarm.hub.weight_bytes} bytes of weights")
+    if swarm.hub.tokens:
+        raise Broken(f"the hub received the owner's own token, at {swarm.hub.requests[:3]}")
+
+
 # ---- results that cannot be written
 
 
@@ -370,3 +394,65 @@ async def until_trained(client: BadClient, run_id: str, num_steps: int) -> None:
             if run.committed_steps >= num_steps or run.phase.is_over:
                 return
             await asyncio.sleep(0.1)
+
+
+# ---- options
+
+
+@attack("Job:options-at-their-bounds")
+async def options_alone(swarm: Processes) -> None:
+    """Each numeric option at each end of its bounds, alone; a job for each."""
+    async with undisturbed(swarm):
+        phases = await alone(swarm)
+    if RunPhase.FINISHED not in phases.values():
+        raise Broken("no job ended well: this was no attack")
+
+
+@attack("Job:options-at-their-bounds-together")
+async def options_together(swarm: Processes) -> None:
+    """Each end with each other's: those that end well all together in few jobs, others by one."""
+    async with undisturbed(swarm):
+        phases = await alone(swarm)
+        fine = [end for end, phase in phases.items() if phase is RunPhase.FINISHED]
+        mixed = options.covering(fine)
+        failing = [end for end, phase in phases.items() if phase is not RunPhase.FINISHED]
+        mixed += [options.beside(end, job) for end in failing for job in options.extremes(fine)]
+        await run_all(swarm, mixed)
+
+
+async def alone(swarm: Processes) -> dict[options.End, RunPhase | None]:
+    """How a job ends that has one option at one end; asked once of a swarm."""
+    if not swarm.ends:
+        ends = [(end,) for end in options.all_ends()]
+        phases = await run_all(swarm, ends)
+        swarm.ends.update({end: phases[end,] for (end,) in ends})
+    return swarm.ends
+
+
+async def run_all(
+    swarm: Processes, jobs: Sequence[options.Ends]
+) -> dict[options.Ends, RunPhase | None]:
+    """How each of these jobs ends; None: it was refused.
+
+    Raises:
+        Broken: one does not end, or ends without a reason.
+    """
+    client, together = await new_client(swarm), asyncio.Semaphore(JOBS_AT_ONCE)
+    problems = list[str]()
+
+    async def run(number: int, ends_of_it: options.Ends) -> RunPhase | None:
+        async with together:
+
+            def make() -> RunSpec:
+                return options.job_with(swarm.beside.job.spec, ends_of_it)
+
+            try:
+                return await ends(client, make, f"options-{client.who.name[:8]}-{number}")
+            except Broken as error:
+                problems.append(f"{', '.join(map(str, ends_of_it))}: {error}")
+                return None
+
+    phases = await asyncio.gather(*(run(n, job) for n, job in enumerate(jobs)))
+    if problems:
+        raise Broken(f"{len(problems)} of {len(jobs)} jobs: {problems}")
+    return dict(zip(jobs, phases, strict=True))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import ssl
 import time
@@ -22,6 +23,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, supp
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from hivemind.dht.node import DHTNode
 
@@ -36,6 +38,7 @@ from swarm_ft.identity.roles import Role
 from swarm_ft.private_files import private_folder
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.proto import link_pb2
+from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from tests.fault_matrix.processes import Command
 from tests.hostile.attacker import (
@@ -54,8 +57,11 @@ from tests.hostile.attacker import (
 )
 from tests.hostile.attacks import expect, readable_by_others
 from tests.hostile.beside import POLL_S, Beside
+from tests.hostile.browser import Page
 from tests.hostile.cells import Outcome
+from tests.hostile.hub import Hub, serving_hub
 from tests.hostile.job import make_job, of_model, spec_message, with_blocks
+from tests.hostile.options import End
 from tests.hostile.scene import Broken
 
 CELL_S = 150.0
@@ -83,7 +89,10 @@ class Processes:
         authority: of the swarm.
         models: a directory that the peers' owners lend to jobs.
         private: a directory on the peers' machine that no owner lends.
+        hub: from which the peers fetch models.
         page: of the coordinator, with its one-time token.
+        ends: how jobs ended that had one option at one end of its bounds.
+        session: of the owner's browser, once it has opened the page.
         metrics: where the coordinator answers Prometheus.
     """
 
@@ -99,8 +108,11 @@ class Processes:
     authority: Certificate
     models: Path
     private: Path
+    hub: Hub
     page: str
     metrics: str
+    ends: dict[End, RunPhase | None] = field(default_factory=dict)
+    session: Page | None = None
     client: Identity = field(init=False)
     peer: Identity = field(init=False)
     beside: Beside = field(init=False)
@@ -192,10 +204,12 @@ async def opened(work_dir: Path) -> AsyncIterator[Processes]:
         at = coordinator_at(str(words["endpoint"]))
         word = await invite("peer", MEMBERS)
         lent = lending(work_dir / "model", models)
-        peers = [
-            await start(f"peer-{i}", *serving(word, layers, home / f"peer-{i}"), *lent)
-            for i, layers in enumerate(STAGES)
-        ]
+        hub = stack.enter_context(serving_hub(work_dir / "model"))
+        with patch.dict(os.environ, hub.environment(work_dir / "hub-cache")):
+            peers = [
+                await start(f"peer-{i}", *serving(word, layers, home / f"peer-{i}"), *lent)
+                for i, layers in enumerate(STAGES)
+            ]
         told = [await peer.first_words() for peer in peers]
         called = min(range(len(told)), key=lambda i: str(told[i]["peer"]))
         peer_at = Target(str(told[called]["endpoint"]), str(told[called]["peer"]))
@@ -215,6 +229,7 @@ async def opened(work_dir: Path) -> AsyncIterator[Processes]:
             authority=Authority.open(home / "journal.db.keys").certificate,
             models=models,
             private=private,
+            hub=hub,
             page=str(words["page"]),
             metrics=str(words["metrics"]),
         )
