@@ -10,16 +10,24 @@ import asyncio
 import os
 import re
 import resource
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
+from swarm_ft.coordinator.decide.machine import decide
+from swarm_ft.coordinator.facts.events import Event, PeerJoined, RunSubmitted, Tick
+from swarm_ft.coordinator.facts.state import SwarmState
 from swarm_ft.errors import SwarmError
+from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.control import PeerHello
+from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.run_spec import Adapter, ModelSpec, RunSpec
 from tests.hostile import options
 from tests.hostile.clients import (
@@ -37,6 +45,7 @@ from tests.hostile.hub import CUT, WHOLE
 from tests.hostile.job import NUM_BLOCKS, VOCAB_SIZE, of_model
 from tests.hostile.processes import MB, Processes, attack, undisturbed
 from tests.hostile.scene import Broken
+from tests.specs import model_spec
 
 JOBS_AT_ONCE = 3
 """Of one client; four may wait."""
@@ -456,3 +465,69 @@ async def run_all(
     if problems:
         raise Broken(f"{len(problems)} of {len(jobs)} jobs: {problems}")
     return dict(zip(jobs, phases, strict=True))
+
+
+# ---- jobs that are costly to decide about
+
+
+MEMBERS, BLOCKS = 40, 4096
+EVENT_S, TICK_S = 0.5, 0.05
+"""CPU that one decision may take, and a tick in the mean: everybody else waits for it."""
+
+
+@attack("34-job-of-4096-blocks-for-40-peers")
+async def many_blocks(swarm: Processes) -> None:
+    """Jobs of 4,096 blocks: one fits 40 peers, four fit nobody; decisions alone, no sockets.
+
+    Real peers of so many would not fit on a machine. The cost of many small jobs that wait is held
+    by `tests/unit/coordinator/plan/test_sharing.py`.
+    """
+    train = swarm.beside.job.spec.train
+    fitting = model_spec(num_blocks=BLOCKS, block_bytes=1 << 20)
+    too_large = model_spec(num_blocks=BLOCKS, block_bytes=1 << 40)
+    specs = [RunSpec(model=model, train=train) for model in (fitting, *[too_large] * 4)]
+    async with undisturbed(swarm):
+        await asyncio.to_thread(check_decisions, specs)
+
+
+def check_decisions(specs: Sequence[RunSpec]) -> None:
+    """Refuse a coordinator that decides for long, while jobs are submitted and members join.
+
+    A quarter of a second of its clock passes between two ticks.
+
+    Raises:
+        Broken: a decision takes longer than `EVENT_S`, or ticks longer than `TICK_S` in the mean.
+    """
+    state, now_s, ticks_s = SwarmState(), 0.0, list[float]()
+
+    def happens(event: Event) -> None:
+        nonlocal state
+        began_s = time.thread_time()
+        state, _ = decide(state, event, now_s)
+        took_s = time.thread_time() - began_s
+        if took_s > EVENT_S:
+            raise Broken(f"to decide about {type(event).__name__} takes {took_s:.2f} s of CPU")
+        ticks_s.extend([took_s] if isinstance(event, Tick) else [])
+
+    for number, spec in enumerate(specs):
+        happens(RunSubmitted(RunId(f"run-{number}"), spec, f"owner-{number}", bytes(32), 3))
+    for number in range(MEMBERS + TICKS):
+        if number < MEMBERS:
+            happens(PeerJoined(automatic(number), Grant()))
+        now_s += SECONDS_OF_TICK
+        happens(Tick())
+    if fmean(ticks_s) > TICK_S:
+        raise Broken(f"a tick takes {fmean(ticks_s):.3f} s of CPU in the mean")
+
+
+TICKS, SECONDS_OF_TICK = 40, 0.25
+
+
+def automatic(number: int) -> PeerHello:
+    """A peer of 64 GiB that lets the coordinator choose its layers."""
+    return PeerHello(
+        peer_id=PeerId(f"peer-{number}"),
+        endpoint=f"10.0.0.{number}:7000",
+        layers=None,
+        memory_bytes=1 << 36,
+    )
