@@ -482,8 +482,8 @@ async def reasons(swarm: Processes) -> None:
     alice, mallory = await new_client(swarm), await new_client(swarm)
     who, failed = await swarm.member(Role.PEER), asyncio.Event()
     jobs = {
-        "mallorys-run": (mallory, with_blocks(swarm.beside.job.spec, 99)),
         "alices-run": (alice, with_blocks(of_model(swarm.beside.job.spec, "alices-model"), 7)),
+        "mallorys-run": (mallory, with_blocks(swarm.beside.job.spec, 5)),
     }
 
     def fail(message: pb.ToPeer) -> pb.FromPeer | None:
