@@ -192,6 +192,8 @@ async def _serve(
     device: str = "auto",
     dtype: str = "float32",
     model: str | None = None,
+    models: Sequence[str | Path] = (),
+    allow_models: Sequence[str] = (),
     memory_gib: float | None = None,
     max_stages: int = MAX_HOSTED,
     threads: int | None = None,
@@ -215,7 +217,9 @@ async def _serve(
         layers: blocks to host, as "12-24"; auto lets the coordinator choose.
         device: auto, cpu, cuda, cuda:N or mps.
         dtype: what to compute in, float32 or bfloat16; weights stay float32.
-        model: where this machine has the run's model, if not where the run says.
+        model: directory or hub id that stands in for every run's model.
+        models: directories below which jobs may name models; none: jobs open no directory.
+        allow_models: hub ids that jobs may name, as ORG/NAME or ORG/*; none: all public ones.
         memory_gib: lent at most; None: 80 % of what is free beside buffers.
         max_stages: that it hosts at a time, 1 to 4, each of another run, as far as memory allows.
         threads: CPU threads to compute with, of this process; None: as many as torch takes.
@@ -241,6 +245,8 @@ async def _serve(
         device=device,
         dtype=dtype,
         model=model,
+        models=tuple(map(str, models)),
+        allow_models=tuple(allow_models),
         memory_gib=memory_gib,
         max_stages=max_stages,
         threads=threads,

@@ -38,9 +38,10 @@ from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.page.facts import Documents
 from swarm_ft.page.server import LOOPBACK, HttpPlaces, Watched, watched
 from swarm_ft.protocol.messages.meeting import RelayPlace
-from swarm_ft.protocol.spec.bounds import is_loopback
+from swarm_ft.protocol.spec.bounds import host_of, is_loopback
 from swarm_ft.reach.relay import Relay
 from swarm_ft.reach.transport import FrontedTransport
+from swarm_ft.reach.vantage import addresses_of
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import Handler, Method, Server, until_one_ends
 from swarm_ft.transport.grpc_options import GrpcOptions, check_address
@@ -164,6 +165,7 @@ async def composed(told: Charge, stack: AsyncExitStack) -> Coordinator:
         await parts.serve(), told.listening, directory, Role.COORDINATOR, COORDINATOR_NAME
     )
     endpoint = await stack.enter_async_context(found)
+    await parts.dial_back(endpoint)
     await parts.lend_relay(endpoint, stack)
     return Coordinator(
         endpoint=endpoint,
@@ -201,8 +203,16 @@ class _Parts:
         self._ticket_key = new_key()  # good for a minute's tickets, and for this process
         self._introductions = Introductions(lambda: self._ticket_key, SystemClock())
         self.service = self._new_service(journal, recording)
-        leave = self.service.revoke, self.service.send_all_away
-        self.enrolment = Enrolment(*owned, nodes, told.dht_prefix, *leave) if owned else None
+        self.enrolment: Enrolment | None = None
+        if owned:
+            self.enrolment = Enrolment(
+                *owned,
+                nodes,
+                told.dht_prefix,
+                on_revoked=self.service.revoke,
+                on_void=self.service.send_all_away,
+                on_renewed=self.service.renewed,
+            )
         credentials = self.enrolment.credentials if self.enrolment else None
         self._grpc = GrpcTransport(GrpcOptions(credentials=credentials))
         self._fronted = FrontedTransport(self._grpc) if owned else None
@@ -239,6 +249,17 @@ class _Parts:
         served = {**self.service.handlers(), **own[0], **own[1]}
         return served | {MEASURE_LINK: self.enrolment.for_invited(served[MEASURE_LINK])}
 
+    async def dial_back(self, endpoint: str) -> None:
+        """Answer members that ask whether a port of theirs can be dialled.
+
+        Args:
+            endpoint: where this coordinator is announced; its scope decides which addresses it
+                dials.
+        """
+        if self._fronted is not None:
+            addresses = await addresses_of(endpoint)
+            self._fronted.front.dial_back_from(host_of(addresses[0]) if addresses else "")
+
     async def lend_relay(self, endpoint: str, stack: AsyncExitStack) -> None:
         """Be a relay at this port, if there is to be one."""
         if self._fronted is None or not self._told.has_relay:
@@ -248,6 +269,7 @@ class _Parts:
         host, port = endpoint.rpartition(":")[0], probed.rpartition(":")[2]
         place = RelayPlace(endpoint=endpoint, probe_endpoint=f"{host}:{port}")
         self._introductions.relays.have_own(lambda: Relaying(place=place, carries=relay.carries))
+        relay.on_leg(self._introductions.relays.own_leg)
         stack.callback(asyncio.create_task(relay.tell()).cancel)
 
     async def opens(self, endpoint: str) -> Invite | None:

@@ -156,7 +156,7 @@ async def _check_reached(coordinator: str, port: int) -> None:
     from swarm_ft.reach.sockets import is_dialled_back
 
     with suppress(OSError, TimeoutError):
-        if not await is_dialled_back(coordinator, port):
+        if await is_dialled_back(coordinator, port) is False:
             logger.warning(
                 "the coordinator does not reach port %d of this machine: open it in the firewall, "
                 "or have the router forward it; no member uses this relay before",

@@ -99,8 +99,23 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--model",
     metavar="DIR|HUB_ID",
-    help="Where this machine has the run's model, if not where the run says. "
-    "Its weights must be the same; digests are checked.",
+    help="Use this model for every run, in the place of the one that a job names. "
+    "Its weights must be the run's; digests are checked.",
+)
+@click.option(
+    "--models",
+    multiple=True,
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="Directory below which jobs may name models; may be given several times. Without it a job "
+    "opens no directory of this machine.",
+)
+@click.option(
+    "--allow-models",
+    multiple=True,
+    metavar="ORG/NAME|ORG/*",
+    help="Model or organisation of the hub that jobs may name; may be given several times.  "
+    "[default: all public models]",
 )
 @click.option(
     "--memory",

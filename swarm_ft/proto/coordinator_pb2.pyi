@@ -738,6 +738,14 @@ class Revoked(_message.Message):
     names: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class Renewed(_message.Message):
+    __slots__ = ("name", "until_unix_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    until_unix_s: float
+    def __init__(self, name: _Optional[str] = ..., until_unix_s: _Optional[float] = ...) -> None: ...
+
 class LeaveProgress(_message.Message):
     __slots__ = ("may_go", "words", "seconds")
     MAY_GO_FIELD_NUMBER: _ClassVar[int]
@@ -749,7 +757,7 @@ class LeaveProgress(_message.Message):
     def __init__(self, may_go: _Optional[bool] = ..., words: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ToPeer(_message.Message):
-    __slots__ = ("assign", "plan", "commit", "export", "release", "catch_up", "save", "keep", "give", "drop", "clock", "idle", "revoked", "leave")
+    __slots__ = ("assign", "plan", "commit", "export", "release", "catch_up", "save", "keep", "give", "drop", "clock", "idle", "revoked", "leave", "renewed")
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -764,6 +772,7 @@ class ToPeer(_message.Message):
     IDLE_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    RENEWED_FIELD_NUMBER: _ClassVar[int]
     assign: Assign
     plan: PlanStep
     commit: CommitStep
@@ -778,7 +787,8 @@ class ToPeer(_message.Message):
     idle: StayIdle
     revoked: Revoked
     leave: LeaveProgress
-    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., keep: _Optional[_Union[KeepShard, _Mapping]] = ..., give: _Optional[_Union[GiveShard, _Mapping]] = ..., drop: _Optional[_Union[DropShards, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ..., idle: _Optional[_Union[StayIdle, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., leave: _Optional[_Union[LeaveProgress, _Mapping]] = ...) -> None: ...
+    renewed: Renewed
+    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., keep: _Optional[_Union[KeepShard, _Mapping]] = ..., give: _Optional[_Union[GiveShard, _Mapping]] = ..., drop: _Optional[_Union[DropShards, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ..., idle: _Optional[_Union[StayIdle, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., leave: _Optional[_Union[LeaveProgress, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
     __slots__ = ("spec", "spec_digest", "run_id", "priority", "protocol_version")

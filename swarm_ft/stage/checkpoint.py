@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from swarm_ft.errors import BadLayers, BadModel, RunMismatch
+from swarm_ft.errors import BadLayers, BadModel, ModelDiffers, NonFiniteWeights
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import Dtype, ModelSpec, TaskKind, TrainOptions
@@ -52,7 +52,6 @@ from swarm_ft.stage.stored import (
     TensorDigest,
     fill,
     pieces_of,
-    tensor_digest,
 )
 
 # ---- safetensors files of one checkpoint: which file holds which tensor
@@ -68,10 +67,14 @@ class Source:
     Attributes:
         reference: directory or hub id, as the user named it.
         revision: commit of a hub id, so that all files are of one version; None for a directory.
+        cache: folder for fetched files; None: the user's own cache of the hub.
+        is_anonymous: whether the hub gets no token, and so gives public files alone.
     """
 
     reference: str
     revision: str | None = None
+    cache: Path | None = None
+    is_anonymous: bool = False
 
     def refused(self, why: str) -> BadModel:
         """The error that says why this model cannot be used."""
@@ -99,7 +102,13 @@ class Source:
         return path
 
     def _fetch(self, file_name: str) -> Path | None:
-        found: str | None = cached_file(self.reference, file_name, revision=self.revision)
+        found: str | None = cached_file(
+            self.reference,
+            file_name,
+            revision=self.revision,
+            cache_dir=self.cache,
+            token=False if self.is_anonymous else None,
+        )
         return None if found is None else Path(found)
 
 
@@ -114,6 +123,10 @@ class TensorFiles:
     def names(self) -> Iterable[str]:
         """Of all tensors."""
         return self._file_of
+
+    def files_of(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Names of the files that hold these tensors."""
+        return tuple(dict.fromkeys(self._file_of[name] for name in names))
 
     @contextmanager
     def reading(self) -> Iterator[Callable[[str], StoredTensor]]:
@@ -237,12 +250,16 @@ class Checkpoint:
 
         Raises:
             BadModel: a tensor is unreadable or of another shape than the config's.
+            NonFiniteWeights: a value of a tensor is inf or NaN; names the file and the tensor.
         """
         there = [name for name in self._own if name in self._recipes or self._begins(name)]
         digests: dict[str, bytes] = {}
         for name, tensor in self._read(there):
             with self._reading(name):
-                digests[name] = tensor_digest(tensor)
+                digest = TensorDigest(tensor).exhausted(pieces_of(tensor))
+            if not digest.is_finite:
+                raise NonFiniteWeights(self._non_finite_in_words(name))
+            digests[name] = digest.digest()
         tied = self._ties(digests)
         if tied:
             digests[self._head] = digests[self._embedding]
@@ -295,12 +312,16 @@ class Checkpoint:
         Raises:
             BadLayers: layers outside the model.
             BadModel: a tensor is missing or unreadable.
-            RunMismatch: the checkpoint is not the run's; names the part that differs.
+            ModelDiffers: the checkpoint is not the run's; names the part that differs.
+            NonFiniteWeights: a value is inf or NaN, in the very weights of the run.
         """
-        self._check_layers(layers, model)
+        if layers.stop > model.num_blocks:
+            raise BadLayers(f"layers {layers}: the model has blocks {model.layers}")
+        self.check_config(model)
         parts = {part: self._parts[part] for part in _parts_of(layers, model)}
         taken_as = {name: self._taken(name, model) for names in parts.values() for name in names}
         digests: dict[str, bytes] = {}
+        non_finite: list[str] = []
         tensors: dict[str, Tensor] = {}
         for name, tensor in self._read(dict.fromkeys(taken_as.values())):
             digest, own = TensorDigest(tensor), [one for one in taken_as if taken_as[one] == name]
@@ -309,9 +330,13 @@ class Checkpoint:
                 placed = _placed(tensor, form, digest.passing(pieces_of(tensor)), device)
             tensors |= {f"{name}{end}": one for end, one in placed.items()}
             digests[name] = digest.digest()
+            if not digest.is_finite:
+                non_finite.append(name)
         for part, names in parts.items():
             found = {name: digests[taken_as[name]] for name in names}
             self._check_part(part, self._part_digest(names, found), model)
+        # Only now: of weights that are not the run's, a client learns nothing but that.
+        self._check_finite(parts, taken_as, non_finite)
         scales = {name: one for name, one in tensors.items() if name.endswith(SCALES)}
         named = scales | {name: tensors[taken] for name, taken in taken_as.items()}
         if not tie and named.get(self._head) is named.get(self._embedding, ...):
@@ -482,26 +507,53 @@ class Checkpoint:
         pieces = (piece for name in names for piece in (name.encode(), digests[name]))
         return digest_of(settings_text(self.config).encode(), *pieces)
 
-    def _check_layers(self, layers: LayerRange, model: ModelSpec) -> None:
-        if layers.stop > model.num_blocks:
-            raise BadLayers(f"layers {layers}: the model has blocks {model.layers}")
+    def check_config(self, model: ModelSpec) -> None:
+        """Compare the config with the run's model; reads no weights.
+
+        Raises:
+            ModelDiffers: it is of another model.
+        """
         config, shared_bytes = self.config, self._bytes_of(self._shared)
         here = (config.model_type, config.num_hidden_layers, config.hidden_size, config.vocab_size)
         run = (model.architecture, model.num_blocks, model.hidden_size, model.vocab_size)
         if (*here, shared_bytes) != (*run, model.shared_bytes):
-            raise RunMismatch(
-                f"model '{self.reference}': expected the run's architecture, blocks, channels and "
-                f"vocabulary {run}, and {model.shared_bytes} bytes that all blocks share, "
-                f"got {here} and {shared_bytes}"
+            raise ModelDiffers(
+                "the model differs in its config",
+                private=f"model '{self.reference}': expected the run's architecture, blocks, "
+                f"channels and vocabulary {run}, and {model.shared_bytes} bytes that all blocks "
+                f"share, got {here} and {shared_bytes}",
             )
 
     def _check_part(self, part: str, digest: bytes, model: ModelSpec) -> None:
         expected = _digest_in(model, part)
         if digest != expected:
-            raise RunMismatch(
-                f"model '{self.reference}': its {part} has digest {digest.hex()}, the run's "
-                f"{expected.hex()}; give the very weights and config that the run began with"
+            raise ModelDiffers(
+                f"the model differs in its {part}; expected the very weights and config that the "
+                "run began with",
+                private=f"model '{self.reference}': its {part} has digest {digest.hex()}, the "
+                f"run's {expected.hex()}",
             )
+
+    def _check_finite(
+        self,
+        parts: Mapping[str, Iterable[str]],
+        taken_as: Mapping[str, str],
+        non_finite: Iterable[str],
+    ) -> None:
+        for name in non_finite:
+            part = next(p for p, own in parts.items() if name in {taken_as[one] for one in own})
+            raise NonFiniteWeights(
+                f"the model's {part}: tensor {name[:200]} has values that are inf or NaN; expected "
+                "finite weights; submit the job with another checkpoint",
+                private=self._non_finite_in_words(name),
+            )
+
+    def _non_finite_in_words(self, name: str) -> str:
+        files = ", ".join(self._files.files_of(self._recipes[name].stored))
+        return (
+            f"model '{self.reference}': tensor {name} in {files} has values that are inf or NaN "
+            "in float32; expected finite weights"
+        )
 
 
 _AS_BY_DEFAULT = TrainOptions()
@@ -518,7 +570,11 @@ def open_checkpoint(reference: str, train: TrainOptions = _AS_BY_DEFAULT) -> Che
         BadModel: missing, without config or safetensors, incomplete, or of an unknown
             architecture.
     """
-    source = find_source(reference)
+    return checkpoint_at(find_source(reference), train)
+
+
+def checkpoint_at(source: Source, train: TrainOptions) -> Checkpoint:
+    """As `open_checkpoint`, of a place that was found already."""
     config = config_for(task_of(train), read_config(source, task_of(train)))
     files = open_tensor_files(source)
     return Checkpoint(source, config, files, anatomy_in(source, config, task_of(train)), train)
@@ -593,6 +649,15 @@ def find_source(reference: str) -> Source:
         return source
     if directory.is_absolute() or reference.startswith(".") or directory.exists():
         raise source.refused("expected a directory or a hub id; no such directory")
+    return at_newest_commit(source)
+
+
+def at_newest_commit(source: Source) -> Source:
+    """A repository of the hub at the commit that it has now; its config is fetched.
+
+    Raises:
+        BadModel: there is none, or it has no config.
+    """
     config = source.require(CONFIG_FILE)
     # In the hub's cache a file lies in the folder of its commit.
     return replace(source, revision=config.parent.name)

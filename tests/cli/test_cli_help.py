@@ -190,6 +190,8 @@ OPTIONS = {
         "--device",
         "--dtype",
         "--model",
+        "--models",
+        "--allow-models",
         "--memory",
         "--threads",
         "--watts",

@@ -12,9 +12,13 @@ from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 from swarm_ft.errors import InternalError, OutOfTurn, PortInUse, SwarmError, Unavailable
+from swarm_ft.identity.roles import Caller
 from swarm_ft.protocol.wire.convert import WireType
-from swarm_ft.transport.base import Handler, Method, Reply, Request, run_handler
+from swarm_ft.transport.base import Handler, Method, Reply, Request, first_done, run_handler
+from swarm_ft.transport.metering import CallMeter, Meter
 from swarm_ft.transport.methods import MAX_MESSAGE_BYTES, from_bytes, to_bytes
+from swarm_ft.transport.open_calls import OpenCalls
+from swarm_ft.transport.validity import Validity
 
 QUEUE_MESSAGES = 4
 """A sender waits once this many of its messages are unread."""
@@ -26,9 +30,23 @@ In = TypeVar("In")
 
 
 class MemoryTransport:
-    """A network of names; see `Transport`."""
+    """A network of names; see `Transport`.
 
-    def __init__(self) -> None:
+    Args:
+        meter: measures the calls to all its servers; None: by the usual rates.
+        caller: who calls over all its channels; None: nobody has keys.
+        validity: of callers.
+    """
+
+    def __init__(
+        self,
+        meter: Meter | None = None,
+        caller: Caller | None = None,
+        validity: Validity | None = None,
+    ) -> None:
+        self.meter = meter or Meter()
+        self.caller = caller
+        self.validity = validity or Validity()
         self._servers: dict[str, MemoryServer] = {}
         self._next_port = FIRST_FREE_PORT
 
@@ -102,6 +120,8 @@ class MemoryServer:
         self._endpoint = endpoint
         self._handlers = {method.path: (method, handler) for method, handler in handlers.items()}
         self._running: dict[asyncio.Task[None], _Call] = {}
+        self._open: OpenCalls[_Call] = OpenCalls(network.validity, _Call.refuse)
+        self._open.start()
 
     @property
     def endpoint(self) -> str:
@@ -118,6 +138,7 @@ class MemoryServer:
         failure: SwarmError | None = InternalError(f"{self._endpoint} does not serve {method}")
         if method.path in self._handlers:
             method, handler = self._handlers[method.path]
+            caller = self._network.caller
             stream: MemoryStream[Any, Any] = MemoryStream(
                 accepted,
                 "client",
@@ -125,14 +146,21 @@ class MemoryServer:
                 method.request,
                 inbox=accepted.requests,
                 outbox=accepted.replies,
+                caller=caller,
+                meter=CallMeter(self._network.meter, method, caller, "client:1", accepted.lost),
             )
-            failure = await run_handler(handler, stream, method, accepted.lost)
+            failure = self._network.validity.refusal(caller) if caller is not None else None
+            if failure is None:
+                self._open.add(accepted, caller)
+                failure = await run_handler(handler, stream, method, accepted.lost)
+                self._open.discard(accepted)
         accepted.replies.finish(failure)
         accepted.requests.break_off(failure or Unavailable(f"{self._endpoint} ended the call"))
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """See `Server`."""
         self._network.forget(self._endpoint)
+        self._open.stop()
         if self._running:
             await asyncio.wait(set(self._running), timeout=grace_s)
         for running in self._running.values():
@@ -149,10 +177,17 @@ class _Call:
 
     def lose(self, reason: str) -> None:
         """Drop the call: whatever is or will be asked of it raises Unavailable."""
+        self._end(reason, Unavailable(reason))
+
+    def refuse(self, error: SwarmError) -> None:
+        """Drop the call; its client gets this error."""
+        self._end(error.message, error)
+
+    def _end(self, reason: str, told: SwarmError) -> None:
         if not self.lost.done():
             self.lost.set_result(reason)
-            self.requests.break_off(Unavailable(reason))
-            self.replies.break_off(Unavailable(reason))
+            self.requests.break_off(told)
+            self.replies.break_off(told)
 
 
 class MemoryStream(Generic[Out, In]):
@@ -167,7 +202,12 @@ class MemoryStream(Generic[Out, In]):
         *,
         inbox: _Pipe,
         outbox: _Pipe,
+        caller: Caller | None = None,
+        meter: CallMeter | None = None,
     ) -> None:
+        self._caller = caller
+        self._meter = meter
+        self._reading: asyncio.Task[bytes | None] | None = None
         self._shared = shared
         self._remote = remote
         self._outgoing = outgoing
@@ -181,21 +221,48 @@ class MemoryStream(Generic[Out, In]):
         return self._remote
 
     @property
-    def caller(self) -> None:
-        """Nobody is known: nothing is encrypted here."""
+    def caller(self) -> Caller | None:
+        """See `MessageStream`."""
+        return self._caller
 
     async def send(self, message: Out) -> None:
         """See `MessageStream`."""
-        await self._outbox.put(to_bytes(self._outgoing, message, MAX_MESSAGE_BYTES))
+        data = to_bytes(self._outgoing, message, MAX_MESSAGE_BYTES)
+        if self._meter is not None:
+            await self._meter.replied()
+        await self._outbox.put(data)
 
     async def receive(self) -> In | None:
         """See `MessageStream`."""
-        data = await self._inbox.get()
+        if self._meter is None:
+            data = await self._inbox.get()
+        else:
+            data = await self._metered(self._meter)
         return (
             None
             if data is None
             else from_bytes(self._incoming, data, self._remote, MAX_MESSAGE_BYTES)
         )
+
+    async def _metered(self, meter: CallMeter) -> bytes | None:
+        """The next message once it may be handled; who cancels this leaves it to the next."""
+
+        async def read() -> bytes | None:
+            data = await self._inbox.get()
+            if data is not None:
+                await meter.received(len(data))
+            return data
+
+        if self._reading is None:
+            self._reading = asyncio.create_task(read())
+            # Nobody may be left to ask for its result.
+            self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await first_done(self._reading, self._shared.lost)
+        if self._shared.lost.done():
+            self._reading.cancel()
+            raise Unavailable(self._shared.lost.result())
+        reading, self._reading = self._reading, None
+        return reading.result()
 
     async def finish(self) -> None:
         """See `MessageStream`."""

@@ -268,7 +268,8 @@ async def undisturbed(swarm: Processes) -> AsyncIterator[None]:
 
 def serving(word: str, layers: str, folder: Path) -> tuple[str, ...]:
     """How a volunteer starts."""
-    return ("serve-stage", word, "--layers", layers, "--buffer-dir", str(folder))
+    models = ("--models", str(folder.parents[1] / "model"))
+    return ("serve-stage", word, "--layers", layers, "--buffer-dir", str(folder), *models)
 
 
 async def run_cells(cells: Sequence[str], work_dir: Path) -> AsyncGenerator[Outcome, None]:

@@ -84,7 +84,7 @@ class OwnedSwarm:
             transport=transport,
             clock=SystemClock(),
             make_engine=cpu_engine,
-            on_revoked=member.credentials.revoke,
+            validity=member.credentials.validity,
         )
         server = await transport.serve("127.0.0.1", 0, node.handlers())
         await self.directory.announce(Role.PEER, name, server.endpoint)

@@ -141,6 +141,14 @@ class TokensLost:
 
 
 @dataclass(frozen=True, slots=True)
+class RunAborted:
+    """The coordinator cannot go on with a run, by a bug or a value that it cannot handle."""
+
+    run_id: RunId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed.
 
@@ -165,6 +173,7 @@ Event = (
     | SnapshotWritten
     | SnapshotLost
     | TokensLost
+    | RunAborted
     | Tick
 )
 

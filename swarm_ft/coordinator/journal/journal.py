@@ -51,6 +51,7 @@ from swarm_ft.coordinator.plan.membership import GATHER_S
 from swarm_ft.coordinator.plan.steps import MEASURED_STEPS
 from swarm_ft.errors import JournalError, SwarmError
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
+from swarm_ft.log import get_logger
 from swarm_ft.private_files import FILE_MODE, make_private
 from swarm_ft.protocol.messages.client import (
     CodecChange,
@@ -68,6 +69,7 @@ from swarm_ft.protocol.messages.reports import (
     summed_by_boundary,
 )
 from swarm_ft.protocol.spec.best import Best, Judged
+from swarm_ft.protocol.spec.bounds import Name
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
@@ -75,6 +77,8 @@ from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.sealing import Sealer
+
+logger = get_logger(__name__)
 
 VERSION = 8
 """Of the tables, and of the RunSpecs in them; a journal of another one is not touched."""
@@ -457,9 +461,16 @@ class Journal:
             ).fetchall()
         try:
             with self._errors_named():
-                return tuple(self._run(row, now_s) for row in found)
+                return tuple(self._run(row, now_s) for row in found if self._can_be_named(row[0]))
         except (SwarmError, ValueError, TypeError) as error:
             raise JournalError(f"journal {self._path}: a run cannot be read: {error}") from error
+
+    def _can_be_named(self, run_id: str) -> bool:
+        """Whether a run's name keeps to today's bound; earlier versions counted characters."""
+        words = Name().refusal(run_id)
+        if words is not None:
+            logger.warning("journal %s: a run is left out: its name: %s", self._path, words)
+        return words is None
 
     def standings(self, now_s: float) -> dict[PeerId, Standing]:
         """Peers that were set aside of late, as of `now_s`; others are forgotten."""
@@ -513,7 +524,7 @@ class Journal:
                 serial=serial,
                 unix_s=unix_s,
                 kind=EventKind(kind),
-                run_id=run_id and RunId(run_id),
+                run_id=RunId(run_id) if run_id and Name().refusal(run_id) is None else None,
                 peer_id=peer_id and PeerId(peer_id),
                 from_step=from_step if from_step is None else StepNumber(from_step),
                 to_step=to_step if to_step is None else StepNumber(to_step),

@@ -368,6 +368,18 @@ class Revoked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Renewed:
+    """A member has a newer certificate: its calls go on although they began with an older one.
+
+    Attributes:
+        until_unix_s: when it expires, by the coordinator's wall clock.
+    """
+
+    name: Text
+    until_unix_s: Amount
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LeaveProgress:
     """To a peer that would work no more: what is under way, and whether it may go.
 
@@ -407,6 +419,7 @@ ToPeer = (
     | ReleaseStage
     | StayIdle
     | Revoked
+    | Renewed
     | LeaveProgress
     | ClockReply
 )

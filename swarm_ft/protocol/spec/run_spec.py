@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import IntEnum
+from functools import cached_property
 from typing import Annotated, Self, TypeVar
 
 from swarm_ft.errors import BadCodec, BadLayers, BadModel, BadOption
@@ -48,7 +49,7 @@ MAX_EVAL_BYTES = 32 << 20
 MAX_MICROBATCHES = MAX_BATCH_SIZE + 2 * MAX_EVAL_SAMPLES
 """Of a step: those that train, and one of each held-out sample with and without compression; in
 place of some of these, shadows of samples that train."""
-MAX_REFERENCE_CHARS = 1000
+MAX_REFERENCE_BYTES = 1000
 BYTES_PER_FLOAT = 4
 BYTES_PER_TOKEN = 4
 """Tokens travel and are kept as little-endian uint32."""
@@ -214,10 +215,10 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         for name in (self.reference, self.architecture):
-            if len(name) > MAX_REFERENCE_CHARS or not name.isprintable():
+            if not name.isprintable() or len(name.encode()) > MAX_REFERENCE_BYTES:
                 raise BadModel(
                     f"model {name[:80]!a}: expected a path or hub id of at most "
-                    f"{MAX_REFERENCE_CHARS} printable characters; rename its directory"
+                    f"{MAX_REFERENCE_BYTES} bytes of printable UTF-8; rename its directory"
                 )
         if len(self.block_digests) != self.num_blocks:
             raise BadModel(
@@ -886,7 +887,7 @@ class TrainSpec(TrainOptions):
         return self.eval_passes[min(self.pass_of(held_out), len(self.eval_passes) - 1)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # no slots, for what is cached
 class RunSpec:
     """One fine-tuning job. Its digest opens every session, so no peer can disagree silently.
 
@@ -928,7 +929,7 @@ class RunSpec:
         """See `TrainOptions.with_codecs`; another job's by its digest, so peers do not say it."""
         return replace(self, train=self.train.with_codecs(codecs))
 
-    @property
+    @cached_property
     def trained_layers(self) -> LayerRange:
         """Blocks in which something trains; see `StageModule.train_only` for embeddings and head.
 
@@ -1039,8 +1040,17 @@ class RunSpec:
 
     def digest(self) -> bytes:
         """16 bytes that two equal specs share and two different ones do not."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> bytes:
         text = json.dumps(asdict(self), sort_keys=True, default=lambda value: value.hex())
         return digest_of(text.encode())
+
+    @cached_property
+    def trusted_with_ends(self) -> frozenset[PeerId]:
+        """The peers of `TrainOptions.trusted_with_ends`, which is split once."""
+        return self.train.trusted_with_ends
 
 
 def _codecs_for(options: TrainOptions) -> dict[str, str]:

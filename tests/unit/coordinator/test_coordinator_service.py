@@ -15,8 +15,9 @@ from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.tokens import NewTokenFile, TokenFiles
 from swarm_ft.coordinator.plan.placement import SETTLE_S
-from swarm_ft.coordinator.service import TICK_S, CoordinatorService
+from swarm_ft.coordinator.service import MAX_OWN_FOLLOWERS, TICK_S, CoordinatorService
 from swarm_ft.coordinator.submission import MAX_SUBMISSIONS
+from swarm_ft.coordinator.watching import MAX_OWN_WATCHERS, MAX_WATCHERS
 from swarm_ft.errors import (
     BadDataset,
     BadOption,
@@ -31,6 +32,8 @@ from swarm_ft.errors import (
     Unavailable,
     VersionMismatch,
 )
+from swarm_ft.identity.keys import new_key
+from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import (
     CancelRequest,
@@ -61,6 +64,7 @@ from swarm_ft.protocol.messages.control import (
     StayIdle,
     ToPeer,
 )
+from swarm_ft.protocol.messages.events import EventsRequest
 from swarm_ft.protocol.messages.meeting import Way
 from swarm_ft.protocol.messages.timeline import ClockEstimate, PeerTimeline, Spans, StepTimeline
 from swarm_ft.protocol.spec.grant import PROBATION, Grant
@@ -69,7 +73,7 @@ from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from swarm_ft.transport.base import Method, call
-from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
+from swarm_ft.transport.methods import CANCEL, COLLECTED, EVENTS, JOIN, STATUS, SUBMIT, WATCH
 from tests.doubles.memory_transport import MemoryChannel, MemoryStream, MemoryTransport
 from tests.raw_calls import RAW
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec
@@ -86,7 +90,7 @@ pytestmark = pytest.mark.timeout(30)
 @pytest.fixture(autouse=True)
 def attempts_without_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that fails is given work again at once, so that messages to it pile up."""
-    monkeypatch.setattr("swarm_ft.coordinator.decide.machine.RETRY_S", 0.0)
+    monkeypatch.setattr("swarm_ft.coordinator.decide.blame.RETRY_S", 0.0)
 
 
 class ManualClock:
@@ -114,11 +118,12 @@ async def coordinator(
     journal: Journal | None = None,
     grants: Callable[[PeerId], Grant] | None = None,
     ways: Callable[[], Ways] = Ways,
+    caller: Caller | None = None,
 ) -> AsyncIterator[Office]:
     journal = journal or Journal(str(path))
     clock = ManualClock()
     service = CoordinatorService(journal, clock, grants=grants, ways=ways)
-    transport = MemoryTransport()
+    transport = MemoryTransport(caller=caller)
     server = await transport.serve("coordinator", 0, service.handlers())
     channel = transport.connect(server.endpoint)
     try:
@@ -487,6 +492,47 @@ async def test_one_submission_too_many_is_told_to_try_again(spec: RunSpec) -> No
                 break
         for other in others:
             await other.cancel()
+
+
+async def test_followers_that_read_nothing_leave_room_for_others(spec: RunSpec) -> None:
+    member = Caller(role=Role.CLIENT, name="noisy", key=new_key().public_key())
+    async with coordinator(caller=member) as office:
+        await submit(office.channel, spec)
+        followers = [office.channel.open(EVENTS) for _ in range(MAX_OWN_FOLLOWERS)]
+        for follower in followers:
+            await follower.send(EventsRequest(follows=True))
+            assert await follower.receive() is not None
+        one_more = office.channel.open(EVENTS)
+        await one_more.send(EventsRequest(follows=True))
+        with pytest.raises(Busy, match="8 followers of yours are open already"):
+            await one_more.receive()
+        # What does not follow takes no place, and neither does the owner's page.
+        looking = office.channel.open(EVENTS)
+        await looking.send(EventsRequest())
+        assert await looking.receive() is not None
+        assert [event async for event in office.service.happened(EventsRequest())]
+        for follower in followers:
+            await follower.cancel()
+
+
+async def test_a_member_watches_so_often_in_all(spec: RunSpec) -> None:
+    member = Caller(role=Role.CLIENT, name="noisy", key=new_key().public_key())
+    async with coordinator(caller=member) as office:
+        for number in range(MAX_OWN_WATCHERS // MAX_WATCHERS + 1):
+            await submit(office.channel, spec, run_id=RunId(f"run-{number}"))
+        watchers = []
+        for number in range(MAX_OWN_WATCHERS):
+            watcher = office.channel.open(WATCH)
+            await watcher.send(WatchRequest(run_id=RunId(f"run-{number // MAX_WATCHERS}")))
+            assert await watcher.receive() is not None
+            watchers.append(watcher)
+        for run, words in (("run-0", "run run-0 is watched 16 times"), ("run-2", "you watch 32")):
+            watcher = office.channel.open(WATCH)
+            await watcher.send(WatchRequest(run_id=RunId(run)))
+            with pytest.raises(Busy, match=words):
+                await watcher.receive()
+        for watcher in watchers:
+            await watcher.cancel()
 
 
 async def test_a_client_that_sends_nothing_makes_room(

@@ -23,6 +23,7 @@ from swarm_ft.coordinator.facts.events import (
     PeerSaid,
     RateChanged,
     ResultCollected,
+    RunAborted,
     RunCancelled,
     RunPaused,
     RunResumed,
@@ -339,6 +340,7 @@ def test_every_kind_of_event_is_read_as_it_was_written(make_spec: MakeSpec) -> N
         SnapshotWritten(run_id, snapshot),
         SnapshotLost(run_id, snapshot, "why"),
         TokensLost(run_id, "why"),
+        RunAborted(run_id, "why"),
         Tick(ways),
         Tick(),
     )

@@ -468,13 +468,16 @@ async def test_gradients_of_another_attempt_are_not_applied(peer: Peer) -> None:
     assert peer.held.committed_steps == 1
 
 
-async def test_a_model_that_is_not_there_is_told(make_peer: MakePeer, tmp_path: Path) -> None:
+async def test_a_client_learns_nothing_of_why_a_model_cannot_be_opened(
+    make_peer: MakePeer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     missing = tmp_path / "nowhere"
     peer = make_peer(make_engine=lambda spec, layers: open_checkpoint(str(missing)))
     await peer.assign()
     failed = await peer.hears(StageFailed)
-    assert failed.code == "bad-model"
-    assert str(missing) in failed.message
+    assert failed.code == "model-unavailable"
+    assert failed.message == "the model is not available at this peer"
+    assert str(missing) in caplog.text
     assert peer.host.held is None
 
 
@@ -482,7 +485,10 @@ async def test_other_weights_than_the_runs_are_told(make_peer: MakePeer, spec: R
     other = replace(spec, model=replace(spec.model, block_digests=(bytes(16),) * 2))
     peer = make_peer(run_spec=other)
     await peer.assign()
-    assert (await peer.hears(StageFailed)).code == "run-mismatch"
+    failed = await peer.hears(StageFailed)
+    assert failed.code == "model-differs"
+    assert "the model differs in its block 0" in failed.message
+    assert spec.model.reference not in failed.message
 
 
 async def test_a_bug_is_told_without_its_detail_and_logged_with_it(

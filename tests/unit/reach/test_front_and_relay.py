@@ -14,7 +14,7 @@ import pytest
 from swarm_ft import systems
 from swarm_ft.errors import NotAllowed
 from swarm_ft.identity.keys import new_key
-from swarm_ft.identity.tickets import LIFETIME_S, Ticket, check_ticket, sign_ticket
+from swarm_ft.identity.tickets import LIFETIME_S, Ticket, check_ticket, member_hash, sign_ticket
 from swarm_ft.reach import sockets
 from swarm_ft.reach.front import Front
 from swarm_ft.reach.relay import Relay, RelayLimits
@@ -31,6 +31,7 @@ from swarm_ft.reach.sockets import (
 from swarm_ft.transport.local_places import LocalPlace, LocalPlaces
 
 MEETING = bytes(range(16))
+CALLER, CALLEE = (member_hash(name, b"secret") for name in ("caller", "callee"))
 KEY = new_key()
 
 
@@ -59,7 +60,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 async def leg(endpoint: str, *, is_caller: bool, key: object = KEY) -> tuple[socket.socket, str]:
     assert isinstance(key, type(KEY))
-    ticket = sign_ticket(key, Ticket(MEETING, is_caller), time.time())
+    ticket = sign_ticket(key, Ticket(MEETING, is_caller, CALLER, CALLEE), time.time())
     sock = await dial(endpoint)
     loop = asyncio.get_running_loop()
     try:
@@ -109,7 +110,7 @@ async def test_a_relay_joins_two_legs_of_one_meeting(front: Front) -> None:
 @pytest.mark.parametrize("wrong", ["stranger", "expired", "altered", "short", "side"])
 def test_a_ticket_that_is_not_good_is_refused(wrong: str) -> None:
     key = new_key() if wrong == "stranger" else KEY
-    data = bytearray(sign_ticket(key, Ticket(MEETING, True), 1000.0))
+    data = bytearray(sign_ticket(key, Ticket(MEETING, True, CALLER, CALLEE), 1000.0))
     now_s = 1000.0 + (LIFETIME_S + 1 if wrong == "expired" else 0)
     if wrong == "altered":
         data[3] ^= 1

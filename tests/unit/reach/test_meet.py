@@ -85,6 +85,7 @@ async def hub() -> AsyncIterator[Hub]:
     probe = await transport.front.listen("127.0.0.1", 0)
     place = RelayPlace(endpoint=server.endpoint, probe_endpoint=probe)
     introductions.relays.have_own(lambda: Relaying(place=place, carries=relay.carries))
+    relay.on_leg(introductions.relays.own_leg)
     yield Hub(server.endpoint, introductions, relay)
     await server.stop()
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarm_ft.coordinator.decide.machine import RETRY_S
+from swarm_ft.coordinator.decide.blame import RETRY_S
 from swarm_ft.coordinator.facts.events import (
     Effect,
     PeerJoined,
@@ -331,7 +331,7 @@ def test_a_peer_outside_the_model_stays_and_is_idle(
     swarm.submit(spec)
     swarm.join(make_peer("far", "4-6"))
     (words,) = swarm.idlers().values()
-    assert words == "layers 4-6: outside the model of run run-1, a-model, which has layers 0-4"
+    assert words == "layers 4-6: outside the model of run run-1, which has layers 0-4"
     assert set(swarm.state.members) == {"far"}
     assert not swarm.dismissals()
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swarm_ft.coordinator.decide.machine import RETRY_S
+from swarm_ft.coordinator.decide.blame import RETRY_S
 from swarm_ft.coordinator.facts.standing import FIRST_REST_S, MAX_FAILURES
 from swarm_ft.coordinator.plan.lateness import FACTOR, LOAD_S, STEP_S, hand_over_limit_s
 from swarm_ft.ids import PeerId, RunId, StepNumber
@@ -450,7 +450,10 @@ def test_one_peers_word_about_another_sets_that_one_not_aside(
             assert set(swarm.idlers()) == ({"other"} if is_aside else set())
             if not is_aside:
                 next_attempt(swarm)
+        swarm.wait(RETRY_S)
+        commit(swarm, len(swarm.history[RUN]) + 1)
         rest_s = swarm.state.standing(other.peer_id).aside_until_s - swarm.now_s
+        assert rest_s > 0.0, "the others did it"
         swarm.wait(rest_s)
         commit(swarm, len(swarm.history[RUN]) + 2)
         assert set(swarm.run().peers) == {"a", "b", "other"}
@@ -467,4 +470,4 @@ def test_a_failure_about_no_other_peer_of_the_run_is_ones_own(
             next_attempt(swarm)
     assert swarm.idlers().keys() == {"b"}
     assert PeerId("nobody") not in swarm.state.standings
-    assert swarm.state.standing(b.peer_id).rest_s == FIRST_REST_S
+    assert swarm.run().conduct(b.peer_id).standing.rest_s == FIRST_REST_S
