@@ -243,10 +243,6 @@ async def opened(work_dir: Path) -> AsyncIterator[Processes]:
 
 def lending(*directories: Path) -> tuple[str, ...]:
     """How a volunteer names the directories from which jobs may take models."""
-    from swarm_ft.cli.serve_stage import serve_stage
-
-    if not any("--models" in one.opts for one in serve_stage.params):
-        return ()
     return tuple(word for directory in directories for word in ("--models", str(directory)))
 
 
@@ -268,8 +264,7 @@ async def undisturbed(swarm: Processes) -> AsyncIterator[None]:
 
 def serving(word: str, layers: str, folder: Path) -> tuple[str, ...]:
     """How a volunteer starts."""
-    models = ("--models", str(folder.parents[1] / "model"))
-    return ("serve-stage", word, "--layers", layers, "--buffer-dir", str(folder), *models)
+    return ("serve-stage", word, "--layers", layers, "--buffer-dir", str(folder))
 
 
 async def run_cells(cells: Sequence[str], work_dir: Path) -> AsyncGenerator[Outcome, None]:
