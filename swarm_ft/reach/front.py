@@ -291,8 +291,10 @@ class Front:
             sock.close()
 
     async def _wait_for_turn(self, host: str) -> None:
-        while wait_s := self._backs.wait_s(address_of(host), time.monotonic()):  # noqa: ASYNC110 - it waits for the time
+        wait_s = self._backs.wait_s(address_of(host), time.monotonic())
+        while wait_s:
             await asyncio.sleep(wait_s)
+            wait_s = self._backs.wait_s(address_of(host), time.monotonic())
 
     async def _is_dialled(self, endpoint: str) -> bytes:
         if not may_dial(self._back_host, host_of(endpoint)):

@@ -137,6 +137,7 @@ class Relay:
         self._limits = limits or RelayLimits()
         self._waiting: dict[Ticket, _Leg] = {}
         self._callers: dict[Joint, bytes] = {}
+        self._ending: set[Joint] = set()
         self._ended_bytes = 0
         self._leg_listener: Callable[[LegSeen], object] = lambda _leg: None
         front.on_leg(self._leg)
@@ -218,8 +219,8 @@ class Relay:
         Raises:
             Busy: this member has its share, or nobody has much more.
         """
-        held = Counter(self._callers.values())
-        num_links, limit = len(self._callers), self._limits.links
+        links = {j: member for j, member in self._callers.items() if j not in self._ending}
+        held, num_links, limit = Counter(links.values()), len(links), self._limits.links
         may_borrow = 2 * num_links < limit and held[caller] < MAX_MEMBER_LINKS
         if held[caller] >= MEMBER_LINKS and not may_borrow:
             raise Busy(f"{held[caller]} links of this member stand; try another relay")
@@ -228,7 +229,7 @@ class Relay:
         most = max(held.values(), default=0)
         if most < held[caller] + 2:
             raise Busy(f"this relay has {num_links} links; try another one")
-        crowded = [joint for joint, member in self._callers.items() if held[member] == most]
+        crowded = [joint for joint, member in links.items() if held[member] == most]
         return max(crowded, key=lambda joint: joint.idle_s)
 
     async def _wait(self, ticket: Ticket, sock: socket.socket) -> None:
@@ -253,6 +254,7 @@ class Relay:
         crowding = self._link_to_close(leg.caller)
         if crowding is not None:
             logger.info("a link ends for one of a member that has fewer")
+            self._ending.add(crowding)
             crowding.close()
         loop = asyncio.get_running_loop()
         for sock in (one, other):
@@ -264,6 +266,7 @@ class Relay:
             await self._until_over(joint)
         finally:
             del self._callers[joint]
+            self._ending.discard(joint)
             self._ended_bytes += joint.moved_bytes
             logger.debug("a link ended: %d now", len(self._callers))
 

@@ -6,9 +6,11 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from swarm_ft.protocol.messages.meeting import LegSeen
 from swarm_ft.reach import sockets
 from swarm_ft.reach.front import BACKS_PER_S, Front
 from swarm_ft.reach.relay import (
+    IDLE_S,
     MAX_MEMBER_LINKS,
     MEMBER_LEGS,
     MEMBER_LINKS,
@@ -31,6 +34,7 @@ from swarm_ft.reach.sockets import (
     JOINED,
     LEG,
     MAGIC,
+    Joint,
     dial,
     is_dialled_back,
     outside_address,
@@ -143,6 +147,12 @@ async def ended(sock: socket.socket) -> bool:
             return True
 
 
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while not is_so():  # noqa: ASYNC110 - a relay notifies nobody
+            await asyncio.sleep(0.01)
+
+
 async def passes(link: Link) -> bool:
     one, other = link
     await asyncio.get_running_loop().sock_sendall(one, b"x")
@@ -220,6 +230,9 @@ async def test_a_member_has_its_share_of_a_relay_and_borrows_what_is_free(
     assert await ended(own[0][1])
     own[1][0].close()
     assert await ended(own[1][1])
+    own[0][1].close()
+    own[1][1].close()
+    await until(lambda: relay.carries.links == MEMBER_LINKS)
     # Whom another one calls is not counted for that.
     assert await passes(await links.add("another"))
     assert all([await passes(link) for link in own[2:]])
@@ -247,7 +260,7 @@ async def test_in_a_full_relay_the_idlest_link_of_who_has_most_makes_room(
     assert await ended(crowd[1][0])
     assert await ended(crowd[1][1])
     assert all([await passes(link) for link in (new, crowd[0], crowd[2], crowd[3], *modest)])
-    assert relay.carries.links == 6
+    await until(lambda: relay.carries.links == 6)
     # Three, two and one: who has two takes no place of who has three, and so nobody takes it back.
     with pytest.raises(OSError, match=r"ended after|reset"):
         await links.wait("modest")
@@ -264,28 +277,48 @@ async def test_legs_that_wait_are_counted_by_member(front: Front, links: Links) 
 
 
 async def test_a_link_without_a_byte_is_closed_and_one_in_use_is_not(
-    front: Front, links: Links
+    front: Front, links: Links, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    relay = Relay(front, KEY.public_key, RelayLimits(idle_s=0.4))
+    is_late = False
+
+    def idle_s(joint: Joint) -> float:
+        return IDLE_S if is_late and not joint.moved_bytes else 0.0
+
+    monkeypatch.setattr(Joint, "idle_s", property(idle_s))
+    monkeypatch.setattr(asyncio, "wait", partial(wait_briefly, asyncio.wait))
+    relay = Relay(front, KEY.public_key)
     idle, used = await links.add("a"), await links.add("a")
-
-    async def use() -> None:
-        while True:
-            await passes(used)
-            await asyncio.sleep(0.05)
-
-    using = asyncio.create_task(use())
+    assert await passes(used)
+    is_late = True
     assert await ended(idle[0])
     assert await ended(idle[1])
-    assert not using.done()
-    using.cancel()
-    await asyncio.wait({using})
-    assert relay.carries.links == 1
     assert await passes(used)
+    await until(lambda: relay.carries.links == 1)
 
 
-async def test_both_legs_of_a_link_are_connections_of_their_address(front: Front) -> None:
-    relay, narrow = Relay(front, KEY.public_key), Front(per_address=4)
+async def wait_briefly(wait: Any, tasks: Any, *, timeout: float) -> Any:
+    """A minute of a relay is short here."""
+    assert 0 < timeout <= IDLE_S
+    return await wait(tasks, timeout=0.01)
+
+
+async def test_a_joint_is_idle_since_its_last_byte() -> None:
+    one, other = socket.socketpair()
+    near, far = socket.socketpair()
+    before_s = time.monotonic()
+    joint = Joint(one, near)
+    for sender, receiver in ((other, far), (far, other)):
+        assert joint.idle_s <= time.monotonic() - before_s
+        before_s = time.monotonic()
+        sender.sendall(b"x")
+        assert receiver.recv(1) == b"x"
+    other.close()
+    far.close()
+    await joint.wait()
+
+
+async def test_both_legs_of_a_link_are_connections_of_their_address() -> None:
+    narrow = Front(per_address=4)
     Relay(narrow, KEY.public_key)
     links = Links(await narrow.listen("127.0.0.1", 0))
     first = [await links.add("a") for _ in range(2)]
@@ -294,7 +327,6 @@ async def test_both_legs_of_a_link_are_connections_of_their_address(front: Front
     assert all([await passes(link) for link in first])
     links.close()
     await narrow.close()
-    assert relay.carries.links == 0
 
 
 async def test_a_relay_reports_each_leg_with_the_address_of_its_socket(front: Front) -> None:
