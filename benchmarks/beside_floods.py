@@ -35,6 +35,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.message import Message
+
 from swarm_ft.identity.certificates import from_pem, to_pem
 from swarm_ft.identity.keys import key_pem, parsed_key
 from swarm_ft.proto import coordinator_pb2 as pb
@@ -46,10 +48,13 @@ from tests.hostile.attacker import COORDINATOR, Identity, Target, ask, calling
 from tests.hostile.job import spec_message
 from tests.hostile.processes import Processes, opened
 
+KINDS = ("quiet", "floods", "idle-attacker")
 CONCURRENT, FOLLOWERS, SUBMISSIONS = 16, 64, 4
 ALIVE_PER_S = 10_000
 TRICKLE_BYTES_PER_S = 16 << 10
 GIB = 1 << 30
+START_S = 4.0
+"""Until the attacker's process has begun: its imports are no flood."""
 
 
 class Attacker:
@@ -62,9 +67,11 @@ class Attacker:
         self.counts: dict[str, int] = {}
 
     def count(self, name: str, number: int = 1) -> None:
+        """Note that it was done so often."""
         self.counts[name] = self.counts.get(name, 0) + number
 
     async def wants(self) -> None:
+        """Wish for meetings over one connection, as fast as they are taken."""
         reachable = meeting_pb2.Reachable(protocol_version=PROTOCOL_VERSION)
         want = meeting_pb2.FromMember(want=meeting_pb2.Want(name="nobody")).SerializeToString()
         async with calling(self.at, COORDINATOR + "Introduce", self.client) as call:
@@ -74,13 +81,16 @@ class Attacker:
                 self.count("wants")
 
     async def status(self) -> None:
+        """Ask for the status, 16 times at once."""
         request = pb.StatusRequest(protocol_version=PROTOCOL_VERSION)
         await self._at_a_time("Status", request)
 
     async def events(self) -> None:
+        """Ask for all events, 16 times at once."""
         await self._at_a_time("Events", pb.EventsRequest(protocol_version=PROTOCOL_VERSION))
 
     async def alive(self) -> None:
+        """Send 10,000 PeerAlive a second."""
         hello = pb.PeerHello(
             peer_id=self.peer.name,
             endpoint="127.0.0.1:1",
@@ -96,6 +106,7 @@ class Attacker:
                 await asyncio.sleep(0.01)
 
     async def submissions(self) -> None:
+        """Submit four jobs of 1 GiB at 16 KiB/s each."""
         await asyncio.gather(*(self._trickle(number) for number in range(SUBMISSIONS)))
 
     async def _trickle(self, number: int) -> None:
@@ -123,6 +134,7 @@ class Attacker:
             await asyncio.sleep(1.0)
 
     async def followers(self) -> None:
+        """Follow the events 64 times and read nothing."""
         await asyncio.gather(*(self._follow() for _ in range(FOLLOWERS)))
 
     async def _follow(self) -> None:
@@ -135,7 +147,7 @@ class Attacker:
             self.count("refused followers")
             await asyncio.sleep(1.0)
 
-    async def _at_a_time(self, method: str, request: Any) -> None:
+    async def _at_a_time(self, method: str, request: Message) -> None:
         async def one_after_the_other() -> None:
             while True:
                 answer = await ask(self.at, COORDINATOR + method, self.client, request)
@@ -237,13 +249,11 @@ async def window(
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(told).encode())
-        process.stdin.close()
-        await asyncio.sleep(4.0)  # until it has started: imports are no flood
+        answering = asyncio.create_task(process.communicate(json.dumps(told).encode()))
+        await asyncio.sleep(START_S)
     commits, cpu_s = _commits(swarm), _cpu_s(swarm.coordinator.pid)
     began_s = time.monotonic()
-    await asyncio.sleep(seconds - (4.0 if process else 0.0))
+    await asyncio.sleep(seconds - (START_S if process else 0.0))
     took_s = time.monotonic() - began_s
     found: dict[str, Any] = {
         "commits_per_s": (_commits(swarm) - commits) / took_s,
@@ -251,8 +261,7 @@ async def window(
         "attacker_cpu": 0.0,
     }
     if process is not None:
-        said, _ = await process.communicate()
-        answer = json.loads(said)
+        answer = json.loads((await answering)[0])
         found |= {"attacker_cpu": answer["cpu"], "counts": answer["counts"]}
     swarm.check_alive()
     return found
@@ -301,13 +310,13 @@ def main() -> None:
         return
     found = asyncio.run(measure(asked.seconds, asked.rounds, asked.floods.split(",")))
     if asked.json:
-        print(json.dumps(found))
+        print(json.dumps(found))  # noqa: T201
         return
-    for kind in ("quiet", "floods", "idle-attacker"):
-        print(kind, *(f"{name}={value:.2f}" for name, value in found[kind].items()))
-    print(f"floods / quiet = {found['of_quiet']:.2f}")
-    print(f"floods / idle-attacker = {found['of_idle_attacker']:.2f}")
-    print("attacks:", json.dumps(found["counts"]))
+    for kind in KINDS:
+        print(kind, *(f"{name}={value:.2f}" for name, value in found[kind].items()))  # noqa: T201
+    print(f"floods / quiet = {found['of_quiet']:.2f}")  # noqa: T201
+    print(f"floods / idle-attacker = {found['of_idle_attacker']:.2f}")  # noqa: T201
+    print("attacks:", json.dumps(found["counts"]))  # noqa: T201
 
 
 if __name__ == "__main__":
