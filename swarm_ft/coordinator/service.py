@@ -366,8 +366,8 @@ class CoordinatorService:
                 if run_id is None:
                     raise
                 failed.setdefault(run_id, error)
-        for run_id, error in failed.items():
-            self._abort(run_id, error)
+        for run_id, cause in failed.items():
+            self._abort(run_id, cause)
 
     def _abort_and_retry(self, run_id: RunId, error: Exception, event: Event) -> None:
         """Fail a run; then decide again about an event that is not about this run alone.
