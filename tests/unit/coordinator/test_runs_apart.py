@@ -172,16 +172,12 @@ async def test_a_run_whose_tokens_cannot_be_read_by_a_bug_fails_alone(
 async def test_a_run_whose_message_has_no_form_on_the_wire_fails_alone(
     spec: RunSpec, peers: list[FakePeer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.doubles import memory_transport
-
-    sound = methods.to_bytes
-
     def to_bytes(kind: Any, message: ToPeer, max_bytes: int) -> bytes:
         if isinstance(message, Assign) and message.run_id == BAD:
             raise MalformedMessage("it is longer than a message may be")
-        return sound(kind, message, max_bytes)
+        return methods.to_bytes(kind, message, max_bytes)
 
-    monkeypatch.setattr(memory_transport, "to_bytes", to_bytes)
+    monkeypatch.setattr("tests.doubles.memory_transport.to_bytes", to_bytes)
     async with coordinator() as office, asyncio.TaskGroup() as group:
         await submit(office.channel, spec, run_id=BAD)
         training = group.create_task(train_all(office.channel, peers))
