@@ -13,7 +13,8 @@ from contextlib import (
     closing,
     nullcontext,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm_ft.api.documents import event_fields, row_fields, status_fields
@@ -172,11 +173,17 @@ async def composed(told: Charge, stack: AsyncExitStack) -> Coordinator:
         addresses=addresses,
         public=await parts.opens(endpoint),
         watched=await stack.enter_async_context(
-            watched(parts.service, SystemClock(), DOCUMENTS, told.http, certificate)
+            watched(parts.service, SystemClock(), DOCUMENTS, _http(told), certificate)
         ),
         service=parts.service,
         enrolment=parts.enrolment,
     )
+
+
+def _http(told: Charge) -> HttpPlaces:
+    """Where HTTP answers; the page's newest address is in a file beside the journal."""
+    has_file = told.journal != ":memory:"
+    return replace(told.http, address_file=Path(f"{told.journal}.page") if has_file else None)
 
 
 class _Parts:
@@ -256,9 +263,12 @@ class _Parts:
             endpoint: where this coordinator is announced; its scope decides which addresses it
                 dials.
         """
-        if self._fronted is not None:
-            addresses = await addresses_of(endpoint)
-            self._fronted.front.dial_back_from(host_of(addresses[0]) if addresses else "")
+        if self._fronted is None:
+            return
+        hosts = [host_of(address) for address in await addresses_of(endpoint)]
+        # Many systems resolve their own name to 127.0.1.1, which says nothing of its network.
+        is_known = hosts and (host_of(endpoint) in hosts or not is_loopback(hosts[0]))
+        self._fronted.front.dial_back_from(hosts[0] if is_known else "")
 
     async def lend_relay(self, endpoint: str, stack: AsyncExitStack) -> None:
         """Be a relay at this port, if there is to be one."""

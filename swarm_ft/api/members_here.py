@@ -72,7 +72,7 @@ class MembersHere:
         self._snapshots = str(folder / "snapshots")
         self._running = AsyncExitStack()
         self._members: list[tuple[Caller, Credentials]] = []
-        self.client = SwarmClient(self._directory, self._transport(Role.CLIENT)[0])
+        self.client = SwarmClient(self._directory, *self._transport(Role.CLIENT))
         self._peers: dict[str, _Peer] = {}
         self._directories: list[str] = []
         self._access = ModelAccess()

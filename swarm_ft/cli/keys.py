@@ -170,13 +170,13 @@ def invite(
     click.echo(str(made))
     click.echo(
         f"{made.name}: for {uses} {becomes}{'s' if uses > 1 else ''}{_limits(grant)}, until "
-        f"{until.astimezone():%Y-%m-%d %H:%M}; joins with",
+        f"{until.astimezone():%Y-%m-%d %H:%M}; joins with it in a file, so that no 'ps' shows it:",
         err=True,
     )
     command = {Role.PEER: "serve-stage", Role.RELAY: "relay"}.get(
         becomes, "client train ... --invite"
     )
-    click.echo(f"  swarm-ft {command} {str(made)[:10]}...", err=True)
+    click.echo(f"  swarm-ft {command} @FILE", err=True)
 
 
 def _granted(role: str, sees_tokens: str, layers: str | None) -> Grant:

@@ -61,9 +61,14 @@ MAX_BUSY_REST_S = 15.0
 
 
 class SwarmClient:
-    """A client's connection; every call finds the coordinator in the directory anew."""
+    """A client's connection; every call finds the coordinator in the directory anew.
 
-    def __init__(self, directory: Directory, transport: Transport) -> None:
+    Attributes:
+        name: of this client's key; empty if it has none.
+    """
+
+    def __init__(self, directory: Directory, transport: Transport, name: str = "") -> None:
+        self.name = name
         self._directory = directory
         self._transport = transport
         self._downloader = Downloader(directory, transport, on_fault=_log_fault)

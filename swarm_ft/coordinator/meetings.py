@@ -52,7 +52,7 @@ from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_en
 from swarm_ft.transport.grpc_options import IPV4_IN_IPV6
 from swarm_ft.transport.methods import INTRODUCE
 
-logger = get_logger(__name__)
+logger = get_logger(__name__, lines_per_s=2)
 
 MEETING_S = 60.0
 """How long a meeting may take; what comes of it later is void."""

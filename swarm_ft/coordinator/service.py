@@ -343,7 +343,8 @@ class CoordinatorService:
         try:
             written = self._take(event, after, effects)
         except SwarmError as error:
-            self._broken.set_exception(error)
+            if not self._broken.done():
+                self._broken.set_exception(error)
             raise
         if written:
             self._perform_all(effects)
@@ -383,22 +384,30 @@ class CoordinatorService:
                 if run_id is None:
                     raise
                 failed.setdefault(run_id, error)
-        for run_id, error in failed.items():
-            self._abort(run_id, error)
+        for failed_run, cause in failed.items():
+            self._abort(failed_run, cause)
 
     def _abort_and_retry(self, run_id: RunId, error: Exception, event: Event) -> None:
-        """Fail a run; then decide again about an event that is not about this run alone."""
+        """Fail a run; then decide again about an event that is not about this run alone.
+
+        Raises:
+            Exception: `error`, if the run is over already, so that to fail it would change nothing.
+        """
+        if not self._is_under_way(run_id):
+            raise error
         self._abort(run_id, error)
         if run_id != run_of(event):
             self._handle(event)
 
     def _abort(self, run_id: RunId, error: Exception) -> None:
         """Fail a run after a bug, so that all others go on. The log gets the traceback, once."""
-        run = self._state.runs.get(run_id)
-        if run is None or run.phase > RunPhase.FINISHED:
-            return
         logger.error("run %s: a bug in the coordinator; the run fails", run_id, exc_info=error)
-        self._handle(RunAborted(run_id, f"the coordinator cannot go on with it: {BUG}"))
+        if self._is_under_way(run_id):
+            self._handle(RunAborted(run_id, f"the coordinator cannot go on with it: {BUG}"))
+
+    def _is_under_way(self, run_id: RunId) -> bool:
+        run = self._state.runs.get(run_id)
+        return run is not None and run.phase <= RunPhase.FINISHED
 
     def _unsendable(self, say: Say, error: Exception) -> None:
         run_id = run_of(say)

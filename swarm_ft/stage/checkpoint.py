@@ -2,9 +2,12 @@
 
 A tensor's digest covers its dtype as stored, its shape and bytes; a part's digest covers the
 config's settings and the names and digests of its tensors, by the names of transformers; what all
-blocks share is of each block's part. Files and shards do not matter: a copy that is cut into other
-shards, saved without the base model's prefix, or with a block's experts in one tensor, is the same
-model.
+blocks share is of each block's part. A part's digest is keyed by the run (`ModelSpec.digest_key`).
+The tensors' digests have no key: they never leave a process, and a part's digest, which does, is
+one-way. So whoever learns the digests of one run can compute none of another, and a client that
+describes a model for another run reads no weights again. Files and shards do not matter: a copy
+that is cut into other shards, saved without the base model's prefix, or with a block's experts in
+one tensor, is the same model.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from transformers.utils import cached_file
 
 from swarm_ft.errors import BadLayers, BadModel, ModelDiffers, NonFiniteWeights
-from swarm_ft.protocol.spec.digest import digest_of
+from swarm_ft.protocol.spec.digest import DIGEST_BYTES, digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import Dtype, ModelSpec, TaskKind, TrainOptions
+from swarm_ft.protocol.spec.run_spec import NO_NONCE, Dtype, ModelSpec, TaskKind, TrainOptions
 from swarm_ft.protocol.spec.tasks import Task, task_of
 from swarm_ft.stage.architecture import (
     EMBED_PART,
@@ -202,6 +205,7 @@ GENERATION_FILE = "generation_config.json"
 # transformers makes up an empty tokenizer where none of these is.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 FLOAT32_BYTES = 4
+NO_DIGEST = bytes(DIGEST_BYTES)
 SPREAD = 0.02
 """Of a new head's weights, where the config does not say."""
 CPU = torch.device("cpu")
@@ -241,31 +245,25 @@ class Checkpoint:
         self._shared = self._parts.pop(SHARED_PART, [])
         for block in range(config.num_hidden_layers):
             self._parts[block_part(block)] += self._shared
+        self._tensor_digests: dict[str, bytes] = {}
         self._check_complete()
 
-    def describe(self) -> ModelSpec:
+    def describe(self, nonce: bytes | None = NO_NONCE, owner: str = "") -> ModelSpec:
         """Read every tensor once, a few at a time, and digest it.
 
         A tied checkpoint's head digest covers the embeddings' tensor, as the head's weight.
+
+        Args:
+            nonce: of the run; a client draws one for each.
+            owner: name of the client whose run it is.
 
         Raises:
             BadModel: a tensor is unreadable or of another shape than the config's.
             NonFiniteWeights: a value of a tensor is inf or NaN; names the file and the tensor.
         """
-        there = [name for name in self._own if name in self._recipes or self._begins(name)]
-        digests: dict[str, bytes] = {}
-        for name, tensor in self._read(there):
-            with self._reading(name):
-                digest = TensorDigest(tensor).exhausted(pieces_of(tensor))
-            if not digest.is_finite:
-                raise NonFiniteWeights(self._non_finite_in_words(name))
-            digests[name] = digest.digest()
-        tied = self._ties(digests)
-        if tied:
-            digests[self._head] = digests[self._embedding]
-        parts = {part: self._part_digest(names, digests) for part, names in self._parts.items()}
+        digests = self._digests()
         block_bytes, linear_bytes = self._block_bytes()
-        return ModelSpec(
+        described = ModelSpec(
             reference=self.reference,
             architecture=self.config.model_type,
             num_blocks=self.config.num_hidden_layers,
@@ -274,12 +272,47 @@ class Checkpoint:
             block_bytes=block_bytes,
             linear_bytes=linear_bytes,
             shared_bytes=self._bytes_of(self._shared),
+            embed_digest=NO_DIGEST,
+            block_digests=(NO_DIGEST,) * self.config.num_hidden_layers,
+            head_digest=NO_DIGEST,
+            tied_embeddings=self._ties(digests),
+            dtype=self._dtype(),
+        )
+        return self.keyed(described, nonce, owner)
+
+    def keyed(self, model: ModelSpec, nonce: bytes | None, owner: str) -> ModelSpec:
+        """The same model with the digests that this checkpoint has in another run.
+
+        Raises:
+            BadModel, NonFiniteWeights: see `describe`, which has read the weights already.
+        """
+        model, digests = replace(model, nonce=nonce, owner=owner), self._digests()
+        parts = {
+            part: self._part_digest(names, digests, model) for part, names in self._parts.items()
+        }
+        return replace(
+            model,
             embed_digest=parts[EMBED_PART],
             block_digests=tuple(parts[block_part(i)] for i in range(self.config.num_hidden_layers)),
             head_digest=parts[HEAD_PART],
-            tied_embeddings=tied,
-            dtype=self._dtype(),
         )
+
+    def _digests(self) -> dict[str, bytes]:
+        """The digest of each tensor; reads them all once."""
+        if self._tensor_digests:
+            return self._tensor_digests
+        there = [name for name in self._own if name in self._recipes or self._begins(name)]
+        digests: dict[str, bytes] = {}
+        for name, tensor in self._read(there):
+            with self._reading(name):
+                digest = TensorDigest(tensor).exhausted(pieces_of(tensor))
+            if not digest.is_finite:
+                raise NonFiniteWeights(self._non_finite_in_words(name))
+            digests[name] = digest.digest()
+        if self._ties(digests):
+            digests[self._head] = digests[self._embedding]
+        self._tensor_digests = digests
+        return digests
 
     def _dtype(self) -> Dtype:
         """What the config says that most of its weights are."""
@@ -334,7 +367,7 @@ class Checkpoint:
                 non_finite.append(name)
         for part, names in parts.items():
             found = {name: digests[taken_as[name]] for name in names}
-            self._check_part(part, self._part_digest(names, found), model)
+            self._check_part(part, self._part_digest(names, found, model), model)
         # Only now: of weights that are not the run's, a client learns nothing but that.
         self._check_finite(parts, taken_as, non_finite)
         scales = {name: one for name, one in tensors.items() if name.endswith(SCALES)}
@@ -503,9 +536,12 @@ class Checkpoint:
             )
         return tensor
 
-    def _part_digest(self, names: Iterable[str], digests: Mapping[str, bytes]) -> bytes:
+    def _part_digest(
+        self, names: Iterable[str], digests: Mapping[str, bytes], model: ModelSpec
+    ) -> bytes:
         pieces = (piece for name in names for piece in (name.encode(), digests[name]))
-        return digest_of(settings_text(self.config).encode(), *pieces)
+        settings = settings_text(self.config).encode()
+        return digest_of(settings, *pieces, key=model.digest_key)
 
     def check_config(self, model: ModelSpec) -> None:
         """Compare the config with the run's model; reads no weights.

@@ -67,7 +67,11 @@ class MemoryTransport:
         """See `Transport`."""
         if not endpoint:
             raise Unavailable(f"nobody knows where {name} is")
-        return MemoryChannel(self, endpoint)
+        return self.connect_as(self.caller, endpoint)
+
+    def connect_as(self, caller: Caller | None, endpoint: str) -> MemoryChannel:
+        """A channel of another member's."""
+        return MemoryChannel(self, endpoint, caller)
 
     def server_at(self, endpoint: str) -> MemoryServer | None:
         """The server that listens at `endpoint`."""
@@ -81,8 +85,9 @@ class MemoryTransport:
 class MemoryChannel:
     """See `Channel`."""
 
-    def __init__(self, network: MemoryTransport, endpoint: str) -> None:
+    def __init__(self, network: MemoryTransport, endpoint: str, caller: Caller | None) -> None:
         self._network = network
+        self._caller = caller
         self._endpoint = endpoint
         self._calls: list[_Call] = []
 
@@ -94,7 +99,7 @@ class MemoryChannel:
         if server is None:
             made.lose(f"{self._endpoint}: nobody listens there")
         else:
-            server.accept(method, made)
+            server.accept(method, made, self._caller)
         return MemoryStream(
             made,
             self._endpoint,
@@ -128,17 +133,20 @@ class MemoryServer:
         """See `Server`."""
         return self._endpoint
 
-    def accept(self, method: Method[Any, Any], accepted: _Call) -> None:
+    def accept(
+        self, method: Method[Any, Any], accepted: _Call, caller: Caller | None = None
+    ) -> None:
         """Serve a call that a channel has opened."""
-        task = asyncio.create_task(self._serve(method, accepted))
+        task = asyncio.create_task(self._serve(method, accepted, caller))
         self._running[task] = accepted
         task.add_done_callback(self._running.pop)
 
-    async def _serve(self, method: Method[Any, Any], accepted: _Call) -> None:
+    async def _serve(
+        self, method: Method[Any, Any], accepted: _Call, caller: Caller | None
+    ) -> None:
         failure: SwarmError | None = InternalError(f"{self._endpoint} does not serve {method}")
         if method.path in self._handlers:
             method, handler = self._handlers[method.path]
-            caller = self._network.caller
             stream: MemoryStream[Any, Any] = MemoryStream(
                 accepted,
                 "client",

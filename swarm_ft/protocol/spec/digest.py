@@ -18,9 +18,14 @@ BytesLike = bytes | bytearray | memoryview
 DIGEST_BYTES = 16
 
 
-def digest_of(*parts: BytesLike) -> bytes:
-    """Digest of the parts' bytes, one after the other, each framed by its length."""
-    state = hashlib.blake2b(digest_size=DIGEST_BYTES)
+def digest_of(*parts: BytesLike, key: bytes = b"") -> bytes:
+    """Digest of the parts' bytes, one after the other, each framed by its length.
+
+    Args:
+        parts: what is digested.
+        key: at most 64 bytes; none: anybody can compute the digest of parts that they know.
+    """
+    state = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key)
     for part in parts:
         view = memoryview(part).cast("B")
         state.update(len(view).to_bytes(8, "little"))

@@ -12,7 +12,7 @@ from typing import Annotated, Self, TypeVar
 
 from swarm_ft.errors import BadCodec, BadLayers, BadModel, BadOption
 from swarm_ft.ids import PeerId, SampleId
-from swarm_ft.protocol.spec.bounds import Digest, Length, NameList, OneOf, Range
+from swarm_ft.protocol.spec.bounds import MAX_ID_BYTES, Digest, Length, NameList, OneOf, Range
 from swarm_ft.protocol.spec.codec_spec import (
     MAX_SPEC_CHARS,
     MIN_QUALITY_STEP,
@@ -25,14 +25,18 @@ from swarm_ft.protocol.spec.codec_spec import (
     parse_dp_spec,
     parse_key_spec,
 )
-from swarm_ft.protocol.spec.digest import digest_of
+from swarm_ft.protocol.spec.digest import DIGEST_BYTES, digest_of
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange, parse_trained
 from swarm_ft.protocol.spec.options import Option, check
 from swarm_ft.protocol.spec.quality import Prices, QualityControl
 
 T = TypeVar("T")
 
-VERSION = 8
+VERSION = 9
+UNKEYED_VERSION = 8
+"""Of specs in journals of earlier coordinators: digests of their models have no key."""
+NO_NONCE = bytes(DIGEST_BYTES)
+"""Of a model whose digests stay in one process."""
 BUFFER_BITS = (16, 8, 4)
 """What a value of a buffer may take."""
 MAX_SAMPLES = 1 << 24
@@ -196,6 +200,8 @@ class ModelSpec:
         adapter_bytes: float32 weights of the run's adapters beside one block; 0 without any.
         shared_bytes: float32 weights that every stage holds, since all blocks read them.
         dtype: what its weights are stored in, never AUTO.
+        nonce: what the client drew for this run, see `digest_key`; None in version 8.
+        owner: name of the client whose run it is; empty where clients have no keys.
     """
 
     reference: str
@@ -212,6 +218,8 @@ class ModelSpec:
     adapter_bytes: int = 0
     shared_bytes: int = 0
     dtype: Dtype = Dtype.FLOAT32
+    nonce: Digest | None = NO_NONCE
+    owner: Annotated[str, Length(MAX_ID_BYTES)] = ""
 
     def __post_init__(self) -> None:
         for name in (self.reference, self.architecture):
@@ -232,6 +240,15 @@ class ModelSpec:
     def layers(self) -> LayerRange:
         """All blocks of the model."""
         return LayerRange(0, self.num_blocks)
+
+    @property
+    def digest_key(self) -> bytes:
+        """The key of the parts' digests; empty for specs of version 8.
+
+        Peers and readers of a run learn its digests. In a run of their own, which has another
+        owner, these digests match nothing, whatever nonce they put beside them.
+        """
+        return b"" if self.nonce is None else digest_of(self.nonce, self.owner.encode())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -897,7 +914,7 @@ class RunSpec:
 
     model: ModelSpec
     train: TrainSpec
-    version: Annotated[int, OneOf((VERSION,))] = VERSION
+    version: Annotated[int, OneOf((UNKEYED_VERSION, VERSION))] = VERSION
 
     def __post_init__(self) -> None:
         if self.train.sync_tied_embeddings and not self.model.tied_embeddings:
@@ -1044,7 +1061,11 @@ class RunSpec:
 
     @cached_property
     def _digest(self) -> bytes:
-        text = json.dumps(asdict(self), sort_keys=True, default=lambda value: value.hex())
+        fields = asdict(self)
+        if self.version == UNKEYED_VERSION:
+            # What these specs had when peers wrote their digests into states and snapshots.
+            del fields["model"]["nonce"], fields["model"]["owner"]
+        text = json.dumps(fields, sort_keys=True, default=lambda value: value.hex())
         return digest_of(text.encode())
 
     @cached_property

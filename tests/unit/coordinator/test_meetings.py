@@ -212,7 +212,7 @@ def test_meetings_under_way_are_counted_by_member_and_by_pair(meetings: Meetings
     assert meet(meetings, "a", others[0])
     for now_s, other in enumerate(others[1:], start=1):
         for _ in range(MAX_WITH_ONE):
-            said = meetings.said("a", Want(name=other), float(now_s))
+            said = meetings.said("a", Want(name=other), 4.0 * now_s)
     assert "64 meetings of this member are under way" in refusal(said)
     assert meet(meetings, others[0], "a"), "whom others call is not counted"
     assert len(meetings.said("a", Want(name=others[-1]), UNDER_WAY_S)) == 2

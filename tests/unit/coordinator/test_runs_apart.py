@@ -17,6 +17,7 @@ from swarm_ft.ids import Attempt, RunId
 from swarm_ft.protocol.messages.client import RunPhase, StatusRequest
 from swarm_ft.protocol.messages.control import Assign, StageFailed, ToPeer
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.transport import methods
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec
 from tests.unit.coordinator.test_coordinator_service import (
     JoinedPeer,
@@ -173,7 +174,7 @@ async def test_a_run_whose_message_has_no_form_on_the_wire_fails_alone(
 ) -> None:
     from tests.doubles import memory_transport
 
-    sound = memory_transport.to_bytes
+    sound = methods.to_bytes
 
     def to_bytes(kind: Any, message: ToPeer, max_bytes: int) -> bytes:
         if isinstance(message, Assign) and message.run_id == BAD:

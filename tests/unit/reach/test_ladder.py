@@ -12,6 +12,7 @@ from swarm_ft.protocol.messages.meeting import Meet, Punch, Way
 from swarm_ft.reach.ladder import (
     DIAL_PATIENCE_S,
     GIVE_UP_S,
+    HOUSE_AFTER_S,
     LEGLESS_S,
     MIN_PATIENCE_S,
     PATIENCE_ROUND_TRIPS,
@@ -85,6 +86,30 @@ def test_a_punch_leaves_from_a_port_that_the_relay_knows() -> None:
     late = Ladder(meet(), NOW_S)
     assert late.seen(0.1) == []
     assert late.told(Punch(meeting=MEETING, address="192.0.2.2:888")) == [Connect("192.0.2.2:888")]
+
+
+def test_one_punch_is_made_whatever_is_sent() -> None:
+    ladder = Ladder(meet(), NOW_S)
+    punches = [Punch(meeting=MEETING, address=f"192.0.2.2:{port}") for port in (888, 889, 888)]
+    ladder.seen(0.1)
+    effects = [effect for punch in punches for effect in ladder.told(punch)]
+    assert effects == [Connect("192.0.2.2:888")]
+    assert ladder.seen(0.1) == []
+
+
+def test_private_endpoints_are_dialled_last() -> None:
+    house = ("192.168.1.7:7000", "192.168.1.8:7000")
+    ladder = Ladder(meet(house_endpoints=house, may_punch=False), NOW_S)
+    assert Dial(house[0], Way.DIRECT) not in ladder.begin()
+    assert ladder.opened(1, Way.RELAYED, NOW_S) == []
+    assert ladder.due_s == NOW_S + HOUSE_AFTER_S
+    assert ladder.tick(ladder.due_s - 0.01) == []
+    assert ladder.tick(ladder.due_s) == [Dial(one, Way.DIRECT) for one in house]
+    assert ladder.due_s == NOW_S + HOUSE_AFTER_S + DIAL_PATIENCE_S, "the relay waits for them"
+    assert ladder.tick(ladder.due_s) == [Take(1, Way.RELAYED)]
+    quick = Ladder(meet(house_endpoints=house), NOW_S)
+    assert quick.opened(1, Way.DIRECT, NOW_S) == [Take(1, Way.DIRECT)]
+    assert quick.tick(NOW_S + HOUSE_AFTER_S) == []
 
 
 def test_who_was_called_takes_what_the_caller_chose() -> None:

@@ -293,6 +293,31 @@ def test_another_models_run_is_refused(make_model: MakeModel) -> None:
         open_checkpoint(str(make_model("llama"))).load(LayerRange(0, 1), run)
 
 
+def test_digests_of_one_run_match_nothing_in_another(copy_of: CopyOf) -> None:
+    checkpoint = open_checkpoint(str(copy_of("llama")))
+    first = checkpoint.describe(b"1" * 16, "ada")
+    others = [checkpoint.describe(b"2" * 16, "ada"), checkpoint.describe(b"1" * 16, "bob")]
+    for other in others:
+        assert not set(digests_of(first)) & set(digests_of(other))
+        checkpoint.load(LayerRange(1, 2), other)
+        stolen = replace(first, nonce=other.nonce, owner=other.owner)
+        with pytest.raises(ModelDiffers):
+            checkpoint.load(LayerRange(1, 2), stolen)
+
+
+def test_a_model_is_described_for_another_run_without_its_weights(copy_of: CopyOf) -> None:
+    directory = copy_of("gpt2-tied")
+    checkpoint, again = (open_checkpoint(str(directory)) for _ in range(2))
+    checkpoint.describe(b"1" * 16)
+    expected = again.describe(b"2" * 16, "ada")
+    (directory / WEIGHTS).unlink()
+    assert checkpoint.describe(b"2" * 16, "ada") == expected
+
+
+def digests_of(model: ModelSpec) -> tuple[bytes, ...]:
+    return (model.embed_digest, *model.block_digests, model.head_digest)
+
+
 def test_layers_outside_the_model_are_refused(make_model: MakeModel) -> None:
     checkpoint = open_checkpoint(str(make_model("llama")))
     with pytest.raises(BadLayers, match="0-4"):
