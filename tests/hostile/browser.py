@@ -44,15 +44,19 @@ class Page:
 
 
 async def open_page(address: str) -> Page:
-    """Open the page at its one-time address.
+    """Open the page at its one-time address, as its own script does.
 
     Raises:
         RunFailed: it does not open.
     """
-    place = address.split("//")[1].partition("/")[0]
-    jar = aiohttp.CookieJar(unsafe=True)
-    async with aiohttp.ClientSession(cookie_jar=jar) as session, session.get(address) as answer:
+    place, _, token = address.split("//")[1].partition("/?token=")
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"http://{place}/session", json={"token": token}) as answer,
+    ):
         if not answer.ok:
             raise RunFailed(f"the page's address is answered by {answer.status}")
-        cookies = "; ".join(f"{one.key}={one.value}" for one in answer.cookies.values())
-    return Page(place, {"Cookie": cookies})
+        if answer.cookies:
+            raise RunFailed("the page sets a cookie, which goes to every port of this host")
+        told = await answer.json()
+    return Page(place, {"X-Swarm-FT": str(told["session"])})
