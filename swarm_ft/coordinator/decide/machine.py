@@ -135,8 +135,8 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
             _peer_said(turn, peer_id, message)
         case PeerLost(peer_id):
             _peer_gone(turn, peer_id, "is gone", away_since_s=now_s)
-        case RunSubmitted(run_id, spec, owner, key, priority):
-            turn.put(Run(run_id=run_id, spec=spec, owner=owner, storage_key=key, priority=priority))
+        case RunSubmitted():
+            turn.put(_run_of(event))
         case RunCancelled() | ResultCollected():
             _done_with(turn, event)
         case RunPaused() | RunResumed() | RateChanged() | CodecsChanged():
@@ -158,6 +158,17 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
     _place_waiting(turn, event)
     leaving.tell(turn)
     return turn.state, turn.effects
+
+
+def _run_of(event: RunSubmitted) -> Run:
+    return Run(
+        run_id=event.run_id,
+        spec=event.spec,
+        owner=event.owner,
+        storage_key=event.storage_key,
+        priority=event.priority,
+        claim=event.claim,
+    )
 
 
 def _place_waiting(turn: Turn, event: Event) -> None:

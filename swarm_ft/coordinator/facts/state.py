@@ -46,7 +46,7 @@ from swarm_ft.protocol.spec.best import Judged
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
-from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
+from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, NO_CLAIM, Claim
 from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
 
@@ -538,7 +538,8 @@ class Run:
             empty where clients have no keys.
         storage_key: from which come those with which its peers encrypt what they write down; empty
             once it is over, so that nothing opens what may be left of it.
-        priority: how many peers it is to have, to those of others' runs.
+        priority: orders the runs of one claim.
+        claim: by which its owner gets peers, to the claims of others.
         notice: who of its peers at work is silent or waited for just now; of no use after a
             restart.
         attempt: the one at work, or the last one.
@@ -561,6 +562,7 @@ class Run:
     owner: str = ""
     storage_key: bytes = field(default=b"", repr=False)
     priority: int = DEFAULT_PRIORITY
+    claim: Claim = NO_CLAIM
     phase: RunPhase = RunPhase.QUEUED
     detail: str = ""
     notice: str = ""

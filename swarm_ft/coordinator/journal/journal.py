@@ -70,13 +70,13 @@ from swarm_ft.protocol.messages.reports import (
 from swarm_ft.protocol.spec.best import Best, Judged
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
-from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
+from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, NO_CLAIM, Claim
 from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.sealing import Sealer
 
-VERSION = 8
+VERSION = 9
 """Of the tables, and of the RunSpecs in them; a journal of another one is not touched."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -86,6 +86,8 @@ CREATE TABLE IF NOT EXISTS runs (
     committed_steps INTEGER NOT NULL, trained_steps INTEGER, stages TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS priorities (
     run_id TEXT PRIMARY KEY, priority INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS claims (
+    run_id TEXT PRIMARY KEY, name TEXT NOT NULL, weight INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS steerings (
     run_id TEXT PRIMARY KEY, steering TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS movings (
@@ -132,6 +134,7 @@ _PROOF = b"this journal's key"
 TABLES_OF_RUNS = (
     "runs",
     "priorities",
+    "claims",
     "steerings",
     "movings",
     "plans",
@@ -297,6 +300,9 @@ class Journal:
             if run.priority != DEFAULT_PRIORITY:
                 row = run.run_id, run.priority
                 self._db.execute("INSERT INTO priorities VALUES (?, ?)", row)
+            if run.claim.name:
+                claimed = run.run_id, run.claim.name, run.claim.weight
+                self._db.execute("INSERT INTO claims VALUES (?, ?, ?)", claimed)
 
     def _write_one(self, record: Record) -> None:
         match record:
@@ -580,6 +586,7 @@ class Journal:
             owner=owner,
             storage_key=self._opened(key, f"key {name}"),
             priority=self._priority(run_id),
+            claim=self._claim(run_id),
             phase=RunPhase.WAITING if under_way else phase,
             detail="the coordinator was restarted" if under_way else detail,
             past=past,
@@ -599,6 +606,11 @@ class Journal:
         asked = "SELECT priority FROM priorities WHERE run_id=?"
         (priority,) = self._db.execute(asked, (run_id,)).fetchone() or (DEFAULT_PRIORITY,)
         return int(priority)
+
+    def _claim(self, run_id: RunId) -> Claim:
+        asked = "SELECT name, weight FROM claims WHERE run_id=?"
+        row = self._db.execute(asked, (run_id,)).fetchone()
+        return Claim(*row) if row else NO_CLAIM
 
     def _as_of(self, run_id: RunId, committed_steps: int) -> Snapshot | None:
         """The run after so many steps, but for its stages; None if the last one's row is gone."""
