@@ -237,6 +237,7 @@ class _Parts:
             result_s=self._told.result_s,
             quotas=self._told.quotas,
             grants=self._owned[1].grant_of if self._owned else None,
+            claims=self._owned[1].claim_of if self._owned else None,
             ways=self._introductions.meetings.known,
             relays=self._introductions.relays,
             recording=recording,

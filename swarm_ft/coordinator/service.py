@@ -108,6 +108,7 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.events import EventKind, EventsRequest, SwarmEvent
 from swarm_ft.protocol.messages.timeline import PeerTimeline, StepTimeline
 from swarm_ft.protocol.spec.grant import Grant
+from swarm_ft.protocol.spec.priority import Claim
 from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.spec.sample_rows import Counts
 from swarm_ft.snapshots.store import Manifest, SnapshotStore
@@ -223,6 +224,8 @@ class CoordinatorService:
         quotas: how much clients may ask for.
         grants: what a member may host, by its name, asked in a thread as it joins; None: all may
             host anything. It may raise what the member is to hear.
+        claims: the claim of a client to peers, by its name, asked in a thread as it submits a job;
+            None: clients have no keys.
         ways: tells who reaches whom, as far as is known.
         relays: that are there, and are told whose keys are revoked.
         unix_s: the wall clock, for those who read what happened.
@@ -243,6 +246,7 @@ class CoordinatorService:
         result_s: float = RESULT_S,
         quotas: Quotas = DEFAULT_QUOTAS,
         grants: Callable[[PeerId], Grant] | None = None,
+        claims: Callable[[str], Claim] | None = None,
         ways: Callable[[], Ways] = Ways,
         relays: RelayRoll | None = None,
         unix_s: Callable[[], float] = time.time,
@@ -261,6 +265,7 @@ class CoordinatorService:
             quotas=quotas,
             runs=lambda: self._state.runs.values(),
             keeps_snapshots=snapshots is not None or num_keepers > 0,
+            claims=claims,
         )
         self._capacity = Capacity(clock, lambda: self._state)
         self._joins_of_address: Rate[str] = Rate(per_s=JOINS_PER_S, burst=ADDRESS_BURST)
@@ -641,7 +646,8 @@ class CoordinatorService:
 
     def _begin(self, run: Run, data_digest: bytes) -> None:
         self._journal.write_run(run, data_digest)
-        event = RunSubmitted(run.run_id, run.spec, run.owner, run.storage_key, run.priority)
+        owner = run.owner, run.storage_key, run.priority, run.claim
+        event = RunSubmitted(run.run_id, run.spec, *owner)
         try:
             self._handle(event)
         except JournalError:

@@ -39,7 +39,7 @@ from swarm_ft.protocol.messages.client import (
 )
 from swarm_ft.protocol.spec import sample_rows
 from swarm_ft.protocol.spec.digest import RunningDigest, check_spec_digest
-from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
+from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, NO_CLAIM, Claim
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN, VERSION, RunSpec
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.sealing import new_key
@@ -141,10 +141,11 @@ class Submissions:
         begin: told of a run that is new, with its tokens' digest, once these are on the disk.
         quotas: how much clients may submit.
         runs: all that are known.
+        claims: the claim of a client, by its name.
         keeps_snapshots: whether this coordinator was told where they lie.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what its service has to give
         self,
         journal: Journal,
         *,
@@ -153,7 +154,9 @@ class Submissions:
         quotas: Quotas,
         runs: Callable[[], Collection[Run]],
         keeps_snapshots: bool = False,
+        claims: Callable[[str], Claim] | None = None,
     ) -> None:
+        self._claims = claims
         self._journal = journal
         self._known = known
         self._begin = begin
@@ -228,7 +231,7 @@ class Submissions:
                 known = self._known(job.run_id)
                 if known is None:
                     await self._writing(intake.keep)
-                    self._begin(_run_of(job, owner), digest)
+                    self._begin(_run_of(job, owner, await self._claim(owner)), digest)
                 elif (
                     not _is_same(known, job, owner)
                     or self._journal.data_digest(job.run_id) != digest
@@ -236,6 +239,11 @@ class Submissions:
                     raise _is_another(job.run_id)
         finally:
             await self._writing(intake.discard)
+
+    async def _claim(self, owner: str) -> Claim:
+        if self._claims is None or not owner:
+            return NO_CLAIM
+        return await asyncio.to_thread(self._claims, owner)
 
     @contextmanager
     def _place(self, stream: SubmitStream, upload: Upload, *, is_new: bool) -> Iterator[_Incoming]:
@@ -415,13 +423,14 @@ def _check_rows(job: SubmitHeader, first: int, tokens: bytes) -> None:
         raise BadDataset(f"sample {first + row}: {why}")
 
 
-def _run_of(job: SubmitHeader, owner: str) -> Run:
+def _run_of(job: SubmitHeader, owner: str, claim: Claim) -> Run:
     return Run(
         run_id=job.run_id,
         spec=job.spec,
         owner=owner,
         storage_key=new_key(),
         priority=DEFAULT_PRIORITY if job.priority is None else job.priority,
+        claim=claim,
     )
 
 

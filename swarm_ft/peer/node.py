@@ -69,6 +69,7 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.priority import Claim
 from swarm_ft.sealing import Sealer
 from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.store import SnapshotStore
@@ -484,7 +485,8 @@ class PeerNode:
         except RunMismatch as error:
             self._link.say(stage_failed(assign.run_id, assign.attempt, error))
             return
-        self._compute.weigh(assign.run_id, assign.priority)
+        claim = Claim(assign.claim, assign.weight)
+        self._compute.weigh(assign.run_id, assign.priority, claim)
         host = self._hosts.get(assign.run_id) or await self._new_host(assign)
         await host.assign(assign)
         self._given.assigned(assign, self._clock.now_s())

@@ -543,7 +543,7 @@ class Learner(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., step: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("run_id", "spec", "attempt", "assignments", "committed_steps", "fresh", "spec_digest", "learners", "last_attempt", "saved", "owner", "storage_key", "stage_keys", "priority")
+    __slots__ = ("run_id", "spec", "attempt", "assignments", "committed_steps", "fresh", "spec_digest", "learners", "last_attempt", "saved", "owner", "storage_key", "stage_keys", "priority", "claim", "weight")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -558,6 +558,8 @@ class Assign(_message.Message):
     STORAGE_KEY_FIELD_NUMBER: _ClassVar[int]
     STAGE_KEYS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     spec: _run_pb2.RunSpec
     attempt: int
@@ -572,7 +574,9 @@ class Assign(_message.Message):
     storage_key: bytes
     stage_keys: _containers.RepeatedCompositeFieldContainer[StageKey]
     priority: int
-    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., committed_steps: _Optional[int] = ..., fresh: _Optional[bool] = ..., spec_digest: _Optional[bytes] = ..., learners: _Optional[_Iterable[_Union[Learner, _Mapping]]] = ..., last_attempt: _Optional[int] = ..., saved: _Optional[_Iterable[_Union[SavedStage, _Mapping]]] = ..., owner: _Optional[str] = ..., storage_key: _Optional[bytes] = ..., stage_keys: _Optional[_Iterable[_Union[StageKey, _Mapping]]] = ..., priority: _Optional[int] = ...) -> None: ...
+    claim: str
+    weight: int
+    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., committed_steps: _Optional[int] = ..., fresh: _Optional[bool] = ..., spec_digest: _Optional[bytes] = ..., learners: _Optional[_Iterable[_Union[Learner, _Mapping]]] = ..., last_attempt: _Optional[int] = ..., saved: _Optional[_Iterable[_Union[SavedStage, _Mapping]]] = ..., owner: _Optional[str] = ..., storage_key: _Optional[bytes] = ..., stage_keys: _Optional[_Iterable[_Union[StageKey, _Mapping]]] = ..., priority: _Optional[int] = ..., claim: _Optional[str] = ..., weight: _Optional[int] = ...) -> None: ...
 
 class StageKey(_message.Message):
     __slots__ = ("layers", "key")
@@ -933,14 +937,16 @@ class ByteCounts(_message.Message):
     def __init__(self, forward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., gradient_uncompressed_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., relayed_bytes: _Optional[int] = ..., evaluation_bytes: _Optional[int] = ..., evaluation_uncompressed_bytes: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("replica_only", "sees_tokens", "layers")
+    __slots__ = ("replica_only", "sees_tokens", "layers", "weight")
     REPLICA_ONLY_FIELD_NUMBER: _ClassVar[int]
     SEES_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     replica_only: bool
     sees_tokens: bool
     layers: _run_pb2.LayerRange
-    def __init__(self, replica_only: _Optional[bool] = ..., sees_tokens: _Optional[bool] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ...) -> None: ...
+    weight: int
+    def __init__(self, replica_only: _Optional[bool] = ..., sees_tokens: _Optional[bool] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., weight: _Optional[int] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
     __slots__ = ("peer_id", "layers", "idle", "grant", "endpoint", "device", "memory_bytes", "version", "speaks", "joined_ago_s", "heard_ago_s", "machine", "works", "links", "given")

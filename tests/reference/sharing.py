@@ -179,7 +179,7 @@ class _Division:
         )
 
     def _claim(self, run: Run, more: int = 0) -> float:
-        return (self._held[_owner(run)] + more) / run.priority
+        return (self._held[_owner(run)] + more) / _weight(run)
 
     def _has_waited_for_long(self, run: Run) -> bool:
         return self._now_s - run.unplaced_since_s >= SAVED_AFTER_S
@@ -342,7 +342,12 @@ class _Division:
 
 def _owner(run: Run) -> str:
     """Whose it is; where clients have no keys, each run is somebody else's."""
-    return run.owner or f"run {run.run_id}"
+    return run.claim.name or run.owner or f"run {run.run_id}"
+
+
+def _weight(run: Run) -> int:
+    """Of the claim; the one rule that is younger than the rest of this form."""
+    return run.claim.weight if run.claim.name or run.owner else run.priority
 
 
 def _spare(state: SwarmState, run: Run) -> list[PeerId]:

@@ -509,6 +509,8 @@ def _assignment(state: SwarmState, run: Run, *, fresh: bool) -> Assign:
         last_attempt=past.last_commit.attempt if past.last_commit else NO_ATTEMPT,
         owner=run.owner,
         priority=run.priority,
+        claim=run.claim.name,
+        weight=run.claim.weight,
     )
 
 

@@ -154,8 +154,8 @@ def _take_in(turn: Turn, event: Event) -> None:
             _peer_said(turn, peer_id, message)
         case PeerLost(peer_id):
             _peer_gone(turn, peer_id, "is gone", away_since_s=turn.now_s)
-        case RunSubmitted(run_id, spec, owner, key, priority):
-            turn.put(Run(run_id=run_id, spec=spec, owner=owner, storage_key=key, priority=priority))
+        case RunSubmitted():
+            turn.put(_run_of(event))
         case RunCancelled() | ResultCollected():
             _done_with(turn, event)
         case RunPaused() | RunResumed() | RateChanged() | CodecsChanged():
@@ -167,6 +167,17 @@ def _take_in(turn: Turn, event: Event) -> None:
         case Tick(ways):
             turn.state = replace(turn.state, ways=ways or turn.state.ways)
             _time_passed(turn)
+
+
+def _run_of(event: RunSubmitted) -> Run:
+    return Run(
+        run_id=event.run_id,
+        spec=event.spec,
+        owner=event.owner,
+        storage_key=event.storage_key,
+        priority=event.priority,
+        claim=event.claim,
+    )
 
 
 def _place_waiting(turn: Turn, event: Event) -> None:

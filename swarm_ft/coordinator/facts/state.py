@@ -47,7 +47,7 @@ from swarm_ft.protocol.spec.best import Judged
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
-from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
+from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, NO_CLAIM, Claim
 from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
 
@@ -541,7 +541,8 @@ class Run:
             empty where clients have no keys.
         storage_key: from which come those with which its peers encrypt what they write down; empty
             once it is over, so that nothing opens what may be left of it.
-        priority: how many peers it is to have, to those of others' runs.
+        priority: orders the runs of one claim.
+        claim: by which its owner gets peers, to the claims of others.
         notice: who of its peers at work is silent or waited for just now; of no use after a
             restart.
         attempt: the one at work, or the last one.
@@ -566,6 +567,7 @@ class Run:
     owner: str = ""
     storage_key: bytes = field(default=b"", repr=False)
     priority: int = DEFAULT_PRIORITY
+    claim: Claim = NO_CLAIM
     phase: RunPhase = RunPhase.QUEUED
     detail: str = ""
     notice: str = ""
@@ -674,8 +676,8 @@ class Run:
 
     @property
     def owner_name(self) -> str:
-        """Its owner; where clients have no keys, an owner of its own for each run."""
-        return self.owner or f"run {self.run_id}"
+        """The claim, which keys of one invitation share; without keys each run has its own."""
+        return self.claim.name or self.owner or f"run {self.run_id}"
 
     def conduct(self, peer_id: PeerId) -> Conduct:
         """A peer's failures in this run."""

@@ -72,7 +72,7 @@ from swarm_ft.protocol.spec.best import Best, Judged
 from swarm_ft.protocol.spec.bounds import Name
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
-from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
+from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, NO_CLAIM, Claim
 from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.wire import RUN_SPEC
@@ -80,7 +80,7 @@ from swarm_ft.sealing import Sealer
 
 logger = get_logger(__name__)
 
-VERSION = 8
+VERSION = 9
 """Of the tables, and of the RunSpecs in them; a journal of another one is not touched."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -90,6 +90,8 @@ CREATE TABLE IF NOT EXISTS runs (
     committed_steps INTEGER NOT NULL, trained_steps INTEGER, stages TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS priorities (
     run_id TEXT PRIMARY KEY, priority INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS claims (
+    run_id TEXT PRIMARY KEY, name TEXT NOT NULL, weight INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS steerings (
     run_id TEXT PRIMARY KEY, steering TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS movings (
@@ -136,6 +138,7 @@ _PROOF = b"this journal's key"
 TABLES_OF_RUNS = (
     "runs",
     "priorities",
+    "claims",
     "steerings",
     "movings",
     "plans",
@@ -301,6 +304,9 @@ class Journal:
             if run.priority != DEFAULT_PRIORITY:
                 row = run.run_id, run.priority
                 self._db.execute("INSERT INTO priorities VALUES (?, ?)", row)
+            if run.claim.name:
+                claimed = run.run_id, run.claim.name, run.claim.weight
+                self._db.execute("INSERT INTO claims VALUES (?, ?, ?)", claimed)
 
     def _write_one(self, record: Record) -> None:
         match record:
@@ -591,6 +597,7 @@ class Journal:
             owner=owner,
             storage_key=self._opened(key, f"key {name}"),
             priority=self._priority(run_id),
+            claim=self._claim(run_id),
             phase=RunPhase.WAITING if under_way else phase,
             detail="the coordinator was restarted" if under_way else detail,
             past=past,
@@ -610,6 +617,11 @@ class Journal:
         asked = "SELECT priority FROM priorities WHERE run_id=?"
         (priority,) = self._db.execute(asked, (run_id,)).fetchone() or (DEFAULT_PRIORITY,)
         return int(priority)
+
+    def _claim(self, run_id: RunId) -> Claim:
+        asked = "SELECT name, weight FROM claims WHERE run_id=?"
+        row = self._db.execute(asked, (run_id,)).fetchone()
+        return Claim(*row) if row else NO_CLAIM
 
     def _as_of(self, run_id: RunId, committed_steps: int) -> Snapshot | None:
         """The run after so many steps, but for its stages; None if the last one's row is gone."""

@@ -49,6 +49,7 @@ def _inputs_of(run: Run) -> Hashable:
         run.spec,
         run.owner,
         run.priority,
+        run.claim,
         run.phase,
         run.steering.is_paused,
         run.misfits,

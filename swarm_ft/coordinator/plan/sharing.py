@@ -2,8 +2,9 @@
 
 A run keeps the peers that it has. Of those that are free, runs that wait get as few as they need to
 begin, the run of whoever has least in front; then each that is left goes, one by one, to the run of
-whoever has least, of those that it helps. What an owner has is counted by the priority of the run
-that asks; the runs of one owner come as they were submitted. A run that cannot begin holds nobody
+whoever has least, of those that it helps. What an owner has is divided by
+the weight that its invitation grants, and all keys of one invitation are one owner. The runs of one
+owner come by their priority, and then as they were submitted. A run that cannot begin holds nobody
 up, but for one that waited for very long: see `SAVED_AFTER_S`.
 
 Peers are given whole. A run that could begin with none but peers at work, or that keep a result,
@@ -214,7 +215,7 @@ class _Division:
     # ---- whose turn it is
 
     def place_in_line(self, run: Run) -> tuple[bool, float, bool, int, int]:
-        """Who waited for long comes first, then whose owner has least for its priority."""
+        """Who waited for long comes first, then whose owner has least for the claim's weight."""
         return (
             not has_waited_for_long(run, self._now_s),
             self._claim(run),
@@ -224,7 +225,7 @@ class _Division:
         )
 
     def _claim(self, run: Run, more: int = 0) -> float:
-        return (self._held[_owner(run)] + more) / run.priority
+        return (self._held[_owner(run)] + more) / _weight(run)
 
     # ---- runs that wait
 
@@ -525,8 +526,13 @@ class _Division:
 
 
 def _owner(run: Run) -> str:
-    """Whose it is; where clients have no keys, each run is somebody else's."""
+    """Name whoever claims peers for a run; where clients have no keys, each run does."""
     return run.owner_name
+
+
+def _weight(run: Run) -> int:
+    """Return the claim's weight; where clients have no keys, a run's priority is its weight."""
+    return run.claim.weight if run.claim.name or run.owner else run.priority
 
 
 def _spare(state: SwarmState, run: Run) -> list[PeerId]:

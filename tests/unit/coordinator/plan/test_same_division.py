@@ -21,12 +21,13 @@ from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import HeldStage, PeerHello, PeerLeaving
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.priority import NO_CLAIM, Claim
 from tests.reference import placement as first_placement
 from tests.reference import sharing as first_sharing
 from tests.unit.coordinator.conftest import _spec as make_spec
 
 NOW_S = 10_000.0
-OWNERS = ("ann", "bob", "cid", "dan")
+OWNERS = ("ann", "bob", "cid", "")
 DRAWN = st.integers(0, 1 << 32)
 
 
@@ -99,6 +100,7 @@ class Drawn:
             run_id=RunId(f"r{index}"),
             spec=make_spec(num_blocks=blocks, block_bytes=rng.choice((500, 1000, 1000)), **train),
             owner=rng.choice(OWNERS),
+            claim=rng.choice((NO_CLAIM, Claim("one", 2), Claim("other", 5))),
             priority=rng.choice((1, 3, 9)),
             unplaced_since_s=rng.choice((math.inf, NOW_S, NOW_S - SAVED_AFTER_S - 1)),
         )
