@@ -250,9 +250,10 @@ def _has_other_host(turn: Turn, run: Run, peer_id: PeerId) -> bool:
 
 def failed_in_words(run: Run, peers: Sequence[PeerId], error: SwarmError) -> str:
     """Why a run ends that fails by itself, for its client."""
-    times = f", {run.trouble.count} times" if len(peers) == 1 else ""
+    times = f" {run.trouble.count} times" if len(peers) == 1 else ""
     names = f"peers {' and '.join(peers)} report" if len(peers) > 1 else f"peer {peers[0]} reports"
-    return f"{names} in step {run.committed_steps}{times}: {error.message}{_advice(error)}"
+    where = "" if "step " in error.message else f"step {run.committed_steps}: "
+    return f"{names}{times}: {where}{error.message}{_advice(error)}"
 
 
 def _advice(error: SwarmError) -> str:

@@ -254,7 +254,7 @@ def test_two_who_agree_end_the_run(
     swarm.wait(RETRY_S)
     fail(swarm, other, "non-finite", "the loss is NaN")
     assert swarm.run().phase is RunPhase.FAILED
-    assert swarm.run().detail.startswith("peers b and other report in step 1: the loss is NaN")
+    assert swarm.run().detail.startswith("peers b and other report: step 1: the loss is NaN")
     assert "lower --lr" in swarm.run().detail
     assert a.assign is other.assign is None
 
@@ -294,9 +294,7 @@ def test_a_run_that_diverged_with_one_host_a_stage_ends_within_a_minute(
     say_not_finite(swarm, b, 1, "step 1: the loss of layers 2-4 is NaN")
     assert swarm.run().phase is RunPhase.FAILED
     assert swarm.now_s - began_s < 60.0
-    words = (
-        "peer b reports in step 1, 4 times: step 1: the loss of layers 2-4 is NaN. The run diverged"
-    )
+    words = "peer b reports 4 times: step 1: the loss of layers 2-4 is NaN. The run diverged"
     assert swarm.run().detail.startswith(words)
     assert not swarm.idlers(), "its peers serve others"
     assert not swarm.state.standings
@@ -322,7 +320,7 @@ def test_two_stages_that_agree_end_the_run_though_each_has_one_host(
     say_not_finite(swarm, b, 1)
     say_not_finite(swarm, a, 1, "a gradient is NaN")
     assert swarm.run().phase is RunPhase.FAILED
-    assert swarm.run().detail.startswith("peers b and a report in step 1: a gradient is NaN")
+    assert swarm.run().detail.startswith("peers b and a report: step 1: a gradient is NaN")
 
 
 @pytest.fixture
@@ -361,7 +359,7 @@ def test_a_run_that_diverges_again_where_others_host_it_has_failed(
     say_not_finite(swarm, two[1], 1)
     say_not_finite(swarm, two[0], 1)
     assert swarm.run().phase is RunPhase.FAILED
-    assert swarm.run().detail.startswith("peers liar and first report in step ")
+    assert swarm.run().detail.startswith("peers liar and first report: step ")
     assert not swarm.state.standings
 
 
