@@ -2,9 +2,9 @@
 
 import io
 
+import click
 import pytest
 
-from swarm_ft.cli import joining
 from swarm_ft.cli.joining import invite_asked
 from swarm_ft.cli.main import INVITATION
 from swarm_ft.errors import BadInvite
@@ -40,14 +40,14 @@ def test_a_pipe_that_is_for_something_else_is_not_read(monkeypatch: pytest.Monke
 
 
 def test_a_terminal_is_asked_without_an_echo(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {}
+    asked: dict[str, object] = {}
 
     def prompt(text: str, **options: object) -> str:
         asked.update(options, text=text)
         return WORD
 
     monkeypatch.setattr("sys.stdin", Terminal())
-    monkeypatch.setattr(joining.click, "prompt", prompt)
+    monkeypatch.setattr(click, "prompt", prompt)
     assert str(invite_asked(reads_pipe=False)) == WORD
     assert asked == {"text": "invitation", "hide_input": True, "err": True}
 
