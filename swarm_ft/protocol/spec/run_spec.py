@@ -11,7 +11,7 @@ from typing import Annotated, Self, TypeVar
 
 from swarm_ft.errors import BadCodec, BadLayers, BadModel, BadOption
 from swarm_ft.ids import PeerId, SampleId
-from swarm_ft.protocol.spec.bounds import MAX_ID_CHARS, Digest, Length, NameList, OneOf, Range
+from swarm_ft.protocol.spec.bounds import Digest, Length, NameList, OneOf, Range
 from swarm_ft.protocol.spec.codec_spec import (
     MAX_SPEC_CHARS,
     MIN_QUALITY_STEP,
@@ -217,8 +217,8 @@ class ModelSpec:
     adapter_bytes: int = 0
     shared_bytes: int = 0
     dtype: Dtype = Dtype.FLOAT32
-    nonce: Digest | None = NO_NONCE
-    owner: Annotated[str, Length(MAX_ID_CHARS)] = ""
+    nonce: Digest | None = None
+    owner: str = ""
 
     def __post_init__(self) -> None:
         for name in (self.reference, self.architecture):
