@@ -195,6 +195,7 @@ async def _serve(
     model: str | None = None,
     models: Sequence[str | Path] = (),
     allow_models: Sequence[str] = (),
+    model_disk_bytes: int | None = None,
     memory_gib: float | None = None,
     max_stages: int = MAX_HOSTED,
     threads: int | None = None,
@@ -220,6 +221,7 @@ async def _serve(
         dtype: what to compute in, float32 or bfloat16; weights stay float32.
         model: directory or hub id that stands in for every run's model.
         models: directories below which jobs may name models; none: jobs open no directory.
+        model_disk_bytes: for models of the hub that jobs name; None: a quarter of what is free.
         allow_models: hub ids that jobs may name, as ORG/NAME or ORG/*; none: all public ones.
         memory_gib: lent at most; None: 80 % of what is free beside buffers.
         max_stages: that it hosts at a time, 1 to 4, each of another run, as far as memory allows.
@@ -248,6 +250,7 @@ async def _serve(
         model=model,
         models=tuple(map(str, models)),
         allow_models=tuple(allow_models),
+        model_disk_bytes=model_disk_bytes,
         memory_gib=memory_gib,
         max_stages=max_stages,
         threads=threads,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -44,9 +45,12 @@ if TYPE_CHECKING:
     from swarm_ft.protocol.messages.control import LeaveProgress
     from swarm_ft.protocol.spec.run_spec import RunSpec
     from swarm_ft.reach.shaping import Shape
+    from swarm_ft.stage.hub_cache import HubCache
     from swarm_ft.stage.model_access import ModelAccess
 
 
+MODEL_SHARE = 0.25
+"""Of the disk that is free, for models from the hub."""
 MODELS_FOLDER = "models"
 """Of models from the hub, in a peer's home."""
 KEEP_SHARE = 0.1
@@ -63,6 +67,8 @@ class ServeOptions:
         dtype: what to compute in, float32 or bfloat16; weights stay float32.
         model: directory or hub id that stands in for every run's model.
         models: directories below which jobs may name models.
+        model_disk_bytes: for models that jobs name and the hub has; None: MODEL_SHARE of what is
+            free.
         allow_models: hub ids that jobs may name, as ORG/NAME or ORG/*; none: all public ones.
         memory_gib: lent at most; None: 80 % of what is free beside buffers.
         max_stages: that it hosts at a time, each of another run, as far as memory allows.
@@ -85,6 +91,7 @@ class ServeOptions:
     model: str | None = None
     models: tuple[str, ...] = ()
     allow_models: tuple[str, ...] = ()
+    model_disk_bytes: int | None = None
     memory_gib: float | None = None
     max_stages: int = MAX_HOSTED
     threads: int | None = None
@@ -166,19 +173,25 @@ def lending(way: WayIn, options: ServeOptions) -> Iterator[Lent]:
         raise BadOption("--peer-id: with an invitation a peer's name is its key's")
     home = _home(options.peer_id, options.buffers, has_key=way.invite is not None)
     shape = shape_of(options.upload_mbps, options.download_mbps)
+    left_bytes: Callable[[], float] = _unbounded
     if home is not None and options.monthly_gb is not None:
-        keeper.used_up = MonthlyCount(home.path / USE_FILE, options.monthly_gb, shape).used_up
+        count = MonthlyCount(home.path / USE_FILE, options.monthly_gb, shape)
+        keeper.used_up, left_bytes = count.used_up, count.left_bytes
     with closing(home) if home else nullcontext(), work_folder(home) as folder:
-        cache = (home.path if home else Path(folder)) / MODELS_FOLDER
+        cache = _hub_cache(home.path if home else Path(folder), options, shape, left_bytes)
         yield Lent(
             options=options,
-            make_engine=_engine_maker(options, access, cache),
+            make_engine=_engine_maker(options, replace(access, hub=cache)),
             memory_bytes=memory_bytes,
             home=home,
             folder=Path(folder),
             shape=shape,
             keeper=keeper,
         )
+
+
+def _unbounded() -> float:
+    return math.inf
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -368,16 +381,14 @@ def _coding_device(device: str) -> torch.device:
     return coding_device(pick_device(device))
 
 
-def _engine_maker(options: ServeOptions, access: ModelAccess, cache: Path) -> EngineMaker:
+def _engine_maker(options: ServeOptions, access: ModelAccess) -> EngineMaker:
     import torch
 
     from swarm_ft.stage.device import DTYPES, pick_device
     from swarm_ft.stage.engine import StageEngine
-    from swarm_ft.stage.model_access import HubModels
 
     torch_dtype = DTYPES[options.dtype]
     torch_device = pick_device(options.device, torch_dtype)
-    access = replace(access, hub=HubModels(cache))
     # Said at all, it holds: libraries would take fewer threads as the machine is loaded, and sum in
     # another order than a replica, or than they did before.
     torch.set_num_threads(options.threads or torch.get_num_threads())
@@ -387,6 +398,18 @@ def _engine_maker(options: ServeOptions, access: ModelAccess, cache: Path) -> En
         return StageEngine(checkpoint, spec, layers, device=torch_device, dtype=torch_dtype)
 
     return make_engine
+
+
+def _hub_cache(
+    home: Path, options: ServeOptions, shape: Shape, left_bytes: Callable[[], float]
+) -> HubCache:
+    """Models of the hub below a peer's home; their bytes pass the link's gate as others do."""
+    from swarm_ft.stage.hub_cache import HubCache, bytes_in
+
+    folder, max_bytes = home / MODELS_FOLDER, options.model_disk_bytes
+    if max_bytes is None:
+        max_bytes = int(MODEL_SHARE * (shutil.disk_usage(home).free + bytes_in(folder)))
+    return HubCache(folder, max_bytes, on_bytes=shape.down.wait, left_bytes=left_bytes)
 
 
 def _model_access(options: ServeOptions) -> ModelAccess:

@@ -111,6 +111,14 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "opens no directory of this machine.",
 )
 @click.option(
+    "--model-disk",
+    "model_disk_bytes",
+    metavar="SIZE",
+    type=ByteSize(),
+    help="Disk for models of the hub that jobs name; those used least recently go first, 0 fetches "
+    "none.  [default: a quarter of what is free]",
+)
+@click.option(
     "--allow-models",
     multiple=True,
     metavar="ORG/NAME|ORG/*",

@@ -240,9 +240,10 @@ async def attach_to(
     _check_not_ended(status)
     reference = model or status.spec.model.reference
     checkpoint = await asyncio.to_thread(open_checkpoint, reference, status.spec.train)
-    model = status.spec.model
-    described = await asyncio.to_thread(checkpoint.describe, model.nonce, model.owner)
-    if replace(described, reference=model.reference, adapter_bytes=model.adapter_bytes) != model:
+    of_run = status.spec.model
+    described = await asyncio.to_thread(checkpoint.describe, of_run.nonce, of_run.owner)
+    named = replace(described, reference=of_run.reference, adapter_bytes=of_run.adapter_bytes)
+    if named != of_run:
         raise RunMismatch(
             f"model '{checkpoint.reference}': not the model that run {status.run_id} began with; "
             "give that one with --model"

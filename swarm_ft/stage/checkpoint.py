@@ -70,14 +70,10 @@ class Source:
     Attributes:
         reference: directory or hub id, as the user named it.
         revision: commit of a hub id, so that all files are of one version; None for a directory.
-        cache: folder for fetched files; None: the user's own cache of the hub.
-        is_anonymous: whether the hub gets no token, and so gives public files alone.
     """
 
     reference: str
     revision: str | None = None
-    cache: Path | None = None
-    is_anonymous: bool = False
 
     def refused(self, why: str) -> BadModel:
         """The error that says why this model cannot be used."""
@@ -105,13 +101,7 @@ class Source:
         return path
 
     def _fetch(self, file_name: str) -> Path | None:
-        found: str | None = cached_file(
-            self.reference,
-            file_name,
-            revision=self.revision,
-            cache_dir=self.cache,
-            token=False if self.is_anonymous else None,
-        )
+        found: str | None = cached_file(self.reference, file_name, revision=self.revision)
         return None if found is None else Path(found)
 
 
@@ -206,6 +196,7 @@ GENERATION_FILE = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 FLOAT32_BYTES = 4
 NO_DIGEST = bytes(DIGEST_BYTES)
+CONFIG_DIFFERS = "the model differs in its config"
 SPREAD = 0.02
 """Of a new head's weights, where the config does not say."""
 CPU = torch.device("cpu")
@@ -549,15 +540,13 @@ class Checkpoint:
         Raises:
             ModelDiffers: it is of another model.
         """
-        config, shared_bytes = self.config, self._bytes_of(self._shared)
-        here = (config.model_type, config.num_hidden_layers, config.hidden_size, config.vocab_size)
-        run = (model.architecture, model.num_blocks, model.hidden_size, model.vocab_size)
-        if (*here, shared_bytes) != (*run, model.shared_bytes):
+        check_main_settings(self.config, model, self.reference)
+        shared_bytes = self._bytes_of(self._shared)
+        if shared_bytes != model.shared_bytes:
             raise ModelDiffers(
-                "the model differs in its config",
-                private=f"model '{self.reference}': expected the run's architecture, blocks, "
-                f"channels and vocabulary {run}, and {model.shared_bytes} bytes that all blocks "
-                f"share, got {here} and {shared_bytes}",
+                CONFIG_DIFFERS,
+                private=f"model '{self.reference}': expected {model.shared_bytes} bytes that all "
+                f"blocks share, got {shared_bytes}",
             )
 
     def _check_part(self, part: str, digest: bytes, model: ModelSpec) -> None:
@@ -614,6 +603,27 @@ def checkpoint_at(source: Source, train: TrainOptions) -> Checkpoint:
     config = config_for(task_of(train), read_config(source, task_of(train)))
     files = open_tensor_files(source)
     return Checkpoint(source, config, files, anatomy_in(source, config, task_of(train)), train)
+
+
+def check_main_settings(config: ModelConfig, model: ModelSpec, reference: str) -> None:
+    """Compare a config's architecture and sizes with the run's model.
+
+    Args:
+        config: as it lies at `reference`.
+        model: the run's.
+        reference: for the log of this process alone.
+
+    Raises:
+        ModelDiffers: it is of another model.
+    """
+    here = (config.model_type, config.num_hidden_layers, config.hidden_size, config.vocab_size)
+    run = (model.architecture, model.num_blocks, model.hidden_size, model.vocab_size)
+    if here != run:
+        raise ModelDiffers(
+            CONFIG_DIFFERS,
+            private=f"model '{reference}': expected the run's architecture, blocks, channels and "
+            f"vocabulary {run}, got {here}",
+        )
 
 
 def anatomy_in(source: Source, config: ModelConfig, task: Task) -> Anatomy:
@@ -685,15 +695,6 @@ def find_source(reference: str) -> Source:
         return source
     if directory.is_absolute() or reference.startswith(".") or directory.exists():
         raise source.refused("expected a directory or a hub id; no such directory")
-    return at_newest_commit(source)
-
-
-def at_newest_commit(source: Source) -> Source:
-    """A repository of the hub at the commit that it has now; its config is fetched.
-
-    Raises:
-        BadModel: there is none, or it has no config.
-    """
     config = source.require(CONFIG_FILE)
     # In the hub's cache a file lies in the folder of its commit.
     return replace(source, revision=config.parent.name)

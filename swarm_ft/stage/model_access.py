@@ -27,12 +27,14 @@ from swarm_ft.errors import (
 )
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec
+from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.stage.checkpoint import (
     Checkpoint,
     Source,
-    at_newest_commit,
+    check_main_settings,
     checkpoint_at,
     open_checkpoint,
+    read_config,
 )
 
 logger = get_logger(__name__)
@@ -126,7 +128,11 @@ class ModelAccess:
     def _opened(self, spec: RunSpec) -> Checkpoint:
         if self.own is not None:
             return open_checkpoint(self.own, spec.train)
-        return checkpoint_at(self._source(spec.model), spec.train)
+        source = self._source(spec.model)
+        # Before `checkpoint_at`, which has the file fetched that holds all of a small model.
+        config = read_config(source, task_of(spec.train))
+        check_main_settings(config, spec.model, source.reference)
+        return checkpoint_at(source, spec.train)
 
     def _source(self, model: ModelSpec) -> Source:
         """Where the model lies.
@@ -176,28 +182,6 @@ class ModelAccess:
         if self.own is None and is_hub_id(reference) and not self.allows(reference):
             return ModelNotAllowed(NOT_ALLOWED, private=why)
         return ModelUnavailable(UNAVAILABLE, private=why)
-
-
-@dataclass(frozen=True, slots=True)
-class HubModels:
-    """Public repositories of the hub, fetched without the owner's token.
-
-    Attributes:
-        cache: folder of their files. It is not the owner's own cache of the hub, which may hold
-            private repositories that the owner's token opened.
-    """
-
-    cache: Path
-
-    def __call__(self, model: ModelSpec) -> Source:
-        """Find the repository of a run's model, and fetch its config.
-
-        Raises:
-            BadModel: there is no such public repository, or the hub does not answer.
-        """
-        return at_newest_commit(
-            Source(reference=model.reference, cache=self.cache, is_anonymous=True)
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -192,6 +192,7 @@ OPTIONS = {
         "--model",
         "--models",
         "--allow-models",
+        "--model-disk",
         "--memory",
         "--threads",
         "--watts",

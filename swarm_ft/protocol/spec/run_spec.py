@@ -227,7 +227,7 @@ class ModelSpec:
     adapter_bytes: int = 0
     shared_bytes: int = 0
     dtype: Dtype = Dtype.FLOAT32
-    nonce: Digest | None = NO_NONCE
+    nonce: Digest | None = None
     owner: Annotated[str, Length(MAX_ID_BYTES)] = ""
 
     def __post_init__(self) -> None:
