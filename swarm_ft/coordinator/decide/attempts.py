@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from swarm_ft.coordinator.decide import blame
@@ -338,9 +338,11 @@ def place_waiting(turn: Turn) -> None:
         return
     before, num_effects = turn.state, len(turn.effects)
     everybody = offers_to_begin(turn.state, turn.now_s)
+    at_work = turn.state.active_runs
     for position, run in enumerate(asked[0]):
         if turn.now_s >= run.not_before_s:
-            _place(turn, run, sharing, everybody, position)
+            line = _Line(at_work, position, everybody)
+            at_work = turn.state.active_runs if _place(turn, run, sharing, line) else at_work
     if turn.state is before and len(turn.effects) == num_effects:
         answers["nothing to place"] = asked
 
@@ -356,7 +358,23 @@ def _waiting(
     return runs, rest, new
 
 
-def _place(turn: Turn, run: Run, sharing: Sharing, everybody: Offers, position: int) -> None:
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The line in which a run waits.
+
+    Attributes:
+        at_work: runs that have peers.
+        position: how many runs that wait come before it.
+        everybody: what all members offer, if they had nothing else to do.
+    """
+
+    at_work: Sequence[Run]
+    position: int
+    everybody: Offers
+
+
+def _place(turn: Turn, run: Run, sharing: Sharing, line: _Line) -> bool:
+    """Give a run the peers that are its own now, or say why it waits; whether it has peers now."""
     placement, members = Placement((), ""), turn.state.members
     if sharing.members.get(run.run_id):
         able = able_for(sharing.of(turn.state, run), run, turn.now_s)
@@ -366,8 +384,10 @@ def _place(turn: Turn, run: Run, sharing: Sharing, everybody: Offers, position: 
         if not placement.is_by_speed:
             placed = with_better_neighbours(run.spec, placed, members, turn.state.ways)
         _assign(turn, run.with_assignments(placed), fresh=True)
-    elif not placement.assignments:
-        _unplaced(turn, run, placement, everybody, position)
+        return True
+    if not placement.assignments:
+        _unplaced(turn, run, placement, line)
+    return False
 
 
 def _waits_for_keepers(turn: Turn, run: Run) -> bool:
@@ -390,20 +410,20 @@ def _waits_for_keepers(turn: Turn, run: Run) -> bool:
     return True
 
 
-def _unplaced(turn: Turn, run: Run, placement: Placement, everybody: Offers, position: int) -> None:
+def _unplaced(turn: Turn, run: Run, placement: Placement, line: _Line) -> None:
     """It waits, and tells what for, or is over if there is nothing to wait for."""
     state = turn.state
     hopeless = hopeless_for(state, run)
     if hopeless is not None:
         end(turn, run, RunPhase.FAILED, f"no peer can host it: {hopeless}")
         return
-    offers, could_begin = everybody.without(run.misfits), False
+    offers, could_begin = line.everybody.without(run.misfits), False
     if not placement.is_gathering:
         could_begin = surely_begins(offers, run, turn.now_s)
     if not (placement.is_gathering or could_begin):
         placement = first_arranged(offers, run, turn.now_s)
     if could_begin or placement.assignments:
-        _without_peers(turn, run, _behind(state, position), RunPhase.QUEUED)
+        _without_peers(turn, run, _behind(line), RunPhase.QUEUED)
         return
     busy = len(state.members.keys() & state.result_keepers)
     keep = f"; {busy} peers keep a result until it is collected" if busy else ""
@@ -411,13 +431,13 @@ def _unplaced(turn: Turn, run: Run, placement: Placement, everybody: Offers, pos
     _without_peers(turn, run, placement.reason + keep + why)
 
 
-def _behind(state: SwarmState, position: int) -> str:
+def _behind(line: _Line) -> str:
     """What is in front of a run that could begin if others were over."""
-    names: list[str] = [run.run_id for run in state.active_runs]
-    if len(names) > MAX_NAMED:
-        names[MAX_NAMED:] = [f"{len(names) - MAX_NAMED} others"]
+    names: list[str] = [run.run_id for run in line.at_work[:MAX_NAMED]]
+    if len(line.at_work) > MAX_NAMED:
+        names.append(f"{len(line.at_work) - MAX_NAMED} others")
     words = f"behind {' and '.join(names)}" if names else "its turn comes next"
-    return f"{words}; {position} that wait come before it" if position else words
+    return f"{words}; {line.position} that wait come before it" if line.position else words
 
 
 def _without_peers(turn: Turn, run: Run, detail: str, phase: RunPhase = RunPhase.WAITING) -> None:

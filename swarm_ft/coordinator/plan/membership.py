@@ -112,13 +112,13 @@ def hopeless_for(state: SwarmState, run: Run) -> str | None:
 
     Who could not carry a stage anyway is not asked: its word ends no run.
     """
-    keepers, unfit = state.result_keepers, list[str]()
+    unfit: list[str] = []
     for peer, member in state.members.items():
         if member.grant.replica_only:
             continue
         if peer in run.misfits:
             unfit.append(f"peer {peer}: {run.misfits[peer]}")
-        elif peer in keepers or layers_misfit(state, run, member.hello) is None:
+        elif layers_misfit(state, run, member.hello) is None or peer in state.result_keepers:
             return None
     return unfit[0] if unfit else None
 
