@@ -82,8 +82,8 @@ def count(
 
 
 def rest(turn: Turn, run: Run, peer_id: PeerId, reason: str) -> Run:
-    """Count a failure against a peer in this run, and set it aside from the run at once."""
-    conduct = run.conduct(peer_id).with_failure(_failure(run, reason))
+    """Set a peer aside from this run alone, at once."""
+    conduct = run.conduct(peer_id)
     conduct = replace(conduct, standing=conduct.standing.set_aside(reason, turn.now_s))
     run = run.with_conduct(peer_id, conduct)
     _suspend(turn, run, peer_id)
