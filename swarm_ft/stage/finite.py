@@ -43,9 +43,8 @@ def origin_in(module: nn.Module, architecture: Architecture, forward: Callable[[
 
 def origin_among(gradients: Mapping[str, Tensor | None], architecture: Architecture) -> str:
     """So too of weights' gradients; the last weight's comes first in a backward pass."""
-    found = (
-        name for name, one in reversed(gradients.items()) if one is not None and not is_finite(one)
-    )
+    last_first = reversed(list(gradients.items()))
+    found = (name for name, one in last_first if one is not None and not is_finite(one))
     name = next(found, "")
     return f", first in that of {_named(name, architecture)}" if name else ""
 

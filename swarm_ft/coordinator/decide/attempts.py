@@ -150,7 +150,7 @@ def _reasons_to_idle(state: SwarmState, now_s: float) -> Mapping[PeerId, str]:
 
 
 def do_without(
-    turn: Turn, run: Run, reasons: Mapping[PeerId, str], *, has_control: bool = True
+    turn: Turn, run: Run, reasons: Mapping[PeerId, str], *, no_control: Collection[PeerId] = ()
 ) -> None:
     """Set peers aside, each for its reason, and go on without them.
 
@@ -158,15 +158,15 @@ def do_without(
         turn: this one.
         run: whose peers they are.
         reasons: for each of them, in words.
-        has_control: whether others did the same better; if not, this run alone goes without them.
+        no_control: those of them with whom nobody can be compared: this run alone goes without.
     """
     words = []
     for peer, why in reasons.items():
         words.append(loss_in_words(turn.state, run, peer, why))
-        if has_control:
-            blame.set_aside(turn, run, peer, why)
-        else:
+        if peer in no_control:
             run = blame.rest(turn, run, peer, f"it {why}")
+        else:
+            blame.set_aside(turn, run, peer, why)
         run = without_state(run, peer)
     interrupt(turn, replace(run, detail="; ".join(words)))
 

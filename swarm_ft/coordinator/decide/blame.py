@@ -82,8 +82,8 @@ def count(
 
 
 def rest(turn: Turn, run: Run, peer_id: PeerId, reason: str) -> Run:
-    """Count a failure against a peer in this run, and set it aside from the run at once."""
-    conduct = run.conduct(peer_id).with_failure(_failure(run, reason))
+    """Set a peer aside from this run alone, at once."""
+    conduct = run.conduct(peer_id)
     conduct = replace(conduct, standing=conduct.standing.set_aside(reason, turn.now_s))
     run = run.with_conduct(peer_id, conduct)
     _suspend(turn, run, peer_id)
@@ -249,19 +249,22 @@ def _has_other_host(turn: Turn, run: Run, peer_id: PeerId) -> bool:
 
 
 def failed_in_words(run: Run, peers: Sequence[PeerId], error: SwarmError) -> str:
-    """Why a run ends that fails by itself, for its client."""
-    times = f" {run.trouble.count} times" if len(peers) == 1 else ""
-    names = f"peers {' and '.join(peers)} report" if len(peers) > 1 else f"peer {peers[0]} reports"
+    """Why a run ends that fails by itself, and what to do, for its client."""
+    what, advice = _in_words(error)
     where = "" if "step " in error.message else f"step {run.committed_steps}: "
-    return f"{names}{times}: {where}{error.message}{_advice(error)}"
+    times = f", {run.trouble.count} times" if len(peers) == 1 else ""
+    names = f"peer{'s' if len(peers) > 1 else ''} {' and '.join(peers)}"
+    return f"{what}: {where}{error.message}. {advice}Reported by {names}{times}"
 
 
-def _advice(error: SwarmError) -> str:
+def _in_words(error: SwarmError) -> tuple[str, str]:
     if isinstance(error, NonFinite):
-        return (
-            ". The run diverged: lower --lr, raise --warmup-steps or keep --clip-grad-norm, and "
-            "look for extreme values in the model and the data"
+        return "the run diverged", (
+            "Lower --lr, raise --warmup-steps or keep --clip-grad-norm, and look for extreme "
+            "values in the model and the data. "
         )
     if isinstance(error, OutOfMemory):
-        return ". Lower --micro-batch-size or --seq-length, or add peers with more memory"
-    return ""
+        return "the run needs more memory than its peers have", (
+            "Lower --micro-batch-size or --seq-length, or add peers with more memory. "
+        )
+    return "the run fails wherever it is hosted", ""

@@ -304,8 +304,9 @@ def _doubted(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
     Nobody on probation is believed: where all are let in, anybody could end a run.
     """
     if not turn.state.carries(peer_id):
+        run = blame.doubt(turn, run, peer_id, error.message)
         why = f"is alone to say so: {error.message}"
-        attempts.do_without(turn, run, {peer_id: why}, has_control=False)
+        attempts.do_without(turn, run, {peer_id: why}, no_control={peer_id})
         return
     run, ends_for = blame.suspect(turn, run, peer_id, error)
     if ends_for:

@@ -254,8 +254,8 @@ def test_two_who_agree_end_the_run(
     swarm.wait(RETRY_S)
     fail(swarm, other, "non-finite", "the loss is NaN")
     assert swarm.run().phase is RunPhase.FAILED
-    assert swarm.run().detail.startswith("peers b and other report: step 1: the loss is NaN")
-    assert "lower --lr" in swarm.run().detail
+    assert swarm.run().detail.startswith("the run diverged: step 1: the loss is NaN. Lower")
+    assert swarm.run().detail.endswith("Reported by peers b and other")
     assert a.assign is other.assign is None
 
 
@@ -294,8 +294,9 @@ def test_a_run_that_diverged_with_one_host_a_stage_ends_within_a_minute(
     say_not_finite(swarm, b, 1, "step 1: the loss of layers 2-4 is NaN")
     assert swarm.run().phase is RunPhase.FAILED
     assert swarm.now_s - began_s < 60.0
-    words = "peer b reports 4 times: step 1: the loss of layers 2-4 is NaN. The run diverged"
+    words = "the run diverged: step 1: the loss of layers 2-4 is NaN. Lower --lr, "
     assert swarm.run().detail.startswith(words)
+    assert swarm.run().detail.endswith("Reported by peer b, 4 times")
     assert not swarm.idlers(), "its peers serve others"
     assert not swarm.state.standings
 
@@ -313,6 +314,43 @@ def test_values_that_were_wrong_less_often_end_no_run_and_are_nobodys_fault(
     assert not swarm.state.standings
 
 
+def test_a_stage_that_never_had_the_memory_for_the_run_ends_it(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.submit(spec)
+    swarm.join(a, b)
+    began_s = swarm.now_s
+    while swarm.run().phase is not RunPhase.FAILED:
+        assert swarm.now_s - began_s < 300.0
+        if swarm.run().phase.is_working:
+            fail(swarm, b, "out-of-memory", "no room for 9 GiB")
+        swarm.wait(1.0)
+    assert swarm.run().detail.startswith("the run needs more memory than its peers have: step 0: ")
+    assert not swarm.state.standings
+
+
+def test_memory_that_was_there_before_ends_no_run(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    begun(swarm, spec, a, b)
+    for _ in range(3):
+        fail_often(swarm, b, "out-of-memory")
+        swarm.wait(swarm.run().conduct(b.peer_id).standing.aside_until_s - swarm.now_s + 1)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert not swarm.state.standings
+
+
+def test_a_peer_with_less_memory_than_its_replica_serves_other_runs(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, other: FakePeer
+) -> None:
+    begun(swarm, spec, a, b, other)
+    fail_often(swarm, b, "out-of-memory")
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert not swarm.state.standings
+
+
 def test_two_stages_that_agree_end_the_run_though_each_has_one_host(
     swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
 ) -> None:
@@ -320,7 +358,8 @@ def test_two_stages_that_agree_end_the_run_though_each_has_one_host(
     say_not_finite(swarm, b, 1)
     say_not_finite(swarm, a, 1, "a gradient is NaN")
     assert swarm.run().phase is RunPhase.FAILED
-    assert swarm.run().detail.startswith("peers b and a report: step 1: a gradient is NaN")
+    assert swarm.run().detail.startswith("the run diverged: step 1: a gradient is NaN. ")
+    assert swarm.run().detail.endswith("Reported by peers b and a")
 
 
 @pytest.fixture
@@ -359,7 +398,7 @@ def test_a_run_that_diverges_again_where_others_host_it_has_failed(
     say_not_finite(swarm, two[1], 1)
     say_not_finite(swarm, two[0], 1)
     assert swarm.run().phase is RunPhase.FAILED
-    assert swarm.run().detail.startswith("peers liar and first report: step ")
+    assert swarm.run().detail.endswith("Reported by peers liar and first")
     assert not swarm.state.standings
 
 

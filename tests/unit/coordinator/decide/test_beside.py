@@ -321,6 +321,7 @@ def test_errors_that_nobody_expected_end_a_run_if_the_peer_serves_another_owner_
             swarm.say(pair[1], pair[1].part(bad).failed("internal", "a bug"))
         swarm.wait(1.0)
         swarm.step()
-    assert swarm.run(bad).detail == f"peer b reports 6 times: step {step}: a bug"
+    words = f"the run fails wherever it is hosted: step {step}: a bug. Reported by peer b, 6 times"
+    assert swarm.run(bad).detail == words
     assert swarm.run(good).phase is RunPhase.TRAINING
     assert not swarm.state.standings

@@ -343,8 +343,11 @@ def test_a_newcomer_that_never_has_its_state_is_let_go_in_one_attempt(
     assert joined.run().attempt.number == run.attempt.number, "it disturbed nobody"
     train_on(joined, 10, until=lambda: not joined.run().listeners)
     (words,) = joined.idlers().values()
-    assert words.startswith("set aside for 30 s after it did not take its stage's state over in 6")
+    assert words.startswith(
+        "run run-1: set aside for 30 s after it did not take its stage's state over in 6"
+    )
     commit(joined, len(joined.history[RUN]) + 3)
+    assert not joined.state.standings, "nobody else took the state over"
     assert joined.run().attempt.number == run.attempt.number + 1
     assert joined.run().peers == ("a", "b")
     assert not any(peer == "newcomer" for peer, _ in joined.said(ReleaseStage))
