@@ -293,7 +293,7 @@ async def test_numbers_that_the_optimizer_refuses_leave_no_half_stepped_weights(
 ) -> None:
     await peer.ready()
     await peer.step(0)
-    with pytest.raises(NonFinite, match="^step 0: adamw cannot step layers "):
+    with pytest.raises(NonFinite, match=r"^step 0: adamw cannot step layers "):
         await peer.host.commit(replace(commit_of(0), learning_rate=1e38))
     assert peer.host.held is None, "its weights are stepped in part"
     await peer.assign(attempt=2)

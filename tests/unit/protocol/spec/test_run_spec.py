@@ -517,7 +517,7 @@ def test_tied_embeddings_are_not_kept_tied_beside_other_shared_weights() -> None
 def test_a_reference_that_others_could_not_read_is_refused(
     model_spec: ModelSpec, reference: str
 ) -> None:
-    with pytest.raises(BadModel, match="at most 1000 printable characters"):
+    with pytest.raises(BadModel, match="at most 1000 bytes of printable UTF-8"):
         replace(model_spec, reference=reference)
 
 
