@@ -29,6 +29,7 @@ from swarm_ft.page.server import HttpPlaces
 from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import parse_layers
+from swarm_ft.protocol.spec.priority import DEFAULT_WEIGHT, MAX_WEIGHT
 from swarm_ft.snapshots.store import SnapshotStore
 
 # ---- train
@@ -300,6 +301,7 @@ class RunningCoordinator(Running[Coordinator]):
         sees_tokens: bool = True,
         replica_only: bool = False,
         layers: str = "auto",
+        weight: int = 1,
     ) -> str:
         """A word with which somebody joins; give it only to whom it is for.
 
@@ -310,14 +312,21 @@ class RunningCoordinator(Running[Coordinator]):
             sees_tokens: whether a peer may host the first and the last stage.
             replica_only: whether it hosts only what another peer hosts too.
             layers: the only ones that it may host; auto for any.
+            weight: 1 to 100, of the peers that a client's jobs get, to those of other invitations'
+                jobs; all clients that come with this one share it.
 
         Raises:
             BadOption: the swarm has no keys, or a role is unknown.
         """
         if role not in {"peer", "client", "relay"}:
             raise BadOption(f"role {role!a:.80}: expected peer, client or relay")
+        if not 1 <= weight <= MAX_WEIGHT or (role != "client" and weight != DEFAULT_WEIGHT):
+            raise BadOption(f"weight {weight}: expected 1 to {MAX_WEIGHT}, for role client only")
         grant = Grant(
-            replica_only=replica_only, sees_tokens=sees_tokens, layers=parse_layers(layers)
+            replica_only=replica_only,
+            sees_tokens=sees_tokens,
+            layers=parse_layers(layers),
+            weight=weight,
         )
         with opened(self._journal) as (authority, registry):
             until = datetime.now(UTC) + expires

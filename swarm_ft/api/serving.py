@@ -250,7 +250,7 @@ async def peer_up(
         control_transport=GrpcTransport(control),
         clock=SystemClock(),
         make_engine=make_engine,
-        on_revoked=own.revoke if own else None,
+        validity=own.validity if own else None,
         on_leave=on_leave,
         is_relayed=home.is_relayed if home else lambda _: False,
         at_rest=home.at_rest if home else lambda: None,
@@ -352,11 +352,11 @@ def _peer_id(given: str | None, home: PeerHome | None) -> PeerId:
 
 def _checked_name(name: str) -> PeerId:
     from swarm_ft.discovery.directory import checked_record
-    from swarm_ft.protocol.spec.bounds import MAX_ID_CHARS
+    from swarm_ft.protocol.spec.bounds import MAX_ID_BYTES
 
     checked_record(name, "localhost:1")
-    if len(name) > MAX_ID_CHARS:
-        raise BadOption(f"--peer-id: expected at most {MAX_ID_CHARS} characters, got {len(name)}")
+    if len(name) > MAX_ID_BYTES:  # it is ASCII by now
+        raise BadOption(f"--peer-id: expected at most {MAX_ID_BYTES} bytes, got {len(name)}")
     return PeerId(name)
 
 

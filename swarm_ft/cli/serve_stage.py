@@ -74,8 +74,8 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(
     short_help="Lend this machine to a swarm.",
     epilog=examples(
-        "swarm-ft serve-stage swarm1QXL4a1e1UG4CS6...",
-        "swarm-ft serve-stage swarm1QXL4a1e1UG4CS6... --layers 12-24 --device cuda:0",
+        "swarm-ft serve-stage @invitation.txt",
+        "swarm-ft serve-stage @invitation.txt --layers 12-24 --device cuda:0",
         "swarm-ft serve-stage --insecure --initial-peers /ip4/127.0.0.1/tcp/31337/p2p/...",
     ),
 )
@@ -209,7 +209,8 @@ def serve_stage(
 ) -> None:
     """Host one stage of whatever run the swarm trains, until Ctrl-C.
 
-    INVITE is what its owner gave you (`swarm-ft invite`); @FILE reads it from a file.
+    INVITE is @FILE, a file with what its owner gave you (`swarm-ft invite`). Without it the command
+    asks, or reads standard input.
     """
     from swarm_ft.api.serving import ServeOptions, lending
     from swarm_ft.protocol.spec.layers import parse_layers

@@ -89,7 +89,7 @@ class SwarmClient:
 
         Args:
             run_id: the run's name; drawn if None.
-            priority: 1 to 9, how many peers it gets to those of others; None for the usual 3.
+            priority: 1 to 9, which of its owner's jobs comes first; None for the usual 3.
 
         Raises:
             Busy: the coordinator had too many others to serve for an hour.

@@ -32,7 +32,7 @@ from swarm_ft.protocol.messages.timeline import (
     Spans,
     StepTimeline,
 )
-from swarm_ft.protocol.spec.bounds import MAX_TEXT_CHARS
+from swarm_ft.protocol.spec.bounds import MAX_TEXT_BYTES, cut_text
 
 SAME_CLOCK = ClockEstimate(offset_us=0, error_us=0)
 MAX_EVENTS = 10_000
@@ -101,7 +101,7 @@ def _event(one: Happened, serial: int, unix_s: float) -> SwarmEvent:
         peer_id=one.peer_id,
         from_step=None if one.from_step is None else StepNumber(one.from_step),
         to_step=None if one.to_step is None else StepNumber(one.to_step),
-        words=one.words[:MAX_TEXT_CHARS],
+        words=cut_text(one.words, MAX_TEXT_BYTES),
     )
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from swarm_ft.buffers import BufferStore
 from swarm_ft.errors import InternalError, OutOfMemory, OutOfTurn, SwarmError
-from swarm_ft.ids import PeerId, RunId
+from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.attempt import StageAttempt
 from swarm_ft.peer.context import PeerContext
+from swarm_ft.peer.failures import failure_of, stage_failed
 from swarm_ft.peer.generation import Texts
 from swarm_ft.peer.keeping import KeptShards
 from swarm_ft.peer.state.exchange import StateExchange
@@ -30,9 +31,9 @@ from swarm_ft.protocol.messages.control import (
     PlanStep,
     SaveStage,
     StageExported,
-    StageFailed,
 )
 from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
@@ -180,7 +181,7 @@ class StageHost:
             Unavailable: the disk does not take it (now).
         """
         name = replace(self._state.name, is_result=True)
-        path = self._shard_dir / f"{self.run_id}-{name.layers}.safetensors"
+        path = self._shard_dir / f"run-{file_stem(self.run_id)}-{name.layers}.safetensors"
         self._drop_result()
         await self._state.export(path)
         files = self._state.files
@@ -233,9 +234,8 @@ class StageHost:
             error = first_error(group) or InternalError(str(group))
             self._state.holds_least |= isinstance(error, OutOfMemory)
             self._fail(assign, error)
-        except* Exception:
-            logger.exception("run %s: a bug ended the attempt", self.run_id)
-            self._fail(assign, InternalError("a bug; the peer's log has the details"))
+        except* Exception as group:  # noqa: BLE001 - it is reported, and logged if it is a bug
+            self._fail(assign, failure_of(group, self.run_id))
         finally:
             self._attempt = None
 
@@ -264,16 +264,4 @@ class StageHost:
     def _fail(self, assign: Assign, error: SwarmError) -> None:
         detail = f" ({error.private})" if error.private else ""
         logger.error("run %s: %s%s", self.run_id, error.message, detail)
-        self._context.say(stage_failed(assign, error))
-
-
-def stage_failed(assign: Assign, error: SwarmError) -> StageFailed:
-    """What to tell the coordinator of an attempt that this peer cannot go on with."""
-    about = PeerId(error.about) if error.about is not None else None
-    return StageFailed(
-        run_id=assign.run_id,
-        attempt=assign.attempt,
-        code=error.code,
-        message=error.message,
-        about=about,
-    )
+        self._context.say(stage_failed(assign.run_id, assign.attempt, error))

@@ -165,11 +165,16 @@ def _notice(turn: Turn, run: Run) -> str:
 
 
 def drop_late(turn: Turn) -> None:
-    """Go on without those that the others can do without."""
+    """Go on without those that the others can do without.
+
+    Others are ready where one peer is overdue: these are the control. One that takes too long over
+    its stage's state has none: the size of that state, or its sources, may be why.
+    """
     for run in turn.state.active_runs:
         late = late_peers(turn.state, run, turn.now_s) if run.phase.is_working else {}
         if late:
-            attempts.do_without(turn, run, late)
+            taking = late.keys() - overdue_peers(turn.state, run, turn.now_s).keys()
+            attempts.do_without(turn, run, late, no_control=taking)
 
 
 # ---- a peer that gets slow in the middle of a step is relieved in that step, if it has replicas

@@ -38,6 +38,7 @@ from types import MappingProxyType
 
 from swarm_ft.coordinator.decide import (
     attempts,
+    blame,
     commits,
     history,
     keeping,
@@ -54,6 +55,7 @@ from swarm_ft.coordinator.facts.events import (
     PeerSaid,
     RateChanged,
     ResultCollected,
+    RunAborted,
     RunCancelled,
     RunPaused,
     RunResumed,
@@ -69,6 +71,7 @@ from swarm_ft.coordinator.plan.membership import (
     SILENT_S,
     holds_last_commit,
     is_wanted,
+    knows_of,
     loss_in_words,
     may_hold_it,
     missed_last_commit,
@@ -84,6 +87,7 @@ from swarm_ft.errors import (
     BuffersLost,
     NonFinite,
     NotAllowed,
+    OutOfMemory,
     OutOfTurn,
     SwarmError,
     Unavailable,
@@ -114,8 +118,6 @@ from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.spec.grant import Grant
 
 _NO_RUN = RunId("")
-RETRY_S = 2.0
-"""Rest after an attempt that a peer could not go on with, before the next one."""
 
 
 def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, list[Effect]]:
@@ -126,16 +128,34 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
         event: what happened.
         now_s: monotonic seconds.
     """
+    if isinstance(event, RunAborted):  # nothing else is decided: that may be what raises
+        turn = Turn(state, now_s)
+        _end(turn, event.run_id, RunPhase.FAILED, event.reason)
+        return turn.state, turn.effects
     turn = Turn(losses.after_gap(state, now_s), now_s)
+    _take_in(turn, event)
+    keeping.look_after(turn)
+    commits.look_after_saving(turn)
+    commits.look_after_held(turn)
+    commits.look_after_results(turn)
+    losses.look_after(turn)
+    leaving.look_after(turn)
+    attempts.advance(turn)
+    _place_waiting(turn, event)
+    leaving.tell(turn)
+    return turn.state, turn.effects
+
+
+def _take_in(turn: Turn, event: Event) -> None:
     match event:
         case PeerJoined(hello, grant):
             _joined(turn, hello, grant)
         case PeerSaid(peer_id, message):
             _peer_said(turn, peer_id, message)
         case PeerLost(peer_id):
-            _peer_gone(turn, peer_id, "is gone", away_since_s=now_s)
-        case RunSubmitted(run_id, spec, owner, key, priority):
-            turn.put(Run(run_id=run_id, spec=spec, owner=owner, storage_key=key, priority=priority))
+            _peer_gone(turn, peer_id, "is gone", away_since_s=turn.now_s)
+        case RunSubmitted():
+            turn.put(_run_of(event))
         case RunCancelled() | ResultCollected():
             _done_with(turn, event)
         case RunPaused() | RunResumed() | RateChanged() | CodecsChanged():
@@ -147,16 +167,17 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
         case Tick(ways):
             turn.state = replace(turn.state, ways=ways or turn.state.ways)
             _time_passed(turn)
-    keeping.look_after(turn)
-    commits.look_after_saving(turn)
-    commits.look_after_held(turn)
-    commits.look_after_results(turn)
-    losses.look_after(turn)
-    leaving.look_after(turn)
-    attempts.advance(turn)
-    _place_waiting(turn, event)
-    leaving.tell(turn)
-    return turn.state, turn.effects
+
+
+def _run_of(event: RunSubmitted) -> Run:
+    return Run(
+        run_id=event.run_id,
+        spec=event.spec,
+        owner=event.owner,
+        storage_key=event.storage_key,
+        priority=event.priority,
+        claim=event.claim,
+    )
 
 
 def _place_waiting(turn: Turn, event: Event) -> None:
@@ -232,7 +253,7 @@ def _ready(turn: Turn, run: Run, peer_id: PeerId, message: StageReady | StepRead
     refusal = report_refusal(run, peer_id, message)
     if refusal is not None:
         why = f"told what cannot be: {refusal.message}"
-        attempts.blame(turn, run, peer_id, why)
+        turn.keep(blame.count(turn, run, peer_id, why))
         _peer_gone(turn, peer_id, why, EventKind.PEER_REFUSED, away_since_s=-math.inf)
         turn.dismiss(peer_id, refusal)
     elif isinstance(message, StageReady):
@@ -278,21 +299,21 @@ def _cannot_host(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> No
 
 
 def _doubted(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
-    """The step is done again, by replicas where there are some; two who say so are believed.
+    """Have others do the step, where they can: if they fail too, the run diverged, see `blame`.
 
-    But nobody on probation is: where all are let in, anybody could end a run.
+    Nobody on probation is believed: where all are let in, anybody could end a run.
     """
     if not turn.state.carries(peer_id):
-        attempts.do_without(turn, run, {peer_id: f"is alone to say so: {error.message}"})
+        run = blame.doubt(turn, run, peer_id, error.message)
+        why = f"is alone to say so: {error.message}"
+        attempts.do_without(turn, run, {peer_id: why}, no_control={peer_id})
         return
-    step = StepNumber(run.committed_steps)
-    agrees = [p for p, doubted in run.doubts.items() if doubted == step and p != peer_id]
-    if agrees:
-        words = f"peers {agrees[0]} and {peer_id} say so: {error.message}"
-        attempts.end(turn, run, RunPhase.FAILED, words)
+    run, ends_for = blame.suspect(turn, run, peer_id, error)
+    if ends_for:
+        attempts.end(turn, run, RunPhase.FAILED, ends_for)
         return
-    run = replace(run, doubts=MappingProxyType({**run.doubts, peer_id: step}))
-    _failed(turn, run, peer_id, error)
+    run = blame.doubt(turn, run, peer_id, error.message)
+    attempts.interrupt(turn, replace(run, detail=f"peer {peer_id}: {error.message}"))
 
 
 def _lost(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
@@ -313,18 +334,24 @@ def _failed(
     Nobody can tell which end of a link is broken, so it counts for both. Who is broken has others
     too that say so, and is set aside before them. Who is on probation blames nobody else.
     """
-    detail, not_before_s = f"peer {peer_id}: {error.message}", turn.now_s + RETRY_S
+    run, ends_for = blame.suspect(turn, run, peer_id, error)
+    if ends_for:
+        attempts.end(turn, run, RunPhase.FAILED, ends_for)
+        return
+    detail = f"peer {peer_id}: {error.message}"
     if isinstance(error, OutOfTurn) and run.phase is RunPhase.LOADING:
         # What it holds is not what is known here; start at once from what is known.
-        run, not_before_s = without_state(run, peer_id), run.not_before_s
+        run = replace(without_state(run, peer_id), not_before_s=turn.now_s)
     elif peer_id in run.listeners and not isinstance(error, Unavailable):
         run = without_state(run, peer_id)  # a sum is lost, or the state is not one
     is_heard = about in run.peers and about != peer_id and turn.state.carries(peer_id)
     ends = {peer_id: ""} | ({about: peer_id} if about is not None and is_heard else {})
+    has_control = not isinstance(error, OutOfMemory)
     for end, by in ends.items():
-        if attempts.blame(turn, run, end, error.message, by=by):
+        run = blame.count(turn, run, end, error.message, by=by, has_control=has_control)
+        if run.is_without(end, turn.now_s):
             detail += f"; peer {end} failed too often and is set aside"
-    attempts.interrupt(turn, replace(run, detail=detail, not_before_s=not_before_s))
+    attempts.interrupt(turn, replace(run, detail=detail))
 
 
 # ---- who comes and goes
@@ -374,6 +401,9 @@ def _is_over(state: SwarmState, run_id: RunId) -> bool:
 def _came(turn: Turn, run: Run, hello: PeerHello) -> None:
     """A peer came, or came back: what it holds decides what can be done with it."""
     peer, before, held = hello.peer_id, run, hello.held_of(run.run_id)
+    is_loading = run.phase is RunPhase.LOADING
+    if not (is_loading or held or knows_of(run, peer)):
+        return
     run = without_state(run, peer)
     holds = dict(run.past.holds)
     if held and missed_last_commit(run, held, peer) and run.past.last_commit:
@@ -383,13 +413,16 @@ def _came(turn: Turn, run: Run, hello: PeerHello) -> None:
         holds[peer] = run.committed_steps
     away = {name: since for name, since in run.attempt.away_since_s.items() if name != peer}
     run = run.with_holds(holds).with_away(away)
-    is_loading = run.phase is RunPhase.LOADING
-    able = share_of(turn.state, run, turn.now_s)
-    if peer in run.peers or (is_loading and with_newcomers(able, run) is not run):
+    if peer in run.peers or (is_loading and _grows(turn, run)):
         detail = run.detail if run.phase is RunPhase.WAITING else f"joined by {peer}"
         attempts.interrupt(turn, replace(run, detail=detail))
     else:
         turn.keep(run)
+
+
+def _grows(turn: Turn, run: Run) -> bool:
+    """Whether somebody is there who can join the run's stages."""
+    return with_newcomers(share_of(turn.state, run, turn.now_s), run) is not run
 
 
 def _dismiss_silent(turn: Turn) -> None:

@@ -23,7 +23,7 @@ def refusal(spec: RunSpec, member: Member, layers: LayerRange) -> str:
 
 def end_refusal(spec: RunSpec, member: Member) -> str:
     """Why a peer may not get text and labels of a run, as its ends do; empty if it may."""
-    trusted = spec.train.trusted_with_ends
+    trusted = spec.trusted_with_ends
     if not member.grant.sees_tokens:
         return "may not see tokens"
     if trusted and member.hello.peer_id not in trusted:

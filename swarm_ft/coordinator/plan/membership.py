@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import mean, median
 from types import MappingProxyType
@@ -11,7 +11,16 @@ from types import MappingProxyType
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.plan.hosting import NOT_ALONE, refusal
-from swarm_ft.coordinator.plan.placement import Placement, fits, place, place_on
+from swarm_ft.coordinator.plan.offers import Offers
+from swarm_ft.coordinator.plan.placement import (
+    SETTLE_S,
+    Placement,
+    first_hosts,
+    first_hosts_on,
+    fits,
+    grown,
+    surely_fits,
+)
 from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import (
@@ -21,6 +30,7 @@ from swarm_ft.protocol.messages.control import (
     Stage,
     StageAssignment,
 )
+from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 
 GRACE_S = 30.0
@@ -37,21 +47,51 @@ SILENT_S = 8.0
 def able_for(state: SwarmState, run: Run, now_s: float) -> SwarmState:
     """The state with those members alone that may work for the run now.
 
-    Left out are peers that are set aside, peers that said they cannot host it, and peers that
-    doubt its open step as long as replicas can do that without them. So are those that would work
-    no more, but for the last ones that have a stage's state.
+    Left out are peers that are set aside, from all runs or from this one, peers that said they
+    cannot host it, and peers that doubt its open step as long as others can do that without them.
+    So are those that would work no more, but for the last ones that have a stage's state.
     """
     able = {
         peer
         for peer in state.members
-        if peer not in run.misfits and not state.is_aside(peer, now_s)
+        if not (peer in run.misfits or is_resting(state, run, peer, now_s))
     }
-    doubters = {p for p, step in run.doubts.items() if step == run.committed_steps}
-    for stage in run.stages:
-        sound = able.intersection(stage.peers) - doubters
-        if any(state.carries(peer) and is_able(state, run, peer, stage.layers) for peer in sound):
-            able -= doubters.intersection(stage.peers)
+    doubters = {p for p, step in run.doubts.items() if step >= run.committed_steps} & able
+    if doubters:
+        able -= replaceable(state.with_members(able), run, doubters)
     return state.with_members(able - _dispensable(state, run, able))
+
+
+def is_resting(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> bool:
+    """Whether a peer is set aside, from all runs or from this one."""
+    return state.is_aside(peer, now_s) or run.is_without(peer, now_s)
+
+
+def replaceable(able: SwarmState, run: Run, peers: Collection[PeerId]) -> frozenset[PeerId]:
+    """Those of these peers without whom the run can do its open step.
+
+    A peer's replicas can do its part. Where it has none, others may host the whole run from the
+    newest snapshot, or from the beginning.
+
+    Args:
+        able: the state with the members alone that may work for the run.
+        run: that has an open step.
+        peers: that are to be replaced.
+    """
+    found = {
+        p for stage in run.stages for p in stage.peers if _has_stand_in(able, run, stage, peers)
+    }
+    found &= set(peers)
+    rest = able.members.keys() - set(peers)
+    if found >= set(peers) or not rest:
+        return frozenset(found)
+    may_begin = arrangement(able.with_members(rest), run, math.inf).assignments
+    return frozenset(peers if may_begin else found)
+
+
+def _has_stand_in(able: SwarmState, run: Run, stage: Stage, but: Collection[PeerId]) -> bool:
+    there = [peer for peer in stage.peers if peer not in but]
+    return any(able.carries(p) and is_able(able, run, p, stage.layers) for p in there)
 
 
 def _dispensable(state: SwarmState, run: Run, able: Collection[PeerId]) -> set[PeerId]:
@@ -72,13 +112,38 @@ def hopeless_for(state: SwarmState, run: Run) -> str | None:
 
     Who could not carry a stage anyway is not asked: its word ends no run.
     """
-    carriers = {p: member for p, member in state.members.items() if state.carries(p)}
-    for peer, member in carriers.items():
-        may = peer in state.result_keepers or layers_misfit(state, run, member.hello) is None
-        if may and peer not in run.misfits:
+    unfit: list[str] = []
+    for peer, member in state.members.items():
+        if member.grant.replica_only:
+            continue
+        if peer in run.misfits:
+            unfit.append(f"peer {peer}: {run.misfits[peer]}")
+        elif layers_misfit(state, run, member.hello) is None or peer in state.result_keepers:
             return None
-    words = (f"peer {p}: {run.misfits[p]}" for p in carriers if p in run.misfits)
-    return next(words, None)
+    return unfit[0] if unfit else None
+
+
+def reasons_to_idle(state: SwarmState, now_s: float) -> Mapping[PeerId, str]:
+    """Why there is nothing to do for each member, see `why_idle`; empty where there may be.
+
+    Members of which nothing is known but what they offer are asked once for all that offer alike.
+    """
+    going, found = state.going_runs, dict[PeerId, str]()
+    named = state.result_keepers.union(
+        *(run.peers for run in going),
+        *(run.misfits for run in going),
+        *(run.spec.trusted_with_ends for run in going),
+    )
+    alike: dict[tuple[LayerRange | None, Grant], str] = {}
+    for peer, member in state.members.items():
+        if peer in named or member.leaving is not None or state.is_aside(peer, now_s):
+            found[peer] = why_idle(state, state.runs_of(peer) or going, member, now_s)
+            continue
+        offered = (member.hello.layers, member.grant)
+        if offered not in alike:
+            alike[offered] = why_idle(state, going, member, now_s)
+        found[peer] = alike[offered]
+    return found
 
 
 def why_idle(state: SwarmState, runs: Sequence[Run], member: Member, now_s: float) -> str:
@@ -95,14 +160,16 @@ def why_idle(state: SwarmState, runs: Sequence[Run], member: Member, now_s: floa
         return f"{word}: {member.leaving.reason}" if member.leaving.reason else word
     if state.is_aside(member.hello.peer_id, now_s):
         return state.standing(member.hello.peer_id).words
-    reasons = [_why_not_for(state, run, member) for run in runs]
+    reasons = [_why_not_for(state, run, member, now_s) for run in runs]
     return reasons[0] if reasons and all(reasons) else ""
 
 
-def _why_not_for(state: SwarmState, run: Run, member: Member) -> str:
+def _why_not_for(state: SwarmState, run: Run, member: Member, now_s: float) -> str:
     peer_id = member.hello.peer_id
     if peer_id in run.misfits:
         return f"run {run.run_id}: {run.misfits[peer_id]}"
+    if run.is_without(peer_id, now_s):
+        return f"run {run.run_id}: {run.conduct(peer_id).standing.words}"
     return layers_misfit(state, run, member.hello) or _not_granted(run, member)
 
 
@@ -197,7 +264,7 @@ def lost_in_words(state: SwarmState, run: Run, stage: Stage, now_s: float) -> st
 def _absence(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> str:
     if peer in run.misfits:
         return "cannot host them"
-    if state.is_aside(peer, now_s):
+    if is_resting(state, run, peer, now_s):
         return "is set aside"
     if peer in state.members:
         return "has them no more" if state.carries(peer) else "may not carry them alone"
@@ -282,20 +349,59 @@ def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
     to others from there; where nobody hosts these it is cut anew, and each stage is made of what
     the snapshot has of its layers.
     """
+    return arranged(offers_in(state), run, now_s)
+
+
+def offers_in(state: SwarmState) -> Offers:
+    """What members offer that keep no result, or host stages of several runs."""
     full = {peer for peer in state.result_keepers if not hosts_beside(state, peer)}
-    free = tuple(member for peer, member in state.members.items() if peer not in full)
+    if not full:
+        return Offers(state.members.values())
+    return Offers(member for peer, member in state.members.items() if peer not in full)
+
+
+def offers_to_begin(state: SwarmState, now_s: float) -> Offers:
+    """What members offer to runs without peers: as `able_for`, before misfits are left out."""
+    able = {
+        peer
+        for peer, member in state.members.items()
+        if member.leaving is None and not state.is_aside(peer, now_s)
+    }
+    return offers_in(state.with_members(able))
+
+
+def arranged(offers: Offers, run: Run, now_s: float) -> Placement:
+    """As `arrangement`, of members that are known to be free for it."""
+    return grown(run.spec, first_arranged(offers, run, now_s), offers)
+
+
+def first_arranged(offers: Offers, run: Run, now_s: float) -> Placement:
+    """As `arranged`, but with one member a stage, unless the run moves."""
     if run.past.snapshot is None:
-        return place(run.spec, free, now_s)
-    moved = moved_stages(state, run)
+        return first_hosts(run.spec, offers, now_s)
+    moved = _moved_to(offers, run)
     if moved:
         return Placement(moved, "", is_by_speed=True)
     cuts = [stage.layers for stage in run.past.snapshot.stages]
-    as_before = place_on(cuts, run.spec, free, now_s)
+    as_before = first_hosts_on(cuts, run.spec, offers, now_s)
     # One whole model has its tied ends under one name.
     is_bound = run.spec.train.sync_tied_embeddings and len(cuts) == 1
     if as_before.assignments or as_before.is_gathering or is_bound:
         return as_before
-    return place(run.spec, free, now_s)
+    return first_hosts(run.spec, offers, now_s)
+
+
+def could_begin(offers: Offers, run: Run, now_s: float) -> bool:
+    """Whether `first_arranged` finds hosts for all blocks."""
+    if surely_begins(offers, run, now_s):
+        return True
+    return bool(first_arranged(offers, run, now_s).assignments)
+
+
+def surely_begins(offers: Offers, run: Run, now_s: float) -> bool:
+    """Whether so much memory is lent that `first_arranged` need not be asked."""
+    is_settled = now_s - offers.newest_auto_s >= SETTLE_S
+    return run.past.snapshot is None and is_settled and surely_fits(run.spec, offers)
 
 
 def hosts_beside(state: SwarmState, peer: PeerId) -> bool:
@@ -305,17 +411,20 @@ def hosts_beside(state: SwarmState, peer: PeerId) -> bool:
 
 def moved_stages(state: SwarmState, run: Run) -> tuple[StageAssignment, ...]:
     """On which it goes on from its snapshot, if it moves; none where one of their peers is gone."""
+    return _moved_to(offers_in(state), run) if run.moving is not None else ()
+
+
+def _moved_to(offers: Offers, run: Run) -> tuple[StageAssignment, ...]:
     moving, snapshot = run.moving, run.past.snapshot
     if moving is None or not moving.has_begun or snapshot is None or snapshot.step != moving.step:
         return ()
     hosts = moving.assignments
-    return hosts if all(_may_host(state, run, host) for host in hosts) else ()
+    return hosts if all(_may_host(offers, run, host) for host in hosts) else ()
 
 
-def _may_host(state: SwarmState, run: Run, host: StageAssignment) -> bool:
-    member = state.members.get(host.peer_id)
-    is_full = host.peer_id in state.result_keepers and not hosts_beside(state, host.peer_id)
-    if member is None or is_full:
+def _may_host(offers: Offers, run: Run, host: StageAssignment) -> bool:
+    member = offers.get(host.peer_id)
+    if member is None:
         return False
     hello = member.hello
     has_room = hello.layers == host.layers or (
@@ -393,7 +502,7 @@ def with_newcomers(state: SwarmState, run: Run) -> Run:
     leaving = frozenset(state.leaving)
     idle = {stage.layers for stage in passed_by(run)} if outside else set()
     for peer, member in outside.items():
-        may_join = not member.grant.replica_only or _can_listen(run)
+        may_join = not member.grant.replica_only or can_listen(run)
         layers = _wanted_layers(run, member, state.ways, idle, leaving) if may_join else None
         if layers is not None:
             assignments = list(run.attempt.assignments)
@@ -436,7 +545,7 @@ def _spare(state: SwarmState, run: Run, stage: Stage) -> list[PeerId]:
     return [p for p in able if stays not in (None, p) and state.members[p].hello.layers is None]
 
 
-def _can_listen(run: Run) -> bool:
+def can_listen(run: Run) -> bool:
     """Whether somebody who joins now takes over while the others train, and nobody waits for it."""
     is_training = bool(run.committed_steps) and run.phase is not RunPhase.LOADING
     return is_training and not run.spec.shared_values
@@ -462,6 +571,15 @@ def _learner(run: Run, peer: PeerId, able: tuple[PeerId, ...], before: Learner |
     if before and sources and peer in run.listeners:
         return replace(before, sources=sources)
     return Learner(peer_id=peer, step=StepNumber(run.committed_steps), sources=able)
+
+
+def knows_of(run: Run, peer: PeerId) -> bool:
+    """Whether a run has, or had, anything to do with a peer."""
+    attempt = run.attempt
+    is_known = peer in run.peers or peer in run.past.holds or peer in attempt.caught_up
+    return (
+        is_known or peer in attempt.away_since_s or any(t.peer_id == peer for t in attempt.learners)
+    )
 
 
 def without_state(run: Run, peer: PeerId) -> Run:

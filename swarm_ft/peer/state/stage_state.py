@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import ParamSpec
 
 import torch
 from safetensors import SafetensorError
@@ -224,6 +225,7 @@ def payloads(records: Mapping[BufferName, BufferRecord]) -> dict[str, Tensor]:
     return found
 
 
+P = ParamSpec("P")
 EngineMaker = Callable[[RunSpec, LayerRange], Engine]
 
 
@@ -390,7 +392,7 @@ class StageState:
             self._check_turn(commit)
             failpoints.reached("commit-heard")
             apply = self._context.timeline.timed(SpanKind.OPTIMIZER, self.engine.apply)
-            await run_in(self._context.compute, apply, commit.clip_factor, commit.learning_rate)
+            await self._applied(apply, commit.clip_factor, commit.learning_rate)
             self.committed_steps += 1
             self.last_attempt = commit.attempt
             self.progress = None
@@ -400,6 +402,18 @@ class StageState:
             await self._commit_buffers(commit.step)
             # Not waited for: a step's last frame does, but for the first of a kind.
             self._context.codecs.submit(self.bases.learn)
+
+    async def _applied(self, apply: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Change the weights. Where that fails half of them may have changed, so all are dropped.
+
+        Raises:
+            Exception: whatever `apply` raises.
+        """
+        try:
+            await run_in(self._context.compute, apply, *args, **kwargs)
+        except Exception:
+            self.drop()
+            raise
 
     async def _commit_buffers(self, step: StepNumber) -> None:
         """Make the step's buffers real; where that fails they are lost, which key frames repair."""
@@ -430,8 +444,7 @@ class StageState:
             if commit.step > self.committed_steps:
                 raise OutOfTurn(f"sum of step {commit.step}, {self.committed_steps} are committed")
             numbers = commit.clip_factor, commit.learning_rate
-            apply = self.engine.apply_sum
-            await run_in(self._context.compute, apply, commit.step, total, *numbers)
+            await self._applied(self.engine.apply_sum, commit.step, total, *numbers)
             self.committed_steps += 1
             self.last_attempt = commit.attempt
 

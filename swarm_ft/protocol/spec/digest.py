@@ -33,6 +33,14 @@ def digest_of(*parts: BytesLike, key: bytes = b"") -> bytes:
     return state.digest()
 
 
+def file_stem(*names: str) -> str:
+    """Return 32 hexadecimal digits to name a file by, in place of names that others chose.
+
+    File systems limit a name's bytes, compare some letters as equal and give some names a meaning.
+    """
+    return digest_of(*(name.encode() for name in names)).hex()
+
+
 def seed_of(text: str) -> int:
     """63 bits that follow from a text: what every torch generator takes."""
     return int.from_bytes(digest_of(text.encode())[:8], "little") >> 1

@@ -7,11 +7,21 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import IntEnum
+from functools import cached_property
 from typing import Annotated, Self, TypeVar
 
 from swarm_ft.errors import BadCodec, BadLayers, BadModel, BadOption
 from swarm_ft.ids import PeerId, SampleId
-from swarm_ft.protocol.spec.bounds import Digest, Length, NameList, OneOf, Range
+from swarm_ft.protocol.spec.bounds import (
+    MAX_FACTOR,
+    MAX_ID_BYTES,
+    MAX_SCALAR,
+    Digest,
+    Length,
+    NameList,
+    OneOf,
+    Range,
+)
 from swarm_ft.protocol.spec.codec_spec import (
     MAX_SPEC_CHARS,
     MIN_QUALITY_STEP,
@@ -52,7 +62,7 @@ MAX_EVAL_BYTES = 32 << 20
 MAX_MICROBATCHES = MAX_BATCH_SIZE + 2 * MAX_EVAL_SAMPLES
 """Of a step: those that train, and one of each held-out sample with and without compression; in
 place of some of these, shadows of samples that train."""
-MAX_REFERENCE_CHARS = 1000
+MAX_REFERENCE_BYTES = 1000
 BYTES_PER_FLOAT = 4
 BYTES_PER_TOKEN = 4
 """Tokens travel and are kept as little-endian uint32."""
@@ -218,14 +228,14 @@ class ModelSpec:
     shared_bytes: int = 0
     dtype: Dtype = Dtype.FLOAT32
     nonce: Digest | None = None
-    owner: str = ""
+    owner: Annotated[str, Length(MAX_ID_BYTES)] = ""
 
     def __post_init__(self) -> None:
         for name in (self.reference, self.architecture):
-            if len(name) > MAX_REFERENCE_CHARS or not name.isprintable():
+            if not name.isprintable() or len(name.encode()) > MAX_REFERENCE_BYTES:
                 raise BadModel(
                     f"model {name[:80]!a}: expected a path or hub id of at most "
-                    f"{MAX_REFERENCE_CHARS} printable characters; rename its directory"
+                    f"{MAX_REFERENCE_BYTES} bytes of printable UTF-8; rename its directory"
                 )
         if len(self.block_digests) != self.num_blocks:
             raise BadModel(
@@ -289,14 +299,14 @@ class TrainOptions:
     seq_length: Annotated[int, Range(2, MAX_SEQ_LENGTH), Option("Tokens a sample.")] = 128
     learning_rate: Annotated[
         float,
-        Range(0.0),
+        Range(0.0, MAX_SCALAR),
         Option("Peak learning rate.", name="lr", default="5e-5; 2e-3 for the demo's own model"),
     ] = 5e-5
     lr_schedule: Annotated[LrSchedule, Option("How the learning rate moves after the warm-up.")] = (
         LrSchedule.LINEAR
     )
     warmup_steps: Annotated[int, Range(0, MAX_STEPS), Option("Steps from 0 to --lr.")] = 0
-    weight_decay: Annotated[float, Range(0.0), Option("Spares biases and norms.")] = 0.0
+    weight_decay: Annotated[float, Range(0.0, MAX_FACTOR), Option("Spares biases and norms.")] = 0.0
     optim: Annotated[
         Optim,
         Option(
@@ -311,7 +321,7 @@ class TrainOptions:
     ] = False
     router_aux_loss_coef: Annotated[
         float,
-        Range(0.0),
+        Range(0.0, MAX_FACTOR),
         Option(
             "Of mixtures of experts: weight of the loss that keeps experts evenly used, which "
             "each block has its own of; 0.001 to 0.02 are usual."
@@ -319,7 +329,7 @@ class TrainOptions:
     ] = 0.0
     clip_grad_norm: Annotated[
         float,
-        Range(0.0),
+        Range(0.0, MAX_SCALAR),
         Option("Bound of the gradient's norm over all stages; 0 is off."),
     ] = 1.0
     seed: Annotated[int, Range(0, (1 << 63) - 1), Option("Draws all that is random.")] = 42
@@ -903,7 +913,7 @@ class TrainSpec(TrainOptions):
         return self.eval_passes[min(self.pass_of(held_out), len(self.eval_passes) - 1)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # no slots, for what is cached
 class RunSpec:
     """One fine-tuning job. Its digest opens every session, so no peer can disagree silently.
 
@@ -945,7 +955,7 @@ class RunSpec:
         """See `TrainOptions.with_codecs`; another job's by its digest, so peers do not say it."""
         return replace(self, train=self.train.with_codecs(codecs))
 
-    @property
+    @cached_property
     def trained_layers(self) -> LayerRange:
         """Blocks in which something trains; see `StageModule.train_only` for embeddings and head.
 
@@ -1056,12 +1066,21 @@ class RunSpec:
 
     def digest(self) -> bytes:
         """16 bytes that two equal specs share and two different ones do not."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> bytes:
         fields = asdict(self)
         if self.version == UNKEYED_VERSION:
             # What these specs had when peers wrote their digests into states and snapshots.
             del fields["model"]["nonce"], fields["model"]["owner"]
         text = json.dumps(fields, sort_keys=True, default=lambda value: value.hex())
         return digest_of(text.encode())
+
+    @cached_property
+    def trusted_with_ends(self) -> frozenset[PeerId]:
+        """The peers of `TrainOptions.trusted_with_ends`, which is split once."""
+        return self.train.trusted_with_ends
 
 
 def _codecs_for(options: TrainOptions) -> dict[str, str]:

@@ -56,6 +56,7 @@ from swarm_ft.protocol.messages.control import (
     PeerLeaving,
     PlanStep,
     ReleaseStage,
+    Renewed,
     Revoked,
     SaveStage,
     ShardKept,
@@ -682,7 +683,8 @@ class Swarm:
                 del self.history[run_id][first_void_step:]
 
     def _check_said(self, peer_id: PeerId, message: ToPeer) -> None:
-        assert not isinstance(message, ClockReply | Revoked), "no decision is needed for it"
+        undecided = ClockReply | Renewed | Revoked
+        assert not isinstance(message, undecided), "no decision is needed for it"
         if isinstance(message, StayIdle):
             assert message.reason
             return

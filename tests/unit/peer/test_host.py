@@ -15,7 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from swarm_ft.errors import MalformedMessage, OutOfTurn, RunMismatch, SwarmError, Unavailable
+from swarm_ft.errors import (
+    MalformedMessage,
+    NonFinite,
+    OutOfTurn,
+    RunMismatch,
+    SwarmError,
+    Unavailable,
+)
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, StepNumber
 from swarm_ft.peer.context import PeerContext
 from swarm_ft.peer.host import StageHost
@@ -279,6 +286,19 @@ async def test_a_commit_of_another_step_is_refused_and_changes_nothing(peer: Pee
     assert await peer.weights() == before
     await peer.host.commit(commit_of(0))
     assert peer.held.committed_steps == 1
+
+
+async def test_numbers_that_the_optimizer_refuses_leave_no_half_stepped_weights(
+    peer: Peer,
+) -> None:
+    await peer.ready()
+    await peer.step(0)
+    with pytest.raises(NonFinite, match="^step 0: adamw cannot step layers "):
+        await peer.host.commit(replace(commit_of(0), learning_rate=1e38))
+    assert peer.host.held is None, "its weights are stepped in part"
+    await peer.assign(attempt=2)
+    await peer.hears(StageReady)
+    assert peer.held.committed_steps == 0
 
 
 async def test_a_commit_without_gradients_is_refused(peer: Peer) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarm_ft.coordinator.decide.machine import RETRY_S
+from swarm_ft.coordinator.decide.blame import RETRY_S
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.agreement import NORM_TOLERANCE
 from swarm_ft.ids import PeerId, RunId

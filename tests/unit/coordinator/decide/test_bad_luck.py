@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarm_ft.coordinator.decide.machine import RETRY_S
+from swarm_ft.coordinator.decide.blame import MAX_NON_FINITE, RETRY_S
 from swarm_ft.coordinator.facts.events import ResultCollected
 from swarm_ft.coordinator.facts.standing import FIRST_REST_S, MAX_FAILURES, MAX_REST_S
 from swarm_ft.coordinator.journal.journal import Journal
@@ -254,7 +254,8 @@ def test_two_who_agree_end_the_run(
     swarm.wait(RETRY_S)
     fail(swarm, other, "non-finite", "the loss is NaN")
     assert swarm.run().phase is RunPhase.FAILED
-    assert swarm.run().detail == "peers b and other say so: the loss is NaN"
+    assert swarm.run().detail.startswith("the run diverged: step 1: the loss is NaN. Lower")
+    assert swarm.run().detail.endswith("Reported by peers b and other")
     assert a.assign is other.assign is None
 
 
@@ -271,21 +272,137 @@ def test_doubts_of_different_steps_do_not_add_up(
     assert swarm.run().phase is RunPhase.FINISHED
 
 
-def test_the_only_host_of_a_stage_cannot_end_the_run_either(
+def say_not_finite(
+    swarm: Swarm, peer: FakePeer, times: int, words: str = "the loss is NaN"
+) -> None:
+    """Report it once in each of so many attempts, as soon as the peer works."""
+    for _ in range(times):
+        swarm.settle_until(lambda: peer.assign is not None and swarm.run().phase.is_working)
+        swarm.pending.clear()
+        fail(swarm, peer, "non-finite", words)
+        while swarm.run().phase is RunPhase.WAITING and swarm.now_s < swarm.run().not_before_s:
+            swarm.wait(0.5)
+
+
+def test_a_run_that_diverged_with_one_host_a_stage_ends_within_a_minute(
     swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
 ) -> None:
     begun(swarm, spec, a, b)
-    fail_often(swarm, b, "non-finite", "the loss is NaN")
-    assert swarm.run().phase is RunPhase.WAITING
-    words = "set aside for 30 s after 3 failures, the last one: the loss is NaN"
-    assert swarm.run().detail == f"waiting for peer b, {words}"
-    swarm.wait(FIRST_REST_S)
+    began_s = swarm.now_s
+    say_not_finite(swarm, b, MAX_NON_FINITE - 1, "step 1: the loss of layers 2-4 is NaN")
+    assert swarm.run().phase is not RunPhase.FAILED
+    say_not_finite(swarm, b, 1, "step 1: the loss of layers 2-4 is NaN")
+    assert swarm.run().phase is RunPhase.FAILED
+    assert swarm.now_s - began_s < 60.0
+    words = "the run diverged: step 1: the loss of layers 2-4 is NaN. Lower --lr, "
+    assert swarm.run().detail.startswith(words)
+    assert swarm.run().detail.endswith("Reported by peer b, 4 times")
+    assert not swarm.idlers(), "its peers serve others"
+    assert not swarm.state.standings
+
+
+def test_values_that_were_wrong_less_often_end_no_run_and_are_nobodys_fault(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    begun(swarm, spec, a, b)
+    say_not_finite(swarm, b, MAX_NON_FINITE - 1)
+    swarm.settle_until(lambda: len(swarm.history[RUN]) == 2)
+    say_not_finite(swarm, b, MAX_NON_FINITE - 1)
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
     assert swarm.num_rollbacks == 0
+    assert not swarm.state.standings
 
 
-def test_a_run_whose_only_host_never_gets_over_it_expires(
+def test_a_stage_that_never_had_the_memory_for_the_run_ends_it(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.submit(spec)
+    swarm.join(a, b)
+    began_s = swarm.now_s
+    while swarm.run().phase is not RunPhase.FAILED:
+        assert swarm.now_s - began_s < 300.0
+        if swarm.run().phase.is_working:
+            fail(swarm, b, "out-of-memory", "no room for 9 GiB")
+        swarm.wait(1.0)
+    assert swarm.run().detail.startswith("the run needs more memory than its peers have: step 0: ")
+    assert not swarm.state.standings
+
+
+def test_memory_that_was_there_before_ends_no_run(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    begun(swarm, spec, a, b)
+    for _ in range(3):
+        fail_often(swarm, b, "out-of-memory")
+        swarm.wait(swarm.run().conduct(b.peer_id).standing.aside_until_s - swarm.now_s + 1)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert not swarm.state.standings
+
+
+def test_a_peer_with_less_memory_than_its_replica_serves_other_runs(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, other: FakePeer
+) -> None:
+    begun(swarm, spec, a, b, other)
+    fail_often(swarm, b, "out-of-memory")
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert not swarm.state.standings
+
+
+def test_two_stages_that_agree_end_the_run_though_each_has_one_host(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    begun(swarm, spec, a, b)
+    say_not_finite(swarm, b, 1)
+    say_not_finite(swarm, a, 1, "a gradient is NaN")
+    assert swarm.run().phase is RunPhase.FAILED
+    assert swarm.run().detail.startswith("the run diverged: step 1: a gradient is NaN. ")
+    assert swarm.run().detail.endswith("Reported by peers b and a")
+
+
+@pytest.fixture
+def two(make_peer: type[FakePeer]) -> tuple[FakePeer, FakePeer]:
+    """Peers that have one stage each, and of which each can host both."""
+    return make_peer("first", "auto"), make_peer("liar", "auto")
+
+
+def begun_on(swarm: Swarm, spec: RunSpec, *peers: FakePeer) -> None:
+    swarm.submit(spec)
+    swarm.join(*peers)
+    swarm.wait(5)
+    swarm.settle_until(lambda: len(swarm.history[RUN]) == 1)
+    assert len(swarm.run().stages) == len(peers)
+
+
+def test_where_others_can_host_the_run_they_do_the_step_before_anybody_is_believed(
+    swarm: Swarm, make_spec: MakeSpec, two: tuple[FakePeer, FakePeer]
+) -> None:
+    liar = two[1]
+    begun_on(swarm, make_spec(num_steps=6), *two)
+    say_not_finite(swarm, liar, 1, "so I say")
+    swarm.settle_until(lambda: swarm.run().committed_steps == 2)
+    assert set(swarm.run().peers) == {"first"}
+    assert len(swarm.state.standing(liar.peer_id).failed_in) == 1, "another one did better"
+    assert swarm.run().is_without(liar.peer_id, swarm.now_s), "the run began anew for it"
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert swarm.num_rollbacks == 1
+
+
+def test_a_run_that_diverges_again_where_others_host_it_has_failed(
+    swarm: Swarm, make_spec: MakeSpec, two: tuple[FakePeer, FakePeer]
+) -> None:
+    begun_on(swarm, make_spec(num_steps=6), *two)
+    say_not_finite(swarm, two[1], 1)
+    say_not_finite(swarm, two[0], 1)
+    assert swarm.run().phase is RunPhase.FAILED
+    assert swarm.run().detail.endswith("Reported by peers liar and first")
+    assert not swarm.state.standings
+
+
+def test_a_host_that_never_gets_over_it_is_waited_for_until_the_run_expires(
     swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
 ) -> None:
     swarm.state = replace(swarm.state, queue_s=3600.0)
@@ -293,9 +410,23 @@ def test_a_run_whose_only_host_never_gets_over_it_expires(
     end_s = swarm.now_s + 3600.0 + MAX_REST_S
     while swarm.run().phase is not RunPhase.FAILED:
         assert swarm.now_s < end_s
-        fail_often(swarm, b, "non-finite", "the loss is NaN")
-        swarm.wait(swarm.state.standing(b.peer_id).aside_until_s - swarm.now_s + 1)
+        fail_often(swarm, b, "unavailable", "the disk does not answer")
+        rest_s = swarm.run().conduct(b.peer_id).standing.aside_until_s - swarm.now_s
+        swarm.wait(rest_s + 1)
     assert swarm.run().detail.startswith("no peers were found for it in 1 h: waiting for peer b")
+
+
+# ---- a failure speaks against a peer where another one did better
+
+
+def test_who_has_no_replica_is_set_aside_from_the_run_alone(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    begun(swarm, spec, a, b)
+    fail_often(swarm, b)
+    assert swarm.run().is_without(b.peer_id, swarm.now_s)
+    assert not swarm.state.is_aside(b.peer_id, swarm.now_s)
+    assert not swarm.state.standing(b.peer_id).failed_in
 
 
 # ---- peers that fail again and again
@@ -308,10 +439,13 @@ def test_who_fails_too_often_is_set_aside_and_a_replica_finishes(
     begun(swarm, spec, a, b, other)
     fail_often(swarm, b, code, "can't start new thread")
     words = "set aside for 30 s after 3 failures, the last one: can't start new thread"
-    assert swarm.idlers() == {"b": words}
+    assert swarm.idlers() == {"b": f"run run-1: {words}"}
     assert set(swarm.run().peers) == {"a", "other"}
+    assert not swarm.state.is_aside(b.peer_id, swarm.now_s), "until another one did better"
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
+    swarm.wait(1)
+    assert swarm.idlers() == {"b": words}
 
 
 def test_the_end_of_a_run_does_not_hide_who_is_set_aside(
@@ -348,6 +482,7 @@ def test_each_rest_is_longer_and_a_restart_does_not_end_it(
     swarm = make_swarm(Journal(":memory:"))
     begun(swarm, spec, a, b, other)
     fail_often(swarm, b)
+    swarm.settle_until(lambda: len(swarm.history[RUN]) == 2)
     swarm.restart()
     swarm.join(a, b, other)
     assert swarm.idlers() == {"b": "set aside for 30 s after 3 failures, the last one: oh"}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swarm_ft.coordinator.decide.machine import RETRY_S
+from swarm_ft.coordinator.decide.blame import RETRY_S
 from swarm_ft.coordinator.facts.standing import FIRST_REST_S, MAX_FAILURES
 from swarm_ft.coordinator.plan.lateness import FACTOR, LOAD_S, STEP_S, hand_over_limit_s
 from swarm_ft.ids import PeerId, RunId, StepNumber
@@ -343,8 +343,11 @@ def test_a_newcomer_that_never_has_its_state_is_let_go_in_one_attempt(
     assert joined.run().attempt.number == run.attempt.number, "it disturbed nobody"
     train_on(joined, 10, until=lambda: not joined.run().listeners)
     (words,) = joined.idlers().values()
-    assert words.startswith("set aside for 30 s after it did not take its stage's state over in 6")
+    assert words.startswith(
+        "run run-1: set aside for 30 s after it did not take its stage's state over in 6"
+    )
     commit(joined, len(joined.history[RUN]) + 3)
+    assert not joined.state.standings, "nobody else took the state over"
     assert joined.run().attempt.number == run.attempt.number + 1
     assert joined.run().peers == ("a", "b")
     assert not any(peer == "newcomer" for peer, _ in joined.said(ReleaseStage))
@@ -450,7 +453,10 @@ def test_one_peers_word_about_another_sets_that_one_not_aside(
             assert set(swarm.idlers()) == ({"other"} if is_aside else set())
             if not is_aside:
                 next_attempt(swarm)
+        swarm.wait(RETRY_S)
+        commit(swarm, len(swarm.history[RUN]) + 1)
         rest_s = swarm.state.standing(other.peer_id).aside_until_s - swarm.now_s
+        assert rest_s > 0.0, "the others did it"
         swarm.wait(rest_s)
         commit(swarm, len(swarm.history[RUN]) + 2)
         assert set(swarm.run().peers) == {"a", "b", "other"}
@@ -467,4 +473,4 @@ def test_a_failure_about_no_other_peer_of_the_run_is_ones_own(
             next_attempt(swarm)
     assert swarm.idlers().keys() == {"b"}
     assert PeerId("nobody") not in swarm.state.standings
-    assert swarm.state.standing(b.peer_id).rest_s == FIRST_REST_S
+    assert swarm.run().conduct(b.peer_id).standing.rest_s == FIRST_REST_S
