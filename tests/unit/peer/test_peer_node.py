@@ -448,7 +448,8 @@ async def test_a_model_that_is_not_there_is_told_to_the_coordinator(
     elsewhere = replace(spec, model=replace(spec.model, reference="/nowhere/at/all"))
     await joined.say(replace(assign_of(), spec=elsewhere, spec_digest=elsewhere.digest()))
     failed = await joined.hears(StageFailed)
-    assert failed.code == "bad-model"
+    assert failed.code == "model-unavailable"
+    assert "/nowhere/at/all" not in failed.message
     assert not running.done()
 
 
