@@ -25,7 +25,7 @@ from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.plan.membership import replaceable
 from swarm_ft.coordinator.plan.sharing import share_of
-from swarm_ft.errors import InternalError, NonFinite, OutOfMemory, SwarmError
+from swarm_ft.errors import InternalError, NonFinite, NonFiniteWeights, OutOfMemory, SwarmError
 from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.events import EventKind
@@ -213,7 +213,7 @@ def suspect(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> tuple[R
     trouble = run.trouble.with_failure(step, peer_id)
     run = replace(run, trouble=trouble)
     limit, is_clear = MAX_OTHER, _is_clear(turn.state, run, peer_id, error)
-    if isinstance(error, NonFinite):
+    if isinstance(error, NonFinite | NonFiniteWeights):
         agree = [p for p, doubted in run.doubts.items() if doubted >= step and p != peer_id]
         run = replace(run, doubts=MappingProxyType({**run.doubts, peer_id: step}))
         if agree:
@@ -233,7 +233,7 @@ def _may_be_its_own(state: SwarmState, run: Run, peer_id: PeerId, error: SwarmEr
         return False
     if isinstance(error, OutOfMemory):
         return peer_id not in run.past.committers  # its stage did fit: others use that memory now
-    return isinstance(error, NonFinite | InternalError)
+    return isinstance(error, NonFinite | NonFiniteWeights | InternalError)
 
 
 def _is_clear(state: SwarmState, run: Run, peer_id: PeerId, error: SwarmError) -> bool:
@@ -251,13 +251,16 @@ def _has_other_host(turn: Turn, run: Run, peer_id: PeerId) -> bool:
 def failed_in_words(run: Run, peers: Sequence[PeerId], error: SwarmError) -> str:
     """Why a run ends that fails by itself, and what to do, for its client."""
     what, advice = _in_words(error)
-    where = "" if "step " in error.message else f"step {run.committed_steps}: "
+    is_placed = "step " in error.message or isinstance(error, NonFiniteWeights)
+    where = "" if is_placed else f"step {run.committed_steps}: "
     times = f", {run.trouble.count} times" if len(peers) == 1 else ""
     names = f"peer{'s' if len(peers) > 1 else ''} {' and '.join(peers)}"
     return f"{what}: {where}{error.message}. {advice}Reported by {names}{times}"
 
 
 def _in_words(error: SwarmError) -> tuple[str, str]:
+    if isinstance(error, NonFiniteWeights):
+        return "its model cannot be trained", "Submit the job with another checkpoint. "
     if isinstance(error, NonFinite):
         return "the run diverged", (
             "Lower --lr, raise --warmup-steps or keep --clip-grad-norm, and look for extreme "
