@@ -409,7 +409,7 @@ async def until_trained(client: BadClient, run_id: str, num_steps: int) -> None:
     async with asyncio.timeout(ENDED_S):
         while True:
             runs = {run.run_id: run for run in (await client.calls.status()).runs}
-            run = runs[run_id]
+            run = runs[RunId(run_id)]
             if run.committed_steps >= num_steps or run.phase.is_over:
                 return
             await asyncio.sleep(0.1)
