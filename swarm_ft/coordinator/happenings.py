@@ -9,12 +9,10 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
-from swarm_ft.coordinator.facts.events import Happened
+from swarm_ft.coordinator.facts.events import EventRecord, Happened
 from swarm_ft.coordinator.journal import journal as journals
 from swarm_ft.coordinator.journal.journal import Journal
-from swarm_ft.ids import StepNumber
-from swarm_ft.protocol.messages.events import EventKind, SwarmEvent
-from swarm_ft.protocol.spec.bounds import MAX_TEXT_BYTES, cut_text
+from swarm_ft.protocol.messages.events import EventKind
 
 EVENTS_AT_ONCE = 256
 """Read from the journal; others wait meanwhile."""
@@ -35,7 +33,7 @@ class Happenings:
         self._unix_s = unix_s
         self._next_serial = journal.next_serial()
         self._counts = Counter(journal.event_counts())
-        self._pages: OrderedDict[int, Sequence[SwarmEvent]] = OrderedDict()
+        self._pages: OrderedDict[int, Sequence[EventRecord]] = OrderedDict()
         self._news = asyncio.Event()
 
     @property
@@ -48,32 +46,23 @@ class Happenings:
         """How many of each kind happened: those kept as this began, and all since."""
         return self._counts
 
-    def numbered(self, happened: Iterable[Happened]) -> list[SwarmEvent]:
+    def numbered(self, happened: Iterable[Happened]) -> list[EventRecord]:
         """What is to be written down; then say `written`."""
         unix_s = self._unix_s()
         return [
-            SwarmEvent(
-                serial=serial,
-                unix_s=unix_s,
-                kind=one.kind,
-                run_id=one.run_id,
-                peer_id=one.peer_id,
-                from_step=_step(one.from_step),
-                to_step=_step(one.to_step),
-                words=cut_text(one.words, MAX_TEXT_BYTES),
-            )
+            EventRecord(serial, unix_s, one)
             for serial, one in enumerate(happened, self._next_serial)
         ]
 
-    def written(self, events: list[SwarmEvent]) -> None:
+    def written(self, events: list[EventRecord]) -> None:
         """These are in the journal: who follows is told."""
         if events:
             self._next_serial = events[-1].serial + 1
-            self._counts.update(event.kind for event in events)
+            self._counts.update(event.happened.kind for event in events)
             self._news.set()
             self._news = asyncio.Event()
 
-    async def told(self, since: int, *, follows: bool) -> AsyncGenerator[SwarmEvent, None]:
+    async def told(self, since: int, *, follows: bool) -> AsyncGenerator[EventRecord, None]:
         """What happened, from this serial number on; then, if it follows, what happens."""
         while True:
             news = self._news
@@ -88,7 +77,7 @@ class Happenings:
                 return
             await news.wait()
 
-    def _page(self, since: int) -> Sequence[SwarmEvent]:
+    def _page(self, since: int) -> Sequence[EventRecord]:
         """Some events from this serial number on; many readers cost no more than one."""
         first = since - since % EVENTS_AT_ONCE
         if first + EVENTS_AT_ONCE > self._next_serial:  # the newest page, which still grows
@@ -100,7 +89,3 @@ class Happenings:
         if len(self._pages) > MAX_PAGES:
             self._pages.popitem(last=False)
         return page
-
-
-def _step(number: int | None) -> StepNumber | None:
-    return None if number is None else StepNumber(number)

@@ -12,6 +12,8 @@ from types import MappingProxyType
 
 from swarm_ft.coordinator.decide import blame
 from swarm_ft.coordinator.facts.events import RollbackRecord, Turn
+from swarm_ft.coordinator.facts.messages import Idle, Release
+from swarm_ft.coordinator.facts.reasons import MAX_NAMED, Reason, ReasonKind, several
 from swarm_ft.coordinator.facts.state import (
     AttemptState,
     Awaited,
@@ -31,15 +33,16 @@ from swarm_ft.coordinator.plan.membership import (
     hopeless_for,
     is_resting,
     learners_of,
-    loss_in_words,
-    lost_in_words,
+    loss_of,
     lost_stages,
     offers_to_begin,
     patience_s,
     reasons_to_idle,
-    remedy_in_words,
+    remedy_for,
     settled,
     surely_begins,
+    suspension_of,
+    weights_lost,
     with_caught_up,
     with_newcomers,
     without_state,
@@ -58,22 +61,17 @@ from swarm_ft.protocol.messages.control import (
     CaughtUp,
     GiveShard,
     Learner,
-    ReleaseStage,
     StageAssignment,
     StageOffered,
-    StayIdle,
 )
-from swarm_ft.protocol.messages.events import EventKind, WentBack
+from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
-
-MAX_NAMED = 3
-"""Runs that one which waits behind them names; more would say no more."""
 
 
 def interrupt(turn: Turn, run: Run) -> None:
     """The present attempt cannot go on; `advance` starts the next when it can."""
-    turn.put(replace(with_caught_up(run), phase=RunPhase.WAITING, notice=""))
+    turn.put(replace(with_caught_up(run), phase=RunPhase.WAITING, notice=None))
 
 
 def asks_on(turn: Turn, run: Run) -> bool:
@@ -104,11 +102,12 @@ def expire(turn: Turn) -> None:
         if arrangement(able_for(turn.state, run, turn.now_s), run, turn.now_s).assignments:
             turn.keep(replace(run, unplaced_since_s=math.inf))
         else:
-            words = f"no peers were found for it in {queue_s / 3600:g} h: {run.detail}"
-            end(turn, run, RunPhase.FAILED, words)
+            waited = () if run.detail is None else (run.detail,)
+            expired = Reason(kind=ReasonKind.QUEUE_EXPIRED, amount=queue_s, parts=waited)
+            end(turn, run, RunPhase.FAILED, expired)
 
 
-def end(turn: Turn, run: Run, phase: RunPhase, detail: str) -> None:
+def end(turn: Turn, run: Run, phase: RunPhase, detail: Reason) -> None:
     """The run is over: all who are here let go of it, also who had a part in it once.
 
     Its storage key is given up, so that nothing opens what is left on the disks of others.
@@ -116,14 +115,12 @@ def end(turn: Turn, run: Run, phase: RunPhase, detail: str) -> None:
     turn.put(replace(run, phase=phase, detail=detail, storage_key=b""))
     if run.attempt.number != NO_ATTEMPT:
         for peer in turn.state.members:
-            turn.say(peer, ReleaseStage(run_id=run.run_id, reason=detail, is_over=True))
+            turn.say(peer, Release(run_id=run.run_id, reason=detail, is_over=True))
 
 
-def release(turn: Turn, run: Run, reason: str) -> None:
-    """Let all peers of the run go."""
-    for peer in run.peers:
-        if peer in turn.state.members:
-            turn.say(peer, ReleaseStage(run_id=run.run_id, reason=reason))
+def release(turn: Turn, run: Run, peer_id: PeerId, kind: ReasonKind) -> None:
+    """Let a peer go from the run."""
+    turn.say(peer_id, Release(run_id=run.run_id, reason=Reason(kind=kind)))
 
 
 def tell_idle(turn: Turn) -> None:
@@ -134,41 +131,45 @@ def tell_idle(turn: Turn) -> None:
         reason = reasons[peer_id]
         if reason != member.idle:
             members[peer_id] = replace(member, idle=reason)
-        if reason not in ("", member.idle) and member.leaving is None:
-            turn.say(peer_id, StayIdle(reason=reason))
+        if reason is not None and reason != member.idle and member.leaving is None:
+            turn.say(peer_id, Idle(reason=reason))
     if any(reasons[peer] != member.idle for peer, member in state.members.items()):
         turn.state = replace(state, members=MappingProxyType(members))
 
 
-def _reasons_to_idle(state: SwarmState, now_s: float) -> Mapping[PeerId, str]:
+def _reasons_to_idle(state: SwarmState, now_s: float) -> Mapping[PeerId, Reason | None]:
     """Why there is nothing to do for each member, found anew where something changed."""
     answers = state.memo.of((division_inputs(state, now_s), state.standings))
     if "idle" not in answers:
         answers["idle"] = reasons_to_idle(state, now_s)
-    found: Mapping[PeerId, str] = answers["idle"]
+    found: Mapping[PeerId, Reason | None] = answers["idle"]
     return found
 
 
 def do_without(
-    turn: Turn, run: Run, reasons: Mapping[PeerId, str], *, no_control: Collection[PeerId] = ()
+    turn: Turn,
+    run: Run,
+    reasons: Mapping[PeerId, Reason],
+    *,
+    no_control: Collection[PeerId] = (),
 ) -> None:
     """Set peers aside, each for its reason, and go on without them.
 
     Args:
         turn: this one.
         run: whose peers they are.
-        reasons: for each of them, in words.
+        reasons: for each of them.
         no_control: those of them with whom nobody can be compared: this run alone goes without.
     """
-    words = []
+    losses = []
     for peer, why in reasons.items():
-        words.append(loss_in_words(turn.state, run, peer, why))
+        losses.append(loss_of(turn.state, run, peer, why))
         if peer in no_control:
-            run = blame.rest(turn, run, peer, f"it {why}")
+            run = blame.rest(turn, run, peer, why)
         else:
             blame.set_aside(turn, run, peer, why)
         run = without_state(run, peer)
-    interrupt(turn, replace(run, detail="; ".join(words)))
+    interrupt(turn, replace(run, detail=several(losses)))
 
 
 def offered(turn: Turn, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
@@ -200,7 +201,7 @@ def caught_up(turn: Turn, run: Run, peer_id: PeerId, message: CaughtUp) -> None:
     if peer_id in attempt.caught_up or all(t.peer_id != peer_id for t in attempt.learners):
         return
     if message.proof not in attempt.proofs.get(peer_id, ()):
-        do_without(turn, run, {peer_id: "took over another state than its stage has"})
+        do_without(turn, run, {peer_id: Reason(kind=ReasonKind.WRONG_STATE)})
         return
     attempt = replace(attempt, caught_up=attempt.caught_up | {peer_id})
     took_s = turn.now_s - attempt.learning_since_s.get(peer_id, turn.now_s)
@@ -221,17 +222,18 @@ def _resume(turn: Turn, run: Run) -> None:
         return
     if kept is None:
         lost = lost_stages(able, run)
-        why = "; ".join(lost_in_words(turn.state, run, stage, turn.now_s) for stage in lost)
+        why = weights_lost(turn.state, run, lost, turn.now_s)
         go_back(turn, run, why, [stage.layers for stage in lost])  # `place_waiting` follows
         _let_leavers_go(turn, run)
         return
     away = [a for a in kept.attempt.assignments if a.peer_id not in turn.state.members]
     if away:
-        layers = ", ".join(dict.fromkeys(str(assignment.layers) for assignment in away))
-        detail = f"waiting for layers {layers}: their peer may come back"
-        if turn.now_s >= kept.gather_until_s:
-            detail += f" ({grace_s:.0f} s)"
-        _wait(turn, kept, detail)
+        may_return = Reason(
+            kind=ReasonKind.PEER_MAY_RETURN,
+            layers=tuple(dict.fromkeys(assignment.layers for assignment in away)),
+            amount=round(grace_s) if turn.now_s >= kept.gather_until_s else None,
+        )
+        _wait(turn, kept, may_return)
     else:
         _assign(turn, with_newcomers(able, kept), fresh=not kept.committed_steps)
         _let_leavers_go(turn, run)
@@ -242,8 +244,7 @@ def _let_leavers_go(turn: Turn, before: Run) -> None:
     peers = turn.state.runs[before.run_id].peers
     for peer in before.peers:
         if peer in turn.state.leaving and peer not in peers:
-            reason = "this peer would work no more"
-            turn.say(peer, ReleaseStage(run_id=before.run_id, reason=reason))
+            release(turn, before, peer, ReasonKind.RELEASED_LEAVER)
 
 
 def _is_waited_for(turn: Turn, run: Run, able: SwarmState) -> bool:
@@ -252,20 +253,19 @@ def _is_waited_for(turn: Turn, run: Run, able: SwarmState) -> bool:
     aside = [p for p in here if is_resting(turn.state, run, p, turn.now_s)]
     if not aside or arrangement(able, run, turn.now_s).assignments:
         return False
-    is_for_all = turn.state.is_aside(aside[0], turn.now_s)
-    standing = turn.state.standing(aside[0]) if is_for_all else run.conduct(aside[0]).standing
-    words = standing.words
-    _without_peers(turn, run, f"waiting for peer {aside[0]}, {words}")
+    resting, parts = aside[0], (suspension_of(turn.state, run, aside[0], turn.now_s),)
+    reason = Reason(kind=ReasonKind.AWAITS_SUSPENDED, peers=(resting,), parts=parts)
+    _without_peers(turn, run, reason)
     return True
 
 
-def go_back(turn: Turn, run: Run, why: str, lost: Sequence[LayerRange]) -> None:
+def go_back(turn: Turn, run: Run, why: Reason, lost: Sequence[LayerRange]) -> None:
     """Go back to the newest snapshot, or the beginning, with whoever is there.
 
     Args:
         turn: this one.
         run: that lost something.
-        why: what, in words.
+        why: what it lost.
         lost: of which layers.
     """
     past = run.past.rolled_back
@@ -278,7 +278,9 @@ def go_back(turn: Turn, run: Run, why: str, lost: Sequence[LayerRange]) -> None:
         run = replace(run, steering=run.steering.measured_anew)
     turn.put(_at(run, past))
     if past.snapshot is None:
-        release(turn, run, "the run goes back to its beginning")
+        for peer in run.peers:
+            if peer in turn.state.members:
+                release(turn, run, peer, ReasonKind.RELEASED_AT_START)
 
 
 def _moving_from(run: Run, past: Past) -> Moving | None:
@@ -289,31 +291,34 @@ def _moving_from(run: Run, past: Past) -> Moving | None:
     return replace(moving, has_begun=True)
 
 
-def _tell_went_back(turn: Turn, run: Run, past: Past, why: str, lost: Sequence[LayerRange]) -> None:
+def _tell_went_back(
+    turn: Turn, run: Run, past: Past, why: Reason, lost: Sequence[LayerRange]
+) -> None:
     """Tell who watches, and all who want to know, if steps are void by it."""
-    if past.all_steps >= run.past.all_steps:
+    from_step, to_step = run.past.all_steps, past.all_steps
+    if to_step >= from_step:
         return
-    told = WentBack(
-        from_step=StepNumber(run.past.all_steps),
-        to_step=StepNumber(past.all_steps),
-        why=why,
-        remedy=remedy_in_words(turn.state, run, lost),
+    went_back = Reason(
+        kind=ReasonKind.WENT_BACK,
+        step=to_step,
+        amount=from_step,
+        parts=(why, remedy_for(turn.state, run, lost)),
     )
-    turn.publish(run.run_id, told)
+    turn.publish(run.run_id, went_back)
     turn.happened(
-        EventKind.RUN_WENT_BACK,
-        run,
-        words=told.words,
-        from_step=told.from_step,
-        to_step=told.to_step,
+        EventKind.RUN_WENT_BACK, run, reason=went_back, from_step=from_step, to_step=to_step
     )
 
 
 def load_best(turn: Turn, run: Run, best: Snapshot) -> None:
     """The run is trained: all load its best weights, which are to be the result."""
     worth = run.past.judged.saved
-    words = f", {run.spec.train.best_metric} {worth.value:.4g}" if worth else ""
-    detail = f"peers load the best weights (step {best.step}{words})"
+    detail = Reason(
+        kind=ReasonKind.LOADING_BEST,
+        step=best.step,
+        text=run.spec.train.best_metric if worth else "",
+        value=worth.value if worth else None,
+    )
     turn.put(replace(_at(run, run.past.with_best(best)), phase=RunPhase.WAITING, detail=detail))
 
 
@@ -375,7 +380,7 @@ class _Line:
 
 def _place(turn: Turn, run: Run, sharing: Sharing, line: _Line) -> bool:
     """Give a run the peers that are its own now, or say why it waits; whether it has peers now."""
-    placement, members = Placement((), ""), turn.state.members
+    placement, members = Placement(()), turn.state.members
     if sharing.members.get(run.run_id):
         able = able_for(sharing.of(turn.state, run), run, turn.now_s)
         placement, members = arrangement(able, run, turn.now_s), able.members
@@ -398,15 +403,19 @@ def _waits_for_keepers(turn: Turn, run: Run) -> bool:
     turn.keep(run)
     if not missing:
         return False
-    layers = [stage.layers for stage in missing]
-    names = ", ".join(dict.fromkeys(peer for stage in missing for peer in stage.keepers))
-    words = f"layers {', '.join(map(str, layers))} of the snapshot of step {run.committed_steps}"
+    reason = Reason(
+        kind=ReasonKind.AWAITS_KEEPERS,
+        peers=tuple(dict.fromkeys(peer for stage in missing for peer in stage.keepers)),
+        layers=tuple(stage.layers for stage in missing),
+        step=run.committed_steps,
+    )
     is_late = turn.now_s - since_s >= keepers.patience_s(turn.state, run)
     if is_late and run.past.trained_steps is None:
         past = replace(run.past, snapshots=keepers.available(turn.state, run))
-        go_back(turn, replace(run, past=past), f"{words} are with {names}, away", layers)
+        away = replace(reason, kind=ReasonKind.KEEPERS_AWAY)
+        go_back(turn, replace(run, past=past), away, reason.layers)
     else:
-        _without_peers(turn, run, f"waiting for peer {names}: it keeps {words}")
+        _without_peers(turn, run, reason)
     return True
 
 
@@ -415,7 +424,8 @@ def _unplaced(turn: Turn, run: Run, placement: Placement, line: _Line) -> None:
     state = turn.state
     hopeless = hopeless_for(state, run)
     if hopeless is not None:
-        end(turn, run, RunPhase.FAILED, f"no peer can host it: {hopeless}")
+        misfit = Reason(kind=ReasonKind.NO_PEER_CAN_HOST, parts=(hopeless,))
+        end(turn, run, RunPhase.FAILED, misfit)
         return
     offers, could_begin = line.everybody.without(run.misfits), False
     if not placement.is_gathering:
@@ -426,21 +436,25 @@ def _unplaced(turn: Turn, run: Run, placement: Placement, line: _Line) -> None:
         _without_peers(turn, run, _behind(line), RunPhase.QUEUED)
         return
     busy = len(state.members.keys() & state.result_keepers)
-    keep = f"; {busy} peers keep a result until it is collected" if busy else ""
-    why = "".join(f"; peer {peer} cannot host it: {words}" for peer, words in run.misfits.items())
-    _without_peers(turn, run, placement.reason + keep + why)
+    kept = Reason(kind=ReasonKind.RESULTS_KEPT, amount=busy) if busy else None
+    misfits = [replace(misfit, peers=(peer,)) for peer, misfit in run.misfits.items()]
+    _without_peers(turn, run, several([placement.reason, kept, *misfits[:MAX_NAMED]]))
 
 
-def _behind(line: _Line) -> str:
+def _behind(line: _Line) -> Reason:
     """What is in front of a run that could begin if others were over."""
-    names: list[str] = [run.run_id for run in line.at_work[:MAX_NAMED]]
-    if len(line.at_work) > MAX_NAMED:
-        names.append(f"{len(line.at_work) - MAX_NAMED} others")
-    words = f"behind {' and '.join(names)}" if names else "its turn comes next"
-    return f"{words}; {line.position} that wait come before it" if line.position else words
+    names = [run.run_id for run in line.at_work]
+    return Reason(
+        kind=ReasonKind.BEHIND,
+        runs=tuple(names[:MAX_NAMED]),
+        num_more=len(names[MAX_NAMED:]),
+        amount=line.position,
+    )
 
 
-def _without_peers(turn: Turn, run: Run, detail: str, phase: RunPhase = RunPhase.WAITING) -> None:
+def _without_peers(
+    turn: Turn, run: Run, detail: Reason | None, phase: RunPhase = RunPhase.WAITING
+) -> None:
     """It waits, and since when counts: see `expire` and `sharing`."""
     if turn.now_s < run.unplaced_since_s:
         run = replace(run, unplaced_since_s=turn.now_s)
@@ -448,7 +462,7 @@ def _without_peers(turn: Turn, run: Run, detail: str, phase: RunPhase = RunPhase
     _wait(turn, run, detail, phase)
 
 
-def _wait(turn: Turn, run: Run, detail: str, phase: RunPhase = RunPhase.WAITING) -> None:
+def _wait(turn: Turn, run: Run, detail: Reason | None, phase: RunPhase = RunPhase.WAITING) -> None:
     if (run.phase, run.detail) != (phase, detail):
         turn.put(replace(run, phase=phase, detail=detail))
 
@@ -462,11 +476,10 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
         learners=learners,
         learning_since_s=_learning_since_s(run, learners, turn.now_s),
     )
-    detail = "peers load their stages"
     run = replace(
         with_ledger(run),
         phase=RunPhase.LOADING,
-        detail=detail,
+        detail=Reason(kind=ReasonKind.LOADING),
         attempt=attempt,
     )
     if fresh:

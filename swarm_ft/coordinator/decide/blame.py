@@ -21,6 +21,7 @@ from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.conduct import Failure, Trouble
 from swarm_ft.coordinator.facts.events import StandingRecord, Turn
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind, error_of
 from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.plan.membership import replaceable
@@ -53,7 +54,7 @@ def count(
     turn: Turn,
     run: Run,
     peer_id: PeerId,
-    reason: str,
+    reason: Reason,
     *,
     by: str = "",
     has_control: bool = True,
@@ -64,13 +65,14 @@ def count(
         turn: this one.
         run: in whose present attempt it failed.
         peer_id: who failed.
-        reason: for people.
+        reason: of the failure.
         by: the other peer that reports it; empty if the peer itself does.
         has_control: whether another peer that does the same speaks against it. It does not of
             memory: a peer with less is no worse.
     """
     conduct, attempt = run.conduct(peer_id), run.attempt.number
     was_resting = run.is_without(peer_id, turn.now_s)
+    reason = reason.of(run.run_id)
     after = conduct.standing.after_failure(run.run_id, attempt, reason, turn.now_s, by=by)
     conduct = replace(conduct, standing=after)
     if has_control:
@@ -81,16 +83,17 @@ def count(
     return run
 
 
-def rest(turn: Turn, run: Run, peer_id: PeerId, reason: str) -> Run:
+def rest(turn: Turn, run: Run, peer_id: PeerId, reason: Reason) -> Run:
     """Set a peer aside from this run alone, at once."""
     conduct = run.conduct(peer_id)
-    conduct = replace(conduct, standing=conduct.standing.set_aside(reason, turn.now_s))
+    standing = conduct.standing.set_aside(reason.of(run.run_id), turn.now_s)
+    conduct = replace(conduct, standing=standing)
     run = run.with_conduct(peer_id, conduct)
     _suspend(turn, run, peer_id)
     return run
 
 
-def doubt(turn: Turn, run: Run, peer_id: PeerId, reason: str) -> Run:
+def doubt(turn: Turn, run: Run, peer_id: PeerId, reason: Reason) -> Run:
     """Note that a peer reports a step that is not finite: if others can do it, that was false."""
     stages = [stage for stage in run.stages if peer_id in stage.peers]
     others = {p for stage in stages for p in stage.peers if p != peer_id and turn.state.carries(p)}
@@ -98,14 +101,16 @@ def doubt(turn: Turn, run: Run, peer_id: PeerId, reason: str) -> Run:
     return run.with_conduct(peer_id, run.conduct(peer_id).with_failure(failure))
 
 
-def _failure(run: Run, reason: str, by: str = "") -> Failure:
+def _failure(run: Run, reason: Reason, by: str = "") -> Failure:
     step = StepNumber(run.committed_steps)
-    return Failure(step=step, attempt=run.attempt.number, reason=reason, by=by)
+    of_run = reason.of(run.run_id)
+    return Failure(step=step, attempt=run.attempt.number, reason=of_run, by=by)
 
 
-def set_aside(turn: Turn, run: Run, peer_id: PeerId, reason: str) -> None:
+def set_aside(turn: Turn, run: Run, peer_id: PeerId, reason: Reason) -> None:
     """Give no run to a peer for a while."""
-    _stand(turn, run, peer_id, turn.state.standing(peer_id).set_aside(f"it {reason}", turn.now_s))
+    known = turn.state.standing(peer_id)
+    _stand(turn, run, peer_id, known.set_aside(reason.of(run.run_id), turn.now_s))
 
 
 def settle(turn: Turn, run: Run, step: int) -> Run:
@@ -155,15 +160,18 @@ def _has_control(state: SwarmState, run: Run, peer_id: PeerId) -> bool:
 def _suspend(turn: Turn, run: Run, peer_id: PeerId) -> None:
     """A peer is set aside from this run, and from all if other owners' runs had to do so too."""
     standing = run.conduct(peer_id).standing
-    words = f"peer {peer_id} {standing.words}, from this run alone"
-    turn.happened(EventKind.PEER_SET_ASIDE, run, peer_id, words=words)
+    kind, own = ReasonKind.SUSPENDED_FROM_RUN, standing.suspension
+    suspended = replace(own, kind=kind, peers=(peer_id,), run_id=run.run_id)
+    turn.happened(EventKind.PEER_SET_ASIDE, run, peer_id, reason=suspended)
     owners = {run.owner_name} | {
         other.owner_name
         for other in turn.state.runs.values()
         if other.conduct(peer_id).standing.aside_until_s > turn.now_s - LATELY_S
     }
     if len(owners) >= _MIN_OWNERS and not _serves_others(turn.state, peer_id, owners):
-        reason = f"failures in the runs of {len(owners)} owners, the last one: {standing.reason}"
+        last = () if standing.reason is None else (standing.reason,)
+        kind = ReasonKind.FAILED_FOR_OWNERS
+        reason = Reason(kind=kind, run_id=run.run_id, amount=len(owners), parts=last)
         after = turn.state.standing(peer_id).set_aside(reason, turn.now_s)
         _stand(turn, run, peer_id, after)
 
@@ -184,8 +192,8 @@ def _stand(turn: Turn, run: Run, peer_id: PeerId, standing: Standing) -> None:
     was_aside = turn.state.is_aside(peer_id, turn.now_s)
     turn.state = turn.state.with_standing(peer_id, standing)
     if standing.is_aside(turn.now_s) and not was_aside:
-        words = f"peer {peer_id} {standing.words}"
-        turn.happened(EventKind.PEER_SET_ASIDE, run, peer_id, words=words)
+        suspended = replace(standing.suspension, peers=(peer_id,))
+        turn.happened(EventKind.PEER_SET_ASIDE, run, peer_id, reason=suspended)
     if standing.is_aside(turn.now_s):
         turn.write(StandingRecord(peer_id, standing, standing.aside_until_s - turn.now_s))
 
@@ -193,7 +201,7 @@ def _stand(turn: Turn, run: Run, peer_id: PeerId, standing: Standing) -> None:
 # ---- against the run
 
 
-def suspect(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> tuple[Run, str]:
+def suspect(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> tuple[Run, Reason | None]:
     """Count a failure against the run, if it may be the run's own.
 
     Args:
@@ -204,11 +212,11 @@ def suspect(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> tuple[R
 
     Returns:
         The run, which rests before its next attempt, and for longer each time if nobody else can
-        host the stage; and why it is to end, empty if it goes on.
+        host the stage; and why it is to end, None if it goes on.
     """
     run = replace(run, not_before_s=turn.now_s + RETRY_S)
     if not _may_be_its_own(turn.state, run, peer_id, error):
-        return run, ""
+        return run, None
     step = StepNumber(run.committed_steps)
     trouble = run.trouble.with_failure(step, peer_id)
     run = replace(run, trouble=trouble)
@@ -217,14 +225,14 @@ def suspect(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> tuple[R
         agree = [p for p, doubted in run.doubts.items() if doubted >= step and p != peer_id]
         run = replace(run, doubts=MappingProxyType({**run.doubts, peer_id: step}))
         if agree:
-            return run, failed_in_words(run, (agree[0], peer_id), error)
+            return run, _ends_for(run, (agree[0], peer_id), error)
         limit = MAX_NON_FINITE
     if not is_clear or _has_other_host(turn, run, peer_id):
-        return run, ""
+        return run, None
     if trouble.count >= limit:
-        return run, failed_in_words(run, (peer_id,), error)
+        return run, _ends_for(run, (peer_id,), error)
     rest_s = min(RETRY_S * REST_FACTOR ** (trouble.count - 1), MAX_RUN_REST_S)
-    return replace(run, not_before_s=turn.now_s + rest_s), ""
+    return replace(run, not_before_s=turn.now_s + rest_s), None
 
 
 def _may_be_its_own(state: SwarmState, run: Run, peer_id: PeerId, error: SwarmError) -> bool:
@@ -248,26 +256,13 @@ def _has_other_host(turn: Turn, run: Run, peer_id: PeerId) -> bool:
     return peer_id not in able.members or bool(replaceable(able, run, (peer_id,)))
 
 
-def failed_in_words(run: Run, peers: Sequence[PeerId], error: SwarmError) -> str:
-    """Why a run ends that fails by itself, and what to do, for its client."""
-    what, advice = _in_words(error)
-    is_placed = "step " in error.message or isinstance(error, NonFiniteWeights)
-    where = "" if is_placed else f"step {run.committed_steps}: "
-    times = f", {run.trouble.count} times" if len(peers) == 1 else ""
-    names = f"peer{'s' if len(peers) > 1 else ''} {' and '.join(peers)}"
-    return f"{what}: {where}{error.message}. {advice}Reported by {names}{times}"
-
-
-def _in_words(error: SwarmError) -> tuple[str, str]:
-    if isinstance(error, NonFiniteWeights):
-        return "its model cannot be trained", "Submit the job with another checkpoint. "
-    if isinstance(error, NonFinite):
-        return "the run diverged", (
-            "Lower --lr, raise --warmup-steps or keep --clip-grad-norm, and look for extreme "
-            "values in the model and the data. "
-        )
-    if isinstance(error, OutOfMemory):
-        return "the run needs more memory than its peers have", (
-            "Lower --micro-batch-size or --seq-length, or add peers with more memory. "
-        )
-    return "the run fails wherever it is hosted", ""
+def _ends_for(run: Run, peers: Sequence[PeerId], error: SwarmError) -> Reason:
+    """Why a run ends that fails by itself."""
+    is_repeated = len(peers) == 1
+    kind = ReasonKind.REPEATED_ERROR if is_repeated else ReasonKind.CONFIRMED_ERROR
+    return replace(
+        error_of(error, kind),
+        peers=tuple(peers),
+        step=run.committed_steps,
+        amount=run.trouble.count if is_repeated else None,
+    )

@@ -66,13 +66,15 @@ from swarm_ft.coordinator.facts.events import (
     TokensLost,
     Turn,
 )
+from swarm_ft.coordinator.facts.messages import Release
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind, error_of, several
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
 from swarm_ft.coordinator.plan.membership import (
     SILENT_S,
     holds_last_commit,
     is_wanted,
     knows_of,
-    loss_in_words,
+    loss_of,
     may_hold_it,
     missed_last_commit,
     with_exports_of,
@@ -85,6 +87,7 @@ from swarm_ft.coordinator.plan.steps import report_refusal
 from swarm_ft.errors import (
     BadInput,
     BuffersLost,
+    MalformedMessage,
     NonFinite,
     NonFiniteWeights,
     NotAllowed,
@@ -104,7 +107,6 @@ from swarm_ft.protocol.messages.control import (
     PeerHello,
     PeerLeaving,
     PeerWorks,
-    ReleaseStage,
     ShardKept,
     ShardLost,
     StageExported,
@@ -131,7 +133,8 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
     """
     if isinstance(event, RunAborted):  # nothing else is decided: that may be what raises
         turn = Turn(state, now_s)
-        _end(turn, event.run_id, RunPhase.FAILED, event.reason)
+        aborted = Reason(kind=ReasonKind.RUN_ABORTED, text=event.reason)
+        _end(turn, event.run_id, RunPhase.FAILED, aborted)
         return turn.state, turn.effects
     turn = Turn(losses.after_gap(state, now_s), now_s)
     _take_in(turn, event)
@@ -154,7 +157,8 @@ def _take_in(turn: Turn, event: Event) -> None:
         case PeerSaid(peer_id, message):
             _peer_said(turn, peer_id, message)
         case PeerLost(peer_id):
-            _peer_gone(turn, peer_id, "is gone", away_since_s=turn.now_s)
+            lost = Reason(kind=ReasonKind.PEER_DISCONNECTED)
+            _peer_gone(turn, peer_id, lost, away_since_s=turn.now_s)
         case RunSubmitted():
             turn.put(_run_of(event))
         case RunCancelled() | ResultCollected():
@@ -163,8 +167,9 @@ def _take_in(turn: Turn, event: Event) -> None:
             steering.steer(turn, event)
         case SnapshotWritten() | SnapshotLost():
             commits.snapshot_listed(turn, event)
-        case TokensLost(run_id, reason):
-            _end(turn, run_id, RunPhase.FAILED, f"its data cannot be read: {reason}")
+        case TokensLost(run_id, message):
+            unreadable = Reason(kind=ReasonKind.DATA_UNREADABLE, text=message)
+            _end(turn, run_id, RunPhase.FAILED, unreadable)
         case Tick(ways):
             turn.state = replace(turn.state, ways=ways or turn.state.ways)
             _time_passed(turn)
@@ -207,7 +212,8 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
     run = own.get(getattr(message, "run_id", None) or _NO_RUN)
     match message:
         case PeerGoodbye():
-            _peer_gone(turn, peer_id, "left", EventKind.PEER_LEFT, away_since_s=-math.inf)
+            left = Reason(kind=ReasonKind.PEER_LEFT)
+            _peer_gone(turn, peer_id, left, EventKind.PEER_LEFT, away_since_s=-math.inf)
         case PeerLeaving() | PeerWorks():
             leaving.said(turn, peer_id, message)
         case StageReady() | StepReady() if run and _is_current(run, peer_id, message):
@@ -253,10 +259,10 @@ def _handed_over(turn: Turn, run: Run, peer_id: PeerId, message: StageOffered | 
 def _ready(turn: Turn, run: Run, peer_id: PeerId, message: StageReady | StepReady) -> None:
     refusal = report_refusal(run, peer_id, message)
     if refusal is not None:
-        why = f"told what cannot be: {refusal.message}"
+        why = Reason(kind=ReasonKind.INVALID_REPORT, parts=(refusal,))
         turn.keep(blame.count(turn, run, peer_id, why))
         _peer_gone(turn, peer_id, why, EventKind.PEER_REFUSED, away_since_s=-math.inf)
-        turn.dismiss(peer_id, refusal)
+        turn.dismiss(peer_id, MalformedMessage, replace(why, peers=(peer_id,)))
     elif isinstance(message, StageReady):
         commits.stage_ready(turn, run, peer_id, message)
     else:
@@ -290,13 +296,14 @@ def _stage_failed(turn: Turn, peer_id: PeerId, failed: StageFailed) -> None:
 
 def _cannot_host(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
     """The run does without this peer, which stays for others."""
-    misfits = MappingProxyType({**run.misfits, peer_id: error.message})
+    misfit = Reason(kind=ReasonKind.PEER_MISFIT, code=error.code, text=error.message)
+    misfits = MappingProxyType({**run.misfits, peer_id: misfit})
     run = replace(without_state(run, peer_id), misfits=misfits)
     if peer_id not in run.peers:
         turn.keep(run)
         return
-    detail = loss_in_words(turn.state, run, peer_id, f"cannot host them: {error.message}")
-    run = replace(run, detail=detail)
+    cause = replace(misfit, kind=ReasonKind.CANNOT_HOST)
+    run = replace(run, detail=loss_of(turn.state, run, peer_id, cause))
     if attempts.asks_on(turn, run):
         turn.put(run)
     else:
@@ -309,16 +316,17 @@ def _doubted(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
     Nobody on probation is believed: where all are let in, anybody could end a run.
     """
     if not turn.state.carries(peer_id):
-        run = blame.doubt(turn, run, peer_id, error.message)
-        why = f"is alone to say so: {error.message}"
-        attempts.do_without(turn, run, {peer_id: why}, no_control={peer_id})
+        run = blame.doubt(turn, run, peer_id, error_of(error, ReasonKind.PEER_ERROR))
+        alone = error_of(error, ReasonKind.UNCONFIRMED_ERROR)
+        attempts.do_without(turn, run, {peer_id: alone}, no_control={peer_id})
         return
     run, ends_for = blame.suspect(turn, run, peer_id, error)
-    if ends_for:
+    if ends_for is not None:
         attempts.end(turn, run, RunPhase.FAILED, ends_for)
         return
-    run = blame.doubt(turn, run, peer_id, error.message)
-    attempts.interrupt(turn, replace(run, detail=f"peer {peer_id}: {error.message}"))
+    reason = error_of(error, ReasonKind.PEER_ERROR)
+    run = blame.doubt(turn, run, peer_id, reason)
+    attempts.interrupt(turn, replace(run, detail=replace(reason, peers=(peer_id,))))
 
 
 def _lost(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
@@ -327,7 +335,7 @@ def _lost(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
     With the next attempt it tells what it has, and the step is planned with that.
     """
     lost_at = {**run.lost_at, peer_id: StepNumber(run.committed_steps)}
-    detail = f"peer {peer_id}: {error.message}"
+    detail = replace(error_of(error, ReasonKind.PEER_ERROR), peers=(peer_id,))
     attempts.interrupt(turn, replace(run, lost_at=MappingProxyType(lost_at), detail=detail))
 
 
@@ -340,10 +348,11 @@ def _failed(
     too that say so, and is set aside before them. Who is on probation blames nobody else.
     """
     run, ends_for = blame.suspect(turn, run, peer_id, error)
-    if ends_for:
+    if ends_for is not None:
         attempts.end(turn, run, RunPhase.FAILED, ends_for)
         return
-    detail = f"peer {peer_id}: {error.message}"
+    reason = error_of(error, ReasonKind.PEER_ERROR)
+    details = [replace(reason, peers=(peer_id,))]
     if isinstance(error, OutOfTurn) and run.phase is RunPhase.LOADING:
         # What it holds is not what is known here; start at once from what is known.
         run = replace(without_state(run, peer_id), not_before_s=turn.now_s)
@@ -353,10 +362,10 @@ def _failed(
     ends = {peer_id: ""} | ({about: peer_id} if about is not None and is_heard else {})
     has_control = not isinstance(error, OutOfMemory)
     for end, by in ends.items():
-        run = blame.count(turn, run, end, error.message, by=by, has_control=has_control)
+        run = blame.count(turn, run, end, reason, by=by, has_control=has_control)
         if run.is_without(end, turn.now_s):
-            detail += f"; peer {end} failed too often and is set aside"
-    attempts.interrupt(turn, replace(run, detail=detail))
+            details.append(Reason(kind=ReasonKind.SUSPENDED, peers=(end,)))
+    attempts.interrupt(turn, replace(run, detail=several(details)))
 
 
 # ---- who comes and goes
@@ -364,9 +373,13 @@ def _failed(
 
 def _joined(turn: Turn, hello: PeerHello, grant: Grant) -> None:
     if hello.layers is not None and not grant.covers(hello.layers):
-        expected = f"expected --layers auto or within {grant.layers}, as it was invited for"
-        words = f"peer {hello.peer_id}: {expected}, got {hello.layers}"
-        turn.dismiss(hello.peer_id, NotAllowed(words))
+        granted = () if grant.layers is None else (grant.layers,)
+        refusal = Reason(
+            kind=ReasonKind.GRANT_LAYERS,
+            peers=(hello.peer_id,),
+            layers=(*granted, hello.layers),
+        )
+        turn.dismiss(hello.peer_id, NotAllowed, refusal)
         return
     member = Member(
         hello=hello,
@@ -377,24 +390,27 @@ def _joined(turn: Turn, hello: PeerHello, grant: Grant) -> None:
     )
     turn.state = without_misfit(with_exports_of(turn.state, member), hello.peer_id)
     turn.state = turn.state.with_member(member)
-    offered = f"offers layers {hello.layers}" if hello.layers else "takes any layers"
-    words = f"peer {hello.peer_id} joined: {offered}"
-    turn.happened(EventKind.PEER_JOINED, None, hello.peer_id, words=words)
+    joined = Reason(
+        kind=ReasonKind.PEER_JOINED,
+        peers=(hello.peer_id,),
+        layers=(hello.layers,) if hello.layers else (),
+    )
+    turn.happened(EventKind.PEER_JOINED, None, hello.peer_id, reason=joined)
     for run in turn.state.going_runs:
         _came(turn, run, hello)
     for held in hello.held:
         if not is_wanted(turn.state, hello.peer_id, held):
-            release = ReleaseStage(
+            release = Release(
                 run_id=held.run_id,
-                reason="the run needs it no more",
+                reason=Reason(kind=ReasonKind.RELEASED_UNUSED),
                 is_over=_is_over(turn.state, held.run_id),
             )
             turn.say(hello.peer_id, release)
     keeping.joined(turn, hello)
     for run_id in hello.kept_runs:
         if _is_over(turn.state, run_id):
-            over = ReleaseStage(run_id=run_id, reason="the run is over", is_over=True)
-            turn.say(hello.peer_id, over)
+            reason = Reason(kind=ReasonKind.RELEASED_OVER)
+            turn.say(hello.peer_id, Release(run_id=run_id, reason=reason, is_over=True))
 
 
 def _is_over(state: SwarmState, run_id: RunId) -> bool:
@@ -419,7 +435,8 @@ def _came(turn: Turn, run: Run, hello: PeerHello) -> None:
     away = {name: since for name, since in run.attempt.away_since_s.items() if name != peer}
     run = run.with_holds(holds).with_away(away)
     if peer in run.peers or (is_loading and _grows(turn, run)):
-        detail = run.detail if run.phase is RunPhase.WAITING else f"joined by {peer}"
+        joins = Reason(kind=ReasonKind.PEERS_JOIN, peers=(peer,))
+        detail = run.detail if run.phase is RunPhase.WAITING else joins
         attempts.interrupt(turn, replace(run, detail=detail))
     else:
         turn.keep(run)
@@ -435,15 +452,15 @@ def _dismiss_silent(turn: Turn) -> None:
     for peer_id, member in turn.state.members.items():
         silent_s = turn.now_s - member.heard_at_s
         if silent_s >= SILENT_S:
-            why = f"said nothing for {silent_s:.0f} s"
+            why = Reason(kind=ReasonKind.PEER_SILENT, amount=silent_s)
             _peer_gone(turn, peer_id, why, away_since_s=turn.now_s)
-            turn.dismiss(peer_id, Unavailable(f"peer {peer_id} {why}"))
+            turn.dismiss(peer_id, Unavailable, replace(why, peers=(peer_id,)))
 
 
 def _peer_gone(
     turn: Turn,
     peer_id: PeerId,
-    why: str,
+    why: Reason,
     kind: EventKind = EventKind.PEER_GONE,
     *,
     away_since_s: float,
@@ -454,10 +471,10 @@ def _peer_gone(
     losses.holder_gone(turn, peer_id, away_since_s=away_since_s)
     runs = turn.state.runs_of(peer_id)
     for run in runs or (None,):
-        turn.happened(kind, run, peer_id, words=f"peer {peer_id} {why}")
+        turn.happened(kind, run, peer_id, reason=replace(why, peers=(peer_id,)))
     for run in runs:
         away = {**run.attempt.away_since_s, peer_id: away_since_s}
-        detail = loss_in_words(turn.state, run, peer_id, why)
+        detail = loss_of(turn.state, run, peer_id, why)
         after = without_state(run, peer_id) if peer_id in run.listeners else run
         attempts.interrupt(turn, replace(after.with_away(away), detail=detail))
 
@@ -467,12 +484,14 @@ def _peer_gone(
 
 def _done_with(turn: Turn, event: RunCancelled | ResultCollected) -> None:
     if isinstance(event, RunCancelled):
-        _end(turn, event.run_id, RunPhase.CANCELLED, f"cancelled by {event.by}")
+        by_operator, by_client = ReasonKind.CANCELLED_BY_OPERATOR, ReasonKind.CANCELLED_BY_CLIENT
+        reason = Reason(kind=by_operator if event.by_operator else by_client)
+        _end(turn, event.run_id, RunPhase.CANCELLED, reason)
     else:
         _collected(turn, event.run_id)
 
 
-def _end(turn: Turn, run_id: RunId, phase: RunPhase, detail: str) -> None:
+def _end(turn: Turn, run_id: RunId, phase: RunPhase, detail: Reason) -> None:
     run = turn.state.runs.get(run_id)
     if run is not None and run.phase <= RunPhase.FINISHED:
         attempts.end(turn, run, phase, detail)
@@ -481,4 +500,5 @@ def _end(turn: Turn, run_id: RunId, phase: RunPhase, detail: str) -> None:
 def _collected(turn: Turn, run_id: RunId) -> None:
     run = turn.state.runs.get(run_id)
     if run is not None and run.phase is RunPhase.FINISHED:
-        attempts.end(turn, run, RunPhase.COLLECTED, "a client has the result")
+        collected = Reason(kind=ReasonKind.RESULT_COLLECTED)
+        attempts.end(turn, run, RunPhase.COLLECTED, collected)

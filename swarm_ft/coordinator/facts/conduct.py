@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from swarm_ft.coordinator.facts.reasons import Reason
 from swarm_ft.coordinator.facts.standing import MAX_FAILURES, Standing
 from swarm_ft.ids import Attempt, PeerId, StepNumber
 
@@ -19,7 +20,7 @@ class Failure:
     Attributes:
         step: the first uncommitted step when it happened.
         attempt: in which it happened.
-        reason: for people.
+        reason: of the failure; it names the run.
         by: the peer that reported it; empty for the peer itself.
         is_doubt: whether the peer reported that the step is not finite.
         is_alone: whether no replica could do its part: all others had to begin anew for it.
@@ -27,7 +28,7 @@ class Failure:
 
     step: StepNumber
     attempt: Attempt
-    reason: str
+    reason: Reason
     by: str = ""
     is_doubt: bool = False
     is_alone: bool = False

@@ -31,7 +31,13 @@ def division_inputs(state: SwarmState, now_s: float) -> tuple[object, ...]:
     if "inputs" not in runs:
         runs["inputs"] = tuple([_inputs_of(run) for run in state.runs.values()])
     late = tuple(run.run_id for run in state.going_runs if has_waited_for_long(run, now_s))
-    return members, aside & state.members.keys(), state.ways, runs["inputs"], late
+    resting = tuple(
+        (run.run_id, peer)
+        for run in state.going_runs
+        for peer in run.conducts
+        if run.is_without(peer, now_s)
+    )
+    return members, aside & state.members.keys(), resting, state.ways, runs["inputs"], late
 
 
 def has_waited_for_long(run: Run, now_s: float) -> bool:
@@ -64,7 +70,7 @@ def _inputs_of(run: Run) -> Hashable:
         *waits,
         attempt.assignments,
         tuple([past.holds.get(peer) == steps for peer in run.peers]),
-        tuple([peer for peer, step in run.doubts.items() if step == steps]),
+        tuple([peer for peer, step in run.doubts.items() if step >= steps]),
         bool(steps),
         past.saved is not None,
         tuple([stage.layers for stage in passed_by(run)]),

@@ -17,8 +17,9 @@ from heapq import heapify, heappop, heapreplace
 from itertools import pairwise
 from typing import NamedTuple
 
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.state import Member
-from swarm_ft.coordinator.plan.hosting import kept_out, refusal
+from swarm_ft.coordinator.plan.hosting import missing_layers, refusal
 from swarm_ft.coordinator.plan.offers import Offers, may_host_ends
 from swarm_ft.protocol.messages.control import PeerHello, StageAssignment
 from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
@@ -26,7 +27,7 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 
 SETTLE_S = 2.0
 """How long automatic peers are gathered after the last one came, before the first assignment."""
-GATHERING = "gathering peers"
+_GATHERING = Reason(kind=ReasonKind.GATHERING)
 ROUNDING = 1e-9
 """Sums of bytes are equal if they differ by no more than this part."""
 
@@ -36,17 +37,18 @@ class Placement:
     """Who hosts what, first stage to last, replicas beside each other; or nobody, and why.
 
     Attributes:
+        reason: why nobody hosts it.
         is_by_speed: whether each has its layers since it is as fast as it is: nobody changes seats.
     """
 
     assignments: tuple[StageAssignment, ...]
-    reason: str
+    reason: Reason | None = None
     is_by_speed: bool = False
 
     @property
     def is_gathering(self) -> bool:
         """Whether more is known in a moment."""
-        return self.reason == GATHERING
+        return self.reason is not None and self.reason.kind is ReasonKind.GATHERING
 
 
 def place(spec: RunSpec, members: Sequence[Member], now_s: float) -> Placement:
@@ -68,9 +70,9 @@ def first_hosts(spec: RunSpec, offers: Offers, now_s: float) -> Placement:
     parts = _cover(spec.model.num_blocks, _keepers(spec, offers))
     gaps = [part for part in parts if isinstance(part, LayerRange)]
     if gaps and not offers.autos:
-        return _waiting(spec, offers.limited(spec), gaps)
+        return Placement((), missing_layers(spec, offers.limited(spec), gaps))
     if offers.autos and now_s - offers.newest_auto_s < SETTLE_S:
-        return Placement((), GATHERING)
+        return Placement((), _GATHERING)
     return _filled(spec, parts, gaps, offers)
 
 
@@ -101,7 +103,7 @@ def first_hosts_on(
 ) -> Placement:
     """As `first_hosts`, on stages that are given: those of a snapshot."""
     if offers.autos and now_s - offers.newest_auto_s < SETTLE_S:
-        return Placement((), GATHERING)
+        return Placement((), _GATHERING)
     autos = offers.asked(spec)
     fixed = {m.hello.layers: m for m in reversed(_keepers(spec, offers))}
     hosts = {layers: fixed[layers] for layers in cuts if layers in fixed}
@@ -111,10 +113,8 @@ def first_hosts_on(
             hosts[layers] = autos.pop(at)
     missing = [layers for layers in cuts if layers not in hosts]
     if missing:
-        return _waiting(spec, offers.limited(spec), missing)
-    return Placement(
-        tuple(StageAssignment(peer_id=hosts[r].hello.peer_id, layers=r) for r in cuts), ""
-    )
+        return Placement((), missing_layers(spec, offers.limited(spec), missing))
+    return Placement(tuple(StageAssignment(peer_id=hosts[r].hello.peer_id, layers=r) for r in cuts))
 
 
 def place_on(
@@ -133,12 +133,6 @@ def _keepers(spec: RunSpec, offers: Offers) -> list[Member]:
             first = next((one for one in members if not refusal(spec, one[1], layers)), None)
             found += [first] if first else []
     return [member for _, member in sorted(found, key=lambda one: one[0])]
-
-
-def _waiting(spec: RunSpec, members: Sequence[Member], missing: Sequence[LayerRange]) -> Placement:
-    """Nobody hosts it as long as these are missing; who is there and may not host them is told."""
-    why = kept_out(spec, members, missing)
-    return Placement((), f"waiting for layers {_listed(missing)}{why and f': {why}'}")
 
 
 def _filled(
@@ -359,8 +353,8 @@ def _fill(
     """Let so many of those who are asked, or fewer, share the gaps."""
     shares = _shares(spec, gaps, num_peers, most_bytes=offers.most_bytes)
     if shares is None:
-        listed = _listed(gaps)
-        return Placement((), f"waiting for peers: {num_peers} to share layers {listed}")
+        kind = ReasonKind.TOO_FEW_PEERS
+        return Placement((), Reason(kind=kind, layers=tuple(gaps), amount=num_peers))
     if gaps and spec.held_bytes(longest := _longest_part(shares)) > offers.most_bytes:
         return _fits_nobody(longest)
     ranges = [r for gap in gaps for r in split_evenly(gap, shares[gap])]
@@ -369,7 +363,7 @@ def _fill(
     for layers in sorted(ranges, key=len, reverse=True):
         at = _host(spec, layers, unused)
         if at is None and any(fits(spec, layers, m.hello) for m in unused):
-            return _waiting(spec, unused, [layers])
+            return Placement((), missing_layers(spec, unused, [layers]))
         if at is None:
             return _fits_nobody(layers)
         hosts[layers] = unused.pop(at)
@@ -380,11 +374,11 @@ def _fill(
             chosen += [StageAssignment(peer_id=hosts[r].hello.peer_id, layers=r) for r in inside]
         elif part.hello.layers is not None:
             chosen.append(StageAssignment(peer_id=part.hello.peer_id, layers=part.hello.layers))
-    return Placement(tuple(chosen), "")
+    return Placement(tuple(chosen))
 
 
 def _fits_nobody(layers: LayerRange) -> Placement:
-    return Placement((), f"waiting for more peers: layers {layers} fit into nobody's memory")
+    return Placement((), Reason(kind=ReasonKind.NO_MEMORY, layers=(layers,)))
 
 
 def _longest_part(shares: Mapping[LayerRange, int]) -> LayerRange:
@@ -434,7 +428,3 @@ def _shares(
 def _least_share(spec: RunSpec, gap: LayerRange, most_bytes: int) -> int:
     """Peers of so much memory that hold a gap, at least."""
     return max(1, math.ceil(spec.held_bytes(gap) / max(1, most_bytes)))
-
-
-def _listed(gaps: Sequence[LayerRange]) -> str:
-    return ", ".join(str(gap) for gap in gaps)
