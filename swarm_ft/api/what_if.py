@@ -14,6 +14,7 @@ from swarm_ft.coordinator.plan.lateness import state_bytes
 from swarm_ft.coordinator.plan.routes import expected_s
 from swarm_ft.coordinator.replay import Moment
 from swarm_ft.coordinator.running_on import Went, run_on, share_of
+from swarm_ft.coordinator.words import event_in_words
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.machines.step_time import foreseen_s
@@ -299,7 +300,7 @@ def _plans(went: Went, run: Run) -> Iterator[tuple[float, str]]:
     """What was decided, as far as it is about the run or a member."""
     for after_s, one in went.happened:
         if one.kind in _OF_PLANS and one.run_id in (None, run.run_id):
-            yield after_s, one.words
+            yield after_s, event_in_words(one.kind, one.reason)
 
 
 def _pipeline(run: Run) -> str:

@@ -12,6 +12,7 @@ from swarm_ft.clock import Clock
 from swarm_ft.coordinator.facts.state import SwarmState
 from swarm_ft.coordinator.plan.neighbours import relayed_percent, with_better_neighbours
 from swarm_ft.coordinator.plan.placement import SETTLE_S, place
+from swarm_ft.coordinator.words import in_words
 from swarm_ft.errors import Busy, MalformedMessage, OutOfTurn, Unavailable
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId
@@ -118,7 +119,7 @@ class Capacity:
         )
         return Placed(
             peers=peers[:MAX_PLACED],
-            reason=placement.reason,
+            reason=in_words(placement.reason),
             relayed_percent=relayed_percent(spec, placed, state.ways),
         )
 

@@ -10,12 +10,10 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from swarm_ft.coordinator.facts.events import Happened
+from swarm_ft.coordinator.facts.events import EventRecord, Happened
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.errors import Busy
-from swarm_ft.ids import StepNumber
-from swarm_ft.protocol.messages.events import EventKind, SwarmEvent
-from swarm_ft.protocol.spec.bounds import MAX_TEXT_CHARS
+from swarm_ft.protocol.messages.events import EventKind
 
 MAX_FOLLOWERS = 64
 """At once, of all clients together."""
@@ -49,32 +47,23 @@ class Happenings:
         """How many of each kind happened: those kept as this began, and all since."""
         return self._counts
 
-    def numbered(self, happened: Iterable[Happened]) -> list[SwarmEvent]:
+    def numbered(self, happened: Iterable[Happened]) -> list[EventRecord]:
         """What is to be written down; then say `written`."""
         unix_s = self._unix_s()
         return [
-            SwarmEvent(
-                serial=serial,
-                unix_s=unix_s,
-                kind=one.kind,
-                run_id=one.run_id,
-                peer_id=one.peer_id,
-                from_step=_step(one.from_step),
-                to_step=_step(one.to_step),
-                words=one.words[:MAX_TEXT_CHARS],
-            )
+            EventRecord(serial, unix_s, one)
             for serial, one in enumerate(happened, self._next_serial)
         ]
 
-    def written(self, events: list[SwarmEvent]) -> None:
+    def written(self, events: list[EventRecord]) -> None:
         """These are in the journal: who follows is told."""
         if events:
             self._next_serial = events[-1].serial + 1
-            self._counts.update(event.kind for event in events)
+            self._counts.update(event.happened.kind for event in events)
             self._news.set()
             self._news = asyncio.Event()
 
-    async def told(self, since: int, *, follows: bool) -> AsyncGenerator[SwarmEvent, None]:
+    async def told(self, since: int, *, follows: bool) -> AsyncGenerator[EventRecord, None]:
         """What happened, from this serial number on; then, if it follows, what happens.
 
         Raises:
@@ -100,7 +89,3 @@ class Happenings:
             yield
         finally:
             self._num_followers -= 1
-
-
-def _step(number: int | None) -> StepNumber | None:
-    return None if number is None else StepNumber(number)

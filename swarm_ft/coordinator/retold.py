@@ -13,6 +13,7 @@ from swarm_ft.coordinator.facts.events import (
     CommitRecord,
     Effect,
     EvaluationRecord,
+    EventRecord,
     Happened,
     PeerSaid,
     RollbackRecord,
@@ -20,6 +21,7 @@ from swarm_ft.coordinator.facts.events import (
 )
 from swarm_ft.coordinator.recording.entries import Decided
 from swarm_ft.coordinator.replay import Moment
+from swarm_ft.coordinator.watching import told_to
 from swarm_ft.errors import NotFound, OutOfTurn
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import Evaluated, StatusRequest, StepCommitted, SwarmStatus
@@ -32,7 +34,6 @@ from swarm_ft.protocol.messages.timeline import (
     Spans,
     StepTimeline,
 )
-from swarm_ft.protocol.spec.bounds import MAX_TEXT_CHARS
 
 SAME_CLOCK = ClockEstimate(offset_us=0, error_us=0)
 MAX_EVENTS = 10_000
@@ -69,7 +70,8 @@ class Retold:
         happened = [effect for effect in moment.effects if isinstance(effect, Happened)]
         first = moment.next_event - len(happened)
         self.events += (
-            _event(one, serial, moment.unix_s) for serial, one in enumerate(happened, first)
+            told_to(moment.state, None, EventRecord(serial, moment.unix_s, one))
+            for serial, one in enumerate(happened, first)
         )
         del self.events[:-MAX_EVENTS]
         for effect in moment.effects:
@@ -90,19 +92,6 @@ class Retold:
         steps = [one for step, one in known.steps.items() if step >= first]
         found = [one for step, one in known.evaluations.items() if step >= first]
         return sorted([*found, *steps], key=lambda told: told.step)
-
-
-def _event(one: Happened, serial: int, unix_s: float) -> SwarmEvent:
-    return SwarmEvent(
-        serial=serial,
-        unix_s=unix_s,
-        kind=one.kind,
-        run_id=one.run_id,
-        peer_id=one.peer_id,
-        from_step=None if one.from_step is None else StepNumber(one.from_step),
-        to_step=None if one.to_step is None else StepNumber(one.to_step),
-        words=one.words[:MAX_TEXT_CHARS],
-    )
 
 
 # ---- who was at what when, as far as the coordinator knew

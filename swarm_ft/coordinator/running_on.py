@@ -25,6 +25,7 @@ from swarm_ft.coordinator.facts.events import (
     Tick,
     WriteSnapshot,
 )
+from swarm_ft.coordinator.facts.messages import Message
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.machines.pipeline import PARTS
@@ -42,7 +43,6 @@ from swarm_ft.protocol.messages.control import (
     StageReady,
     StageSaved,
     StepReady,
-    ToPeer,
 )
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.digest import digest_of
@@ -210,7 +210,7 @@ class _Swarm:
 
     # ---- peers that keep their word
 
-    def _heard(self, peer: PeerId, message: ToPeer) -> None:
+    def _heard(self, peer: PeerId, message: Message) -> None:
         run = self.state.runs.get(getattr(message, "run_id", RunId("")))
         if run is None:
             return

@@ -23,7 +23,6 @@ from swarm_ft.coordinator.facts.events import (
     Dismiss,
     Effect,
     Event,
-    EventRecord,
     Happened,
     PeerJoined,
     PeerLost,
@@ -45,6 +44,7 @@ from swarm_ft.coordinator.facts.events import (
     WriteSnapshot,
 )
 from swarm_ft.coordinator.facts.quotas import Quotas
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.state import QUEUE_S, RESULT_S, Run, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.happenings import Happenings
@@ -52,7 +52,17 @@ from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.recording.recorder import Recorder, Sink, Surroundings
 from swarm_ft.coordinator.relays import RelayRoll
 from swarm_ft.coordinator.submission import Submissions
-from swarm_ft.coordinator.watching import FIRST_PAGE, Watcher, Watchers, overview, told_to
+from swarm_ft.coordinator.watching import (
+    FIRST_PAGE,
+    Watcher,
+    Watchers,
+    event_of,
+    message_to_peer,
+    overview,
+    status_of,
+    told_to,
+)
+from swarm_ft.coordinator.words import in_words
 from swarm_ft.errors import (
     BadInput,
     BadOption,
@@ -283,8 +293,8 @@ class CoordinatorService:
             JournalError: the journal cannot be written.
         """
         self._start(self._forget_snapshots())
-        words = f"the coordinator started, swarm-ft {__version__}"
-        self._write([], [Happened(kind=EventKind.COORDINATOR_STARTED, words=words)])
+        started = Reason(kind=ReasonKind.COORDINATOR_STARTED, code=__version__)
+        self._write([], [Happened(kind=EventKind.COORDINATOR_STARTED, reason=started)])
         try:
             while True:
                 await asyncio.wait([self._broken], timeout=TICK_S)
@@ -317,7 +327,7 @@ class CoordinatorService:
     def _write(self, records: list[Record], happened: list[Happened]) -> None:
         # That peers lose a coordinator that ends says nothing of them.
         events = self._happenings.numbered([] if self._is_ending else happened)
-        self._journal.write([*records, *map(EventRecord, events)])
+        self._journal.write([*records, *events])
         self._happenings.written(events)
 
     def _perform(self, effect: Effect) -> None:
@@ -327,13 +337,15 @@ class CoordinatorService:
                 self._put(peer_id, replace(effect, message=replace(plan, traced=traced)))
             case Say(peer_id):
                 self._put(peer_id, effect)
-            case Dismiss(peer_id, refusal):
+            case Dismiss(peer_id, error, reason):
+                refusal = error(in_words(reason))
                 logger.warning("peer %s is sent away: %s", peer_id, refusal.message)
                 self._put(peer_id, refusal)
-            case Publish(run_id, told):
-                if isinstance(told, RunStatus):
-                    logger.info("run %s: %s %s", run_id, told.phase.name.lower(), told.detail)
-                self._watchers.tell(run_id, told)
+            case Publish(run_id, published):
+                if isinstance(published, Run):
+                    phase, detail = published.phase.name.lower(), in_words(published.reason)
+                    logger.info("run %s: %s %s", run_id, phase, detail)
+                self._watchers.tell(run_id, event_of(run_id, published))
             case WriteSnapshot():
                 self._start(self._write_snapshot(effect))
             case RunRecord(run) if run.phase > RunPhase.FINISHED:
@@ -398,7 +410,7 @@ class CoordinatorService:
 
     async def _with_tokens(self, say: Say) -> ToPeer | None:
         """The message, with what a plan needs of its samples; None if these cannot be read."""
-        message = say.message
+        message = message_to_peer(say.message)
         if not isinstance(message, PlanStep):
             return message
         run = self._state.runs[message.run_id]
@@ -519,7 +531,7 @@ class CoordinatorService:
 
     async def _submit(self, stream: MessageStream[RunStatus, SubmitPart]) -> None:
         run_id = await self._submissions.receive(stream)
-        await stream.send(self._state.runs[run_id].status)
+        await stream.send(status_of(self._state.runs[run_id]))
 
     def _begin(self, run: Run, data_digest: bytes) -> None:
         self._journal.write_run(run, data_digest)
@@ -535,7 +547,7 @@ class CoordinatorService:
 
     async def _tell_all(self, stream: WatchStream, run: Run, watcher: Watcher) -> None:
         """What happened in a run, then what happens, until it is over."""
-        status = run.status
+        status = status_of(run)
         await stream.send(status)
         for first in range(0, status.committed_steps + 1, STEPS_AT_ONCE):
             for told in self._happened(run, first, status.committed_steps):
@@ -567,7 +579,7 @@ class CoordinatorService:
         run = self._named(request, stream.caller)
         if is_owner(stream.caller, run.owner):  # a reader that has the result ends nothing
             self._handle(event(run.run_id))
-        await stream.send(self._state.runs[run.run_id].status)
+        await stream.send(status_of(self._state.runs[run.run_id]))
 
     async def _status(self, stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
         request = await stream.receive() or StatusRequest()
@@ -614,7 +626,7 @@ class CoordinatorService:
             NotFound: there is no such run.
             OutOfTurn: it is over.
         """
-        self._steer(RunCancelled(run_id, by="the swarm's owner"), last=RunPhase.FINISHED)
+        self._steer(RunCancelled(run_id, by_operator=True), last=RunPhase.FINISHED)
 
     def pause(self, run_id: RunId) -> None:
         """Plan no step after the one under way; raises as `cancel` does."""
@@ -701,7 +713,7 @@ class CoordinatorService:
         events = self._happenings.told(request.since, follows=request.follows)
         async with aclosing(events):
             async for event in events:
-                if request.run_id in (None, event.run_id):
+                if request.run_id in (None, event.happened.run_id):
                     yield told_to(self._state, caller, event)
 
     async def _events(self, stream: MessageStream[SwarmEvent, EventsRequest]) -> None:

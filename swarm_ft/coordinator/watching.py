@@ -7,30 +7,39 @@ it. Their timelines pass through here, unread and unkept.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from statistics import fmean
 from types import MappingProxyType
 from typing import NoReturn
 
+from swarm_ft.coordinator.facts.events import EventRecord, Published
+from swarm_ft.coordinator.facts.messages import Idle, Message, Progress, Release
+from swarm_ft.coordinator.facts.reasons import Reason
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.members import Roll, contributors
 from swarm_ft.coordinator.plan.steps import ends_of
+from swarm_ft.coordinator.words import event_in_words, in_words, went_back
 from swarm_ft.errors import Busy, Unavailable
 from swarm_ft.identity.roles import Caller
-from swarm_ft.ids import BlockIndex, PeerId, RunId
+from swarm_ft.ids import BlockIndex, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.client import (
+    MAX_CODEC_CHANGES,
     MAX_PAGE_MEMBERS,
     MAX_PAGE_RUNS,
     BoundaryStatus,
     RunEvent,
+    RunStatus,
     RunSummary,
+    StageResult,
     StatusRequest,
     SwarmStatus,
 )
+from swarm_ft.protocol.messages.control import LeaveProgress, ReleaseStage, StayIdle, ToPeer
 from swarm_ft.protocol.messages.events import SwarmEvent
 from swarm_ft.protocol.messages.reports import BufferCounts, Traffic
 from swarm_ft.protocol.messages.timeline import PeerTimeline
@@ -41,6 +50,88 @@ FIRST_PAGE = StatusRequest()
 NO_MACHINES: Mapping[PeerId, Machine] = MappingProxyType({})
 NO_DIGEST = bytes(DIGEST_BYTES)
 """Of what is not the caller's business."""
+
+# ---- reasons, as each reader may see them
+
+
+def redacted(
+    reason: Reason, may_read: Callable[[RunId], bool], run_id: RunId | None = None
+) -> Reason:
+    """The reason without the texts and values of runs that its reader may not read.
+
+    Args:
+        reason: with all fields.
+        may_read: whether the reader may read this run.
+        run_id: the run that has the reason; None: no run has it.
+    """
+    owner = reason.run_id or run_id
+    parts = tuple(redacted(part, may_read, owner) for part in reason.parts)
+    if owner is not None and may_read(owner):
+        return replace(reason, parts=parts)
+    return replace(reason, text="", text_before="", value=None, value_before=None, parts=parts)
+
+
+def words_for(
+    state: SwarmState, caller: Caller | None, reason: Reason | None, run_id: RunId | None = None
+) -> str:
+    """A reason as a caller may know it, in words; None: the operator, who may know all of it."""
+    if reason is None or caller is None:
+        return in_words(reason)
+    return in_words(redacted(reason, partial(_may_read_named, state, caller), run_id))
+
+
+def message_to_peer(message: Message) -> ToPeer:
+    """The message with its reason in words. No peer gets the texts of a run."""
+    match message:
+        case Release(run_id=run_id, reason=reason, is_over=is_over):
+            return ReleaseStage(run_id=run_id, reason=_words_for_peer(reason), is_over=is_over)
+        case Idle(reason=reason):
+            return StayIdle(reason=_words_for_peer(reason))
+        case Progress(may_go=may_go, reason=reason, seconds=seconds):
+            words = _words_for_peer(reason)
+            return LeaveProgress(may_go=may_go, words=words, seconds=seconds)
+        case _:
+            return message
+
+
+def _words_for_peer(reason: Reason | None) -> str:
+    return in_words(reason and redacted(reason, lambda _: False))
+
+
+def status_of(run: Run) -> RunStatus:
+    """The run as its readers see it."""
+    own = run.reason and redacted(run.reason, run.run_id.__eq__, run.run_id)
+    return RunStatus(
+        run_id=run.run_id,
+        phase=run.phase,
+        detail=in_words(own),
+        committed_steps=run.past.all_steps,
+        attempt=run.attempt.number,
+        spec=run.spec,
+        assignments=run.attempt.assignments,
+        sent=run.past.sent,
+        joining=run.listeners,
+        results=tuple(
+            StageResult(peer_id=peer, file=file)
+            for peer in run.peers
+            if (file := run.past.exported.get(peer))
+        ),
+        result_step=StepNumber(run.committed_steps) if run.past.trained_steps else None,
+        codecs=run.steering.codecs[-MAX_CODEC_CHANGES:],
+        quality=run.quality_found,
+    )
+
+
+def event_of(run_id: RunId, published: Published) -> RunEvent:
+    """What the readers of a run get of `Publish`."""
+    match published:
+        case Run():
+            return status_of(published)
+        case Reason():
+            return went_back(redacted(published, run_id.__eq__, run_id))
+        case _:
+            return published
+
 
 # ---- everything that the coordinator knows, as `swarm-ft status` shows it
 
@@ -64,13 +155,18 @@ def overview(
     queue = _queue(state)
     members = islice(state.members.values(), page.first_member, None)
     runs = islice(state.runs.values(), page.first_run, page.first_run + MAX_PAGE_RUNS)
-    has_runs = any(_may_read(caller, run) for run in state.runs.values())
     return SwarmStatus(
         members=tuple(
-            roll.status(m, m.idle if has_runs else without_words(m.idle))
-            for m in islice(members, MAX_PAGE_MEMBERS)
+            roll.status(member, words_for(state, caller, member.idle))
+            for member in islice(members, MAX_PAGE_MEMBERS)
         ),
-        runs=tuple(_summary(run, queue, is_own=_may_read(caller, run)) for run in runs),
+        runs=tuple(
+            replace(
+                _summary(run, queue, is_own=_may_read(caller, run)),
+                detail=words_for(state, caller, run.reason, run.run_id),
+            )
+            for run in runs
+        ),
         num_members=len(state.members),
         num_runs=len(state.runs),
         contributors=contributors(state) if page == FIRST_PAGE else (),
@@ -84,7 +180,7 @@ def _queue(state: SwarmState) -> list[RunId]:
 
 
 def _summary(run: Run, queue: Sequence[RunId], *, is_own: bool) -> RunSummary:
-    status, train = run.status, run.spec.train
+    train = run.spec.train
     place = queue.index(run.run_id) if run.run_id in queue else 0
     step_s = fmean(run.measured.step_seconds or (0.0,))
     is_paused = run.steering.is_paused and not run.phase.is_over
@@ -92,15 +188,15 @@ def _summary(run: Run, queue: Sequence[RunId], *, is_own: bool) -> RunSummary:
     return RunSummary(
         run_id=run.run_id,
         phase=run.phase,
-        detail=status.detail if is_own else without_words(status.detail),
+        detail="",  # `overview` adds it
         committed_steps=run.past.all_steps,
         num_steps=run.spec.train.num_steps,
         spec_digest=run.spec.digest() if is_own else NO_DIGEST,
         assignments=tuple(
-            stage if is_own else replace(stage, endpoint="") for stage in status.assignments
+            stage if is_own else replace(stage, endpoint="") for stage in run.attempt.assignments
         ),
-        sent=status.sent,
-        joining=status.joining,
+        sent=run.past.sent,
+        joining=run.listeners,
         boundaries=() if run.phase.is_over else _boundaries(run),
         is_own=is_own,
         attempt=run.attempt.number,
@@ -130,22 +226,38 @@ def _tokens_per_s(run: Run) -> float:
     return sum(counted) / seconds if seconds else 0.0
 
 
-def told_to(state: SwarmState, caller: Caller | None, event: SwarmEvent) -> SwarmEvent:
+def told_to(state: SwarmState, caller: Caller | None, event: EventRecord) -> SwarmEvent:
     """What happened, as a caller may know it: of others' runs without words."""
-    run = state.runs.get(event.run_id) if event.run_id is not None else None
-    is_hidden = caller is not None and event.run_id is not None
-    if is_hidden and not (run and _may_read(caller, run)):
-        return replace(event, words="")
-    return event
+    happened = event.happened
+    run_id = happened.run_id
+    run = state.runs.get(run_id) if run_id is not None else None
+    is_shown = caller is None or run_id is None or (run is not None and _may_read(caller, run))
+    reason = happened.reason
+    if reason is not None and caller is not None:
+        reason = redacted(reason, partial(_may_read_named, state, caller), run_id)
+    return SwarmEvent(
+        serial=event.serial,
+        unix_s=event.unix_s,
+        kind=happened.kind,
+        run_id=run_id,
+        peer_id=happened.peer_id,
+        from_step=_step(happened.from_step),
+        to_step=_step(happened.to_step),
+        words=event_in_words(happened.kind, reason) if is_shown else "",
+    )
+
+
+def _step(number: int | None) -> StepNumber | None:
+    return None if number is None else StepNumber(number)
+
+
+def _may_read_named(state: SwarmState, caller: Caller | None, run_id: RunId) -> bool:
+    run = state.runs.get(run_id)
+    return run is not None and _may_read(caller, run)
 
 
 def _may_read(caller: Caller | None, run: Run) -> bool:
     return may_read(caller, run.owner, run.spec.train.readers)
-
-
-def without_words(text: str) -> str:
-    """What follows a colon is a failure's message, of whoever's run that was."""
-    return text.partition(":")[0]
 
 
 def _boundaries(run: Run) -> tuple[BoundaryStatus, ...]:

@@ -11,6 +11,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.events import RollbackRecord, StandingRecord, Turn
+from swarm_ft.coordinator.facts.messages import Idle, Release
+from swarm_ft.coordinator.facts.reasons import MAX_NAMED, Reason, ReasonKind, several
 from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.state import (
     AttemptState,
@@ -28,12 +30,12 @@ from swarm_ft.coordinator.plan.membership import (
     arrangement,
     hopeless_for,
     learners_of,
-    loss_in_words,
-    lost_in_words,
+    loss_of,
     lost_stages,
     patience_s,
-    remedy_in_words,
+    remedy_for,
     settled,
+    weights_lost,
     why_idle,
     with_caught_up,
     with_newcomers,
@@ -52,22 +54,17 @@ from swarm_ft.protocol.messages.control import (
     CaughtUp,
     GiveShard,
     Learner,
-    ReleaseStage,
     StageAssignment,
     StageOffered,
-    StayIdle,
 )
-from swarm_ft.protocol.messages.events import EventKind, WentBack
+from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
-
-MAX_NAMED = 3
-"""Runs that one which waits behind them names; more would say no more."""
 
 
 def interrupt(turn: Turn, run: Run) -> None:
     """The present attempt cannot go on; `advance` starts the next when it can."""
-    turn.put(replace(with_caught_up(run), phase=RunPhase.WAITING, notice=""))
+    turn.put(replace(with_caught_up(run), phase=RunPhase.WAITING, notice=None))
 
 
 def asks_on(turn: Turn, run: Run) -> bool:
@@ -98,11 +95,12 @@ def expire(turn: Turn) -> None:
         if arrangement(able_for(turn.state, run, turn.now_s), run, turn.now_s).assignments:
             turn.keep(replace(run, unplaced_since_s=math.inf))
         else:
-            words = f"no peers were found for it in {queue_s / 3600:g} h: {run.detail}"
-            end(turn, run, RunPhase.FAILED, words)
+            waited = () if run.detail is None else (run.detail,)
+            expired = Reason(kind=ReasonKind.QUEUE_EXPIRED, amount=queue_s, parts=waited)
+            end(turn, run, RunPhase.FAILED, expired)
 
 
-def end(turn: Turn, run: Run, phase: RunPhase, detail: str) -> None:
+def end(turn: Turn, run: Run, phase: RunPhase, detail: Reason) -> None:
     """The run is over: all who are here let go of it, also who had a part in it once.
 
     Its storage key is given up, so that nothing opens what is left on the disks of others.
@@ -110,14 +108,12 @@ def end(turn: Turn, run: Run, phase: RunPhase, detail: str) -> None:
     turn.put(replace(run, phase=phase, detail=detail, storage_key=b""))
     if run.attempt.number != NO_ATTEMPT:
         for peer in turn.state.members:
-            turn.say(peer, ReleaseStage(run_id=run.run_id, reason=detail, is_over=True))
+            turn.say(peer, Release(run_id=run.run_id, reason=detail, is_over=True))
 
 
-def release(turn: Turn, run: Run, reason: str) -> None:
-    """Let all peers of the run go."""
-    for peer in run.peers:
-        if peer in turn.state.members:
-            turn.say(peer, ReleaseStage(run_id=run.run_id, reason=reason))
+def release(turn: Turn, run: Run, peer_id: PeerId, kind: ReasonKind) -> None:
+    """Let a peer go from the run."""
+    turn.say(peer_id, Release(run_id=run.run_id, reason=Reason(kind=kind)))
 
 
 def tell_idle(turn: Turn) -> None:
@@ -129,40 +125,42 @@ def tell_idle(turn: Turn) -> None:
         reason = why_idle(state, own or going, member, turn.now_s)
         if reason != member.idle:
             members[peer_id] = replace(member, idle=reason)
-        if reason not in ("", member.idle) and member.leaving is None:
-            turn.say(peer_id, StayIdle(reason=reason))
+        if reason is not None and reason != member.idle and member.leaving is None:
+            turn.say(peer_id, Idle(reason=reason))
     turn.state = replace(state, members=MappingProxyType(members))
 
 
-def blame(turn: Turn, run: Run, peer_id: PeerId, reason: str, *, by: str = "") -> bool:
+def blame(turn: Turn, run: Run, peer_id: PeerId, reason: Reason, *, by: str = "") -> bool:
     """Count a peer's failure, by its own word or another's; whether it is set aside for that."""
     before, attempt = turn.state.standing(peer_id), run.attempt.number
-    after = before.after_failure(run.run_id, attempt, reason, turn.now_s, by=by)
+    of_run = reason.of(run.run_id)
+    after = before.after_failure(run.run_id, attempt, of_run, turn.now_s, by=by)
     _stand(turn, run, peer_id, after)
     return turn.state.is_aside(peer_id, turn.now_s)
 
 
-def set_aside(turn: Turn, run: Run, peer_id: PeerId, reason: str) -> None:
+def set_aside(turn: Turn, run: Run, peer_id: PeerId, reason: Reason) -> None:
     """Do without a peer for a while."""
-    _stand(turn, run, peer_id, turn.state.standing(peer_id).set_aside(f"it {reason}", turn.now_s))
+    standing = turn.state.standing(peer_id)
+    _stand(turn, run, peer_id, standing.set_aside(reason.of(run.run_id), turn.now_s))
 
 
-def do_without(turn: Turn, run: Run, reasons: Mapping[PeerId, str]) -> None:
+def do_without(turn: Turn, run: Run, reasons: Mapping[PeerId, Reason]) -> None:
     """Set peers aside, each for its reason, and go on without them."""
-    words = []
+    losses = []
     for peer, why in reasons.items():
-        words.append(loss_in_words(turn.state, run, peer, why))
+        losses.append(loss_of(turn.state, run, peer, why))
         set_aside(turn, run, peer, why)
         run = without_state(run, peer)
-    interrupt(turn, replace(run, detail="; ".join(words)))
+    interrupt(turn, replace(run, detail=several(losses)))
 
 
 def _stand(turn: Turn, run: Run, peer_id: PeerId, standing: Standing) -> None:
     was_aside = turn.state.is_aside(peer_id, turn.now_s)
     turn.state = turn.state.with_standing(peer_id, standing)
     if standing.is_aside(turn.now_s) and not was_aside:
-        words = f"peer {peer_id} {standing.words}"
-        turn.happened(EventKind.PEER_SET_ASIDE, run, peer_id, words=words)
+        suspended = replace(standing.suspension, peers=(peer_id,))
+        turn.happened(EventKind.PEER_SET_ASIDE, run, peer_id, reason=suspended)
     if standing.is_aside(turn.now_s):
         turn.write(StandingRecord(peer_id, standing, standing.aside_until_s - turn.now_s))
 
@@ -196,7 +194,7 @@ def caught_up(turn: Turn, run: Run, peer_id: PeerId, message: CaughtUp) -> None:
     if peer_id in attempt.caught_up or all(t.peer_id != peer_id for t in attempt.learners):
         return
     if message.proof not in attempt.proofs.get(peer_id, ()):
-        do_without(turn, run, {peer_id: "took over another state than its stage has"})
+        do_without(turn, run, {peer_id: Reason(kind=ReasonKind.WRONG_STATE)})
         return
     attempt = replace(attempt, caught_up=attempt.caught_up | {peer_id})
     took_s = turn.now_s - attempt.learning_since_s.get(peer_id, turn.now_s)
@@ -217,17 +215,18 @@ def _resume(turn: Turn, run: Run) -> None:
         return
     if kept is None:
         lost = lost_stages(able, run)
-        why = "; ".join(lost_in_words(turn.state, run, stage, turn.now_s) for stage in lost)
+        why = weights_lost(turn.state, run, lost, turn.now_s)
         go_back(turn, run, why, [stage.layers for stage in lost])  # `place_waiting` follows
         _let_leavers_go(turn, run)
         return
     away = [a for a in kept.attempt.assignments if a.peer_id not in turn.state.members]
     if away:
-        layers = ", ".join(dict.fromkeys(str(assignment.layers) for assignment in away))
-        detail = f"waiting for layers {layers}: their peer may come back"
-        if turn.now_s >= kept.gather_until_s:
-            detail += f" ({grace_s:.0f} s)"
-        _wait(turn, kept, detail)
+        may_return = Reason(
+            kind=ReasonKind.PEER_MAY_RETURN,
+            layers=tuple(dict.fromkeys(assignment.layers for assignment in away)),
+            amount=round(grace_s) if turn.now_s >= kept.gather_until_s else None,
+        )
+        _wait(turn, kept, may_return)
     else:
         _assign(turn, with_newcomers(able, kept), fresh=not kept.committed_steps)
         _let_leavers_go(turn, run)
@@ -238,8 +237,7 @@ def _let_leavers_go(turn: Turn, before: Run) -> None:
     peers = turn.state.runs[before.run_id].peers
     for peer in before.peers:
         if peer in turn.state.leaving and peer not in peers:
-            reason = "this peer would work no more"
-            turn.say(peer, ReleaseStage(run_id=before.run_id, reason=reason))
+            release(turn, before, peer, ReasonKind.RELEASED_LEAVER)
 
 
 def _is_waited_for(turn: Turn, run: Run, able: SwarmState) -> bool:
@@ -248,18 +246,19 @@ def _is_waited_for(turn: Turn, run: Run, able: SwarmState) -> bool:
     aside = [p for p in here if turn.state.is_aside(p, turn.now_s)]
     if not aside or arrangement(able, run, turn.now_s).assignments:
         return False
-    words = turn.state.standing(aside[0]).words
-    _without_peers(turn, run, f"waiting for peer {aside[0]}, {words}")
+    suspension = turn.state.standing(aside[0]).suspension
+    kind = ReasonKind.AWAITS_SUSPENDED
+    _without_peers(turn, run, Reason(kind=kind, peers=(aside[0],), parts=(suspension,)))
     return True
 
 
-def go_back(turn: Turn, run: Run, why: str, lost: Sequence[LayerRange]) -> None:
+def go_back(turn: Turn, run: Run, why: Reason, lost: Sequence[LayerRange]) -> None:
     """Go back to the newest snapshot, or the beginning, with whoever is there.
 
     Args:
         turn: this one.
         run: that lost something.
-        why: what, in words.
+        why: what it lost.
         lost: of which layers.
     """
     past = run.past.rolled_back
@@ -272,7 +271,9 @@ def go_back(turn: Turn, run: Run, why: str, lost: Sequence[LayerRange]) -> None:
         run = replace(run, steering=run.steering.measured_anew)
     turn.put(_at(run, past))
     if past.snapshot is None:
-        release(turn, run, "the run goes back to its beginning")
+        for peer in run.peers:
+            if peer in turn.state.members:
+                release(turn, run, peer, ReasonKind.RELEASED_AT_START)
 
 
 def _moving_from(run: Run, past: Past) -> Moving | None:
@@ -283,31 +284,34 @@ def _moving_from(run: Run, past: Past) -> Moving | None:
     return replace(moving, has_begun=True)
 
 
-def _tell_went_back(turn: Turn, run: Run, past: Past, why: str, lost: Sequence[LayerRange]) -> None:
+def _tell_went_back(
+    turn: Turn, run: Run, past: Past, why: Reason, lost: Sequence[LayerRange]
+) -> None:
     """Tell who watches, and all who want to know, if steps are void by it."""
-    if past.all_steps >= run.past.all_steps:
+    from_step, to_step = run.past.all_steps, past.all_steps
+    if to_step >= from_step:
         return
-    told = WentBack(
-        from_step=StepNumber(run.past.all_steps),
-        to_step=StepNumber(past.all_steps),
-        why=why,
-        remedy=remedy_in_words(turn.state, run, lost),
+    went_back = Reason(
+        kind=ReasonKind.WENT_BACK,
+        step=to_step,
+        amount=from_step,
+        parts=(why, remedy_for(turn.state, run, lost)),
     )
-    turn.publish(run.run_id, told)
+    turn.publish(run.run_id, went_back)
     turn.happened(
-        EventKind.RUN_WENT_BACK,
-        run,
-        words=told.words,
-        from_step=told.from_step,
-        to_step=told.to_step,
+        EventKind.RUN_WENT_BACK, run, reason=went_back, from_step=from_step, to_step=to_step
     )
 
 
 def load_best(turn: Turn, run: Run, best: Snapshot) -> None:
     """The run is trained: all load its best weights, which are to be the result."""
     worth = run.past.judged.saved
-    words = f", {run.spec.train.best_metric} {worth.value:.4g}" if worth else ""
-    detail = f"peers load the best weights (step {best.step}{words})"
+    detail = Reason(
+        kind=ReasonKind.LOADING_BEST,
+        step=best.step,
+        text=run.spec.train.best_metric if worth else "",
+        value=worth.value if worth else None,
+    )
     turn.put(replace(_at(run, run.past.with_best(best)), phase=RunPhase.WAITING, detail=detail))
 
 
@@ -345,15 +349,19 @@ def _waits_for_keepers(turn: Turn, run: Run) -> bool:
     turn.keep(run)
     if not missing:
         return False
-    layers = [stage.layers for stage in missing]
-    names = ", ".join(dict.fromkeys(peer for stage in missing for peer in stage.keepers))
-    words = f"layers {', '.join(map(str, layers))} of the snapshot of step {run.committed_steps}"
+    reason = Reason(
+        kind=ReasonKind.AWAITS_KEEPERS,
+        peers=tuple(dict.fromkeys(peer for stage in missing for peer in stage.keepers)),
+        layers=tuple(stage.layers for stage in missing),
+        step=run.committed_steps,
+    )
     is_late = turn.now_s - since_s >= keepers.patience_s(turn.state, run)
     if is_late and run.past.trained_steps is None:
         past = replace(run.past, snapshots=keepers.available(turn.state, run))
-        go_back(turn, replace(run, past=past), f"{words} are with {names}, away", layers)
+        away = replace(reason, kind=ReasonKind.KEEPERS_AWAY)
+        go_back(turn, replace(run, past=past), away, reason.layers)
     else:
-        _without_peers(turn, run, f"waiting for peer {names}: it keeps {words}")
+        _without_peers(turn, run, reason)
     return True
 
 
@@ -362,7 +370,8 @@ def _unplaced(turn: Turn, run: Run, placement: Placement, position: int) -> None
     state = turn.state
     hopeless = hopeless_for(state, run)
     if hopeless is not None:
-        end(turn, run, RunPhase.FAILED, f"no peer can host it: {hopeless}")
+        misfit = Reason(kind=ReasonKind.NO_PEER_CAN_HOST, parts=(hopeless,))
+        end(turn, run, RunPhase.FAILED, misfit)
         return
     if not placement.is_gathering:
         placement = arrangement(able_for(state, run, turn.now_s), run, turn.now_s)
@@ -370,28 +379,32 @@ def _unplaced(turn: Turn, run: Run, placement: Placement, position: int) -> None
         _without_peers(turn, run, _behind(state, position), RunPhase.QUEUED)
         return
     busy = len(state.members.keys() & state.result_keepers)
-    keep = f"; {busy} peers keep a result until it is collected" if busy else ""
-    why = "".join(f"; peer {peer} cannot host it: {words}" for peer, words in run.misfits.items())
-    _without_peers(turn, run, placement.reason + keep + why)
+    kept = Reason(kind=ReasonKind.RESULTS_KEPT, amount=busy) if busy else None
+    misfits = [replace(misfit, peers=(peer,)) for peer, misfit in run.misfits.items()]
+    _without_peers(turn, run, several([placement.reason, kept, *misfits[:MAX_NAMED]]))
 
 
-def _behind(state: SwarmState, position: int) -> str:
+def _behind(state: SwarmState, position: int) -> Reason:
     """What is in front of a run that could begin if others were over."""
-    names: list[str] = [run.run_id for run in state.active_runs]
-    if len(names) > MAX_NAMED:
-        names[MAX_NAMED:] = [f"{len(names) - MAX_NAMED} others"]
-    words = f"behind {' and '.join(names)}" if names else "its turn comes next"
-    return f"{words}; {position} that wait come before it" if position else words
+    names = [run.run_id for run in state.active_runs]
+    return Reason(
+        kind=ReasonKind.BEHIND,
+        runs=tuple(names[:MAX_NAMED]),
+        num_more=len(names[MAX_NAMED:]),
+        amount=position,
+    )
 
 
-def _without_peers(turn: Turn, run: Run, detail: str, phase: RunPhase = RunPhase.WAITING) -> None:
+def _without_peers(
+    turn: Turn, run: Run, detail: Reason | None, phase: RunPhase = RunPhase.WAITING
+) -> None:
     """It waits, and since when counts: see `expire` and `sharing`."""
     run = replace(run, unplaced_since_s=min(run.unplaced_since_s, turn.now_s))
     turn.keep(run)
     _wait(turn, run, detail, phase)
 
 
-def _wait(turn: Turn, run: Run, detail: str, phase: RunPhase = RunPhase.WAITING) -> None:
+def _wait(turn: Turn, run: Run, detail: Reason | None, phase: RunPhase = RunPhase.WAITING) -> None:
     if (run.phase, run.detail) != (phase, detail):
         turn.put(replace(run, phase=phase, detail=detail))
 
@@ -405,11 +418,10 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
         learners=learners,
         learning_since_s=_learning_since_s(run, learners, turn.now_s),
     )
-    detail = "peers load their stages"
     run = replace(
         with_ledger(run),
         phase=RunPhase.LOADING,
-        detail=detail,
+        detail=Reason(kind=ReasonKind.LOADING),
         attempt=attempt,
     )
     if fresh:

@@ -22,6 +22,7 @@ from swarm_ft.coordinator.facts.events import (
     Turn,
     WriteSnapshot,
 )
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind, several
 from swarm_ft.coordinator.facts.state import Awaited, PlannedStep, Run, Snapshot
 from swarm_ft.coordinator.plan import moving
 from swarm_ft.coordinator.plan.agreement import (
@@ -47,8 +48,8 @@ from swarm_ft.coordinator.plan.leaving import (
 )
 from swarm_ft.coordinator.plan.membership import (
     able_for,
-    caught_up_in_words,
-    joining_in_words,
+    caught_up_of,
+    joining_of,
     passed_by,
     with_caught_up,
     with_newcomers,
@@ -73,7 +74,6 @@ from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import (
     ExportStage,
-    ReleaseStage,
     SavedStage,
     SaveStage,
     StageExported,
@@ -141,7 +141,8 @@ def stage_saved(turn: Turn, peer_id: PeerId, message: StageSaved | StageUnsaved)
         return  # a later snapshot took its place
     if isinstance(message, StageUnsaved):
         run = replace(run, saving=replace(run.saving, asked=None))
-        without_snapshot(turn, run, asked.step, f"peer {peer_id}: {message.reason}")
+        failed = Reason(kind=ReasonKind.SAVE_FAILED, peers=(peer_id,), text=message.reason)
+        without_snapshot(turn, run, asked.step, failed)
         return
     saved = SavedStage(
         layers=message.name.layers,
@@ -166,7 +167,8 @@ def snapshot_listed(turn: Turn, event: SnapshotWritten | SnapshotLost) -> None:
     if isinstance(event, SnapshotLost):
         unlisted = tuple(other for other in run.saving.unlisted if other != snapshot)
         run = replace(run, saving=replace(run.saving, unlisted=unlisted))
-        without_snapshot(turn, run, snapshot.step, event.reason)
+        failed = Reason(kind=ReasonKind.MANIFEST_FAILED, text=event.message)
+        without_snapshot(turn, run, snapshot.step, failed)
         return
     keeping = replace(run.keeping, took_s=turn.now_s - run.keeping.began_s)
     whole(turn, replace(run, keeping=keeping), snapshot)
@@ -176,7 +178,7 @@ def whole(turn: Turn, run: Run, snapshot: Snapshot) -> None:
     """The run can go back to a snapshot from now on."""
     # An older one's manifest may be there later; the newest counts.
     unlisted = tuple(other for other in run.saving.unlisted if other.step > snapshot.step)
-    saving = replace(run.saving, unlisted=unlisted, failed="")
+    saving = replace(run.saving, unlisted=unlisted, failed=None)
     kept = kept_snapshots(run, snapshot)
     run = replace(run, past=replace(run.past, snapshots=kept), saving=saving)
     if run.moving is not None and run.moving.has_begun and run.moving.step < snapshot.step:
@@ -184,19 +186,18 @@ def whole(turn: Turn, run: Run, snapshot: Snapshot) -> None:
         run = turn.state.runs[run.run_id]
     turn.keep(run)
     turn.write(SnapshotRecord(run.run_id, snapshot, frozenset(one.step for one in kept)))
-    words = f"the snapshot of step {snapshot.step} is whole"
-    turn.happened(EventKind.SNAPSHOT_WHOLE, run, words=words, to_step=snapshot.step)
+    complete = Reason(kind=ReasonKind.SNAPSHOT_COMPLETE, step=snapshot.step)
+    turn.happened(EventKind.SNAPSHOT_WHOLE, run, reason=complete, to_step=snapshot.step)
     _make_room(turn, run)
 
 
-def without_snapshot(turn: Turn, run: Run, step: StepNumber, reason: str) -> None:
+def without_snapshot(turn: Turn, run: Run, step: StepNumber, reason: Reason) -> None:
     """There is none of this step, and why."""
-    lost = f"there is no snapshot of step {step}: {reason}"
-    turn.happened(EventKind.SNAPSHOT_LOST, run, words=lost, to_step=step)
+    lost = Reason(kind=ReasonKind.SNAPSHOT_FAILED, step=step, parts=(reason,))
+    turn.happened(EventKind.SNAPSHOT_LOST, run, reason=lost, to_step=step)
     run = replace(run, saving=replace(run.saving, failed=reason))
     if run.spec.train.load_best_model_at_end and not run.phase.is_over:
-        words = f"the weights of step {step} are not saved, and cannot be the best: {reason}"
-        turn.put(replace(run, detail=words))
+        turn.put(replace(run, detail=replace(lost, kind=ReasonKind.BEST_NOT_SAVED)))
     else:
         turn.keep(run)
 
@@ -211,7 +212,7 @@ def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> Non
     if peer_id not in run.listeners:
         run = run.with_holds({**run.past.holds, peer_id: run.committed_steps})
     if attempt.loaded >= set(run.peers):
-        run = replace(run, phase=RunPhase.TRAINING, detail=joining_in_words(run))
+        run = replace(run, phase=RunPhase.TRAINING, detail=joining_of(run))
         turn.put(run)
         _plan_or_export(turn, run)
     elif run.misfits.keys() & set(run.peers):
@@ -270,7 +271,7 @@ def _step_done(turn: Turn, run: Run, step: PlannedStep) -> None:
         return
     wrong = wrong_norms(turn.state, run, step)
     if wrong:
-        why = "told another gradient norm than its replicas"
+        why = Reason(kind=ReasonKind.WRONG_NORM)
         attempts.do_without(turn, run, dict.fromkeys(wrong, why))
         return
     if _waits_for_snapshot(run, turn.now_s):
@@ -317,10 +318,9 @@ def _finish(turn: Turn, run: Run) -> None:
     """The result is there; who has another one than most of its replicas has none."""
     outvoted = outvoted_results(turn.state, run)
     run = without_results_of(run, outvoted)
-    turn.put(replace(run, phase=RunPhase.FINISHED, detail=losses.result_in_words(run)))
+    turn.put(replace(run, phase=RunPhase.FINISHED, detail=losses.result_ready(run)))
     for peer in outvoted:  # not set aside: other hardware than most has other last bits
-        reason = "most replicas of this peer's stage wrote down another result"
-        turn.say(peer, ReleaseStage(run_id=run.run_id, reason=reason))
+        attempts.release(turn, run, peer, ReasonKind.RELEASED_OUTVOTED)
 
 
 def _plan_or_export(turn: Turn, run: Run) -> None:
@@ -330,10 +330,10 @@ def _plan_or_export(turn: Turn, run: Run) -> None:
         if moving.awaits_move(run):
             _move(turn, run)
             return
-        left = held_for(turn.state, run, turn.now_s) if run.step is None else ""
-        why = left or (_paused(run) if run.step is None else "")
-        if why:
-            _hold(turn, run, why, saves=bool(left))
+        left = held_for(turn.state, run, turn.now_s) if run.step is None else None
+        why = left or (_paused(run) if run.step is None else None)
+        if why is not None:
+            _hold(turn, run, why, saves=left is not None)
         else:
             _plan(turn, _save_again(turn, run))
         return
@@ -344,23 +344,27 @@ def _plan_or_export(turn: Turn, run: Run) -> None:
         _export(turn, run)
 
 
-def _paused(run: Run) -> str:
-    """Why no step is planned of a run that its owner paused; empty of others."""
-    words = f"paused after step {run.committed_steps}: its peers hold its state"
-    return words if run.steering.is_paused else ""
+def _paused(run: Run) -> Reason | None:
+    """Why no step is planned of a run that its owner paused; None of others."""
+    paused = Reason(kind=ReasonKind.PAUSED, step=run.committed_steps)
+    return paused if run.steering.is_paused else None
 
 
-def _hold(turn: Turn, run: Run, why: str, *, saves: bool) -> None:
+def _hold(turn: Turn, run: Run, why: Reason, *, saves: bool) -> None:
     """Plan nothing, as its owner asks, or for a peer without which it cannot go on.
+
+    How long it waits counts from when it first waited for this kind of reason at this step.
 
     Args:
         turn: this one.
         run: that waits between two steps.
-        why: in words.
+        why: it waits.
         saves: whether it waits for a snapshot.
     """
     if run.detail != why:
-        run = replace(run, detail=why).with_awaited(Awaited(since_s=turn.now_s))
+        if run.detail is None or run.detail.wait != why.wait:
+            run = run.with_awaited(Awaited(since_s=turn.now_s))
+        run = replace(run, detail=why)
         turn.put(run)
     asked, steps = run.saving.asked, run.committed_steps
     is_asked = asked is not None and asked.step == steps and _asked_in_this_attempt(run)
@@ -377,20 +381,19 @@ def _export(turn: Turn, run: Run) -> None:
     run = replace(run, attempt=attempt)
     if run.spec.train.takes_snapshots and run.past.saved is None:
         run = _save(turn, run)  # so that a lost result costs no training
-    turn.put(replace(run, phase=RunPhase.EXPORTING, detail="peers write their stages down"))
+    turn.put(replace(run, phase=RunPhase.EXPORTING, detail=Reason(kind=ReasonKind.EXPORTING)))
     for peer in late:
-        reason = "the run was trained before this peer had caught up"
-        turn.say(peer, ReleaseStage(run_id=run.run_id, reason=reason))
+        attempts.release(turn, run, peer, ReasonKind.RELEASED_LATE_JOINER)
     for peer in run.peers:
         turn.say(peer, ExportStage(run_id=run.run_id))
 
 
 def _admit(turn: Turn, run: Run) -> Run:
     """Let learners that have caught up compute from the next plan on."""
-    words = caught_up_in_words(run)
+    caught_up = caught_up_of(run)
     run = with_caught_up(run)
-    if words:
-        run = replace(run, detail=words)
+    if caught_up is not None:
+        run = replace(run, detail=caught_up)
         turn.put(run)
     return run
 
@@ -411,8 +414,8 @@ def _evaluate(turn: Turn, run: Run, step: PlannedStep) -> Run:
     run, found = evaluated(run, step)
     turn.keep(run)
     turn.write(EvaluationRecord(run.run_id, found, run.past.judged))
-    words = f"evaluated after step {found.step}: loss {found.loss:.4g}"
-    turn.happened(EventKind.RUN_EVALUATED, run, words=words, to_step=found.step)
+    reason = Reason(kind=ReasonKind.EVALUATED, step=found.step, value=found.loss)
+    turn.happened(EventKind.RUN_EVALUATED, run, reason=reason, to_step=found.step)
     turn.publish(run.run_id, found)
     return run
 
@@ -471,7 +474,7 @@ def _grow_or_plan(turn: Turn, run: Run) -> None:
     fewer = with_successors_free(able, with_some_let_go(able, run))
     grown = with_newcomers(able, fewer)
     if not is_last and gone_from(turn.state, caught_up, turn.now_s):
-        attempts.interrupt(turn, leaving.with_words(turn, caught_up))
+        attempts.interrupt(turn, leaving.with_leavers(turn, caught_up))
     elif not is_last and grown is not run:
         attempts.interrupt(turn, _let_go(turn, run, fewer, grown))
     else:
@@ -489,11 +492,10 @@ def _make_room(turn: Turn, run: Run) -> None:
     """Cut the run anew from the snapshot that is whole now, if one that waits can begin then."""
     if run.phase is RunPhase.TRAINING and makes_room(turn.state, run, turn.now_s):
         step = run.past.rolled_back.committed_steps
-        why = "a run that waits is to have peers too"
-        detail = f"it is cut anew at step {step}: {why}"
+        detail = Reason(kind=ReasonKind.CUT_ANEW, step=step)
         stages = [stage.layers for stage in run.stages]
         run = replace(run, phase=RunPhase.WAITING, detail=detail, moving=None)
-        attempts.go_back(turn, run, why, stages)
+        attempts.go_back(turn, run, Reason(kind=ReasonKind.MAKES_ROOM), stages)
 
 
 # ---- layers move between stages, where that is faster, see `plan.moving`
@@ -514,8 +516,7 @@ def _unless_it_moves(turn: Turn, run: Run) -> Run:
     """The run, which waits for no move that cannot be any more."""
     if not moving.awaits_move(run) or moving.stands(turn.state, run, turn.now_s):
         return run
-    why = "who was to have them is not there any more, or no snapshot can be written"
-    run = replace(run, moving=None, detail=f"layers stay where they are: {why}")
+    run = replace(run, moving=None, detail=Reason(kind=ReasonKind.MOVE_IMPOSSIBLE))
     turn.put(run)
     return run
 
@@ -527,16 +528,17 @@ def _move(turn: Turn, run: Run) -> None:
     given up they go on, and from then on the snapshot can be loaded as often as it takes.
     """
     if run.moving is None or run.past.saved is None:
-        _hold(turn, run, "layers move to other stages: a snapshot is written first", saves=True)
+        why = Reason(kind=ReasonKind.MOVE_SAVES_FIRST, step=run.committed_steps)
+        _hold(turn, run, why, saves=True)
         return
-    words, stages = moving.in_words(run, run.moving), [stage.layers for stage in run.stages]
-    turn.happened(EventKind.RUN_MOVED, run, words=words, to_step=run.committed_steps)
+    moved, stages = moving.moved(run, run.moving), [stage.layers for stage in run.stages]
+    turn.happened(EventKind.RUN_MOVED, run, reason=moved, to_step=run.committed_steps)
     staying = {assignment.peer_id for assignment in run.moving.assignments}
     gone = [peer for peer in run.peers if peer not in staying]
-    run = replace(moving.begun(run, turn.now_s), phase=RunPhase.WAITING, detail=words)
-    attempts.go_back(turn, run, words, stages)
+    run = replace(moving.begun(run, turn.now_s), phase=RunPhase.WAITING, detail=moved)
+    attempts.go_back(turn, run, moved, stages)
     for peer in gone:
-        turn.say(peer, ReleaseStage(run_id=run.run_id, reason="others have its layers now"))
+        attempts.release(turn, run, peer, ReasonKind.RELEASED_MOVED)
 
 
 def _give(turn: Turn, run: Run, peers: Collection[PeerId]) -> None:
@@ -545,12 +547,10 @@ def _give(turn: Turn, run: Run, peers: Collection[PeerId]) -> None:
     for peer in gone:
         run = without_state(run, peer)
     run = run.with_assignments(a for a in run.attempt.assignments if a.peer_id not in peers)
-    verb = "goes" if len(gone) == 1 else "go"
-    detail = f"{' and '.join(gone)} {verb} to a run that waits, whose owner has less"
-    attempts.interrupt(turn, replace(run, detail=detail))
+    given = Reason(kind=ReasonKind.PEERS_GIVEN, peers=tuple(gone))
+    attempts.interrupt(turn, replace(run, detail=given))
     for peer in gone:
-        reason = "a run that waits is to have this peer"
-        turn.say(peer, ReleaseStage(run_id=run.run_id, reason=reason))
+        attempts.release(turn, run, peer, ReasonKind.RELEASED_GIVEN)
 
 
 def _let_go(turn: Turn, run: Run, fewer: Run, grown: Run) -> Run:
@@ -559,15 +559,21 @@ def _let_go(turn: Turn, run: Run, fewer: Run, grown: Run) -> Run:
     Newcomers are found again when it begins, and who moves is one of them.
     """
     new = {a.peer_id: a.layers for a in grown.attempt.assignments}
-    newcomers = ", ".join(peer for peer in grown.peers if peer not in run.peers)
-    words = [f"joined by {newcomers}"] if newcomers else []
+    newcomers = tuple(peer for peer in grown.peers if peer not in run.peers)
+    changes = [Reason(kind=ReasonKind.PEERS_JOIN, peers=newcomers)] if newcomers else []
     freed = (a for a in run.attempt.assignments if a.peer_id not in fewer.peers)
     passed = {stage.layers for stage in passed_by(run)}
     for peer, layers in ((a.peer_id, a.layers) for a in freed):
-        to = f"moves to layers {new[peer]}" if peer in new else "is let go"
-        why = "these are passed by from now on" if layers in passed else "their peer leaves"
-        words.append(f"peer {peer} (layers {layers}) {to}: {why}")
+        is_done = layers in passed
+        why = Reason(kind=ReasonKind.LAYERS_DONE if is_done else ReasonKind.STAGE_LEFT)
+        changes.append(
+            Reason(
+                kind=ReasonKind.PEER_MOVES if peer in new else ReasonKind.PEER_LET_GO,
+                peers=(peer,),
+                layers=(layers, new[peer]) if peer in new else (layers,),
+                parts=(why,),
+            )
+        )
         if peer not in new:
-            reason = "what its layers made of all samples is kept"
-            turn.say(peer, ReleaseStage(run_id=run.run_id, reason=reason))
-    return replace(fewer, detail="; ".join(words))
+            attempts.release(turn, run, peer, ReasonKind.RELEASED_DONE)
+    return replace(fewer, detail=several(changes))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from swarm_ft.coordinator.decide import attempts
 from swarm_ft.coordinator.facts.events import Turn
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.protocol.messages.client import RunPhase
 
 MAX_RUNS_OVER = 256
@@ -27,8 +28,8 @@ def expire_results(turn: Turn) -> None:
         elif since_s == math.inf:
             turn.keep(replace(run, finished_since_s=turn.now_s))
         elif turn.now_s - since_s >= result_s:
-            words = f"nobody fetched its result in {result_s / 3600:g} h"
-            attempts.end(turn, run, RunPhase.FAILED, words)
+            expired = Reason(kind=ReasonKind.RESULT_EXPIRED, amount=result_s)
+            attempts.end(turn, run, RunPhase.FAILED, expired)
 
 
 def forget(turn: Turn) -> None:

@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from swarm_ft.coordinator.decide import attempts, commits
 from swarm_ft.coordinator.facts.events import SnapshotRecord, Turn
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.state import Run, Snapshot
 from swarm_ft.coordinator.plan.keepers import (
     GRACE_S,
@@ -91,8 +92,8 @@ def _look_whether_whole(turn: Turn, run: Run) -> None:
     without = replace(run, saving=replace(run.saving, asked=None))
     for stage in snapshot.stages:
         if not stays(turn.state, stage):
-            words = f"nobody who stays has room for layers {stage.layers} (--keep-disk)"
-            commits.without_snapshot(turn, without, snapshot.step, words)
+            no_room = Reason(kind=ReasonKind.NO_KEEPER, layers=(stage.layers,))
+            commits.without_snapshot(turn, without, snapshot.step, no_room)
             _drop_others(turn, turn.state.runs[run.run_id])
             return
     keeping = replace(run.keeping, took_s=turn.now_s - run.keeping.began_s)
@@ -189,19 +190,19 @@ def _keep_with(turn: Turn, run: Run, snapshot: Snapshot, stage: SavedStage) -> N
 
 def _lost(turn: Turn, run: Run, snapshot: Snapshot, stage: SavedStage) -> None:
     """Nobody has this stage of a snapshot any more; who was to begin from it goes further back."""
-    words = f"nobody has layers {stage.layers} of it any more"
+    gone = Reason(kind=ReasonKind.KEEPERS_GONE, layers=(stage.layers,))
     if snapshot == run.saving.asked:
         run = replace(run, saving=replace(run.saving, asked=None))
-        commits.without_snapshot(turn, run, snapshot.step, words)
+        commits.without_snapshot(turn, run, snapshot.step, gone)
         return
     left = tuple(one for one in run.past.snapshots if one != snapshot)
     run = replace(run, past=replace(run.past, snapshots=left))
     turn.keep(run)
     turn.write(SnapshotRecord(run.run_id, snapshot, frozenset(one.step for one in left)))
-    commits.without_snapshot(turn, run, snapshot.step, words)
+    commits.without_snapshot(turn, run, snapshot.step, gone)
     begins_there = run.committed_steps == snapshot.step and run.past.trained_steps is None
     if begins_there and not run.attempt.assignments:
-        attempts.go_back(turn, turn.state.runs[run.run_id], words, [stage.layers])
+        attempts.go_back(turn, turn.state.runs[run.run_id], gone, [stage.layers])
 
 
 def _keeps(run: Run, shard: KeptShard, peer_id: PeerId) -> bool:

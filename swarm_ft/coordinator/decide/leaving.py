@@ -6,12 +6,14 @@ from dataclasses import replace
 
 from swarm_ft.coordinator.decide import attempts
 from swarm_ft.coordinator.facts.events import Turn
+from swarm_ft.coordinator.facts.messages import Progress
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind, gist_of, several
 from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.coordinator.plan.leaving import gone_from, progress_of
-from swarm_ft.coordinator.plan.membership import loss_in_words
+from swarm_ft.coordinator.plan.membership import loss_of
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunPhase
-from swarm_ft.protocol.messages.control import LeaveProgress, PeerLeaving, PeerWorks, gist_of
+from swarm_ft.protocol.messages.control import PeerLeaving, PeerWorks
 from swarm_ft.protocol.messages.events import EventKind
 
 RETOLD_AFTER_S = 5.0
@@ -29,14 +31,15 @@ def said(turn: Turn, peer_id: PeerId, message: PeerLeaving | PeerWorks) -> None:
 
 def _tell_of(turn: Turn, peer_id: PeerId, leaving: PeerLeaving | None) -> None:
     if leaving is None:
-        kind, verb = EventKind.PEER_RESUMED, "works again"
+        event, kind = EventKind.PEER_RESUMED, ReasonKind.PEER_RESUMED
     elif leaving.stays:
-        kind, verb = EventKind.PEER_PAUSED, "pauses"
+        event, kind = EventKind.PEER_PAUSED, ReasonKind.PEER_PAUSING
     else:
-        kind, verb = EventKind.PEER_LEAVING, "would leave"
-    why = f": {leaving.reason}" if leaving is not None and leaving.reason else ""
+        event, kind = EventKind.PEER_LEAVING, ReasonKind.PEER_LEAVING
+    text = leaving.reason if leaving is not None else ""
     for run in turn.state.runs_of(peer_id) or (None,):
-        turn.happened(kind, run, peer_id, words=f"peer {peer_id} {verb}{why}")
+        reason = Reason(kind=kind, peers=(peer_id,), text=text)
+        turn.happened(event, run, peer_id, reason=reason)
 
 
 def look_after(turn: Turn) -> None:
@@ -46,19 +49,20 @@ def look_after(turn: Turn) -> None:
     """
     for run in turn.state.going_runs:
         if run.phase is RunPhase.LOADING and gone_from(turn.state, run, turn.now_s):
-            attempts.interrupt(turn, with_words(turn, run))
+            attempts.interrupt(turn, with_leavers(turn, run))
 
 
-def with_words(turn: Turn, run: Run) -> Run:
+def with_leavers(turn: Turn, run: Run) -> Run:
     """The run, whose detail tells which of its peers leave now."""
     gone = gone_from(turn.state, run, turn.now_s)
-    words = [loss_in_words(turn.state, run, peer, _verb(turn, peer)) for peer in gone]
-    return replace(run, detail="; ".join(words)) if words else run
+    losses = [loss_of(turn.state, run, peer, _cause(turn, peer)) for peer in gone]
+    return replace(run, detail=several(losses)) if losses else run
 
 
-def _verb(turn: Turn, peer: PeerId) -> str:
+def _cause(turn: Turn, peer: PeerId) -> Reason:
     leaving = turn.state.members[peer].leaving
-    return "pauses" if leaving is not None and leaving.stays else "leaves"
+    is_paused = leaving is not None and leaving.stays
+    return Reason(kind=ReasonKind.PEER_PAUSES if is_paused else ReasonKind.PEER_LEAVES)
 
 
 def tell(turn: Turn) -> None:
@@ -70,10 +74,10 @@ def tell(turn: Turn) -> None:
             turn.say(peer, told)
 
 
-def _is_news(before: LeaveProgress, now: LeaveProgress, after_s: float) -> bool:
+def _is_news(before: Progress, now: Progress, after_s: float) -> bool:
     """Whether to tell it; steps that are counted up are none, at once."""
-    if (before.may_go, gist_of(before.words)) != (now.may_go, gist_of(now.words)):
+    if (before.may_go, gist_of(before.reason)) != (now.may_go, gist_of(now.reason)):
         return True
     expected_s = max(0.0, before.seconds - after_s)
     is_off = abs(now.seconds - expected_s) >= RETOLD_AFTER_S
-    return is_off or (now.words != before.words and after_s >= RETOLD_AFTER_S)
+    return is_off or (now.reason != before.reason and after_s >= RETOLD_AFTER_S)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from swarm_ft.coordinator.decide import attempts
 from swarm_ft.coordinator.facts.events import Turn
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind, several
 from swarm_ft.coordinator.facts.state import AttemptState, Run, SwarmState
 from swarm_ft.coordinator.plan.agreement import differing_results
 from swarm_ft.coordinator.plan.lateness import late_peers, overdue_peers
@@ -30,16 +31,10 @@ from swarm_ft.protocol.spec.layers import LayerRange
 # A finished run whose result lost a part goes back to its newest snapshot, or the beginning, as
 # soon as there are peers for it, or nobody trains. Until then who has the part may yet come back.
 
-TO_BE_FETCHED = "the result can be fetched"
 
-
-def result_in_words(run: Run) -> str:
-    """What a client is told of a finished run."""
-    differing = differing_results(run)
-    if not differing:
-        return TO_BE_FETCHED
-    layers = ", ".join(map(str, differing))
-    return f"{TO_BE_FETCHED}; replicas of layers {layers} have different ones, the first counts"
+def result_ready(run: Run) -> Reason:
+    """The detail of a finished run."""
+    return Reason(kind=ReasonKind.RESULT_READY, layers=differing_results(run))
 
 
 def holder_gone(turn: Turn, peer_id: PeerId, *, away_since_s: float) -> None:
@@ -55,11 +50,11 @@ def look_after(turn: Turn) -> None:
         lost = lost_parts(turn.state, run, turn.now_s)
         others = turn.state.active_runs if lost else []
         if not lost:
-            _tell(turn, run, result_in_words(run))
+            _tell(turn, run, result_ready(run))
         elif not others or _could_begin(turn.state, run, turn.now_s):
             _make_again(turn, run, lost)
         else:
-            _tell(turn, run, f"{_in_words(lost)}; it is made again after run {others[0].run_id}")
+            _tell(turn, run, replace(_result_lost(lost), runs=(others[0].run_id,)))
 
 
 def _could_begin(state: SwarmState, run: Run, now_s: float) -> bool:
@@ -75,18 +70,18 @@ def _finished(turn: Turn) -> list[Run]:
 
 def _make_again(turn: Turn, run: Run, lost: Sequence[LayerRange]) -> None:
     step = run.past.rolled_back.committed_steps
-    detail = f"{_in_words(lost)}; the run goes back to step {step}"
+    detail = replace(_result_lost(lost), step=step)
     run = replace(run, phase=RunPhase.WAITING, detail=detail)
-    attempts.go_back(turn, run, _in_words(lost), lost)
+    attempts.go_back(turn, run, _result_lost(lost), lost)
 
 
-def _tell(turn: Turn, run: Run, detail: str) -> None:
+def _tell(turn: Turn, run: Run, detail: Reason) -> None:
     if run.detail != detail:
         turn.put(replace(run, detail=detail))
 
 
-def _in_words(lost: Sequence[LayerRange]) -> str:
-    return f"the result of layers {', '.join(map(str, lost))} is lost"
+def _result_lost(lost: Sequence[LayerRange]) -> Reason:
+    return Reason(kind=ReasonKind.RESULT_LOST, layers=tuple(lost))
 
 
 # ---- what follows from hearing nothing: of a peer, or, for the coordinator, of anything at all
@@ -140,25 +135,26 @@ def _run_postponed(run: Run, gap_s: float) -> Run:
 def tell(turn: Turn) -> None:
     """Let those who watch a run see whom it hears nothing of, or waits for, while it does."""
     for run in turn.state.going_runs:
-        notice = _notice(turn, run) if run.phase.is_working else ""
+        notice = _notice(turn, run) if run.phase.is_working else None
         if notice != run.notice:
             noticed = replace(run, notice=notice)
             turn.keep(noticed)
-            turn.publish(run.run_id, noticed.status)
+            turn.publish(run.run_id, noticed)
             if notice:
-                turn.happened(EventKind.PEER_SILENT, noticed, words=notice)
+                turn.happened(EventKind.PEER_SILENT, noticed, reason=notice)
 
 
-def _notice(turn: Turn, run: Run) -> str:
+def _notice(turn: Turn, run: Run) -> Reason | None:
     members, overdue = turn.state.members, overdue_peers(turn.state, run, turn.now_s)
-    words = []
+    noticed = []
     for stage in run.attempt.assignments:
-        peer, whom = stage.peer_id, f"peer {stage.peer_id} (layers {stage.layers})"
+        peer, layers = stage.peer_id, (stage.layers,)
         if peer in members and turn.now_s - members[peer].heard_at_s >= NOTICED_S:
-            words.append(f"{whom} has said nothing for {NOTICED_S:.0f} s")
+            kind, amount = ReasonKind.PEER_SILENT, NOTICED_S
+            noticed.append(Reason(kind=kind, peers=(peer,), layers=layers, amount=amount))
         elif peer in overdue:
-            words.append(f"{whom} is waited for, and nobody stands in for it")
-    return "; ".join(words)
+            noticed.append(Reason(kind=ReasonKind.PEER_AWAITED, peers=(peer,), layers=layers))
+    return several(noticed)
 
 
 # ---- peers that keep the others waiting, see `lateness`
@@ -202,11 +198,10 @@ def _relieve(turn: Turn, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
     usual = run.measured.seconds[peer_id]
     known = MappingProxyType({**run.measured.seconds, peer_id: (*usual, seconds)})
     measured = replace(run.measured, seconds=known)
-    detail = (
-        f"peer {peer_id} got slow: {seconds:.1f} s a microbatch, {longest_s(usual):.1f} s at most "
-        f"before; its share is divided anew"
+    detail = Reason(
+        kind=ReasonKind.PEER_RELIEVED, peers=(peer_id,), amount=seconds, limit=longest_s(usual)
     )
-    turn.happened(EventKind.PEER_RELIEVED, run, peer_id, words=detail)
+    turn.happened(EventKind.PEER_RELIEVED, run, peer_id, reason=detail)
     attempts.interrupt(turn, replace(run, measured=measured, detail=detail))
 
 

@@ -64,12 +64,14 @@ from swarm_ft.coordinator.facts.events import (
     TokensLost,
     Turn,
 )
+from swarm_ft.coordinator.facts.messages import Release
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind, several
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
 from swarm_ft.coordinator.plan.membership import (
     SILENT_S,
     holds_last_commit,
     is_wanted,
-    loss_in_words,
+    loss_of,
     may_hold_it,
     missed_last_commit,
     with_exports_of,
@@ -82,6 +84,7 @@ from swarm_ft.coordinator.plan.steps import report_refusal
 from swarm_ft.errors import (
     BadInput,
     BuffersLost,
+    MalformedMessage,
     NonFinite,
     NotAllowed,
     OutOfTurn,
@@ -99,7 +102,6 @@ from swarm_ft.protocol.messages.control import (
     PeerHello,
     PeerLeaving,
     PeerWorks,
-    ReleaseStage,
     ShardKept,
     ShardLost,
     StageExported,
@@ -133,7 +135,8 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
         case PeerSaid(peer_id, message):
             _peer_said(turn, peer_id, message)
         case PeerLost(peer_id):
-            _peer_gone(turn, peer_id, "is gone", away_since_s=now_s)
+            lost = Reason(kind=ReasonKind.PEER_DISCONNECTED)
+            _peer_gone(turn, peer_id, lost, away_since_s=now_s)
         case RunSubmitted(run_id, spec, owner, key, priority):
             turn.put(Run(run_id=run_id, spec=spec, owner=owner, storage_key=key, priority=priority))
         case RunCancelled() | ResultCollected():
@@ -142,8 +145,9 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
             steering.steer(turn, event)
         case SnapshotWritten() | SnapshotLost():
             commits.snapshot_listed(turn, event)
-        case TokensLost(run_id, reason):
-            _end(turn, run_id, RunPhase.FAILED, f"its data cannot be read: {reason}")
+        case TokensLost(run_id, message):
+            unreadable = Reason(kind=ReasonKind.DATA_UNREADABLE, text=message)
+            _end(turn, run_id, RunPhase.FAILED, unreadable)
         case Tick(ways):
             turn.state = replace(turn.state, ways=ways or turn.state.ways)
             _time_passed(turn)
@@ -185,7 +189,8 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
     run = own.get(getattr(message, "run_id", None) or _NO_RUN)
     match message:
         case PeerGoodbye():
-            _peer_gone(turn, peer_id, "left", EventKind.PEER_LEFT, away_since_s=-math.inf)
+            left = Reason(kind=ReasonKind.PEER_LEFT)
+            _peer_gone(turn, peer_id, left, EventKind.PEER_LEFT, away_since_s=-math.inf)
         case PeerLeaving() | PeerWorks():
             leaving.said(turn, peer_id, message)
         case StageReady() | StepReady() if run and _is_current(run, peer_id, message):
@@ -231,10 +236,10 @@ def _handed_over(turn: Turn, run: Run, peer_id: PeerId, message: StageOffered | 
 def _ready(turn: Turn, run: Run, peer_id: PeerId, message: StageReady | StepReady) -> None:
     refusal = report_refusal(run, peer_id, message)
     if refusal is not None:
-        why = f"told what cannot be: {refusal.message}"
+        why = Reason(kind=ReasonKind.INVALID_REPORT, parts=(refusal,))
         attempts.blame(turn, run, peer_id, why)
         _peer_gone(turn, peer_id, why, EventKind.PEER_REFUSED, away_since_s=-math.inf)
-        turn.dismiss(peer_id, refusal)
+        turn.dismiss(peer_id, MalformedMessage, replace(why, peers=(peer_id,)))
     elif isinstance(message, StageReady):
         commits.stage_ready(turn, run, peer_id, message)
     else:
@@ -264,13 +269,14 @@ def _stage_failed(turn: Turn, peer_id: PeerId, failed: StageFailed) -> None:
 
 def _cannot_host(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
     """The run does without this peer, which stays for others."""
-    misfits = MappingProxyType({**run.misfits, peer_id: error.message})
+    misfit = Reason(kind=ReasonKind.PEER_MISFIT, code=error.code, text=error.message)
+    misfits = MappingProxyType({**run.misfits, peer_id: misfit})
     run = replace(without_state(run, peer_id), misfits=misfits)
     if peer_id not in run.peers:
         turn.keep(run)
         return
-    detail = loss_in_words(turn.state, run, peer_id, f"cannot host them: {error.message}")
-    run = replace(run, detail=detail)
+    cause = replace(misfit, kind=ReasonKind.CANNOT_HOST)
+    run = replace(run, detail=loss_of(turn.state, run, peer_id, cause))
     if attempts.asks_on(turn, run):
         turn.put(run)
     else:
@@ -283,13 +289,14 @@ def _doubted(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
     But nobody on probation is: where all are let in, anybody could end a run.
     """
     if not turn.state.carries(peer_id):
-        attempts.do_without(turn, run, {peer_id: f"is alone to say so: {error.message}"})
+        alone = _error_of(error, ReasonKind.UNCONFIRMED_ERROR)
+        attempts.do_without(turn, run, {peer_id: alone})
         return
     step = StepNumber(run.committed_steps)
     agrees = [p for p, doubted in run.doubts.items() if doubted == step and p != peer_id]
     if agrees:
-        words = f"peers {agrees[0]} and {peer_id} say so: {error.message}"
-        attempts.end(turn, run, RunPhase.FAILED, words)
+        confirmed = _error_of(error, ReasonKind.CONFIRMED_ERROR, agrees[0], peer_id)
+        attempts.end(turn, run, RunPhase.FAILED, confirmed)
         return
     run = replace(run, doubts=MappingProxyType({**run.doubts, peer_id: step}))
     _failed(turn, run, peer_id, error)
@@ -301,7 +308,7 @@ def _lost(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
     With the next attempt it tells what it has, and the step is planned with that.
     """
     lost_at = {**run.lost_at, peer_id: StepNumber(run.committed_steps)}
-    detail = f"peer {peer_id}: {error.message}"
+    detail = _error_of(error, ReasonKind.PEER_ERROR, peer_id)
     attempts.interrupt(turn, replace(run, lost_at=MappingProxyType(lost_at), detail=detail))
 
 
@@ -313,7 +320,8 @@ def _failed(
     Nobody can tell which end of a link is broken, so it counts for both. Who is broken has others
     too that say so, and is set aside before them. Who is on probation blames nobody else.
     """
-    detail, not_before_s = f"peer {peer_id}: {error.message}", turn.now_s + RETRY_S
+    not_before_s = turn.now_s + RETRY_S
+    details = [_error_of(error, ReasonKind.PEER_ERROR, peer_id)]
     if isinstance(error, OutOfTurn) and run.phase is RunPhase.LOADING:
         # What it holds is not what is known here; start at once from what is known.
         run, not_before_s = without_state(run, peer_id), run.not_before_s
@@ -322,9 +330,14 @@ def _failed(
     is_heard = about in run.peers and about != peer_id and turn.state.carries(peer_id)
     ends = {peer_id: ""} | ({about: peer_id} if about is not None and is_heard else {})
     for end, by in ends.items():
-        if attempts.blame(turn, run, end, error.message, by=by):
-            detail += f"; peer {end} failed too often and is set aside"
+        if attempts.blame(turn, run, end, _error_of(error, ReasonKind.PEER_ERROR), by=by):
+            details.append(Reason(kind=ReasonKind.SUSPENDED, peers=(end,)))
+    detail = several(details)
     attempts.interrupt(turn, replace(run, detail=detail, not_before_s=not_before_s))
+
+
+def _error_of(error: SwarmError, kind: ReasonKind, *peers: PeerId) -> Reason:
+    return Reason(kind=kind, peers=peers, code=error.code, text=error.message)
 
 
 # ---- who comes and goes
@@ -332,9 +345,13 @@ def _failed(
 
 def _joined(turn: Turn, hello: PeerHello, grant: Grant) -> None:
     if hello.layers is not None and not grant.covers(hello.layers):
-        expected = f"expected --layers auto or within {grant.layers}, as it was invited for"
-        words = f"peer {hello.peer_id}: {expected}, got {hello.layers}"
-        turn.dismiss(hello.peer_id, NotAllowed(words))
+        granted = () if grant.layers is None else (grant.layers,)
+        refusal = Reason(
+            kind=ReasonKind.GRANT_LAYERS,
+            peers=(hello.peer_id,),
+            layers=(*granted, hello.layers),
+        )
+        turn.dismiss(hello.peer_id, NotAllowed, refusal)
         return
     member = Member(
         hello=hello,
@@ -345,24 +362,27 @@ def _joined(turn: Turn, hello: PeerHello, grant: Grant) -> None:
     )
     turn.state = without_misfit(with_exports_of(turn.state, member), hello.peer_id)
     turn.state = turn.state.with_member(member)
-    offered = f"offers layers {hello.layers}" if hello.layers else "takes any layers"
-    words = f"peer {hello.peer_id} joined: {offered}"
-    turn.happened(EventKind.PEER_JOINED, None, hello.peer_id, words=words)
+    joined = Reason(
+        kind=ReasonKind.PEER_JOINED,
+        peers=(hello.peer_id,),
+        layers=(hello.layers,) if hello.layers else (),
+    )
+    turn.happened(EventKind.PEER_JOINED, None, hello.peer_id, reason=joined)
     for run in turn.state.going_runs:
         _came(turn, run, hello)
     for held in hello.held:
         if not is_wanted(turn.state, hello.peer_id, held):
-            release = ReleaseStage(
+            release = Release(
                 run_id=held.run_id,
-                reason="the run needs it no more",
+                reason=Reason(kind=ReasonKind.RELEASED_UNUSED),
                 is_over=_is_over(turn.state, held.run_id),
             )
             turn.say(hello.peer_id, release)
     keeping.joined(turn, hello)
     for run_id in hello.kept_runs:
         if _is_over(turn.state, run_id):
-            over = ReleaseStage(run_id=run_id, reason="the run is over", is_over=True)
-            turn.say(hello.peer_id, over)
+            reason = Reason(kind=ReasonKind.RELEASED_OVER)
+            turn.say(hello.peer_id, Release(run_id=run_id, reason=reason, is_over=True))
 
 
 def _is_over(state: SwarmState, run_id: RunId) -> bool:
@@ -386,7 +406,8 @@ def _came(turn: Turn, run: Run, hello: PeerHello) -> None:
     is_loading = run.phase is RunPhase.LOADING
     able = share_of(turn.state, run, turn.now_s)
     if peer in run.peers or (is_loading and with_newcomers(able, run) is not run):
-        detail = run.detail if run.phase is RunPhase.WAITING else f"joined by {peer}"
+        joins = Reason(kind=ReasonKind.PEERS_JOIN, peers=(peer,))
+        detail = run.detail if run.phase is RunPhase.WAITING else joins
         attempts.interrupt(turn, replace(run, detail=detail))
     else:
         turn.keep(run)
@@ -397,15 +418,15 @@ def _dismiss_silent(turn: Turn) -> None:
     for peer_id, member in turn.state.members.items():
         silent_s = turn.now_s - member.heard_at_s
         if silent_s >= SILENT_S:
-            why = f"said nothing for {silent_s:.0f} s"
+            why = Reason(kind=ReasonKind.PEER_SILENT, amount=silent_s)
             _peer_gone(turn, peer_id, why, away_since_s=turn.now_s)
-            turn.dismiss(peer_id, Unavailable(f"peer {peer_id} {why}"))
+            turn.dismiss(peer_id, Unavailable, replace(why, peers=(peer_id,)))
 
 
 def _peer_gone(
     turn: Turn,
     peer_id: PeerId,
-    why: str,
+    why: Reason,
     kind: EventKind = EventKind.PEER_GONE,
     *,
     away_since_s: float,
@@ -416,10 +437,10 @@ def _peer_gone(
     losses.holder_gone(turn, peer_id, away_since_s=away_since_s)
     runs = turn.state.runs_of(peer_id)
     for run in runs or (None,):
-        turn.happened(kind, run, peer_id, words=f"peer {peer_id} {why}")
+        turn.happened(kind, run, peer_id, reason=replace(why, peers=(peer_id,)))
     for run in runs:
         away = {**run.attempt.away_since_s, peer_id: away_since_s}
-        detail = loss_in_words(turn.state, run, peer_id, why)
+        detail = loss_of(turn.state, run, peer_id, why)
         after = without_state(run, peer_id) if peer_id in run.listeners else run
         attempts.interrupt(turn, replace(after.with_away(away), detail=detail))
 
@@ -429,12 +450,14 @@ def _peer_gone(
 
 def _done_with(turn: Turn, event: RunCancelled | ResultCollected) -> None:
     if isinstance(event, RunCancelled):
-        _end(turn, event.run_id, RunPhase.CANCELLED, f"cancelled by {event.by}")
+        by_operator, by_client = ReasonKind.CANCELLED_BY_OPERATOR, ReasonKind.CANCELLED_BY_CLIENT
+        reason = Reason(kind=by_operator if event.by_operator else by_client)
+        _end(turn, event.run_id, RunPhase.CANCELLED, reason)
     else:
         _collected(turn, event.run_id)
 
 
-def _end(turn: Turn, run_id: RunId, phase: RunPhase, detail: str) -> None:
+def _end(turn: Turn, run_id: RunId, phase: RunPhase, detail: Reason) -> None:
     run = turn.state.runs.get(run_id)
     if run is not None and run.phase <= RunPhase.FINISHED:
         attempts.end(turn, run, phase, detail)
@@ -443,4 +466,5 @@ def _end(turn: Turn, run_id: RunId, phase: RunPhase, detail: str) -> None:
 def _collected(turn: Turn, run_id: RunId) -> None:
     run = turn.state.runs.get(run_id)
     if run is not None and run.phase is RunPhase.FINISHED:
-        attempts.end(turn, run, RunPhase.COLLECTED, "a client has the result")
+        collected = Reason(kind=ReasonKind.RESULT_COLLECTED)
+        attempts.end(turn, run, RunPhase.COLLECTED, collected)

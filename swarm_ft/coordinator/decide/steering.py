@@ -20,6 +20,7 @@ from swarm_ft.coordinator.facts.events import (
     RunResumed,
     Turn,
 )
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.state import RateChange, Run
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.client import CodecChange, RunPhase
@@ -51,27 +52,29 @@ def steer(turn: Turn, event: RunPaused | RunResumed | RateChanged | CodecsChange
 
 def _pause(turn: Turn, run: Run) -> None:
     is_open = run.phase is RunPhase.TRAINING and run.step is not None
-    when = f"once step {run.committed_steps} is committed" if is_open else "now"
-    words = f"its owner pauses it {when}"
-    _steered(turn, run, EventKind.RUN_PAUSED, words, is_paused=True)
+    step = run.committed_steps if is_open else None
+    reason = Reason(kind=ReasonKind.PAUSED_BY_OWNER, step=step)
+    _steered(turn, run, EventKind.RUN_PAUSED, reason, is_paused=True)
 
 
 def _resume(turn: Turn, run: Run) -> None:
     # `commits.look_after_held` follows.
-    _steered(turn, run, EventKind.RUN_RESUMED, "its owner resumes it", is_paused=False)
+    reason = Reason(kind=ReasonKind.RESUMED_BY_OWNER)
+    _steered(turn, run, EventKind.RUN_RESUMED, reason, is_paused=False)
 
 
-def _steered(turn: Turn, run: Run, kind: EventKind, words: str, *, is_paused: bool) -> None:
-    run = replace(run, detail=words, steering=replace(run.steering, is_paused=is_paused))
-    _keep(turn, run, kind, words)
+def _steered(turn: Turn, run: Run, kind: EventKind, reason: Reason, *, is_paused: bool) -> None:
+    run = replace(run, detail=reason, steering=replace(run.steering, is_paused=is_paused))
+    _keep(turn, run, kind, reason)
 
 
 def _change_rate(turn: Turn, run: Run, learning_rate: float) -> None:
     first = _first_unplanned(run)
     before = run.steering.peak_at(first, run.spec.train.learning_rate)
     run = replace(run, steering=run.steering.with_rate(RateChange(first, learning_rate)))
-    words = f"learning rate {learning_rate:.4g} from step {first} on, {before:.4g} before"
-    _keep(turn, run, EventKind.RUN_STEERED, words)
+    kind = ReasonKind.RATE_CHANGED
+    reason = Reason(kind=kind, step=first, value=learning_rate, value_before=before)
+    _keep(turn, run, EventKind.RUN_STEERED, reason)
 
 
 def _change_codecs(turn: Turn, run: Run, codecs: Codecs) -> None:
@@ -80,8 +83,9 @@ def _change_codecs(turn: Turn, run: Run, codecs: Codecs) -> None:
     if codecs == before:
         return
     run = replace(run, steering=run.steering.with_codecs(CodecChange(first, codecs)))
-    words = f"codecs {codecs} from step {first} on, {before} before"
-    _keep(turn, run, EventKind.RUN_STEERED, words)
+    kind = ReasonKind.CODECS_CHANGED
+    reason = Reason(kind=kind, step=first, text=str(codecs), text_before=str(before))
+    _keep(turn, run, EventKind.RUN_STEERED, reason)
 
 
 def follow_quality(turn: Turn, run: Run, step: StepNumber, excess: float | None) -> Run:
@@ -105,17 +109,28 @@ def follow_quality(turn: Turn, run: Run, step: StepNumber, excess: float | None)
     if not _is_another(found.step_size, now):
         turn.keep(run)
         turn.write(RunRecord(run))
-        turn.publish(run.run_id, run.status)
+        turn.publish(run.run_id, run)
         return run
     codecs = Codecs(forward_codec_of(found.step_size), run.spec.train.backward_codec)
     changed = run.steering.with_codecs(CodecChange(first, codecs))
     run = replace(run, steering=changed.asked_from(run.oldest_kept_step))
-    words = (
-        f"codecs {codecs} from step {first} on: compression added {excess:.2g} nats to the loss of "
-        f"step {step}; {run.quality_found}"
-    )
-    _keep(turn, run, EventKind.RUN_STEERED, words)
+    cost = Reason(kind=ReasonKind.COMPRESSION_COST, step=step, value=excess, parts=_quality_of(run))
+    reason = Reason(kind=ReasonKind.CODECS_CHANGED, step=first, text=str(codecs), parts=(cost,))
+    _keep(turn, run, EventKind.RUN_STEERED, reason)
     return run
+
+
+def _quality_of(run: Run) -> tuple[Reason, ...]:
+    found = run.quality_found
+    if found is None:
+        return ()
+    quality = Reason(
+        kind=ReasonKind.QUALITY,
+        value=found.cost,
+        value_before=found.asked,
+        amount=found.num_measured,
+    )
+    return (quality,)
 
 
 def _is_another(step_size: float, codecs: Codecs) -> bool:
@@ -129,8 +144,8 @@ def _first_unplanned(run: Run) -> StepNumber:
     return StepNumber(run.committed_steps + (run.step is not None))
 
 
-def _keep(turn: Turn, run: Run, kind: EventKind, words: str) -> None:
+def _keep(turn: Turn, run: Run, kind: EventKind, reason: Reason) -> None:
     turn.keep(run)
     turn.write(RunRecord(run))
-    turn.publish(run.run_id, run.status)
-    turn.happened(kind, run, words=words, to_step=run.past.all_steps)
+    turn.publish(run.run_id, run)
+    turn.happened(kind, run, reason=reason, to_step=run.past.all_steps)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swarm_ft.coordinator.facts.ledger import LedgerChange, change_of
+from swarm_ft.coordinator.facts.messages import Message
+from swarm_ft.coordinator.facts.reasons import Reason, gist_of
 from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.state import Run, Snapshot, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways
@@ -14,12 +16,11 @@ from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import (
     Contribution,
     Evaluated,
-    RunEvent,
     RunPhase,
     StepCommitted,
 )
-from swarm_ft.protocol.messages.control import CommitStep, FromPeer, PeerHello, ToPeer
-from swarm_ft.protocol.messages.events import EventKind, SwarmEvent
+from swarm_ft.protocol.messages.control import CommitStep, FromPeer, PeerHello
+from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
 from swarm_ft.protocol.spec.best import Judged
 from swarm_ft.protocol.spec.grant import Grant
@@ -68,14 +69,10 @@ class RunSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class RunCancelled:
-    """Somebody wants no more of a run.
-
-    Attributes:
-        by: who, in words.
-    """
+    """A client, or the operator of the swarm, cancels a run."""
 
     run_id: RunId
-    by: str = "a client"
+    by_operator: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +122,27 @@ class SnapshotWritten:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotLost:
-    """The snapshot's manifest cannot be written, and why."""
+    """The snapshot's manifest cannot be written.
+
+    Attributes:
+        message: of the error.
+    """
 
     run_id: RunId
     snapshot: Snapshot
-    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
 class TokensLost:
-    """A run's tokens are not on the disk any more as they were."""
+    """A run's tokens cannot be read.
+
+    Attributes:
+        message: of the error.
+    """
 
     run_id: RunId
-    reason: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,9 +287,16 @@ class ContributionRecord:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """Something happened, see `Happened`; the shell made it of that."""
+    """Something happened; the shell numbers it.
 
-    event: SwarmEvent
+    Attributes:
+        serial: rises by one with each.
+        unix_s: when the coordinator decided it, by its wall clock.
+    """
+
+    serial: int
+    unix_s: float
+    happened: Happened
 
 
 Record = (
@@ -303,30 +315,43 @@ Record = (
 
 # ---- what to do
 
+Published = Run | StepCommitted | Evaluated | Reason
+"""See `Publish`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Say:
     """Send a message to a peer; a plan goes with the tokens of these samples."""
 
     peer_id: PeerId
-    message: ToPeer
+    message: Message
     tokens_of: tuple[SampleId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """End a peer's membership with an error."""
+    """End a peer's membership with an error.
+
+    Attributes:
+        error: its class.
+        reason: names the peer.
+    """
 
     peer_id: PeerId
-    error: SwarmError
+    error: type[SwarmError]
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Tell everybody who watches the run."""
+    """Send an event to everybody who watches the run.
+
+    Attributes:
+        event: the run as it is now; or a step, or an evaluation; or a reason of kind WENT_BACK.
+    """
 
     run_id: RunId
-    event: RunEvent
+    event: Published
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +375,7 @@ class Happened:
     peer_id: PeerId | None = None
     from_step: int | None = None
     to_step: int | None = None
-    words: str = ""
+    reason: Reason | None = None
 
 
 Effect = Record | Say | Dismiss | Publish | WriteSnapshot | Happened
@@ -368,15 +393,7 @@ PHASE_KINDS = {
     RunPhase.CANCELLED: EventKind.RUN_CANCELLED,
     RunPhase.FAILED: EventKind.RUN_FAILED,
 }
-"""What happened to a run that is in a phase now, or has other words for it."""
-
-
-_PLAIN_WORDS = {
-    EventKind.RUN_SUBMITTED: "submitted by a client",
-    EventKind.RUN_QUEUED: "waits for its turn",
-    EventKind.RUN_TRAINING: "all peers are ready, and it trains",
-}
-"""Where a run says nothing itself."""
+"""What happened to a run that is in a phase now, or has another reason for it."""
 
 
 # ---- one call of `machine.decide`: the state as it changes, and the effects so far
@@ -405,15 +422,14 @@ class Turn:
         known = self.state.runs.get(run.run_id)
         self.keep(run)
         self.write(RunRecord(run))
-        self.publish(run.run_id, run.status)
+        self.publish(run.run_id, run)
         self._tell_change(known, run)
 
     def _tell_change(self, known: Run | None, run: Run) -> None:
         kind = PHASE_KINDS[run.phase] if known is not None else EventKind.RUN_SUBMITTED
         is_new = known is None or known.phase is not run.phase
-        if is_new or (run.detail and known and run.detail != known.detail):
-            words = run.detail or _PLAIN_WORDS.get(kind, "")
-            self.happened(kind, run, words=words, to_step=run.past.all_steps)
+        if is_new or (run.detail and known and run.detail.gist != gist_of(known.detail)):
+            self.happened(kind, run, reason=run.detail, to_step=run.past.all_steps)
 
     def happened(
         self,
@@ -421,11 +437,11 @@ class Turn:
         run: Run | None = None,
         peer_id: PeerId | None = None,
         *,
-        words: str = "",
+        reason: Reason | None = None,
         from_step: int | None = None,
         to_step: int | None = None,
     ) -> None:
-        """Tell people; `words` about a run are for those alone who may read it."""
+        """Tell people; only those who may read the run get the reason."""
         self.effects.append(
             Happened(
                 kind=kind,
@@ -433,7 +449,7 @@ class Turn:
                 peer_id=peer_id,
                 from_step=from_step,
                 to_step=to_step,
-                words=words,
+                reason=reason,
             )
         )
 
@@ -452,14 +468,14 @@ class Turn:
         """Put a record into the journal; comes before whatever is said about it."""
         self.effects.append(record)
 
-    def say(self, peer_id: PeerId, message: ToPeer, tokens_of: tuple[SampleId, ...] = ()) -> None:
+    def say(self, peer_id: PeerId, message: Message, tokens_of: tuple[SampleId, ...] = ()) -> None:
         """Send a message to a peer; a plan goes with the tokens of these samples."""
         self.effects.append(Say(peer_id, message, tokens_of))
 
-    def publish(self, run_id: RunId, event: RunEvent) -> None:
-        """Tell everybody who watches the run."""
+    def publish(self, run_id: RunId, event: Published) -> None:
+        """Send an event to everybody who watches the run, see `Publish`."""
         self.effects.append(Publish(run_id, event))
 
-    def dismiss(self, peer_id: PeerId, error: SwarmError) -> None:
+    def dismiss(self, peer_id: PeerId, error: type[SwarmError], reason: Reason) -> None:
         """End a peer's membership with an error."""
-        self.effects.append(Dismiss(peer_id, error))
+        self.effects.append(Dismiss(peer_id, error, reason))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.ids import Attempt, RunId
 
 MAX_FAILURES = 3
@@ -27,13 +28,13 @@ class Standing:
             where it did itself.
         times_aside: how often it was, of late.
         aside_until_s: monotonic seconds; no run is given to it before.
-        reason: what it was set aside for, or its last failure.
+        reason: of its suspension, or its last failure.
     """
 
     failed_in: tuple[tuple[RunId, Attempt, str], ...] = ()
     times_aside: int = 0
     aside_until_s: float = -math.inf
-    reason: str = ""
+    reason: Reason | None = None
 
     def is_aside(self, now_s: float) -> bool:
         """Whether it has to rest."""
@@ -45,19 +46,20 @@ class Standing:
         return min(FIRST_REST_S * REST_FACTOR ** (self.times_aside - 1), MAX_REST_S)
 
     @property
-    def words(self) -> str:
-        """What a peer that is set aside is told, and others of it."""
-        return f"set aside for {self.rest_s:.0f} s after {self.reason}"
+    def suspension(self) -> Reason:
+        """The reason that a suspended peer and its runs have."""
+        cause = () if self.reason is None else (self.reason,)
+        return Reason(kind=ReasonKind.PEER_SUSPENDED, amount=self.rest_s, parts=cause)
 
     def after_failure(
-        self, run_id: RunId, attempt: Attempt, reason: str, now_s: float, *, by: str = ""
+        self, run_id: RunId, attempt: Attempt, reason: Reason, now_s: float, *, by: str = ""
     ) -> Standing:
         """What one more failure makes of it; several in one attempt count once.
 
         Args:
             run_id: of the run.
             attempt: in which it failed.
-            reason: for people.
+            reason: of the failure.
             now_s: monotonic seconds.
             by: the other peer that says so; empty if it does itself. One other alone is not
                 believed, however often it says so.
@@ -67,9 +69,10 @@ class Standing:
         sayers = {sayer for _, _, sayer in failed_in}
         if len(failed_in) < MAX_FAILURES or ("" not in sayers and len(sayers) == 1):
             return replace(self, failed_in=failed_in, reason=reason)
-        return self.set_aside(f"{MAX_FAILURES} failures, the last one: {reason}", now_s)
+        failures = Reason(kind=ReasonKind.FAILED_TOO_OFTEN, amount=MAX_FAILURES, parts=(reason,))
+        return self.set_aside(failures, now_s)
 
-    def set_aside(self, reason: str, now_s: float) -> Standing:
+    def set_aside(self, reason: Reason, now_s: float) -> Standing:
         """It rests from now on, for longer than the last time."""
         is_forgotten = now_s - self.aside_until_s >= FORGOTTEN_AFTER_S
         times = 0 if is_forgotten else self.times_aside

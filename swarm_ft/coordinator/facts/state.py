@@ -13,25 +13,23 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from swarm_ft.coordinator.facts.ledger import Ledger
+from swarm_ft.coordinator.facts.messages import Progress
+from swarm_ft.coordinator.facts.reasons import Reason
 from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.client import (
-    MAX_CODEC_CHANGES,
     CodecChange,
     Contribution,
     Evaluated,
     QualityFound,
     RunPhase,
-    RunStatus,
-    StageResult,
     StepCommitted,
 )
 from swarm_ft.protocol.messages.control import (
     CommitStep,
     Learner,
-    LeaveProgress,
     PeerHello,
     PeerLeaving,
     SavedStage,
@@ -71,7 +69,7 @@ class Member:
     """A peer whose control stream is up, and when it last said something.
 
     Attributes:
-        idle: why there is nothing to do for it, as it was told; empty if there may be.
+        idle: why there is nothing to do for it, as it was told; None if there may be.
         grant: what its invitation lets it host; never its own word.
         leaving: that it would work no more, if it would not.
         told: what it was told of that last.
@@ -82,10 +80,10 @@ class Member:
     hello: PeerHello
     joined_at_s: float
     heard_at_s: float
-    idle: str = ""
+    idle: Reason | None = None
     grant: Grant = field(default_factory=Grant)
     leaving: PeerLeaving | None = None
-    told: LeaveProgress | None = None
+    told: Progress | None = None
     told_at_s: float = 0.0
     links: Mapping[PeerId, LinkSpeed] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -371,13 +369,13 @@ class Saving:
         asked: the one that peers were asked for last.
         attempt: in which they were.
         unlisted: whole but for their manifests, which are being written.
-        failed: why the last one could not be had; empty if it could.
+        failed: why the last one failed; None if it did not.
     """
 
     asked: Snapshot | None = None
     attempt: Attempt = NO_ATTEMPT
     unlisted: tuple[Snapshot, ...] = ()
-    failed: str = ""
+    failed: Reason | None = None
 
     @property
     def is_under_way(self) -> bool:
@@ -536,8 +534,8 @@ class Run:
         storage_key: from which come those with which its peers encrypt what they write down; empty
             once it is over, so that nothing opens what may be left of it.
         priority: how many peers it is to have, to those of others' runs.
-        notice: who of its peers at work is silent or waited for just now; of no use after a
-            restart.
+        detail: why it waits, or ended, or changed.
+        notice: which of its peers at work is silent or late now; of no use after a restart.
         attempt: the one at work, or the last one.
         step: the first uncommitted step, once it was planned.
         steering: what its owner asked of it meanwhile.
@@ -559,8 +557,8 @@ class Run:
     storage_key: bytes = field(default=b"", repr=False)
     priority: int = DEFAULT_PRIORITY
     phase: RunPhase = RunPhase.QUEUED
-    detail: str = ""
-    notice: str = ""
+    detail: Reason | None = None
+    notice: Reason | None = None
     past: Past = field(default_factory=Past)
     attempt: AttemptState = field(default_factory=AttemptState)
     step: PlannedStep | None = None
@@ -570,7 +568,7 @@ class Run:
     steering: Steering = field(default_factory=Steering)
     moving: Moving | None = None
     moves: Moves = field(default_factory=Moves)
-    misfits: Mapping[PeerId, str] = field(default_factory=_nothing)
+    misfits: Mapping[PeerId, Reason] = field(default_factory=_nothing)
     doubts: Mapping[PeerId, StepNumber] = field(default_factory=_nothing)
     lost_at: Mapping[PeerId, StepNumber] = field(default_factory=_nothing)
     unplaced_since_s: float = math.inf
@@ -611,27 +609,9 @@ class Run:
         return stages_of(self.attempt.assignments, but=listeners) if listeners else self.stages
 
     @property
-    def status(self) -> RunStatus:
-        """The run as others see it."""
-        return RunStatus(
-            run_id=self.run_id,
-            phase=self.phase,
-            detail=(self.notice if self.phase.is_working else "") or self.detail,
-            committed_steps=self.past.all_steps,
-            attempt=self.attempt.number,
-            spec=self.spec,
-            assignments=self.attempt.assignments,
-            sent=self.past.sent,
-            joining=self.listeners,
-            results=tuple(
-                StageResult(peer_id=peer, file=file)
-                for peer in self.peers
-                if (file := self.past.exported.get(peer))
-            ),
-            result_step=StepNumber(self.committed_steps) if self.past.trained_steps else None,
-            codecs=self.steering.codecs[-MAX_CODEC_CHANGES:],
-            quality=self.quality_found,
-        )
+    def reason(self) -> Reason | None:
+        """The notice while its peers work, else the detail."""
+        return (self.notice if self.phase.is_working else None) or self.detail
 
     @property
     def quality(self) -> QualityControl | None:

@@ -23,6 +23,7 @@ from swarm_ft.coordinator.facts.events import (
     EvaluationRecord,
     EventRecord,
     ForgetRecord,
+    Happened,
     LedgerRecord,
     PlanRecord,
     Record,
@@ -32,6 +33,7 @@ from swarm_ft.coordinator.facts.events import (
     StandingRecord,
 )
 from swarm_ft.coordinator.facts.ledger import Ledger
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.standing import FORGOTTEN_AFTER_S, MAX_REST_S, Standing
 from swarm_ft.coordinator.facts.state import (
     MAX_STANDINGS,
@@ -45,12 +47,20 @@ from swarm_ft.coordinator.facts.state import (
     Snapshot,
     Steering,
 )
+from swarm_ft.coordinator.journal.reason_text import reason_from, recorded, text_of
 from swarm_ft.coordinator.journal.reserve import Reserve
 from swarm_ft.coordinator.journal.tokens import TokenFiles
 from swarm_ft.coordinator.plan.membership import GATHER_S
 from swarm_ft.coordinator.plan.steps import MEASURED_STEPS
 from swarm_ft.errors import JournalError, SwarmError
-from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
+from swarm_ft.ids import (
+    Attempt,
+    BlockIndex,
+    MicrobatchIndex,
+    PeerId,
+    RunId,
+    StepNumber,
+)
 from swarm_ft.private_files import FILE_MODE, make_private
 from swarm_ft.protocol.messages.client import (
     CodecChange,
@@ -60,7 +70,7 @@ from swarm_ft.protocol.messages.client import (
     StepCommitted,
 )
 from swarm_ft.protocol.messages.control import CommitStep, SavedStage, StageAssignment
-from swarm_ft.protocol.messages.events import EventKind, SwarmEvent
+from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.messages.reports import (
     ByteCounts,
     GradientTraffic,
@@ -76,8 +86,10 @@ from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.sealing import Sealer
 
-VERSION = 8
+VERSION = 9
 """Of the tables, and of the RunSpecs in them; a journal of another one is not touched."""
+TEXT_VERSION = 8
+"""Its details, reasons and words are text; `Journal` rewrites them as reasons when it opens it."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
     position INTEGER PRIMARY KEY, run_id TEXT UNIQUE NOT NULL, spec BLOB NOT NULL,
@@ -169,33 +181,56 @@ class Journal:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("PRAGMA secure_delete=ON")  # a run's key goes with the run
-            is_new = self._check_version()
+            version = self._check_version()
             self._db.executescript(SCHEMA)
-            self._db.execute(f"PRAGMA user_version={VERSION}")
             # A write takes the exclusive lock now, so that a second coordinator learns it at once.
             self._db.execute("BEGIN IMMEDIATE")
-            if is_new and self._sealer is not None:
-                self._db.execute("INSERT INTO sealing VALUES (?)", (self._sealed(_PROOF, "proof"),))
+            if version is None:
+                self._db.execute(f"PRAGMA user_version={VERSION}")
+                if self._sealer is not None:
+                    proof = self._sealed(_PROOF, "proof")
+                    self._db.execute("INSERT INTO sealing VALUES (?)", (proof,))
             self._db.commit()
         self._reserve = Reserve(Path(f"{path}.reserve"), reserve_bytes)
         try:
             self._check_key()
+            if version == TEXT_VERSION:
+                self._rewrite_texts()
             self.tokens = self._open_tokens(key)
         except BaseException:
             self._db.close()
             raise
 
-    def _check_version(self) -> bool:
-        """Whether it is a new file."""
+    def _check_version(self) -> int | None:
+        """The version of the file; None: it is new."""
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         (num_tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if num_tables and version != VERSION:
+        if num_tables and version not in (TEXT_VERSION, VERSION):
             self._db.close()
             raise JournalError(
-                f"journal {self._path}: expected tables of version {VERSION}, found "
-                f"{version}; end its runs with the swarm-ft that wrote it, or name another file"
+                f"journal {self._path}: expected tables of version {TEXT_VERSION} or {VERSION}, "
+                f"found {version}; end its runs with the swarm-ft that wrote it, or name another "
+                "file"
             )
-        return not num_tables
+        return int(version) if num_tables else None
+
+    def _rewrite_texts(self) -> None:
+        """Make reasons of all texts of a journal of version 8, in one transaction."""
+        columns = (
+            ("runs", "run_id", "detail", "detail"),
+            ("standings", "peer_id", "reason", "standing"),
+            ("events", "serial", "words", "event"),
+        )
+        with self._errors_named(), self._db:
+            for table, name, column, place in columns:
+                found = self._db.execute(f"SELECT {name}, {column} FROM {table}").fetchall()
+                rows = [
+                    (self._sealed_reason(recorded(text), f"{place} {key}"), key)
+                    for key, value in found
+                    for text in [self._opened(value, f"{place} {key}").decode()]
+                ]
+                self._db.executemany(f"UPDATE {table} SET {column}=? WHERE {name}=?", rows)
+            self._db.execute(f"PRAGMA user_version={VERSION}")
 
     def _check_key(self) -> None:
         with self._errors_named():
@@ -256,12 +291,13 @@ class Journal:
             for record in records:
                 self._write_one(record)
 
-    def _write_event(self, event: SwarmEvent) -> None:
+    def _write_event(self, event: EventRecord) -> None:
         """The newest `MAX_EVENTS` are kept."""
+        happened = event.happened
         row = (
-            *(event.serial, event.unix_s, event.kind, event.run_id, event.peer_id),
-            *(event.from_step, event.to_step),
-            self._sealed(event.words.encode(), f"event {event.serial}"),
+            *(event.serial, event.unix_s, happened.kind, happened.run_id, happened.peer_id),
+            *(happened.from_step, happened.to_step),
+            self._sealed_reason(happened.reason, f"event {event.serial}"),
         )
         self._db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
         self._db.execute("DELETE FROM events WHERE serial<=?", (event.serial - MAX_EVENTS,))
@@ -302,8 +338,8 @@ class Journal:
         match record:
             case ContributionRecord():
                 self._write_contributions(record)
-            case EventRecord(event):
-                self._write_event(event)
+            case EventRecord():
+                self._write_event(record)
             case StandingRecord():
                 self._write_standing(record)
             case _:
@@ -367,7 +403,7 @@ class Journal:
 
     def _write_standing(self, record: StandingRecord) -> None:
         peer_id, standing = record.peer_id, record.standing
-        reason = self._sealed(standing.reason.encode(), f"standing {peer_id}")
+        reason = self._sealed_reason(standing.reason, f"standing {peer_id}")
         row = (peer_id, standing.times_aside, time.time() + record.for_s, reason)
         self._db.execute("INSERT OR REPLACE INTO standings VALUES (?, ?, ?, ?)", row)
 
@@ -477,7 +513,7 @@ class Journal:
             PeerId(peer): Standing(
                 times_aside=times,
                 aside_until_s=now_s + min(until_unix_s - unix_s, MAX_REST_S),
-                reason=self._opened(reason, f"standing {peer}").decode(),
+                reason=self._opened_reason(reason, f"standing {peer}"),
             )
             for peer, times, until_unix_s, reason in reversed(found)
         }
@@ -500,7 +536,7 @@ class Journal:
             for peer, samples, steps, seconds, compute_s, sent_bytes in found
         }
 
-    def events(self, since: int, limit: int) -> tuple[SwarmEvent, ...]:
+    def events(self, since: int, limit: int) -> tuple[EventRecord, ...]:
         """What happened, from this serial number on, so many at most, oldest first."""
         with self._errors_named():
             found = self._db.execute(
@@ -509,15 +545,17 @@ class Journal:
                 (since, limit),
             ).fetchall()
         return tuple(
-            SwarmEvent(
-                serial=serial,
-                unix_s=unix_s,
-                kind=EventKind(kind),
-                run_id=run_id and RunId(run_id),
-                peer_id=peer_id and PeerId(peer_id),
-                from_step=from_step if from_step is None else StepNumber(from_step),
-                to_step=to_step if to_step is None else StepNumber(to_step),
-                words=self._opened(words, f"event {serial}").decode(),
+            EventRecord(
+                serial,
+                unix_s,
+                Happened(
+                    kind=EventKind(kind),
+                    run_id=run_id and RunId(run_id),
+                    peer_id=peer_id and PeerId(peer_id),
+                    from_step=from_step,
+                    to_step=to_step,
+                    reason=self._opened_reason(words, f"event {serial}"),
+                ),
             )
             for serial, unix_s, kind, run_id, peer_id, from_step, to_step, words in found
         )
@@ -542,7 +580,8 @@ class Journal:
         name, sealed_spec, owner, key, phase_number, told, attempt = row[:7]
         committed_steps, trained_steps, stages = row[7:]
         spec_bytes = self._opened(sealed_spec, f"spec {name}")
-        detail = self._opened(told, f"detail {name}").decode()
+        detail = self._opened_reason(told, f"detail {name}")
+        restarted = Reason(kind=ReasonKind.COORDINATOR_RESTARTED)
         run_id, phase = RunId(name), RunPhase(phase_number)
         under_way = not phase.is_over and phase is not RunPhase.QUEUED
         assignments = _assignments_of(json.loads(stages))
@@ -581,7 +620,7 @@ class Journal:
             storage_key=self._opened(key, f"key {name}"),
             priority=self._priority(run_id),
             phase=RunPhase.WAITING if under_way else phase,
-            detail="the coordinator was restarted" if under_way else detail,
+            detail=restarted if under_way else detail,
             past=past,
             attempt=AttemptState(
                 number=Attempt(attempt),
@@ -753,9 +792,15 @@ class Journal:
         assigned = run.attempt.assignments
         stages = json.dumps(_hosts(assigned))
         key = self._sealed(run.storage_key, f"key {run.run_id}")
-        detail = self._sealed(run.detail.encode(), f"detail {run.run_id}")
+        detail = self._sealed_reason(run.detail, f"detail {run.run_id}")
         steps = run.committed_steps, run.past.trained_steps
         return key, run.phase, detail, run.attempt.number, *steps, stages
+
+    def _sealed_reason(self, reason: Reason | None, place: str) -> bytes:
+        return self._sealed(text_of(reason).encode(), place)
+
+    def _opened_reason(self, value: bytes, place: str) -> Reason | None:
+        return reason_from(self._opened(value, place).decode())
 
     def _sealed(self, value: bytes, place: str) -> bytes:
         return value if self._sealer is None else self._sealer.seal(value, place.encode())

@@ -3,44 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+from swarm_ft.coordinator.facts.reasons import MAX_NAMED, Reason, ReasonKind
 from swarm_ft.coordinator.facts.state import Member
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 
-NOT_ALONE = "may not host a stage alone"
-MAX_NAMED = 3
-"""Peers that a reason names; more would say no more."""
+_NO_TOKENS = Reason(kind=ReasonKind.NO_TOKENS)
+_NOT_TRUSTED = Reason(kind=ReasonKind.NOT_TRUSTED)
+_NOT_ALONE = Reason(kind=ReasonKind.NOT_ALONE)
 
 
-def refusal(spec: RunSpec, member: Member, layers: LayerRange) -> str:
-    """Why a peer may not host these blocks of a run beside others; empty if it may."""
-    if not member.grant.covers(layers):
-        return f"may host layers {member.grant.layers} only"
+def refusal(spec: RunSpec, member: Member, layers: LayerRange) -> Reason | None:
+    """Why a peer may not host these blocks of a run beside others; None if it may."""
+    granted = member.grant.layers
+    if granted is not None and not member.grant.covers(layers):
+        return Reason(kind=ReasonKind.GRANT_LAYERS, layers=(granted,))
     is_end = layers.start == 0 or layers.stop == spec.model.num_blocks
-    return end_refusal(spec, member) if is_end else ""
+    return end_refusal(spec, member) if is_end else None
 
 
-def end_refusal(spec: RunSpec, member: Member) -> str:
-    """Why a peer may not get text and labels of a run, as its ends do; empty if it may."""
+def end_refusal(spec: RunSpec, member: Member) -> Reason | None:
+    """Why a peer may not get text and labels of a run, as its ends do; None if it may."""
     trusted = spec.train.trusted_with_ends
     if not member.grant.sees_tokens:
-        return "may not see tokens"
+        return _NO_TOKENS
     if trusted and member.hello.peer_id not in trusted:
-        return "is none of the job's --private-ends"
-    return ""
+        return _NOT_TRUSTED
+    return None
 
 
-def kept_out(spec: RunSpec, members: Iterable[Member], missing: Sequence[LayerRange]) -> str:
-    """Who is there, and may not host a part of what is missing, and why; empty if nobody is."""
-    named = ((m.hello.peer_id, _why_not(spec, m, missing)) for m in members)
-    words = [f"peer {peer} {why}" for peer, why in named if why]
-    if len(words) > MAX_NAMED:
-        words[MAX_NAMED:] = [f"nor may {len(words) - MAX_NAMED} others"]
-    return ", ".join(words)
+def missing_layers(
+    spec: RunSpec, members: Iterable[Member], missing: Sequence[LayerRange]
+) -> Reason:
+    """These are missing; some peers are there and may not host a part of them."""
+    refused = [(m.hello.peer_id, why) for m in members if (why := _why_not(spec, m, missing))]
+    return Reason(
+        kind=ReasonKind.MISSING_LAYERS,
+        layers=tuple(missing),
+        parts=tuple(replace(why, peers=(peer,)) for peer, why in refused[:MAX_NAMED]),
+        num_more=len(refused[MAX_NAMED:]),
+    )
 
 
-def _why_not(spec: RunSpec, member: Member, missing: Sequence[LayerRange]) -> str:
+def _why_not(spec: RunSpec, member: Member, missing: Sequence[LayerRange]) -> Reason | None:
     """Of the blocks that it would host: those that it names, or what is missing."""
     own = member.hello.layers
     for gap in missing:
@@ -48,5 +55,5 @@ def _why_not(spec: RunSpec, member: Member, missing: Sequence[LayerRange]) -> st
             continue
         why = refusal(spec, member, own or gap)
         if why or member.grant.replica_only:
-            return why or NOT_ALONE
-    return ""
+            return why or _NOT_ALONE
+    return None

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunPhase
@@ -46,14 +47,14 @@ STEP_S = 30.0
 """How long a peer may stand still in a step, beside what its work takes."""
 
 
-def late_peers(state: SwarmState, run: Run, now_s: float) -> dict[PeerId, str]:
+def late_peers(state: SwarmState, run: Run, now_s: float) -> dict[PeerId, Reason]:
     """Peers that the others have waited for long enough, and can do without; what each did."""
     overdue = overdue_peers(state, run, now_s)
     late = {peer: why for peer, why in overdue.items() if _is_spare(state, run, peer, overdue)}
     return late | _late_learners(state, run, now_s)
 
 
-def overdue_peers(state: SwarmState, run: Run, now_s: float) -> dict[PeerId, str]:
+def overdue_peers(state: SwarmState, run: Run, now_s: float) -> dict[PeerId, Reason]:
     """Peers that the others have waited for long enough, and what each did. See the module."""
     absent, awaited = _absent(run), run.attempt.awaited
     mute = [peer for peer in absent if not awaited.waits_for.get(peer)]
@@ -61,8 +62,8 @@ def overdue_peers(state: SwarmState, run: Run, now_s: float) -> dict[PeerId, str
     overdue = [peer for peer in mute if now_s - since_s[peer] >= _limit_s(state, run, peer)]
     if absent and not mute and now_s - awaited.newest_s >= _deadlock_limit_s(state, run):
         overdue = [_most_missed(state, run, absent)]
-    words = _words(run)
-    return {p: f"{words} {now_s - since_s.get(p, awaited.newest_s):.0f} s" for p in overdue}
+    late_s = {p: now_s - since_s.get(p, awaited.newest_s) for p in overdue}
+    return {p: _late_in_phase(run, seconds) for p, seconds in late_s.items()}
 
 
 def _absent(run: Run) -> list[PeerId]:
@@ -109,14 +110,14 @@ def _reached(waits_for: Mapping[PeerId, Collection[PeerId]], peer: PeerId) -> se
     return found
 
 
-def _words(run: Run) -> str:
+def _late_in_phase(run: Run, seconds: float) -> Reason:
     match run.phase:
         case RunPhase.LOADING:
-            return "was not ready after"
+            return Reason(kind=ReasonKind.LATE_LOADING, amount=seconds)
         case RunPhase.EXPORTING:
-            return "did not write its stage down in"
+            return Reason(kind=ReasonKind.LATE_EXPORT, amount=seconds)
         case _:
-            return f"kept the others waiting in step {run.committed_steps} for"
+            return Reason(kind=ReasonKind.LATE_STEP, step=run.committed_steps, amount=seconds)
 
 
 def _is_spare(state: SwarmState, run: Run, peer: PeerId, overdue: Collection[PeerId]) -> bool:
@@ -131,7 +132,7 @@ def _learning(run: Run) -> Iterator[PeerId]:
     return (t.peer_id for t in run.attempt.learners if t.peer_id not in caught_up)
 
 
-def _late_learners(state: SwarmState, run: Run, now_s: float) -> dict[PeerId, str]:
+def _late_learners(state: SwarmState, run: Run, now_s: float) -> dict[PeerId, Reason]:
     since_s = run.attempt.learning_since_s
 
     def limit_s(peer: PeerId) -> float:
@@ -140,7 +141,7 @@ def _late_learners(state: SwarmState, run: Run, now_s: float) -> dict[PeerId, st
 
     took_s = {peer: now_s - since_s[peer] for peer in _learning(run) if peer in since_s}
     return {
-        peer: f"did not take its stage's state over in {seconds:.0f} s"
+        peer: Reason(kind=ReasonKind.LATE_STATE, amount=seconds)
         for peer, seconds in took_s.items()
         if seconds >= limit_s(peer)
     }

@@ -12,8 +12,11 @@ goes with a leaver a snapshot is written, unless its client is faster.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import median
 
+from swarm_ft.coordinator.facts.messages import Progress
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
 from swarm_ft.coordinator.plan.hosting import refusal
 from swarm_ft.coordinator.plan.keepers import sole_keeper_of
@@ -22,7 +25,7 @@ from swarm_ft.coordinator.plan.membership import able_for, without_state
 from swarm_ft.coordinator.plan.placement import fits
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunPhase
-from swarm_ft.protocol.messages.control import LeaveProgress, PeerLeaving, Stage
+from swarm_ft.protocol.messages.control import PeerLeaving, Stage
 from swarm_ft.protocol.spec.layers import LayerRange
 
 SAVE_S = 600.0
@@ -63,26 +66,27 @@ def has_successors(able: SwarmState, run: Run) -> bool:
     return any(_successor(able, run, stage.layers) is not None for stage in _left(able, run))
 
 
-def held_for(state: SwarmState, run: Run, now_s: float) -> str:
-    """What the run waits for before it plans another step, in words; empty if it does not."""
+def held_for(state: SwarmState, run: Run, now_s: float) -> Reason | None:
+    """What the run waits for before it plans another step; None if it does not wait."""
     if (
         not state.leaving
         or not run.committed_steps
         or run.committed_steps >= run.spec.train.num_steps
     ):
-        return ""
+        return None
     able = able_for(state, run, now_s)
     for stage in _left(able, run):
-        leavers = ", ".join(p for p in stage.peers if p in able.leaving)
-        whose = f"peer {leavers} (layers {stage.layers})"
+        leavers = tuple(p for p in stage.peers if p in able.leaving)
         if _successor(able, run, stage.layers) is not None:
             continue
-        stays = all(_leaving(able, p).stays for p in stage.peers if p in able.leaving)
-        if may_save(state, run, now_s):
-            return f"{whose} {'pauses' if stays else 'leaves'}: a snapshot is written first"
-        if stays:
-            return f"waiting for {whose}, which is paused, and nobody can take over from it"
-    return ""
+        stays = all(_leaving(able, p).stays for p in leavers)
+        saves = ReasonKind.SAVES_BEFORE_PAUSE if stays else ReasonKind.SAVES_BEFORE_LEAVE
+        may_be_saved = may_save(state, run, now_s)
+        if may_be_saved or stays:
+            kind = saves if may_be_saved else ReasonKind.AWAITS_PAUSED
+            layers, step = (stage.layers,), run.committed_steps
+            return Reason(kind=kind, peers=leavers, layers=layers, step=step)
+    return None
 
 
 def may_save(state: SwarmState, run: Run, now_s: float) -> bool:
@@ -138,7 +142,7 @@ def _leaving(state: SwarmState, peer: PeerId) -> PeerLeaving:
 # ---- what a leaver is told
 
 
-def progress_of(state: SwarmState, peer: PeerId, now_s: float) -> LeaveProgress:
+def progress_of(state: SwarmState, peer: PeerId, now_s: float) -> Progress:
     """What a leaver waits for, for how long about, and whether it may go."""
     stays = _leaving(state, peer).stays
     told = [_progress_in(state, run, peer, now_s) for run in state.runs_of(peer)]
@@ -147,65 +151,76 @@ def progress_of(state: SwarmState, peer: PeerId, now_s: float) -> LeaveProgress:
         return waiting
     for run in state.runs.values():
         if not stays and _is_last_of_result(state, run, peer):
-            return LeaveProgress(may_go=False, words=_result_in_words(state, run, peer, now_s))
+            return Progress(may_go=False, reason=_not_collected(state, run, peer, now_s))
     kept = None if stays else sole_keeper_of(state, peer)
     if kept is not None:
         run, stage = kept
-        words = f"run {run.run_id}: others take its snapshot of layers {stage.layers} over"
-        return LeaveProgress(may_go=False, words=words)
-    return told[0] if told else LeaveProgress(may_go=True, words="")
+        return Progress(may_go=False, reason=_about(run, stage.layers, ReasonKind.KEEPERS_COPY))
+    return told[0] if told else Progress(may_go=True)
 
 
-def _progress_in(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> LeaveProgress:
+def _about(run: Run, layers: LayerRange, kind: ReasonKind) -> Reason:
+    return Reason(kind=kind, run_id=run.run_id, layers=(layers,))
+
+
+def _progress_in(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> Progress:
     layers = next(a.layers for a in run.attempt.assignments if a.peer_id == peer)
-    whose, rest_s = f"run {run.run_id}, layers {layers}", _rest_s(run, now_s)
+    rest_s = _rest_s(run, now_s)
     if peer in gone_from(state, run, now_s):
         if run.phase is RunPhase.WAITING:
-            return LeaveProgress(may_go=True, words=f"{whose}: others have the state")
-        words = "nothing is lost, the others go on from the end of this step"
-        return LeaveProgress(may_go=False, words=f"{whose}: {words}", seconds=rest_s)
+            reason = _about(run, layers, ReasonKind.STATE_HANDED_OVER)
+            return Progress(may_go=True, reason=reason)
+        reason = _about(run, layers, ReasonKind.GOES_AFTER_STEP)
+        return Progress(may_go=False, reason=reason, seconds=rest_s)
     if run.phase is RunPhase.EXPORTING or run.committed_steps >= run.spec.train.num_steps:
-        words = "the run is trained, and its result is written down"
-        return LeaveProgress(may_go=False, words=f"{whose}: {words}")
+        reason = _about(run, layers, ReasonKind.RESULT_IS_WRITTEN)
+        return Progress(may_go=False, reason=reason)
     others = (p for p in _stage(run, peer).peers if p in state.members)
     taking = [p for p in others if p not in state.leaving and state.carries(p)]
     able = able_for(state, run, now_s)
     successor = taking[0] if taking else _successor(able, run, layers)
     if successor is not None:
         seconds = rest_s + _hand_over_s(state, run, peer, successor, now_s) + _step_s(run)
-        words = "takes the state over" if taking else "is to take over from the end of this step on"
-        return LeaveProgress(
-            may_go=False, words=f"{whose}: peer {successor} {words}", seconds=seconds
-        )
+        kind = ReasonKind.SUCCESSOR_COPIES if taking else ReasonKind.SUCCESSOR_CHOSEN
+        reason = replace(_about(run, layers, kind), others=(successor,))
+        return Progress(may_go=False, reason=reason, seconds=seconds)
     return _alone(state, run, peer, now_s)
 
 
-def _alone(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> LeaveProgress:
+def _alone(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> Progress:
     """Of the last one that has a stage's state, where nobody can take over."""
     layers, stays = _stage(run, peer).layers, _leaving(state, peer).stays
-    whose, rest_s = f"run {run.run_id}, layers {layers}", _rest_s(run, now_s)
+    rest_s = _rest_s(run, now_s)
     is_waiting = run.phase is RunPhase.WAITING  # for others, without whom none is whole
     if may_save(state, run, now_s) and not is_waiting:
-        when = "is being written" if is_held(run) else "is to be written at the end of this step"
-        words = f"nobody can take over; a snapshot {when}"
-        return LeaveProgress(may_go=False, words=f"{whose}: {words}", seconds=rest_s)
+        kind = ReasonKind.SNAPSHOT_IS_WRITTEN if is_held(run) else ReasonKind.SNAPSHOT_IS_DUE
+        return Progress(may_go=False, reason=_about(run, layers, kind), seconds=rest_s)
     if stays:
-        words = "nobody can take over, and the run waits for this peer from the end of the step on"
-        return LeaveProgress(may_go=is_held(run), words=f"{whose}: {words}", seconds=rest_s)
+        reason = _about(run, layers, ReasonKind.RUN_AWAITS_PEER)
+        return Progress(may_go=is_held(run), reason=reason, seconds=rest_s)
     lost = run.committed_steps - run.past.rolled_back.committed_steps
-    why = f"no snapshot can be written ({run.saving.failed})" if run.saving.failed else ""
-    why = why or ("no snapshots are kept" if not is_waiting else "the run waits for others")
-    words = f"nobody can take over, and {why}: {lost} steps would be lost"
-    return LeaveProgress(may_go=False, words=f"{whose}: {words} ({lost * _step_s(run):.0f} s)")
+    reason = replace(
+        _about(run, layers, ReasonKind.STEPS_AT_RISK),
+        amount=lost,
+        limit=lost * _step_s(run),
+        parts=(_why_unsaved(run),),
+    )
+    return Progress(may_go=False, reason=reason)
 
 
-def _result_in_words(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> str:
-    layers = _stage(run, peer).layers
-    words = f"run {run.run_id}: its client has not fetched the result of layers {layers} yet"
-    if may_save(state, run, now_s):
-        return f"{words}; a snapshot is being written, of which it can be made again"
+def _why_unsaved(run: Run) -> Reason:
+    if run.saving.failed is not None:
+        return Reason(kind=ReasonKind.SNAPSHOT_IMPOSSIBLE, parts=(run.saving.failed,))
+    is_waiting = run.phase is RunPhase.WAITING
+    return Reason(kind=ReasonKind.RUN_AWAITS_OTHERS if is_waiting else ReasonKind.NO_SNAPSHOTS)
+
+
+def _not_collected(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> Reason:
     lost = run.committed_steps - run.past.rolled_back.committed_steps
-    return f"{words}, and nobody else has it: {lost} steps would be lost"
+    return replace(
+        _about(run, _stage(run, peer).layers, ReasonKind.RESULT_NOT_COLLECTED),
+        amount=None if may_save(state, run, now_s) else lost,
+    )
 
 
 def takes_result_along(state: SwarmState, run: Run) -> bool:

@@ -8,9 +8,10 @@ from dataclasses import replace
 from statistics import mean, median
 from types import MappingProxyType
 
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind, several
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways
-from swarm_ft.coordinator.plan.hosting import NOT_ALONE, refusal
+from swarm_ft.coordinator.plan.hosting import refusal
 from swarm_ft.coordinator.plan.placement import Placement, fits, place, place_on
 from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
@@ -67,7 +68,7 @@ def _dispensable(state: SwarmState, run: Run, able: Collection[PeerId]) -> set[P
     return leaving - needed
 
 
-def hopeless_for(state: SwarmState, run: Run) -> str | None:
+def hopeless_for(state: SwarmState, run: Run) -> Reason | None:
     """Why nobody who is there can ever host the run, by their own words; None if somebody may.
 
     Who could not carry a stage anyway is not asked: its word ends no run.
@@ -77,12 +78,14 @@ def hopeless_for(state: SwarmState, run: Run) -> str | None:
         may = peer in state.result_keepers or layers_misfit(state, run, member.hello) is None
         if may and peer not in run.misfits:
             return None
-    words = (f"peer {p}: {run.misfits[p]}" for p in carriers if p in run.misfits)
-    return next(words, None)
+    misfits = (replace(run.misfits[p], peers=(p,)) for p in carriers if p in run.misfits)
+    return next(misfits, None)
 
 
-def why_idle(state: SwarmState, runs: Sequence[Run], member: Member, now_s: float) -> str:
+def why_idle(state: SwarmState, runs: Sequence[Run], member: Member, now_s: float) -> Reason | None:
     """Why there is nothing to do for a member, if there is a reason that it can do something about.
+
+    The reason names the run that its text is about.
 
     Args:
         state: who is there.
@@ -91,33 +94,39 @@ def why_idle(state: SwarmState, runs: Sequence[Run], member: Member, now_s: floa
         now_s: monotonic seconds.
     """
     if member.leaving is not None:
-        word = "paused" if member.leaving.stays else "leaves"
-        return f"{word}: {member.leaving.reason}" if member.leaving.reason else word
+        leaving, pausing = ReasonKind.PEER_LEAVING, ReasonKind.PEER_PAUSING
+        kind = pausing if member.leaving.stays else leaving
+        return Reason(kind=kind, text=member.leaving.reason)
     if state.is_aside(member.hello.peer_id, now_s):
-        return state.standing(member.hello.peer_id).words
+        return state.standing(member.hello.peer_id).suspension
     reasons = [_why_not_for(state, run, member) for run in runs]
-    return reasons[0] if reasons and all(reasons) else ""
+    return reasons[0] if reasons and all(reasons) else None
 
 
-def _why_not_for(state: SwarmState, run: Run, member: Member) -> str:
+def _why_not_for(state: SwarmState, run: Run, member: Member) -> Reason | None:
     peer_id = member.hello.peer_id
     if peer_id in run.misfits:
-        return f"run {run.run_id}: {run.misfits[peer_id]}"
+        return run.misfits[peer_id].of(run.run_id)
     return layers_misfit(state, run, member.hello) or _not_granted(run, member)
 
 
-def _not_granted(run: Run, member: Member) -> str:
-    """Why a member may host none of the layers that it could; empty if it may some."""
+def _not_granted(run: Run, member: Member) -> Reason | None:
+    """Why a member may host none of the layers that it could; None if it may some."""
     if member.hello.peer_id in run.peers:
-        return ""
+        return None
     own, stages = member.hello.layers, run.stages
     cuts = [own] if own else [stage.layers for stage in stages]
-    refusals = {cut: refusal(run.spec, member, cut) for cut in cuts}
-    if not refusals or not all(refusals.values()):
-        return ""
-    listed = {why: [str(cut) for cut in cuts if refusals[cut] == why] for why in refusals.values()}
-    words = (f"layers {', '.join(named)}: this peer {why}" for why, named in listed.items())
-    return f"run {run.run_id}: {'; '.join(words)}"
+    refused: dict[Reason, list[LayerRange]] = {}
+    for cut in cuts:
+        why = refusal(run.spec, member, cut)
+        if why is None:
+            return None
+        refused.setdefault(why, []).append(cut)
+    kind = ReasonKind.REFUSED_LAYERS
+    parts = tuple(
+        Reason(kind=kind, layers=tuple(named), parts=(why,)) for why, named in refused.items()
+    )
+    return Reason(kind=ReasonKind.NOT_GRANTED, run_id=run.run_id, parts=parts) if parts else None
 
 
 def without_misfit(state: SwarmState, peer: PeerId) -> SwarmState:
@@ -129,7 +138,7 @@ def without_misfit(state: SwarmState, peer: PeerId) -> SwarmState:
     return state
 
 
-def layers_misfit(state: SwarmState, run: Run, hello: PeerHello) -> str | None:
+def layers_misfit(state: SwarmState, run: Run, hello: PeerHello) -> Reason | None:
     """Why the layers that a peer offers are of no use to the run, if they are of none.
 
     A peer that keeps the result of an earlier run is not asked.
@@ -144,12 +153,10 @@ def layers_misfit(state: SwarmState, run: Run, hello: PeerHello) -> str | None:
     if hello.peer_id in run.peers or hello.peer_id in state.result_keepers:
         return None
     if layers.stop > model.num_blocks:
-        return (
-            f"layers {layers}: outside the model of run {run.run_id}, "
-            f"{model.reference}, which has layers {model.layers}"
-        )
-    listed = ", ".join(str(cut.layers) for cut in cuts)
-    return f"layers {layers}: match no stage of run {run.run_id} ({listed})"
+        outside = (layers, model.layers)
+        return Reason(kind=ReasonKind.OUTSIDE_MODEL, run_id=run.run_id, layers=outside)
+    stages = tuple(cut.layers for cut in cuts)
+    return Reason(kind=ReasonKind.NO_SUCH_STAGE, run_id=run.run_id, layers=(layers, *stages))
 
 
 def is_wanted(state: SwarmState, peer_id: PeerId, held: HeldStage) -> bool:
@@ -161,17 +168,24 @@ def is_wanted(state: SwarmState, peer_id: PeerId, held: HeldStage) -> bool:
     return is_current or peer_id in run.peers
 
 
-def loss_in_words(state: SwarmState, run: Run, peer_id: PeerId, why: str) -> str:
+def loss_of(state: SwarmState, run: Run, peer_id: PeerId, cause: Reason) -> Reason:
     """Who of the run is lost, and what happens now if that depends on nobody else."""
     stage = next(stage for stage in run.stages if peer_id in stage.peers)
     there = [peer for peer in stage.peers if peer in state.members and peer != peer_id]
     others = [peer for peer in there if peer not in run.listeners]
-    words = f"peer {peer_id} (layers {stage.layers}) {why}"
+    kind = ReasonKind.TAKEN_OVER
     if peer_id in run.listeners:
-        return f"{words}; it had not caught up"
-    if others and not any(map(state.carries, others)):
-        return f"{words}; {' and '.join(others)} {NOT_ALONE}"
-    return f"{words}; its part goes to {' and '.join(others)}" if others else words
+        kind, others = ReasonKind.WAS_JOINING, []
+    elif not any(map(state.carries, others)):
+        kind = ReasonKind.NO_CARRIER
+    follows = () if kind is not ReasonKind.WAS_JOINING and not others else (kind,)
+    parts = tuple(Reason(kind=one, others=tuple(others)) for one in follows)
+    return Reason(
+        kind=ReasonKind.PEER_LOST,
+        peers=(peer_id,),
+        layers=(stage.layers,),
+        parts=(cause, *parts),
+    )
 
 
 def lost_stages(able: SwarmState, run: Run) -> tuple[Stage, ...]:
@@ -188,33 +202,37 @@ def lost_stages(able: SwarmState, run: Run) -> tuple[Stage, ...]:
     )
 
 
-def lost_in_words(state: SwarmState, run: Run, stage: Stage, now_s: float) -> str:
+def weights_lost(state: SwarmState, run: Run, stages: Collection[Stage], now_s: float) -> Reason:
     """Whose weights are lost, and what became of each peer that had them."""
-    peers = (f"peer {peer} {_absence(state, run, peer, now_s)}" for peer in stage.peers)
-    return f"nobody has the weights of layers {stage.layers} any more: {', '.join(peers)}"
+    return Reason(
+        kind=ReasonKind.WEIGHTS_LOST,
+        layers=tuple(stage.layers for stage in stages),
+        parts=tuple(
+            Reason(kind=_absence(state, run, peer, now_s), peers=(peer,))
+            for stage in stages
+            for peer in stage.peers
+        ),
+    )
 
 
-def _absence(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> str:
+def _absence(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> ReasonKind:
     if peer in run.misfits:
-        return "cannot host them"
+        return ReasonKind.CANNOT_HOST
     if state.is_aside(peer, now_s):
-        return "is set aside"
+        return ReasonKind.SUSPENDED
     if peer in state.members:
-        return "has them no more" if state.carries(peer) else "may not carry them alone"
+        return ReasonKind.STATE_LOST if state.carries(peer) else ReasonKind.NOT_ALONE
     is_sent_or_left = run.attempt.away_since_s.get(peer) == -math.inf
-    return "left" if is_sent_or_left else "is gone"
+    return ReasonKind.PEER_LEFT if is_sent_or_left else ReasonKind.PEER_DISCONNECTED
 
 
-def remedy_in_words(state: SwarmState, run: Run, lost: Collection[LayerRange]) -> str:
+def remedy_for(state: SwarmState, run: Run, lost: Collection[LayerRange]) -> Reason:
     """What would have kept the steps that a run loses with these layers."""
-    replica = f"another peer for layers {', '.join(map(str, lost))}"
     train = run.spec.train
-    if not train.takes_snapshots and state.num_keepers:
-        return f"{replica}, or snapshots more often (--save-steps for the job)"
-    if not train.takes_snapshots:
-        where = "--snapshots for the coordinator and all peers"
-        return f"{replica}, or snapshots (--save-steps for the job, {where})"
-    return f"{replica}, or snapshots more often (--save-steps {train.save_steps} now)"
+    if not train.takes_snapshots and not state.num_keepers:
+        return Reason(kind=ReasonKind.REMEDY_SNAPSHOTS, layers=tuple(lost))
+    save_steps = train.save_steps if train.takes_snapshots else None
+    return Reason(kind=ReasonKind.REMEDY_SAVE_STEPS, layers=tuple(lost), amount=save_steps)
 
 
 def holds_last_commit(run: Run, held: HeldStage) -> bool:
@@ -288,7 +306,7 @@ def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
         return place(run.spec, free, now_s)
     moved = moved_stages(state, run)
     if moved:
-        return Placement(moved, "", is_by_speed=True)
+        return Placement(moved, is_by_speed=True)
     cuts = [stage.layers for stage in run.past.snapshot.stages]
     as_before = place_on(cuts, run.spec, free, now_s)
     # One whole model has its tied ends under one name.
@@ -482,20 +500,21 @@ def with_caught_up(run: Run) -> Run:
     return replace(run, attempt=replace(run.attempt, learners=learners, caught_up=frozenset()))
 
 
-def joining_in_words(run: Run) -> str:
-    """Who takes over while the others train; empty if nobody does."""
-    joining = [a for a in run.attempt.assignments if a.peer_id in run.listeners]
-    return "; ".join(
-        f"peer {a.peer_id} joins layers {a.layers}: it takes over while the others train"
-        for a in joining
+def joining_of(run: Run) -> Reason | None:
+    """Who takes over while the others train; None if nobody does."""
+    listeners = run.listeners
+    return several(
+        Reason(kind=ReasonKind.JOINING_STAGE, peers=(a.peer_id,), layers=(a.layers,))
+        for a in run.attempt.assignments
+        if a.peer_id in listeners
     )
 
 
-def caught_up_in_words(run: Run) -> str:
-    """Who has caught up; empty if nobody did."""
-    return "; ".join(
-        f"peer {a.peer_id} (layers {a.layers}) has caught up at step "
-        f"{run.committed_steps} and computes from now on"
+def caught_up_of(run: Run) -> Reason | None:
+    """Who has caught up; None if nobody did."""
+    kind, step = ReasonKind.CAUGHT_UP, run.committed_steps
+    return several(
+        Reason(kind=kind, peers=(a.peer_id,), layers=(a.layers,), step=step)
         for a in run.attempt.assignments
         if a.peer_id in run.attempt.caught_up
     )

@@ -16,6 +16,7 @@ from functools import lru_cache
 from itertools import groupby
 from statistics import median
 
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.state import (
     AttemptState,
     Member,
@@ -172,7 +173,7 @@ def begun(run: Run, now_s: float) -> Run:
     return replace(run, moving=moving, moves=moves, measured=measured)
 
 
-def in_words(run: Run, moving: Moving) -> str:
+def moved(run: Run, moving: Moving) -> Reason:
     """Which layers went from whom to whom, and what for."""
     before, after = _hosts(run.stages), _hosts(stages_of(moving.assignments))
     changes = [
@@ -183,20 +184,16 @@ def in_words(run: Run, moving: Moving) -> str:
     for (gone, came), group in groupby(changes):
         stop = start + sum(1 for _ in group)
         if gone or came:
-            parts.append(f"layers {LayerRange(start, stop)} {_change_in_words(gone, came)}")
+            kind, layers = ReasonKind.LAYERS_MOVED, (LayerRange(start, stop),)
+            parts.append(Reason(kind=kind, layers=layers, peers=gone, others=came))
         start = stop
-    if len(parts) > MAX_NAMED:
-        parts[MAX_NAMED:] = [f"{len(parts) - MAX_NAMED} more such changes"]
-    times = f"{moving.after_s:.2g} s in place of {moving.before_s:.2g} s"
-    return f"{', '.join(parts)}: a step is expected to take {times}"
-
-
-def _change_in_words(gone: Sequence[PeerId], came: Sequence[PeerId]) -> str:
-    if gone and came:
-        return f"moved from {' and '.join(gone)} to {' and '.join(came)}"
-    if came:
-        return f"are with {' and '.join(came)} too"
-    return f"are with {' and '.join(gone)} no more"
+    return Reason(
+        kind=ReasonKind.MOVED,
+        parts=tuple(parts[:MAX_NAMED]),
+        num_more=len(parts[MAX_NAMED:]),
+        amount=moving.after_s,
+        limit=moving.before_s,
+    )
 
 
 def _hosts(stages: Sequence[Stage]) -> list[tuple[PeerId, ...]]:

@@ -15,15 +15,16 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.state import Member
-from swarm_ft.coordinator.plan.hosting import end_refusal, kept_out, refusal
+from swarm_ft.coordinator.plan.hosting import end_refusal, missing_layers, refusal
 from swarm_ft.protocol.messages.control import PeerHello, StageAssignment
 from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
 from swarm_ft.protocol.spec.run_spec import RunSpec
 
 SETTLE_S = 2.0
 """How long automatic peers are gathered after the last one came, before the first assignment."""
-GATHERING = "gathering peers"
+_GATHERING = Reason(kind=ReasonKind.GATHERING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +32,18 @@ class Placement:
     """Who hosts what, first stage to last, replicas beside each other; or nobody, and why.
 
     Attributes:
+        reason: why nobody hosts it.
         is_by_speed: whether each has its layers since it is as fast as it is: nobody changes seats.
     """
 
     assignments: tuple[StageAssignment, ...]
-    reason: str
+    reason: Reason | None = None
     is_by_speed: bool = False
 
     @property
     def is_gathering(self) -> bool:
         """Whether more is known in a moment."""
-        return self.reason == GATHERING
+        return self.reason is not None and self.reason.kind is ReasonKind.GATHERING
 
 
 def place(spec: RunSpec, members: Sequence[Member], now_s: float) -> Placement:
@@ -52,9 +54,9 @@ def place(spec: RunSpec, members: Sequence[Member], now_s: float) -> Placement:
     parts = _cover(spec.model.num_blocks, fixed)
     gaps = [part for part in parts if isinstance(part, LayerRange)]
     if gaps and not free:
-        return _waiting(spec, members, gaps)
+        return Placement((), missing_layers(spec, members, gaps))
     if free and now_s - max(m.joined_at_s for m in free) < SETTLE_S:
-        return Placement((), GATHERING)
+        return Placement((), _GATHERING)
     filled = _filled(spec, parts, gaps, free)
     assignments = with_replicas(spec, filled.assignments, carriers)
     return replace(filled, assignments=assignments)
@@ -67,7 +69,7 @@ def place_on(
     carriers = [m for m in members if not m.grant.replica_only]
     autos = [m for m in carriers if m.hello.layers is None]
     if autos and now_s - max(m.joined_at_s for m in autos) < SETTLE_S:
-        return Placement((), GATHERING)
+        return Placement((), _GATHERING)
     autos = _least_free_first(spec, autos)
     fixed = [m for m in reversed(carriers) if m.hello.layers]
     hosts = {m.hello.layers: m for m in fixed if _may_keep(spec, m, m.hello.layers)}
@@ -78,23 +80,17 @@ def place_on(
             autos.remove(host)
     missing = [layers for layers in cuts if layers not in hosts]
     if missing:
-        return _waiting(spec, members, missing)
+        return Placement((), missing_layers(spec, members, missing))
     first = tuple(
         StageAssignment(peer_id=hosts[layers].hello.peer_id, layers=layers) for layers in cuts
     )
-    return Placement(with_replicas(spec, first, carriers), "")
+    return Placement(with_replicas(spec, first, carriers))
 
 
 def _may_keep(spec: RunSpec, member: Member, layers: LayerRange | None) -> bool:
     """Whether a member may host the layers that it names."""
     is_inside = layers is not None and layers.stop <= spec.model.num_blocks
     return is_inside and layers is not None and not refusal(spec, member, layers)
-
-
-def _waiting(spec: RunSpec, members: Sequence[Member], missing: Sequence[LayerRange]) -> Placement:
-    """Nobody hosts it as long as these are missing; who is there and may not host them is told."""
-    why = kept_out(spec, members, missing)
-    return Placement((), f"waiting for layers {_listed(missing)}{why and f': {why}'}")
 
 
 def _filled(
@@ -244,19 +240,17 @@ def _fill(
         spec, gaps, num_peers, most_bytes=max((m.hello.memory_bytes for m in asked), default=0)
     )
     if shares is None:
-        listed = _listed(gaps)
-        return Placement((), f"waiting for peers: {num_peers} to share layers {listed}")
+        kind = ReasonKind.TOO_FEW_PEERS
+        return Placement((), Reason(kind=kind, layers=tuple(gaps), amount=num_peers))
     ranges = [r for gap in gaps for r in split_evenly(gap, shares[gap])]
     hosts: dict[LayerRange, Member] = {}
     unused = list(asked)
     for layers in sorted(ranges, key=len, reverse=True):
         host = _host(spec, layers, unused)
         if host is None and any(fits(spec, layers, m.hello) for m in unused):
-            return _waiting(spec, unused, [layers])
+            return Placement((), missing_layers(spec, unused, [layers]))
         if host is None:
-            return Placement(
-                (), f"waiting for more peers: layers {layers} fit into nobody's memory"
-            )
+            return Placement((), Reason(kind=ReasonKind.NO_MEMORY, layers=(layers,)))
         hosts[layers] = host
         unused.remove(host)
     chosen = []
@@ -266,7 +260,7 @@ def _fill(
             chosen += [StageAssignment(peer_id=hosts[r].hello.peer_id, layers=r) for r in inside]
         elif part.hello.layers is not None:
             chosen.append(StageAssignment(peer_id=part.hello.peer_id, layers=part.hello.layers))
-    return Placement(tuple(chosen), "")
+    return Placement(tuple(chosen))
 
 
 def _shares(
@@ -296,7 +290,3 @@ def _shares(
 def _least_share(spec: RunSpec, gap: LayerRange, most_bytes: int) -> int:
     """Peers of so much memory that hold a gap, at least."""
     return max(1, math.ceil(spec.held_bytes(gap) / max(1, most_bytes)))
-
-
-def _listed(gaps: Sequence[LayerRange]) -> str:
-    return ", ".join(str(gap) for gap in gaps)

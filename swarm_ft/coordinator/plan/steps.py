@@ -9,9 +9,10 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.ledger import Ledger, Side
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.state import Measured, Past, PlannedStep, Run, Snapshot
 from swarm_ft.coordinator.facts.ways import Ways
-from swarm_ft.coordinator.plan.membership import joining_in_words
+from swarm_ft.coordinator.plan.membership import joining_of
 from swarm_ft.coordinator.plan.routes import (
     NO_WAYS,
     plan_again,
@@ -20,7 +21,6 @@ from swarm_ft.coordinator.plan.routes import (
     routes_of,
     with_entries,
 )
-from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import BlockIndex, PeerId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import Evaluated, StepCommitted
 from swarm_ft.protocol.messages.control import (
@@ -287,7 +287,7 @@ def commit_step(
     )
     after = replace(
         run,
-        detail=joining_in_words(run),
+        detail=joining_of(run),
         past=_past_after(run, step, committed, commit),
         step=None,
         unplaced_since_s=math.inf,
@@ -448,30 +448,25 @@ def ends_of(run: Run, peer_id: PeerId) -> dict[BlockIndex, Side]:
     return ends
 
 
-def report_refusal(
-    run: Run, peer_id: PeerId, report: StageReady | StepReady
-) -> MalformedMessage | None:
+def report_refusal(run: Run, peer_id: PeerId, report: StageReady | StepReady) -> Reason | None:
     """Why what a peer of the run tells of its buffers cannot be, if it cannot."""
     held = report.buffers if isinstance(report, StageReady) else report.lost
     boundaries = ends_of(run, peer_id)
     for boundary in (buffers.boundary for buffers in (*held, *report.buffers)):
         if boundary not in boundaries:
-            expected = " or ".join(map(str, boundaries)) or "none"
-            return MalformedMessage(
-                f"peer {peer_id}: buffers of boundary {boundary}; its stage has {expected}"
-            )
+            stage = next(one.layers for one in run.stages if peer_id in one.peers)
+            kind = ReasonKind.INVALID_BOUNDARY
+            return Reason(kind=kind, amount=boundary, layers=(stage,))
     if isinstance(report, StepReady):
         num_counts = task_of(run.spec.train).num_counts
         for told in report.evaluation:
             if len(told.counts) not in (0, num_counts):
-                return MalformedMessage(
-                    f"peer {peer_id}: expected {num_counts} counts of an evaluation, "
-                    f"got {len(told.counts)}"
-                )
+                kind, came = ReasonKind.INVALID_COUNTS, len(told.counts)
+                return Reason(kind=kind, amount=came, limit=num_counts)
     bound = Bitmap(run.spec.num_kept)
     refusals = (bound.refusal(buffers.samples.bitmap) for buffers in held)
-    words = next(filter(None, refusals), None)
-    return MalformedMessage(f"peer {peer_id}: set of samples: {words}") if words else None
+    text = next(filter(None, refusals), None)
+    return Reason(kind=ReasonKind.INVALID_SAMPLES, text=text) if text else None
 
 
 def took_stock(run: Run, peer_id: PeerId, held: Iterable[HeldBuffers]) -> Run:

@@ -37,7 +37,10 @@ NUM_FILES = 8
 MAX_WAITING = 120
 """Batches that a slow disk keeps waiting; then one is left out, and a new file begun."""
 SUFFIX = ".recording"
-_PLAIN, _SEALED = b"swarm-ft recording 1\n", b"swarm-ft recording 1, sealed\n"
+VERSION = 2
+"""Of the values in the files; recordings of another version are not read."""
+_NAME = b"swarm-ft recording "
+_PLAIN, _SEALED = _NAME + b"%d\n" % VERSION, _NAME + b"%d, sealed\n" % VERSION
 _HEAD = struct.Struct("<IQ")
 _MAX_PAYLOAD = 1 << 30
 _ENTRIES: dict[str, Any] = {kind.__name__: kind for kind in get_args(Entry)}
@@ -202,7 +205,12 @@ class RecordingFile:
 
     def _check(self, line: bytes) -> None:
         if line not in (_PLAIN, _SEALED):
-            raise BadInput(f"recording {self._path}: this is no recording of this swarm-ft's")
+            version = line.removeprefix(_NAME).split(b",")[0].strip().decode(errors="replace")
+            found = f"version {version}" if line.startswith(_NAME) else "another kind of file"
+            raise BadInput(
+                f"recording {self._path}: expected a recording of version {VERSION}, found "
+                f"{found}; replay it with the swarm-ft that wrote it"
+            )
         if (line == _SEALED) != (self._sealer is not None):
             how = "encrypted; name the key file that the coordinator has"
             how = how if line == _SEALED else "not encrypted; leave the key out"

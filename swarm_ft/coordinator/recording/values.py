@@ -7,7 +7,7 @@ What peers say, and a run's spec, are messages, and lie as the bytes in which th
     Mapping                 a list of pairs, in its order
     tuple, frozenset        a list; sets are sorted
     bytes                   base64
-    IntEnum                 its number
+    IntEnum, StrEnum        its number, its name
 
 A key is never written, see `KEYS`.
 """
@@ -18,7 +18,7 @@ import typing
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from functools import cache
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -56,6 +56,8 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - values of all types
 def _plain_part(value: Any) -> Any:  # noqa: ANN401
     if isinstance(value, (IntEnum, int)):
         return int(value)
+    if isinstance(value, StrEnum):
+        return str(value)
     if isinstance(value, Mapping):
         return [[plain(key), plain(entry)] for key, entry in value.items()]
     if isinstance(value, frozenset):
@@ -107,7 +109,8 @@ def _builder(hint: Any) -> Callable[[Any], Any]:  # noqa: ANN401 - a kind of typ
         return _record(hint)
     if hint is bytes:
         return b64decode
-    if hint in (bool, int, float, str) or (isinstance(hint, type) and issubclass(hint, IntEnum)):
+    is_enum = isinstance(hint, type) and issubclass(hint, (IntEnum, StrEnum))
+    if hint in (bool, int, float, str) or is_enum:
         return lambda found: hint(found)
     raise TypeError(f"there is no way to read a {hint}")
 

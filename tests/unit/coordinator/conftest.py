@@ -30,11 +30,15 @@ from swarm_ft.coordinator.facts.events import (
     Tick,
     WriteSnapshot,
 )
+from swarm_ft.coordinator.facts.messages import Idle, Progress, Release
+from swarm_ft.coordinator.facts.messages import Message as AnyMessage
+from swarm_ft.coordinator.facts.reasons import Reason
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.stage_keys import peer_key, stage_keys
+from swarm_ft.coordinator.watching import status_of
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
-from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
 from swarm_ft.protocol.messages.control import (
     Assign,
     CatchUp,
@@ -49,13 +53,11 @@ from swarm_ft.protocol.messages.control import (
     HeldStage,
     KeepShard,
     Learner,
-    LeaveProgress,
     PeerAlive,
     PeerGoodbye,
     PeerHello,
     PeerLeaving,
     PlanStep,
-    ReleaseStage,
     Revoked,
     SaveStage,
     ShardKept,
@@ -68,9 +70,7 @@ from swarm_ft.protocol.messages.control import (
     StageReady,
     StageSaved,
     StageUnsaved,
-    StayIdle,
     StepReady,
-    ToPeer,
     stages_of,
 )
 from swarm_ft.protocol.messages.reports import HeldBuffers, SampleSet, Traffic
@@ -91,7 +91,7 @@ WORKING = (RunPhase.LOADING, RunPhase.TRAINING, RunPhase.EXPORTING)
 
 MakeSpec: TypeAlias = Callable[..., RunSpec]
 """The number of blocks and their bytes, and any of the training's options, all by name."""
-Message = TypeVar("Message", bound=ToPeer)
+Message = TypeVar("Message", bound=AnyMessage)
 
 
 def _spec(*, num_blocks: int = 4, block_bytes: int = 1000, **train: object) -> RunSpec:
@@ -122,7 +122,7 @@ class FakePeer:
         self.max_up_bytes_per_s = 0.0
         self.keep_bytes, self.is_full = 0, False
         self.kept: dict[ShardName, KeptShard] = {}
-        self.heard: list[ToPeer] = []
+        self.heard: list[AnyMessage] = []
         self.forget()
 
     def forget(self) -> None:
@@ -174,7 +174,7 @@ class FakePeer:
         assert self.assign is not None
         return self.assign.assignments[self._index]
 
-    def hear(self, message: ToPeer) -> list[FromPeer]:
+    def hear(self, message: AnyMessage) -> list[FromPeer]:
         """What it answers, if anything; a coordinator that breaks the protocol fails the test."""
         self.heard.append(message)
         match message:
@@ -196,7 +196,7 @@ class FakePeer:
                 trained = digest_of(self.result or str(self._stage.layers).encode())
                 self.exported = ShardFile(digest=trained, total_bytes=1)
                 return [StageExported(run_id=message.run_id, file=self.exported)]
-            case ReleaseStage(run_id=run_id):
+            case Release(run_id=run_id):
                 self.kept = {} if message.is_over else self.kept
                 if self.assign is not None and self.assign.run_id == run_id:
                     self.forget()
@@ -493,7 +493,7 @@ class Swarm:
 
     def may_go(self, peer: FakePeer) -> bool:
         """Whether it was told so last."""
-        told = [message for to, message in self.said(LeaveProgress) if to == peer.peer_id]
+        told = [message for to, message in self.said(Progress) if to == peer.peer_id]
         return told[-1].may_go
 
     def deafen(self, peer: FakePeer) -> None:
@@ -573,10 +573,14 @@ class Swarm:
             if isinstance(e, Say) and isinstance(e.message, kind)
         ]
 
-    def told_of(self, run_id: RunId = RUN) -> list[RunStatus]:
-        """What the run's watchers saw but for its steps."""
+    def told_of(self, run_id: RunId = RUN) -> list[Run]:
+        """The run as its watchers saw it."""
         published = (e for e in self.effects if isinstance(e, Publish) and e.run_id == run_id)
-        return [e.event for e in published if isinstance(e.event, RunStatus)]
+        return [e.event for e in published if isinstance(e.event, Run)]
+
+    def reasons(self, run_id: RunId = RUN) -> list[Reason]:
+        """All that the run's watchers saw."""
+        return [run.reason for run in self.told_of(run_id) if run.reason is not None]
 
     def phases(self, run_id: RunId = RUN) -> list[RunPhase]:
         """Phases as watchers saw them, repetitions left out."""
@@ -589,13 +593,13 @@ class Swarm:
     def dismissals(self) -> dict[str, str]:
         return {e.peer_id: e.error.code for e in self.effects if isinstance(e, Dismiss)}
 
-    def idlers(self) -> dict[str, str]:
+    def idlers(self) -> dict[str, Reason]:
         """Members for whom there is nothing to do, and why, as they were told."""
         self.handle(Tick())
-        idlers: dict[str, str] = {}
+        idlers: dict[str, Reason] = {}
         for name, member in self.state.members.items():
             if member.idle:
-                assert (name, StayIdle(reason=member.idle)) in self.said(StayIdle)
+                assert (name, Idle(reason=member.idle)) in self.said(Idle)
                 idlers[name] = member.idle
         return idlers
 
@@ -652,10 +656,10 @@ class Swarm:
             case Say(peer_id, message):
                 assert peer_id in there
                 self._check_said(peer_id, message)
-            case Publish(run_id, RunStatus() as status):
+            case Publish(run_id, Run() as run):
                 # A notice is nothing that has to last.
-                written = replace(self.written_runs[run_id], notice=self.run(run_id).notice)
-                assert status == written.status
+                written = replace(self.written_runs[run_id], notice=run.notice)
+                assert status_of(run) == status_of(written)
             case Publish(run_id, StepCommitted() as step):
                 assert step == self.history[run_id][-1]
             case Dismiss(peer_id):
@@ -681,12 +685,11 @@ class Swarm:
                 self.num_rollbacks += 1
                 del self.history[run_id][first_void_step:]
 
-    def _check_said(self, peer_id: PeerId, message: ToPeer) -> None:
+    def _check_said(self, peer_id: PeerId, message: AnyMessage) -> None:
         assert not isinstance(message, ClockReply | Revoked), "no decision is needed for it"
-        if isinstance(message, StayIdle):
-            assert message.reason
+        if isinstance(message, Idle):
             return
-        if isinstance(message, LeaveProgress):
+        if isinstance(message, Progress):
             assert peer_id in self.state.leaving
             return
         if isinstance(message, KeepShard | GiveShard):
@@ -711,7 +714,7 @@ class Swarm:
             case ExportStage():
                 assert run is not None
                 assert run.phase is RunPhase.EXPORTING
-            case ReleaseStage():
+            case Release():
                 assert run is None or run.phase > RunPhase.FINISHED or peer_id not in run.peers
 
     def _check_keys(self, run_key: bytes, peer_id: PeerId, assign: Assign) -> None:
