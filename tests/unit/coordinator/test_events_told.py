@@ -2,21 +2,25 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
 from swarm_ft.coordinator import happenings
 from swarm_ft.coordinator.facts.events import EventRecord, Happened
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.happenings import Happenings
 from swarm_ft.coordinator.journal import journal as journal_module
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.journal.reason_text import recorded
 from swarm_ft.coordinator.watching import overview, told_to
 from swarm_ft.errors import Busy
 from swarm_ft.identity.keys import new_key
 from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.ids import PeerId, RunId
-from swarm_ft.protocol.messages.events import EventKind, SwarmEvent
+from swarm_ft.protocol.messages.events import EventKind
+from tests.reasons import reason
 from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
 
 NOW_S = 1_700_000_000.0
@@ -28,9 +32,9 @@ def caller(name: str) -> Caller:
 
 def write(journal: Journal, log: Happenings, *words: str) -> None:
     events = log.numbered(
-        [Happened(kind=EventKind.PEER_JOINED, peer_id=PeerId("a"), words=one) for one in words]
+        [Happened(kind=EventKind.PEER_JOINED, reason=recorded(one)) for one in words]
     )
-    journal.write(map(EventRecord, events))
+    journal.write(events)
     log.written(events)
 
 
@@ -39,7 +43,12 @@ def log_of(journal: Journal) -> Happenings:
 
 
 async def told(log: Happenings, since: int = 0) -> list[str]:
-    return [event.words async for event in log.told(since, follows=False)]
+    return [text_of(event) async for event in log.told(since, follows=False)]
+
+
+def text_of(event: EventRecord) -> str:
+    assert event.happened.reason is not None
+    return event.happened.reason.text
 
 
 async def test_events_are_numbered_on_after_a_restart() -> None:
@@ -59,7 +68,7 @@ async def test_events_are_counted_by_their_kind_over_a_restart() -> None:
     write(journal, log, "one", "two")
     again = log_of(journal)
     gone = again.numbered([Happened(kind=EventKind.PEER_GONE, peer_id=PeerId("a"))])
-    journal.write(map(EventRecord, gone))
+    journal.write(gone)
     assert again.counts == log.counts == {EventKind.PEER_JOINED: 2}, "not before it is written"
     again.written(gone)
     assert again.counts == {EventKind.PEER_JOINED: 2, EventKind.PEER_GONE: 1}
@@ -78,13 +87,13 @@ async def test_a_follower_misses_nothing_however_slowly_it_reads() -> None:
     log = log_of(journal)
     write(journal, log, "one")
     async with asyncio.timeout(10), aclosing(log.told(0, follows=True)) as following:
-        assert (await anext(following)).words == "one"
+        assert text_of(await anext(following)) == "one"
         waiting = asyncio.ensure_future(anext(following))
         await asyncio.sleep(0)
         write(journal, log, "two")
         write(journal, log, "three")
-        assert (await waiting).words == "two"
-        assert (await anext(following)).words == "three"
+        assert text_of(await waiting) == "two"
+        assert text_of(await anext(following)) == "three"
 
 
 async def test_so_many_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,18 +111,17 @@ async def test_so_many_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_words_about_a_run_are_for_those_who_may_read_it(make_spec: MakeSpec) -> None:
     run = Run(run_id=RUN, spec=make_spec(), owner="me")
     state = SwarmState(runs={RUN: run})
-    event = SwarmEvent(
-        serial=1, unix_s=0.0, kind=EventKind.RUN_WAITING, run_id=RUN, words="my words"
-    )
-    assert told_to(state, None, event) == event
-    assert told_to(state, caller("me"), event) == event
+    waits = Happened(kind=EventKind.RUN_WAITING, run_id=RUN, reason=recorded("my words"))
+    event = EventRecord(1, 0.0, waits)
+    assert told_to(state, None, event).words == "my words"
+    assert told_to(state, caller("me"), event).words == "my words"
     assert told_to(state, caller("other"), event).words == ""
-    unknown = SwarmEvent(
-        serial=2, unix_s=0.0, kind=EventKind.RUN_WAITING, run_id=RunId("gone"), words="words"
-    )
+    unknown = EventRecord(2, 0.0, replace(waits, run_id=RunId("gone")))
     assert told_to(state, caller("me"), unknown).words == "", "whose it was is not known any more"
-    general = SwarmEvent(serial=3, unix_s=0.0, kind=EventKind.PEER_JOINED, words="peer a joined")
-    assert told_to(state, caller("other"), general) == general
+    joined = Happened(kind=EventKind.PEER_JOINED, reason=reason(Kind.PEER_JOINED, "a"))
+    general = EventRecord(3, 0.0, joined)
+    assert told_to(state, caller("other"), general) == told_to(state, None, general)
+    assert told_to(state, caller("other"), general).words == "peer a joined: takes any layers"
 
 
 def test_of_anothers_run_status_tells_no_loss_and_no_endpoint(

@@ -262,6 +262,17 @@ def test_another_key_opens_nothing(tmp_path: Path) -> None:
         RecordingFile(tmp_path / "recording" / "00000001").begins()
 
 
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [(b"swarm-ft recording 1\n", "version 1"), (b"something\n", "another kind of file")],
+)
+def test_a_recording_of_another_version_is_refused(tmp_path: Path, line: bytes, found: str) -> None:
+    path = tmp_path / "00000001"
+    path.write_bytes(line)
+    with pytest.raises(BadInput, match=f"expected a recording of version 2, found {found}"):
+        RecordingFile(path).begins()
+
+
 def test_the_oldest_go_when_there_is_no_room(tmp_path: Path) -> None:
     folder, max_bytes = tmp_path / "recording", 8_000
     files = RecordingFiles(folder, max_bytes=max_bytes)
@@ -330,7 +341,7 @@ def test_every_kind_of_event_is_read_as_it_was_written(make_spec: MakeSpec) -> N
         PeerSaid(peer, PeerAlive(attempt=Attempt(1), compute_s=0.1)),
         PeerLost(peer),
         RunSubmitted(run_id, make_spec(num_steps=4), "owner", key, 7),
-        RunCancelled(run_id, by="a client"),
+        RunCancelled(run_id, by_operator=True),
         RunPaused(run_id),
         RunResumed(run_id),
         RateChanged(run_id, 0.1),
@@ -363,6 +374,6 @@ def test_what_is_no_batch_is_refused(tmp_path: Path, text: str) -> None:
     payload = zlib.compress(text.encode())
     head = struct.pack("<IQ", len(payload), xxhash.xxh3_64_intdigest(payload))
     path = tmp_path / "00000001"
-    path.write_bytes(b"swarm-ft recording 1\n" + head + payload)
+    path.write_bytes(b"swarm-ft recording 2\n" + head + payload)
     with pytest.raises(JournalError, match="it cannot be read"):
         list(RecordingFile(path).batches())

@@ -3,11 +3,15 @@
 import pytest
 
 from swarm_ft.coordinator.decide.machine import RETRY_S
+from swarm_ft.coordinator.facts.messages import Release
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.agreement import NORM_TOLERANCE
+from swarm_ft.coordinator.watching import status_of
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import RunPhase
-from swarm_ft.protocol.messages.control import CommitStep, ReleaseStage
+from swarm_ft.protocol.messages.control import CommitStep
+from tests.reasons import reason
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN = RunId("run-1")
@@ -48,13 +52,13 @@ def test_who_tells_another_norm_is_done_without_and_moves_no_clip_factor(
     assert aside(swarm) == {replicas[liar].peer_id}
     assert swarm.run().phase is RunPhase.FINISHED
     assert [step.grad_norm for step in swarm.steps()] == [8.0**0.5] * len(swarm.steps())
-    words = "it told another gradient norm than its replicas"
-    assert swarm.idlers() == {replicas[liar].peer_id: f"set aside for 30 s after {words}"}
-    others = " and ".join(p.peer_id for p in replicas[:count] if p is not replicas[liar])
-    assert (
-        f"peer {replicas[liar].peer_id} (layers 2-4) told another gradient norm than its replicas; "
-        f"its part goes to {others}"
-    ) in [status.detail for status in swarm.told_of()]
+    wrong = reason(Kind.WRONG_NORM)
+    suspended = reason(Kind.PEER_SUSPENDED, amount=30.0, parts=(wrong.of(RUN),))
+    assert swarm.idlers() == {replicas[liar].peer_id: suspended}
+    others = tuple(p.peer_id for p in replicas[:count] if p is not replicas[liar])
+    taken_over = reason(Kind.TAKEN_OVER, others=others)
+    lost = reason(Kind.PEER_LOST, replicas[liar].peer_id, layers="2-4", parts=(wrong, taken_over))
+    assert lost in swarm.reasons()
 
 
 def test_of_two_the_one_that_failed_before_is_not_believed(
@@ -88,7 +92,7 @@ def test_sums_in_another_order_are_the_same_norm(
 
 def results(swarm: Swarm) -> list[PeerId]:
     """Whose results of the second stage clients hear of, in that order."""
-    return [r.peer_id for r in swarm.run().status.results if r.peer_id != "a"]
+    return [r.peer_id for r in status_of(swarm.run()).results if r.peer_id != "a"]
 
 
 @pytest.mark.parametrize("liar", [0, 1, 2])
@@ -100,11 +104,11 @@ def test_of_three_results_the_one_that_differs_is_none(
     others = [peer.peer_id for peer in replicas if peer is not replicas[liar]]
     name = replicas[liar].peer_id
     assert swarm.run().phase is RunPhase.FINISHED
-    assert swarm.run().detail == "the result can be fetched"
+    assert swarm.run().detail == reason(Kind.RESULT_READY)
     assert results(swarm) == others
     assert name not in swarm.state.result_keepers
-    (release,) = (message for peer, message in swarm.said(ReleaseStage) if peer == name)
-    assert release.reason == "most replicas of this peer's stage wrote down another result"
+    (release,) = (message for peer, message in swarm.said(Release) if peer == name)
+    assert release.reason == reason(Kind.RELEASED_OUTVOTED)
     assert not aside(swarm), "other hardware than most is no fault"
 
 
@@ -115,7 +119,7 @@ def test_of_two_results_that_differ_both_count_the_first_one_first_and_people_ar
     first, second, _ = replicas
     second.result = b"as a GPU has it"
     train(swarm, make_spec, a, [first, second])
-    told = "the result can be fetched; replicas of layers 2-4 have different ones, the first counts"
+    told = reason(Kind.RESULT_READY, layers="2-4")
     assert (swarm.run().phase, swarm.run().detail) == (RunPhase.FINISHED, told)
     assert results(swarm) == ["b1", "b2"]
     assert not aside(swarm)

@@ -6,14 +6,18 @@ import pytest
 
 from swarm_ft.coordinator.decide.machine import RETRY_S
 from swarm_ft.coordinator.facts.events import ResultCollected
+from swarm_ft.coordinator.facts.messages import Idle
+from swarm_ft.coordinator.facts.reasons import Reason
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.facts.standing import FIRST_REST_S, MAX_FAILURES, MAX_REST_S
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.lateness import CONNECT_S, FACTOR, LOAD_S
 from swarm_ft.coordinator.watching import overview
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import RunPhase
-from swarm_ft.protocol.messages.control import PeerAlive, StayIdle
+from swarm_ft.protocol.messages.control import PeerAlive
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from tests.reasons import kinds_in, missing, part_of, reason
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN, SECOND = RunId("run-1"), RunId("run-2")
@@ -43,6 +47,13 @@ def fail(swarm: Swarm, peer: FakePeer, code: str, words: str = "oh") -> None:
     swarm.say(peer, peer.failed(code, words))
 
 
+def after_failures(code: str, text: str) -> Reason:
+    """The reason of a peer that is suspended for the first time."""
+    last = reason(Kind.PEER_ERROR, code=code, text=text, run_id=RUN)
+    failures = reason(Kind.FAILED_TOO_OFTEN, amount=3, parts=(last,))
+    return reason(Kind.PEER_SUSPENDED, amount=30.0, parts=(failures,))
+
+
 def fail_often(swarm: Swarm, peer: FakePeer, code: str = "internal", words: str = "oh") -> None:
     """As often as it takes to be set aside, in one attempt after the other."""
     for _ in range(MAX_FAILURES):
@@ -60,7 +71,7 @@ def test_a_job_that_fits_nobody_costs_no_member_and_is_passed_by(
 ) -> None:
     swarm.join(a, b)
     swarm.submit(make_spec(num_blocks=1))
-    assert swarm.run().detail == "waiting for layers 0-1"
+    assert swarm.run().detail == missing("0-1")
     assert swarm.idlers().keys() == {"a", "b"}
     swarm.submit(make_spec(), SECOND)
     swarm.settle()
@@ -88,8 +99,8 @@ def test_members_are_told_once_why_they_are_idle_though_several_jobs_fit_nobody(
     swarm.submit(make_spec(num_blocks=1))
     swarm.submit(make_spec(num_blocks=1), SECOND)
     swarm.wait(1)
-    assert sorted(peer for peer, _ in swarm.said(StayIdle)) == ["a", "b"]
-    assert all("run run-1" in words for words in swarm.idlers().values())
+    assert sorted(peer for peer, _ in swarm.said(Idle)) == ["a", "b"]
+    assert all(told.run_id == RUN for told in swarm.idlers().values())
 
 
 def test_a_job_that_nobody_takes_expires_and_tells_for_what_it_waited(
@@ -104,7 +115,8 @@ def test_a_job_that_nobody_takes_expires_and_tells_for_what_it_waited(
     assert swarm.run().phase is RunPhase.WAITING
     swarm.wait(1)
     assert swarm.run().phase is RunPhase.FAILED
-    assert swarm.run().detail == "no peers were found for it in 1 h: waiting for layers 2-4"
+    waited = missing("2-4")
+    assert swarm.run().detail == reason(Kind.QUEUE_EXPIRED, amount=3600.0, parts=(waited,))
 
 
 def test_a_job_that_waits_for_its_turn_does_not_expire(
@@ -141,12 +153,13 @@ def test_a_job_that_no_peer_can_load_fails_with_the_reason(
     failed = a.failed("bad-model", "model /nowhere: expected a directory")
     fail(swarm, b, "bad-model", "model /nowhere: expected a directory")
     assert swarm.run().phase is RunPhase.LOADING, "a has yet to look"
-    words = "peer b (layers 2-4) cannot host them: model /nowhere: expected a directory"
-    assert swarm.run().detail == words
+    text = "model /nowhere: expected a directory"
+    cause = reason(Kind.CANNOT_HOST, code="bad-model", text=text)
+    assert swarm.run().detail == reason(Kind.PEER_LOST, "b", layers="2-4", parts=(cause,))
     swarm.say(a, failed)
     assert swarm.run().phase is RunPhase.FAILED
-    assert swarm.run().detail.startswith("no peer can host it: peer ")
-    assert swarm.run().detail.endswith("model /nowhere: expected a directory")
+    assert kinds_in(swarm.run().detail) == [Kind.NO_PEER_CAN_HOST, Kind.PEER_MISFIT]
+    assert part_of(swarm.run().detail, Kind.PEER_MISFIT).text == text
     swarm.wait(1)
     swarm.settle()
     assert swarm.run(SECOND).phase is RunPhase.FINISHED
@@ -161,7 +174,8 @@ def test_a_job_that_some_can_load_waits_for_others_that_can(
     fail(swarm, b, "bad-model", "no such model")
     swarm.settle()  # a has loaded its stage
     assert swarm.run().phase is RunPhase.WAITING
-    assert swarm.run().detail == "waiting for layers 2-4; peer b cannot host it: no such model"
+    misfit = reason(Kind.PEER_MISFIT, "b", code="bad-model", text="no such model")
+    assert swarm.run().detail == reason(Kind.SEVERAL, parts=(missing("2-4"), misfit))
 
 
 def test_who_leaves_before_it_looked_keeps_no_run_waiting_for_its_word(
@@ -181,9 +195,10 @@ def test_a_peer_without_the_model_is_idle_and_its_replica_goes_on(
     swarm.submit(spec)
     swarm.join(a, b, other)
     fail(swarm, b, "bad-model", "no such model")
-    assert swarm.idlers() == {"b": "run run-1: no such model"}
+    misfit = reason(Kind.PEER_MISFIT, code="bad-model", text="no such model", run_id=RUN)
+    assert swarm.idlers() == {"b": misfit}
     (member,) = (m for m in overview(swarm.state).members if m.idle)
-    assert (member.peer_id, member.idle) == ("b", "run run-1: no such model")
+    assert (member.peer_id, member.idle) == ("b", "it cannot host run run-1: no such model")
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
     assert set(swarm.run().peers) == {"a", "other"}
@@ -210,7 +225,9 @@ def test_a_peer_that_comes_back_may_have_the_models_of_all_jobs_now(
     swarm.submit(make_spec(num_blocks=8), SECOND)
     swarm.join(a, b)
     swarm.say(b, replace(b.failed("bad-model", "no such model"), run_id=SECOND))
-    assert swarm.run(SECOND).misfits == {"b": "no such model"}
+    assert swarm.run(SECOND).misfits == {
+        "b": reason(Kind.PEER_MISFIT, code="bad-model", text="no such model")
+    }
     swarm.lose(b)
     b.forget()
     swarm.join(b)
@@ -254,7 +271,9 @@ def test_two_who_agree_end_the_run(
     swarm.wait(RETRY_S)
     fail(swarm, other, "non-finite", "the loss is NaN")
     assert swarm.run().phase is RunPhase.FAILED
-    assert swarm.run().detail == "peers b and other say so: the loss is NaN"
+    assert swarm.run().detail == reason(
+        Kind.CONFIRMED_ERROR, "b", "other", code="non-finite", text="the loss is NaN"
+    )
     assert a.assign is other.assign is None
 
 
@@ -277,8 +296,8 @@ def test_the_only_host_of_a_stage_cannot_end_the_run_either(
     begun(swarm, spec, a, b)
     fail_often(swarm, b, "non-finite", "the loss is NaN")
     assert swarm.run().phase is RunPhase.WAITING
-    words = "set aside for 30 s after 3 failures, the last one: the loss is NaN"
-    assert swarm.run().detail == f"waiting for peer b, {words}"
+    suspended = after_failures("non-finite", "the loss is NaN")
+    assert swarm.run().detail == reason(Kind.AWAITS_SUSPENDED, "b", parts=(suspended,))
     swarm.wait(FIRST_REST_S)
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
@@ -295,7 +314,7 @@ def test_a_run_whose_only_host_never_gets_over_it_expires(
         assert swarm.now_s < end_s
         fail_often(swarm, b, "non-finite", "the loss is NaN")
         swarm.wait(swarm.state.standing(b.peer_id).aside_until_s - swarm.now_s + 1)
-    assert swarm.run().detail.startswith("no peers were found for it in 1 h: waiting for peer b")
+    assert kinds_in(swarm.run().detail)[:2] == [Kind.QUEUE_EXPIRED, Kind.AWAITS_SUSPENDED]
 
 
 # ---- peers that fail again and again
@@ -307,8 +326,7 @@ def test_who_fails_too_often_is_set_aside_and_a_replica_finishes(
 ) -> None:
     begun(swarm, spec, a, b, other)
     fail_often(swarm, b, code, "can't start new thread")
-    words = "set aside for 30 s after 3 failures, the last one: can't start new thread"
-    assert swarm.idlers() == {"b": words}
+    assert swarm.idlers() == {"b": after_failures(code, "can't start new thread")}
     assert set(swarm.run().peers) == {"a", "other"}
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
@@ -350,7 +368,7 @@ def test_each_rest_is_longer_and_a_restart_does_not_end_it(
     fail_often(swarm, b)
     swarm.restart()
     swarm.join(a, b, other)
-    assert swarm.idlers() == {"b": "set aside for 30 s after 3 failures, the last one: oh"}
+    assert swarm.idlers() == {"b": after_failures("internal", "oh")}
     swarm.wait(5)
     assert set(swarm.run().peers) == {"a", "other"}
     swarm.now_s += FIRST_REST_S
@@ -365,7 +383,7 @@ def test_a_single_failure_is_no_reason_to_do_without_a_peer(
     fail(swarm, b, "internal")
     swarm.wait(RETRY_S)
     assert set(swarm.run().peers) == {"a", "b", "other"}
-    assert not swarm.said(StayIdle)
+    assert not swarm.said(Idle)
 
 
 # ---- peers that keep others from beginning
@@ -395,8 +413,9 @@ def test_a_replica_that_is_there_and_mute_is_not_waited_for(
     swarm.wait(LOAD_S - 1)
     assert swarm.run().phase is RunPhase.LOADING
     swarm.wait(2)
-    (words,) = swarm.idlers().values()
-    assert words.startswith("set aside for 30 s after it was not ready after 6")
+    (told,) = swarm.idlers().values()
+    assert kinds_in(told) == [Kind.PEER_SUSPENDED, Kind.LATE_LOADING]
+    assert LOAD_S <= (told.parts[0].amount or 0) <= LOAD_S + 2
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
     assert set(swarm.run().peers) == {"a", "b"}

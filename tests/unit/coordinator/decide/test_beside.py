@@ -7,13 +7,16 @@ import pytest
 
 from swarm_ft.coordinator.decide.machine import RETRY_S
 from swarm_ft.coordinator.facts.events import ResultCollected, RunCancelled
+from swarm_ft.coordinator.facts.messages import Release
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.members import Roll
 from swarm_ft.coordinator.plan.lateness import LOAD_S, STEP_S, overdue_peers
 from swarm_ft.coordinator.plan.placement import SETTLE_S
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import RunPhase
-from swarm_ft.protocol.messages.control import FromPeer, PeerHello, ReleaseStage, ToPeer
+from swarm_ft.protocol.messages.control import FromPeer, PeerHello, ToPeer
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from tests.reasons import behind, part_of, ranges_of
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN, SECOND, THIRD = RunId("run-1"), RunId("run-2"), RunId("run-3")
@@ -46,7 +49,7 @@ class Roomy(FakePeer):
         run_id = getattr(message, "run_id", None)
         if run_id is None:
             return []
-        if isinstance(message, ReleaseStage):
+        if isinstance(message, Release):
             self.parts.pop(run_id, None)
             return []
         part = self.parts.setdefault(run_id, FakePeer(*self._offer))
@@ -107,7 +110,7 @@ def test_who_lends_no_memory_for_it_hosts_no_second_stage(
     swarm.submit(spec, SECOND)
     swarm.settle_until(lambda: swarm.run().committed_steps == 1)
     assert swarm.run(SECOND).phase is RunPhase.QUEUED
-    assert swarm.run(SECOND).detail == "behind run-1"
+    assert swarm.run(SECOND).detail == behind("run-1")
 
 
 def test_what_others_leave_of_the_memory_is_all_that_a_run_gets(
@@ -147,7 +150,7 @@ def test_four_runs_are_as_many_as_a_peer_hosts(swarm: Swarm, make_spec: MakeSpec
     swarm.join(Roomy("a", "0-4"))
     both_train(swarm, runs[:4])
     assert swarm.run(runs[4]).phase is RunPhase.QUEUED
-    swarm.handle(RunCancelled(RUN, by="a client"))
+    swarm.handle(RunCancelled(RUN))
     swarm.settle_until(lambda: swarm.run(runs[4]).committed_steps)
 
 
@@ -176,7 +179,7 @@ def test_a_peer_that_is_gone_is_gone_from_all_its_runs_and_they_go_on_when_it_is
     swarm.lose(pair[0])
     for run in (RUN, SECOND):
         assert swarm.run(run).phase is RunPhase.WAITING
-        assert swarm.run(run).detail.startswith("waiting for layers 0-2")
+        assert part_of(swarm.run(run).detail, Kind.PEER_MAY_RETURN).layers[0] == ranges_of("0-2")[0]
     swarm.join(pair[0])
     swarm.settle()
     for run in (RUN, SECOND):

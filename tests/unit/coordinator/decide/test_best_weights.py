@@ -17,13 +17,16 @@ from swarm_ft.coordinator.facts.events import (
     SnapshotLost,
     SnapshotRecord,
 )
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.watching import status_of
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import Assign, EvalSum, SaveStage, StageUnsaved, StepReady
 from swarm_ft.protocol.messages.reports import ByteCounts
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.layers import LayerRange
+from tests.reasons import reason
 from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
 
 HELD_OUT = 2
@@ -65,7 +68,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(swarm: Swarm) -> Outcome:
-    status = swarm.run().status
+    status = status_of(swarm.run())
     assert swarm.journal is not None
     found = swarm.journal.evaluations(RUN, 0, STEPS + 1)
     return Outcome(
@@ -95,13 +98,13 @@ def test_a_run_stops_and_what_was_made_beside_the_evaluation_does_not_count(begi
     swarm.settle()
     assert outcome(swarm) == (RunPhase.FINISHED, 5, 5, list(range(6)), 5)
     assert [peer.applied for peer in peers] == [list(range(5))] * 2
-    assert swarm.run().status.result_step is None
+    assert status_of(swarm.run()).result_step is None
     assert swarm.num_rollbacks == 0
-    told = swarm.run().status.sent
+    told = status_of(swarm.run()).sent
     assert told.evaluation_bytes == 6 * HELD_OUT
     assert told.forward_bytes == 5 * 100
     swarm.restart()
-    assert swarm.run().status.sent == told
+    assert status_of(swarm.run()).sent == told
 
 
 def test_the_best_weights_are_the_result(begin: Begin) -> None:
@@ -112,7 +115,7 @@ def test_the_best_weights_are_the_result(begin: Begin) -> None:
     assert all(peer.exported for peer in peers)
     loading = next(assign for _, assign in swarm.said(Assign) if assign.saved)
     assert (loading.fresh, loading.committed_steps) == (True, 3)
-    assert any("best weights (step 3, loss 3)" in told.detail for told in swarm.told_of())
+    assert reason(Kind.LOADING_BEST, step=3, text="loss", value=3.0) in swarm.reasons()
     counted = sum((step.sent for step in swarm.history[RUN]), ByteCounts())
     evaluations = ByteCounts(evaluation_bytes=(STEPS + 1) * HELD_OUT)
     assert swarm.run().past.sent == counted + evaluations
@@ -123,7 +126,7 @@ def test_where_the_last_weights_are_the_best_nothing_is_loaded(begin: Begin) -> 
     swarm, _ = begin([9.0 - step for step in range(STEPS + 1)], early_stopping_patience=1)
     swarm.settle()
     assert outcome(swarm)[:3] == (RunPhase.FINISHED, STEPS, STEPS)
-    assert swarm.run().status.result_step is None
+    assert status_of(swarm.run()).result_step is None
     assert not any(assign.saved for _, assign in swarm.said(Assign))
 
 
@@ -233,8 +236,8 @@ def test_what_cannot_be_saved_is_not_the_best_and_is_told(begin: Begin) -> None:
         assert written.snapshot.step == step
         lost = SnapshotLost(RUN, written.snapshot, "no room")
         swarm.handle(lost if step == 3 else written)
-    words = "the weights of step 3 are not saved, and cannot be the best: no room"
-    assert any(told.detail == words for told in swarm.told_of())
+    failed = reason(Kind.MANIFEST_FAILED, text="no room")
+    assert reason(Kind.BEST_NOT_SAVED, step=3, parts=(failed,)) in swarm.reasons()
     swarm.has_slow_disk = False
     swarm.settle()
     assert outcome(swarm)[:3] == (RunPhase.FINISHED, STEPS, 5)
@@ -245,7 +248,8 @@ def test_a_peer_that_cannot_save_keeps_nobody_waiting(begin: Begin) -> None:
     b.saves = False
     swarm.settle()
     assert outcome(swarm)[:3] == (RunPhase.FINISHED, STEPS, STEPS)
-    assert any("peer b: full" in told.detail for told in swarm.told_of())
+    failed = reason(Kind.SAVE_FAILED, "b", text="full")
+    assert any(failed in told.parts for told in swarm.reasons())
 
 
 def test_a_snapshot_that_never_comes_is_not_waited_for_forever(begin: Begin) -> None:

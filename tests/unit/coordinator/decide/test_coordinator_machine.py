@@ -16,12 +16,15 @@ from swarm_ft.coordinator.facts.events import (
     RunCancelled,
     Say,
 )
+from swarm_ft.coordinator.facts.messages import Release
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
+from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.membership import GATHER_S, GRACE_S, SILENT_S
 from swarm_ft.coordinator.plan.placement import SETTLE_S
 from swarm_ft.coordinator.watching import overview
 from swarm_ft.ids import Attempt, PeerId, RunId, StepNumber
-from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
 from swarm_ft.protocol.messages.control import (
     Assign,
     CatchUp,
@@ -31,7 +34,6 @@ from swarm_ft.protocol.messages.control import (
     HeldStage,
     PeerGoodbye,
     PlanStep,
-    ReleaseStage,
     SaveStage,
     StageAssignment,
     StageReady,
@@ -39,6 +41,7 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.reports import ByteCounts
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from tests.reasons import all_parts, may_return, missing, reason
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN, SECOND = RunId("run-1"), RunId("run-2")
@@ -97,7 +100,7 @@ def test_an_assignment_says_where_each_peer_is_reached_by_now(
         "192.0.2.7:4000",
         "b.example:7001",
     ]
-    assert swarm.run().status.assignments == b.assign.assignments
+    assert swarm.run().attempt.assignments == b.assign.assignments
 
 
 def test_peers_that_were_there_first_are_used(
@@ -235,11 +238,11 @@ def test_a_run_says_which_layers_it_waits_for(
     swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer
 ) -> None:
     swarm.submit(make_spec(num_blocks=6))
-    assert swarm.run().detail == "waiting for layers 0-6"
+    assert swarm.run().detail == missing("0-6")
     swarm.join(b)
-    assert swarm.run().detail == "waiting for layers 0-2, 4-6"
+    assert swarm.run().detail == missing("0-2, 4-6")
     swarm.join(a)
-    assert swarm.run().detail == "waiting for layers 4-6"
+    assert swarm.run().detail == missing("4-6")
     assert swarm.run().phase is RunPhase.WAITING
 
 
@@ -257,7 +260,7 @@ def test_automatic_peers_are_gathered_before_they_are_placed(
 ) -> None:
     swarm.submit(spec)
     swarm.join(make_peer("a", "auto"), make_peer("b", "auto"))
-    assert swarm.run().detail == "gathering peers"
+    assert swarm.run().detail == reason(Kind.GATHERING)
     swarm.wait(SETTLE_S)
     assert [str(stage.layers) for stage in swarm.run().stages] == ["0-2", "2-4"]
 
@@ -273,7 +276,7 @@ def test_a_second_run_is_queued_until_the_first_is_collected(
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
     assert swarm.run(SECOND).phase is RunPhase.WAITING
-    assert "2 peers keep a result until it is collected" in swarm.run(SECOND).detail
+    assert reason(Kind.RESULTS_KEPT, amount=2) in all_parts(swarm.run(SECOND).detail)
     swarm.handle(ResultCollected(RUN))
     swarm.settle()
     assert swarm.run(SECOND).phase is RunPhase.FINISHED
@@ -330,8 +333,8 @@ def test_a_peer_outside_the_model_stays_and_is_idle(
 ) -> None:
     swarm.submit(spec)
     swarm.join(make_peer("far", "4-6"))
-    (words,) = swarm.idlers().values()
-    assert words == "layers 4-6: outside the model of run run-1, a-model, which has layers 0-4"
+    outside = reason(Kind.OUTSIDE_MODEL, layers="4-6, 0-4", run_id=RUN)
+    assert list(swarm.idlers().values()) == [outside]
     assert set(swarm.state.members) == {"far"}
     assert not swarm.dismissals()
 
@@ -342,7 +345,8 @@ def test_a_peer_that_matches_no_stage_stays_and_is_idle(
     swarm.submit(spec)
     swarm.join(a, b)
     swarm.join(make_peer("askew", "1-3"))
-    assert swarm.idlers() == {"askew": "layers 1-3: match no stage of run run-1 (0-2, 2-4)"}
+    no_stage = reason(Kind.NO_SUCH_STAGE, layers="1-3, 0-2, 2-4", run_id=RUN)
+    assert swarm.idlers() == {"askew": no_stage}
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
 
@@ -383,7 +387,7 @@ def test_what_is_of_another_spec_is_let_go(
     held = HeldStage(run_id=RUN, spec_digest=b"x" * 16, layers=LayerRange(2, 4), committed_steps=0)
     other = make_peer("other", "2-4")
     swarm.handle(PeerJoined(replace(other.hello(), held=(held,))))
-    assert [peer for peer, _ in swarm.said(ReleaseStage)] == ["other"]
+    assert [peer for peer, _ in swarm.said(Release)] == ["other"]
     assert set(swarm.state.members) == {"a", "b", "other"}
 
 
@@ -465,7 +469,7 @@ def test_a_broken_stream_repeats_the_step_and_commits_it_once(
     until_commits(swarm, 1)
     swarm.lose(b)
     assert swarm.run().phase is RunPhase.WAITING
-    assert swarm.run().detail == "waiting for layers 2-4: their peer may come back (30 s)"
+    assert swarm.run().detail == may_return("2-4", 30)
     swarm.join(b)
     swarm.settle()
     assert [(p.step, p.attempt) for p in swarm.plans] == [(0, 1), (1, 1), (1, 2), (2, 2)]
@@ -507,7 +511,7 @@ def test_all_peers_may_be_away_at_once(
     swarm.join(a, b)
     until_commits(swarm, 2)
     swarm.lose(a, b)
-    assert swarm.run().detail == "waiting for layers 0-2, 2-4: their peer may come back (30 s)"
+    assert swarm.run().detail == may_return("0-2, 2-4", 30)
     swarm.wait(GRACE_S / 2)
     swarm.join(b, a)
     swarm.settle()
@@ -526,7 +530,7 @@ def test_a_peer_that_stays_away_is_replaced_and_the_run_begins_again(
     assert swarm.run().committed_steps == 2
     swarm.wait(1.0)
     assert RollbackRecord(RUN, StepNumber(0)) in swarm.effects
-    assert swarm.run().detail == "waiting for layers 2-4"
+    assert swarm.run().detail == missing("2-4")
     assert swarm.run().committed_steps == 0
     assert a.assign is None, "what it holds is of no use any more"
     newcomer = make_peer("c", "2-4")
@@ -606,7 +610,7 @@ def test_a_peer_that_comes_back_with_other_layers_is_placed_anew(
     swarm.join(a, make_peer("b", "2-4"))
     swarm.lose(swarm.connected[PeerId("b")])
     swarm.join(make_peer("b", "2-3"))
-    assert swarm.run().detail == "waiting for layers 3-4"
+    assert swarm.run().detail == missing("3-4")
     swarm.join(make_peer("c", "3-4"))
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
@@ -765,7 +769,8 @@ def test_why_an_attempt_failed_is_published(
     swarm.join(a, b)
     effects = fail(swarm, a, "unavailable")
     statuses = [e.event for e in effects if isinstance(e, Publish)]
-    assert "peer a: oh" in [s.detail for s in statuses if isinstance(s, RunStatus)]
+    error = reason(Kind.PEER_ERROR, "a", code="unavailable", text="oh")
+    assert error in [run.reason for run in statuses if isinstance(run, Run)]
 
 
 def test_weights_that_do_not_fit_the_history_begin_the_run_again(
@@ -884,7 +889,7 @@ def test_export_and_release_go_to_every_stage(
     swarm.settle()
     swarm.handle(ResultCollected(RUN))
     assert [peer for peer, _ in swarm.said(ExportStage)] == ["a", "spare", "b"]
-    assert {peer for peer, _ in swarm.said(ReleaseStage)} == {"a", "spare", "b"}
+    assert {peer for peer, _ in swarm.said(Release)} == {"a", "spare", "b"}
 
 
 def test_when_a_run_is_over_all_hear_it_who_may_have_something_of_it(
@@ -895,7 +900,7 @@ def test_when_a_run_is_over_all_hear_it_who_may_have_something_of_it(
     swarm.settle()
     swarm.join(make_peer("late", "auto"))
     swarm.handle(ResultCollected(RUN))
-    assert {peer for peer, _ in swarm.said(ReleaseStage)} == {"a", "b", "late"}
+    assert {peer for peer, _ in swarm.said(Release)} == {"a", "b", "late"}
     assert not swarm.state.runs[RUN].storage_key
 
 
@@ -910,7 +915,7 @@ def test_who_comes_later_is_told_of_which_kept_runs_are_over(
         swarm.handle(RunCancelled(RUN))
     hello = replace(make_peer("late", "auto").hello(), kept_runs=(RUN, RunId("of-others")))
     swarm.handle(PeerJoined(hello))
-    told = [message.run_id for peer, message in swarm.said(ReleaseStage) if peer == "late"]
+    told = [message.run_id for peer, message in swarm.said(Release) if peer == "late"]
     assert told == [RUN] * is_over, "of what the coordinator does not know it says nothing"
 
 
@@ -1096,7 +1101,7 @@ def test_a_lost_stage_is_taken_up_from_the_newest_snapshot(
     until_commits(swarm, 5)
     swarm.lose(b)
     swarm.wait(GRACE_S)
-    assert swarm.run().detail == "waiting for layers 2-4"
+    assert swarm.run().detail == missing("2-4")
     assert swarm.run().committed_steps == 4
     newcomer = make_peer("newcomer", "2-4")
     swarm.join(newcomer)
@@ -1152,7 +1157,7 @@ def test_peers_with_other_layers_than_the_snapshots_go_on_from_it(
     swarm.wait(GRACE_S)
     swarm.join(make_peer("other", "1-4"))
     assert not swarm.idlers()
-    assert swarm.run().detail == "waiting for layers 0-1"
+    assert swarm.run().detail == missing("0-1")
     swarm.join(make_peer("first", "0-1"))
     assert swarm.run().peers == ("first", "other")
     swarm.settle()
@@ -1200,7 +1205,7 @@ def test_tied_ends_that_one_peer_had_stay_with_one_peer(
     until_commits(swarm, 3)
     swarm.leave(whole)
     swarm.join(make_peer("first", "0-2"), make_peer("last", "2-4"))
-    assert swarm.run().detail == "waiting for layers 0-4"
+    assert swarm.run().detail == missing("0-4")
     swarm.join(make_peer("again", "0-4"))
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
@@ -1266,7 +1271,7 @@ def test_a_stage_is_waited_for_only_when_its_last_replica_is_gone(
     swarm.submit(spec)
     until_commits(swarm, 1)
     swarm.lose(b, twin)
-    assert swarm.run().detail == "waiting for layers 2-4: their peer may come back (30 s)"
+    assert swarm.run().detail == may_return("2-4", 30)
     swarm.join(twin)
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED

@@ -3,11 +3,15 @@
 import pytest
 
 from swarm_ft.coordinator.facts.events import ResultCollected, RunCancelled
+from swarm_ft.coordinator.facts.reasons import Reason
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.membership import GRACE_S
+from swarm_ft.coordinator.watching import status_of
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PlanStep, SaveStage
+from tests.reasons import all_parts, kinds_in, missing, reason
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN, SECOND = RunId("run-1"), RunId("run-2")
@@ -35,8 +39,8 @@ def saved(make_swarm: type[Swarm], make_spec: MakeSpec, a: FakePeer, b: FakePeer
     return swarm
 
 
-def details(swarm: Swarm, run_id: RunId = RUN) -> list[str]:
-    return [r.detail for r in swarm.told_of(run_id)]
+def details(swarm: Swarm, run_id: RunId = RUN) -> list[Reason]:
+    return swarm.reasons(run_id)
 
 
 # ---- one run
@@ -46,13 +50,15 @@ def test_clients_are_told_who_gives_which_file_and_again_after_a_restart(
     finished: Swarm, a: FakePeer, b: FakePeer
 ) -> None:
     told = {"a": a.exported, "b": b.exported}
-    assert {result.peer_id: result.file for result in finished.told_of(RUN)[-1].results} == told
+    assert {
+        result.peer_id: result.file for result in status_of(finished.told_of(RUN)[-1]).results
+    } == told
     finished.restart()
-    assert finished.run().status.results == (), "it is for the peers to say"
+    assert status_of(finished.run()).results == (), "it is for the peers to say"
     finished.join(a)
-    assert [result.file for result in finished.run().status.results] == [a.exported]
+    assert [result.file for result in status_of(finished.run()).results] == [a.exported]
     finished.join(b)
-    assert {result.peer_id: result.file for result in finished.run().status.results} == told
+    assert {result.peer_id: result.file for result in status_of(finished.run()).results} == told
 
 
 def test_a_peer_that_comes_back_with_its_part_costs_nothing(finished: Swarm, b: FakePeer) -> None:
@@ -69,9 +75,9 @@ def test_a_part_that_nobody_comes_back_with_is_trained_again(
 ) -> None:
     finished.lose(b)
     finished.wait(GRACE_S)
-    told = "the result of layers 2-4 is lost; the run goes back to step 0"
+    told = reason(Kind.RESULT_LOST, layers="2-4", step=0)
     assert told in details(finished)
-    assert finished.run().detail == "waiting for layers 2-4"
+    assert finished.run().detail == missing("2-4")
     finished.join(newcomer)
     finished.settle()
     assert finished.run().phase is RunPhase.FINISHED
@@ -86,7 +92,7 @@ def test_with_a_snapshot_of_the_end_nothing_is_trained_twice(
     num_plans = len(saved.said(PlanStep))
     saved.lose(b)
     saved.wait(GRACE_S)
-    assert "the result of layers 2-4 is lost; the run goes back to step 3" in details(saved)
+    assert reason(Kind.RESULT_LOST, layers="2-4", step=3) in details(saved)
     saved.join(newcomer)
     saved.settle()
     assert saved.run().phase is RunPhase.FINISHED
@@ -211,21 +217,21 @@ def test_a_run_that_trains_is_not_disturbed_by_an_older_ones_lost_result(
 ) -> None:
     second.leave(b)
     assert second.run().phase is RunPhase.FINISHED
-    told = "the result of layers 2-4 is lost; it is made again after run run-2"
+    told = reason(Kind.RESULT_LOST, layers="2-4", runs=(SECOND,))
     assert second.run().detail == told
     second.settle()
     assert second.run(SECOND).phase is RunPhase.FINISHED
     assert second.num_rollbacks == 1, "the first run's, when the second is over"
-    assert second.run().detail.startswith("waiting for layers 2-4")
+    assert missing("2-4") in all_parts(second.run().detail)
     assert c.exported
 
 
 def test_a_part_that_comes_back_meanwhile_counts(second: Swarm, b: FakePeer) -> None:
     second.lose(b)
     second.wait(GRACE_S)
-    assert "is lost" in second.run().detail
+    assert Kind.RESULT_LOST in kinds_in(second.run().detail)
     second.join(b)
-    assert second.run().detail == "the result can be fetched"
+    assert second.run().detail == reason(Kind.RESULT_READY)
     second.settle()
     assert second.run(SECOND).phase is RunPhase.FINISHED
     assert second.run().phase is RunPhase.FINISHED
@@ -240,7 +246,7 @@ def test_two_results_are_made_again_one_after_the_other(
     assert second.run(SECOND).phase is RunPhase.WAITING
     second.leave(b)
     assert second.run().phase is RunPhase.WAITING
-    assert second.run().detail == "waiting for layers 2-4"
+    assert second.run().detail == missing("2-4")
     second.join(c)
     second.join(b)
     second.settle()

@@ -6,12 +6,16 @@ import pytest
 
 from swarm_ft.coordinator.decide.losses import NOTICED_S, STALLED_S
 from swarm_ft.coordinator.facts.events import Publish, Record
+from swarm_ft.coordinator.facts.reasons import Reason
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.membership import GATHER_S, GRACE_S, SILENT_S
 from swarm_ft.coordinator.watching import overview
-from swarm_ft.ids import RunId
+from swarm_ft.coordinator.words import in_words
+from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PeerAlive
+from tests.reasons import ranges_of, reason
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN = RunId("run-1")
@@ -37,18 +41,25 @@ def training(make_swarm: type[Swarm], make_spec: MakeSpec, peers: Peers) -> Swar
 # ---- silent peers
 
 
+def silent(peer: str, seconds: float) -> Reason:
+    return reason(Kind.PEER_SILENT, peer, layers="2-4", amount=seconds)
+
+
 def test_a_silent_peer_is_told_of_before_it_is_given_up(training: Swarm, peers: Peers) -> None:
     training.deafen(peers[1])
     training.wait(NOTICED_S)
     (told,) = training.told_of()
-    assert told.detail == "peer b (layers 2-4) has said nothing for 4 s"
+    assert told.reason == silent("b", NOTICED_S)
     assert told.phase is RunPhase.TRAINING
-    assert overview(training.state).runs[0].detail == told.detail
+    assert overview(training.state).runs[0].detail == in_words(told.reason)
     training.wait(SILENT_S - NOTICED_S)
-    assert "peer b (layers 2-4) said nothing for 8 s; its part goes to twin" in [
-        status.detail for status in training.told_of()
-    ]
-    assert training.run().notice == ""
+    lost = next(one for one in training.reasons() if one.kind is Kind.PEER_LOST)
+    assert (lost.peers, lost.layers) == (("b",), ranges_of("2-4"))
+    cause, follows = lost.parts
+    assert cause.kind is Kind.PEER_SILENT
+    assert SILENT_S <= (cause.amount or 0) < SILENT_S + 1.0
+    assert follows == reason(Kind.TAKEN_OVER, others=(PeerId("twin"),))
+    assert training.run().notice is None
 
 
 def test_a_peer_that_speaks_again_is_told_of_no_more(training: Swarm, peers: Peers) -> None:
@@ -57,7 +68,7 @@ def test_a_peer_that_speaks_again_is_told_of_no_more(training: Swarm, peers: Pee
     training.deaf.clear()
     training.say(peers[1], PeerAlive())
     training.wait(1.0)
-    assert [status.detail for status in training.told_of()][1:] == [""]
+    assert [run.reason for run in training.told_of()][1:] == [None]
 
 
 def test_a_silence_is_told_once_and_not_written_down(training: Swarm, peers: Peers) -> None:
@@ -72,10 +83,9 @@ def test_all_who_are_silent_are_named(training: Swarm, peers: Peers) -> None:
     for peer in peers[1:]:
         training.deafen(peer)
     training.wait(NOTICED_S)
-    assert training.told_of()[-1].detail == (
-        "peer b (layers 2-4) has said nothing for 4 s; "
-        "peer twin (layers 2-4) has said nothing for 4 s"
-    )
+    told = training.told_of()[-1].reason
+    assert told is not None
+    assert told.parts == (silent("b", NOTICED_S), silent("twin", NOTICED_S))
 
 
 def test_a_silent_peer_that_has_no_part_in_the_run_is_not_told_of(
@@ -94,7 +104,7 @@ def test_what_a_run_is_told_at_its_end_is_not_hidden(training: Swarm, peers: Pee
     training.wait(NOTICED_S)
     training.forget_said(peers[0].peer_id)
     training.say(peers[0], peers[0].failed("non-finite"))
-    assert training.run().status.detail == "peer a: oh"
+    assert training.run().reason == reason(Kind.PEER_ERROR, "a", code="non-finite", text="oh")
 
 
 # ---- a coordinator that stood still

@@ -11,20 +11,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.coordinator.decide.machine import RETRY_S
+from swarm_ft.coordinator.facts.reasons import Reason
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.facts.standing import MAX_FAILURES
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.lateness import LOAD_S
 from swarm_ft.coordinator.plan.membership import GRACE_S
 from swarm_ft.coordinator.plan.placement import SETTLE_S
-from swarm_ft.coordinator.watching import overview
+from swarm_ft.coordinator.watching import overview, status_of
 from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PeerAlive, SaveStage
 from swarm_ft.protocol.spec.grant import PROBATION, Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from tests.reasons import may_return, missing, reason
 from tests.specs import model_spec, train_spec
-from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
+from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
 
 REPLICA = Grant(replica_only=True)
 BLIND = Grant(sees_tokens=False)
@@ -51,8 +54,8 @@ def joined(swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer, replica:
     return swarm
 
 
-def details(swarm: Swarm) -> list[str]:
-    return [status.detail for status in swarm.told_of()]
+def details(swarm: Swarm) -> list[Reason]:
+    return swarm.reasons()
 
 
 def aside(swarm: Swarm) -> set[PeerId]:
@@ -63,7 +66,7 @@ def aside(swarm: Swarm) -> set[PeerId]:
 
 
 def test_it_joins_as_a_listener_once_there_is_something_to_take_over(joined: Swarm) -> None:
-    first = joined.told_of()[1].assignments
+    first = joined.told_of()[1].attempt.assignments
     assert [assigned.peer_id for assigned in first] == ["a", "b"]
     joined.settle()
     assert joined.run().phase is RunPhase.FINISHED
@@ -98,9 +101,11 @@ def test_a_run_waits_for_the_last_one_that_may_carry_a_stage(
     steps = joined.run().committed_steps
     joined.lose(a)
     joined.settle()
+    alone = reason(Kind.NO_CARRIER, others=(replica.peer_id,))
+    parts = reason(Kind.PEER_DISCONNECTED), alone
     assert details(joined)[-2:] == [
-        "peer a (layers 0-2) is gone; r may not host a stage alone",
-        "waiting for layers 0-2: their peer may come back (30 s)",
+        reason(Kind.PEER_LOST, "a", layers="0-2", parts=parts),
+        may_return("0-2", 30),
     ]
     joined.wait(GRACE_S - 2)
     assert joined.run().phase is RunPhase.WAITING
@@ -117,7 +122,7 @@ def test_its_stage_is_begun_anew_by_others_if_that_one_stays_away(
     joined.lose(a)
     joined.wait(2 * GRACE_S)
     joined.settle()
-    assert joined.run().detail == "waiting for layers 0-2: peer r may not host a stage alone"
+    assert joined.run().detail == missing("0-2", reason(Kind.NOT_ALONE, "r"))
     assert joined.run().committed_steps == 0
     joined.join(make_peer("a2", "0-2"))
     joined.settle()
@@ -132,7 +137,8 @@ def test_others_stand_in_for_each_other_beside_it(
     joined.join(second)
     joined.settle_until(lambda: second.peer_id in joined.run().past.committers)
     joined.lose(a)
-    assert "its part goes to r and a2" in details(joined)[-2]
+    taken_over = reason(Kind.TAKEN_OVER, others=(PeerId("r"), PeerId("a2")))
+    assert taken_over in details(joined)[-2].parts
     joined.settle()
     assert joined.run().phase is RunPhase.FINISHED
     assert joined.num_rollbacks == 0
@@ -201,7 +207,7 @@ def test_its_result_outvotes_no_other(
         liar.result = b"another"
     joined.settle()
     assert joined.run().phase is RunPhase.FINISHED
-    assert [result.peer_id for result in joined.run().status.results] == ["a", "b"]
+    assert [result.peer_id for result in status_of(joined.run()).results] == ["a", "b"]
 
 
 def test_its_word_ends_no_run(
@@ -320,9 +326,9 @@ def test_what_it_says_of_a_result_after_a_restart_is_not_taken_for_one(
     assert swarm.run().phase is RunPhase.FINISHED
     swarm.restart()
     swarm.join(replica, b)
-    assert [result.peer_id for result in swarm.run().status.results] == ["b"]
+    assert [result.peer_id for result in status_of(swarm.run()).results] == ["b"]
     swarm.join(a)
-    assert [result.peer_id for result in swarm.run().status.results] == ["a", "b"]
+    assert [result.peer_id for result in status_of(swarm.run()).results] == ["a", "b"]
 
 
 def test_status_tells_what_a_member_may_host(swarm: Swarm, replica: FakePeer) -> None:
@@ -354,9 +360,13 @@ def test_who_may_host_no_stage_of_the_run_is_told_why(
     swarm.join(a, b, blind, auto)
     swarm.wait(SETTLE_S)
     swarm.submit(make_spec())
+    why = (reason(Kind.NO_TOKENS),)
+    refused = {
+        "blind": reason(Kind.REFUSED_LAYERS, layers="0-2", parts=why),
+        "auto": reason(Kind.REFUSED_LAYERS, layers="0-2, 2-4", parts=why),
+    }
     assert swarm.idlers() == {
-        "blind": "run run-1: layers 0-2: this peer may not see tokens",
-        "auto": "run run-1: layers 0-2, 2-4: this peer may not see tokens",
+        name: reason(Kind.NOT_GRANTED, parts=(one,), run_id=RUN) for name, one in refused.items()
     }
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
@@ -387,9 +397,7 @@ def test_a_run_waits_for_those_whom_it_trusts_with_its_ends(
     stranger = make_peer("x", "0-2")
     swarm.submit(make_spec(private_ends="a,b"))
     swarm.join(stranger, b)
-    assert swarm.run().detail == (
-        "waiting for layers 0-2: peer x is none of the job's --private-ends"
-    )
+    assert swarm.run().detail == missing("0-2", reason(Kind.NOT_TRUSTED, "x"))
     swarm.join(a)
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED

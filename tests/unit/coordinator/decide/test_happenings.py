@@ -4,6 +4,7 @@ import pytest
 
 from swarm_ft.coordinator.decide import contributions
 from swarm_ft.coordinator.facts.events import Happened, Publish, RunCancelled, Tick
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.ways import Ways, pair_of
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.watching import overview
@@ -11,8 +12,9 @@ from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.client import MemberDoing, MemberLink, RunPhase
 from swarm_ft.protocol.messages.control import PeerAlive
-from swarm_ft.protocol.messages.events import EventKind, WentBack
+from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.messages.meeting import Way
+from tests.reasons import kinds_in, part_of, reason
 from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
 
 Kind = EventKind
@@ -30,9 +32,9 @@ def of_kind(swarm: Swarm, kind: EventKind) -> Happened:
     return next(one for one in told(swarm) if one.kind is kind)
 
 
-def went_back(swarm: Swarm) -> list[WentBack]:
+def went_back(swarm: Swarm) -> list[Reason]:
     published = (effect.event for effect in swarm.effects if isinstance(effect, Publish))
-    return [event for event in published if isinstance(event, WentBack)]
+    return [event for event in published if isinstance(event, Reason)]
 
 
 def after_steps(swarm: Swarm, count: int) -> None:
@@ -56,7 +58,8 @@ def test_a_quiet_run_is_told_from_its_submission_to_its_result(
         Kind.RUN_EXPORTING,
         Kind.RUN_FINISHED,
     ]
-    assert of_kind(swarm, Kind.PEER_JOINED).words == "peer a joined: offers layers 0-2"
+    joined = reason(ReasonKind.PEER_JOINED, "a", layers="0-2")
+    assert of_kind(swarm, Kind.PEER_JOINED).reason == joined
     assert of_kind(swarm, Kind.RUN_FINISHED).to_step == 3
 
 
@@ -79,19 +82,15 @@ def test_a_run_that_goes_back_says_to_where_why_and_what_would_have_kept_it(
     swarm.join(newcomer)
     swarm.settle()
     (back,) = went_back(swarm)
-    assert (back.from_step, back.to_step) == (5, 0)
-    assert back.why == "nobody has the weights of layers 2-4 any more: peer b left"
-    assert back.remedy == (
-        "another peer for layers 2-4, or snapshots (--save-steps for the job, --snapshots for the "
-        "coordinator and all peers)"
-    )
+    left = reason(ReasonKind.PEER_LEFT, "b")
+    why = reason(ReasonKind.WEIGHTS_LOST, layers="2-4", parts=(left,))
+    remedy = reason(ReasonKind.REMEDY_SNAPSHOTS, layers="2-4")
+    assert back == reason(ReasonKind.WENT_BACK, step=0, amount=5, parts=(why, remedy))
     event = of_kind(swarm, Kind.RUN_WENT_BACK)
     assert (event.run_id, event.from_step, event.to_step) == (RUN, 5, 0)
-    assert event.words == back.words
-    assert back.words.startswith("went back from step 5 to step 0 because nobody has")
-    assert "5 steps are made again" in back.words
-    left = of_kind(swarm, Kind.PEER_LEFT)
-    assert (left.peer_id, left.run_id, left.words) == ("b", RUN, "peer b left")
+    assert event.reason == back
+    happened = of_kind(swarm, Kind.PEER_LEFT)
+    assert (happened.peer_id, happened.run_id, happened.reason) == ("b", RUN, left)
     assert swarm.run().phase is RunPhase.FINISHED
 
 
@@ -106,9 +105,10 @@ def test_it_goes_back_to_its_snapshot_and_says_how_often_these_are(
     swarm.wait(40.0)
     swarm.settle()
     (back,) = went_back(swarm)
-    assert (back.from_step, back.to_step) == (5, 4)
-    assert "peer b is gone" in back.why
-    assert back.remedy.endswith("snapshots more often (--save-steps 2 now)")
+    assert (back.amount, back.step) == (5, 4)
+    why, remedy = back.parts
+    assert reason(ReasonKind.PEER_DISCONNECTED, "b") in why.parts
+    assert remedy == reason(ReasonKind.REMEDY_SAVE_STEPS, layers="2-4", amount=2)
     assert [one.to_step for one in told(swarm) if one.kind is Kind.SNAPSHOT_WHOLE][:2] == [2, 4]
 
 
@@ -131,12 +131,13 @@ def test_silence_setting_aside_and_an_end_are_told(
     after_steps(swarm, 2)
     swarm.deafen(b)
     swarm.wait(9.0)
-    assert "has said nothing for" in of_kind(swarm, Kind.PEER_SILENT).words
+    assert kinds_in(of_kind(swarm, Kind.PEER_SILENT).reason) == [ReasonKind.PEER_SILENT]
     gone = of_kind(swarm, Kind.PEER_GONE)
     assert (gone.peer_id, gone.run_id) == ("b", RUN)
-    assert "peer b said nothing for" in gone.words
+    assert part_of(gone.reason, ReasonKind.PEER_SILENT).peers == ("b",)
     swarm.handle(RunCancelled(RUN))
-    assert of_kind(swarm, Kind.RUN_CANCELLED).words == "cancelled by a client"
+    cancelled = reason(ReasonKind.CANCELLED_BY_CLIENT)
+    assert of_kind(swarm, Kind.RUN_CANCELLED).reason == cancelled
 
 
 # ---- what members gave, and do

@@ -8,11 +8,13 @@ import pytest
 
 from swarm_ft.coordinator.decide import history
 from swarm_ft.coordinator.facts.events import ForgetRecord, ResultCollected, RunCancelled, Tick
+from swarm_ft.coordinator.facts.messages import Release
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.watching import overview
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import MAX_PAGE_RUNS, RunPhase, StatusRequest
-from swarm_ft.protocol.messages.control import ReleaseStage
+from tests.reasons import reason
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN = RunId("run-1")
@@ -37,8 +39,8 @@ def test_a_result_that_nobody_fetches_is_let_go_of_and_why_is_told(finished: Swa
     assert finished.run().phase is RunPhase.FINISHED
     finished.wait(20)
     assert finished.run().phase is RunPhase.FAILED
-    assert finished.run().detail == "nobody fetched its result in 1 h"
-    assert [peer for peer, _ in finished.said(ReleaseStage)] == ["a", "b"]
+    assert finished.run().detail == reason(Kind.RESULT_EXPIRED, amount=3600.0)
+    assert [peer for peer, _ in finished.said(Release)] == ["a", "b"]
 
 
 def test_a_result_is_kept_as_long_again_after_a_restart(

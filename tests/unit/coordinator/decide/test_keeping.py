@@ -7,6 +7,9 @@ from typing import TypeAlias
 import pytest
 
 from swarm_ft.coordinator.facts.events import Happened, PeerSaid, ResultCollected, SnapshotRecord
+from swarm_ft.coordinator.facts.messages import Progress
+from swarm_ft.coordinator.facts.reasons import Reason
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.keepers import KEEPERS_S, MIN_EVERY_S
 from swarm_ft.coordinator.plan.membership import GRACE_S
@@ -16,7 +19,6 @@ from swarm_ft.protocol.messages.control import (
     Assign,
     GiveShard,
     KeepShard,
-    LeaveProgress,
     SavedStage,
     SaveStage,
     ShardKept,
@@ -27,6 +29,7 @@ from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.messages.shard import KeptShard
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.run_spec import SaveStrategy
+from tests.reasons import all_parts, part_of, ranges_of, reason
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN = RunId("run-1")
@@ -82,8 +85,8 @@ def keepers_of(swarm: Swarm) -> dict[str, set[str]]:
     return {str(stage.layers): set(stage.keepers) for stage in stages_of(swarm)}
 
 
-def words_of(swarm: Swarm, kind: EventKind) -> list[str]:
-    return [e.words for e in swarm.effects if isinstance(e, Happened) and e.kind is kind]
+def reasons_of(swarm: Swarm, kind: EventKind) -> list[Reason | None]:
+    return [e.reason for e in swarm.effects if isinstance(e, Happened) and e.kind is kind]
 
 
 def forget_what_was_said(swarm: Swarm) -> None:
@@ -193,9 +196,9 @@ def test_a_leaver_that_nobody_has_room_for_is_told_what_is_lost(
     swarm.would_leave(b)
     swarm.settle()
     swarm.wait(5.0)
-    words = [told.words for peer, told in swarm.said(LeaveProgress) if peer == "b"]
-    why = "no snapshot can be written (nobody who stays has room for layers 2-4 (--keep-disk))"
-    assert any(f"{why}: 4 steps would be lost" in told for told in words)
+    told = [progress.reason for peer, progress in swarm.said(Progress) if peer == "b"]
+    risks = [one for one in told if one and one.kind is Kind.STEPS_AT_RISK and one.amount == 4]
+    assert any(reason(Kind.NO_KEEPER, layers="2-4") in all_parts(one) for one in risks)
 
 
 def test_another_is_not_asked_for_as_long_as_one_is_on_its_way(
@@ -259,7 +262,8 @@ def test_keepers_that_are_away_are_waited_for_before_a_run_goes_further_back(
     swarm.join(*others)
     swarm.wait(GRACE_S + 60.0)
     assert swarm.run().phase is RunPhase.WAITING
-    assert "it keeps layers 0-2, 2-4 of the snapshot of step 4" in swarm.run().detail
+    waits = part_of(swarm.run().detail, Kind.AWAITS_KEEPERS)
+    assert (waits.layers, waits.step) == (ranges_of("0-2, 2-4"), 4)
     kept = dict(a.kept)
     a.forget()
     a.kept = kept  # a process that starts again finds them on its disk
@@ -335,8 +339,8 @@ def test_who_alone_keeps_a_stage_goes_once_another_does(
     swarm.deafen(d)
     swarm.would_leave(c)
     swarm.wait(2.0)
-    words = [told.words for peer, told in swarm.said(LeaveProgress) if peer == "c"]
-    assert words[-1] == "run run-1: others take its snapshot of layers 2-4 over"
+    told = [progress.reason for peer, progress in swarm.said(Progress) if peer == "c"]
+    assert told[-1] == reason(Kind.KEEPERS_COPY, layers="2-4", run_id=RUN)
     assert not swarm.may_go(c)
     swarm.lose(d)
     swarm.join(d)
@@ -410,7 +414,8 @@ def test_a_snapshot_whose_stage_nobody_has_any_more_is_none(
         lost = ShardLost(shard=snapshot.shard(RUN, stage), reason="the disk is broken")
         swarm.handle(PeerSaid(peer, lost))
     assert swarm.run().past.snapshot is None
-    assert "nobody has layers 0-2 of it any more" in words_of(swarm, EventKind.SNAPSHOT_LOST)[-1]
+    lost = reasons_of(swarm, EventKind.SNAPSHOT_LOST)[-1]
+    assert reason(Kind.KEEPERS_GONE, layers="0-2") in all_parts(lost)
     swarm.restart()
     assert swarm.run().past.snapshot is None
 

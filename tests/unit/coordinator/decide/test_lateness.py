@@ -12,13 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swarm_ft.coordinator.decide.machine import RETRY_S
+from swarm_ft.coordinator.facts.messages import Release
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.facts.standing import FIRST_REST_S, MAX_FAILURES
 from swarm_ft.coordinator.plan.lateness import FACTOR, LOAD_S, STEP_S, hand_over_limit_s
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.machines.pipeline import PARTS
 from swarm_ft.protocol.messages.client import RunPhase
-from swarm_ft.protocol.messages.control import PeerAlive, ReleaseStage
+from swarm_ft.protocol.messages.control import PeerAlive
 from swarm_ft.protocol.spec.run_spec import Optim, RunSpec
+from tests.reasons import kinds_in, reason
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN = RunId("run-1")
@@ -94,8 +97,10 @@ def test_a_replica_that_stops_in_a_step_is_done_without(
     hold_up(swarm, other, LOAD_S - 3, [a, b])
     assert not swarm.idlers(), "nothing is known yet of how long a microbatch takes"
     hold_up(swarm, other, 6, [a, b])
-    (words,) = swarm.idlers().values()
-    assert words.startswith("set aside for 30 s after it kept the others waiting in step 1 for 6")
+    (told,) = swarm.idlers().values()
+    assert kinds_in(told) == [Kind.PEER_SUSPENDED, Kind.LATE_STEP]
+    assert 60 <= (told.parts[0].amount or 0) < 70
+    assert told.parts[0].step == 1
     assert finished_without(swarm, other)
     assert swarm.num_rollbacks == 0
 
@@ -187,11 +192,11 @@ def test_the_only_host_of_a_stage_is_waited_for_and_named(
     attempt = swarm.run().attempt.number
     stand_by(swarm, 3 * LOAD_S, {a: (), b: [a], other: [a]})
     assert swarm.run().attempt.number == attempt
-    words = "peer a (layers 0-2) is waited for, and nobody stands in for it"
-    assert swarm.run().status.detail == words
+    awaited = reason(Kind.PEER_AWAITED, "a", layers="0-2")
+    assert swarm.run().reason == awaited
     swarm.pending.extend(ready)
     assert finished_without(swarm)
-    assert words not in swarm.run().status.detail
+    assert swarm.run().reason != awaited
 
 
 def test_a_step_in_which_the_coordinator_stood_still_makes_nobody_late(
@@ -252,8 +257,9 @@ def test_a_replica_that_never_writes_its_stage_down_is_done_without(
     swarm.wait(LOAD_S - 2)
     assert swarm.run().phase is RunPhase.EXPORTING
     swarm.wait(4)
-    (words,) = swarm.idlers().values()
-    assert words.startswith("set aside for 30 s after it did not write its stage down in 6")
+    (told,) = swarm.idlers().values()
+    assert kinds_in(told) == [Kind.PEER_SUSPENDED, Kind.LATE_EXPORT]
+    assert 60 <= (told.parts[0].amount or 0) < 70
     assert finished_without(swarm, other)
     assert b.exported
 
@@ -342,12 +348,13 @@ def test_a_newcomer_that_never_has_its_state_is_let_go_in_one_attempt(
     assert joined.run().listeners == ("newcomer",)
     assert joined.run().attempt.number == run.attempt.number, "it disturbed nobody"
     train_on(joined, 10, until=lambda: not joined.run().listeners)
-    (words,) = joined.idlers().values()
-    assert words.startswith("set aside for 30 s after it did not take its stage's state over in 6")
+    (told,) = joined.idlers().values()
+    assert kinds_in(told) == [Kind.PEER_SUSPENDED, Kind.LATE_STATE]
+    assert 60 <= (told.parts[0].amount or 0) < 70
     commit(joined, len(joined.history[RUN]) + 3)
     assert joined.run().attempt.number == run.attempt.number + 1
     assert joined.run().peers == ("a", "b")
-    assert not any(peer == "newcomer" for peer, _ in joined.said(ReleaseStage))
+    assert not any(peer == "newcomer" for peer, _ in joined.said(Release))
 
 
 def test_large_states_may_take_longer(make_spec: MakeSpec) -> None:

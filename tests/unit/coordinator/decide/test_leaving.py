@@ -8,13 +8,17 @@ from hypothesis import strategies as st
 
 from swarm_ft.coordinator.decide.leaving import RETOLD_AFTER_S
 from swarm_ft.coordinator.facts.events import ResultCollected, RunPaused, RunResumed
+from swarm_ft.coordinator.facts.messages import Progress, Release
+from swarm_ft.coordinator.facts.reasons import Reason
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.plan.lateness import state_bytes
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunPhase
-from swarm_ft.protocol.messages.control import LeaveProgress, PeerWorks, ReleaseStage, SaveStage
+from swarm_ft.protocol.messages.control import PeerWorks, SaveStage
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
+from tests.reasons import kinds_in, part_of, ranges_of, reason
+from tests.unit.coordinator.conftest import EVENT_S, RUN, FakePeer, MakeSpec, Swarm
 
 STEPS = 8
 
@@ -38,8 +42,9 @@ def until_commits(swarm: Swarm, number: int) -> None:
     swarm.settle_until(lambda: swarm.run().committed_steps == number)
 
 
-def words_to(swarm: Swarm, peer: FakePeer) -> list[str]:
-    return [told.words for to, told in swarm.said(LeaveProgress) if to == peer.peer_id]
+def told_to(swarm: Swarm, peer: FakePeer) -> list[Reason]:
+    told = (progress.reason for to, progress in swarm.said(Progress) if to == peer.peer_id)
+    return [reason for reason in told if reason is not None]
 
 
 def begin(swarm: Swarm, spec: RunSpec, *peers: FakePeer, steps: int = 2) -> None:
@@ -69,7 +74,8 @@ def test_an_idle_peer_takes_over_from_the_last_of_a_stage_while_all_train_on(
     until_commits(swarm, 5)
     assert swarm.run().listeners == ("heir",)
     assert not swarm.may_go(b), "nobody else has the state yet"
-    assert words_to(swarm, b)[-1] == "run run-1, layers 2-4: peer heir takes the state over"
+    copies = reason(Kind.SUCCESSOR_COPIES, layers="2-4", others=(PeerId("heir"),), run_id=RUN)
+    assert told_to(swarm, b)[-1] == copies
     swarm.say(heir, heir.caught_up())
     goes(swarm, b)
     swarm.settle()
@@ -104,7 +110,7 @@ def test_a_spare_replica_of_another_stage_moves(
     assert swarm.run().phase is RunPhase.FINISHED
     assert swarm.num_rollbacks == 0
     assert set(swarm.run().peers) == peers.keys() - {last}
-    assert any("moves to layers" in status.detail for status in swarm.told_of())
+    assert any(Kind.PEER_MOVES in kinds_in(told) for told in swarm.reasons())
 
 
 def test_who_would_leave_too_or_is_on_probation_or_has_no_room_takes_nothing_over(
@@ -118,8 +124,9 @@ def test_who_would_leave_too_or_is_on_probation_or_has_no_room_takes_nothing_ove
     swarm.would_leave(b)
     until_commits(swarm, 5)
     assert set(swarm.run().peers) == {"a", "b"}
-    told = words_to(swarm, b)[-1]
-    assert told.startswith("run run-1, layers 2-4: nobody can take over, and no snapshots are kept")
+    told = told_to(swarm, b)[-1]
+    assert (told.kind, told.run_id, told.layers) == (Kind.STEPS_AT_RISK, RUN, ranges_of("2-4"))
+    assert told.parts == (reason(Kind.NO_SNAPSHOTS),)
 
 
 def test_a_replica_that_is_not_the_last_goes_at_the_end_of_the_step(
@@ -133,7 +140,7 @@ def test_a_replica_that_is_not_the_last_goes_at_the_end_of_the_step(
     assert swarm.run().attempt.number == attempt, "the step under way is not interrupted"
     goes(swarm, twin)
     assert swarm.run().committed_steps == 3
-    assert (PeerId("twin"), ReleaseStage) in [(p, type(m)) for p, m in swarm.said(ReleaseStage)]
+    assert (PeerId("twin"), Release) in [(p, type(m)) for p, m in swarm.said(Release)]
     until_commits(swarm, 5)
     assert swarm.run().attempt.number == attempt + 1
     assert "twin" not in swarm.run().peers
@@ -164,7 +171,7 @@ def test_without_anybody_a_snapshot_is_written_and_the_run_goes_on_from_it(
     assert swarm.run().committed_steps == 3, "no step follows that would be lost"
     assert {peer for peer, _ in swarm.said(SaveStage)} == {"a", "b"}
     assert not swarm.may_go(b)
-    assert words_to(swarm, b)[-1].endswith("a snapshot is being written")
+    assert told_to(swarm, b)[-1].kind is Kind.SNAPSHOT_IS_WRITTEN
     swarm.has_slow_disk = False
     swarm.handle(swarm.unwritten.pop())
     assert swarm.may_go(b)
@@ -186,7 +193,8 @@ def test_a_snapshot_that_fails_is_not_tried_again_after_every_step(
     swarm.would_leave(b)
     until_commits(swarm, 6)
     assert len(swarm.said(SaveStage)) == 2
-    assert "no snapshot can be written (full)" in words_to(swarm, b)[-1].replace("peer b: ", "")
+    impossible = part_of(told_to(swarm, b)[-1], Kind.SNAPSHOT_IMPOSSIBLE)
+    assert [part.text for part in impossible.parts] == ["full"]
     assert not swarm.may_go(b)
 
 
@@ -196,9 +204,9 @@ def test_nobody_and_no_snapshots_leaves_the_choice_to_the_peer(
     begin(swarm, spec, a, b)
     swarm.would_leave(b)
     until_commits(swarm, 5)
-    assert len(words_to(swarm, b)) == 1, "a step more is no news at once"
+    assert len(told_to(swarm, b)) == 1, "a step more is no news at once"
     swarm.wait(RETOLD_AFTER_S)
-    assert "5 steps would be lost" in words_to(swarm, b)[-1]
+    assert (told_to(swarm, b)[-1].kind, told_to(swarm, b)[-1].amount) == (Kind.STEPS_AT_RISK, 5)
     swarm.leave(b)  # it insists
     swarm.wait(40)
     assert swarm.num_rollbacks == 1
@@ -212,8 +220,9 @@ def test_of_a_run_that_waits_for_others_no_snapshot_is_promised(
     swarm.lose(a)
     swarm.would_leave(b)
     assert not swarm.may_go(b)
-    told = words_to(swarm, b)[-1]
-    assert told.endswith("the run waits for others: 2 steps would be lost (0 s)")
+    told = told_to(swarm, b)[-1]
+    assert (told.kind, told.amount, told.limit) == (Kind.STEPS_AT_RISK, 2, 4 * EVENT_S)
+    assert told.parts == (reason(Kind.RUN_AWAITS_OTHERS),)
 
 
 # ---- while the owner pauses the run
@@ -250,7 +259,7 @@ def test_of_a_run_that_is_paused_an_idle_peer_takes_over_too(
     goes(swarm, b)
     swarm.settle()
     assert swarm.run().committed_steps == 3, "it is paused still"
-    assert swarm.run().detail == "paused after step 3: its peers hold its state"
+    assert swarm.run().detail == reason(Kind.PAUSED, step=3)
     assert swarm.run().stages[1].peers == ("heir",)
     swarm.handle(RunResumed(RUN))
     swarm.settle()
@@ -282,7 +291,7 @@ def test_of_a_run_that_is_paused_nobody_and_no_snapshots_leaves_the_choice_to_th
     swarm.settle()
     swarm.would_leave(b)
     assert not swarm.may_go(b)
-    assert "3 steps would be lost" in words_to(swarm, b)[-1]
+    assert (told_to(swarm, b)[-1].kind, told_to(swarm, b)[-1].amount) == (Kind.STEPS_AT_RISK, 3)
 
 
 # ---- pauses
@@ -296,7 +305,8 @@ def test_the_run_waits_for_its_last_peer_that_pauses(
     swarm.settle()
     assert swarm.may_go(b)
     assert swarm.run().committed_steps == 3
-    assert "peer b (layers 2-4), which is paused" in swarm.run().detail
+    waits = part_of(swarm.run().detail, Kind.AWAITS_PAUSED)
+    assert (waits.peers, waits.layers) == (("b",), ranges_of("2-4"))
     swarm.wait(300)
     assert swarm.run().committed_steps == 3
     swarm.say(b, PeerWorks())
@@ -329,7 +339,7 @@ def test_who_paused_is_given_work_again_when_it_works(
     until_commits(swarm, 2)
     assert "auto" not in swarm.run().peers
     swarm.wait(1)
-    assert swarm.state.members[auto.peer_id].idle == "paused: Ctrl-C"
+    assert swarm.state.members[auto.peer_id].idle == reason(Kind.PEER_PAUSING, text="Ctrl-C")
     swarm.say(auto, PeerWorks())
     until_commits(swarm, 4)
     assert "auto" in swarm.run().peers
@@ -364,9 +374,9 @@ def test_the_last_one_with_a_part_of_a_result_waits_for_the_client(
     assert swarm.may_go(twin), "its replica has the same"
     swarm.would_leave(a)
     assert not swarm.may_go(a)
-    told = words_to(swarm, a)[-1]
-    assert "has not fetched the result of layers 0-2" in told
-    assert told.endswith(f"nobody else has it: {STEPS} steps would be lost")
+    told = told_to(swarm, a)[-1]
+    lost = reason(Kind.RESULT_NOT_COLLECTED, layers="0-2", amount=STEPS, run_id=RUN)
+    assert told == lost
 
 
 def test_the_last_one_with_a_part_of_a_result_leaves_a_snapshot_of_which_it_is_made_again(
@@ -381,9 +391,7 @@ def test_the_last_one_with_a_part_of_a_result_leaves_a_snapshot_of_which_it_is_m
     swarm.would_leave(b)
     swarm.settle()
     assert not swarm.may_go(b)
-    assert words_to(swarm, b)[-1].endswith(
-        "a snapshot is being written, of which it can be made again"
-    )
+    assert told_to(swarm, b)[-1] == reason(Kind.RESULT_NOT_COLLECTED, layers="2-4", run_id=RUN)
     assert [peer for peer, _ in swarm.said(SaveStage)] == ["a", "b"]
     swarm.has_slow_disk = False
     swarm.handle(swarm.unwritten.pop())
@@ -432,7 +440,7 @@ def test_a_snapshot_of_a_result_that_fails_is_not_tried_again(
     swarm.wait(5)
     assert len(swarm.said(SaveStage)) == 2
     assert not swarm.may_go(b)
-    assert words_to(swarm, b)[-1].endswith(f"{STEPS} steps would be lost")
+    assert told_to(swarm, b)[-1].amount == STEPS
 
 
 def test_the_time_is_estimated_from_the_state_and_the_link(
@@ -445,7 +453,7 @@ def test_the_time_is_estimated_from_the_state_and_the_link(
     swarm.join(heir)
     swarm.would_leave(b)
     until_commits(swarm, 4)
-    first, *_ = [told.seconds for _, told in swarm.said(LeaveProgress)]
+    first, *_ = [told.seconds for _, told in swarm.said(Progress)]
     assert 59 < first < 65, "a minute at the rate that it lends, and a step or two"
     swarm.wait(20)
     swarm.say(heir, heir.caught_up())

@@ -19,14 +19,18 @@ from swarm_ft.coordinator.facts.events import (
     RunPaused,
     RunResumed,
 )
+from swarm_ft.coordinator.facts.messages import Release
+from swarm_ft.coordinator.facts.reasons import Reason
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.moving import APART_S, LOOK_S
 from swarm_ft.coordinator.plan.placement import SETTLE_S
-from swarm_ft.ids import RunId, StepNumber
+from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
-from swarm_ft.protocol.messages.control import ReleaseStage, SaveStage, StepReady
+from swarm_ft.protocol.messages.control import SaveStage, StepReady
 from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.spec.run_spec import RunSpec, SaveStrategy
+from tests.reasons import kinds_in, reason
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN, SECOND = RunId("run-1"), RunId("run-2")
@@ -105,9 +109,9 @@ def cut(swarm: Swarm, run: RunId = RUN) -> list[str]:
     return [f"{' '.join(stage.peers)}: {stage.layers}" for stage in swarm.run(run).stages]
 
 
-def moves(swarm: Swarm) -> list[str]:
+def moves(swarm: Swarm) -> list[Reason | None]:
     happened = (effect for effect in swarm.effects if isinstance(effect, Happened))
-    return [one.words for one in happened if one.kind is EventKind.RUN_MOVED]
+    return [one.reason for one in happened if one.kind is EventKind.RUN_MOVED]
 
 
 def moves_at(swarm: Swarm) -> list[int]:
@@ -155,11 +159,14 @@ def test_a_peer_that_got_slow_gives_layers_away_and_no_step_is_made_again(
     assert cut(swarm) == EVEN
     peers[1].block_s = SLOW_S
     finish(swarm)
-    (words,) = moves(swarm)
+    (moved,) = moves(swarm)
     assert cut(swarm) == ["a: 0-4", "b: 4-5", "c: 5-9"]
-    start, _, times = words.partition(": a step is expected to take ")
-    assert start == "layers 3-4 moved from b to a, layers 5-6 moved from b to c"
-    after, before = (float(one.split()[0]) for one in times.split(" in place of "))
+    assert moved is not None
+    assert moved.parts == (
+        reason(Kind.LAYERS_MOVED, "b", layers="3-4", others=(PeerId("a"),)),
+        reason(Kind.LAYERS_MOVED, "b", layers="5-6", others=(PeerId("c"),)),
+    )
+    after, before = moved.amount, moved.limit
     taken, moved_at = [step.seconds for step in swarm.history[RUN]], moves_at(swarm)[0]
     assert taken[moved_at - 1] == pytest.approx(before, rel=0.1)
     assert taken[moved_at] == pytest.approx(after, rel=0.3)
@@ -198,7 +205,7 @@ def test_who_has_no_layers_any_more_is_released_and_told_why(spec: RunSpec) -> N
     peers[1].block_s = 4 * SLOW_S
     until_moved(swarm)
     assert "b" not in swarm.run().peers
-    released = [message.reason for peer, message in swarm.said(ReleaseStage) if peer == "b"]
+    released = [message.reason for peer, message in swarm.said(Release) if peer == "b"]
     assert released == ["others have its layers now"]
 
 
@@ -304,7 +311,7 @@ def saving(spec: RunSpec) -> tuple[Swarm, list[Worker]]:
     peers[1].block_s = SLOW_S
     swarm.settle_until(lambda: awaits_move(swarm))
     assert swarm.run().step is None, "no step is made meanwhile"
-    assert swarm.run().detail == "layers move to other stages: a snapshot is written first"
+    assert kinds_in(swarm.run().detail) == [Kind.MOVE_SAVES_FIRST]
     return swarm, peers
 
 
@@ -405,8 +412,7 @@ def test_what_cannot_be_saved_does_not_move_and_is_not_tried_again(spec: RunSpec
     assert not moves(swarm)
     assert len({message.step for _, message in swarm.said(SaveStage)}) == 1
     assert committed(swarm) == list(range(NUM_STEPS))
-    details = [status.detail for status in swarm.told_of()]
-    assert any(detail.startswith("layers stay where they are: ") for detail in details)
+    assert reason(Kind.MOVE_IMPOSSIBLE) in swarm.reasons()
 
 
 def test_a_peer_that_would_leave_meanwhile_is_let_go_first(spec: RunSpec) -> None:

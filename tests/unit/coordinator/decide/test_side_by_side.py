@@ -3,14 +3,17 @@
 import pytest
 
 from swarm_ft.coordinator.facts.events import ResultCollected
+from swarm_ft.coordinator.facts.messages import Release
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.membership import GRACE_S
 from swarm_ft.coordinator.plan.placement import SETTLE_S
 from swarm_ft.coordinator.watching import overview
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import RunPhase
-from swarm_ft.protocol.messages.control import Assign, ReleaseStage
+from swarm_ft.protocol.messages.control import Assign
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from tests.reasons import behind, missing, reason
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN, SECOND, THIRD = RunId("run-1"), RunId("run-2"), RunId("run-3")
@@ -75,12 +78,12 @@ def test_a_replica_goes_to_a_run_that_waits_when_its_step_ends(
     swarm.settle_until(lambda: swarm.run().committed_steps and len(swarm.run().peers) == 2)
     committed = swarm.run().committed_steps
     swarm.submit(make_spec(), SECOND)
-    assert swarm.run(SECOND).detail == "behind run-1"
+    assert swarm.run(SECOND).detail == behind("run-1")
     assert swarm.run(SECOND).phase is RunPhase.QUEUED
     swarm.settle_until(lambda: swarm.run(SECOND).committed_steps)
     assert swarm.run().committed_steps > committed
     assert swarm.num_rollbacks == 0
-    (gone,) = (peer for peer, message in swarm.said(ReleaseStage) if message.run_id == RUN)
+    (gone,) = (peer for peer, message in swarm.said(Release) if message.run_id == RUN)
     assert swarm.run(SECOND).peers == (gone,)
     swarm.settle()
     assert swarm.run().phase is swarm.run(SECOND).phase is RunPhase.FINISHED
@@ -112,9 +115,9 @@ def test_who_waits_tells_what_for_and_how_many_come_before_it(
     swarm.submit(make_spec(), SECOND)
     swarm.submit(make_spec(), THIRD)
     swarm.submit(make_spec(num_blocks=6), RunId("run-4"))
-    assert swarm.run(SECOND).detail == "behind run-1"
-    assert swarm.run(THIRD).detail == "behind run-1; 1 that wait come before it"
-    assert swarm.run(RunId("run-4")).detail == "waiting for layers 4-6"
+    assert swarm.run(SECOND).detail == behind("run-1")
+    assert swarm.run(THIRD).detail == behind("run-1", position=1)
+    assert swarm.run(RunId("run-4")).detail == missing("4-6")
     places = [(0, None), (1, RUN), (2, SECOND), (3, THIRD)]
     assert [(run.place, run.behind) for run in overview(swarm.state).runs] == places
 
@@ -172,7 +175,7 @@ def test_a_lost_result_is_made_again_beside_a_run_that_trains_if_there_are_peers
     swarm.settle_until(lambda: swarm.run(SECOND).committed_steps)
     swarm.lose(whole[0])
     swarm.wait(GRACE_S)
-    assert "it is made again after run run-2" in swarm.run().detail
+    assert swarm.run().detail == reason(Kind.RESULT_LOST, layers="0-4", runs=(SECOND,))
     swarm.join(whole[2])
     assert swarm.run().peers == ("p2",)
     swarm.settle()
@@ -188,7 +191,7 @@ def test_a_run_with_more_stages_than_it_needs_is_cut_anew_for_one_that_waits(
     swarm.settle_until(lambda: swarm.run().committed_steps == 3)
     assert len(swarm.run().stages) == 4
     swarm.submit(make_spec(), SECOND)
-    assert swarm.run(SECOND).detail == "behind run-1"
+    assert swarm.run(SECOND).detail == behind("run-1")
     swarm.settle_until(lambda: swarm.run(SECOND).committed_steps)
     assert [len(swarm.run(run).stages) for run in (RUN, SECOND)] == [2, 2]
     assert swarm.num_rollbacks == 1

@@ -11,14 +11,17 @@ from swarm_ft.coordinator.facts.events import (
     RunResumed,
     Tick,
 )
+from swarm_ft.coordinator.facts.reasons import Reason
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.facts.state import Steering
 from swarm_ft.coordinator.journal.journal import Journal
-from swarm_ft.coordinator.watching import overview
+from swarm_ft.coordinator.watching import overview, status_of
 from swarm_ft.ids import RunId, StepNumber
 from swarm_ft.protocol.messages.client import CodecChange, RunPhase
 from swarm_ft.protocol.messages.control import CommitStep, PlanStep
 from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.spec.run_spec import Codecs, LrSchedule
+from tests.reasons import reason
 from tests.specs import USUAL_CODECS
 from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
 
@@ -40,8 +43,8 @@ def trained(swarm: Swarm, make_spec: MakeSpec, a: FakePeer, b: FakePeer) -> Swar
     return swarm
 
 
-def words_of(swarm: Swarm, kind: EventKind) -> list[str]:
-    return [one.words for one in swarm.effects if isinstance(one, Happened) and one.kind is kind]
+def reasons_of(swarm: Swarm, kind: EventKind) -> list[Reason | None]:
+    return [one.reason for one in swarm.effects if isinstance(one, Happened) and one.kind is kind]
 
 
 def rates(swarm: Swarm) -> list[float]:
@@ -53,9 +56,9 @@ def test_a_paused_run_finishes_its_step_and_plans_no_other(trained: Swarm) -> No
     trained.settle()
     run = trained.run()
     assert (run.phase, run.committed_steps, run.step) == (RunPhase.TRAINING, AFTER + 1, None)
-    assert run.detail == f"paused after step {AFTER + 1}: its peers hold its state"
-    (words,) = words_of(trained, EventKind.RUN_PAUSED)
-    assert words == f"its owner pauses it once step {AFTER} is committed"
+    assert run.detail == reason(Kind.PAUSED, step=AFTER + 1)
+    (told,) = reasons_of(trained, EventKind.RUN_PAUSED)
+    assert told == reason(Kind.PAUSED_BY_OWNER, step=AFTER)
     (shown,) = overview(trained.state).runs
     assert shown.is_paused
     assert shown.eta_s is None
@@ -79,15 +82,15 @@ def test_a_run_that_resumes_is_as_if_it_was_never_paused(trained: Swarm) -> None
     assert trained.run().phase is RunPhase.FINISHED
     assert [step.step for step in trained.steps()] == list(range(STEPS))
     assert not overview(trained.state).runs[0].is_paused
-    assert words_of(trained, EventKind.RUN_RESUMED) == ["its owner resumes it"]
+    assert reasons_of(trained, EventKind.RUN_RESUMED) == [reason(Kind.RESUMED_BY_OWNER)]
 
 
 def test_asking_twice_says_nothing_more(trained: Swarm) -> None:
     trained.handle(RunResumed(RUN))
     for _ in range(2):
         trained.handle(RunPaused(RUN))
-    assert len(words_of(trained, EventKind.RUN_PAUSED)) == 1
-    assert not words_of(trained, EventKind.RUN_RESUMED)
+    assert len(reasons_of(trained, EventKind.RUN_PAUSED)) == 1
+    assert not reasons_of(trained, EventKind.RUN_RESUMED)
 
 
 def test_a_peer_that_comes_back_in_a_pause_holds_its_state_again(
@@ -167,8 +170,8 @@ def test_another_learning_rate_holds_from_the_next_step_on(trained: Swarm) -> No
     assert rates(trained) == [0.5] * (AFTER + 1) + [0.25] * (STEPS - AFTER - 1)
     commits = {commit.step: commit.learning_rate for _, commit in trained.said(CommitStep)}
     assert commits[StepNumber(AFTER + 1)] == 0.25
-    (words,) = words_of(trained, EventKind.RUN_STEERED)
-    assert words == f"learning rate 0.25 from step {AFTER + 1} on, 0.5 before"
+    (told,) = reasons_of(trained, EventKind.RUN_STEERED)
+    assert told == reason(Kind.RATE_CHANGED, step=AFTER + 1, value=0.25, value_before=0.5)
 
 
 def test_in_a_pause_the_next_step_is_the_first_with_it(trained: Swarm) -> None:
@@ -227,14 +230,16 @@ def planned(swarm: Swarm) -> dict[int, Codecs | None]:
 def test_plans_name_other_codecs_from_the_next_step_on(trained: Swarm) -> None:
     trained.handle(CodecsChanged(RUN, LESS))
     before = trained.run().spec.train.codecs
-    (words,) = words_of(trained, EventKind.RUN_STEERED)
-    assert words == f"codecs {LESS} from step {AFTER + 1} on, {before} before"
+    (told,) = reasons_of(trained, EventKind.RUN_STEERED)
+    assert told == reason(
+        Kind.CODECS_CHANGED, step=AFTER + 1, text=str(LESS), text_before=str(before)
+    )
     trained.settle()
     assert planned(trained) == {
         **dict.fromkeys(range(AFTER + 1)),
         **dict.fromkeys(range(AFTER + 1, STEPS), LESS),
     }
-    assert trained.run().status.codecs == (CodecChange(StepNumber(AFTER + 1), LESS),)
+    assert status_of(trained.run()).codecs == (CodecChange(StepNumber(AFTER + 1), LESS),)
 
 
 def test_a_step_is_shown_with_the_codecs_that_it_goes_by(trained: Swarm) -> None:
@@ -254,7 +259,7 @@ def test_in_a_pause_the_next_step_is_the_first_with_other_codecs(trained: Swarm)
     trained.settle()
     for codecs in (LESS, LESS, LEAST):
         trained.handle(CodecsChanged(RUN, codecs))
-    assert len(words_of(trained, EventKind.RUN_STEERED)) == 2
+    assert len(reasons_of(trained, EventKind.RUN_STEERED)) == 2
     trained.handle(RunResumed(RUN))
     trained.settle()
     assert [planned(trained)[step] for step in range(AFTER, STEPS)] == [
@@ -303,7 +308,7 @@ def test_codecs_stay_changed_over_a_restart(trained: Swarm, a: FakePeer, b: Fake
 def test_codecs_of_a_run_that_is_over_are_changed_no_more(trained: Swarm) -> None:
     trained.settle()
     trained.handle(CodecsChanged(RUN, LESS))
-    assert trained.run().status.codecs == ()
+    assert status_of(trained.run()).codecs == ()
 
 
 # ---- codecs that follow a quality

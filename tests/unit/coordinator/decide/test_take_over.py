@@ -5,24 +5,28 @@ from dataclasses import replace
 import pytest
 
 from swarm_ft.coordinator.decide.machine import RETRY_S
-from swarm_ft.coordinator.facts.events import PeerJoined, Publish
+from swarm_ft.coordinator.facts.events import PeerJoined
+from swarm_ft.coordinator.facts.messages import Release
+from swarm_ft.coordinator.facts.reasons import Reason
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.lateness import LOAD_S
 from swarm_ft.coordinator.plan.membership import GRACE_S
+from swarm_ft.coordinator.watching import status_of
 from swarm_ft.ids import Attempt, PeerId, StepNumber
-from swarm_ft.protocol.messages.client import RunPhase, RunStatus
+from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import (
     Assign,
     CatchUp,
     CaughtUp,
     ExportStage,
     PlanStep,
-    ReleaseStage,
     SaveStage,
     StageReady,
 )
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
+from tests.reasons import may_return, reason
+from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
 
 STEPS = 8
 
@@ -82,9 +86,8 @@ def replicas_used(swarm: Swarm, step: int) -> set[int]:
     return {batch.replica_at(1) for batch in plan.microbatches}
 
 
-def told(swarm: Swarm) -> list[str]:
-    statuses = [e.event for e in swarm.effects if isinstance(e, Publish)]
-    return [status.detail for status in statuses if isinstance(status, RunStatus)]
+def told(swarm: Swarm) -> list[Reason]:
+    return swarm.reasons()
 
 
 def test_the_others_train_on_and_no_microbatch_passes_who_listens(
@@ -120,17 +123,17 @@ def test_who_has_caught_up_computes_from_the_next_plan_on_and_not_sooner(
 def test_people_are_told_who_joins_and_who_has_caught_up(
     listened: Swarm, newcomer: FakePeer
 ) -> None:
-    joins = "peer newcomer joins layers 2-4: it takes over while the others train"
+    joins = reason(Kind.JOINING_STAGE, "newcomer", layers="2-4")
     assert joins in told(listened)
     assert listened.run().detail == joins
-    assert listened.run().status.joining == ("newcomer",)
+    assert status_of(listened.run()).joining == ("newcomer",)
     listened.say(newcomer, newcomer.caught_up())
     until_commits(listened, 4)
-    caught_up = "peer newcomer (layers 2-4) has caught up at step 4 and computes from now on"
+    caught_up = reason(Kind.CAUGHT_UP, "newcomer", layers="2-4", step=4)
     assert listened.run().detail == caught_up
-    assert listened.run().status.joining == ()
+    assert status_of(listened.run()).joining == ()
     until_commits(listened, 5)
-    assert listened.run().detail == ""
+    assert listened.run().detail is None
 
 
 def test_who_listens_takes_part_in_no_snapshot_and_counts_for_no_norm(
@@ -149,7 +152,7 @@ def test_whoever_still_listens_at_the_end_is_let_go(
     assert listened.run().phase is RunPhase.FINISHED
     assert listened.run().peers == ("a", "b")
     assert {peer for peer, _ in listened.said(ExportStage)} == {"a", "b"}
-    assert [peer for peer, _ in listened.said(ReleaseStage)] == ["newcomer"]
+    assert [peer for peer, _ in listened.said(Release)] == ["newcomer"]
     assert newcomer.assign is None
 
 
@@ -207,7 +210,7 @@ def test_who_listens_cannot_stand_in_for_the_last_that_computed(
 ) -> None:
     listened.lose(peers[1])
     assert listened.run().phase is RunPhase.WAITING
-    assert listened.run().detail.startswith("waiting for layers 2-4: their peer may come back")
+    assert listened.run().detail == may_return("2-4", 5)
     listened.wait(GRACE_S)
     assert listened.num_rollbacks == 1
     listened.settle()
@@ -233,7 +236,8 @@ def test_a_listener_that_dies_costs_an_attempt_and_is_named(
     listened: Swarm, newcomer: FakePeer
 ) -> None:
     listened.lose(newcomer)
-    assert "peer newcomer (layers 2-4) is gone; it had not caught up" in told(listened)
+    parts = reason(Kind.PEER_DISCONNECTED), reason(Kind.WAS_JOINING)
+    assert reason(Kind.PEER_LOST, "newcomer", layers="2-4", parts=parts) in told(listened)
     assert learners(listened) == []
     listened.settle()
     assert listened.run().phase is RunPhase.FINISHED
@@ -313,10 +317,11 @@ def test_who_cannot_show_the_state_that_it_says_it_took_is_no_replica(
 ) -> None:
     newcomer.is_honest = False
     listened.say(newcomer, newcomer.caught_up())
-    words = "took over another state than its stage has"
-    assert listened.idlers() == {"newcomer": f"set aside for 30 s after it {words}"}
-    detail = f"peer newcomer (layers 2-4) {words}; it had not caught up"
-    assert detail in told(listened)
+    wrong = reason(Kind.WRONG_STATE)
+    suspended = reason(Kind.PEER_SUSPENDED, amount=30.0, parts=(wrong.of(RUN),))
+    assert listened.idlers() == {"newcomer": suspended}
+    parts = wrong, reason(Kind.WAS_JOINING)
+    assert reason(Kind.PEER_LOST, "newcomer", layers="2-4", parts=parts) in told(listened)
     listened.settle()
     assert listened.run().phase is RunPhase.FINISHED
     assert listened.run().peers == ("a", "b")

@@ -11,6 +11,7 @@ from swarm_ft.coordinator.facts.standing import (
     MAX_REST_S,
     Standing,
 )
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.ids import Attempt, RunId
 
 RUN = RunId("run-1")
@@ -18,7 +19,7 @@ RUN = RunId("run-1")
 
 def failed(standing: Standing, *attempts: int, now_s: float = 0.0) -> Standing:
     for attempt in attempts:
-        standing = standing.after_failure(RUN, Attempt(attempt), "oh", now_s)
+        standing = standing.after_failure(RUN, Attempt(attempt), OH, now_s)
     return standing
 
 
@@ -37,9 +38,9 @@ def test_an_attempt_counts_once() -> None:
 def test_one_other_peer_is_not_believed_however_often_it_says_so() -> None:
     standing = Standing()
     for attempt in range(AMONG_ATTEMPTS):
-        standing = standing.after_failure(RUN, Attempt(attempt), "oh", 0.0, by="liar")
+        standing = standing.after_failure(RUN, Attempt(attempt), OH, 0.0, by="liar")
         assert not standing.is_aside(0.0)
-    assert standing.after_failure(RUN, Attempt(5), "oh", 0.0, by="twin").is_aside(0.0)
+    assert standing.after_failure(RUN, Attempt(5), OH, 0.0, by="twin").is_aside(0.0)
     assert failed(standing, 5).is_aside(0.0)
 
 
@@ -48,14 +49,14 @@ def test_who_several_others_do_not_reach_is_aside_before_them() -> None:
     for attempt in range(2):
         for name in honest:
             honest[name] = failed(honest[name], attempt)
-            dead = dead.after_failure(RUN, Attempt(attempt), "oh", 0.0, by=name)
+            dead = dead.after_failure(RUN, Attempt(attempt), OH, 0.0, by=name)
     assert dead.is_aside(0.0)
     assert not any(standing.is_aside(0.0) for standing in honest.values())
 
 
 def test_another_run_begins_anew() -> None:
     two = failed(Standing(), 1, 2)
-    assert not two.after_failure(RunId("run-2"), Attempt(3), "oh", 0.0).is_aside(0.0)
+    assert not two.after_failure(RunId("run-2"), Attempt(3), OH, 0.0).is_aside(0.0)
 
 
 def test_rests_grow_to_a_limit_and_are_forgotten() -> None:

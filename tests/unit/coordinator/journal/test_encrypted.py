@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarm_ft.coordinator.facts.events import RunRecord, StandingRecord
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.coordinator.journal.journal import Journal
@@ -38,9 +39,12 @@ def opened(tmp_path: Path) -> Iterator[Open]:
         book.close()
 
 
+REASON = Reason(kind=ReasonKind.PEER_ERROR, text=WORDS)
+
+
 @pytest.fixture
 def run(make_spec: MakeSpec) -> Run:
-    return Run(run_id=RUN, spec=make_spec(), detail=WORDS, storage_key=STORAGE_KEY)
+    return Run(run_id=RUN, spec=make_spec(), detail=REASON, storage_key=STORAGE_KEY)
 
 
 def sample_of(spec: RunSpec, sample: int) -> bytes:
@@ -54,7 +58,7 @@ def filled(journal: Journal, run: Run) -> None:
         file.append(sample_of(run.spec, sample)[:size])
     file.keep()
     journal.write_run(run, DATA_DIGEST)
-    standing = Standing(times_aside=1, aside_until_s=9.0, reason=WORDS)
+    standing = Standing(times_aside=1, aside_until_s=9.0, reason=REASON)
     journal.write([StandingRecord(PeerId("peer"), standing, 9.0)])
 
 
@@ -72,9 +76,9 @@ def test_a_run_and_its_tokens_come_back(opened: Open, run: Run, key: bytes | Non
     filled(opened(key), run)
     journal = opened(key)
     (loaded,) = journal.load(0.0)
-    assert (loaded.spec, loaded.storage_key, loaded.detail) == (run.spec, STORAGE_KEY, WORDS)
+    assert (loaded.spec, loaded.storage_key, loaded.detail) == (run.spec, STORAGE_KEY, REASON)
     assert journal.data_digest(RUN) == DATA_DIGEST
-    assert journal.standings(0.0)[PeerId("peer")].reason == WORDS
+    assert journal.standings(0.0)[PeerId("peer")].reason == REASON
     size = run.spec.train.sample_bytes
     assert (
         journal.tokens.read(RUN, run.spec, [SampleId(1)])[SampleId(1)]

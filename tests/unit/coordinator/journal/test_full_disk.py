@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from swarm_ft.coordinator.facts.events import StandingRecord
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.journal import tokens
 from swarm_ft.coordinator.journal.journal import Journal
@@ -23,7 +24,7 @@ NUM_RECORDS = 100
 
 
 def record(number: int) -> StandingRecord:
-    standing = Standing(times_aside=1, reason="x" * 900)
+    standing = Standing(times_aside=1, reason=Reason(kind=ReasonKind.PEER_ERROR, text="x" * 900))
     return StandingRecord(PeerId(f"peer-{number}"), standing, 3600.0)
 
 

@@ -11,13 +11,19 @@ import pytest
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
     EvaluationRecord,
+    EventRecord,
     ForgetRecord,
+    Happened,
     PlanRecord,
     RollbackRecord,
     RunRecord,
+    StandingRecord,
 )
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
+from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.state import AttemptState, Past, PlannedStep, Run
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.journal.reason_text import recorded
 from swarm_ft.coordinator.journal.tokens import NewTokenFile
 from swarm_ft.coordinator.plan.membership import GATHER_S
 from swarm_ft.errors import JournalError
@@ -32,14 +38,17 @@ from swarm_ft.ids import (
 )
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase, StepCommitted
 from swarm_ft.protocol.messages.control import CommitStep, StageAssignment
+from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.best import Best, Judged
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
+from swarm_ft.sealing import Sealer
 from tests.unit.coordinator.conftest import MakeSpec
 
 RUN = RunId("run-1")
 DIGEST = b"d" * 16
+WHY = Reason(kind=ReasonKind.DATA_UNREADABLE, text="why")
 NOW_S = 50.0
 Reopen: TypeAlias = Callable[[], Journal]
 ASSIGNMENTS = (
@@ -125,7 +134,7 @@ def test_a_run_under_way_waits_for_its_peers(journal: Journal, reopen: Reopen, r
     assert loaded == replace(
         working,
         phase=RunPhase.WAITING,
-        detail="the coordinator was restarted",
+        detail=Reason(kind=ReasonKind.COORDINATOR_RESTARTED),
         past=Past(committers=frozenset((PeerId("a"), PeerId("b")))),
         attempt=replace(attempt, away_since_s={PeerId("a"): NOW_S, PeerId("b"): NOW_S}),
         gather_until_s=NOW_S + GATHER_S,
@@ -137,11 +146,9 @@ def test_a_run_that_is_over_stays_over(
     journal: Journal, reopen: Reopen, run: Run, phase: RunPhase
 ) -> None:
     journal.write_run(run, DIGEST)
-    journal.write(
-        [RunRecord(replace(run, phase=phase, detail="why", past=Past(committed_steps=3)))]
-    )
+    journal.write([RunRecord(replace(run, phase=phase, detail=WHY, past=Past(committed_steps=3)))])
     (loaded,) = reopen().load(NOW_S)
-    assert (loaded.phase, loaded.detail, loaded.committed_steps) == (phase, "why", 3)
+    assert (loaded.phase, loaded.detail, loaded.committed_steps) == (phase, WHY, 3)
 
 
 def test_runs_come_back_in_the_order_of_their_submission(
@@ -410,7 +417,9 @@ def test_a_damaged_run_is_a_journal_error(
 
 
 def test_a_torn_page_is_a_journal_error(journal: Journal, path: Path, run: Run) -> None:
-    journal.write_run(replace(run, detail="long" * 5000), DIGEST)
+    journal.write_run(
+        replace(run, detail=Reason(kind=ReasonKind.PEER_ERROR, text="long" * 5000)), DIGEST
+    )
     journal.close()
     data = bytearray(path.read_bytes())
     data[4096:] = b"\xa5" * (len(data) - 4096)
@@ -438,10 +447,56 @@ def test_a_journal_of_another_version_is_refused_and_left_as_it_is(tmp_path: Pat
     with closing(sqlite3.connect(path)) as old:
         old.execute("CREATE TABLE runs (position INTEGER PRIMARY KEY)")
         old.commit()
-    with pytest.raises(JournalError, match="expected tables of version 8, found 0; end its runs"):
+    with pytest.raises(JournalError, match="tables of version 8 or 9, found 0; end its runs"):
         Journal(str(path))
     with closing(sqlite3.connect(path)) as old:
         assert old.execute("SELECT name FROM sqlite_master").fetchall() == [("runs",)]
+
+
+@pytest.mark.parametrize("key", [None, b"k" * 32], ids=["plain", "encrypted"])
+def test_texts_of_a_journal_of_version_8_are_for_the_runs_readers(
+    tmp_path: Path, run: Run, key: bytes | None
+) -> None:
+    path = tmp_path / "old.db"
+    standing = Standing(times_aside=1, aside_until_s=NOW_S + 30.0, reason=WHY)
+    with closing(Journal(str(path), key)) as book:
+        book.write_run(run, DIGEST)
+        book.write([RunRecord(replace(run, phase=RunPhase.FAILED, detail=WHY))])
+        book.write([StandingRecord(PeerId("b"), standing, 30.0)])
+        book.write([EventRecord(1, 0.0, Happened(kind=EventKind.RUN_FAILED, run_id=RUN))])
+    sealer = None if key is None else Sealer(key, "journal")
+    with closing(sqlite3.connect(path)) as old:
+        for table, column, place, text in (
+            ("runs", "detail", f"detail {RUN}", "peer b: /home/alice"),
+            ("standings", "reason", "standing b", "3 failures, the last one: disk full"),
+            ("events", "words", "event 1", "peer b left"),
+        ):
+            value = text.encode() if sealer is None else sealer.seal(text.encode(), place.encode())
+            old.execute(f"UPDATE {table} SET {column}=?", (value,))
+        old.execute("PRAGMA user_version=8")
+        old.commit()
+    for _ in range(2):  # it is rewritten once
+        with closing(Journal(str(path), key)) as book:
+            (loaded,) = book.load(NOW_S)
+            assert loaded.detail == recorded("peer b: /home/alice")
+            found = book.standings(NOW_S)[PeerId("b")]
+            assert found.reason == recorded("3 failures, the last one: disk full")
+            (event,) = book.events(0, 9)
+            assert event.happened.reason == recorded("peer b left")
+
+
+@pytest.mark.parametrize("kind", list(ReasonKind))
+def test_a_reason_of_any_kind_comes_back(
+    journal: Journal, reopen: Reopen, run: Run, kind: ReasonKind
+) -> None:
+    layers = LayerRange(0, 2), LayerRange(2, 4)
+    part = Reason(kind=kind, peers=(PeerId("b"),), layers=layers, amount=2.5, text="why: ü")
+    told = Reason(
+        kind=kind, run_id=RUN, runs=(RUN,), step=0, value=0.0, num_more=3, parts=(part, part)
+    )
+    journal.write_run(replace(run, phase=RunPhase.FAILED, detail=told), DIGEST)
+    (loaded,) = reopen().load(NOW_S)
+    assert loaded.detail == told
 
 
 def evaluated(step: int, **losses: Any) -> EvaluationRecord:

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm_ft.coordinator.facts.reasons import Reason
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.facts.state import Member
 from swarm_ft.coordinator.plan.placement import SETTLE_S, place, place_on
 from swarm_ft.ids import PeerId
@@ -14,6 +16,7 @@ from swarm_ft.protocol.messages.control import PeerHello, stages_of
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.run_spec import COPIES_PER_WEIGHT, Adapter, RunSpec
+from tests.reasons import missing, reason
 from tests.unit.coordinator.conftest import MakeSpec
 
 LATER_S = 1000.0
@@ -46,7 +49,7 @@ def model(make_spec: MakeSpec) -> MakeModel:
     return lambda num_blocks, **others: make_spec(num_blocks=num_blocks, **others)
 
 
-def placed(spec: RunSpec, *members: Member, now_s: float = LATER_S) -> str:
+def placed(spec: RunSpec, *members: Member, now_s: float = LATER_S) -> str | Reason | None:
     """`peer:layers` of every stage, or the reason why there is none."""
     placement = place(spec, members, now_s)
     hosts = [f"{a.peer_id}:{a.layers}" for a in placement.assignments]
@@ -86,17 +89,17 @@ def test_fewer_stages_are_preferred(model: MakeModel) -> None:
 
 
 def test_missing_layers_are_named(model: MakeModel) -> None:
-    assert placed(model(8)) == "waiting for layers 0-8"
-    assert placed(model(8), member("a", "2-4")) == "waiting for layers 0-2, 4-8"
+    assert placed(model(8)) == missing("0-8")
+    assert placed(model(8), member("a", "2-4")) == missing("0-2, 4-8")
 
 
 def test_of_overlapping_peers_those_with_the_smallest_gap_count(model: MakeModel) -> None:
     members = member("a", "0-3"), member("b", "2-4"), member("c", "2-6")
-    assert placed(model(8), *members) == "waiting for layers 0-2, 6-8"
+    assert placed(model(8), *members) == missing("0-2, 6-8")
 
 
 def test_layers_outside_the_model_are_ignored(model: MakeModel) -> None:
-    assert placed(model(4), member("far", "2-6"), member("a", "0-2")) == "waiting for layers 2-4"
+    assert placed(model(4), member("far", "2-6"), member("a", "0-2")) == missing("2-4")
 
 
 def test_a_thousand_stages_are_placed(model: MakeModel) -> None:
@@ -144,7 +147,7 @@ def test_a_peer_without_the_memory_is_no_replica(model: MakeModel) -> None:
 
 def test_automatic_peers_are_gathered_before_they_are_replicas(model: MakeModel) -> None:
     members = member("any", "auto", joined_at_s=LATER_S), member("a", "0-4")
-    assert placed(model(4), *members) == "gathering peers"
+    assert placed(model(4), *members) == reason(Kind.GATHERING)
 
 
 def test_fewer_peers_than_gaps_wait(model: MakeModel) -> None:
@@ -209,12 +212,12 @@ def test_a_peer_that_is_too_small_does_not_keep_the_others_from_working(model: M
 
 def test_automatic_peers_are_gathered_until_nobody_came_for_a_while(model: MakeModel) -> None:
     early, late = member("a", "auto"), member("b", "auto", joined_at_s=5.0)
-    assert placed(model(4), early, late, now_s=5.0 + SETTLE_S - 0.1) == "gathering peers"
+    assert placed(model(4), early, late, now_s=5.0 + SETTLE_S - 0.1) == reason(Kind.GATHERING)
     assert placed(model(4), early, late, now_s=5.0 + SETTLE_S) == "a:0-2 b:2-4"
 
 
 def test_a_gap_that_only_named_layers_can_fill_is_not_gathered_for(model: MakeModel) -> None:
-    assert placed(model(4), member("a", "0-2"), now_s=0.0) == "waiting for layers 2-4"
+    assert placed(model(4), member("a", "0-2"), now_s=0.0) == missing("2-4")
 
 
 # ---- what invitations grant, and whom the job trusts
@@ -298,11 +301,8 @@ def test_private_ends_are_for_those_whom_the_job_names(model: MakeModel) -> None
 
 def test_of_many_who_may_not_a_few_are_named(model: MakeModel) -> None:
     many = [member(f"r{i}", "auto", grant=REPLICA) for i in range(5)]
-    assert placed(model(4), *many) == (
-        "waiting for layers 0-4: peer r0 may not host a stage alone, "
-        "peer r1 may not host a stage alone, peer r2 may not host a stage alone, "
-        "nor may 2 others"
-    )
+    named = [reason(Kind.NOT_ALONE, name) for name in ("r0", "r1", "r2")]
+    assert placed(model(4), *many) == missing("0-4", *named, num_more=2)
 
 
 def test_a_snapshots_stages_are_given_to_those_who_may_host_them(model: MakeModel) -> None:
@@ -315,8 +315,8 @@ def test_a_snapshots_stages_are_given_to_those_who_may_host_them(model: MakeMode
         ("b", 4),
     ]
     refused = place_on(cuts, model(6), [*autos[:2], member("r", "4-6", grant=REPLICA)], LATER_S)
-    assert refused.reason == (
-        "waiting for layers 4-6: peer blind may not see tokens, peer r may not host a stage alone"
+    assert refused.reason == missing(
+        "4-6", reason(Kind.NO_TOKENS, "blind"), reason(Kind.NOT_ALONE, "r")
     )
 
 
@@ -362,12 +362,11 @@ def test_what_is_waited_for_is_the_smallest_gap(
     model: MakeModel, offered: Sequence[tuple[int, int] | None]
 ) -> None:
     placement = place(model(NUM_BLOCKS), members_of(offered, [PLENTY]), LATER_S)
-    missing = smallest_gap(offered)
-    assert bool(placement.assignments) == (missing == 0)
-    if missing:
-        listed = placement.reason.removeprefix("waiting for layers ").split(", ")
-        gaps = [parse_layers(gap) for gap in listed]
-        assert sum(len(gap) for gap in gaps if gap is not None) == missing
+    gap = smallest_gap(offered)
+    assert bool(placement.assignments) == (gap == 0)
+    if gap:
+        assert placement.reason is not None
+        assert sum(map(len, placement.reason.layers)) == gap
 
 
 @settings(derandomize=True, max_examples=300, deadline=None)
