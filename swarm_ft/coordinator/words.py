@@ -20,7 +20,11 @@ _MAX_BYTES = MAX_TEXT_CHARS
 
 def in_words(reason: Reason | None) -> str:
     """A reason as text that fits into a message; empty for None."""
-    return "" if reason is None else _clipped(_sentence(reason))
+    if reason is None:
+        return ""
+    is_about_reader = reason.kind in _OF_PEER and not reason.peers
+    sentence = _sentence(reason)
+    return _clipped(f"this peer {sentence}" if is_about_reader else sentence)
 
 
 def event_in_words(kind: EventKind, reason: Reason | None) -> str:
@@ -310,8 +314,8 @@ def _no_such_stage(reason: Reason) -> str:
 
 
 def _misfit(reason: Reason) -> str:
-    run = "it" if reason.run_id is None else f"run {reason.run_id}"
-    return f"{_peers(reason)} cannot host {run}" if reason.peers else f"it cannot host {run}"
+    who = _peers(reason) if reason.peers else "this peer"
+    return f"{who} cannot host {'it' if reason.run_id is None else f'run {reason.run_id}'}"
 
 
 def _not_granted(reason: Reason) -> str:
@@ -401,7 +405,7 @@ _OTHERS: Mapping[Kind, Callable[[Reason], str]] = {
         f"{_peers(r)} joins layers {_layers(r)}: it copies the state while the others train"
     ),
     Kind.CAUGHT_UP: lambda r: (
-        f"{_subject(r)} has the state of step {r.step} and computes from now on"
+        f"{_subject(r)} has caught up at step {r.step} and computes from now on"
     ),
     Kind.PEERS_GIVEN: lambda r: (
         f"{_peers(r)} {'goes' if len(r.peers) == 1 else 'go'} to a run that waits, whose owner "

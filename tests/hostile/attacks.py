@@ -282,7 +282,7 @@ async def fails_always(scene: Scene) -> None:
     async with joined(scene, who, (2, 4), failing("internal")):
         why = await scene.idle_of(who.name)
         await scene.beside.commits(4)
-    if "set aside" not in why:
+    if "suspended" not in why:
         raise Broken(f"it is idle for another reason: {why}")
 
 
@@ -628,7 +628,7 @@ async def cannot_load(scene: Scene) -> None:
     async with wicked(scene, make_engine=no_memory) as peer:
         why = await scene.idle_of(peer.target.name)
         await scene.beside.commits(4)
-    if "set aside" not in why:
+    if "suspended" not in why:
         raise Broken(f"it is idle for another reason: {why}")
 
 

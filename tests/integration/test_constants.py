@@ -140,7 +140,7 @@ async def test_what_went_to_make_room_fails_nobody(make_job: MakeJob, tmp_path: 
     events = await events_of(job, tmp_path / "kept", STAGES)
     again = await events_of(job, tmp_path / "again", STAGES, NOTHING)
     assert last_status(again).phase is RunPhase.FINISHED
-    assert not any("set aside" in e.detail for e in again if isinstance(e, RunStatus))
+    assert not any("suspended" in e.detail for e in again if isinstance(e, RunStatus))
     assert losses_of(again) == losses_of(events)
 
 

@@ -180,7 +180,9 @@ async def test_a_run_waits_for_who_may_carry_a_stage_though_a_replica_on_probati
         story = LoneHolderDies(swarm, client)
         status = await story.play(job, holder)
         assert f"peer {replica} (layers 0-3) has caught up at step" in "\n".join(story.told)
-        gone = f"peer {holder} (layers 0-3) is gone; {replica} may not host a stage alone"
+        gone = (
+            f"peer {holder} (layers 0-3) lost its connection; {replica} may not host a stage alone"
+        )
         assert gone in story.told
         *before, again = story.steps
         assert before == list(range(len(before))), "no step without a peer that may carry it"
@@ -236,7 +238,7 @@ async def test_only_peers_that_the_job_trusts_host_its_ends(
         await until_there(client, stranger, middle, trusted)
         spec = with_private_ends(job.spec, PeerId(awaited.name), trusted)
         run_id = (await client.submit(spec, job.samples)).run_id
-        words = f"waiting for layers 0-2: peer {stranger} is none of the job's --private-ends"
+        words = f"waiting for layers 0-2: peer {stranger} is not listed in the job's --private-ends"
         hosts: set[PeerId] = set()
         async for event in client.watch(run_id, lambda _trouble: None):
             if isinstance(event, RunStatus):

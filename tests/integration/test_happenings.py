@@ -40,7 +40,10 @@ async def test_a_run_that_goes_back_is_told_at_once_and_kept(
         last = next(e for e in reversed(told[:place]) if isinstance(e, StepCommitted))
         first = next(e for e in told[place:] if isinstance(e, StepCommitted))
         assert (back.from_step, back.to_step) == (last.step + 1, first.step)
-        assert back.why == "nobody has the weights of layers 2-4 any more: peer peer-1 is gone"
+        assert (
+            back.why
+            == "no peer has the weights of layers 2-4 any more: peer peer-1 lost its connection"
+        )
         assert "--save-steps 2 now" in back.remedy
 
         status = await swarm.client.status()

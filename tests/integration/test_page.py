@@ -76,7 +76,7 @@ async def test_the_page_shows_a_run_and_who_dies(tmp_path: Path, job: Job) -> No
 
         await swarm.kill_peer(PeerId("peer-2"))
         await tab.until("document.querySelectorAll('.peer').length === 2")
-        await tab.until("$('log').innerText.includes('peer peer-2 is gone')")
+        await tab.until("$('log').innerText.includes('peer peer-2 lost its connection')")
         await tab.until("$('given').innerText.includes('peer-2 (away)')")
         steps = await tab.look(f"{RUN}.steps")
         await tab.until(f"{RUN}.steps > {steps + 2}")

@@ -199,7 +199,7 @@ def test_why_a_peer_cannot_host_a_run_is_for_the_readers_of_that_run_alone(
     assert SECRET in seen["alice"]["b"]
     assert SECRET not in seen["bob"]["b"]
     assert "9a3f" not in seen["bob"]["b"]
-    assert seen["bob"]["b"] == "it cannot host run run-1"
+    assert seen["bob"]["b"] == "this peer cannot host run run-1"
 
 
 def test_a_run_that_waits_tells_others_no_text_and_no_metric(make_spec: MakeSpec) -> None:
@@ -242,7 +242,7 @@ def test_peers_get_sentences_without_texts() -> None:
     words = "no peer can host it: peer b cannot host it"
     assert released == ReleaseStage(run_id=RUN, reason=words, is_over=True)
     idle = message_to_peer(Idle(reason=reason(Kind.PEER_MISFIT, text=SECRET, run_id=RUN)))
-    assert idle == StayIdle(reason="it cannot host run run-1")
+    assert idle == StayIdle(reason="this peer cannot host run run-1")
     going = reason(Kind.GOES_AFTER_STEP, layers="2-4", run_id=RUN)
     told = message_to_peer(Progress(may_go=False, reason=going, seconds=2.0))
     assert isinstance(told, LeaveProgress)

@@ -12,6 +12,7 @@ from swarm_ft.coordinator.facts.messages import Progress, Release
 from swarm_ft.coordinator.facts.reasons import Reason
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.plan.lateness import state_bytes
+from swarm_ft.coordinator.plan.leaving import SAVE_S
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PeerWorks, SaveStage
@@ -158,6 +159,24 @@ def test_who_leaves_before_the_first_commit_has_nothing_to_lose(
 
 
 # ---- to nobody
+
+
+def test_who_else_leaves_does_not_begin_the_limit_of_a_snapshot_anew(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.state = replace(swarm.state, keeps_snapshots=True)
+    swarm.has_slow_disk = True
+    begin(swarm, spec, a, b)
+    swarm.would_leave(b)
+    swarm.settle()
+    assert part_of(swarm.run().detail, Kind.SAVES_BEFORE_LEAVE).peers == ("b",)
+    swarm.wait(SAVE_S / 2)
+    swarm.would_leave(a)
+    assert part_of(swarm.run().detail, Kind.SAVES_BEFORE_LEAVE).peers == ("a",)
+    swarm.wait(SAVE_S / 2 - 5.0)
+    assert swarm.run().step is None, "it waits for the snapshot"
+    swarm.wait(10.0)
+    assert swarm.run().step is not None, "it has waited for as long as it may"
 
 
 def test_without_anybody_a_snapshot_is_written_and_the_run_goes_on_from_it(

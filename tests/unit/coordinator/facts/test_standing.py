@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.standing import (
     AMONG_ATTEMPTS,
     FIRST_REST_S,
@@ -11,10 +12,10 @@ from swarm_ft.coordinator.facts.standing import (
     MAX_REST_S,
     Standing,
 )
-from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.ids import Attempt, RunId
 
 RUN = RunId("run-1")
+OH = Reason(kind=ReasonKind.PEER_ERROR, text="oh")
 
 
 def failed(standing: Standing, *attempts: int, now_s: float = 0.0) -> Standing:
