@@ -7,14 +7,14 @@ import pytest
 
 from swarm_ft.coordinator.decide.machine import RETRY_S
 from swarm_ft.coordinator.facts.events import ResultCollected, RunCancelled
-from swarm_ft.coordinator.facts.messages import Release
+from swarm_ft.coordinator.facts.messages import Message, Release
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.members import Roll
 from swarm_ft.coordinator.plan.lateness import LOAD_S, STEP_S, overdue_peers
 from swarm_ft.coordinator.plan.placement import SETTLE_S
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import RunPhase
-from swarm_ft.protocol.messages.control import FromPeer, PeerHello, ToPeer
+from swarm_ft.protocol.messages.control import FromPeer, PeerHello
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from tests.reasons import behind, part_of, ranges_of
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
@@ -45,7 +45,7 @@ class Roomy(FakePeer):
         held = tuple(one for part in self.parts.values() for one in part.hello().held)
         return replace(super().hello(), held=held, max_beside=self.max_beside)
 
-    def hear(self, message: ToPeer) -> list[FromPeer]:
+    def hear(self, message: Message) -> list[FromPeer]:
         run_id = getattr(message, "run_id", None)
         if run_id is None:
             return []

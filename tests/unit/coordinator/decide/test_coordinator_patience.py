@@ -9,6 +9,7 @@ from swarm_ft.coordinator.plan.membership import GRACE_S, SHORT_GRACE_S
 from swarm_ft.coordinator.plan.placement import SETTLE_S
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import RunPhase
+from tests.reasons import may_return
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 RUN = RunId("run-1")
@@ -66,8 +67,7 @@ def test_a_run_with_little_to_lose_waits_only_for_a_reconnect(
     swarm = train(2)
     swarm.lose(b)
     swarm.join(newcomer)
-    told = f"waiting for layers 2-4: their peer may come back ({SHORT_GRACE_S:.0f} s)"
-    assert swarm.run().detail == told
+    assert swarm.run().detail == may_return("2-4", round(SHORT_GRACE_S))
     wait_until_away(swarm, b, SHORT_GRACE_S)
     assert swarm.num_rollbacks == 0
     swarm.wait(1.0)
@@ -85,7 +85,7 @@ def test_a_run_waits_as_long_as_going_back_would_cost(
     swarm.join(newcomer)
     redone_s = 3 * swarm.run().measured.step_seconds[1]
     assert 12.0 < redone_s < 15.0
-    assert swarm.run().detail.endswith(f"may come back ({redone_s:.0f} s)")
+    assert swarm.run().detail == may_return("2-4", round(redone_s))
     wait_until_away(swarm, b, redone_s)
     assert swarm.num_rollbacks == 0
     swarm.wait(1.0)
@@ -111,7 +111,7 @@ def test_only_steps_since_the_snapshot_would_be_done_again(
     swarm = train(5, seconds=6.0, save_steps=4)
     swarm.lose(b)
     swarm.join(newcomer)
-    assert swarm.run().detail.endswith("may come back (7 s)")
+    assert swarm.run().detail == may_return("2-4", 7)
 
 
 def test_nobody_is_waited_for_longer_than_the_grace(
@@ -134,7 +134,7 @@ def test_one_slow_step_changes_nothing(train: Train, b: FakePeer, newcomer: Fake
     swarm.settle_until(lambda: swarm.run().committed_steps == 4)
     swarm.lose(b)
     swarm.join(newcomer)
-    assert swarm.run().detail.endswith(f"may come back ({SHORT_GRACE_S:.0f} s)")
+    assert swarm.run().detail == may_return("2-4", round(SHORT_GRACE_S))
 
 
 def test_an_automatic_peer_counts_once_it_is_known_who_came(
@@ -143,9 +143,9 @@ def test_an_automatic_peer_counts_once_it_is_known_who_came(
     swarm = train(2)
     swarm.lose(b)
     swarm.join(make_peer("auto", "auto"))
-    assert swarm.run().detail.endswith(f"may come back ({GRACE_S:.0f} s)")
+    assert swarm.run().detail == may_return("2-4", round(GRACE_S))
     swarm.wait(SETTLE_S)
-    assert swarm.run().detail.endswith(f"may come back ({SHORT_GRACE_S:.0f} s)")
+    assert swarm.run().detail == may_return("2-4", round(SHORT_GRACE_S))
 
 
 def test_the_wait_is_told_once(train: Train, b: FakePeer, newcomer: FakePeer) -> None:

@@ -4,11 +4,14 @@ from typing import TypeAlias
 
 import pytest
 
-from swarm_ft.coordinator.facts.events import Publish
+from swarm_ft.coordinator.facts.reasons import Reason
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.plan.membership import SILENT_S
 from swarm_ft.errors import BadLayers
-from swarm_ft.protocol.messages.client import RunPhase, RunStatus
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import StageFailed
+from tests.reasons import may_return, part_of, reason
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 
 A_STEP = 1
@@ -30,24 +33,27 @@ def trained(swarm: Swarm, make_spec: MakeSpec, peers: Peers) -> Swarm:
     return swarm
 
 
-def told(swarm: Swarm) -> list[str]:
-    statuses = [e.event for e in swarm.effects if isinstance(e, Publish)]
-    waiting = [s for s in statuses if isinstance(s, RunStatus) and s.phase is RunPhase.WAITING]
-    return [status.detail for status in waiting]
+def told(swarm: Swarm) -> list[Reason | None]:
+    return [run.reason for run in swarm.told_of() if run.phase is RunPhase.WAITING]
+
+
+def lost(peer: str, layers: str, cause: Reason, *, heir: str = "") -> Reason:
+    parts = (reason(Kind.TAKEN_OVER, others=(PeerId(heir),)),) if heir else ()
+    return reason(Kind.PEER_LOST, peer, layers=layers, parts=(cause, *parts))
 
 
 def test_a_lost_replica_is_named_with_its_layers_and_those_that_stand_in(
     trained: Swarm, peers: Peers
 ) -> None:
     trained.lose(peers[1])
-    assert told(trained) == ["peer b (layers 2-4) is gone; its part goes to twin"]
+    assert told(trained) == [lost("b", "2-4", reason(Kind.PEER_DISCONNECTED), heir="twin")]
 
 
 def test_a_lost_stage_is_waited_for(trained: Swarm, peers: Peers) -> None:
     trained.lose(peers[0])
     assert told(trained) == [
-        "peer a (layers 0-2) is gone",
-        "waiting for layers 0-2: their peer may come back (30 s)",
+        lost("a", "0-2", reason(Kind.PEER_DISCONNECTED)),
+        may_return("0-2", 30),
     ]
 
 
@@ -56,10 +62,12 @@ def test_a_peer_that_left_or_fell_silent_is_said_to_have_done_so(
 ) -> None:
     trained.deafen(peers[1])
     trained.wait(SILENT_S)
-    silent = f"peer b (layers 2-4) said nothing for {SILENT_S:.0f} s; its part goes to twin"
-    assert told(trained) == [silent]
+    (silent,) = told(trained)
+    cause = part_of(silent, Kind.PEER_SILENT)
+    assert SILENT_S <= (cause.amount or 0) < SILENT_S + 1.0
+    assert silent == lost("b", "2-4", cause, heir="twin")
     trained.leave(peers[2])
-    assert "peer twin (layers 2-4) left" in told(trained)
+    assert lost("twin", "2-4", reason(Kind.PEER_LEFT)) in told(trained)
 
 
 def test_a_peer_that_cannot_host_its_layers_is_named_with_the_reason(
@@ -73,15 +81,15 @@ def test_a_peer_that_cannot_host_its_layers_is_named_with_the_reason(
         message=error.message,
     )
     trained.say(peers[1], failed)
-    first = "peer b (layers 2-4) cannot host them: too little memory; its part goes to twin"
-    assert told(trained) == [first]
+    cause = reason(Kind.CANNOT_HOST, code=error.code, text="too little memory")
+    assert told(trained) == [lost("b", "2-4", cause, heir="twin")]
 
 
 def test_who_joins_is_named(trained: Swarm, peers: Peers, make_peer: type[FakePeer]) -> None:
     trained.join(make_peer("late", "2-4"))
     trained.settle_until(lambda: trained.run().committed_steps == A_STEP + 1)
-    assert told(trained) == ["joined by late"]
+    assert told(trained) == [reason(Kind.PEERS_JOIN, "late")]
     trained.lose(peers[2])
     trained.effects.clear()
     trained.join(peers[2])
-    assert told(trained) == ["joined by twin"]
+    assert told(trained) == [reason(Kind.PEERS_JOIN, "twin")]
