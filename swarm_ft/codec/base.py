@@ -249,10 +249,7 @@ def checked_peak(peak: float) -> float:
         NonFinite: it is not.
     """
     if not math.isfinite(peak):
-        raise NonFinite(
-            f"tensor to encode: expected finite values, found {peak}; "
-            "the model diverged, a lower learning rate may help"
-        )
+        raise NonFinite(f"tensor to encode: expected finite values, found {peak}")
     return peak
 
 

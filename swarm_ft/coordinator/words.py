@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from swarm_ft.coordinator.facts.reasons import Reason
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
+from swarm_ft.errors import NonFinite, OutOfMemory
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.client import QualityFound
 from swarm_ft.protocol.messages.events import EventKind, WentBack
@@ -133,6 +134,11 @@ def _suspended(reason: Reason) -> str:
     return _because(f"is suspended for {_seconds(reason.amount)}", reason)
 
 
+def _suspended_from_run(reason: Reason) -> str:
+    run = "this run" if reason.run_id is None else f"run {reason.run_id}"
+    return _because(f"is suspended from {run} alone for {_seconds(reason.amount)}", reason)
+
+
 def _relieved(reason: Reason) -> str:
     return (
         f"became slow: {reason.amount or 0:.1f} s a microbatch, at most {reason.limit or 0:.1f} s "
@@ -161,6 +167,10 @@ _OF_PEER: Mapping[Kind, Callable[[Reason], str]] = {
     Kind.PEER_ERROR: _error,
     Kind.PEER_RELIEVED: _relieved,
     Kind.PEER_SUSPENDED: _suspended,
+    Kind.SUSPENDED_FROM_RUN: _suspended_from_run,
+    Kind.FAILED_FOR_OWNERS: lambda r: (
+        f"failed in the runs of {_count(r.amount, 'owner')}, last it {_parts(r)}"
+    ),
     Kind.FAILED_TOO_OFTEN: lambda r: f"failed {_count(r.amount, 'time')}, last it {_parts(r)}",
     Kind.LATE_LOADING: lambda r: f"was not ready after {_seconds(r.amount)}",
     Kind.LATE_EXPORT: lambda r: f"did not write its result in {_seconds(r.amount)}",
@@ -169,7 +179,6 @@ _OF_PEER: Mapping[Kind, Callable[[Reason], str]] = {
     Kind.WRONG_STATE: lambda _: "copied another state than its replicas have",
     Kind.WRONG_NORM: lambda _: "reported another gradient norm than its replicas",
     Kind.UNCONFIRMED_ERROR: lambda r: _with_text("reported an error that no other peer has", r),
-    Kind.CONFIRMED_ERROR: lambda r: _with_text(f"report the same error '{r.code}'", r),
     Kind.INVALID_REPORT: lambda r: _because("sent an invalid report", r),
     Kind.CANNOT_HOST: lambda r: _with_text("cannot host its stage", r),
     Kind.STATE_LOST: lambda _: "does not have the weights any more",
@@ -183,6 +192,25 @@ _OF_PEER: Mapping[Kind, Callable[[Reason], str]] = {
 
 
 # ---- all other sentences
+
+
+_ADVICE = {
+    NonFinite.code: "The run diverged: lower --lr, raise --warmup-steps or keep --clip-grad-norm, "
+    "and look for extreme values in the model and the data",
+    OutOfMemory.code: "Lower --micro-batch-size or --seq-length, or add peers with more memory",
+}
+
+
+def _run_failed(reason: Reason) -> str:
+    """Why a run ended that failed by itself, and what to do."""
+    times = f" {_count(reason.amount, 'time')}" if reason.amount else ""
+    verb = "reports" if len(reason.peers) == 1 else "report"
+    noun = "peer" if len(reason.peers) == 1 else "peers"
+    where = "" if "step " in reason.text else f"step {reason.step}: "
+    error = reason.text or f"the error '{reason.code}'"
+    advice = _ADVICE.get(reason.code, "")
+    end = f". {advice}" if advice else ""
+    return f"{noun} {_both(reason.peers)} {verb}{times}: {where}{error}{end}"
 
 
 def _missing_layers(reason: Reason) -> str:
@@ -362,6 +390,8 @@ _OTHERS: Mapping[Kind, Callable[[Reason], str]] = {
     Kind.RECORDED_TEXT: lambda r: r.text,
     Kind.SEVERAL: _parts,
     Kind.COORDINATOR_STARTED: lambda r: f"the coordinator started, swarm-ft {r.code}",
+    Kind.CONFIRMED_ERROR: _run_failed,
+    Kind.REPEATED_ERROR: _run_failed,
     # ---- what follows from the loss of a peer
     Kind.WAS_JOINING: _fixed("it was joining and had no part in the step"),
     Kind.TAKEN_OVER: lambda r: f"its part goes to {_both(r.others)}",

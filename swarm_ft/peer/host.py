@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarm_ft.buffers import BufferStore
-from swarm_ft.errors import InternalError, OutOfMemory, OutOfTurn, SwarmError
+from swarm_ft.errors import InternalError, OutOfMemory, OutOfTurn, ProtocolError, SwarmError
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.attempt import StageAttempt
@@ -145,19 +145,40 @@ class StageHost:
     async def commit(self, commit: CommitStep) -> None:
         """Apply the step's gradients, once. Cancelled, it still goes on to its end.
 
+        An optimizer that cannot apply them is this run's failure; the peer goes on with others.
+
         Raises:
             OutOfTurn: the step is not the next one, or its gradients are not here.
         """
         self._context.timeline.commit_heard()
         before = self._state.committed_steps
+        try:
+            await self._apply(commit)
+        except ProtocolError:
+            raise
+        except SwarmError as error:
+            self._commit_failed(commit, error)
+        except Exception:
+            logger.exception("run %s: a bug ended the commit of step %d", self.run_id, commit.step)
+            self._commit_failed(commit, InternalError("a bug; the peer's log has the details"))
+        self._context.timeline.tell()
+        if self._state.committed_steps > before:
+            self._tell_progress()
+
+    async def _apply(self, commit: CommitStep) -> None:
         taking = self._exchange.catching_up
         if taking is not None and taking.expects(commit):
             await taking.commit(commit)
         else:
             await self._state.commit(commit)
-        self._context.timeline.tell()
-        if self._state.committed_steps > before:
-            self._tell_progress()
+
+    def _commit_failed(self, commit: CommitStep, error: SwarmError) -> None:
+        logger.error("run %s: %s", self.run_id, error.message)
+        self._context.say(
+            StageFailed(
+                run_id=self.run_id, attempt=commit.attempt, code=error.code, message=error.message
+            )
+        )
 
     def _tell_progress(self) -> None:
         done, whole = self._state.committed_steps, self._spec.train.num_steps

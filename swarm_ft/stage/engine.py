@@ -28,6 +28,7 @@ from swarm_ft.stage.base import Lengths, LossAndCounts, LossAndGradient, OpenSte
 from swarm_ft.stage.choosing import choose
 from swarm_ft.stage.conversion import TORCH_DTYPES
 from swarm_ft.stage.device import synchronise
+from swarm_ft.stage.finite import is_finite, origin_in
 from swarm_ft.stage.forms import Forms, frozen_forms, prepare
 from swarm_ft.stage.heads import FLOAT32_ALONE, counts_by_class
 from swarm_ft.stage.held import HeldBytes, Storages
@@ -327,7 +328,7 @@ class StageEngine:
         """See `Engine`."""
         step = self.open_step
         graph = self._run(step, microbatch, x, lengths)
-        self._check_finite(graph.output, microbatch, "output")
+        self._check_finite(graph.output, microbatch, "output", x, lengths)
         if self.has_backward:
             step.graphs[microbatch] = graph
         else:
@@ -343,7 +344,7 @@ class StageEngine:
         graph = self._run(step, microbatch, x, lengths)
         with self._autocast:
             loss = self.weights.module.loss_sum(graph.output, labels.to(self._device))
-        self._check_finite(loss, microbatch, "loss")
+        self._check_finite(loss, microbatch, "loss", x, lengths)
         input_gradient = self._backward(microbatch, graph, loss / step.num_targets, None)
         return LossAndGradient(loss_sum=loss.item(), input_gradient=input_gradient)
 
@@ -351,7 +352,7 @@ class StageEngine:
         """See `Engine`."""
         with self._evaluating() as module:
             output = self._output(module, x, lengths)
-        self._check_evaluated(output, "output")
+        self._check_evaluated(output, "output", x, lengths)
         return output
 
     def evaluate(self, x: Tensor, labels: Tensor, lengths: Lengths = None) -> LossAndCounts:
@@ -361,7 +362,7 @@ class StageEngine:
             output = self._output(module, x, lengths)
             logits, targets = module.judged(output, labels.to(self._device))
             loss = cross_entropy(logits, targets, reduction="sum")
-        self._check_evaluated(loss, "loss")
+        self._check_evaluated(loss, "loss", x, lengths)
         counts: tuple[int, ...] = ()
         if self._task.num_counts:
             counts = counts_by_class(logits.argmax(1), targets, self._num_outputs)
@@ -383,9 +384,21 @@ class StageEngine:
         output: Tensor = module(x.to(self._device), None, lengths).float()
         return output
 
-    def _check_evaluated(self, tensor: Tensor, what: str, of: str = "evaluation") -> None:
-        if not bool(torch.isfinite(tensor).all()):
-            raise NonFinite(f"{of}: the {what} of layers {self.layers} is inf or NaN")
+    def _check_evaluated(self, tensor: Tensor, what: str, x: Tensor, lengths: Lengths) -> None:
+        if not is_finite(tensor):
+            origin = self._origin(x, lengths)
+            raise NonFinite(f"evaluation: {self._not_finite(what)}{origin}")
+
+    def _not_finite(self, what: str) -> str:
+        return f"the {what} of layers {self.layers} is inf or NaN"
+
+    def _origin(self, x: Tensor, lengths: Lengths) -> str:
+        def forward() -> None:
+            with self._evaluating() as module:
+                self._output(module, x, lengths)
+
+        module = self.weights.module
+        return origin_in(module, module.architecture, forward)
 
     # ---- texts that are continued
 
@@ -437,7 +450,7 @@ class StageEngine:
         """
         with self._evaluating() as module:
             output: Tensor = module(x.to(self._device), None, None, cache).float()
-        self._check_evaluated(output, "output", "text")
+        self._check_text(output, "output")
         if cache is not None:
             cache.passed(x.shape[1])
         return output.cpu()
@@ -450,8 +463,12 @@ class StageEngine:
         """
         with self._evaluating() as module:
             logits_v = module.logits(output[:, -1:].to(self._device))[0, -1].float()
-        self._check_evaluated(logits_v, "next token's logits", "text")
+        self._check_text(logits_v, "next token's logits")
         return logits_v
+
+    def _check_text(self, tensor: Tensor, what: str) -> None:
+        if not is_finite(tensor):
+            raise NonFinite(f"text: {self._not_finite(what)}")
 
     def backward(self, microbatch: MicrobatchIndex, gradient: Tensor) -> Tensor | None:
         """See `Engine`."""
@@ -476,8 +493,8 @@ class StageEngine:
         total = self._summed().squared_grad_norm()
         if not total <= MAX_SQUARED_NORM:  # so is NaN
             raise NonFinite(
-                f"step {self.open_step.number}: a gradient of layers {self.layers} is inf, NaN or "
-                f"as good as that, its norm {math.sqrt(total):.3g}; a smaller --lr may help"
+                f"step {self.open_step.number}: the gradient of layers {self.layers} is inf, NaN "
+                f"or as good as that, its norm {math.sqrt(total):.3g}{self.weights.origin}"
             )
         return total
 
@@ -506,7 +523,16 @@ class StageEngine:
     def apply(self, clip_factor: float, learning_rate: float) -> None:
         """See `Engine`."""
         self.open_step.check_complete()
-        self.weights.apply(clip_factor, learning_rate)
+        try:
+            self.weights.apply(clip_factor, learning_rate)
+        except (ArithmeticError, ValueError, RuntimeError) as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            raise NonFinite(
+                f"step {self.open_step.number}: {self._spec.train.optim.name.lower()} cannot step "
+                f"layers {self.layers} at learning rate {learning_rate:.3g} with weight decay "
+                f"{self._spec.train.weight_decay:.3g}: {error}"
+            ) from error
         self._step = None
 
     def apply_sum(
@@ -591,12 +617,18 @@ class StageEngine:
         self._check_finite(gradient, microbatch, "input gradient")
         return gradient
 
-    def _check_finite(self, tensor: Tensor, microbatch: MicrobatchIndex, what: str) -> None:
-        if not bool(torch.isfinite(tensor).all()):
-            raise NonFinite(
-                f"step {self.open_step.number}, microbatch {microbatch}: the {what} of layers "
-                f"{self.layers} is inf or NaN; a smaller --lr may help"
-            )
+    def _check_finite(
+        self,
+        tensor: Tensor,
+        microbatch: MicrobatchIndex,
+        what: str,
+        x: Tensor | None = None,
+        lengths: Lengths = None,
+    ) -> None:
+        if not is_finite(tensor):
+            origin = self._origin(x, lengths) if x is not None else ""
+            where = f"step {self.open_step.number}, microbatch {microbatch}"
+            raise NonFinite(f"{where}: {self._not_finite(what)}{origin}")
 
     def _summed(self) -> StageWeights:
         if self._step is not None:

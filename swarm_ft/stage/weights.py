@@ -19,6 +19,7 @@ from swarm_ft.protocol.spec.run_spec import MAX_STEPS, Optim
 from swarm_ft.stage.adapters import adapter_weights, merged_weights
 from swarm_ft.stage.conversion import as_published, stored_as
 from swarm_ft.stage.device import summable
+from swarm_ft.stage.finite import origin_among
 from swarm_ft.stage.forms import SCALES, Lazy
 from swarm_ft.stage.held import Storages
 from swarm_ft.stage.module import DeferredLinears, StageModule
@@ -101,6 +102,12 @@ class StageWeights:
             for piece in torch.split(summable(parameter.grad).reshape(-1), _NORMED_VALUES)
         ]
         return float(torch.stack(norms).square().sum()) if norms else 0.0
+
+    @property
+    def origin(self) -> str:
+        """Where its gradients stop being finite, see `finite.origin_among`."""
+        gradients = {name: parameter.grad for name, parameter in self._trained.items()}
+        return origin_among(gradients, self.module.architecture)
 
     def flat_gradient(self) -> Tensor:
         """All gradients, float32 [n], parameters in the order of their names; zeros for none."""

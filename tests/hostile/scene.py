@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
-from swarm_ft.coordinator.decide import machine
+from swarm_ft.coordinator.decide import blame
 from swarm_ft.coordinator.plan import lateness
 from swarm_ft.errors import RunFailed
 from swarm_ft.identity.roles import Role
@@ -157,7 +157,7 @@ async def opened(work_dir: Path) -> AsyncIterator[Scene]:
 def hasty() -> Iterator[None]:
     """The swarm's own patience, shortened: what it waits for comes in milliseconds here."""
     with (
-        patch.object(machine, "RETRY_S", 0.1),
+        patch.object(blame, "RETRY_S", 0.1),
         patch.object(lateness, "LOAD_S", 15.0),
     ):
         yield

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm_ft.coordinator.decide import machine
+from swarm_ft.coordinator.decide import blame
 from swarm_ft.coordinator.plan import lateness
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import MicrobatchIndex, PeerId, RunId
@@ -76,7 +76,7 @@ def job(make_job: MakeJob) -> Job:
 @pytest.fixture(autouse=True)
 def short_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between an attempt that failed and the next one."""
-    monkeypatch.setattr(machine, "RETRY_S", 0.1)
+    monkeypatch.setattr(blame, "RETRY_S", 0.1)
 
 
 async def test_a_job_of_a_smaller_model_costs_no_peer(job: Job, tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator.facts.events import RollbackRecord, StandingRecord, Turn
+from swarm_ft.coordinator.decide import blame
+from swarm_ft.coordinator.facts.events import RollbackRecord, Turn
 from swarm_ft.coordinator.facts.messages import Idle, Release
 from swarm_ft.coordinator.facts.reasons import MAX_NAMED, Reason, ReasonKind, several
-from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.state import (
     AttemptState,
     Awaited,
@@ -29,12 +29,14 @@ from swarm_ft.coordinator.plan.membership import (
     able_for,
     arrangement,
     hopeless_for,
+    is_resting,
     learners_of,
     loss_of,
     lost_stages,
     patience_s,
     remedy_for,
     settled,
+    suspension_of,
     weights_lost,
     why_idle,
     with_caught_up,
@@ -130,39 +132,30 @@ def tell_idle(turn: Turn) -> None:
     turn.state = replace(state, members=MappingProxyType(members))
 
 
-def blame(turn: Turn, run: Run, peer_id: PeerId, reason: Reason, *, by: str = "") -> bool:
-    """Count a peer's failure, by its own word or another's; whether it is set aside for that."""
-    before, attempt = turn.state.standing(peer_id), run.attempt.number
-    of_run = reason.of(run.run_id)
-    after = before.after_failure(run.run_id, attempt, of_run, turn.now_s, by=by)
-    _stand(turn, run, peer_id, after)
-    return turn.state.is_aside(peer_id, turn.now_s)
+def do_without(
+    turn: Turn,
+    run: Run,
+    reasons: Mapping[PeerId, Reason],
+    *,
+    no_control: Collection[PeerId] = (),
+) -> None:
+    """Set peers aside, each for its reason, and go on without them.
 
-
-def set_aside(turn: Turn, run: Run, peer_id: PeerId, reason: Reason) -> None:
-    """Do without a peer for a while."""
-    standing = turn.state.standing(peer_id)
-    _stand(turn, run, peer_id, standing.set_aside(reason.of(run.run_id), turn.now_s))
-
-
-def do_without(turn: Turn, run: Run, reasons: Mapping[PeerId, Reason]) -> None:
-    """Set peers aside, each for its reason, and go on without them."""
+    Args:
+        turn: this one.
+        run: whose peers they are.
+        reasons: for each of them.
+        no_control: those of them with whom nobody can be compared: this run alone goes without.
+    """
     losses = []
     for peer, why in reasons.items():
         losses.append(loss_of(turn.state, run, peer, why))
-        set_aside(turn, run, peer, why)
+        if peer in no_control:
+            run = blame.rest(turn, run, peer, why)
+        else:
+            blame.set_aside(turn, run, peer, why)
         run = without_state(run, peer)
     interrupt(turn, replace(run, detail=several(losses)))
-
-
-def _stand(turn: Turn, run: Run, peer_id: PeerId, standing: Standing) -> None:
-    was_aside = turn.state.is_aside(peer_id, turn.now_s)
-    turn.state = turn.state.with_standing(peer_id, standing)
-    if standing.is_aside(turn.now_s) and not was_aside:
-        suspended = replace(standing.suspension, peers=(peer_id,))
-        turn.happened(EventKind.PEER_SET_ASIDE, run, peer_id, reason=suspended)
-    if standing.is_aside(turn.now_s):
-        turn.write(StandingRecord(peer_id, standing, standing.aside_until_s - turn.now_s))
 
 
 def offered(turn: Turn, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
@@ -243,12 +236,12 @@ def _let_leavers_go(turn: Turn, before: Run) -> None:
 def _is_waited_for(turn: Turn, run: Run, able: SwarmState) -> bool:
     """Whether all that the run lacks are peers that are set aside, and nobody could do without."""
     here = [p for p in run.peers if p in turn.state.members and p not in run.misfits]
-    aside = [p for p in here if turn.state.is_aside(p, turn.now_s)]
+    aside = [p for p in here if is_resting(turn.state, run, p, turn.now_s)]
     if not aside or arrangement(able, run, turn.now_s).assignments:
         return False
-    suspension = turn.state.standing(aside[0]).suspension
-    kind = ReasonKind.AWAITS_SUSPENDED
-    _without_peers(turn, run, Reason(kind=kind, peers=(aside[0],), parts=(suspension,)))
+    resting, parts = aside[0], (suspension_of(turn.state, run, aside[0], turn.now_s),)
+    reason = Reason(kind=ReasonKind.AWAITS_SUSPENDED, peers=(resting,), parts=parts)
+    _without_peers(turn, run, reason)
     return True
 
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from types import MappingProxyType
 
-from swarm_ft.coordinator.decide import attempts, leaving, losses
+from swarm_ft.coordinator.decide import attempts, blame, leaving, losses
 from swarm_ft.coordinator.decide.contributions import credit
 from swarm_ft.coordinator.decide.steering import follow_quality
 from swarm_ft.coordinator.facts.events import (
@@ -317,6 +317,7 @@ def _moved(run: Run, peer_id: PeerId, turn: Turn) -> Run:
 def _finish(turn: Turn, run: Run) -> None:
     """The result is there; who has another one than most of its replicas has none."""
     outvoted = outvoted_results(turn.state, run)
+    run = blame.settle(turn, run, run.committed_steps)
     run = without_results_of(run, outvoted)
     turn.put(replace(run, phase=RunPhase.FINISHED, detail=losses.result_ready(run)))
     for peer in outvoted:  # not set aside: other hardware than most has other last bits
@@ -422,7 +423,8 @@ def _evaluate(turn: Turn, run: Run, step: PlannedStep) -> Run:
 
 def _commit(turn: Turn, run: Run, step: PlannedStep) -> Run:
     before = run
-    run, committed, commit = commit_step(run, step, turn.now_s, turn.state.link_caps)
+    settled = blame.settle(turn, run, run.committed_steps)
+    run, committed, commit = commit_step(settled, step, turn.now_s, turn.state.link_caps)
     turn.keep(run)
     turn.write(CommitRecord(run.run_id, committed, commit, run.past.sent, run.past.traffic))
     turn.write_ledger(before, run)

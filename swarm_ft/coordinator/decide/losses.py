@@ -161,11 +161,16 @@ def _notice(turn: Turn, run: Run) -> Reason | None:
 
 
 def drop_late(turn: Turn) -> None:
-    """Go on without those that the others can do without."""
+    """Go on without those that the others can do without.
+
+    A replica that is ready is the control for one that is late. A learner has none: the size of
+    the run's state, or its sources, may be why it takes so long.
+    """
     for run in turn.state.active_runs:
         late = late_peers(turn.state, run, turn.now_s) if run.phase.is_working else {}
+        learning = {one.peer_id for one in run.attempt.learners} - run.attempt.caught_up
         if late:
-            attempts.do_without(turn, run, late)
+            attempts.do_without(turn, run, late, no_control=learning)
 
 
 # ---- a peer that gets slow in the middle of a step is relieved in that step, if it has replicas

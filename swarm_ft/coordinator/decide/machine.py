@@ -38,6 +38,7 @@ from types import MappingProxyType
 
 from swarm_ft.coordinator.decide import (
     attempts,
+    blame,
     commits,
     history,
     keeping,
@@ -65,7 +66,7 @@ from swarm_ft.coordinator.facts.events import (
     Turn,
 )
 from swarm_ft.coordinator.facts.messages import Release
-from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind, several
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind, error_of, several
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
 from swarm_ft.coordinator.plan.membership import (
     SILENT_S,
@@ -87,6 +88,7 @@ from swarm_ft.errors import (
     MalformedMessage,
     NonFinite,
     NotAllowed,
+    OutOfMemory,
     OutOfTurn,
     SwarmError,
     Unavailable,
@@ -116,8 +118,6 @@ from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.spec.grant import Grant
 
 _NO_RUN = RunId("")
-RETRY_S = 2.0
-"""Rest after an attempt that a peer could not go on with, before the next one."""
 
 
 def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, list[Effect]]:
@@ -237,7 +237,7 @@ def _ready(turn: Turn, run: Run, peer_id: PeerId, message: StageReady | StepRead
     refusal = report_refusal(run, peer_id, message)
     if refusal is not None:
         why = Reason(kind=ReasonKind.INVALID_REPORT, parts=(refusal,))
-        attempts.blame(turn, run, peer_id, why)
+        turn.keep(blame.count(turn, run, peer_id, why))
         _peer_gone(turn, peer_id, why, EventKind.PEER_REFUSED, away_since_s=-math.inf)
         turn.dismiss(peer_id, MalformedMessage, replace(why, peers=(peer_id,)))
     elif isinstance(message, StageReady):
@@ -284,22 +284,22 @@ def _cannot_host(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> No
 
 
 def _doubted(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
-    """The step is done again, by replicas where there are some; two who say so are believed.
+    """Have others do the step, where they can: if they fail too, the run diverged, see `blame`.
 
-    But nobody on probation is: where all are let in, anybody could end a run.
+    Nobody on probation is believed: where all are let in, anybody could end a run.
     """
     if not turn.state.carries(peer_id):
-        alone = _error_of(error, ReasonKind.UNCONFIRMED_ERROR)
-        attempts.do_without(turn, run, {peer_id: alone})
+        run = blame.doubt(turn, run, peer_id, error_of(error, ReasonKind.PEER_ERROR))
+        alone = error_of(error, ReasonKind.UNCONFIRMED_ERROR)
+        attempts.do_without(turn, run, {peer_id: alone}, no_control={peer_id})
         return
-    step = StepNumber(run.committed_steps)
-    agrees = [p for p, doubted in run.doubts.items() if doubted == step and p != peer_id]
-    if agrees:
-        confirmed = _error_of(error, ReasonKind.CONFIRMED_ERROR, agrees[0], peer_id)
-        attempts.end(turn, run, RunPhase.FAILED, confirmed)
+    run, ends_for = blame.suspect(turn, run, peer_id, error)
+    if ends_for is not None:
+        attempts.end(turn, run, RunPhase.FAILED, ends_for)
         return
-    run = replace(run, doubts=MappingProxyType({**run.doubts, peer_id: step}))
-    _failed(turn, run, peer_id, error)
+    reason = error_of(error, ReasonKind.PEER_ERROR)
+    run = blame.doubt(turn, run, peer_id, reason)
+    attempts.interrupt(turn, replace(run, detail=replace(reason, peers=(peer_id,))))
 
 
 def _lost(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
@@ -308,7 +308,7 @@ def _lost(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
     With the next attempt it tells what it has, and the step is planned with that.
     """
     lost_at = {**run.lost_at, peer_id: StepNumber(run.committed_steps)}
-    detail = _error_of(error, ReasonKind.PEER_ERROR, peer_id)
+    detail = replace(error_of(error, ReasonKind.PEER_ERROR), peers=(peer_id,))
     attempts.interrupt(turn, replace(run, lost_at=MappingProxyType(lost_at), detail=detail))
 
 
@@ -320,24 +320,25 @@ def _failed(
     Nobody can tell which end of a link is broken, so it counts for both. Who is broken has others
     too that say so, and is set aside before them. Who is on probation blames nobody else.
     """
-    not_before_s = turn.now_s + RETRY_S
-    details = [_error_of(error, ReasonKind.PEER_ERROR, peer_id)]
+    run, ends_for = blame.suspect(turn, run, peer_id, error)
+    if ends_for is not None:
+        attempts.end(turn, run, RunPhase.FAILED, ends_for)
+        return
+    reason = error_of(error, ReasonKind.PEER_ERROR)
+    details = [replace(reason, peers=(peer_id,))]
     if isinstance(error, OutOfTurn) and run.phase is RunPhase.LOADING:
         # What it holds is not what is known here; start at once from what is known.
-        run, not_before_s = without_state(run, peer_id), run.not_before_s
+        run = replace(without_state(run, peer_id), not_before_s=turn.now_s)
     elif peer_id in run.listeners and not isinstance(error, Unavailable):
         run = without_state(run, peer_id)  # a sum is lost, or the state is not one
     is_heard = about in run.peers and about != peer_id and turn.state.carries(peer_id)
     ends = {peer_id: ""} | ({about: peer_id} if about is not None and is_heard else {})
+    has_control = not isinstance(error, OutOfMemory)
     for end, by in ends.items():
-        if attempts.blame(turn, run, end, _error_of(error, ReasonKind.PEER_ERROR), by=by):
+        run = blame.count(turn, run, end, reason, by=by, has_control=has_control)
+        if run.is_without(end, turn.now_s):
             details.append(Reason(kind=ReasonKind.SUSPENDED, peers=(end,)))
-    detail = several(details)
-    attempts.interrupt(turn, replace(run, detail=detail, not_before_s=not_before_s))
-
-
-def _error_of(error: SwarmError, kind: ReasonKind, *peers: PeerId) -> Reason:
-    return Reason(kind=kind, peers=peers, code=error.code, text=error.message)
+    attempts.interrupt(turn, replace(run, detail=several(details)))
 
 
 # ---- who comes and goes

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from swarm_ft.errors import SwarmError
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.spec.layers import LayerRange
 
@@ -55,8 +56,12 @@ class ReasonKind(StrEnum):
     """It became slow. `amount`, `limit`: seconds a microbatch takes, and took at most before."""
     PEER_SUSPENDED = "peer-suspended"
     """`amount`: seconds. `parts`: the cause."""
+    SUSPENDED_FROM_RUN = "suspended-from-run"
+    """Only `run_id` goes on without it. `amount`: seconds. `parts`: the cause."""
     FAILED_TOO_OFTEN = "failed-too-often"
     """`amount`: failures. `parts`: the last one."""
+    FAILED_FOR_OWNERS = "failed-for-owners"
+    """`amount`: owners in whose runs it failed. `parts`: the last failure."""
     LATE_LOADING = "late-loading"
     """`amount`: seconds, as for the next three."""
     LATE_EXPORT = "late-export"
@@ -69,7 +74,9 @@ class ReasonKind(StrEnum):
     UNCONFIRMED_ERROR = "unconfirmed-error"
     """A peer on probation reports an error that no other peer reports. `text`: of the error."""
     CONFIRMED_ERROR = "confirmed-error"
-    """Two `peers` report the same error. `code`, `text`: of the error."""
+    """Two `peers` report the same error at `step`. `code`, `text`: of the error."""
+    REPEATED_ERROR = "repeated-error"
+    """So does one of them. `amount`: times."""
     INVALID_REPORT = "invalid-report"
     """`parts`: what is invalid."""
     INVALID_BOUNDARY = "invalid-boundary"
@@ -323,6 +330,11 @@ class Reason:
     def of(self, run_id: RunId) -> Reason:
         """The reason, whose text and values belong to this run."""
         return replace(self, run_id=run_id)
+
+
+def error_of(error: SwarmError, kind: ReasonKind) -> Reason:
+    """A reason with the code and the message of an error."""
+    return Reason(kind=kind, code=error.code, text=error.message)
 
 
 def gist_of(reason: Reason | None) -> Reason | None:

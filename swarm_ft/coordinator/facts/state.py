@@ -12,6 +12,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from swarm_ft.coordinator.facts.conduct import Conduct, Trouble
 from swarm_ft.coordinator.facts.ledger import Ledger
 from swarm_ft.coordinator.facts.messages import Progress
 from swarm_ft.coordinator.facts.reasons import Reason
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 MAX_STANDINGS = 4096
 """Peers whose failures are remembered; names cost nothing."""
+MAX_CONDUCTS = 256
+"""Peers whose failures in one run are remembered."""
 QUEUE_S = 24 * 3600.0
 """How long a run waits for peers that can host it."""
 RESULT_S = 7 * 24 * 3600.0
@@ -545,6 +548,8 @@ class Run:
         misfits: peers that cannot host it, whatever the stage, and why; until they join again.
         doubts: peers by which a step that is not committed is inf or NaN, and which step.
         lost_at: peers that lacked a buffer with which this step was planned, the last of each.
+        conducts: failures of peers in this run, its members or not; of no use after a restart.
+        trouble: failures that speak against the run itself; of no use after a restart.
         unplaced_since_s: when it first had nobody to go on with since the last commit.
         finished_since_s: when it was first seen to be finished; infinite while it is not.
         gather_until_s: until then peers that are away are waited for, replicas or not.
@@ -571,6 +576,8 @@ class Run:
     misfits: Mapping[PeerId, Reason] = field(default_factory=_nothing)
     doubts: Mapping[PeerId, StepNumber] = field(default_factory=_nothing)
     lost_at: Mapping[PeerId, StepNumber] = field(default_factory=_nothing)
+    conducts: Mapping[PeerId, Conduct] = field(default_factory=_nothing)
+    trouble: Trouble = field(default_factory=Trouble)
     unplaced_since_s: float = math.inf
     finished_since_s: float = math.inf
     gather_until_s: float = -math.inf
@@ -641,6 +648,25 @@ class Run:
     def is_in_first_epoch(self) -> bool:
         """Whether the next step's samples are met for the first time."""
         return self.committed_steps < self.spec.train.steps_per_epoch
+
+    @property
+    def owner_name(self) -> str:
+        """Its owner; where clients have no keys, an owner of its own for each run."""
+        return self.owner or f"run {self.run_id}"
+
+    def conduct(self, peer_id: PeerId) -> Conduct:
+        """A peer's failures in this run."""
+        return self.conducts.get(peer_id, Conduct())
+
+    def with_conduct(self, peer_id: PeerId, conduct: Conduct) -> Run:
+        """The run with these failures of a peer; it forgets the oldest of many."""
+        others = {name: one for name, one in self.conducts.items() if name != peer_id}
+        known = dict(list(others.items())[1 - MAX_CONDUCTS :])
+        return replace(self, conducts=MappingProxyType({**known, peer_id: conduct}))
+
+    def is_without(self, peer_id: PeerId, now_s: float) -> bool:
+        """Whether this run goes on without a peer for now, since it failed in it too often."""
+        return self.conduct(peer_id).standing.is_aside(now_s)
 
     def spec_at(self, step: int) -> RunSpec:
         """With the codecs by which a step goes."""

@@ -26,16 +26,17 @@ in float64, each in an order of its own: that makes less than this of 10^10 valu
 
 
 def in_the_right(
-    state: SwarmState, told: Mapping[PeerId, T], agree: Callable[[T, T], bool]
+    state: SwarmState, run: Run, told: Mapping[PeerId, T], agree: Callable[[T, T], bool]
 ) -> tuple[PeerId, ...]:
     """Of some replicas those that are believed, whom to ask first in front.
 
     Args:
         state: who they are, and how they did of late.
+        run: whose replicas they are.
         told: by each of them; at least one.
         agree: whether two of these are the same.
     """
-    ranked = sorted(told, key=lambda peer: _rank(state, peer))
+    ranked = sorted(told, key=lambda peer: _rank(state, run, peer))
     voters = _voters(state, ranked)
     sides = [tuple(q for q in ranked if agree(told[p], told[q])) for p in voters]
     return max(sides, key=lambda side: len(_voters(state, side)))  # of as many the first
@@ -46,9 +47,9 @@ def _voters(state: SwarmState, peers: Collection[PeerId]) -> tuple[PeerId, ...]:
     return tuple(filter(state.carries, peers)) or tuple(peers)
 
 
-def _rank(state: SwarmState, peer: PeerId) -> tuple[int, float, PeerId]:
-    standing, member = state.standing(peer), state.members.get(peer)
-    failures = standing.times_aside + len(standing.failed_in)
+def _rank(state: SwarmState, run: Run, peer: PeerId) -> tuple[int, float, PeerId]:
+    member, standings = state.members.get(peer), (state.standing(peer), run.conduct(peer).standing)
+    failures = sum(one.times_aside + len(one.failed_in) for one in standings)
     return failures, member.joined_at_s if member else math.inf, peer
 
 
@@ -57,7 +58,7 @@ def wrong_norms(state: SwarmState, run: Run, step: PlannedStep) -> tuple[PeerId,
     wrong: list[PeerId] = []
     for stage in run.computing:
         told = {peer: step.ready[peer].squared_grad_norm for peer in stage.peers}
-        right = in_the_right(state, told, _is_same_norm)
+        right = in_the_right(state, run, told, _is_same_norm)
         wrong += [peer for peer in stage.peers if peer not in right]
     return tuple(wrong)
 
@@ -70,7 +71,7 @@ def outvoted_results(state: SwarmState, run: Run) -> tuple[PeerId, ...]:
     outvoted: list[PeerId] = []
     for stage in run.stages:
         told = {peer: run.past.exported[peer] for peer in stage.peers}
-        right = in_the_right(state, told, operator.eq)
+        right = in_the_right(state, run, told, operator.eq)
         if 2 * len(_voters(state, right)) > len(_voters(state, tuple(told))):
             outvoted += [peer for peer in stage.peers if peer not in right]
     return tuple(outvoted)

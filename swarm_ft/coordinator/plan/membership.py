@@ -38,21 +38,51 @@ SILENT_S = 8.0
 def able_for(state: SwarmState, run: Run, now_s: float) -> SwarmState:
     """The state with those members alone that may work for the run now.
 
-    Left out are peers that are set aside, peers that said they cannot host it, and peers that
-    doubt its open step as long as replicas can do that without them. So are those that would work
-    no more, but for the last ones that have a stage's state.
+    Left out are peers that are set aside, from all runs or from this one, peers that said they
+    cannot host it, and peers that doubt its open step as long as others can do that without them.
+    So are those that would work no more, but for the last ones that have a stage's state.
     """
     able = {
         peer
         for peer in state.members
-        if peer not in run.misfits and not state.is_aside(peer, now_s)
+        if not (peer in run.misfits or is_resting(state, run, peer, now_s))
     }
-    doubters = {p for p, step in run.doubts.items() if step == run.committed_steps}
-    for stage in run.stages:
-        sound = able.intersection(stage.peers) - doubters
-        if any(state.carries(peer) and is_able(state, run, peer, stage.layers) for peer in sound):
-            able -= doubters.intersection(stage.peers)
+    doubters = {p for p, step in run.doubts.items() if step >= run.committed_steps} & able
+    if doubters:
+        able -= replaceable(state.with_members(able), run, doubters)
     return state.with_members(able - _dispensable(state, run, able))
+
+
+def is_resting(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> bool:
+    """Whether a peer is set aside, from all runs or from this one."""
+    return state.is_aside(peer, now_s) or run.is_without(peer, now_s)
+
+
+def replaceable(able: SwarmState, run: Run, peers: Collection[PeerId]) -> frozenset[PeerId]:
+    """Those of these peers without whom the run can do its open step.
+
+    A peer's replicas can do its part. Where it has none, others may host the whole run from the
+    newest snapshot, or from the beginning.
+
+    Args:
+        able: the state with the members alone that may work for the run.
+        run: that has an open step.
+        peers: that are to be replaced.
+    """
+    found = {
+        p for stage in run.stages for p in stage.peers if _has_stand_in(able, run, stage, peers)
+    }
+    found &= set(peers)
+    rest = able.members.keys() - set(peers)
+    if found >= set(peers) or not rest:
+        return frozenset(found)
+    may_begin = arrangement(able.with_members(rest), run, math.inf).assignments
+    return frozenset(peers if may_begin else found)
+
+
+def _has_stand_in(able: SwarmState, run: Run, stage: Stage, but: Collection[PeerId]) -> bool:
+    there = [peer for peer in stage.peers if peer not in but]
+    return any(able.carries(p) and is_able(able, run, p, stage.layers) for p in there)
 
 
 def _dispensable(state: SwarmState, run: Run, able: Collection[PeerId]) -> set[PeerId]:
@@ -99,14 +129,24 @@ def why_idle(state: SwarmState, runs: Sequence[Run], member: Member, now_s: floa
         return Reason(kind=kind, text=member.leaving.reason)
     if state.is_aside(member.hello.peer_id, now_s):
         return state.standing(member.hello.peer_id).suspension
-    reasons = [_why_not_for(state, run, member) for run in runs]
+    reasons = [_why_not_for(state, run, member, now_s) for run in runs]
     return reasons[0] if reasons and all(reasons) else None
 
 
-def _why_not_for(state: SwarmState, run: Run, member: Member) -> Reason | None:
+def suspension_of(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> Reason:
+    """The reason for which a peer rests, from all runs or from this one."""
+    if state.is_aside(peer, now_s):
+        return state.standing(peer).suspension
+    suspension = run.conduct(peer).standing.suspension
+    return replace(suspension, kind=ReasonKind.SUSPENDED_FROM_RUN, run_id=run.run_id)
+
+
+def _why_not_for(state: SwarmState, run: Run, member: Member, now_s: float) -> Reason | None:
     peer_id = member.hello.peer_id
     if peer_id in run.misfits:
         return run.misfits[peer_id].of(run.run_id)
+    if run.is_without(peer_id, now_s):
+        return suspension_of(state, run, peer_id, now_s)
     return layers_misfit(state, run, member.hello) or _not_granted(run, member)
 
 
@@ -218,7 +258,7 @@ def weights_lost(state: SwarmState, run: Run, stages: Collection[Stage], now_s: 
 def _absence(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> ReasonKind:
     if peer in run.misfits:
         return ReasonKind.CANNOT_HOST
-    if state.is_aside(peer, now_s):
+    if is_resting(state, run, peer, now_s):
         return ReasonKind.SUSPENDED
     if peer in state.members:
         return ReasonKind.STATE_LOST if state.carries(peer) else ReasonKind.NOT_ALONE

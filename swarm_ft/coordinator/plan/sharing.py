@@ -339,7 +339,7 @@ class _Division:
 
 def _owner(run: Run) -> str:
     """Whose it is; where clients have no keys, each run is somebody else's."""
-    return run.owner or f"run {run.run_id}"
+    return run.owner_name
 
 
 def _spare(state: SwarmState, run: Run) -> list[PeerId]:

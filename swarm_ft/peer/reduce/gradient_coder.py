@@ -233,8 +233,7 @@ class GradientCoder:
         values = self._gradient[slice(*where)]
         if not peak_of(values) <= MAX_GRADIENT:  # NaN is no number to compare with
             raise NonFinite(
-                f"step {self._step}: a gradient is larger than {MAX_GRADIENT:g}, inf or NaN; "
-                f"a smaller --lr may help"
+                f"step {self._step}: a gradient is larger than {MAX_GRADIENT:g}, inf or NaN"
             )
         owed = None if self._residuals is None else self._residuals.worker(*where)
         piece = self._codec.encode(values, owed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -361,6 +362,7 @@ class StageState:
 
         Raises:
             OutOfTurn: the step is not the next one, or its gradients are not here.
+            NonFinite: the optimizer cannot compute with the commit's numbers; nothing is loaded.
         """
         await asyncio.shield(self._commit(commit))
 
@@ -371,7 +373,8 @@ class StageState:
             self._check_turn(commit)
             failpoints.reached("commit-heard")
             apply = self._context.timeline.timed(SpanKind.OPTIMIZER, self.engine.apply)
-            await run_in(self._context.compute, apply, commit.clip_factor, commit.learning_rate)
+            with self._dropped_on_failure():
+                await run_in(self._context.compute, apply, commit.clip_factor, commit.learning_rate)
             self.committed_steps += 1
             self.last_attempt = commit.attempt
             self.progress = None
@@ -381,6 +384,15 @@ class StageState:
             await self._commit_buffers(commit.step)
             # Not waited for: a step's last frame does, but for the first of a kind.
             self._context.codecs.submit(self.bases.learn)
+
+    @contextmanager
+    def _dropped_on_failure(self) -> Iterator[None]:
+        """Weights that an optimizer stepped in part are those of no step: load them anew."""
+        try:
+            yield
+        except Exception:
+            self.drop()
+            raise
 
     async def _commit_buffers(self, step: StepNumber) -> None:
         """Make the step's buffers real; where that fails they are lost, which key frames repair."""
@@ -412,7 +424,8 @@ class StageState:
                 raise OutOfTurn(f"sum of step {commit.step}, {self.committed_steps} are committed")
             numbers = commit.clip_factor, commit.learning_rate
             apply = self.engine.apply_sum
-            await run_in(self._context.compute, apply, commit.step, total, *numbers)
+            with self._dropped_on_failure():
+                await run_in(self._context.compute, apply, commit.step, total, *numbers)
             self.committed_steps += 1
             self.last_attempt = commit.attempt
 

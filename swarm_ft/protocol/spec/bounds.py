@@ -132,6 +132,11 @@ MAX_PEER_NUMBER = 1e200
 """Losses and times of peers, which are summed: larger ones, finite each, would overflow."""
 MAX_SQUARED_NORM = 1e60
 """Of a stage's gradient; a larger one is a model that diverged, and no peer tells it."""
+MAX_SCALAR = 1e30
+"""Of learning rates and bounds of norms. float32 holds it times `MAX_FACTOR`, and divided by an
+optimizer's first bias correction (0.1): torch refuses a larger number in the middle of a step."""
+MAX_FACTOR = 1e6
+"""Of numbers that multiply learning rates and losses."""
 MAX_ENDPOINT_CHARS = 255
 
 _HOST = r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]{2,45}\]"

@@ -11,7 +11,15 @@ from typing import Annotated, Self, TypeVar
 
 from swarm_ft.errors import BadCodec, BadLayers, BadModel, BadOption
 from swarm_ft.ids import PeerId, SampleId
-from swarm_ft.protocol.spec.bounds import Digest, Length, NameList, OneOf, Range
+from swarm_ft.protocol.spec.bounds import (
+    MAX_FACTOR,
+    MAX_SCALAR,
+    Digest,
+    Length,
+    NameList,
+    OneOf,
+    Range,
+)
 from swarm_ft.protocol.spec.codec_spec import (
     MAX_SPEC_CHARS,
     MIN_QUALITY_STEP,
@@ -272,14 +280,14 @@ class TrainOptions:
     seq_length: Annotated[int, Range(2, MAX_SEQ_LENGTH), Option("Tokens a sample.")] = 128
     learning_rate: Annotated[
         float,
-        Range(0.0),
+        Range(0.0, MAX_SCALAR),
         Option("Peak learning rate.", name="lr", default="5e-5; 2e-3 for the demo's own model"),
     ] = 5e-5
     lr_schedule: Annotated[LrSchedule, Option("How the learning rate moves after the warm-up.")] = (
         LrSchedule.LINEAR
     )
     warmup_steps: Annotated[int, Range(0, MAX_STEPS), Option("Steps from 0 to --lr.")] = 0
-    weight_decay: Annotated[float, Range(0.0), Option("Spares biases and norms.")] = 0.0
+    weight_decay: Annotated[float, Range(0.0, MAX_FACTOR), Option("Spares biases and norms.")] = 0.0
     optim: Annotated[
         Optim,
         Option(
@@ -294,7 +302,7 @@ class TrainOptions:
     ] = False
     router_aux_loss_coef: Annotated[
         float,
-        Range(0.0),
+        Range(0.0, MAX_FACTOR),
         Option(
             "Of mixtures of experts: weight of the loss that keeps experts evenly used, which "
             "each block has its own of; 0.001 to 0.02 are usual."
@@ -302,7 +310,7 @@ class TrainOptions:
     ] = 0.0
     clip_grad_norm: Annotated[
         float,
-        Range(0.0),
+        Range(0.0, MAX_SCALAR),
         Option("Bound of the gradient's norm over all stages; 0 is off."),
     ] = 1.0
     seed: Annotated[int, Range(0, (1 << 63) - 1), Option("Draws all that is random.")] = 42

@@ -86,7 +86,7 @@ pytestmark = pytest.mark.timeout(30)
 @pytest.fixture(autouse=True)
 def attempts_without_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that fails is given work again at once, so that messages to it pile up."""
-    monkeypatch.setattr("swarm_ft.coordinator.decide.machine.RETRY_S", 0.0)
+    monkeypatch.setattr("swarm_ft.coordinator.decide.blame.RETRY_S", 0.0)
 
 
 class ManualClock:

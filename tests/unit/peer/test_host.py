@@ -281,6 +281,19 @@ async def test_a_commit_of_another_step_is_refused_and_changes_nothing(peer: Pee
     assert peer.held.committed_steps == 1
 
 
+async def test_numbers_that_the_optimizer_refuses_are_this_runs_failure(peer: Peer) -> None:
+    await peer.ready()
+    await peer.step(0)
+    await peer.host.commit(replace(commit_of(0), learning_rate=1e38))
+    failed = await peer.hears(StageFailed)
+    assert (failed.code, failed.attempt) == ("non-finite", 1)
+    assert failed.message.startswith("step 0: adamw cannot step layers ")
+    assert peer.host.held is None, "its weights are stepped in part"
+    await peer.assign(attempt=2)
+    await peer.hears(StageReady)
+    assert peer.held.committed_steps == 0
+
+
 async def test_a_commit_without_gradients_is_refused(peer: Peer) -> None:
     with pytest.raises(OutOfTurn):
         await peer.host.commit(commit_of(0))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from swarm_ft.errors import BadSnapshot
+from swarm_ft.protocol.spec.bounds import MAX_FACTOR, MAX_SCALAR
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import Adapter, Optim
 from swarm_ft.stage.device import summed
@@ -184,3 +185,20 @@ def test_the_state_of_another_optimizer_is_refused(make_pipeline: MakePipeline) 
     negative[name] -= 1
     with pytest.raises(BadSnapshot, match="negative"):
         adafactor.load_state(negative)
+
+
+@pytest.mark.parametrize("optim", Optim)
+@pytest.mark.parametrize("learning_rate", [0.0, 1e-45, MAX_SCALAR])
+@pytest.mark.parametrize("weight_decay", [0.0, MAX_FACTOR])
+@pytest.mark.parametrize("scale", [0.0, 1e-45, 1e30])
+def test_no_number_that_a_job_may_have_makes_an_optimizer_raise(
+    optim: Optim, learning_rate: float, weight_decay: float, scale: float
+) -> None:
+    weights = [nn.Parameter(drawn(6, 10)), nn.Parameter(drawn(9)), nn.Parameter(drawn(80, 70))]
+    own = kind_of(optim).over(weights, weight_decay=weight_decay)
+    for group in own.param_groups:
+        group["lr"] = learning_rate
+    for _ in range(3):
+        for one in weights:
+            one.grad = drawn(*one.shape) * scale
+        own.step()

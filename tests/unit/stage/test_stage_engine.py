@@ -224,11 +224,47 @@ def test_numbers_that_are_not_finite_are_named(pair: list[StageEngine], tokens: 
         last.forward(MicrobatchIndex(4), torch.full_like(x, torch.inf))
     first.backward(MicrobatchIndex(1), torch.full_like(x, torch.inf))
     first.weight_gradients(MicrobatchIndex(1))
-    with pytest.raises(NonFinite, match="step 0: a gradient"):
+    with pytest.raises(
+        NonFinite, match=r"step 0: the gradient .* first in that of \S+ \(layer 1\)"
+    ):
         first.squared_grad_norm()
     first.take_sum(torch.full((first.num_values,), 1e30))
     with pytest.raises(NonFinite, match=r"as good as that, its norm \d"):
         first.squared_grad_norm()
+
+
+def test_the_first_tensor_that_is_not_finite_is_named_with_its_layer(
+    pair: list[StageEngine], tokens: Tensor
+) -> None:
+    first, last = pair
+    x = first.forward(MicrobatchIndex(1), tokens)
+    own = last.weights.module.trainable()
+    name = next(name for name in own if ".mlp." in name and name.endswith("weight"))
+    weight = own[name].detach()
+    known = weight.clone()
+    weight.fill_(1e38)  # finite, but no product with it is
+    with pytest.raises(NonFinite) as computed:
+        last.forward_backward(MicrobatchIndex(2), x, tokens)
+    assert f"first in {name.removesuffix('.weight')} (layer {last.layers.start})" in str(
+        computed.value
+    )
+    weight.copy_(known)
+    weight[0, 0] = torch.nan
+    with pytest.raises(NonFinite) as found:
+        last.evaluate(x, tokens)
+    assert f"first in {name} (layer {last.layers.start})" in str(found.value)
+
+
+def test_numbers_that_an_optimizer_cannot_compute_with_are_named(
+    pair: list[StageEngine], tokens: Tensor
+) -> None:
+    first, last = pair
+    last.forward_backward(MicrobatchIndex(0), first.forward(MicrobatchIndex(0), tokens), tokens)
+    last.weight_gradients(MicrobatchIndex(0))
+    with pytest.raises(
+        NonFinite, match=r"step 0: adamw cannot step layers .* learning rate 1e\+38"
+    ):
+        last.apply(1.0, 1e38)
 
 
 def test_graph_is_freed_by_its_backward(pair: list[StageEngine], tokens: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from swarm_ft.coordinator.decide.machine import RETRY_S
+from swarm_ft.coordinator.decide.blame import RETRY_S
 from swarm_ft.coordinator.facts.messages import Release
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.journal.journal import Journal

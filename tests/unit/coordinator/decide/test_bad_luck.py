@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarm_ft.coordinator.decide.machine import RETRY_S
+from swarm_ft.coordinator.decide.blame import MAX_NON_FINITE, RETRY_S
 from swarm_ft.coordinator.facts.events import ResultCollected
 from swarm_ft.coordinator.facts.messages import Idle
 from swarm_ft.coordinator.facts.reasons import Reason
@@ -13,6 +13,7 @@ from swarm_ft.coordinator.facts.standing import FIRST_REST_S, MAX_FAILURES, MAX_
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.plan.lateness import CONNECT_S, FACTOR, LOAD_S
 from swarm_ft.coordinator.watching import overview
+from swarm_ft.coordinator.words import in_words
 from swarm_ft.ids import RunId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PeerAlive
@@ -272,8 +273,9 @@ def test_two_who_agree_end_the_run(
     fail(swarm, other, "non-finite", "the loss is NaN")
     assert swarm.run().phase is RunPhase.FAILED
     assert swarm.run().detail == reason(
-        Kind.CONFIRMED_ERROR, "b", "other", code="non-finite", text="the loss is NaN"
+        Kind.CONFIRMED_ERROR, "b", "other", code="non-finite", text="the loss is NaN", step=1
     )
+    assert "lower --lr" in in_words(swarm.run().detail)
     assert a.assign is other.assign is None
 
 
@@ -290,21 +292,102 @@ def test_doubts_of_different_steps_do_not_add_up(
     assert swarm.run().phase is RunPhase.FINISHED
 
 
-def test_the_only_host_of_a_stage_cannot_end_the_run_either(
+def say_not_finite(
+    swarm: Swarm, peer: FakePeer, times: int, words: str = "the loss is NaN"
+) -> None:
+    """Report it once in each of so many attempts, as soon as the peer works."""
+    for _ in range(times):
+        swarm.settle_until(lambda: peer.assign is not None and swarm.run().phase.is_working)
+        swarm.pending.clear()
+        fail(swarm, peer, "non-finite", words)
+        while swarm.run().phase is RunPhase.WAITING and swarm.now_s < swarm.run().not_before_s:
+            swarm.wait(0.5)
+
+
+def test_a_run_that_diverged_with_one_host_a_stage_ends_within_a_minute(
     swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
 ) -> None:
     begun(swarm, spec, a, b)
-    fail_often(swarm, b, "non-finite", "the loss is NaN")
-    assert swarm.run().phase is RunPhase.WAITING
-    suspended = after_failures("non-finite", "the loss is NaN")
-    assert swarm.run().detail == reason(Kind.AWAITS_SUSPENDED, "b", parts=(suspended,))
-    swarm.wait(FIRST_REST_S)
+    began_s = swarm.now_s
+    text = "step 1: the loss of layers 2-4 is NaN"
+    say_not_finite(swarm, b, MAX_NON_FINITE - 1, text)
+    assert swarm.run().phase is not RunPhase.FAILED
+    say_not_finite(swarm, b, 1, text)
+    assert swarm.run().phase is RunPhase.FAILED
+    assert swarm.now_s - began_s < 60.0
+    assert swarm.run().detail == reason(
+        Kind.REPEATED_ERROR, "b", code="non-finite", text=text, step=1, amount=4
+    )
+    assert not swarm.idlers(), "its peers serve others"
+    assert not swarm.state.standings
+
+
+def test_values_that_were_wrong_less_often_end_no_run_and_are_nobodys_fault(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    begun(swarm, spec, a, b)
+    say_not_finite(swarm, b, MAX_NON_FINITE - 1)
+    swarm.settle_until(lambda: len(swarm.history[RUN]) == 2)
+    say_not_finite(swarm, b, MAX_NON_FINITE - 1)
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
     assert swarm.num_rollbacks == 0
+    assert not swarm.state.standings
 
 
-def test_a_run_whose_only_host_never_gets_over_it_expires(
+def test_two_stages_that_agree_end_the_run_though_each_has_one_host(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    begun(swarm, spec, a, b)
+    say_not_finite(swarm, b, 1)
+    say_not_finite(swarm, a, 1, "a gradient is NaN")
+    assert swarm.run().phase is RunPhase.FAILED
+    confirmed = part_of(swarm.run().detail, Kind.CONFIRMED_ERROR)
+    assert (confirmed.peers, confirmed.step) == (("b", "a"), 1)
+    assert "a gradient is NaN" in confirmed.text
+
+
+@pytest.fixture
+def two(make_peer: type[FakePeer]) -> tuple[FakePeer, FakePeer]:
+    """Peers that have one stage each, and of which each can host both."""
+    return make_peer("first", "auto"), make_peer("liar", "auto")
+
+
+def begun_on(swarm: Swarm, spec: RunSpec, *peers: FakePeer) -> None:
+    swarm.submit(spec)
+    swarm.join(*peers)
+    swarm.wait(5)
+    swarm.settle_until(lambda: len(swarm.history[RUN]) == 1)
+    assert len(swarm.run().stages) == len(peers)
+
+
+def test_where_others_can_host_the_run_they_do_the_step_before_anybody_is_believed(
+    swarm: Swarm, make_spec: MakeSpec, two: tuple[FakePeer, FakePeer]
+) -> None:
+    liar = two[1]
+    begun_on(swarm, make_spec(num_steps=6), *two)
+    say_not_finite(swarm, liar, 1, "so I say")
+    swarm.settle_until(lambda: swarm.run().committed_steps == 2)
+    assert set(swarm.run().peers) == {"first"}
+    assert len(swarm.state.standing(liar.peer_id).failed_in) == 1, "another one did better"
+    assert swarm.run().is_without(liar.peer_id, swarm.now_s), "the run began anew for it"
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert swarm.num_rollbacks == 1
+
+
+def test_a_run_that_diverges_again_where_others_host_it_has_failed(
+    swarm: Swarm, make_spec: MakeSpec, two: tuple[FakePeer, FakePeer]
+) -> None:
+    begun_on(swarm, make_spec(num_steps=6), *two)
+    say_not_finite(swarm, two[1], 1)
+    say_not_finite(swarm, two[0], 1)
+    assert swarm.run().phase is RunPhase.FAILED
+    assert part_of(swarm.run().detail, Kind.CONFIRMED_ERROR).peers == ("liar", "first")
+    assert not swarm.state.standings
+
+
+def test_a_host_that_never_gets_over_it_is_waited_for_until_the_run_expires(
     swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
 ) -> None:
     swarm.state = replace(swarm.state, queue_s=3600.0)
@@ -312,9 +395,23 @@ def test_a_run_whose_only_host_never_gets_over_it_expires(
     end_s = swarm.now_s + 3600.0 + MAX_REST_S
     while swarm.run().phase is not RunPhase.FAILED:
         assert swarm.now_s < end_s
-        fail_often(swarm, b, "non-finite", "the loss is NaN")
-        swarm.wait(swarm.state.standing(b.peer_id).aside_until_s - swarm.now_s + 1)
+        fail_often(swarm, b, "unavailable", "the disk does not answer")
+        rest_s = swarm.run().conduct(b.peer_id).standing.aside_until_s - swarm.now_s
+        swarm.wait(rest_s + 1)
     assert kinds_in(swarm.run().detail)[:2] == [Kind.QUEUE_EXPIRED, Kind.AWAITS_SUSPENDED]
+
+
+# ---- a failure speaks against a peer where another one did better
+
+
+def test_who_has_no_replica_is_set_aside_from_the_run_alone(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    begun(swarm, spec, a, b)
+    fail_often(swarm, b)
+    assert swarm.run().is_without(b.peer_id, swarm.now_s)
+    assert not swarm.state.is_aside(b.peer_id, swarm.now_s)
+    assert not swarm.state.standing(b.peer_id).failed_in
 
 
 # ---- peers that fail again and again
@@ -326,10 +423,15 @@ def test_who_fails_too_often_is_set_aside_and_a_replica_finishes(
 ) -> None:
     begun(swarm, spec, a, b, other)
     fail_often(swarm, b, code, "can't start new thread")
-    assert swarm.idlers() == {"b": after_failures(code, "can't start new thread")}
+    suspended = after_failures(code, "can't start new thread")
+    of_run = replace(suspended, kind=Kind.SUSPENDED_FROM_RUN, run_id=RUN)
+    assert swarm.idlers() == {"b": of_run}
     assert set(swarm.run().peers) == {"a", "other"}
+    assert not swarm.state.is_aside(b.peer_id, swarm.now_s), "until another one did better"
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
+    swarm.wait(1)
+    assert swarm.idlers() == {"b": suspended}
 
 
 def test_the_end_of_a_run_does_not_hide_who_is_set_aside(
@@ -366,6 +468,7 @@ def test_each_rest_is_longer_and_a_restart_does_not_end_it(
     swarm = make_swarm(Journal(":memory:"))
     begun(swarm, spec, a, b, other)
     fail_often(swarm, b)
+    swarm.settle_until(lambda: len(swarm.history[RUN]) == 2)
     swarm.restart()
     swarm.join(a, b, other)
     assert swarm.idlers() == {"b": after_failures("internal", "oh")}

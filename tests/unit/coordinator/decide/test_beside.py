@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from swarm_ft.coordinator.decide.machine import RETRY_S
-from swarm_ft.coordinator.facts.events import ResultCollected, RunCancelled
+from swarm_ft.coordinator.decide.blame import RETRY_S
+from swarm_ft.coordinator.facts.events import ResultCollected, RunCancelled, RunSubmitted
 from swarm_ft.coordinator.facts.messages import Message, Release
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.members import Roll
@@ -16,8 +16,8 @@ from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import FromPeer, PeerHello
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from tests.reasons import behind, part_of, ranges_of
-from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
+from tests.reasons import behind, part_of, ranges_of, reason
+from tests.unit.coordinator.conftest import STORAGE_KEY, FakePeer, MakeSpec, Swarm
 
 RUN, SECOND, THIRD = RunId("run-1"), RunId("run-2"), RunId("run-3")
 STEPS = [0, 1, 2]
@@ -260,3 +260,72 @@ def test_a_peer_that_shares_its_time_is_given_twice_the_time(
     swarm.settle_until(lambda: swarm.run(SECOND).committed_steps == 1)
     assert not is_overdue_after(2 * STEP_S - 1)
     assert is_overdue_after(2 * STEP_S + 1)
+
+
+# ---- who fails in the runs of two owners
+
+
+def begin(swarm: Swarm, spec: RunSpec, pair: tuple[Roomy, Roomy], *owners: str) -> list[RunId]:
+    """One run of each owner, all on the same two peers, each with a commit at least."""
+    runs = [RunId(f"run-{number}") for number, _ in enumerate(owners)]
+    for run_id, owner in zip(runs, owners, strict=True):
+        swarm.handle(RunSubmitted(run_id, spec, owner, STORAGE_KEY))
+    swarm.join(*pair)
+    both_train(swarm, runs)
+    return runs
+
+
+def fail_in(swarm: Swarm, peer: Roomy, run_id: RunId, code: str = "unavailable") -> None:
+    """So often that this run goes on without the peer."""
+    while not swarm.run(run_id).is_without(peer.peer_id, swarm.now_s):
+        if swarm.run(run_id).phase.is_working:
+            swarm.say(peer, peer.part(run_id).failed(code))
+        swarm.wait(1.0)
+        swarm.step()
+
+
+@pytest.mark.parametrize(
+    ("owners", "is_aside"),
+    [(("alice", "bob"), True), (("alice", "alice"), False), (("", ""), True)],
+)
+def test_who_fails_in_the_runs_of_two_owners_is_set_aside_from_all(
+    swarm: Swarm,
+    make_spec: MakeSpec,
+    pair: tuple[Roomy, Roomy],
+    owners: tuple[str, str],
+    is_aside: bool,
+) -> None:
+    runs = begin(swarm, make_spec(num_steps=99), pair, *owners)
+    for run_id in runs:
+        assert not swarm.state.is_aside(PeerId("b"), swarm.now_s)
+        fail_in(swarm, pair[1], run_id)
+    assert swarm.state.is_aside(PeerId("b"), swarm.now_s) == is_aside
+
+
+def test_who_serves_a_third_owner_well_is_not_set_aside_for_two_others(
+    swarm: Swarm, make_spec: MakeSpec, pair: tuple[Roomy, Roomy]
+) -> None:
+    runs = begin(swarm, make_spec(num_steps=99), pair, "alice", "bob", "carol")
+    for run_id in runs[:2]:
+        fail_in(swarm, pair[1], run_id)
+    assert not swarm.state.is_aside(PeerId("b"), swarm.now_s)
+    assert swarm.run(runs[2]).phase is RunPhase.TRAINING
+
+
+def test_errors_that_nobody_expected_end_a_run_if_the_peer_serves_another_owner_well(
+    swarm: Swarm, make_spec: MakeSpec, pair: tuple[Roomy, Roomy]
+) -> None:
+    bad, good = begin(swarm, make_spec(num_steps=999), pair, "alice", "bob")
+    step = swarm.run(bad).committed_steps
+    began_s = swarm.now_s
+    while swarm.run(bad).phase is not RunPhase.FAILED:
+        assert swarm.now_s - began_s < 300.0
+        if swarm.run(bad).phase.is_working:
+            swarm.say(pair[1], pair[1].part(bad).failed("internal", "a bug"))
+        swarm.wait(1.0)
+        swarm.step()
+    assert swarm.run(bad).detail == reason(
+        Kind.REPEATED_ERROR, "b", code="internal", text="a bug", step=step, amount=6
+    )
+    assert swarm.run(good).phase is RunPhase.TRAINING
+    assert not swarm.state.standings

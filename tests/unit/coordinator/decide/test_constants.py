@@ -58,7 +58,7 @@ def test_what_a_peer_does_not_have_any_more_passes_the_frozen_stages_again(
     lost = b.failed(BuffersLost.code)
     b.buffers = {boundary: set() for boundary in b.buffers}
     trained.say(b, lost)
-    assert not trained.state.standing(b.peer_id).failed_in, "it is nobody's fault"
+    assert not trained.run().conduct(b.peer_id).standing.failed_in, "it is nobody's fault"
     trained.settle_until(lambda: trained.run().committed_steps == STEPS_PER_EPOCH + 1)
     assert entries(a)[-2:] == [([0, 0], [0, 0]), ([0, 0], [])]
     trained.settle()
@@ -70,4 +70,4 @@ def test_who_lacks_them_time_and_again_in_one_step_has_failed(trained: Swarm, b:
     trained.say(b, b.failed(BuffersLost.code))
     trained.wait(1.0)
     trained.say(b, b.failed(BuffersLost.code))
-    assert trained.state.standing(b.peer_id).failed_in
+    assert trained.run().conduct(b.peer_id).standing.failed_in

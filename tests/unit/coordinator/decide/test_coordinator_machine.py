@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarm_ft.coordinator.decide.machine import RETRY_S
+from swarm_ft.coordinator.decide.blame import RETRY_S
 from swarm_ft.coordinator.facts.events import (
     Effect,
     PeerJoined,

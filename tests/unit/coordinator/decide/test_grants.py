@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swarm_ft.coordinator.decide.machine import RETRY_S
+from swarm_ft.coordinator.decide.blame import RETRY_S
 from swarm_ft.coordinator.facts.reasons import Reason
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.facts.standing import MAX_FAILURES
@@ -218,8 +218,10 @@ def test_its_word_ends_no_run(
     joined.settle_until(lambda: more.peer_id in joined.run().past.committers)
     for doubter in (replica, more):
         joined.say(doubter, doubter.failed("non-finite"))
+    assert all(joined.run().is_without(PeerId(name), joined.now_s) for name in ("r", "r2"))
     joined.settle()
-    assert aside(joined) == {"r", "r2"}
+    assert not aside(joined), "each failed once"
+    assert all(joined.state.standing(PeerId(name)).failed_in for name in ("r", "r2"))
     assert joined.run().phase is RunPhase.FINISHED
 
 

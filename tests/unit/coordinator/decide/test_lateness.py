@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swarm_ft.coordinator.decide.machine import RETRY_S
+from swarm_ft.coordinator.decide.blame import RETRY_S
 from swarm_ft.coordinator.facts.messages import Release
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.facts.standing import FIRST_REST_S, MAX_FAILURES
@@ -349,9 +349,10 @@ def test_a_newcomer_that_never_has_its_state_is_let_go_in_one_attempt(
     assert joined.run().attempt.number == run.attempt.number, "it disturbed nobody"
     train_on(joined, 10, until=lambda: not joined.run().listeners)
     (told,) = joined.idlers().values()
-    assert kinds_in(told) == [Kind.PEER_SUSPENDED, Kind.LATE_STATE]
+    assert kinds_in(told) == [Kind.SUSPENDED_FROM_RUN, Kind.LATE_STATE]
     assert 60 <= (told.parts[0].amount or 0) < 70
     commit(joined, len(joined.history[RUN]) + 3)
+    assert not joined.state.standings, "nobody else took the state over"
     assert joined.run().attempt.number == run.attempt.number + 1
     assert joined.run().peers == ("a", "b")
     assert not any(peer == "newcomer" for peer, _ in joined.said(Release))
@@ -457,7 +458,10 @@ def test_one_peers_word_about_another_sets_that_one_not_aside(
             assert set(swarm.idlers()) == ({"other"} if is_aside else set())
             if not is_aside:
                 next_attempt(swarm)
+        swarm.wait(RETRY_S)
+        commit(swarm, len(swarm.history[RUN]) + 1)
         rest_s = swarm.state.standing(other.peer_id).aside_until_s - swarm.now_s
+        assert rest_s > 0.0, "the others did it"
         swarm.wait(rest_s)
         commit(swarm, len(swarm.history[RUN]) + 2)
         assert set(swarm.run().peers) == {"a", "b", "other"}
@@ -474,4 +478,4 @@ def test_a_failure_about_no_other_peer_of_the_run_is_ones_own(
             next_attempt(swarm)
     assert swarm.idlers().keys() == {"b"}
     assert PeerId("nobody") not in swarm.state.standings
-    assert swarm.state.standing(b.peer_id).rest_s == FIRST_REST_S
+    assert swarm.run().conduct(b.peer_id).standing.rest_s == FIRST_REST_S

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarm_ft.coordinator.decide.machine import RETRY_S
+from swarm_ft.coordinator.decide.blame import RETRY_S
 from swarm_ft.coordinator.facts.events import PeerJoined
 from swarm_ft.coordinator.facts.messages import Release
 from swarm_ft.coordinator.facts.reasons import Reason

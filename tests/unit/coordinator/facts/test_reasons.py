@@ -107,7 +107,7 @@ def composed_texts(source: str) -> list[int]:
 ALLOWED = {
     "facts/quotas.py": ['return f"{num_bytes / GIB:.2f} GiB"'],
     "plan/routes.py": ['return digest_of(f"place of {sample} by {seed}".encode())'],
-    "plan/sharing.py": ['return run.owner or f"run {run.run_id}"'],
+    "facts/state.py": ['return self.owner or f"run {self.run_id}"'],
     "plan/stage_keys.py": [
         'return derived_key(run_key, f"peer {peer_id}") if run_key else b""',
         'return {stage: derived_key(run_key, f"stage {stage}")',

@@ -1,0 +1,268 @@
+"""Failures: which speak against a peer, and which against the run. Pure.
+
+A failure is counted against the pair of the peer and the run first (`Run.conducts`). A peer that
+fails too often in a run is set aside from that run alone. The failure speaks against the peer in
+all runs (`SwarmState.standings`) only where there is a control:
+
+- other peers did the step at which it failed, and the peer alone did not (`settle`);
+- it is set aside from the runs of two owners, and serves no third owner's run (`_suspend`).
+
+What can be the run's own fault speaks against the run as well (`Run.trouble`): values that are not
+finite, memory, errors that nobody expected. Such a run rests for longer after each failure, and
+ends when two peers report the same, or when the same peer does time and again and nobody else can
+host its stage. Who is on probation speaks against no run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from swarm_ft.coordinator.facts.conduct import Failure, Trouble
+from swarm_ft.coordinator.facts.events import StandingRecord, Turn
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind, error_of
+from swarm_ft.coordinator.facts.standing import Standing
+from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.plan.membership import replaceable
+from swarm_ft.coordinator.plan.sharing import share_of
+from swarm_ft.errors import InternalError, NonFinite, OutOfMemory, SwarmError
+from swarm_ft.ids import PeerId, StepNumber
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.events import EventKind
+
+RETRY_S = 2.0
+"""Rest after an attempt that a peer could not go on with, before the next one."""
+REST_FACTOR = 2.0
+"""After each failure that may be its own, a run rests for so many times as long."""
+MAX_RUN_REST_S = 60.0
+MAX_NON_FINITE = 4
+"""A run ends after so many reports that the same step is not finite, if only one peer can say so.
+
+With the rests between them these take 14 s: a value that was wrong once has time to be right."""
+MAX_OTHER = 6
+"""So too for memory, and for errors that nobody expected: these pass more often."""
+LATELY_S = 600.0
+"""How long after a peer was set aside from one run that counts beside another owner's."""
+_MIN_OWNERS = 2
+
+
+# ---- against a peer
+
+
+def count(
+    turn: Turn,
+    run: Run,
+    peer_id: PeerId,
+    reason: Reason,
+    *,
+    by: str = "",
+    has_control: bool = True,
+) -> Run:
+    """Count a failure against a peer in this run; too many set it aside from the run.
+
+    Args:
+        turn: this one.
+        run: in whose present attempt it failed.
+        peer_id: who failed.
+        reason: of the failure.
+        by: the other peer that reports it; empty if the peer itself does.
+        has_control: whether another peer that does the same speaks against it. It does not of
+            memory: a peer with less is no worse.
+    """
+    conduct, attempt = run.conduct(peer_id), run.attempt.number
+    was_resting = run.is_without(peer_id, turn.now_s)
+    reason = reason.of(run.run_id)
+    after = conduct.standing.after_failure(run.run_id, attempt, reason, turn.now_s, by=by)
+    conduct = replace(conduct, standing=after)
+    if has_control:
+        conduct = conduct.with_failure(_failure(run, reason, by))
+    run = run.with_conduct(peer_id, conduct)
+    if run.is_without(peer_id, turn.now_s) and not was_resting:
+        _suspend(turn, run, peer_id)
+    return run
+
+
+def rest(turn: Turn, run: Run, peer_id: PeerId, reason: Reason) -> Run:
+    """Set a peer aside from this run alone, at once."""
+    conduct = run.conduct(peer_id)
+    standing = conduct.standing.set_aside(reason.of(run.run_id), turn.now_s)
+    conduct = replace(conduct, standing=standing)
+    run = run.with_conduct(peer_id, conduct)
+    _suspend(turn, run, peer_id)
+    return run
+
+
+def doubt(turn: Turn, run: Run, peer_id: PeerId, reason: Reason) -> Run:
+    """Note that a peer reports a step that is not finite: if others can do it, that was false."""
+    stages = [stage for stage in run.stages if peer_id in stage.peers]
+    others = {p for stage in stages for p in stage.peers if p != peer_id and turn.state.carries(p)}
+    failure = replace(_failure(run, reason), is_doubt=True, is_alone=not others)
+    return run.with_conduct(peer_id, run.conduct(peer_id).with_failure(failure))
+
+
+def _failure(run: Run, reason: Reason, by: str = "") -> Failure:
+    step = StepNumber(run.committed_steps)
+    of_run = reason.of(run.run_id)
+    return Failure(step=step, attempt=run.attempt.number, reason=of_run, by=by)
+
+
+def set_aside(turn: Turn, run: Run, peer_id: PeerId, reason: Reason) -> None:
+    """Give no run to a peer for a while."""
+    known = turn.state.standing(peer_id)
+    _stand(turn, run, peer_id, known.set_aside(reason.of(run.run_id), turn.now_s))
+
+
+def settle(turn: Turn, run: Run, step: int) -> Run:
+    """Say whose failures those were that happened up to a step which is done now.
+
+    They were a peer's where its replica did the step, or others did it without the peer: that is
+    the control. Nobody knows of a peer that did it at last and has no replica.
+
+    Args:
+        turn: this one.
+        run: with the peers that did the step.
+        step: that is done.
+    """
+    for peer_id, conduct in run.conducts.items():
+        failures = [one for one in conduct.open_failures if one.step <= step]
+        if failures:
+            run = run.with_conduct(peer_id, conduct.settled(step))
+        if failures and _has_control(turn.state, run, peer_id):
+            run = _refuted(turn, run, peer_id, failures)
+    doubts = {peer: doubted for peer, doubted in run.doubts.items() if doubted > step}
+    trouble = run.trouble if run.trouble.step > step else Trouble()
+    return replace(run, doubts=MappingProxyType(doubts), trouble=trouble)
+
+
+def _refuted(turn: Turn, run: Run, peer_id: PeerId, failures: Sequence[Failure]) -> Run:
+    """Others did what a peer failed at: it counts in all runs, and a false doubt in this one."""
+    conduct = run.conduct(peer_id)
+    for one in failures:
+        known = turn.state.standing(peer_id)
+        counted = (run.run_id, one.attempt, one.reason, turn.now_s)
+        _stand(turn, run, peer_id, known.after_failure(*counted, by=one.by))
+        if one.is_doubt:
+            own = conduct.standing
+            rests = own.set_aside(one.reason, turn.now_s)
+            conduct = replace(
+                conduct, standing=rests if one.is_alone else own.after_failure(*counted)
+            )
+    return run.with_conduct(peer_id, conduct)
+
+
+def _has_control(state: SwarmState, run: Run, peer_id: PeerId) -> bool:
+    """Whether another peer that may carry a stage did a peer's part of the step, or its share."""
+    own = [stage.peers for stage in run.computing if peer_id in stage.peers]
+    return all(any(p != peer_id and state.carries(p) for p in peers) for peers in own)
+
+
+def _suspend(turn: Turn, run: Run, peer_id: PeerId) -> None:
+    """A peer is set aside from this run, and from all if other owners' runs had to do so too."""
+    standing = run.conduct(peer_id).standing
+    kind, own = ReasonKind.SUSPENDED_FROM_RUN, standing.suspension
+    suspended = replace(own, kind=kind, peers=(peer_id,), run_id=run.run_id)
+    turn.happened(EventKind.PEER_SET_ASIDE, run, peer_id, reason=suspended)
+    owners = {run.owner_name} | {
+        other.owner_name
+        for other in turn.state.runs.values()
+        if other.conduct(peer_id).standing.aside_until_s > turn.now_s - LATELY_S
+    }
+    if len(owners) >= _MIN_OWNERS and not _serves_others(turn.state, peer_id, owners):
+        last = () if standing.reason is None else (standing.reason,)
+        kind = ReasonKind.FAILED_FOR_OWNERS
+        reason = Reason(kind=kind, run_id=run.run_id, amount=len(owners), parts=last)
+        after = turn.state.standing(peer_id).set_aside(reason, turn.now_s)
+        _stand(turn, run, peer_id, after)
+
+
+def _serves_others(state: SwarmState, peer_id: PeerId, owners: set[str]) -> bool:
+    """Whether a run of another owner than these commits steps with a peer just now."""
+    return any(
+        other.owner_name not in owners
+        and other.phase is RunPhase.TRAINING
+        and peer_id in other.past.committers
+        and other.past.last_commit is not None
+        and other.past.last_commit.attempt == other.attempt.number
+        for other in state.runs_of(peer_id)
+    )
+
+
+def _stand(turn: Turn, run: Run, peer_id: PeerId, standing: Standing) -> None:
+    was_aside = turn.state.is_aside(peer_id, turn.now_s)
+    turn.state = turn.state.with_standing(peer_id, standing)
+    if standing.is_aside(turn.now_s) and not was_aside:
+        suspended = replace(standing.suspension, peers=(peer_id,))
+        turn.happened(EventKind.PEER_SET_ASIDE, run, peer_id, reason=suspended)
+    if standing.is_aside(turn.now_s):
+        turn.write(StandingRecord(peer_id, standing, standing.aside_until_s - turn.now_s))
+
+
+# ---- against the run
+
+
+def suspect(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> tuple[Run, Reason | None]:
+    """Count a failure against the run, if it may be the run's own.
+
+    Args:
+        turn: this one.
+        run: in whose present attempt the peer failed; not yet counted against the peer.
+        peer_id: that may carry a stage, and reports it.
+        error: that it reports.
+
+    Returns:
+        The run, which rests before its next attempt, and for longer each time if nobody else can
+        host the stage; and why it is to end, None if it goes on.
+    """
+    run = replace(run, not_before_s=turn.now_s + RETRY_S)
+    if not _may_be_its_own(turn.state, run, peer_id, error):
+        return run, None
+    step = StepNumber(run.committed_steps)
+    trouble = run.trouble.with_failure(step, peer_id)
+    run = replace(run, trouble=trouble)
+    limit, is_clear = MAX_OTHER, _is_clear(turn.state, run, peer_id, error)
+    if isinstance(error, NonFinite):
+        agree = [p for p, doubted in run.doubts.items() if doubted >= step and p != peer_id]
+        run = replace(run, doubts=MappingProxyType({**run.doubts, peer_id: step}))
+        if agree:
+            return run, _ends_for(run, (agree[0], peer_id), error)
+        limit = MAX_NON_FINITE
+    if not is_clear or _has_other_host(turn, run, peer_id):
+        return run, None
+    if trouble.count >= limit:
+        return run, _ends_for(run, (peer_id,), error)
+    rest_s = min(RETRY_S * REST_FACTOR ** (trouble.count - 1), MAX_RUN_REST_S)
+    return replace(run, not_before_s=turn.now_s + rest_s), None
+
+
+def _may_be_its_own(state: SwarmState, run: Run, peer_id: PeerId, error: SwarmError) -> bool:
+    """Whether a failure can be the run's, by its kind and by what the peer did before."""
+    if not state.carries(peer_id):
+        return False
+    if isinstance(error, OutOfMemory):
+        return peer_id not in run.past.committers  # its stage did fit: others use that memory now
+    return isinstance(error, NonFinite | InternalError)
+
+
+def _is_clear(state: SwarmState, run: Run, peer_id: PeerId, error: SwarmError) -> bool:
+    """Whether it is: an error that nobody expected can be any one peer's."""
+    if not isinstance(error, InternalError) or len(run.trouble.peers) > 1:
+        return True
+    return _serves_others(state, peer_id, {run.owner_name})
+
+
+def _has_other_host(turn: Turn, run: Run, peer_id: PeerId) -> bool:
+    able = share_of(turn.state, run, turn.now_s)
+    return peer_id not in able.members or bool(replaceable(able, run, (peer_id,)))
+
+
+def _ends_for(run: Run, peers: Sequence[PeerId], error: SwarmError) -> Reason:
+    """Why a run ends that fails by itself."""
+    is_repeated = len(peers) == 1
+    kind = ReasonKind.REPEATED_ERROR if is_repeated else ReasonKind.CONFIRMED_ERROR
+    return replace(
+        error_of(error, kind),
+        peers=tuple(peers),
+        step=run.committed_steps,
+        amount=run.trouble.count if is_repeated else None,
+    )
