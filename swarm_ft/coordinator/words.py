@@ -194,23 +194,27 @@ _OF_PEER: Mapping[Kind, Callable[[Reason], str]] = {
 # ---- all other sentences
 
 
-_ADVICE = {
-    NonFinite.code: "The run diverged: lower --lr, raise --warmup-steps or keep --clip-grad-norm, "
-    "and look for extreme values in the model and the data",
-    OutOfMemory.code: "Lower --micro-batch-size or --seq-length, or add peers with more memory",
+_RUN_FAILURES = {
+    NonFinite.code: (
+        "the run diverged",
+        "Lower --lr, raise --warmup-steps or keep --clip-grad-norm, and look for extreme values "
+        "in the model and the data. ",
+    ),
+    OutOfMemory.code: (
+        "the run needs more memory than its peers have",
+        "Lower --micro-batch-size or --seq-length, or add peers with more memory. ",
+    ),
 }
+"""What happened, and what to do, by the code of the error."""
 
 
 def _run_failed(reason: Reason) -> str:
-    """Why a run ended that failed by itself, and what to do."""
-    times = f" {_count(reason.amount, 'time')}" if reason.amount else ""
-    verb = "reports" if len(reason.peers) == 1 else "report"
-    noun = "peer" if len(reason.peers) == 1 else "peers"
+    """Why a run ended that failed by itself."""
+    what, advice = _RUN_FAILURES.get(reason.code, ("the run fails wherever it is hosted", ""))
     where = "" if "step " in reason.text else f"step {reason.step}: "
     error = reason.text or f"the error '{reason.code}'"
-    advice = _ADVICE.get(reason.code, "")
-    end = f". {advice}" if advice else ""
-    return f"{noun} {_both(reason.peers)} {verb}{times}: {where}{error}{end}"
+    times = f", {_count(reason.amount, 'time')}" if reason.amount else ""
+    return f"{what}: {where}{error}. {advice}Reported by {_peers(reason)}{times}"
 
 
 def _missing_layers(reason: Reason) -> str:

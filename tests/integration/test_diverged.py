@@ -77,10 +77,10 @@ async def test_a_run_that_diverges_ends_and_leaves_its_peers_to_another_owners_r
     assert f"step {failed.committed_steps}" in failed.detail
     assert "layers 0-3" in failed.detail or "layers 3-6" in failed.detail
     assert "first in transformer." in failed.detail
-    assert "lower --lr" in failed.detail
+    assert "Lower --lr" in failed.detail
     assert last_status(events).phase is RunPhase.FINISHED
     assert losses(events) == quiet
-    assert not any("set aside" in member.idle for member in told)
+    assert not any("suspended" in member.idle for member in told)
 
 
 async def events_of(client: SwarmClient, run: RunStatus) -> list[RunEvent]:

@@ -163,14 +163,14 @@ def _notice(turn: Turn, run: Run) -> Reason | None:
 def drop_late(turn: Turn) -> None:
     """Go on without those that the others can do without.
 
-    A replica that is ready is the control for one that is late. A learner has none: the size of
-    the run's state, or its sources, may be why it takes so long.
+    Others are ready where one peer is overdue: these are the control. One that takes too long over
+    its stage's state has none: the size of that state, or its sources, may be why.
     """
     for run in turn.state.active_runs:
         late = late_peers(turn.state, run, turn.now_s) if run.phase.is_working else {}
-        learning = {one.peer_id for one in run.attempt.learners} - run.attempt.caught_up
         if late:
-            attempts.do_without(turn, run, late, no_control=learning)
+            taking = late.keys() - overdue_peers(turn.state, run, turn.now_s).keys()
+            attempts.do_without(turn, run, late, no_control=taking)
 
 
 # ---- a peer that gets slow in the middle of a step is relieved in that step, if it has replicas

@@ -275,7 +275,9 @@ def test_two_who_agree_end_the_run(
     assert swarm.run().detail == reason(
         Kind.CONFIRMED_ERROR, "b", "other", code="non-finite", text="the loss is NaN", step=1
     )
-    assert "lower --lr" in in_words(swarm.run().detail)
+    words = in_words(swarm.run().detail)
+    assert words.startswith("the run diverged: step 1: the loss is NaN. Lower --lr")
+    assert words.endswith("Reported by peers b, other")
     assert a.assign is other.assign is None
 
 
@@ -332,6 +334,44 @@ def test_values_that_were_wrong_less_often_end_no_run_and_are_nobodys_fault(
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
     assert swarm.num_rollbacks == 0
+    assert not swarm.state.standings
+
+
+def test_a_stage_that_never_had_the_memory_for_the_run_ends_it(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    swarm.submit(spec)
+    swarm.join(a, b)
+    began_s = swarm.now_s
+    while swarm.run().phase is not RunPhase.FAILED:
+        assert swarm.now_s - began_s < 300.0
+        if swarm.run().phase.is_working:
+            fail(swarm, b, "out-of-memory", "no room for 9 GiB")
+        swarm.wait(1.0)
+    repeated = part_of(swarm.run().detail, Kind.REPEATED_ERROR)
+    assert (repeated.peers, repeated.step, repeated.code) == (("b",), 0, "out-of-memory")
+    assert not swarm.state.standings
+
+
+def test_memory_that_was_there_before_ends_no_run(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    begun(swarm, spec, a, b)
+    for _ in range(3):
+        fail_often(swarm, b, "out-of-memory")
+        swarm.wait(swarm.run().conduct(b.peer_id).standing.aside_until_s - swarm.now_s + 1)
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
+    assert not swarm.state.standings
+
+
+def test_a_peer_with_less_memory_than_its_replica_serves_other_runs(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer, other: FakePeer
+) -> None:
+    begun(swarm, spec, a, b, other)
+    fail_often(swarm, b, "out-of-memory")
+    swarm.settle()
+    assert swarm.run().phase is RunPhase.FINISHED
     assert not swarm.state.standings
 
 
