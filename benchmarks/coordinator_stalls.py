@@ -331,6 +331,7 @@ def _spec(*, num_samples: int, seq_length: int, num_steps: int) -> RunSpec:
         embed_digest=bytes(16),
         block_digests=(bytes(16), bytes(16)),
         head_digest=bytes(16),
+        nonce=bytes(16),
         tied_embeddings=False,
     )
     train = TrainSpec(

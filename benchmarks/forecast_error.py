@@ -59,7 +59,9 @@ def _measured(up_mbps: float, options: argparse.Namespace) -> dict[str, Any]:
             word = swarm.ways[Role.PEER][1]
             for number, layers in enumerate(LAYERS):
                 machine = internet.household(home).machines[0]
-                told = ("serve-stage", word, "--layers", layers, "--threads", "1", "--json")
+                models = ("--models", sample.model_dir)
+                offer = ("--layers", layers, "--threads", "1", *models)
+                told = ("serve-stage", word, *offer, "--json")
                 swarm.start(f"peer-{number}", machine, told)
             return _trained(swarm, sample, folder, options)
 

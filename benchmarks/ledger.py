@@ -141,6 +141,7 @@ def _model(num_blocks: int) -> ModelSpec:
         embed_digest=bytes(16),
         block_digests=(bytes(16),) * num_blocks,
         head_digest=bytes(16),
+        nonce=bytes(16),
         tied_embeddings=False,
     )
 

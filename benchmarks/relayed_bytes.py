@@ -228,6 +228,7 @@ def spec_of(stages: int) -> RunSpec:
         embed_digest=bytes(16),
         block_digests=(bytes(16),) * stages,
         head_digest=bytes(16),
+        nonce=bytes(16),
         tied_embeddings=False,
     )
     train = TrainSpec(

@@ -3,11 +3,16 @@
 SwarmError
 ├── BadInput                what the user gave; commands exit with 2
 │   ├── BadOption           an option's value, or a combination of options
+│   │   └── UnsupportedDtype the run's architecture does not compute in a peer's --dtype
 │   ├── BadCodec            an unknown codec, or bits out of range
 │   ├── BadModel            a model that is missing, unreadable or of an unknown architecture
+│   │   ├── ModelUnavailable a peer cannot use the run's model; only its own log says why
+│   │   ├── ModelNotAllowed  the owner of a peer does not allow the run's model
+│   │   └── NonFiniteWeights a weight of the model is inf or NaN
 │   ├── BadDataset          data that is missing, unreadable, of unknown columns or too short
 │   ├── BadLayers           layers outside the model, or matching no stage of the run
 │   ├── RunMismatch         this side's RunSpec or weights are not those of the run
+│   │   └── ModelDiffers     a part of the model here is not the run's
 │   ├── PortInUse           a listener's address is taken
 │   ├── BadInvite           an invitation that is none, is used up, or is another swarm's
 │   ├── OverQuota           more than the coordinator grants one client
@@ -39,14 +44,16 @@ class SwarmError(Exception):
 
     Attributes:
         message: for people.
+        private: what only the log of this process says, such as paths; it never crosses the wire.
         about: the peer at the other end of the link that failed; None if none did.
     """
 
     code = "swarm-error"
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, private: str = "") -> None:
         super().__init__(message)
         self.message = message
+        self.private = private
         self.about: str | None = None
 
 
@@ -62,6 +69,12 @@ class BadOption(BadInput):
     code = "bad-option"
 
 
+class UnsupportedDtype(BadOption):
+    """The run's architecture does not compute in the dtype that the peer's owner chose."""
+
+    code = "unsupported-dtype"
+
+
 class BadCodec(BadInput):
     """A codec spec names no codec, or bits the codec does not have."""
 
@@ -72,6 +85,28 @@ class BadModel(BadInput):
     """The model is missing, unreadable or of an architecture that cannot be cut."""
 
     code = "bad-model"
+
+
+class ModelUnavailable(BadModel):
+    """A peer cannot use the run's model.
+
+    Whoever submits a job learns no more: whether a file is missing, forbidden or unreadable at
+    another machine is not a client's business. The peer's log has the reason.
+    """
+
+    code = "model-unavailable"
+
+
+class ModelNotAllowed(BadModel):
+    """The owner of a peer has a list of allowed models, and the run's is not on it."""
+
+    code = "model-not-allowed"
+
+
+class NonFiniteWeights(BadModel):
+    """A weight of the model is infinite or not a number, so nothing can be learned with it."""
+
+    code = "non-finite-weights"
 
 
 class BadDataset(BadInput):
@@ -90,6 +125,12 @@ class RunMismatch(BadInput):
     """This side works by another RunSpec, or found other weights, than the run's."""
 
     code = "run-mismatch"
+
+
+class ModelDiffers(RunMismatch):
+    """A part of the model here is not the run's; the message names the part, and no content."""
+
+    code = "model-differs"
 
 
 class PortInUse(BadInput):

@@ -18,9 +18,39 @@ _NAMED = re.compile(r"(?:\b(?P<kind>run|peer) )?%[#0 +-]*[\d.]*[a-zA-Z]")
 """A place for an argument in a message, and what it names, if it names something."""
 
 
-def get_logger(name: str) -> logging.Logger:
-    """The logger of a module; pass `__name__`."""
-    return logging.getLogger(name)
+def get_logger(name: str, lines_per_s: int | None = None) -> logging.Logger:
+    """The logger of a module; pass `__name__`.
+
+    Args:
+        name: of the module.
+        lines_per_s: how many lines it writes in a second at most, for a module that logs what
+            callers do; None: all.
+    """
+    logger = logging.getLogger(name)
+    if lines_per_s is not None:
+        logger.addFilter(_AtMost(lines_per_s))
+    return logger
+
+
+class _AtMost(logging.Filter):
+    """Passes so many records of each second; the next one tells how many were left out."""
+
+    def __init__(self, lines_per_s: int) -> None:
+        super().__init__()
+        self._lines_per_s = lines_per_s
+        self._second = 0
+        self._count = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See `logging.Filter`."""
+        second = int(record.created)
+        if second != self._second:
+            num_left_out = self._count - self._lines_per_s
+            self._second, self._count = second, 0
+            if num_left_out > 0:
+                record.msg = f"{record.msg} ({num_left_out} lines before this were left out)"
+        self._count += 1
+        return self._count <= self._lines_per_s
 
 
 def configure(level: str) -> None:

@@ -107,6 +107,34 @@ def resident_bytes() -> int | None:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def hide_in_command_line(secret: str) -> bool:
+    """Overwrite a secret in what the system shows as this process's command line.
+
+    Other users of the machine read that (`ps`, /proc/PID/cmdline). Python's own `sys.argv` keeps
+    the secret.
+
+    Returns:
+        Whether it was there and is gone. Only Linux tells where the command line is.
+    """
+    data = secret.encode(errors="surrogateescape")
+    try:
+        fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+        start, end = (int(fields[number - 3]) for number in _ARGUMENTS_FIELDS)
+    except (OSError, ValueError, IndexError):
+        return False
+    if not data or not 0 < start < end:
+        return False
+    found = -1
+    line = ctypes.string_at(start, end - start)
+    while (found := line.find(data, found + 1)) >= 0:
+        ctypes.memset(start + found, ord("x"), len(data))
+    return data in line
+
+
+_ARGUMENTS_FIELDS = (48, 49)
+"""Of /proc/PID/stat, counted from 1: where the arguments begin and end in memory (proc(5))."""
+
+
 # ---- files
 
 _no_pread = threading.Lock()

@@ -109,7 +109,8 @@ class LocalSwarm:
         self._coordinator: tuple[Journal, RecordingFiles, Server, asyncio.Task[None]] | None = None
         self.peers: dict[PeerId, LocalPeer] = {}
         own = members.member(Role.CLIENT) if members else None
-        self.client = SwarmClient(self.directory, self._transport_of(own))
+        name = key_name(own.certificate) if own else ""
+        self.client = SwarmClient(self.directory, self._transport_of(own), name)
 
     async def __aenter__(self) -> Self:
         await self.start_coordinator()

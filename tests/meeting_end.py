@@ -60,6 +60,8 @@ async def hub(folder: Path, host: str, *, has_relay: bool = True) -> None:
     if has_relay:
         place = RelayPlace(endpoint=server.endpoint, probe_endpoint=probe)
         introductions.relays.have_own(lambda: Relaying(place=place, carries=relay.carries))
+        relay.on_leg(introductions.relays.own_leg)
+    transport.front.dial_back_from(host)
     say(server.endpoint)
     await asyncio.Event().wait()
 

@@ -17,6 +17,7 @@ from swarm_ft.identity.roles import COORDINATOR_NAME, Caller, Role
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcChannel, GrpcTransport
+from swarm_ft.transport.metering import Meter
 
 NOW = datetime.now(UTC)
 
@@ -51,10 +52,11 @@ def make_swarm() -> Swarm:
 class OneMember(GrpcTransport):
     """Encrypted links from one member to itself, for those who do not care who they are."""
 
-    def __init__(self) -> None:
+    def __init__(self, meter: Meter | None = None) -> None:
         credentials = make_swarm().member()
-        self._name = key_name(credentials.certificate)
-        super().__init__(GrpcOptions(credentials=credentials))
+        self.validity = credentials.validity
+        self.name = key_name(credentials.certificate)
+        super().__init__(GrpcOptions(credentials=credentials), meter)
 
     def connect(self, endpoint: str, name: str = "") -> GrpcChannel:
-        return super().connect(endpoint, name or self._name)
+        return super().connect(endpoint, name or self.name)

@@ -18,6 +18,7 @@ def model_spec(*, num_blocks: int = 4, **changes: Any) -> ModelSpec:
         "block_digests": tuple(bytes([i % 256]) * 16 for i in range(num_blocks)),
         "head_digest": b"h" * 16,
         "tied_embeddings": False,
+        "nonce": bytes(16),
     }
     return ModelSpec(**fields | changes)
 

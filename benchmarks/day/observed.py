@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.day.processes import Command, said
 from benchmarks.day.swarm import OWNERS, Swarm
+from swarm_ft.page.guard import HEADER
 
 PERIOD_S = 1.0
 Document = dict[str, Any]
@@ -80,10 +81,11 @@ class Observed:
 
     async def follow_page(self, session: aiohttp.ClientSession, address: str) -> None:
         """As a browser does that was given the address."""
-        async with session.get(address) as got:
+        origin, _, token = address.partition("/?token=")
+        async with session.post(f"{origin}/session", data=json.dumps({"token": token})) as got:
             got.raise_for_status()
-        origin = address.partition("/?")[0]
-        async with session.get(f"{origin}/live") as told:
+            headers = {HEADER: (await got.json())["session"]}
+        async with session.get(f"{origin}/live", headers=headers) as told:
             told.raise_for_status()
             kind = ""
             async for line in told.content:

@@ -119,7 +119,8 @@ class Swarm:
             layers: that it offers.
             others: options of `serve-stage`, in the place of those here.
         """
-        lent = ("--layers", layers, "--threads", 1, *self._caps, *others)
+        models = ("--models", self._sample.model_dir)
+        lent = ("--layers", layers, "--threads", 1, *models, *self._caps, *others)
         home = ("--buffer-dir", self.home(name) / "peer")
         self.machines[name] = await Command.start(
             name, self.home(name), "serve-stage", self._peer_word, *lent, *home, "--json"

@@ -80,11 +80,12 @@ class LabSwarm:
             process.communicate()
 
     def peer(self, name: str, host: Host, layers: str, *options: str) -> None:
-        """Start a peer."""
+        """Start a peer; jobs may name models beside this swarm's folder, or in `options`."""
         place = ("--host", host.address, "--layers", layers, "--threads", "1")
         way = self.ways[Role.PEER]
         who = way[1:] if self.tls else (*way, "--peer-id", name)
-        told = (*place, *options, *self.snapshot_options, "--json")
+        models = ("--models", str(self.folder.parent))
+        told = (*place, *models, *options, *self.snapshot_options, "--json")
         self.start(name, host, ("serve-stage", *who, *told))
 
     def start(

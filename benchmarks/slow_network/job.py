@@ -66,6 +66,7 @@ def emulated_model(work: Work) -> ModelSpec:
         embed_digest=bytes(16),
         block_digests=(bytes(16),) * work.stages,
         head_digest=bytes(16),
+        nonce=bytes(16),
         tied_embeddings=False,
     )
 

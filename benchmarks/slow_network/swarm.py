@@ -115,7 +115,8 @@ def measure_swarm(lab: Lab, folder: Path, trial: Trial, setting: Setting) -> Mea
                 if setting.model is None:
                     _emulate(swarm, name, host, stage, work)
                 else:
-                    swarm.peer(name, host, str(_layers(setting.model, work)[stage]))
+                    layers = str(_layers(setting.model, work)[stage])
+                    swarm.peer(name, host, layers, "--models", str(setting.model))
         used = partial(_cpu_s, lab, (swarm.hub, *chain(*hosts)))
         lines = list(_run_job(swarm, work, setting, trial.steps, used))
     return _measured(lines, setting, trial)

@@ -29,6 +29,7 @@ from swarm_ft.page.server import HttpPlaces
 from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import parse_layers
+from swarm_ft.protocol.spec.priority import DEFAULT_WEIGHT, MAX_WEIGHT
 from swarm_ft.snapshots.store import SnapshotStore
 
 # ---- train
@@ -192,6 +193,9 @@ async def _serve(
     device: str = "auto",
     dtype: str = "float32",
     model: str | None = None,
+    models: Sequence[str | Path] = (),
+    allow_models: Sequence[str] = (),
+    model_disk_bytes: int | None = None,
     memory_gib: float | None = None,
     max_stages: int = MAX_HOSTED,
     threads: int | None = None,
@@ -215,7 +219,10 @@ async def _serve(
         layers: blocks to host, as "12-24"; auto lets the coordinator choose.
         device: auto, cpu, cuda, cuda:N or mps.
         dtype: what to compute in, float32 or bfloat16; weights stay float32.
-        model: where this machine has the run's model, if not where the run says.
+        model: directory or hub id that stands in for every run's model.
+        models: directories below which jobs may name models; none: jobs open no directory.
+        model_disk_bytes: for models of the hub that jobs name; None: a quarter of what is free.
+        allow_models: hub ids that jobs may name, as ORG/NAME or ORG/*; none: all public ones.
         memory_gib: lent at most; None: 80 % of what is free beside buffers.
         max_stages: that it hosts at a time, 1 to 4, each of another run, as far as memory allows.
         threads: CPU threads to compute with, of this process; None: as many as torch takes.
@@ -241,6 +248,9 @@ async def _serve(
         device=device,
         dtype=dtype,
         model=model,
+        models=tuple(map(str, models)),
+        allow_models=tuple(allow_models),
+        model_disk_bytes=model_disk_bytes,
         memory_gib=memory_gib,
         max_stages=max_stages,
         threads=threads,
@@ -291,6 +301,7 @@ class RunningCoordinator(Running[Coordinator]):
         sees_tokens: bool = True,
         replica_only: bool = False,
         layers: str = "auto",
+        weight: int = 1,
     ) -> str:
         """A word with which somebody joins; give it only to whom it is for.
 
@@ -301,14 +312,21 @@ class RunningCoordinator(Running[Coordinator]):
             sees_tokens: whether a peer may host the first and the last stage.
             replica_only: whether it hosts only what another peer hosts too.
             layers: the only ones that it may host; auto for any.
+            weight: 1 to 100, of the peers that a client's jobs get, to those of other invitations'
+                jobs; all clients that come with this one share it.
 
         Raises:
             BadOption: the swarm has no keys, or a role is unknown.
         """
         if role not in {"peer", "client", "relay"}:
             raise BadOption(f"role {role!a:.80}: expected peer, client or relay")
+        if not 1 <= weight <= MAX_WEIGHT or (role != "client" and weight != DEFAULT_WEIGHT):
+            raise BadOption(f"weight {weight}: expected 1 to {MAX_WEIGHT}, for role client only")
         grant = Grant(
-            replica_only=replica_only, sees_tokens=sees_tokens, layers=parse_layers(layers)
+            replica_only=replica_only,
+            sees_tokens=sees_tokens,
+            layers=parse_layers(layers),
+            weight=weight,
         )
         with opened(self._journal) as (authority, registry):
             until = datetime.now(UTC) + expires

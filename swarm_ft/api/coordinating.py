@@ -13,7 +13,8 @@ from contextlib import (
     closing,
     nullcontext,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm_ft.api.documents import event_fields, row_fields, status_fields
@@ -38,9 +39,10 @@ from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.page.facts import Documents
 from swarm_ft.page.server import LOOPBACK, HttpPlaces, Watched, watched
 from swarm_ft.protocol.messages.meeting import RelayPlace
-from swarm_ft.protocol.spec.bounds import is_loopback
+from swarm_ft.protocol.spec.bounds import host_of, is_loopback
 from swarm_ft.reach.relay import Relay
 from swarm_ft.reach.transport import FrontedTransport
+from swarm_ft.reach.vantage import addresses_of
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import Handler, Method, Server, until_one_ends
 from swarm_ft.transport.grpc_options import GrpcOptions, check_address
@@ -164,17 +166,24 @@ async def composed(told: Charge, stack: AsyncExitStack) -> Coordinator:
         await parts.serve(), told.listening, directory, Role.COORDINATOR, COORDINATOR_NAME
     )
     endpoint = await stack.enter_async_context(found)
+    await parts.dial_back(endpoint)
     await parts.lend_relay(endpoint, stack)
     return Coordinator(
         endpoint=endpoint,
         addresses=addresses,
         public=await parts.opens(endpoint),
         watched=await stack.enter_async_context(
-            watched(parts.service, SystemClock(), DOCUMENTS, told.http, certificate)
+            watched(parts.service, SystemClock(), DOCUMENTS, _http(told), certificate)
         ),
         service=parts.service,
         enrolment=parts.enrolment,
     )
+
+
+def _http(told: Charge) -> HttpPlaces:
+    """Where HTTP answers; the page's newest address is in a file beside the journal."""
+    has_file = told.journal != ":memory:"
+    return replace(told.http, address_file=Path(f"{told.journal}.page") if has_file else None)
 
 
 class _Parts:
@@ -201,8 +210,16 @@ class _Parts:
         self._ticket_key = new_key()  # good for a minute's tickets, and for this process
         self._introductions = Introductions(lambda: self._ticket_key, SystemClock())
         self.service = self._new_service(journal, recording)
-        leave = self.service.revoke, self.service.send_all_away
-        self.enrolment = Enrolment(*owned, nodes, told.dht_prefix, *leave) if owned else None
+        self.enrolment: Enrolment | None = None
+        if owned:
+            self.enrolment = Enrolment(
+                *owned,
+                nodes,
+                told.dht_prefix,
+                on_revoked=self.service.revoke,
+                on_void=self.service.send_all_away,
+                on_renewed=self.service.renewed,
+            )
         credentials = self.enrolment.credentials if self.enrolment else None
         self._grpc = GrpcTransport(GrpcOptions(credentials=credentials))
         self._fronted = FrontedTransport(self._grpc) if owned else None
@@ -220,6 +237,7 @@ class _Parts:
             result_s=self._told.result_s,
             quotas=self._told.quotas,
             grants=self._owned[1].grant_of if self._owned else None,
+            claims=self._owned[1].claim_of if self._owned else None,
             ways=self._introductions.meetings.known,
             relays=self._introductions.relays,
             recording=recording,
@@ -239,6 +257,20 @@ class _Parts:
         served = {**self.service.handlers(), **own[0], **own[1]}
         return served | {MEASURE_LINK: self.enrolment.for_invited(served[MEASURE_LINK])}
 
+    async def dial_back(self, endpoint: str) -> None:
+        """Answer members that ask whether a port of theirs can be dialled.
+
+        Args:
+            endpoint: where this coordinator is announced; its scope decides which addresses it
+                dials.
+        """
+        if self._fronted is None:
+            return
+        hosts = [host_of(address) for address in await addresses_of(endpoint)]
+        # Many systems resolve their own name to 127.0.1.1, which says nothing of its network.
+        is_known = hosts and (host_of(endpoint) in hosts or not is_loopback(hosts[0]))
+        self._fronted.front.dial_back_from(hosts[0] if is_known else "")
+
     async def lend_relay(self, endpoint: str, stack: AsyncExitStack) -> None:
         """Be a relay at this port, if there is to be one."""
         if self._fronted is None or not self._told.has_relay:
@@ -248,6 +280,7 @@ class _Parts:
         host, port = endpoint.rpartition(":")[0], probed.rpartition(":")[2]
         place = RelayPlace(endpoint=endpoint, probe_endpoint=f"{host}:{port}")
         self._introductions.relays.have_own(lambda: Relaying(place=place, carries=relay.carries))
+        relay.on_leg(self._introductions.relays.own_leg)
         stack.callback(asyncio.create_task(relay.tell()).cancel)
 
     async def opens(self, endpoint: str) -> Invite | None:

@@ -140,10 +140,10 @@ def _boundary_fields(status: BoundaryStatus) -> dict[str, object]:
 
 
 def grant_fields(grant: Grant) -> dict[str, Any]:
-    """Of what a peer may host."""
+    """Of what a peer may host, and a client may claim."""
     layers = None if grant.layers is None else str(grant.layers)
     tokens = {"replica_only": grant.replica_only, "sees_tokens": grant.sees_tokens}
-    return {**tokens, "only_layers": layers}
+    return {**tokens, "only_layers": layers, "weight": grant.weight}
 
 
 def event_fields(event: SwarmEvent) -> dict[str, Any]:

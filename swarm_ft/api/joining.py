@@ -264,11 +264,11 @@ async def connected(way: WayIn, key_file: Path | None = None) -> AsyncIterator[S
     async with joined(way, key_file or client_key_file()) as swarm:
         transport = swarm.transport(GrpcTransport(GrpcOptions(credentials=swarm.credentials)))
         if not isinstance(transport, HomeTransport):
-            yield SwarmClient(swarm.directory, transport)
+            yield SwarmClient(swarm.directory, transport, swarm.name or "")
             return
         transport.start()
         try:
-            yield SwarmClient(swarm.directory, transport)
+            yield SwarmClient(swarm.directory, transport, swarm.name or "")
         finally:
             await transport.close()
 

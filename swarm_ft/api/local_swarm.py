@@ -206,7 +206,7 @@ class LocalSwarm:
         members = self._there
         options = self._options(dict(given))
         layers = layers_to_share(options, self._stages)
-        await members.host(shares(layers, self._stages, self._replicas))
+        await members.host(shares(layers, self._stages, self._replicas), options.model)
         await all_joined(members.client, len(members.peers))
         reports: list[RunReport] = []
 

@@ -25,6 +25,7 @@ logger = get_logger(__name__)
 LOOK_EVERY_S = 5.0
 MBPS = 125_000.0
 """Bytes a second."""
+GB = 1e9
 USE_FILE = "month.json"
 
 
@@ -69,6 +70,11 @@ class MonthlyCount:
         self._shape = shape
         self._counted_bytes = 0
         self._use = self._kept = read_use(file)
+
+    def left_bytes(self) -> float:
+        """How many bytes may pass this month still; any thread may ask."""
+        uncounted = self._shape.passed_bytes - self._counted_bytes
+        return max(0.0, GB * self._limit_gb - self._use.num_bytes - uncounted)
 
     def used_up(self) -> str:
         """Why nothing more may pass this month; empty if more may."""

@@ -32,9 +32,9 @@ from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.stage.base import Engine
-from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.device import pick_device
 from swarm_ft.stage.engine import StageEngine
+from swarm_ft.stage.model_access import ModelAccess, named_directories
 from swarm_ft.transport.base import Server
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.grpc_options import GrpcOptions
@@ -72,8 +72,10 @@ class MembersHere:
         self._snapshots = str(folder / "snapshots")
         self._running = AsyncExitStack()
         self._members: list[tuple[Caller, Credentials]] = []
-        self.client = SwarmClient(self._directory, self._transport(Role.CLIENT)[0])
+        self.client = SwarmClient(self._directory, *self._transport(Role.CLIENT))
         self._peers: dict[str, _Peer] = {}
+        self._directories: list[str] = []
+        self._access = ModelAccess()
 
     @property
     def peers(self) -> Mapping[str, str]:
@@ -95,8 +97,14 @@ class MembersHere:
         self._running.push_async_callback(_cancelled, self._coordinating)
         await self._running.enter_async_context(beside(self._renew()))
 
-    async def host(self, layers: Mapping[str, str]) -> None:
-        """Have just these peers, each with its layers; those that are there already stay."""
+    async def host(self, layers: Mapping[str, str], model: str) -> None:
+        """Have just these peers, each with its layers; those that are there already stay.
+
+        Args:
+            layers: by the peers' names.
+            model: directory or hub id that jobs may name from now on, beside earlier directories.
+        """
+        self._allow(model)
         for name in [name for name in self._peers if name not in layers]:
             await self.kill(name)
         for name, part in layers.items():
@@ -160,8 +168,16 @@ class MembersHere:
         task = asyncio.create_task(node.run(server.endpoint))
         self._peers[name] = _Peer(own_name, server, task)
 
+    def _allow(self, model: str) -> None:
+        is_directory = Path(model).is_dir()
+        if is_directory:
+            self._directories.append(model)
+        directories = named_directories(self._directories)
+        # A model of the hub is this user's own choice, so peers open it as this user would.
+        self._access = ModelAccess(directories=directories, own=None if is_directory else model)
+
     def _engine(self, spec: RunSpec, layers: LayerRange) -> Engine:
-        checkpoint = open_checkpoint(spec.model.reference, spec.train)
+        checkpoint = self._access.open(spec)
         return StageEngine(checkpoint, spec, layers, device=self._device, dtype=torch.float32)
 
     def _transport(self, role: Role, name: str = "") -> tuple[GrpcTransport, str]:

@@ -172,6 +172,7 @@ class MembersApart:
         self._swarm = ProcessSwarm(folder / "logs")
         self._connection = AsyncExitStack()
         self._layers: dict[str, str] = {}
+        self._model = ""
         self._client: SwarmClient | None = None
 
     @property
@@ -193,21 +194,27 @@ class MembersApart:
     async def open(self) -> None:
         """Nothing is started before it is known who is to host what."""
 
-    async def host(self, layers: Mapping[str, str]) -> None:
+    async def host(self, layers: Mapping[str, str], model: str) -> None:
         """Have just these peers, each with its layers.
+
+        Args:
+            layers: by the peers' names.
+            model: directory or hub id that jobs may name; another one means other peers.
 
         Raises:
             RunFailed: one of them ended, or said nothing in time; or others are there already.
         """
-        if layers == self._layers:
+        if layers == self._layers and model == self._model:
             return
         await self.close()
         forget(self._folder, BufferOptions(directory=self._folder / "buffers"))
         buffers = BufferOptions(directory=self._folder / "buffers")
-        way = await start_swarm(self._swarm, layers, buffers, self._folder, self._threads)
+        way = await start_swarm(
+            self._swarm, layers, buffers, self._folder, model=model, threads=self._threads
+        )
         key = keys_folder(str(self._folder / JOURNAL)) / CLIENT_KEY
         self._client = await self._connection.enter_async_context(connected(way, key))
-        self._layers = dict(layers)
+        self._layers, self._model = dict(layers), model
 
     async def kill(self, name: str) -> None:
         """End a peer without a word to anybody.
@@ -239,6 +246,8 @@ async def start_swarm(
     peers: Mapping[str, str],
     buffers: BufferOptions,
     work_dir: Path,
+    *,
+    model: str,
     threads: int = 1,
 ) -> WayIn:
     """Start a coordinator and peers, with keys of their own; a client's way in.
@@ -248,6 +257,7 @@ async def start_swarm(
         peers: the layers that each hosts, by its name.
         buffers: what each lends; each has a folder of its own in that named.
         work_dir: for the journal, the keys beside it, and snapshots.
+        model: directory or hub id that jobs may name.
         threads: CPU threads of each.
 
     Raises:
@@ -270,9 +280,15 @@ async def start_swarm(
             str(threads),
             *arguments(replace(buffers, directory=own)),
         )
-        commands[name] = ["serve-stage", *offer, *common, word]
+        commands[name] = ["serve-stage", *offer, *_models(model), *common, word]
     await swarm.start_all(commands)
     return WayIn(invite=to_here(invited[Role.CLIENT]), initial_peers=(), dht_prefix=DHT_PREFIX)
+
+
+def _models(model: str) -> tuple[str, str]:
+    """Options that let a peer open this user's own choice, of the hub as this user would."""
+    is_directory = Path(model).is_dir()
+    return ("--models", str(Path(model).resolve())) if is_directory else ("--model", model)
 
 
 def forget(work_dir: Path, buffers: BufferOptions) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,8 +45,14 @@ if TYPE_CHECKING:
     from swarm_ft.protocol.messages.control import LeaveProgress
     from swarm_ft.protocol.spec.run_spec import RunSpec
     from swarm_ft.reach.shaping import Shape
+    from swarm_ft.stage.hub_cache import HubCache
+    from swarm_ft.stage.model_access import ModelAccess
 
 
+MODEL_SHARE = 0.25
+"""Of the disk that is free, for models from the hub."""
+MODELS_FOLDER = "models"
+"""Of models from the hub, in a peer's home."""
 KEEP_SHARE = 0.1
 """Of the disk that is free, for snapshots of others' stages."""
 
@@ -58,7 +65,11 @@ class ServeOptions:
         layers: blocks to host; None lets the coordinator choose.
         device: auto, cpu, cuda, cuda:N or mps.
         dtype: what to compute in, float32 or bfloat16; weights stay float32.
-        model: where this machine has the run's model, if not where the run says.
+        model: directory or hub id that stands in for every run's model.
+        models: directories below which jobs may name models.
+        model_disk_bytes: for models that jobs name and the hub has; None: MODEL_SHARE of what is
+            free.
+        allow_models: hub ids that jobs may name, as ORG/NAME or ORG/*; none: all public ones.
         memory_gib: lent at most; None: 80 % of what is free beside buffers.
         max_stages: that it hosts at a time, each of another run, as far as memory allows.
         threads: CPU threads to compute with; None: as many as torch takes.
@@ -78,6 +89,9 @@ class ServeOptions:
     device: str = "auto"
     dtype: str = "float32"
     model: str | None = None
+    models: tuple[str, ...] = ()
+    allow_models: tuple[str, ...] = ()
+    model_disk_bytes: int | None = None
     memory_gib: float | None = None
     max_stages: int = MAX_HOSTED
     threads: int | None = None
@@ -149,7 +163,7 @@ def lending(way: WayIn, options: ServeOptions) -> Iterator[Lent]:
         BadOption: something cannot be had here, or contradicts the way in.
         BadModel: `options.model` is none.
     """
-    make_engine = _engine_maker(options)
+    access = _model_access(options)
     memory_bytes = _lent_bytes(options)
     keeper = Keeper(manners_of(options.hours, options.pause_when))
     if way.invite is None:
@@ -159,18 +173,25 @@ def lending(way: WayIn, options: ServeOptions) -> Iterator[Lent]:
         raise BadOption("--peer-id: with an invitation a peer's name is its key's")
     home = _home(options.peer_id, options.buffers, has_key=way.invite is not None)
     shape = shape_of(options.upload_mbps, options.download_mbps)
+    left_bytes: Callable[[], float] = _unbounded
     if home is not None and options.monthly_gb is not None:
-        keeper.used_up = MonthlyCount(home.path / USE_FILE, options.monthly_gb, shape).used_up
+        count = MonthlyCount(home.path / USE_FILE, options.monthly_gb, shape)
+        keeper.used_up, left_bytes = count.used_up, count.left_bytes
     with closing(home) if home else nullcontext(), work_folder(home) as folder:
+        cache = _hub_cache(home.path if home else Path(folder), options, shape, left_bytes)
         yield Lent(
             options=options,
-            make_engine=make_engine,
+            make_engine=_engine_maker(options, replace(access, hub=cache)),
             memory_bytes=memory_bytes,
             home=home,
             folder=Path(folder),
             shape=shape,
             keeper=keeper,
         )
+
+
+def _unbounded() -> float:
+    return math.inf
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,7 +250,7 @@ async def peer_up(
         control_transport=GrpcTransport(control),
         clock=SystemClock(),
         make_engine=make_engine,
-        on_revoked=own.revoke if own else None,
+        validity=own.validity if own else None,
         on_leave=on_leave,
         is_relayed=home.is_relayed if home else lambda _: False,
         at_rest=home.at_rest if home else lambda: None,
@@ -331,11 +352,11 @@ def _peer_id(given: str | None, home: PeerHome | None) -> PeerId:
 
 def _checked_name(name: str) -> PeerId:
     from swarm_ft.discovery.directory import checked_record
-    from swarm_ft.protocol.spec.bounds import MAX_ID_CHARS
+    from swarm_ft.protocol.spec.bounds import MAX_ID_BYTES
 
     checked_record(name, "localhost:1")
-    if len(name) > MAX_ID_CHARS:
-        raise BadOption(f"--peer-id: expected at most {MAX_ID_CHARS} characters, got {len(name)}")
+    if len(name) > MAX_ID_BYTES:  # it is ASCII by now
+        raise BadOption(f"--peer-id: expected at most {MAX_ID_BYTES} bytes, got {len(name)}")
     return PeerId(name)
 
 
@@ -360,26 +381,50 @@ def _coding_device(device: str) -> torch.device:
     return coding_device(pick_device(device))
 
 
-def _engine_maker(options: ServeOptions) -> EngineMaker:
+def _engine_maker(options: ServeOptions, access: ModelAccess) -> EngineMaker:
     import torch
 
-    from swarm_ft.stage.checkpoint import check_checkpoint, open_checkpoint
     from swarm_ft.stage.device import DTYPES, pick_device
     from swarm_ft.stage.engine import StageEngine
 
-    model, torch_dtype = options.model, DTYPES[options.dtype]
+    torch_dtype = DTYPES[options.dtype]
     torch_device = pick_device(options.device, torch_dtype)
     # Said at all, it holds: libraries would take fewer threads as the machine is loaded, and sum in
     # another order than a replica, or than they did before.
     torch.set_num_threads(options.threads or torch.get_num_threads())
-    if model:
-        check_checkpoint(model)  # a wrong --model is told now, not when a run comes
 
     def make_engine(spec: RunSpec, layers: LayerRange) -> Engine:
-        checkpoint = open_checkpoint(model or spec.model.reference, spec.train)
+        checkpoint = access.open(spec)
         return StageEngine(checkpoint, spec, layers, device=torch_device, dtype=torch_dtype)
 
     return make_engine
+
+
+def _hub_cache(
+    home: Path, options: ServeOptions, shape: Shape, left_bytes: Callable[[], float]
+) -> HubCache:
+    """Models of the hub below a peer's home; their bytes pass the link's gate as others do."""
+    from swarm_ft.stage.hub_cache import HubCache, bytes_in
+
+    folder, max_bytes = home / MODELS_FOLDER, options.model_disk_bytes
+    if max_bytes is None:
+        max_bytes = int(MODEL_SHARE * (shutil.disk_usage(home).free + bytes_in(folder)))
+    return HubCache(folder, max_bytes, on_bytes=shape.down.wait, left_bytes=left_bytes)
+
+
+def _model_access(options: ServeOptions) -> ModelAccess:
+    from swarm_ft.stage.checkpoint import check_checkpoint
+    from swarm_ft.stage.device import DTYPES, pick_device
+    from swarm_ft.stage.model_access import ModelAccess, named_directories
+
+    pick_device(options.device, DTYPES[options.dtype])
+    if options.model:
+        check_checkpoint(options.model)  # a wrong --model is refused now, not when a run comes
+    return ModelAccess(
+        directories=named_directories(options.models),
+        own=options.model,
+        allowed=options.allow_models,
+    )
 
 
 def _lent_bytes(options: ServeOptions) -> int:

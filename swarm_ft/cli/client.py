@@ -45,8 +45,8 @@ def client() -> None:
 
 @client.command(
     epilog=examples(
-        "swarm-ft client train --model gpt2 --dataset notes.txt --invite swarm1...",
-        "swarm-ft client train --model ./qwen2 --dataset chats.jsonl --invite swarm1...",
+        "swarm-ft client train --model gpt2 --dataset notes.txt --invite @invitation.txt",
+        "swarm-ft client train --model ./qwen2 --dataset chats.jsonl --invite @invitation.txt",
         "swarm-ft client train --model ./llama --dataset texts/ --eval-dataset held-out.txt \\",
         "    --epochs 3 --fw aq3 --bw q6 --out ./tuned --invite @invitation.txt",
         "swarm-ft client train job.yaml --lr 1e-4 --print-config > other.yaml",
@@ -91,7 +91,7 @@ def who_sees(*, is_encrypted: bool) -> tuple[str, ...]:
 
 @client.command(
     epilog=examples(
-        "swarm-ft client attach --run run-1a2b3c4d --invite swarm1...",
+        "swarm-ft client attach --run run-1a2b3c4d --invite @invitation.txt",
     )
 )
 @run_option
@@ -117,7 +117,9 @@ def attach(
 client.add_command(generate)
 
 
-@client.command(epilog=examples("swarm-ft client cancel --run run-1a2b3c4d --invite swarm1..."))
+@client.command(
+    epilog=examples("swarm-ft client cancel --run run-1a2b3c4d --invite @invitation.txt")
+)
 @run_option
 @swarm_options
 def cancel(run_name: str | None, way: WayIn) -> None:

@@ -172,7 +172,7 @@ async def _train_here(
     )
     try:
         with spinner("waiting for them to find each other"):
-            way = await start_swarm(swarm, peers, buffers, work_dir)
+            way = await start_swarm(swarm, peers, buffers, work_dir, model=options.model)
         click.echo(f"see it in a browser, while it lasts: {swarm.page}", err=True)
         async with connected(way, keys / CLIENT_KEY) as client:
             with spinner("waiting for them to join the coordinator"):

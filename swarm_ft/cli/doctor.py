@@ -52,7 +52,7 @@ MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "r
 
 @click.command(
     short_help="Say whether this machine can join a swarm.",
-    epilog=examples("swarm-ft doctor swarm1QXL4a1e...", "swarm-ft doctor --json"),
+    epilog=examples("swarm-ft doctor @invitation.txt", "swarm-ft doctor --json"),
 )
 @click.argument("invite", required=False, callback=invite_given, metavar="[INVITE]")
 @json_flag

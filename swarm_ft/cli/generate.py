@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 @click.command(
     epilog=examples(
-        'swarm-ft client generate "Once upon a time" --invite swarm1...',
-        "swarm-ft client generate --chat --do-sample --top-p 0.9 --invite swarm1... < question.txt",
+        'swarm-ft client generate "Once upon a time" --invite @invitation.txt',
+        "swarm-ft client generate --chat --do-sample --invite @invitation.txt < question.txt",
         "swarm-ft client generate --prompt-file text.txt --max-new-tokens 200 --json \\",
-        "    --run run-1a2b3c4d --invite swarm1...",
+        "    --run run-1a2b3c4d --invite @invitation.txt",
     )
 )
 @click.argument("prompt", required=False)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from swarm_ft.api.joining import WayIn, parsed_invite
+from swarm_ft.api.joining import MAX_FILE_CHARS, WayIn, parsed_invite
 from swarm_ft.cli.options import (
     coordinator_option,
     dht_prefix_option,
@@ -53,6 +54,8 @@ def way_in(
             coordinator: str | None = None,
             **given: Any,
         ) -> Any:
+            if not (invite or insecure or initial_peers or coordinator):
+                invite = invite_asked(reads_pipe=by_argument)
             _check_security(
                 invite, (*initial_peers, *filter(None, [coordinator])), insecure=insecure
             )
@@ -80,14 +83,31 @@ def _check_security(
         raise BadOption("--insecure: links are encrypted with an invitation; give one of the two")
     if invite is None and not initial_peers:
         raise BadOption(
-            "no way into a swarm is given: an invitation, as 'swarm-ft invite' prints it, or "
-            "--insecure --initial-peers, for a swarm without keys on this machine"
+            "no way into a swarm is given: an invitation in a file, as @FILE, or --insecure "
+            "--initial-peers, for a swarm without keys on this machine"
         )
     if invite is None and not insecure:
         raise BadOption(
             "--initial-peers alone leads into a swarm without keys: give an invitation, as "
             "'swarm-ft invite' prints it, or --insecure for plaintext on this machine"
         )
+
+
+def invite_asked(*, reads_pipe: bool) -> Invite | None:
+    """Ask at the terminal for an invitation, which then is in no command line.
+
+    Args:
+        reads_pipe: where standard input is no terminal its first line is the invitation; else it
+            is for something else.
+
+    Returns:
+        None where nobody gives one.
+    """
+    if sys.stdin.isatty():
+        text = click.prompt("invitation", hide_input=True, err=True)
+    else:
+        text = sys.stdin.readline(MAX_FILE_CHARS) if reads_pipe else ""
+    return parsed_invite(text.strip()) if text.strip() else None
 
 
 def invite_given(_context: object, _option: object, text: str | None) -> Invite | None:

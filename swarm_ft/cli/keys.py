@@ -78,6 +78,7 @@ def init(journal: str, as_json: bool) -> None:
     epilog=examples(
         "swarm-ft invite",
         "swarm-ft invite --role client --expires 1h",
+        "swarm-ft invite --role client --weight 3",
         "swarm-ft invite --uses 20 --address swarm.example.org:7000",
         "swarm-ft invite --role replica-only --sees-tokens no --layers 4-20",
     ),
@@ -102,6 +103,14 @@ def init(journal: str, as_json: bool) -> None:
     "--layers",
     metavar="START-STOP",
     help="The only layers that a peer may host, such as 12-24.  [default: any]",
+)
+@click.option(
+    "--weight",
+    type=click.IntRange(1, 100),
+    default=1,
+    show_default=True,
+    help="Share of the peers that a client's jobs get, to that of other invitations; all clients "
+    "that join with this invitation share it.",
 )
 @click.option(
     "--uses",
@@ -137,6 +146,7 @@ def invite(
     role: str,
     sees_tokens: str,
     layers: str | None,
+    weight: int,
     uses: int,
     expires: timedelta,
     addresses: tuple[str, ...],
@@ -153,7 +163,7 @@ def invite(
     if is_public:
         _show_public(journal, as_json=as_json)
         return
-    grant = _granted(role, sees_tokens, layers)
+    grant = _granted(role, sees_tokens, layers, weight)
     becomes = Role.PEER if role == REPLICA_ONLY else Role(role)
     with opened(journal) as (authority, registry):
         known = registry.address()
@@ -170,17 +180,17 @@ def invite(
     click.echo(str(made))
     click.echo(
         f"{made.name}: for {uses} {becomes}{'s' if uses > 1 else ''}{_limits(grant)}, until "
-        f"{until.astimezone():%Y-%m-%d %H:%M}; joins with",
+        f"{until.astimezone():%Y-%m-%d %H:%M}; joins with it in a file, so that no 'ps' shows it:",
         err=True,
     )
     command = {Role.PEER: "serve-stage", Role.RELAY: "relay"}.get(
         becomes, "client train ... --invite"
     )
-    click.echo(f"  swarm-ft {command} {str(made)[:10]}...", err=True)
+    click.echo(f"  swarm-ft {command} @FILE", err=True)
 
 
-def _granted(role: str, sees_tokens: str, layers: str | None) -> Grant:
-    """What the options say that the bearer may host."""
+def _granted(role: str, sees_tokens: str, layers: str | None, weight: int) -> Grant:
+    """What the options grant the bearer."""
     from swarm_ft.protocol.spec.grant import Grant
     from swarm_ft.protocol.spec.layers import parse_layers
 
@@ -188,8 +198,11 @@ def _granted(role: str, sees_tokens: str, layers: str | None) -> Grant:
         replica_only=role == REPLICA_ONLY,
         sees_tokens=sees_tokens == "yes",
         layers=parse_layers(layers) if layers else None,
+        weight=weight,
     )
-    if role in {"client", "relay"} and grant != Grant():
+    if role != "client" and weight != Grant().weight:
+        raise BadOption(f"--weight: expected --role client beside it, got --role {role}")
+    if role in {"client", "relay"} and grant != Grant(weight=weight):
         raise BadOption(f"--sees-tokens, --layers: a {role} hosts no layers; leave them out")
     return grant
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from typing import Any
 
@@ -16,6 +17,7 @@ from swarm_ft import __version__
 from swarm_ft.cli.defaults import defaults_for
 from swarm_ft.cli.options import examples
 from swarm_ft.errors import BadInput, SwarmError
+from swarm_ft.systems import hide_in_command_line
 
 _COMMANDS = {
     "demo": "swarm_ft.cli.demo:demo",
@@ -38,6 +40,10 @@ _COMMANDS = {
     "bench": "swarm_ft.cli.bench:bench",
     "sample": "swarm_ft.cli.demo:sample",
 }
+
+
+INVITATION = re.compile("swarm1[0-9A-Za-z]{16,}")
+"""Looks like the word of one; known here without what it takes to read one."""
 
 
 class LazyGroup(click.Group):
@@ -65,8 +71,8 @@ class LazyGroup(click.Group):
     },
     epilog=examples(
         "swarm-ft demo                        all of it on this machine, in a minute",
-        "swarm-ft serve-stage swarm1QXL4a1e...",
-        "swarm-ft client train --model gpt2 --dataset text.txt --invite swarm1QXL4a1e...",
+        "swarm-ft serve-stage @invitation.txt",
+        "swarm-ft client train --model gpt2 --dataset text.txt --invite @invitation.txt",
     ),
 )
 @click.version_option(__version__, prog_name="swarm-ft")
@@ -109,6 +115,9 @@ def run(arguments: list[str] | None = None) -> int:
 
 def main() -> None:
     """The console script."""
+    for word in sys.argv[1:]:
+        for invitation in INVITATION.findall(word):
+            hide_in_command_line(invitation)
     sys.exit(run())
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @click.command(
     epilog=examples(
-        "swarm-ft plan --model gpt2 --invite swarm1...",
-        "swarm-ft plan --model ./qwen2 --num-samples 20000 --epochs 1 --fw aq2 --invite swarm1...",
+        "swarm-ft plan --model gpt2 --invite @invitation.txt",
+        "swarm-ft plan --model ./qwen2 --num-samples 20000 --fw aq2 --invite @invitation.txt",
     )
 )
 @takes("options", PlanOptions)

@@ -16,7 +16,7 @@ import click
 
 from swarm_ft.api.joining import DHT_PREFIX, Joined, WayIn, joined, state_folder
 from swarm_ft.api.listening import Listening
-from swarm_ft.cli.joining import invite_given
+from swarm_ft.cli.joining import invite_asked, invite_given
 from swarm_ft.cli.options import examples, json_flag, log_format_option, log_option, takes
 from swarm_ft.cli.running import run_until_stopped
 from swarm_ft.errors import BadOption
@@ -70,8 +70,8 @@ class Lent:
 @click.command(
     short_help="Join members that no other way brings together.",
     epilog=examples(
-        "swarm-ft relay swarm1QXL4a1e1UG4CS6...",
-        "swarm-ft relay swarm1QXL4a1e1UG4CS6... --port 7100 --announce relay.example.org",
+        "swarm-ft relay @invitation.txt",
+        "swarm-ft relay @invitation.txt --port 7100 --announce relay.example.org",
         "swarm-ft relay @invitation.txt --port 7100 --max-mbps 200 --max-link-mbps 50",
     ),
 )
@@ -87,10 +87,14 @@ def relay(invite: Invite | None, listening: Listening, lent: Lent, as_json: bool
     It joins the links of members whose routers let nothing else through, and sees ciphertext.
     These are two ports: --port, and the next one, where members learn what their routers do.
 
-    INVITE is what the swarm's owner gave you (`swarm-ft invite --role relay`).
+    INVITE is @FILE, a file with what the swarm's owner gave you (`swarm-ft invite --role relay`).
+    Without it the command asks, or reads standard input.
     """
+    invite = invite or invite_asked(reads_pipe=True)
     if invite is None:
-        raise BadOption("expected an invitation, as 'swarm-ft invite --role relay' prints it")
+        raise BadOption(
+            "expected an invitation in a file, as @FILE; 'swarm-ft invite --role relay' prints one"
+        )
     way = WayIn(invite=invite, initial_peers=(), dht_prefix=DHT_PREFIX)
 
     async def work() -> None:
@@ -156,7 +160,7 @@ async def _check_reached(coordinator: str, port: int) -> None:
     from swarm_ft.reach.sockets import is_dialled_back
 
     with suppress(OSError, TimeoutError):
-        if not await is_dialled_back(coordinator, port):
+        if await is_dialled_back(coordinator, port) is False:
             logger.warning(
                 "the coordinator does not reach port %d of this machine: open it in the firewall, "
                 "or have the router forward it; no member uses this relay before",

@@ -74,8 +74,8 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(
     short_help="Lend this machine to a swarm.",
     epilog=examples(
-        "swarm-ft serve-stage swarm1QXL4a1e1UG4CS6...",
-        "swarm-ft serve-stage swarm1QXL4a1e1UG4CS6... --layers 12-24 --device cuda:0",
+        "swarm-ft serve-stage @invitation.txt",
+        "swarm-ft serve-stage @invitation.txt --layers 12-24 --device cuda:0",
         "swarm-ft serve-stage --insecure --initial-peers /ip4/127.0.0.1/tcp/31337/p2p/...",
     ),
 )
@@ -99,8 +99,31 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--model",
     metavar="DIR|HUB_ID",
-    help="Where this machine has the run's model, if not where the run says. "
-    "Its weights must be the same; digests are checked.",
+    help="Use this model for every run, in the place of the one that a job names. "
+    "Its weights must be the run's; digests are checked.",
+)
+@click.option(
+    "--models",
+    multiple=True,
+    metavar="DIR",
+    type=click.Path(exists=True, file_okay=False),
+    help="Directory below which jobs may name models; may be given several times. Without it a job "
+    "opens no directory of this machine.",
+)
+@click.option(
+    "--model-disk",
+    "model_disk_bytes",
+    metavar="SIZE",
+    type=ByteSize(),
+    help="Disk for models of the hub that jobs name; those used least recently go first, 0 fetches "
+    "none.  [default: a quarter of what is free]",
+)
+@click.option(
+    "--allow-models",
+    multiple=True,
+    metavar="ORG/NAME|ORG/*",
+    help="Model or organisation of the hub that jobs may name; may be given several times.  "
+    "[default: all public models]",
 )
 @click.option(
     "--memory",
@@ -186,7 +209,8 @@ def serve_stage(
 ) -> None:
     """Host one stage of whatever run the swarm trains, until Ctrl-C.
 
-    INVITE is what its owner gave you (`swarm-ft invite`); @FILE reads it from a file.
+    INVITE is @FILE, a file with what its owner gave you (`swarm-ft invite`). Without it the command
+    asks, or reads standard input.
     """
     from swarm_ft.api.serving import ServeOptions, lending
     from swarm_ft.protocol.spec.layers import parse_layers

@@ -33,7 +33,7 @@ REDRAWN_EVERY_S = 0.5
 
 @click.command(
     epilog=examples(
-        "swarm-ft top --invite swarm1...",
+        "swarm-ft top --invite @invitation.txt",
         "swarm-ft top --invite @invitation.txt --once",
         "swarm-ft top --insecure --coordinator 127.0.0.1:7000",
     )

@@ -89,7 +89,7 @@ async def looking(way: WayIn) -> AsyncIterator[SwarmClient]:
 
 @click.command(
     epilog=examples(
-        "swarm-ft status --invite swarm1...",
+        "swarm-ft status --invite @invitation.txt",
         "swarm-ft status --invite @invitation.txt --watch",
         "swarm-ft status --insecure --coordinator 127.0.0.1:7000 --json",
     )
@@ -287,9 +287,9 @@ def _about(status: BoundaryStatus) -> Iterator[str]:
 
 @click.command(
     epilog=examples(
-        "swarm-ft events --invite swarm1...",
-        "swarm-ft events --invite swarm1... --follow --json",
-        "swarm-ft events --invite swarm1... --run run-1a2b3c4d --since 0",
+        "swarm-ft events --invite @invitation.txt",
+        "swarm-ft events --invite @invitation.txt --follow --json",
+        "swarm-ft events --invite @invitation.txt --run run-1a2b3c4d --since 0",
     )
 )
 @click.option("--follow", "follows", is_flag=True, help="Go on telling, until Ctrl-C.")
@@ -348,9 +348,9 @@ def event_words(event: SwarmEvent) -> str:
 
 @click.command(
     epilog=examples(
-        "swarm-ft losses --invite swarm1...",
-        "swarm-ft losses --invite swarm1... --run run-1a2b3c4d --csv > losses.csv",
-        "swarm-ft losses --invite swarm1... --follow --json",
+        "swarm-ft losses --invite @invitation.txt",
+        "swarm-ft losses --invite @invitation.txt --run run-1a2b3c4d --csv > losses.csv",
+        "swarm-ft losses --invite @invitation.txt --follow --json",
     )
 )
 @click.option("--run", "run_name", metavar="ID", help="The run.  [default: your newest]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from swarm_ft.client.options import (
 )
 from swarm_ft.client.reporting import named_in
 from swarm_ft.errors import BadDataset, BadOption
+from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainOptions, TrainSpec
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.stage.adapters import with_adapters
@@ -43,6 +45,16 @@ class Job:
     spec: RunSpec
     checkpoint: Checkpoint
     samples: Sequence[bytes]
+
+    def owned_by(self, client: str) -> Job:
+        """The same job with its model's digests keyed for the client that submits it."""
+        model = self.checkpoint.keyed(self.spec.model, self.spec.model.nonce, client)
+        return replace(self, spec=replace(self.spec, model=model))
+
+    def is_of(self, run: RunSpec) -> bool:
+        """Whether a run is of this job; its digests have another key. Reads no weights."""
+        model = self.checkpoint.keyed(self.spec.model, run.model.nonce, run.model.owner)
+        return replace(self.spec, model=model, version=run.version) == run
 
 
 class InARow(Sequence[bytes]):
@@ -82,7 +94,10 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     checkpoint = open_checkpoint(_reference(options.model), options.train)
     check_seq_length(checkpoint.architecture, options.train.seq_length)
     check_routers(checkpoint.config, options.train)
-    seq_length, model = options.train.seq_length, checkpoint.describe()
+    seq_length, model = (
+        options.train.seq_length,
+        checkpoint.describe(secrets.token_bytes(DIGEST_BYTES)),
+    )
     # Refuses, before anything long begins, what no data could make good.
     tried = RunSpec(model=model, train=options.train_spec(num_samples=1))
     model = with_adapters(checkpoint, tried).model

@@ -211,7 +211,7 @@ class JobOptions:
     ] = False
     priority: Annotated[
         Priority,
-        Option("1 to 9: share of the peers to that of others' runs; 6 gets twice as many as 3."),
+        Option("1 to 9: which of your own jobs comes first; others' jobs are not affected."),
     ] = DEFAULT_PRIORITY
     outputs: Outputs = field(default_factory=Outputs)
 

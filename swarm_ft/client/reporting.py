@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from swarm_ft.client.report import metrics_of
 from swarm_ft.errors import BadOption
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.client import Evaluated, RunEvent, StepCommitted
+from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.protocol.spec.run_spec import TrainSpec
 from swarm_ft.protocol.spec.tasks import Task, task_of
 
@@ -30,6 +32,8 @@ PROJECT = "swarm-ft"
 NEEDS = {"csv": "", "tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
 """The package that each of them needs."""
 TRAIN = ("train/loss", "train/grad_norm", "train/learning_rate", "train/epoch")
+
+_PLAIN_NAME = re.compile("[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 class Reporter(Protocol):
@@ -64,9 +68,13 @@ def named_in(report_to: str) -> tuple[str, ...]:
 
 
 def folder_of(outputs: Outputs, run_id: str) -> Path:
-    """Where a run's files of numbers are."""
+    """Return where a run's files of numbers are.
+
+    The folder has the run's name, if that means the same on any disk; else the name's digest.
+    """
+    name = run_id if _PLAIN_NAME.fullmatch(run_id) else f"run-{file_stem(run_id)}"
     out = outputs.out if outputs.out.name.strip(".") else outputs.out.resolve()
-    return (outputs.logging_dir or out.with_name(f"{out.name}-runs")) / run_id
+    return (outputs.logging_dir or out.with_name(f"{out.name}-runs")) / name
 
 
 @contextmanager

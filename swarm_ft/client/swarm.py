@@ -61,9 +61,14 @@ MAX_BUSY_REST_S = 15.0
 
 
 class SwarmClient:
-    """A client's connection; every call finds the coordinator in the directory anew."""
+    """A client's connection; every call finds the coordinator in the directory anew.
 
-    def __init__(self, directory: Directory, transport: Transport) -> None:
+    Attributes:
+        name: of this client's key; empty if it has none.
+    """
+
+    def __init__(self, directory: Directory, transport: Transport, name: str = "") -> None:
+        self.name = name
         self._directory = directory
         self._transport = transport
         self._downloader = Downloader(directory, transport, on_fault=_log_fault)
@@ -84,7 +89,7 @@ class SwarmClient:
 
         Args:
             run_id: the run's name; drawn if None.
-            priority: 1 to 9, how many peers it gets to those of others; None for the usual 3.
+            priority: 1 to 9, which of its owner's jobs comes first; None for the usual 3.
 
         Raises:
             Busy: the coordinator had too many others to serve for an hour.

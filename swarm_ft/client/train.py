@@ -182,6 +182,7 @@ async def submit(
     Raises:
         NotFound: there is no run of the same model, data and options that could be resumed.
     """
+    job = job.owned_by(client.name)
     spec = job.spec
     if spec.model.tied_embeddings and not spec.keeps_tied:
         progress.message(
@@ -190,7 +191,7 @@ async def submit(
         )
     expected = await _forecast(client, job, progress) if forecasts else None
     if options.resume:
-        run_id = await _resumed(client, job, progress)
+        run_id, spec = await _resumed(client, job, progress)
     else:
         submitted = client.submit(
             spec, job.samples, priority=options.priority, on_trouble=progress.message
@@ -239,8 +240,10 @@ async def attach_to(
     _check_not_ended(status)
     reference = model or status.spec.model.reference
     checkpoint = await asyncio.to_thread(open_checkpoint, reference, status.spec.train)
-    described = await asyncio.to_thread(checkpoint.describe)
-    if replace(described, reference=status.spec.model.reference) != status.spec.model:
+    of_run = status.spec.model
+    described = await asyncio.to_thread(checkpoint.describe, of_run.nonce, of_run.owner)
+    named = replace(described, reference=of_run.reference, adapter_bytes=of_run.adapter_bytes)
+    if named != of_run:
         raise RunMismatch(
             f"model '{checkpoint.reference}': not the model that run {status.run_id} began with; "
             "give that one with --model"
@@ -254,12 +257,15 @@ async def attach_to(
     )
 
 
-async def _resumed(client: SwarmClient, job: Job, progress: RunProgress) -> RunId:
-    digest = job.spec.digest()
+async def _resumed(client: SwarmClient, job: Job, progress: RunProgress) -> tuple[RunId, RunSpec]:
+    """The newest unfinished run of this job; its spec has another nonce than a new one has."""
     for run in reversed((await client.status()).runs):
-        if run.spec_digest == digest and run.phase <= RunPhase.FINISHED:
+        if not run.is_own or run.phase > RunPhase.FINISHED:
+            continue
+        spec = (await client.run(run.run_id)).spec
+        if job.is_of(spec):
             progress.message(f"run {run.run_id}: resumed at step {run.committed_steps}")
-            return run.run_id
+            return run.run_id, spec
     raise NotFound(
         "--resume: the coordinator has no unfinished run of this model with these options; "
         "start it with the journal of the run, or submit the job without --resume"

@@ -27,8 +27,8 @@ logger = get_logger(__name__)
 
 ENROLMENTS_PER_S, ENROLMENT_BURST = 4.0, 128
 """Of one address: each is a write to the disk."""
-WATCH_EVERY_S = 1.0
-"""How long, at most, a revoked key is good for new calls."""
+WATCH_EVERY_S = 0.5
+"""How often the registry is read: calls of a revoked key end within a second, at peers too."""
 LOOK_EVERY_S = 0.1
 """Handshakes look for new invitations, but not each one of a flood."""
 
@@ -45,9 +45,11 @@ class Enrolment:
         dht_prefix: of the swarm's records there.
         on_revoked: hears whose keys are revoked, at first and whenever that changes.
         on_void: hears why nobody is a member any more, should the authority be replaced.
+        on_renewed: hears which member has a newer certificate, and when that expires, in Unix
+            seconds.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a process has to give
         self,
         authority: Authority,
         registry: Registry,
@@ -55,6 +57,7 @@ class Enrolment:
         dht_prefix: str,
         on_revoked: Callable[[frozenset[str]], None] = lambda _: None,
         on_void: Callable[[str], None] = lambda _: None,
+        on_renewed: Callable[[str, float], None] = lambda _name, _until: None,
     ) -> None:
         self._authority = authority
         self._registry = registry
@@ -62,6 +65,7 @@ class Enrolment:
         self._dht_prefix = dht_prefix
         self._on_revoked = on_revoked
         self._on_void = on_void
+        self._on_renewed = on_renewed
         self._rate: Rate[str] = Rate(per_s=ENROLMENTS_PER_S, burst=ENROLMENT_BURST)
         key, certificate = authority.coordinator()
         self._version = self._looked_at = registry.version()
@@ -176,6 +180,10 @@ class Enrolment:
         member = await asyncio.to_thread(self._registry.admit, caller, utc_now())
         certificate = self._authority.issue(member)
         logger.info("%s enrolled from %s", member, stream.remote)
+        until_unix_s = certificate.not_valid_after_utc.timestamp()
+        self.credentials.validity.certified(member.name, until_unix_s)
+        if caller.role is not Role.NEWCOMER:
+            self._on_renewed(member.name, until_unix_s)
         await stream.send(
             Enrolled(
                 certificate=to_der(certificate),

@@ -1,24 +1,23 @@
 """What happened in the swarm: it gets numbers and times, is kept in the journal, and is told.
 
-Who follows has a place in it and no queue: however slowly it reads, nothing piles up here.
+A follower reads pages of the journal and has no queue: however slowly it reads, nothing piles up.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
 from swarm_ft.coordinator.facts.events import EventRecord, Happened
+from swarm_ft.coordinator.journal import journal as journals
 from swarm_ft.coordinator.journal.journal import Journal
-from swarm_ft.errors import Busy
 from swarm_ft.protocol.messages.events import EventKind
 
-MAX_FOLLOWERS = 64
-"""At once, of all clients together."""
 EVENTS_AT_ONCE = 256
 """Read from the journal; others wait meanwhile."""
+MAX_PAGES = 64
+"""Of so many events that are kept for the next reader: more than the journal has."""
 
 
 class Happenings:
@@ -34,8 +33,8 @@ class Happenings:
         self._unix_s = unix_s
         self._next_serial = journal.next_serial()
         self._counts = Counter(journal.event_counts())
+        self._pages: OrderedDict[int, Sequence[EventRecord]] = OrderedDict()
         self._news = asyncio.Event()
-        self._num_followers = 0
 
     @property
     def next_serial(self) -> int:
@@ -64,28 +63,29 @@ class Happenings:
             self._news = asyncio.Event()
 
     async def told(self, since: int, *, follows: bool) -> AsyncGenerator[EventRecord, None]:
-        """What happened, from this serial number on; then, if it follows, what happens.
+        """What happened, from this serial number on; then, if it follows, what happens."""
+        while True:
+            news = self._news
+            while since < self._next_serial:
+                since = max(since, self._next_serial - journals.MAX_EVENTS)
+                page = [event for event in self._page(since) if event.serial >= since]
+                for event in page:
+                    yield event
+                end = since - since % EVENTS_AT_ONCE + EVENTS_AT_ONCE
+                since = page[-1].serial + 1 if page else min(end, self._next_serial)
+            if not follows:
+                return
+            await news.wait()
 
-        Raises:
-            Busy: so many others follow.
-        """
-        with self._following():
-            while True:
-                news = self._news
-                while page := self._journal.events(since, EVENTS_AT_ONCE):
-                    for event in page:
-                        yield event
-                    since = page[-1].serial + 1
-                if not follows:
-                    return
-                await news.wait()
-
-    @contextmanager
-    def _following(self) -> Iterator[None]:
-        if self._num_followers >= MAX_FOLLOWERS:
-            raise Busy(f"{MAX_FOLLOWERS} others follow what happens already; end one of these")
-        self._num_followers += 1
-        try:
-            yield
-        finally:
-            self._num_followers -= 1
+    def _page(self, since: int) -> Sequence[EventRecord]:
+        """Some events from this serial number on; many readers cost no more than one."""
+        first = since - since % EVENTS_AT_ONCE
+        if first + EVENTS_AT_ONCE > self._next_serial:  # the newest page, which still grows
+            return self._journal.events(since, EVENTS_AT_ONCE)
+        page = self._pages.pop(first, None)
+        if page is None:
+            page = self._journal.events(first, EVENTS_AT_ONCE)
+        self._pages[first] = page
+        if len(self._pages) > MAX_PAGES:
+            self._pages.popitem(last=False)
+        return page

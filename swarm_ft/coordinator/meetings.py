@@ -1,8 +1,10 @@
 """Introductions: the coordinator tells two members of each other, so that they find a way.
 
 Each member keeps one conversation open (rpc Introduce). `Meetings` decides; `Introductions` moves
-messages. The coordinator lets nobody be dialled where it cannot be: of what a member says of
-itself, only addresses that this call comes from are passed on, and private ones within one house.
+messages. No member makes another one dial a third machine (`protocol.spec.addresses`): of the
+endpoints that a member announces, the coordinator passes on those at the address from which the
+member's call comes, and private ones to a member at the same address. The address of a leg is the
+relay's word, and counts only where it is the member's own.
 """
 
 from __future__ import annotations
@@ -11,23 +13,23 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from swarm_ft.clock import Clock
 from swarm_ft.coordinator.facts.ways import Home, Ways, pair_of
-from swarm_ft.coordinator.relays import Distances, Relaying, RelayRoll, addressed, nearest
+from swarm_ft.coordinator.relays import Distances, Relaying, RelayRoll, nearest
 from swarm_ft.errors import MalformedMessage, NotAllowed, Unavailable
 from swarm_ft.identity.keys import PrivateKey
 from swarm_ft.identity.roles import Role
-from swarm_ft.identity.tickets import Ticket, sign_ticket
+from swarm_ft.identity.tickets import Ticket, member_hash, sign_ticket
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.meeting import (
-    MAX_ENDPOINTS,
     MEETING_BYTES,
     FromMember,
+    LegSeen,
     Linked,
     Measured,
     Meet,
@@ -35,28 +37,39 @@ from swarm_ft.protocol.messages.meeting import (
     Punch,
     Reachable,
     Relays,
-    Seen,
     ToMember,
     Want,
     Way,
+)
+from swarm_ft.protocol.spec.addresses import (
+    endpoints_in_house,
+    endpoints_seen,
+    is_same_site,
+    may_dial_endpoint,
 )
 from swarm_ft.protocol.spec.bounds import host_of, is_private
 from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
 from swarm_ft.transport.grpc_options import IPV4_IN_IPV6
 from swarm_ft.transport.methods import INTRODUCE
 
-logger = get_logger(__name__)
+logger = get_logger(__name__, lines_per_s=2)
 
 MEETING_S = 60.0
 """How long a meeting may take; what comes of it later is void."""
 MAX_WANTS, WANTS_PER_S = 64, 4.0
 """How many meetings a member may ask for at once, and how many a second in the long run."""
+MAX_UNDER_WAY, MAX_WITH_ONE = 64, 16
+"""Meetings of a member that nobody has ended yet: all that it asked for, and those with one other
+member. Two peers may share four runs and keep a link for each, tried again every few seconds."""
+UNDER_WAY_S = 20.0
+"""How long a meeting counts as under way: both sides give up after 15 s."""
 MAX_TRIALS = 12
 """Of the peers that came last, how many one that comes tries to reach, so that placement knows."""
 BUSY_MEETINGS = 128
 """Within `MEETING_S`, after which nobody tries what nobody needs: relays have places to give."""
 MAX_WAYS = 1 << 16
 """Pairs of which it is known how they met; then the oldest are forgotten."""
+SECRET_BYTES = 16
 MAX_QUEUED = 256
 """A member that lets more messages pile up is dropped; it may come again."""
 
@@ -93,17 +106,33 @@ class Present:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class Meeting:
-    """Two members that were told of each other."""
+    """Two members that were told of each other.
+
+    Attributes:
+        caller: the member that asked for it.
+        callee: the other one.
+        began_s: when, monotonic.
+        relay: endpoint of the relay that both were sent to.
+        is_linked: the caller has its stream.
+        punched: members that were sent to the other one's leg.
+    """
 
     caller: str
     callee: str
     began_s: float
+    relay: str | None
+    is_linked: bool = False
+    punched: set[str] = field(default_factory=set)
 
     def other(self, name: str) -> str | None:
         """The other side; None for who is of neither."""
         return {self.caller: self.callee, self.callee: self.caller}.get(name)
+
+    def is_under_way(self, now_s: float) -> bool:
+        """Whether both sides may still be at it."""
+        return not self.is_linked and now_s - self.began_s < UNDER_WAY_S
 
 
 @dataclass(slots=True)
@@ -123,8 +152,13 @@ class Meetings:
     ways: dict[tuple[str, str], Way] = field(default_factory=dict)
     _meetings: dict[bytes, Meeting] = field(default_factory=dict)
     _known: Ways | None = None
+    _hashed_with: bytes = field(init=False)
     # A member that calls anew has no more of them than before.
     _wants: Rate[str] = field(default_factory=lambda: Rate(per_s=WANTS_PER_S, burst=MAX_WANTS))
+
+    def __post_init__(self) -> None:
+        # New at each start, as the key that signs tickets is.
+        self._hashed_with = self.draw(SECRET_BYTES)
 
     def came(self, name: str, host: str, reachable: Reachable, *, is_peer: bool = False) -> Said:
         """A member is there, or says anew where it is reached."""
@@ -170,12 +204,10 @@ class Meetings:
                 return self.came(name, self.present[name].host, message)
             case Want(name=wanted):
                 return self._wanted(name, wanted, now_s)
-            case Seen(meeting=number, address=address):
-                other = self._other(name, number)
-                return [(other, Punch(meeting=number, address=address))] if other else []
             case Linked(meeting=number, way=way):
                 other = self._other(name, number)
                 if other:
+                    self._meetings[number].is_linked = True
                     self._met(pair_of(name, other), way)
                 return []
             case Measured(distances=distances):
@@ -183,6 +215,31 @@ class Meetings:
                 is_first = self.present[name].distances is None
                 self.present[name].distances = told
                 return self._trials(name, now_s) if is_first else []
+
+    def leg_seen(self, relay: str, leg: LegSeen) -> Said:
+        """Send the other side to a leg, once, where it is of the member whose leg it should be.
+
+        Args:
+            relay: endpoint of the relay that reports it.
+            leg: as that relay sees it.
+        """
+        meeting = self._meetings.get(leg.meeting)
+        if meeting is None or meeting.relay != relay:
+            return []
+        sides = meeting.caller, meeting.callee
+        owner, other = sides if leg.is_caller else reversed(sides)
+        if other in meeting.punched or not {owner, other} <= self.present.keys():
+            return []
+        if not self._may_punch(owner, other, leg.address):
+            logger.debug("relay %s: a leg of %s at %s is not passed on", relay, owner, leg.address)
+            return []
+        meeting.punched.add(other)
+        return [(other, Punch(meeting=leg.meeting, address=leg.address))]
+
+    def _may_punch(self, owner: str, other: str, address: str) -> bool:
+        """Whether a member may be sent to this address of another one's leg."""
+        is_own = is_same_site(host_of(address), self.present[owner].host)
+        return is_own and may_dial_endpoint(self.present[other].host, address)
 
     def forget(self, now_s: float) -> None:
         """Meetings that are over."""
@@ -198,10 +255,10 @@ class Meetings:
 
     def _begin(self, name: str, other: str, now_s: float) -> Said:
         number = self.draw(MEETING_BYTES)
-        self._meetings[number] = Meeting(caller=name, callee=other, began_s=now_s)
         both = self.present[name].distances, self.present[other].distances
         place = nearest(self.relays(), *both)
         relay = place.endpoint if place else None
+        self._meetings[number] = Meeting(caller=name, callee=other, began_s=now_s, relay=relay)
         return [
             (name, self._meet(number, name, other, relay, is_caller=True)),
             (other, self._meet(number, other, name, relay, is_caller=False)),
@@ -238,7 +295,12 @@ class Meetings:
             return f"it was asked for more than {WANTS_PER_S:g} meetings a second"
         if other == name:
             return "nobody meets itself"
-        return None if other in self.present else "it is not there"
+        if other not in self.present:
+            return "it is not there"
+        own = [m for m in self._meetings.values() if m.caller == name and m.is_under_way(now_s)]
+        if len(own) >= MAX_UNDER_WAY or sum(m.callee == other for m in own) >= MAX_WITH_ONE:
+            return f"{len(own)} meetings of this member are under way"
+        return None
 
     def _places(self) -> Relays:
         return Relays(places=tuple(relay.place for relay in self.relays()))
@@ -252,11 +314,19 @@ class Meetings:
             meeting=number,
             name=other,
             is_caller=is_caller,
-            endpoints=endpoints_for(own.host, theirs),
+            endpoints=endpoints_seen(own.host, theirs.host, theirs.reachable.endpoints),
             may_punch=not varies and relay is not None,
             relay=relay,
-            ticket=self.sign(Ticket(number, is_caller)) if relay else b"",
+            ticket=self._ticket(number, is_caller=is_caller) if relay else b"",
+            house_endpoints=endpoints_in_house(own.host, theirs.host, theirs.reachable.endpoints),
         )
+
+    def _ticket(self, number: bytes, *, is_caller: bool) -> bytes:
+        meeting = self._meetings[number]
+        caller, callee = (
+            member_hash(name, self._hashed_with) for name in (meeting.caller, meeting.callee)
+        )
+        return self.sign(Ticket(number, is_caller, caller, callee))
 
     def _other(self, name: str, number: bytes) -> str | None:
         """The other side of a meeting; None if that is over, or the other is gone."""
@@ -265,19 +335,6 @@ class Meetings:
         if meeting is not None and other is None:
             raise MalformedMessage(f"{name} speaks of a meeting that it is not of")
         return other if other in self.present else None
-
-
-def endpoints_for(host: str, other: Present) -> tuple[str, ...]:
-    """Where somebody at `host` may try to reach another member.
-
-    At the address that its call comes from; and where both come from one, at private ones, which
-    are those of their house. Anything else would let a member have others dialled.
-    """
-    return tuple(
-        endpoint
-        for endpoint in other.reachable.endpoints
-        if host_of(endpoint) == other.host or (other.host == host and is_private(host_of(endpoint)))
-    )
 
 
 class Introductions:
@@ -296,6 +353,7 @@ class Introductions:
         self._queues: dict[str, asyncio.Queue[ToMember]] = {}
         self.relays = RelayRoll(key)
         self.relays.on_change(lambda: self._say(self.meetings.relays_changed()))
+        self.relays.on_leg(lambda relay, leg: self._say(self.meetings.leg_seen(relay, leg)))
         self.meetings = Meetings(
             sign=lambda ticket: sign_ticket(key(), ticket, time.time()),
             draw=secrets.token_bytes,
@@ -318,7 +376,6 @@ class Introductions:
         self._queues[name] = queue
         host = host_of(stream.remote).removeprefix(IPV4_IN_IPV6)
         try:
-            first = await _with_addresses(first)
             is_peer = stream.caller.role is Role.PEER
             self._say(self.meetings.came(name, host, first, is_peer=is_peer))
             await until_one_ends(_write(stream, queue), self._read(stream, name, queue))
@@ -336,8 +393,6 @@ class Introductions:
         while (message := await stream.receive()) is not None:
             if self._queues.get(name) is not queue:
                 raise Unavailable(f"{name} has called anew")
-            if isinstance(message, Reachable):
-                message = await _with_addresses(message)
             now_s = self._clock.now_s()
             self.meetings.forget(now_s)
             self._say(self.meetings.said(name, message, now_s))
@@ -349,13 +404,6 @@ class Introductions:
                 logger.warning("introductions: %s does not read what it is told", name)
             else:
                 queue.put_nowait(message)
-
-
-async def _with_addresses(reachable: Reachable) -> Reachable:
-    """Names as this machine knows them: what is passed on is an address, or nothing."""
-    found = await asyncio.gather(*map(addressed, reachable.endpoints))
-    known = dict.fromkeys(endpoint for endpoints in found for endpoint in endpoints)
-    return replace(reachable, endpoints=tuple(known)[:MAX_ENDPOINTS])
 
 
 async def _write(

@@ -1,7 +1,8 @@
 """Relays: who is one now, and which of them a meeting gets.
 
-A relay keeps one conversation open (rpc Relay): it is told the key that tickets are signed with,
-and says every two seconds what it carries. One that falls silent is gone, and no meeting gets it.
+A relay keeps one conversation open (rpc Relay). It receives the key that tickets are signed with,
+reports every two seconds what it carries, and each leg as it comes with the address of its socket.
+A relay that falls silent is gone, and no meeting gets it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from swarm_ft.protocol.messages.client import RelayStatus
 from swarm_ft.protocol.messages.meeting import (
     MAX_RELAYS,
     FromRelay,
+    LegSeen,
     RelayCarries,
     RelayHello,
     RelayPlace,
@@ -91,6 +93,7 @@ class RelayRoll:
     def __init__(self, key: Callable[[], PrivateKey]) -> None:
         self._key = key
         self._listeners: list[Callable[[], object]] = []
+        self._leg_listener: Callable[[str, LegSeen], object] = lambda _relay, _leg: None
         self._own: Callable[[], Relaying] | None = None
         self._streams: dict[str, object] = {}
         self._present: dict[str, Relaying] = {}
@@ -122,6 +125,10 @@ class RelayRoll:
         """Tell it whenever there are other relays than before."""
         self._listeners.append(listener)
 
+    def on_leg(self, listener: Callable[[str, LegSeen], object]) -> None:
+        """Call it with each leg that a relay reports, and with that relay's endpoint."""
+        self._leg_listener = listener
+
     def have_own(self, own: Callable[[], Relaying]) -> None:
         """The coordinator has a relay of its own, from now on.
 
@@ -130,6 +137,11 @@ class RelayRoll:
         """
         self._own = own
         self._changed()
+
+    def own_leg(self, leg: LegSeen) -> None:
+        """A leg came to the coordinator's own relay, in this process."""
+        if self._own is not None:
+            self._leg_listener(self._own().place.endpoint, leg)
 
     def revoke(self, names: frozenset[str]) -> None:
         """Whoever of these is a relay is none any more."""
@@ -158,8 +170,12 @@ class RelayRoll:
         welcome = RelayWelcome(ticket_key=key, endpoint=place.endpoint, unix_s=now_s)
         try:
             await stream.send(welcome)
-            while (carries := await _carries(stream)) is not None:
-                self._heard(stream, Relaying(name=name, place=place, carries=carries))
+            while (report := await _report(stream)) is not None:
+                self._check_current(stream, name)
+                if isinstance(report, LegSeen):
+                    self._leg_listener(place.endpoint, report)
+                else:
+                    self._heard(Relaying(name=name, place=place, carries=report))
         finally:
             if self._streams.get(name) is stream:
                 del self._streams[name]
@@ -176,12 +192,14 @@ class RelayRoll:
         if known is None and len(self.present) >= MAX_RELAYS:
             raise Busy(f"this swarm has {MAX_RELAYS} relays; try again when one is gone")
 
-    def _heard(self, stream: object, relay: Relaying) -> None:
+    def _check_current(self, stream: object, name: str) -> None:
+        if name in self._revoked:
+            raise NotAllowed(f"relay {name}: its key was revoked")
+        if self._streams.get(name) is not stream:
+            raise Unavailable(f"relay {name} has called anew")
+
+    def _heard(self, relay: Relaying) -> None:
         # It counts from its first word on: it has the key then, and takes legs.
-        if relay.name in self._revoked:
-            raise NotAllowed(f"relay {relay.name}: its key was revoked")
-        if self._streams.get(relay.name) is not stream:
-            raise Unavailable(f"relay {relay.name} has called anew")
         is_new = relay.name not in self._present
         self._present[relay.name] = relay
         if is_new:
@@ -195,8 +213,10 @@ class RelayRoll:
             self._changed()
 
 
-async def _carries(stream: MessageStream[RelayWelcome, FromRelay]) -> RelayCarries | None:
-    """What a relay says next; None: it has ended."""
+async def _report(
+    stream: MessageStream[RelayWelcome, FromRelay],
+) -> RelayCarries | LegSeen | None:
+    """Receive the next report of a relay; None: it has ended."""
     try:
         async with asyncio.timeout(SILENT_S):
             said = await stream.receive()

@@ -16,6 +16,7 @@ from typing import Any
 from swarm_ft import __version__, failpoints
 from swarm_ft.clock import Clock
 from swarm_ft.coordinator.capacity import Capacity
+from swarm_ft.coordinator.decide.faults import run_at_fault, run_of
 from swarm_ft.coordinator.decide.machine import decide
 from swarm_ft.coordinator.facts.events import (
     CodecsChanged,
@@ -31,6 +32,7 @@ from swarm_ft.coordinator.facts.events import (
     RateChanged,
     Record,
     ResultCollected,
+    RunAborted,
     RunCancelled,
     RunPaused,
     RunRecord,
@@ -49,11 +51,13 @@ from swarm_ft.coordinator.facts.state import QUEUE_S, RESULT_S, Run, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.happenings import Happenings
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.places import Places
 from swarm_ft.coordinator.recording.recorder import Recorder, Sink, Surroundings
 from swarm_ft.coordinator.relays import RelayRoll
 from swarm_ft.coordinator.submission import Submissions
 from swarm_ft.coordinator.watching import (
     FIRST_PAGE,
+    StatusFrames,
     Watcher,
     Watchers,
     event_of,
@@ -67,6 +71,7 @@ from swarm_ft.errors import (
     BadInput,
     BadOption,
     JournalError,
+    MalformedMessage,
     NotAllowed,
     NotFound,
     OutOfTurn,
@@ -100,12 +105,14 @@ from swarm_ft.protocol.messages.control import (
     FromPeer,
     PeerHello,
     PlanStep,
+    Renewed,
     Revoked,
     ToPeer,
 )
 from swarm_ft.protocol.messages.events import EventKind, EventsRequest, SwarmEvent
 from swarm_ft.protocol.messages.timeline import PeerTimeline, StepTimeline
 from swarm_ft.protocol.spec.grant import Grant
+from swarm_ft.protocol.spec.priority import Claim
 from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.spec.sample_rows import Counts
 from swarm_ft.snapshots.store import Manifest, SnapshotStore
@@ -121,6 +128,7 @@ from swarm_ft.transport.methods import (
     STATUS,
     SUBMIT,
     WATCH,
+    Encoded,
 )
 from swarm_ft.transport.rules import check_name, is_owner, may_read
 
@@ -143,10 +151,16 @@ JOINS_PER_S = 4.0
 """Of one address and of one peer; each costs a decision over all runs."""
 ADDRESS_BURST, PEER_BURST = 128, 8
 """At once: all peers of one address come back together after a restart, a peer comes once."""
+MAX_FOLLOWERS, MAX_OWN_FOLLOWERS = 64, 8
+"""Calls that follow what happens: of all members, and of one. The owner's page takes none."""
+MAX_ENCODED_EVENTS = 20_000
+"""Kept as bytes for the next reader: all that the journal has, with words and without."""
 DEFAULT_QUOTAS = Quotas()
+BUG = "a bug; the coordinator's log has the details"
 
 PeerStream = MessageStream[ToPeer, FromPeer]
 WatchStream = MessageStream[RunEvent | PeerTimeline, WatchRequest]
+EventsStream = MessageStream[SwarmEvent | Encoded, EventsRequest]
 
 
 class _Outbox:
@@ -154,10 +168,16 @@ class _Outbox:
 
     Args:
         load: the message to send, with a plan's tokens; None if it is of no use any more.
+        on_unsendable: called with a message that has no form on the wire, or is too long.
     """
 
-    def __init__(self, load: Callable[[Say], Awaitable[ToPeer | None]]) -> None:
+    def __init__(
+        self,
+        load: Callable[[Say], Awaitable[ToPeer | None]],
+        on_unsendable: Callable[[Say, Exception], None],
+    ) -> None:
         self._load = load
+        self._on_unsendable = on_unsendable
         self._queue: asyncio.Queue[Say | SwarmError] = asyncio.Queue(MAX_QUEUED_TO_PEER)
         self._dropped: asyncio.Future[SwarmError] = asyncio.get_running_loop().create_future()
 
@@ -181,7 +201,10 @@ class _Outbox:
                 raise item
             message = await self._load(item)
             if message is not None:
-                await stream.send(message)
+                try:
+                    await stream.send(message)
+                except (MalformedMessage, ValueError, TypeError) as error:  # it was not sent
+                    self._on_unsendable(item, error)
             if isinstance(message, CommitStep):
                 failpoints.reached("commit-said")
 
@@ -205,6 +228,8 @@ class CoordinatorService:
         quotas: how much clients may ask for.
         grants: what a member may host, by its name, asked in a thread as it joins; None: all may
             host anything. It may raise what the member is to hear.
+        claims: the claim of a client to peers, by its name, asked in a thread as it submits a job;
+            None: clients have no keys.
         ways: tells who reaches whom, as far as is known.
         relays: that are there, and are told whose keys are revoked.
         unix_s: the wall clock, for those who read what happened.
@@ -225,6 +250,7 @@ class CoordinatorService:
         result_s: float = RESULT_S,
         quotas: Quotas = DEFAULT_QUOTAS,
         grants: Callable[[PeerId], Grant] | None = None,
+        claims: Callable[[str], Claim] | None = None,
         ways: Callable[[], Ways] = Ways,
         relays: RelayRoll | None = None,
         unix_s: Callable[[], float] = time.time,
@@ -243,6 +269,7 @@ class CoordinatorService:
             quotas=quotas,
             runs=lambda: self._state.runs.values(),
             keeps_snapshots=snapshots is not None or num_keepers > 0,
+            claims=claims,
         )
         self._capacity = Capacity(clock, lambda: self._state)
         self._joins_of_address: Rate[str] = Rate(per_s=JOINS_PER_S, burst=ADDRESS_BURST)
@@ -251,6 +278,9 @@ class CoordinatorService:
         self._outboxes: dict[PeerId, _Outbox] = {}
         self._counted: tuple[object, asyncio.Task[Counts]] | None = None
         self._watchers = Watchers()
+        self._frames = StatusFrames(self._encoded_status, lambda: self._state)
+        self._followers = Places(MAX_FOLLOWERS, MAX_OWN_FOLLOWERS, "followers")
+        self._encoded_events: dict[tuple[int, str], Encoded] = {}
         self._unix_s = unix_s
         self._is_ending = False
         self._happenings = Happenings(journal, unix_s)
@@ -309,20 +339,91 @@ class CoordinatorService:
     def _handle(self, event: Event) -> None:
         if self._broken.done():
             self._broken.result()
-        before = self._state
-        self._state, effects = decide(before, event, self._clock.now_s())
-        if self._recorder is not None and not self._is_ending:
-            self._recorder.decided(before, event, self._state, effects)
+        before, now_s = self._state, self._clock.now_s()
         try:
-            records = [effect for effect in effects if isinstance(effect, Record)]
-            self._write(records, [effect for effect in effects if isinstance(effect, Happened)])
-            if any(isinstance(record, CommitRecord) for record in records):
-                failpoints.reached("commit-written")
-            for effect in effects:
-                self._perform(effect)
+            after, effects = decide(before, event, now_s)
+        except Exception as error:
+            is_abort = isinstance(event, RunAborted)
+            run_id = None if is_abort else run_at_fault(before, event, now_s)
+            if run_id is None:
+                raise
+            self._abort_and_retry(run_id, error, event)
+            return
+        try:
+            written = self._take(event, after, effects)
         except SwarmError as error:
-            self._broken.set_exception(error)
+            if not self._broken.done():
+                self._broken.set_exception(error)
             raise
+        if written:
+            self._perform_all(effects)
+
+    def _take(self, event: Event, after: SwarmState, effects: list[Effect]) -> bool:
+        """Make a decision durable, and the state what it says; False if it cannot be written.
+
+        Raises:
+            JournalError: the journal takes nothing.
+        """
+        records = [effect for effect in effects if isinstance(effect, Record)]
+        try:
+            self._write(records, [effect for effect in effects if isinstance(effect, Happened)])
+        except SwarmError:
+            raise
+        except Exception as error:
+            run_ids = {run_of(effect) for effect in effects if run_of(effect) is not None}
+            (run_id,) = run_ids if len(run_ids) == 1 else (None,)
+            if run_id is None or isinstance(event, RunAborted):
+                raise JournalError(f"a decision cannot be written: {error!r:.200}") from error
+            self._abort_and_retry(run_id, error, event)
+            return False
+        before, self._state = self._state, after
+        if self._recorder is not None and not self._is_ending:
+            self._recorder.decided(before, event, after, effects)
+        if any(isinstance(record, CommitRecord) for record in records):
+            failpoints.reached("commit-written")
+        return True
+
+    def _perform_all(self, effects: list[Effect]) -> None:
+        failed: dict[RunId, Exception] = {}
+        for effect in effects:
+            try:
+                self._perform(effect)
+            except Exception as error:
+                run_id = run_of(effect)
+                if run_id is None:
+                    raise
+                failed.setdefault(run_id, error)
+        for failed_run, cause in failed.items():
+            self._abort(failed_run, cause)
+
+    def _abort_and_retry(self, run_id: RunId, error: Exception, event: Event) -> None:
+        """Fail a run; then decide again about an event that is not about this run alone.
+
+        Raises:
+            Exception: `error`, if the run is over already, so that to fail it would change nothing.
+        """
+        if not self._is_under_way(run_id):
+            raise error
+        self._abort(run_id, error)
+        if run_id != run_of(event):
+            self._handle(event)
+
+    def _abort(self, run_id: RunId, error: Exception) -> None:
+        """Fail a run after a bug, so that all others go on. The log gets the traceback, once."""
+        logger.error("run %s: a bug in the coordinator; the run fails", run_id, exc_info=error)
+        if self._is_under_way(run_id):
+            self._handle(RunAborted(run_id, f"the coordinator cannot go on with it: {BUG}"))
+
+    def _is_under_way(self, run_id: RunId) -> bool:
+        run = self._state.runs.get(run_id)
+        return run is not None and run.phase <= RunPhase.FINISHED
+
+    def _unsendable(self, say: Say, error: Exception) -> None:
+        run_id = run_of(say)
+        if run_id is None:
+            raise error
+        with contextlib.suppress(SwarmError):  # a journal that fails ends `run`, which tells why
+            self._abort(run_id, error)
 
     def _write(self, records: list[Record], happened: list[Happened]) -> None:
         # That peers lose a coordinator that ends says nothing of them.
@@ -370,10 +471,16 @@ class CoordinatorService:
         failpoints.reached_meanwhile("snapshot-saved")
         try:
             await self._list_snapshot(effect)
-        except SwarmError as error:
-            logger.warning("run %s: snapshot of step %d: %s", run_id, snapshot.step, error.message)
+        except Exception as error:
+            words = error.message if isinstance(error, SwarmError) else BUG
+            known = isinstance(error, SwarmError)
+            logger.warning(
+                "run %s: snapshot of step %d: %s",
+                *(run_id, snapshot.step, words),
+                exc_info=None if known else error,
+            )
             with contextlib.suppress(SwarmError):
-                self._handle(SnapshotLost(run_id, snapshot, error.message))
+                self._handle(SnapshotLost(run_id, snapshot, words))
             return
         logger.info("run %s: snapshot of step %d is whole", run_id, snapshot.step)
         with contextlib.suppress(SwarmError):  # a journal that fails ends `run`, which tells why
@@ -413,13 +520,18 @@ class CoordinatorService:
         message = message_to_peer(say.message)
         if not isinstance(message, PlanStep):
             return message
-        run = self._state.runs[message.run_id]
+        run = self._state.runs.get(message.run_id)
+        if run is None:
+            return None
         read = self._journal.tokens.read
         try:
             counts = await self._counts_of(run, message)
             tokens = await asyncio.to_thread(read, run.run_id, run.spec, say.tokens_of)
         except (JournalError, NotFound) as error:
             self._handle(TokensLost(run.run_id, error.message))
+            return None
+        except Exception as error:  # noqa: BLE001 - it is logged, and fails the run
+            self._abort(run.run_id, error)
             return None
         num_targets, lengths = counts
         return replace(message, tokens=tokens, num_targets=num_targets, lengths=lengths)
@@ -460,6 +572,11 @@ class CoordinatorService:
             else:
                 self._put(peer_id, Say(peer_id, self._revoked))
 
+    def renewed(self, name: str, until_unix_s: float) -> None:
+        """Notify all peers that a member has a newer certificate: they keep its calls open."""
+        for peer_id in self._outboxes:
+            self._put(peer_id, Say(peer_id, Renewed(name=name, until_unix_s=until_unix_s)))
+
     def send_all_away(self, reason: str) -> None:
         """Nobody is a member any more."""
         for outbox in self._outboxes.values():
@@ -495,7 +612,7 @@ class CoordinatorService:
 
     def _open_outbox(self, peer_id: PeerId) -> _Outbox:
         """The outbox of a peer's new stream, which replaces an older one."""
-        older, outbox = self._outboxes.get(peer_id), _Outbox(self._with_tokens)
+        older, outbox = self._outboxes.get(peer_id), _Outbox(self._with_tokens, self._unsendable)
         if older is not None:
             older.drop(OutOfTurn(f"peer {peer_id} joined again elsewhere"))
         self._outboxes[peer_id] = outbox
@@ -535,13 +652,23 @@ class CoordinatorService:
 
     def _begin(self, run: Run, data_digest: bytes) -> None:
         self._journal.write_run(run, data_digest)
-        self._handle(RunSubmitted(run.run_id, run.spec, run.owner, run.storage_key, run.priority))
+        owner = run.owner, run.storage_key, run.priority, run.claim
+        event = RunSubmitted(run.run_id, run.spec, *owner)
+        try:
+            self._handle(event)
+        except JournalError:
+            raise
+        except Exception as error:  # noqa: BLE001 - it is logged, and fails the run
+            self._state = self._state.with_run(run)  # the journal knows it already
+            self._abort(run.run_id, error)
 
     async def _watch(self, stream: WatchStream) -> None:
         request = await stream.receive()
         run = self._named(request, stream.caller)
         is_tracing = request is not None and request.traced
-        with self._watchers.watching(run.run_id, is_tracing=is_tracing) as watcher:
+        member = _member(stream.caller)
+        watching = self._watchers.watching(run.run_id, is_tracing=is_tracing, member=member)
+        with watching as watcher:
             # A watcher that does not read may be dropped while it is waited for.
             await until_one_ends(self._tell_all(stream, run, watcher), watcher.dropped())
 
@@ -581,9 +708,12 @@ class CoordinatorService:
             self._handle(event(run.run_id))
         await stream.send(status_of(self._state.runs[run.run_id]))
 
-    async def _status(self, stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
+    async def _status(self, stream: MessageStream[SwarmStatus | Encoded, StatusRequest]) -> None:
         request = await stream.receive() or StatusRequest()
-        await stream.send(self.status(request, stream.caller))
+        await stream.send(Encoded(await self._frames.frame(request, stream.caller)))
+
+    def _encoded_status(self, page: StatusRequest, caller: Caller | None) -> bytes:
+        return STATUS.reply.to_bytes(self.status(page, caller))
 
     @property
     def is_ready(self) -> bool:
@@ -705,23 +835,35 @@ class CoordinatorService:
     async def happened(
         self, request: EventsRequest, caller: Caller | None = None
     ) -> AsyncGenerator[SwarmEvent, None]:
-        """What happened, and perhaps what happens, as this caller may know it; None: all of it.
-
-        Raises:
-            Busy: so many others follow.
-        """
+        """What happened, and perhaps what happens, as this caller may know it; None: all of it."""
         events = self._happenings.told(request.since, follows=request.follows)
         async with aclosing(events):
             async for event in events:
                 if request.run_id in (None, event.happened.run_id):
                     yield told_to(self._state, caller, event)
 
-    async def _events(self, stream: MessageStream[SwarmEvent, EventsRequest]) -> None:
+    async def _events(self, stream: EventsStream) -> None:
         request = await stream.receive() or EventsRequest()
+        if not request.follows:
+            await self._send_events(stream, request)
+            return
+        with self._followers.taken(_member(stream.caller)) as place:
+            await until_one_ends(self._send_events(stream, request), place.lost())
 
+    async def _send_events(self, stream: EventsStream, request: EventsRequest) -> None:
         async with aclosing(self.happened(request, stream.caller)) as events:
             async for event in events:
-                await stream.send(event)
+                await stream.send(self._encoded_event(event))
+
+    def _encoded_event(self, event: SwarmEvent) -> Encoded:
+        """An event, with its words or without, as bytes that are made once for all readers."""
+        key = event.serial, event.words
+        found = self._encoded_events.get(key)
+        if found is None:
+            found = self._encoded_events[key] = Encoded(EVENTS.reply.to_bytes(event))
+            if len(self._encoded_events) > MAX_ENCODED_EVENTS:
+                del self._encoded_events[next(iter(self._encoded_events))]
+        return found
 
     def _named(
         self,
@@ -779,6 +921,11 @@ def _evenly(first: int, stop: int, max_points: int) -> list[int]:
     """All numbers from `first` to before `stop`, or so many, the last among them."""
     stride = max(1, -(-(stop - first) // max_points))
     return list(range(stop - 1, first - 1, -stride))[::-1]
+
+
+def _member(caller: Caller | None) -> str:
+    """Whose calls count together; empty where nobody has keys."""
+    return caller.name if caller is not None else ""
 
 
 def _may_end(caller: Caller | None, run: Run) -> bool:

@@ -8,11 +8,12 @@ job that it submits again, because it heard no answer, is the same run.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from swarm_ft.coordinator.facts.quotas import Quotas, Upload
 from swarm_ft.coordinator.facts.state import Run
@@ -23,6 +24,7 @@ from swarm_ft.errors import (
     BadOption,
     Busy,
     MalformedMessage,
+    NotAllowed,
     OutOfTurn,
     RunMismatch,
     Unavailable,
@@ -37,16 +39,22 @@ from swarm_ft.protocol.messages.client import (
 )
 from swarm_ft.protocol.spec import sample_rows
 from swarm_ft.protocol.spec.digest import RunningDigest, check_spec_digest
-from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
-from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN
+from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, NO_CLAIM, Claim
+from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN, VERSION, RunSpec
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.sealing import new_key
-from swarm_ft.transport.base import MessageStream
+from swarm_ft.transport.base import MessageStream, until_one_ends
 
-MAX_SUBMISSIONS = 4
-"""That come in at a time; who comes then is told to try again."""
+MAX_SUBMISSIONS = 16
+"""Jobs that come in at a time, with a megabyte or two of memory each. One thread checks them all;
+most of the time they wait for their networks."""
 MAX_CLIENT_SUBMISSIONS = 2
-"""Of one client, where clients are known: two of them leave room for others."""
+"""Of one client, where clients are known. When there is no room for another client's job, the
+slowest of the client with the most jobs makes room."""
+MAX_KEYLESS_SUBMISSIONS = 4
+"""Of all clients together, where they have no keys."""
+EVICT_AFTER_S = 5.0
+"""How long a job has its place at least against a client that would have as many as its own."""
 BATCH_BYTES = 1 << 20
 """Of tokens that are checked and written at a time."""
 PART_TIMEOUT_S = 60.0
@@ -91,6 +99,39 @@ class _Intake:
             self._file.discard()
 
 
+class _Incoming:
+    """A job that comes in, and may have to make room for another.
+
+    Args:
+        upload: what quotas count of it.
+        begun_s: when it began, by the loop's clock.
+    """
+
+    def __init__(self, upload: Upload, begun_s: float) -> None:
+        self.upload = upload
+        self.begun_s = begun_s
+        self.num_bytes = 0
+        self.is_whole = False
+        self._is_evicted = asyncio.Event()
+
+    def bytes_per_s(self, now_s: float) -> float:
+        """Its mean speed until now; over a second at least."""
+        return self.num_bytes / max(1.0, now_s - self.begun_s)
+
+    def evict(self) -> None:
+        """Make room for another."""
+        self._is_evicted.set()
+
+    async def evicted(self) -> NoReturn:
+        """Wait until it has to make room.
+
+        Raises:
+            Busy: it has.
+        """
+        await self._is_evicted.wait()
+        raise Busy("another client's job needs the place of this one, which came in slowest")
+
+
 class Submissions:
     """Makes every submission a run, once.
 
@@ -100,10 +141,11 @@ class Submissions:
         begin: told of a run that is new, with its tokens' digest, once these are on the disk.
         quotas: how much clients may submit.
         runs: all that are known.
+        claims: the claim of a client, by its name.
         keeps_snapshots: whether this coordinator was told where they lie.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what its service has to give
         self,
         journal: Journal,
         *,
@@ -112,14 +154,16 @@ class Submissions:
         quotas: Quotas,
         runs: Callable[[], Collection[Run]],
         keeps_snapshots: bool = False,
+        claims: Callable[[str], Claim] | None = None,
     ) -> None:
+        self._claims = claims
         self._journal = journal
         self._known = known
         self._begin = begin
         self._quotas = quotas
         self._runs = runs
         self._keeps_snapshots = keeps_snapshots
-        self._uploads: list[Upload] = []
+        self._incoming: list[_Incoming] = []
         # One thread: what it is asked first, it does first, even if nobody waits for it any more.
         self._writer = ThreadPoolExecutor(1, "tokens")
         self._one_at_a_time = asyncio.Lock()
@@ -136,6 +180,7 @@ class Submissions:
             OverQuota: the client has as much here as it may have.
             RunMismatch: the client's digest of the RunSpec is not ours, or a run of that name has
                 another spec, other data, or another owner.
+            NotAllowed: the model's digests are another client's.
             BadDataset: samples are missing, too many, or no samples (`sample_rows.refusal`); or
                 the job is larger than one may be.
             MalformedMessage: a field is out of its bounds.
@@ -152,17 +197,21 @@ class Submissions:
             )
         known = self._known(job.run_id)
         owner = stream.caller.name if stream.caller is not None else ""
+        _check_digests_owner(job.spec, owner)
         if known is not None and not _is_same(known, job, owner):
             raise _is_another(job.run_id)
-        with self._slot(stream, Upload(owner, job.spec.train.data_bytes), is_new=known is None):
+        upload = Upload(owner, job.spec.train.data_bytes)
+        with self._place(stream, upload, is_new=known is None) as incoming:
             intake = _Intake(job)
+            parts.incoming = incoming
             try:
                 if known is None:
                     await self._writing(intake.open, self._journal.tokens)
-                await self._take_in(parts, job, intake)
+                await until_one_ends(self._take_in(parts, job, intake), incoming.evicted())
             except BaseException:
                 self._writing(intake.discard)
                 raise
+            incoming.is_whole = True
             await self._to_its_end(self._accept(job, intake, owner))
         return job.run_id
 
@@ -182,7 +231,7 @@ class Submissions:
                 known = self._known(job.run_id)
                 if known is None:
                     await self._writing(intake.keep)
-                    self._begin(_run_of(job, owner), digest)
+                    self._begin(_run_of(job, owner, await self._claim(owner)), digest)
                 elif (
                     not _is_same(known, job, owner)
                     or self._journal.data_digest(job.run_id) != digest
@@ -191,21 +240,54 @@ class Submissions:
         finally:
             await self._writing(intake.discard)
 
+    async def _claim(self, owner: str) -> Claim:
+        if self._claims is None or not owner:
+            return NO_CLAIM
+        return await asyncio.to_thread(self._claims, owner)
+
     @contextmanager
-    def _slot(self, stream: SubmitStream, upload: Upload, *, is_new: bool) -> Iterator[None]:
-        own = sum(one.owner == upload.owner for one in self._uploads if upload.owner)
-        for num, most in ((own, MAX_CLIENT_SUBMISSIONS), (len(self._uploads), MAX_SUBMISSIONS)):
-            if num >= most:
-                raise Busy(f"{num} jobs are being submitted just now; try again later")
+    def _place(self, stream: SubmitStream, upload: Upload, *, is_new: bool) -> Iterator[_Incoming]:
         who = str(stream.caller or "this swarm's clients")
         # One that comes again makes no second run: it counts as nothing but a submission.
-        known = self._runs() if is_new else ()
-        self._quotas.check(known, self._uploads, upload, who)
-        self._uploads.append(upload)
+        runs = self._runs() if is_new else ()
+        now_s = asyncio.get_running_loop().time()
+        for evicted in self._in_the_way(upload, runs, who, now_s):
+            self._incoming.remove(evicted)
+            evicted.evict()
+        incoming = _Incoming(upload, now_s)
+        self._incoming.append(incoming)
         try:
-            yield
+            yield incoming
         finally:
-            self._uploads.remove(upload)
+            if incoming in self._incoming:
+                self._incoming.remove(incoming)
+
+    def _in_the_way(
+        self, upload: Upload, runs: Collection[Run], who: str, now_s: float
+    ) -> list[_Incoming]:
+        """The fewest jobs that have to make room for this one; raises if none can."""
+        staying, evicted = list(self._incoming), list[_Incoming]()
+        while True:
+            try:
+                self._check([one.upload for one in staying], upload, runs, who)
+            except Busy:
+                slowest = _slowest(staying, upload.owner, now_s)
+                if slowest is None:
+                    raise
+                staying.remove(slowest)
+                evicted.append(slowest)
+            else:
+                return evicted
+
+    def _check(
+        self, uploads: list[Upload], upload: Upload, runs: Collection[Run], who: str
+    ) -> None:
+        own = sum(one.owner == upload.owner for one in uploads)
+        most_own = MAX_CLIENT_SUBMISSIONS if upload.owner else MAX_KEYLESS_SUBMISSIONS
+        for num, most in ((own, most_own), (len(uploads), MAX_SUBMISSIONS)):
+            if num >= most:
+                raise Busy(f"{num} jobs are being submitted just now; try again later")
+        self._quotas.check(runs, uploads, upload, who)
 
     def _writing(self, work: Callable[..., T], *args: object) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
@@ -242,6 +324,7 @@ class _Parts:
         now_s = self._loop.time()
         self._floor = Floor(bytes_per_s=bytes_per_s, grace_s=PART_TIMEOUT_S, begun_s=now_s)
         self._num_bytes = 0
+        self.incoming: _Incoming | None = None
 
     async def next(self) -> SubmitPart | None:
         """The next one; None at the end.
@@ -260,6 +343,8 @@ class _Parts:
             ) from None
         if isinstance(part, SampleTokens):
             self._num_bytes += len(part.token_ids)
+            if self.incoming is not None:
+                self.incoming.num_bytes = self._num_bytes
         return part
 
     def _why_late(self, *, is_silent: bool) -> str:
@@ -270,6 +355,27 @@ class _Parts:
             f"{remote} sent {self._num_bytes} bytes of its job, and is {PART_TIMEOUT_S:g} s behind "
             f"the {self._floor.bytes_per_s:g} bytes a second that are expected at least"
         )
+
+
+def _slowest(incoming: Collection[_Incoming], owner: str, now_s: float) -> _Incoming | None:
+    """The job that makes room for one of this owner: the slowest of the client with the most.
+
+    None where no client has more, and no job came in long enough ago; or nobody has keys.
+    """
+    counts = Counter(one.upload.owner for one in incoming)
+
+    def is_evictable(one: _Incoming) -> bool:
+        more = counts[one.upload.owner] - counts[owner]
+        is_old = now_s - one.begun_s >= EVICT_AFTER_S
+        return bool(owner) and not one.is_whole and (more > 1 or (more == 1 and is_old))
+
+    evictable = [one for one in incoming if is_evictable(one)]
+    most = max((counts[one.upload.owner] for one in evictable), default=0)
+    return min(
+        (one for one in evictable if counts[one.upload.owner] == most),
+        key=lambda one: one.bytes_per_s(now_s),
+        default=None,
+    )
 
 
 def _job(remote: str, header: SubmitPart | None) -> SubmitHeader:
@@ -317,19 +423,30 @@ def _check_rows(job: SubmitHeader, first: int, tokens: bytes) -> None:
         raise BadDataset(f"sample {first + row}: {why}")
 
 
-def _run_of(job: SubmitHeader, owner: str) -> Run:
+def _run_of(job: SubmitHeader, owner: str, claim: Claim) -> Run:
     return Run(
         run_id=job.run_id,
         spec=job.spec,
         owner=owner,
         storage_key=new_key(),
         priority=DEFAULT_PRIORITY if job.priority is None else job.priority,
+        claim=claim,
     )
 
 
 def _is_same(run: Run, job: SubmitHeader, owner: str) -> bool:
     """Whether a job that comes again is the one that the run is of, but for its data."""
     return (run.spec.digest(), run.owner) == (job.spec.digest(), owner)
+
+
+def _check_digests_owner(spec: RunSpec, owner: str) -> None:
+    """Refuse digests that the client may have read in another client's run."""
+    is_keyed = spec.model.nonce is not None and spec.version == VERSION
+    if not is_keyed or spec.model.owner not in ("", owner):
+        raise NotAllowed(
+            "model: expected digests keyed with the name of the client that submits the job, got "
+            "those of another client or of an earlier version"
+        )
 
 
 def _is_another(run_id: RunId) -> RunMismatch:

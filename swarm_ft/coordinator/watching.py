@@ -7,14 +7,15 @@ it. Their timelines pass through here, unread and unkept.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from statistics import fmean
 from types import MappingProxyType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from swarm_ft.coordinator.facts.events import EventRecord, Published
 from swarm_ft.coordinator.facts.messages import Idle, Message, Progress, Release
@@ -26,6 +27,7 @@ from swarm_ft.coordinator.words import event_in_words, in_words, went_back
 from swarm_ft.errors import Busy, Unavailable
 from swarm_ft.identity.roles import Caller
 from swarm_ft.ids import BlockIndex, PeerId, RunId, StepNumber
+from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.client import (
     MAX_CODEC_CHANGES,
@@ -233,8 +235,8 @@ def told_to(state: SwarmState, caller: Caller | None, event: EventRecord) -> Swa
     run = state.runs.get(run_id) if run_id is not None else None
     is_shown = caller is None or run_id is None or (run is not None and _may_read(caller, run))
     reason = happened.reason
-    if reason is not None and caller is not None:
-        reason = redacted(reason, partial(_may_read_named, state, caller), run_id)
+    if reason is not None and caller is not None:  # the same for all who may read the run
+        reason = redacted(reason, lambda name: name == run_id, run_id)
     return SwarmEvent(
         serial=event.serial,
         unix_s=event.unix_s,
@@ -296,8 +298,71 @@ def _kept(run: Run, boundary: BlockIndex) -> BufferCounts:
     return total
 
 
+FRAME_S = 0.5
+"""How old an answer to `Status` may be that a caller gets again."""
+FRESH_PER_S, FRESH_BURST = 2.0, 8
+"""Answers that are made for one caller; what it asks beyond that gets one of these again."""
+MAX_FRAMES = 16
+"""Answers that are remembered; one has some megabytes at most."""
+
+
+class _Frame(NamedTuple):
+    """An answer to `Status`, and of what state it tells."""
+
+    made_s: float
+    state: object
+    data: bytes
+
+
+_NO_FRAME = _Frame(-math.inf, None, b"")
+
+
+class StatusFrames:
+    """Answers to `Status`. Callers get one again while nothing happened, or if they ask too often.
+
+    Args:
+        make: makes the answer for a page and a caller.
+        state: the present one; another object whenever something happened.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[StatusRequest, Caller | None], bytes],
+        state: Callable[[], object],
+    ) -> None:
+        self._make = make
+        self._state = state
+        self._fresh: Rate[str] = Rate(per_s=FRESH_PER_S, burst=FRESH_BURST)
+        self._frames: dict[tuple[str, StatusRequest], _Frame] = {}
+
+    async def frame(self, page: StatusRequest, caller: Caller | None) -> bytes:
+        """An answer, as the bytes of its message."""
+        name, loop = caller.name if caller is not None else "", asyncio.get_running_loop()
+        while True:
+            now_s, known = loop.time(), self._frames.get((name, page), _NO_FRAME)
+            is_young = now_s - known.made_s <= FRAME_S
+            if is_young and known.state is self._state():
+                return known.data
+            wait_s = self._fresh.wait_s(name, now_s)
+            if not wait_s:
+                return self._made(name, page, caller, now_s)
+            if is_young:
+                return known.data
+            await asyncio.sleep(wait_s)
+
+    def _made(self, name: str, page: StatusRequest, caller: Caller | None, now_s: float) -> bytes:
+        made = _Frame(now_s, self._state(), self._make(page, caller))
+        self._frames.pop((name, page), None)
+        self._frames[name, page] = made
+        if len(self._frames) > MAX_FRAMES:
+            del self._frames[next(iter(self._frames))]
+        return made.data
+
+
 MAX_WATCHERS = 16
-"""Of one run; each may let `MAX_QUEUED` events pile up."""
+"""Of one run by one member; each may let `MAX_QUEUED` events pile up."""
+MAX_OWN_WATCHERS = 32
+"""Of all runs together by one member."""
 MAX_QUEUED = 100_000
 """Of one watcher that does not read; then it is dropped, and may watch anew from the beginning."""
 MAX_QUEUED_TIMELINES = 1_000
@@ -309,10 +374,12 @@ class Watcher:
 
     Args:
         is_tracing: whether it wants timelines.
+        member: whose call it is; empty where nobody has keys.
     """
 
-    def __init__(self, *, is_tracing: bool) -> None:
+    def __init__(self, *, is_tracing: bool, member: str = "") -> None:
         self.is_tracing = is_tracing
+        self.member = member
         self._queue: asyncio.Queue[RunEvent | PeerTimeline] = asyncio.Queue(MAX_QUEUED)
         self._is_dropped = asyncio.Event()
         self._num_missed = 0
@@ -355,15 +422,17 @@ class Watchers:
         self._watchers: dict[RunId, list[Watcher]] = {}
 
     @contextmanager
-    def watching(self, run_id: RunId, *, is_tracing: bool) -> Iterator[Watcher]:
+    def watching(self, run_id: RunId, *, is_tracing: bool, member: str = "") -> Iterator[Watcher]:
         """Somebody who watches the run as long as the context lasts.
 
         Raises:
-            Busy: so many others do.
+            Busy: this member watches the run, or all runs together, too often already.
         """
-        if len(self._watchers.get(run_id, ())) >= MAX_WATCHERS:
+        if self._count(self._watchers.get(run_id, ()), member) >= MAX_WATCHERS:
             raise Busy(f"run {run_id} is watched {MAX_WATCHERS} times already; end one of these")
-        watcher = Watcher(is_tracing=is_tracing)
+        if member and self._count(chain(*self._watchers.values()), member) >= MAX_OWN_WATCHERS:
+            raise Busy(f"you watch {MAX_OWN_WATCHERS} times already; end one of these")
+        watcher = Watcher(is_tracing=is_tracing, member=member)
         self._watchers.setdefault(run_id, []).append(watcher)
         try:
             yield watcher
@@ -371,6 +440,9 @@ class Watchers:
             self._watchers[run_id].remove(watcher)
             if not self._watchers[run_id]:
                 del self._watchers[run_id]
+
+    def _count(self, watchers: Iterable[Watcher], member: str) -> int:
+        return sum(watcher.member == member for watcher in watchers)
 
     def is_traced(self, run_id: RunId) -> bool:
         """Whether somebody wants to know what the run's peers do when."""

@@ -14,9 +14,7 @@ from swarm_ft.errors import NonFinite, OutOfMemory
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.client import QualityFound
 from swarm_ft.protocol.messages.events import EventKind, WentBack
-from swarm_ft.protocol.spec.bounds import MAX_TEXT_CHARS
-
-_MAX_BYTES = MAX_TEXT_CHARS
+from swarm_ft.protocol.spec.bounds import MAX_TEXT_BYTES, cut_text
 
 
 def in_words(reason: Reason | None) -> str:
@@ -52,11 +50,8 @@ _EVENTS = {
 
 
 def _clipped(text: str) -> str:
-    """At most as many bytes as a text of a message may have characters."""
-    if len(text) <= _MAX_BYTES and text.isascii():
-        return text
-    shown = "".join(c if c.isprintable() else " " for c in text)
-    return shown.encode()[:_MAX_BYTES].decode(errors="ignore")
+    """As much of a text as a message may hold."""
+    return cut_text("".join(c if c.isprintable() else " " for c in text), MAX_TEXT_BYTES)
 
 
 # ---- parts of sentences

@@ -1,11 +1,12 @@
 """Tickets: by which a relay knows that the coordinator lets two members meet there. Pure.
 
-A ticket is for one side of one meeting, and for a minute: meeting 16 bytes, side 1, expiry 4 (Unix
-seconds), and the coordinator's signature (ECDSA, P-256).
+A ticket is for one side of one meeting, and for a minute: meeting 16 bytes, side 1, the hash of
+each side's name 8, expiry 4 (Unix seconds), and the coordinator's signature (ECDSA, P-256).
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidSignature
@@ -17,7 +18,9 @@ from swarm_ft.identity.keys import PrivateKey, PublicKey
 from swarm_ft.protocol.messages.meeting import MAX_TICKET_BYTES, MEETING_BYTES
 
 LIFETIME_S = 60
-_BODY_BYTES = MEETING_BYTES + 1 + 4
+MEMBER_BYTES = 8
+"""Of a member's hash: among 65,536 members two collide with probability 1e-10."""
+_BODY_BYTES = MEETING_BYTES + 1 + 2 * MEMBER_BYTES + 4
 _SIGNED = ec.ECDSA(SHA256())
 
 
@@ -28,10 +31,28 @@ class Ticket:
     Attributes:
         meeting: which.
         is_caller: which side of it.
+        caller: `member_hash` of the member that asked for the meeting. The relay counts its legs
+            and its link against this one: a member does not choose who calls it.
+        callee: `member_hash` of the other side.
     """
 
     meeting: bytes
     is_caller: bool
+    caller: bytes
+    callee: bytes
+
+
+def member_hash(name: str, secret: bytes) -> bytes:
+    """A member in tickets: a relay can count it, and cannot tell its name.
+
+    Args:
+        name: of the member.
+        secret: of the coordinator, the same for all tickets that one relay compares.
+
+    Returns:
+        `MEMBER_BYTES` bytes.
+    """
+    return hashlib.blake2b(name.encode(), digest_size=MEMBER_BYTES, key=secret).digest()
 
 
 def sign_ticket(key: PrivateKey, ticket: Ticket, now_unix_s: float) -> bytes:
@@ -43,7 +64,8 @@ def sign_ticket(key: PrivateKey, ticket: Ticket, now_unix_s: float) -> bytes:
         now_unix_s: it is good for `LIFETIME_S` from then on.
     """
     until = int(now_unix_s) + LIFETIME_S
-    body = ticket.meeting + bytes([ticket.is_caller]) + until.to_bytes(4, "big")
+    side = bytes([ticket.is_caller])
+    body = ticket.meeting + side + ticket.caller + ticket.callee + until.to_bytes(4, "big")
     return body + key.sign(body, _SIGNED)
 
 
@@ -62,4 +84,10 @@ def check_ticket(key: PublicKey, data: bytes, now_unix_s: float) -> Ticket:
         raise NotAllowed("a ticket that this swarm's coordinator did not sign") from None
     if int.from_bytes(body[-4:], "big") < now_unix_s:
         raise NotAllowed("a ticket that has expired")
-    return Ticket(meeting=body[:MEETING_BYTES], is_caller=bool(body[MEETING_BYTES]))
+    members = body[MEETING_BYTES + 1 :]
+    return Ticket(
+        meeting=body[:MEETING_BYTES],
+        is_caller=bool(body[MEETING_BYTES]),
+        caller=members[:MEMBER_BYTES],
+        callee=members[MEMBER_BYTES : 2 * MEMBER_BYTES],
+    )

@@ -7,6 +7,7 @@ and says nothing is to keep nobody else out.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import socket
 import ssl
@@ -17,6 +18,7 @@ from typing import cast
 from aiohttp import web
 
 from swarm_ft.log import get_logger
+from swarm_ft.protocol.spec.bounds import checked_text, cut_text
 from swarm_ft.transport.admission import address_of
 
 logger = get_logger(__name__)
@@ -31,8 +33,43 @@ ONE_ADDRESS = 0.5
 STRANGER_S = 10.0
 """Until the request that lets it in, a handshake included."""
 CLOSING_S, IDLE_S = 0.5, 15.0
-TOLD_EVERY_S = 1.0
+LOGGED_EVERY_S = 1.0
+MAX_LINE_BYTES = 200
 NO_FILES_S = 0.1
+
+
+class Complaints:
+    """All that is logged of requests: one short line a second, whatever comes and however much."""
+
+    def __init__(self) -> None:
+        self._left_out, self._logged_s = 0, -math.inf
+
+    def log(self, words: str) -> None:
+        """Log a line; or count it, and the next line tells how many were left out.
+
+        Args:
+            words: cut to a short line, and made printable.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._logged_s + LOGGED_EVERY_S:
+            self._left_out += 1
+            return
+        more = f" (and {self._left_out} more since the last line)" if self._left_out else ""
+        line = cut_text(checked_text(words), MAX_LINE_BYTES)
+        logger.warning("page: %s%s", line, more)
+        self._left_out, self._logged_s = 0, now_s
+
+
+class _ByCount(logging.Handler):
+    """Counts what aiohttp would log."""
+
+    def __init__(self, complaints: Complaints) -> None:
+        super().__init__(logging.WARNING)
+        self._complaints = complaints
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+        self._complaints.log(f"a request could not be read ({type(error).__name__})")
 
 
 @dataclass(slots=True)
@@ -49,20 +86,30 @@ class Door:
 
     Args:
         at_most: how many are connected at once.
+        complaints: log what strangers cause.
         tls: with which all speak; None: plaintext.
     """
 
-    def __init__(self, at_most: int, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, at_most: int, complaints: Complaints, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._at_most = at_most
+        self._complaints = complaints
         self._tls = tls
         self._guests: dict[asyncio.BaseProtocol, _Guest] = {}
         self._greeting: dict[asyncio.BaseProtocol, asyncio.Task[None]] = {}
-        self._refused, self._told_s = 0, -math.inf
 
     async def open(self, stack: AsyncExitStack, app: web.Application, own: socket.socket) -> None:
         """Answer at this socket until the stack is closed."""
+        # aiohttp logs a traceback of each request that it cannot read; here it is counted.
+        quiet = logging.Logger("aiohttp.server")
+        quiet.addHandler(_ByCount(self._complaints))
         runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=CLOSING_S, keepalive_timeout=IDLE_S
+            app,
+            access_log=None,
+            logger=quiet,
+            shutdown_timeout=CLOSING_S,
+            keepalive_timeout=IDLE_S,
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
@@ -93,7 +140,7 @@ class Door:
             try:
                 sock, remote = await loop.sock_accept(own)
             except OSError as error:  # out of files, or gone before it was taken
-                logger.warning("page: %s", error.strerror)
+                self._complaints.log(f"no connection is accepted: {error.strerror}")
                 await asyncio.sleep(NO_FILES_S)
                 continue
             self._admit(sock, address_of(remote[0]), server)
@@ -104,7 +151,7 @@ class Door:
         of_address = sum(guest.address == address for guest in self._guests.values())
         if len(self._guests) >= self._at_most or of_address >= ONE_ADDRESS * self._at_most:
             sock.close()
-            self._tell(address)
+            self._complaints.log(f"a connection from {address} is refused: too many are open")
             return
         protocol, guest = server(), _Guest(sock, address)
         self._guests[protocol] = guest
@@ -134,13 +181,3 @@ class Door:
                 del self._guests[protocol]
         for protocol in tuple(self._greeting.keys() - self._guests.keys()):
             self._greeting.pop(protocol).cancel()
-
-    def _tell(self, address: str) -> None:
-        """A flood is worth a line a second, not one each."""
-        self._refused += 1
-        now_s = asyncio.get_running_loop().time()
-        if now_s >= self._told_s + TOLD_EVERY_S:
-            logger.warning(
-                "page: connections refused: %d, the last from %s", self._refused, address
-            )
-            self._refused, self._told_s = 0, now_s

@@ -13,11 +13,12 @@ import math
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -28,12 +29,12 @@ from swarm_ft.errors import BadInput, BadOption, Busy, NotFound, OutOfTurn, Port
 from swarm_ft.identity.authority import WebCertificate
 from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
-from swarm_ft.page.door import MAX_CONNECTIONS, MAX_SCRAPES, Door
+from swarm_ft.page.door import MAX_CONNECTIONS, MAX_SCRAPES, Complaints, Door
 from swarm_ft.page.facts import Documents, Facts, Source
-from swarm_ft.page.guard import HEADER, Guard
+from swarm_ft.page.guard import HEADER, Guard, is_own_name
 from swarm_ft.page.live import Live
 from swarm_ft.page.metrics import Metrics
-from swarm_ft.protocol.machines.rate import Rate
+from swarm_ft.private_files import open_private, replacing
 from swarm_ft.protocol.spec.bounds import is_endpoint, is_loopback
 from swarm_ft.transport.admission import address_of
 
@@ -46,11 +47,8 @@ MAX_POINTS = 1000
 WRITE_S = 30.0
 """A browser that takes nothing for so long is hung up on."""
 MAX_COMMAND_BYTES = 1 << 14
-COOKIE_S = 30 * 24 * 3600
 STATUS_OF = {NotFound: 404, Busy: 503, OutOfTurn: 409, BadInput: 400}
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-TOLD, TOLD_PER_S = 10, 10 / 60
-"""Lines of the log about wrong tokens: at once, and in the long run."""
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -63,11 +61,13 @@ class HttpPlaces:
         page: plaintext at this machine's own address, TLS elsewhere; None: there is no page.
         page_port: None: `PREFERRED_PORT`, or any.
         metrics: None: they are at the page's place alone.
+        address_file: contains the page's newest address, for its owner alone; None: no file does.
     """
 
     page: str | None = "127.0.0.1"
     page_port: int | None = None
     metrics: tuple[str, int] | None = None
+    address_file: Path | None = None
 
     @property
     def asked(self) -> tuple[tuple[str, int], ...]:
@@ -156,16 +156,19 @@ async def watched(
     facts = Facts(source, clock)
     live = Live(facts, source, documents)
     metrics = Metrics(facts, source, lambda: live.num_viewers)
+    complaints = Complaints()
+    own_names = {*LOOPBACK, *(certificate.names if certificate else ())}
     async with AsyncExitStack() as stack:
         found = Watched()
         if places.page is not None:
             shown = certificate if places.is_far else None
-            page = _Page(source, clock, documents, live, _page_socket(places), shown)
+            page = _Page(source, clock, documents, live, places, complaints, shown)
             found = await page.answer(stack, _health(source, metrics))
         if places.metrics is not None:
             own = _socket("--metrics", *places.metrics)
             host, port = own.getsockname()[:2]
-            await _open_to_all(stack, own, _health(source, metrics))
+            names = own_names | {places.metrics[0].lower()}
+            await _open_to_all(stack, own, _health(source, metrics), names, complaints)
             found = replace(found, metrics=f"{_bracketed(host)}:{port}")
         yield found
 
@@ -203,15 +206,21 @@ def _tls(certificate: WebCertificate) -> ssl.SSLContext:
 
 
 async def _open_to_all(
-    stack: AsyncExitStack, own: socket.socket, routes: Iterable[web.RouteDef]
+    stack: AsyncExitStack,
+    own: socket.socket,
+    routes: Iterable[web.RouteDef],
+    names: Collection[str],
+    complaints: Complaints,
 ) -> None:
-    door = Door(MAX_SCRAPES)
+    door = Door(MAX_SCRAPES, complaints)
 
     def lets_in(request: web.Request) -> str:
+        if not is_own_name(request.headers.get("Host", ""), names):
+            return "expected an address of this machine, or a name that was announced"
         door.let_in(request)
         return ""
 
-    app = _guarded(web.Application(), lets_in)
+    app = _guarded(web.Application(), lets_in, complaints)
     app.add_routes(routes)
     await door.open(stack, app, own)
 
@@ -219,17 +228,23 @@ async def _open_to_all(
 # ---- who is let in, and what every answer has
 
 
-def _guarded(app: web.Application, lets_in: Callable[[web.Request], str]) -> web.Application:
+def _guarded(
+    app: web.Application, lets_in: Callable[[web.Request], str], complaints: Complaints
+) -> web.Application:
+    """Let nothing but answers out: neither a request nor a bug writes a traceback for each."""
+
     @web.middleware
     async def guard(request: web.Request, handler: Answer) -> web.StreamResponse:
-        refusal = lets_in(request)
-        if refusal:
-            return _plain(refusal, status=401)
         try:
-            return await handler(request)
+            refusal = lets_in(request)
+            return _plain(refusal, status=401) if refusal else await handler(request)
         except SwarmError as error:
             status = next((s for kind, s in STATUS_OF.items() if isinstance(error, kind)), 500)
             return web.json_response({"code": error.code, "message": error.message}, status=status)
+        except (web.HTTPException, ConnectionError):
+            raise
+        except Exception as error:  # noqa: BLE001 - it is logged, at most once a second
+            return _unreadable(request, error, complaints)
 
     async def sealed(_request: web.Request, response: web.StreamResponse) -> None:
         response.headers.setdefault("Content-Security-Policy", "default-src 'none'")
@@ -241,6 +256,15 @@ def _guarded(app: web.Application, lets_in: Callable[[web.Request], str]) -> web
     app.middlewares.append(guard)
     app.on_response_prepare.append(sealed)
     return app
+
+
+def _unreadable(request: web.Request, error: Exception, complaints: Complaints) -> web.Response:
+    """Answer a request with a value that nothing here can read; anything else is a bug of ours."""
+    status = 400 if isinstance(error, ValueError | LookupError) else 500
+    address = address_of(request.remote or "")
+    complaints.log(f"answered {status} to {address}: {type(error).__name__}")
+    logger.debug("a request from %s", address, exc_info=error)
+    return _plain("this request cannot be read" if status == 400 else "a bug", status=status)
 
 
 def _plain(words: str, status: int = 200) -> web.Response:
@@ -269,7 +293,6 @@ def _health(source: Source, metrics: Metrics) -> Iterable[web.RouteDef]:
 
 # ---- the page
 
-ONWARD = '<!doctype html><title>swarm-ft</title><meta http-equiv="refresh" content="0; url=/">'
 DONE = {
     "pause": "paused; the step under way is finished",
     "resume": "goes on",
@@ -277,8 +300,8 @@ DONE = {
     "learning-rate": "has another learning rate from the next step on",
     "codecs": "goes by these codecs from the next step on",
 }
-OPEN = frozenset({"/healthz", "/readyz"})
-"""Paths that tell nothing of anybody."""
+OPEN = frozenset({"/", "/session", "/healthz", "/readyz"})
+"""Paths that tell nothing of anybody; the page's document has no data."""
 
 
 class _Page:
@@ -289,26 +312,30 @@ class _Page:
         clock: by which rates are measured.
         documents: how it is told.
         live: what the page shows.
-        own: where it listens.
+        places: where it listens, and the file of its address.
+        complaints: log what strangers cause.
         certificate: by which browsers know it; None: plaintext.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a page has around it
         self,
         source: Source,
         clock: Clock,
         documents: Documents,
         live: Live,
-        own: socket.socket,
+        places: HttpPlaces,
+        complaints: Complaints,
         certificate: WebCertificate | None,
     ) -> None:
         self._source = source
         self._clock = clock
         self._documents = documents
         self._live = live
-        self._own = own
+        self._own = own = _page_socket(places)
+        self._address_file = places.address_file
         self._certificate = certificate
-        self._door = Door(MAX_CONNECTIONS, _tls(certificate) if certificate else None)
+        self._complaints = complaints
+        self._door = Door(MAX_CONNECTIONS, complaints, _tls(certificate) if certificate else None)
         host, port = own.getsockname()[:2]
         names = [*(certificate.names if certificate else (host,)), *LOOPBACK]
         hosts = {f"{_bracketed(name).lower()}:{port}" for name in names}
@@ -317,8 +344,6 @@ class _Page:
             hosts |= {_bracketed(name).lower() for name in names}
         self._guard = Guard(frozenset(hosts))
         self._origin = f"{scheme}://{_bracketed(names[0])}:{port}"
-        self._cookie = f"swarm-ft-{port}"  # ports share a host's cookies
-        self._told: Rate[None] = Rate(per_s=TOLD_PER_S, burst=TOLD)
         self._html = files("swarm_ft.page").joinpath("page.html").read_text(encoding="utf-8")
         self._policy = content_policy(self._html)
 
@@ -334,16 +359,20 @@ class _Page:
 
     async def answer(self, stack: AsyncExitStack, others: Iterable[web.RouteDef]) -> Watched:
         """Answer, and at `others` too, until the stack is closed."""
-        app = _guarded(web.Application(client_max_size=MAX_COMMAND_BYTES), self.lets_in)
+        app = web.Application(client_max_size=MAX_COMMAND_BYTES)
+        app = _guarded(app, self.lets_in, self._complaints)
         app.add_routes(self.routes())
         app.add_routes(others)
         await self._door.open(stack, app, self._own)
+        stack.callback(self._forget_address)
+        self._write_address()
         return Watched(address=self.address, fingerprint=self.fingerprint)
 
     def routes(self) -> Iterable[web.RouteDef]:
         """What answers."""
         return (
             web.get("/", self._show),
+            web.post("/session", self._begin_session),
             web.get("/live", self._tell),
             web.get("/losses", self._losses),
             web.post("/address", self._another),
@@ -354,51 +383,51 @@ class _Page:
         """Why somebody is not; empty if it is."""
         if not self._guard.is_called_right(request.headers.get("Host", "")):
             return f"expected this page to be called {self._origin}"
-        if request.path in OPEN or (request.path == "/" and "token" in request.query):
+        if request.path in OPEN:
             return ""
-        if not self._guard.knows(request.cookies.get(self._cookie, "")):
+        if not self._knows(request):
             return "open the address that the coordinator printed; each opens the page once"
-        if request.method != "GET" and HEADER not in request.headers:
-            return f"expected the header {HEADER}, as the page's own commands have it"
         self._door.let_in(request)
         return ""
 
-    async def _show(self, request: web.Request) -> web.StreamResponse:
-        token = request.query.get("token")
-        if token is not None:
-            return self._let_in(request, token)
+    def _knows(self, request: web.Request) -> bool:
+        return self._guard.knows(request.headers.get(HEADER, ""), self._clock.now_s())
+
+    async def _show(self, _request: web.Request) -> web.StreamResponse:
         headers = {"Content-Security-Policy": self._policy}
         return web.Response(text=self._html, content_type="text/html", headers=headers)
 
-    def _let_in(self, request: web.Request, token: str) -> web.Response:
-        is_known = self._guard.knows(request.cookies.get(self._cookie, ""))
-        address = address_of(request.remote or "")
+    async def _begin_session(self, request: web.Request) -> web.Response:
+        """Give a session's token for the one-time token of an address."""
+        token, address = _text(await _body_of(request), "token"), address_of(request.remote or "")
         try:
-            session = None if is_known else self._guard.redeem(token, address, self._clock.now_s())
+            session = self._guard.redeem(token, address, self._clock.now_s())
         except Busy as error:
-            self._warn(f"{address} tries addresses of the page, and is refused for now")
+            self._complaints.log(f"{address} tries addresses of the page, and is refused for now")
             return _plain(error.message, 429)
-        if session is None and not is_known:
-            self._warn(f"{address} tried an address of the page that was used, or is wrong")
+        if session is None:
+            self._complaints.log(f"{address} tried an address of the page that was used, or wrong")
             return _plain("this address was used, or is wrong: see the coordinator's newest", 401)
-        # Redirected, whoever followed a link here from elsewhere would not have its cookie with it.
-        response = web.Response(text=ONWARD, content_type="text/html")
-        if session is not None:
-            response.set_cookie(
-                self._cookie,
-                session,
-                max_age=COOKIE_S,
-                secure=self._certificate is not None,
-                httponly=True,
-                samesite="Strict",
-            )
-            logger.info("the page was opened; for another browser: %s", self.address)
-        return response
+        self._door.let_in(request)
+        self._write_address()
+        where = f"; {self._address_file} has the next" if self._address_file else ""
+        logger.info("the address of the page was used from %s%s", address, where)
+        return web.json_response({"session": session})
 
-    def _warn(self, words: str) -> None:
-        """Strangers may have it said; not as often as they like."""
-        if not self._told.wait_s(None, self._clock.now_s()):
-            logger.warning("%s", words)
+    def _write_address(self) -> None:
+        """Write the newest address down for the owner, whose browser forgets a closed page."""
+        if self._address_file is None:
+            return
+        try:
+            with replacing(self._address_file) as partial, open_private(partial, "wb") as file:
+                file.write(f"{self.address}\n".encode())
+        except OSError as error:
+            self._complaints.log(f"its address cannot be written down: {error.strerror}")
+
+    def _forget_address(self) -> None:
+        if self._address_file is not None:
+            with suppress(OSError):
+                self._address_file.unlink(missing_ok=True)
 
     async def _another(self, _request: web.Request) -> web.Response:
         """An address for another browser of the owner's."""
@@ -434,6 +463,8 @@ class _Page:
             try:
                 async with aclosing(messages):
                     async for message in messages:
+                        if not self._knows(request):
+                            break  # as many others came since
                         async with asyncio.timeout(WRITE_S):
                             await response.write(message)
             except (ConnectionError, TimeoutError, Busy):
@@ -472,7 +503,7 @@ async def _body_of(request: web.Request) -> dict[str, Any]:
     """
     try:
         found = json.loads(await request.text() or "{}")
-    except ValueError:
+    except (ValueError, LookupError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise BadInput("expected a JSON object")

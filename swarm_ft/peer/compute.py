@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from swarm_ft.clock import Clock
 from swarm_ft.ids import RunId
 from swarm_ft.peer.turns import Turns
+from swarm_ft.protocol.spec.priority import Claim
 
 R = TypeVar("R")
 
@@ -53,9 +54,9 @@ class Compute:
         """Wait for the end of what is under way. Blocks."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def weigh(self, run_id: RunId, priority: int) -> None:
-        """The run has this priority from now on."""
-        self._turns.weigh(run_id, priority)
+    def weigh(self, run_id: RunId, priority: int, claim: Claim) -> None:
+        """Give a run this priority among the runs of its claim, see `Turns.weigh`."""
+        self._turns.weigh(run_id, priority, claim)
 
     def forget(self, run_id: RunId) -> None:
         """The run has nothing to compute here any more."""

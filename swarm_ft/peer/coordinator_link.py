@@ -25,7 +25,11 @@ ALIVE_EVERY_S = 2.0
 GOODBYE_S = 2.0
 """How long a goodbye may take to be heard, when the coordinator may be gone too."""
 
+MAX_INBOX = 64
+"""Messages that wait until the ones before are obeyed; then the coordinator has to wait."""
+
 ControlStream = MessageStream[FromPeer, ToPeer]
+Inbox = asyncio.Queue[ToPeer | SwarmError | None]
 
 
 class CoordinatorLink:
@@ -38,6 +42,7 @@ class CoordinatorLink:
         hello: what this peer says first, every time.
         alive: what it says from time to time.
         obey: does what the coordinator says, one message after the other.
+        obey_at_once: does what need not wait for earlier messages, and tells whether it did.
         beside: is done with the coordinator's channel beside all that, every time.
     """
 
@@ -50,6 +55,7 @@ class CoordinatorLink:
         hello: Callable[[], PeerHello],
         alive: Callable[[], Iterable[PeerAlive]],
         obey: Callable[[ToPeer], Awaitable[None]],
+        obey_at_once: Callable[[ToPeer], bool] = lambda _: False,
         beside: Callable[[Channel], Awaitable[None]],
     ) -> None:
         self._directory = directory
@@ -57,6 +63,7 @@ class CoordinatorLink:
         self._hello = hello
         self._alive = alive
         self._obey = obey
+        self._obey_at_once = obey_at_once
         self._beside = beside
         self._backoff = Backoff(rng, min_s=MIN_RECONNECT_S, max_s=MAX_RECONNECT_S)
         # Bounded: after some messages a step the peer has nothing to say until it is told to go on.
@@ -108,8 +115,9 @@ class CoordinatorLink:
                 self._outbox.get_nowait()  # said to a coordinator that is gone; hello tells anew
             await stream.send(self._hello())
             logger.info("joined the coordinator at %s", endpoint)
-            parts = self._write(stream), self._read(stream), self._stay_alive()
-            await until_one_ends(*parts, self._do_beside(channel))
+            inbox: Inbox = asyncio.Queue(MAX_INBOX)
+            parts = self._write(stream), self._obey_all(inbox), self._stay_alive()
+            await until_one_ends(*parts, self._read(stream, inbox), self._do_beside(channel))
         finally:
             await channel.close()
 
@@ -131,9 +139,22 @@ class CoordinatorLink:
                 await stream.finish()  # it ends the call when it has read all
                 await self._is_ended.wait()
 
-    async def _read(self, stream: ControlStream) -> None:
-        while (message := await stream.receive()) is not None:
-            self._backoff.reset()
-            self._trouble = ""
-            await self._obey(message)
+    async def _read(self, stream: ControlStream, inbox: Inbox) -> None:
+        """Pass messages on, and at last how they ended: all that came before is obeyed first."""
+        try:
+            while (message := await stream.receive()) is not None:
+                self._backoff.reset()
+                self._trouble = ""
+                if not self._obey_at_once(message):
+                    await inbox.put(message)
+            await inbox.put(None)
+        except SwarmError as error:
+            await inbox.put(error)
+        await asyncio.Event().wait()
+
+    async def _obey_all(self, inbox: Inbox) -> None:
+        while (item := await inbox.get()) is not None:
+            if isinstance(item, SwarmError):
+                raise item
+            await self._obey(item)
         self._is_ended.set()

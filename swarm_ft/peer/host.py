@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarm_ft.buffers import BufferStore
-from swarm_ft.errors import InternalError, OutOfMemory, OutOfTurn, ProtocolError, SwarmError
-from swarm_ft.ids import PeerId, RunId
+from swarm_ft.errors import InternalError, OutOfMemory, OutOfTurn, SwarmError
+from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.attempt import StageAttempt
 from swarm_ft.peer.context import PeerContext
+from swarm_ft.peer.failures import failure_of, stage_failed
 from swarm_ft.peer.generation import Texts
 from swarm_ft.peer.keeping import KeptShards
 from swarm_ft.peer.state.exchange import StateExchange
@@ -30,9 +31,9 @@ from swarm_ft.protocol.messages.control import (
     PlanStep,
     SaveStage,
     StageExported,
-    StageFailed,
 )
 from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.store import SnapshotStore
@@ -145,40 +146,19 @@ class StageHost:
     async def commit(self, commit: CommitStep) -> None:
         """Apply the step's gradients, once. Cancelled, it still goes on to its end.
 
-        An optimizer that cannot apply them is this run's failure; the peer goes on with others.
-
         Raises:
             OutOfTurn: the step is not the next one, or its gradients are not here.
         """
         self._context.timeline.commit_heard()
         before = self._state.committed_steps
-        try:
-            await self._apply(commit)
-        except ProtocolError:
-            raise
-        except SwarmError as error:
-            self._commit_failed(commit, error)
-        except Exception:
-            logger.exception("run %s: a bug ended the commit of step %d", self.run_id, commit.step)
-            self._commit_failed(commit, InternalError("a bug; the peer's log has the details"))
-        self._context.timeline.tell()
-        if self._state.committed_steps > before:
-            self._tell_progress()
-
-    async def _apply(self, commit: CommitStep) -> None:
         taking = self._exchange.catching_up
         if taking is not None and taking.expects(commit):
             await taking.commit(commit)
         else:
             await self._state.commit(commit)
-
-    def _commit_failed(self, commit: CommitStep, error: SwarmError) -> None:
-        logger.error("run %s: %s", self.run_id, error.message)
-        self._context.say(
-            StageFailed(
-                run_id=self.run_id, attempt=commit.attempt, code=error.code, message=error.message
-            )
-        )
+        self._context.timeline.tell()
+        if self._state.committed_steps > before:
+            self._tell_progress()
 
     def _tell_progress(self) -> None:
         done, whole = self._state.committed_steps, self._spec.train.num_steps
@@ -201,7 +181,7 @@ class StageHost:
             Unavailable: the disk does not take it (now).
         """
         name = replace(self._state.name, is_result=True)
-        path = self._shard_dir / f"{self.run_id}-{name.layers}.safetensors"
+        path = self._shard_dir / f"run-{file_stem(self.run_id)}-{name.layers}.safetensors"
         self._drop_result()
         await self._state.export(path)
         files = self._state.files
@@ -254,9 +234,8 @@ class StageHost:
             error = first_error(group) or InternalError(str(group))
             self._state.holds_least |= isinstance(error, OutOfMemory)
             self._fail(assign, error)
-        except* Exception:
-            logger.exception("run %s: a bug ended the attempt", self.run_id)
-            self._fail(assign, InternalError("a bug; the peer's log has the details"))
+        except* Exception as group:  # noqa: BLE001 - it is reported, and logged if it is a bug
+            self._fail(assign, failure_of(group, self.run_id))
         finally:
             self._attempt = None
 
@@ -283,17 +262,6 @@ class StageHost:
         await self._exchange.offer(assign, layers)
 
     def _fail(self, assign: Assign, error: SwarmError) -> None:
-        logger.error("run %s: %s", self.run_id, error.message)
-        self._context.say(stage_failed(assign, error))
-
-
-def stage_failed(assign: Assign, error: SwarmError) -> StageFailed:
-    """What to tell the coordinator of an attempt that this peer cannot go on with."""
-    about = PeerId(error.about) if error.about is not None else None
-    return StageFailed(
-        run_id=assign.run_id,
-        attempt=assign.attempt,
-        code=error.code,
-        message=error.message,
-        about=about,
-    )
+        detail = f" ({error.private})" if error.private else ""
+        logger.error("run %s: %s%s", self.run_id, error.message, detail)
+        self._context.say(stage_failed(assign.run_id, assign.attempt, error))

@@ -1,7 +1,8 @@
 """Snapshots of others' stages that this peer keeps: files that it cannot read, and gives on.
 
-What its own stage saved lies here too. A file's name says of which run, step and layers it is, and
-its digest, so that a start finds what an earlier one left. Who fetches one checks every chunk.
+What its own stage saved lies here too. A folder has the digest of a run's name, and a file in it
+with that name. A snapshot's file name contains the step, the layers and the digest, so that a start
+finds what an earlier one left. The peer that fetches a file checks every chunk.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from swarm_ft.errors import SwarmError, Unavailable
 from swarm_ft.ids import PeerId, RunId, StepNumber
@@ -32,6 +33,8 @@ from swarm_ft.protocol.messages.control import (
     ShardLost,
 )
 from swarm_ft.protocol.messages.shard import ChunkList, KeptShard, ShardFile, ShardName
+from swarm_ft.protocol.spec.bounds import Name
+from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.snapshots.local_files import chunks_of
 from swarm_ft.transfer import Downloader, OfferedShard
@@ -42,6 +45,8 @@ T = TypeVar("T")
 
 TRIES, RETRY_S = 5, 2.0
 """Of fetching one: who has it may be told a little later to whom it goes."""
+_RUN_FILE = "run-id"
+"""In each folder: the name of the run, in UTF-8."""
 _FILE = re.compile(r"step-([0-9]{1,10})-layers-([0-9]{1,4})-([0-9]{1,4})-([0-9a-f]{32})\.shard")
 
 
@@ -112,13 +117,21 @@ class KeptShards:
         if self._place.directory is None:
             return
         with suppress(OSError):
-            for path in sorted(private_folder(self._place.directory).glob("*/*")):
-                named, found = _named(path), path.stat()
-                if named is None or found.st_mtime < unix_s - self._place.keep_s:
-                    path.unlink()
-                else:
-                    file = ShardFile(digest=named.digest, total_bytes=found.st_size)
-                    self._kept[named.name] = _Kept(path=path, file=file)
+            for folder in sorted(private_folder(self._place.directory).iterdir()):
+                self._find_in(folder, unix_s)
+
+    def _find_in(self, folder: Path, unix_s: float) -> None:
+        run_id, num_found = _run_of(folder), 0
+        for path in sorted(folder.glob("*")):
+            named, found = _named(run_id, path), path.stat()
+            if named is not None and found.st_mtime >= unix_s - self._place.keep_s:
+                file = ShardFile(digest=named.digest, total_bytes=found.st_size)
+                self._kept[named.name] = _Kept(path=path, file=file)
+                num_found += 1
+            elif path.name != _RUN_FILE:
+                path.unlink()
+        if not num_found:
+            shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def lent_bytes(self) -> int:
@@ -140,6 +153,7 @@ class KeptShards:
         try:
             chunks = await asyncio.to_thread(chunks_of, source)
             path = self._path(KeptShard(name=name, digest=chunks.digest()))
+            await asyncio.to_thread(_make_folder, path.parent, name.run_id)
             await asyncio.to_thread(_move, source, path)
         except OSError as error:
             raise Unavailable(f"{name} cannot be kept here: {error}") from error
@@ -155,7 +169,7 @@ class KeptShards:
         own = self._kept.get(name)
         if own is not None and own.file == stage.file and await self._is_sound(name, own):
             return own.path
-        path = folder / f"taken-{name.run_id}-{name.step}-{name.layers}"
+        path = folder / f"taken-{file_stem(name.run_id)}-{name.step}-{name.layers}"
         sources = tuple(peer for peer in stage.keepers if peer != self._peer_id)
         await _tried(lambda: self._download(name, stage.file, sources, path))
         return path
@@ -213,7 +227,7 @@ class KeptShards:
         try:
             self._check_room(asked)
             path = self._path(shard)
-            await asyncio.to_thread(private_folder, path.parent)
+            await asyncio.to_thread(_make_folder, path.parent, asked.name.run_id)
             taking = lambda: self._download(asked.name, asked.file, asked.sources, path)  # noqa: E731
             chunks = await _tried(taking)
         except (SwarmError, OSError) as error:
@@ -287,8 +301,7 @@ class KeptShards:
     def _folder(self, run_id: RunId) -> Path:
         if self._place.directory is None:
             raise Unavailable("this peer keeps no snapshots (--keep-disk)")
-        # No file system takes it for anything else, as `..`.
-        return self._place.directory / f"run-{quote(run_id, safe='')}"
+        return self._place.directory / file_stem(run_id)
 
     def _path(self, shard: KeptShard) -> Path:
         name = shard.name
@@ -304,19 +317,38 @@ async def _tried(do: Callable[[], Awaitable[T]]) -> T:
     return await do()
 
 
+def _make_folder(folder: Path, run_id: RunId) -> None:
+    private_folder(folder)
+    (folder / _RUN_FILE).write_text(run_id, encoding="utf-8")
+
+
 def _move(source: Path, path: Path) -> None:
-    private_folder(path.parent)
     os.replace(shutil.move(source, path.with_name(f"{path.name}.partial")), path)
 
 
-def _named(path: Path) -> KeptShard | None:
-    """What a file is, by its name and its folder's; None: nothing that is kept."""
+def _run_of(folder: Path) -> RunId | None:
+    """Return the run whose snapshots a folder contains; None if nothing tells it.
+
+    The folders of earlier versions have no file that names the run; they have its quoted name.
+    """
+    if folder.name.startswith("run-"):
+        run_id = unquote(folder.name.removeprefix("run-"))
+        return RunId(run_id) if Name().refusal(run_id) is None else None
+    try:
+        run_id = (folder / _RUN_FILE).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    return RunId(run_id) if file_stem(run_id) == folder.name else None
+
+
+def _named(run_id: RunId | None, path: Path) -> KeptShard | None:
+    """What a file of a run's folder is, by its name; None: nothing that is kept."""
     match = _FILE.fullmatch(path.name)
-    if match is None or not path.parent.name.startswith("run-"):
+    if match is None or run_id is None:
         return None
     try:
         name = ShardName(
-            run_id=RunId(unquote(path.parent.name.removeprefix("run-"))),
+            run_id=run_id,
             step=StepNumber(int(match[1])),
             layers=LayerRange(int(match[2]), int(match[3])),
             is_saved=True,

@@ -24,6 +24,7 @@ from swarm_ft.log import get_logger
 from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.protocol.messages.control import Assign
 from swarm_ft.protocol.messages.reports import BufferCounts, HeldBuffers, SampleSet
+from swarm_ft.protocol.spec.bounds import Name
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
@@ -91,9 +92,10 @@ class BufferPlace:
                     _delete(folder, f"nothing was written for {self.keep_s / 86400:g} days")
 
     def runs(self) -> frozenset[RunId]:
-        """Whose buffers are on the disk. Blocks."""
+        """Return the runs whose buffers are on the disk and whose names may be sent. Blocks."""
         with suppress(OSError):
-            return frozenset(runs_in(self.directory).values()) if self.directory else frozenset()
+            found = runs_in(self.directory).values() if self.directory else ()
+            return frozenset(run_id for run_id in found if Name().refusal(run_id) is None)
         return frozenset()
 
     def delete(self, run_id: RunId) -> None:

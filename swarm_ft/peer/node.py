@@ -10,7 +10,7 @@ import contextlib
 import math
 import time
 from collections import ChainMap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,15 +26,16 @@ from swarm_ft.clock import Clock
 from swarm_ft.codec.base import CPU
 from swarm_ft.discovery.directory import Directory
 from swarm_ft.errors import NotFound, OutOfTurn, RunMismatch, Unavailable
-from swarm_ft.ids import PeerId, RunId
+from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, RunId
 from swarm_ft.log import get_logger
 from swarm_ft.peer.capacity import measure_link
 from swarm_ft.peer.compute import Compute
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.coordinator_link import CoordinatorLink
+from swarm_ft.peer.failures import failure_of, stage_failed
 from swarm_ft.peer.generation import TextStream, first_of
 from swarm_ft.peer.given import Doing, Gift, Given
-from swarm_ft.peer.host import StageHost, stage_failed
+from swarm_ft.peer.host import StageHost
 from swarm_ft.peer.keeping import KeepingPlace, KeptShards
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.links import Links
@@ -59,6 +60,7 @@ from swarm_ft.protocol.messages.control import (
     PeerLeaving,
     PlanStep,
     ReleaseStage,
+    Renewed,
     Revoked,
     SaveStage,
     StayIdle,
@@ -67,6 +69,7 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.digest import check_spec_digest
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.priority import Claim
 from swarm_ft.sealing import Sealer
 from swarm_ft.snapshots.local_files import LocalFiles
 from swarm_ft.snapshots.store import SnapshotStore
@@ -74,6 +77,7 @@ from swarm_ft.stage.device import begin_codec_thread
 from swarm_ft.transfer import Downloader, OfferedShard, offered_to, serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Channel, Handler, Method, Transport, until_one_ends
 from swarm_ft.transport.methods import FETCH_CHUNKS, GENERATE, LINK, LIST_CHUNKS
+from swarm_ft.transport.validity import Validity
 
 logger = get_logger(__name__)
 
@@ -85,6 +89,20 @@ TIDY_EVERY_S = 3600.0
 """How often an idle peer looks for buffers that it has kept too long."""
 NUM_CODEC_THREADS = 2
 """One for each direction, so that encoding and decoding overlap each other and the compute."""
+
+RunMessage = (
+    Assign
+    | PlanStep
+    | CatchUp
+    | CommitStep
+    | SaveStage
+    | ExportStage
+    | ReleaseStage
+    | KeepShard
+    | GiveShard
+    | DropShards
+)
+"""What the coordinator sends about one run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,7 +151,7 @@ class PeerNode:
         control_transport: reaches the coordinator, if something else does.
         clock: the time.
         make_engine: what computes.
-        on_revoked: hears whose calls are to be refused from now on.
+        validity: of those who call this peer; the coordinator's notices change it.
         on_leave: hears what this peer waits for while it would leave, or pauses.
         is_relayed: tells whether the stream to another peer goes over a relay.
         sent_bytes: tells how many bytes this peer sent to others.
@@ -150,7 +168,7 @@ class PeerNode:
         control_transport: Transport | None = None,
         clock: Clock,
         make_engine: EngineMaker,
-        on_revoked: Callable[[Collection[str]], None] | None = None,
+        validity: Validity | None = None,
         on_leave: Callable[[LeaveProgress], None] = log_progress,
         is_relayed: Callable[[PeerId], bool] = lambda _: False,
         at_rest: Callable[[], None] = lambda: None,
@@ -158,7 +176,7 @@ class PeerNode:
         rng: Random | None = None,
     ) -> None:
         self._options = options
-        self._on_revoked = on_revoked
+        self._validity = validity or Validity()
         self._at_rest = at_rest
         self._sent_bytes = sent_bytes
         self._make_engine = make_engine
@@ -168,6 +186,8 @@ class PeerNode:
         self._codecs = ThreadPoolExecutor(NUM_CODEC_THREADS, "codec", initializer=start)
         self._endpoint = ""
         self._hosts: dict[RunId, StageHost] = {}
+        self._attempts: dict[RunId, Attempt] = {}
+        """The newest of each run that was assigned here and not released."""
         self._opening: tuple[RunId, asyncio.Task[StageState]] | None = None
         self._kept_runs: frozenset[RunId] = frozenset()
         self._leaving = asyncio.Event()
@@ -188,6 +208,7 @@ class PeerNode:
             hello=self._hello,
             alive=self._alive,
             obey=self._obey,
+            obey_at_once=self._obey_at_once,
             beside=self._tell_machine,
         )
         self.presence = Presence(self._link.say, on_leave)
@@ -372,6 +393,32 @@ class PeerNode:
         return [replace(alive, links=self._links.speeds) for alive in told]
 
     async def _obey(self, message: ToPeer) -> None:
+        """Do what a message asks; whatever goes wrong is a failure of its run."""
+        if isinstance(message, Revoked | Renewed):
+            return  # `_obey_at_once` took it
+        if isinstance(message, StayIdle | LeaveProgress | ClockReply):
+            self._hear(message)
+            return
+        try:
+            await self._obey_for_run(message)
+        except Exception as error:  # noqa: BLE001 - it is reported, and logged if it is a bug
+            await self._fail_run(message, error)
+
+    async def _fail_run(self, message: RunMessage, error: Exception) -> None:
+        """End the run's present attempt and report why. The conversation goes on."""
+        if isinstance(message, KeepShard | GiveShard | DropShards):
+            failure = failure_of(error, _run_of(message))
+            logger.warning("run %s: snapshots kept here: %s", _run_of(message), failure.message)
+            return
+        run_id = message.run_id
+        failure = failure_of(error, run_id)
+        logger.error("run %s: %s", run_id, failure.message)
+        if run_id in self._hosts:
+            await self._hosts[run_id].stop()
+        attempt = self._attempts.get(run_id, getattr(message, "attempt", NO_ATTEMPT))
+        self._link.say(stage_failed(run_id, attempt, failure))
+
+    async def _obey_for_run(self, message: RunMessage) -> None:
         match message:
             case Assign():
                 await self._assign(message)
@@ -390,8 +437,6 @@ class PeerNode:
                 await self._release(message)
             case KeepShard() | GiveShard() | DropShards():
                 await self._keep(message)
-            case StayIdle() | Revoked() | LeaveProgress() | ClockReply():
-                self._hear(message)
 
     async def _commit(self, commit: CommitStep) -> None:
         await self._hosting(commit.run_id).commit(commit)
@@ -408,20 +453,29 @@ class PeerNode:
             case DropShards():
                 await self._kept.drop(message)
 
-    def _hear(self, message: StayIdle | Revoked | LeaveProgress | ClockReply) -> None:
+    def _obey_at_once(self, message: ToPeer) -> bool:
+        """Heed who may call, before what came earlier is done; says whether it was that."""
+        match message:
+            case Revoked(names=names):
+                self._validity.revoke(names)
+            case Renewed(name=name, until_unix_s=until_unix_s):
+                self._validity.certified(name, until_unix_s)
+            case _:
+                return False
+        return True
+
+    def _hear(self, message: StayIdle | LeaveProgress | ClockReply) -> None:
         match message:
             case LeaveProgress():
                 self.presence.heard(message)
             case StayIdle(reason=reason):
                 logger.warning("nothing to do here: %s; this peer stays, for other runs", reason)
-            case Revoked(names=names):
-                if self._on_revoked is not None:
-                    self._on_revoked(names)
             case ClockReply():
                 for host in self._hosts.values():
                     host.timeline.heard(message)
 
     async def _assign(self, assign: Assign) -> None:
+        self._attempts[assign.run_id] = assign.attempt
         layers = assign.layers_of(self._options.peer_id)
         self._links.name(assign.run_id, {stage.peer_id for stage in assign.assignments})
         here, there = assign.spec.digest(), assign.spec_digest
@@ -429,9 +483,10 @@ class PeerNode:
             check_spec_digest(f"run {assign.run_id}", here, there, "the coordinator")
             self._check_keys(assign, layers)
         except RunMismatch as error:
-            self._link.say(stage_failed(assign, error))
+            self._link.say(stage_failed(assign.run_id, assign.attempt, error))
             return
-        self._compute.weigh(assign.run_id, assign.priority)
+        claim = Claim(assign.claim, assign.weight)
+        self._compute.weigh(assign.run_id, assign.priority, claim)
         host = self._hosts.get(assign.run_id) or await self._new_host(assign)
         await host.assign(assign)
         self._given.assigned(assign, self._clock.now_s())
@@ -455,7 +510,10 @@ class PeerNode:
 
     async def _let_go(self, run_id: RunId) -> None:
         self._links.name(run_id, ())
-        await self._hosts[run_id].release()
+        try:
+            await self._hosts[run_id].release()
+        except Exception as error:  # noqa: BLE001 - what stays on the disk must not keep the place
+            logger.warning("run %s: released: %s", run_id, failure_of(error, run_id).message)
         del self._hosts[run_id]
         self._compute.forget(run_id)
         self._given.released(run_id, self._clock.now_s())
@@ -526,6 +584,7 @@ class PeerNode:
 
     async def _release(self, release: ReleaseStage) -> None:
         run_id = release.run_id
+        self._attempts.pop(run_id, None)
         if run_id in self._hosts:
             logger.info("run %s: released, %s", run_id, release.reason)
             await self._let_go(run_id)
@@ -553,6 +612,10 @@ class PeerNode:
         if run_id not in self._hosts:
             raise OutOfTurn(f"run {run_id} is not hosted here")
         return self._hosts[run_id]
+
+
+def _run_of(message: KeepShard | GiveShard | DropShards) -> RunId:
+    return message.run_id if isinstance(message, DropShards) else message.name.run_id
 
 
 def _or_none(bytes_per_s: float) -> float:

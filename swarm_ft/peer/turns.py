@@ -2,26 +2,29 @@
 
 A task runs to its end; each run's tasks go in the order in which they came. What others wait for
 goes before what fills time (gradients of weights, evaluations), in whatever run. Of runs that are
-alike in that, the one comes next that had least of the thread for its priority; who had nothing to
+alike in that, the one comes next that had least of the thread for its weight; who had nothing to
 do meanwhile is owed nothing for it (start-time fair queueing, Goyal et al. 1996). What fills time
 is due all the same once its run is MAX_LAG_S behind.
+
+Runs of one claim share its weight, by their priorities: more runs, or higher priorities, give an
+owner no more of the thread. A run without a claim has its priority for a weight.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from swarm_ft.ids import RunId
-from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
+from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, NO_CLAIM, Claim
 
 T = TypeVar("T", bound=Hashable)
 
 MAX_LAG_S = 1.0
-"""Of the usual priority: by so much less a run had of the thread than the one that comes first."""
+"""Of the usual weight: by so much less a run had of the thread than the one that comes first."""
 
 
 @dataclass(slots=True)
@@ -29,7 +32,7 @@ class _Queue(Generic[T]):
     """One run's tasks, and whether each only fills time.
 
     Attributes:
-        had_s: seconds that its tasks took, by its priority.
+        had_s: seconds that its tasks took, by its weight.
     """
 
     had_s: float
@@ -47,12 +50,26 @@ class Turns(Generic[T]):
 
     def __init__(self) -> None:
         self._queues: dict[RunId, _Queue[T]] = {}
+        self._claims: dict[RunId, tuple[Claim, int]] = {}
         self._now_s = 0.0
         """What the run whose task began last had by then."""
 
-    def weigh(self, run_id: RunId, priority: int) -> None:
-        """The run has this priority from now on."""
-        self._queue(run_id).weight = priority / DEFAULT_PRIORITY
+    def weigh(self, run_id: RunId, priority: int, claim: Claim = NO_CLAIM) -> None:
+        """Give a run this priority among the runs of its claim from now on."""
+        self._claims[run_id] = claim, priority
+        self._queue(run_id)
+        self._weigh_all()
+
+    def _weigh_all(self) -> None:
+        """Divide each claim's weight among its runs by their priorities."""
+        totals: Counter[str] = Counter()
+        for claim, priority in self._claims.values():
+            totals[claim.name] += priority
+        for run_id, (claim, priority) in self._claims.items():
+            weight = priority / DEFAULT_PRIORITY
+            if claim.name:
+                weight = claim.weight * priority / totals[claim.name]
+            self._queues[run_id].weight = weight
 
     def put(self, run_id: RunId, task: T, *, fills: bool = False) -> None:
         """A task wants to run; `fills`: nobody waits for it yet."""
@@ -87,6 +104,8 @@ class Turns(Generic[T]):
     def forget(self, run_id: RunId) -> None:
         """The run is over here."""
         self._queues.pop(run_id, None)
+        if self._claims.pop(run_id, None) is not None:
+            self._weigh_all()
 
     def _queue(self, run_id: RunId) -> _Queue[T]:
         if run_id not in self._queues:

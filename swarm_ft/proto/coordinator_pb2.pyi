@@ -543,7 +543,7 @@ class Learner(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., step: _Optional[int] = ..., sources: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("run_id", "spec", "attempt", "assignments", "committed_steps", "fresh", "spec_digest", "learners", "last_attempt", "saved", "owner", "storage_key", "stage_keys", "priority")
+    __slots__ = ("run_id", "spec", "attempt", "assignments", "committed_steps", "fresh", "spec_digest", "learners", "last_attempt", "saved", "owner", "storage_key", "stage_keys", "priority", "claim", "weight")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -558,6 +558,8 @@ class Assign(_message.Message):
     STORAGE_KEY_FIELD_NUMBER: _ClassVar[int]
     STAGE_KEYS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     spec: _run_pb2.RunSpec
     attempt: int
@@ -572,7 +574,9 @@ class Assign(_message.Message):
     storage_key: bytes
     stage_keys: _containers.RepeatedCompositeFieldContainer[StageKey]
     priority: int
-    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., committed_steps: _Optional[int] = ..., fresh: _Optional[bool] = ..., spec_digest: _Optional[bytes] = ..., learners: _Optional[_Iterable[_Union[Learner, _Mapping]]] = ..., last_attempt: _Optional[int] = ..., saved: _Optional[_Iterable[_Union[SavedStage, _Mapping]]] = ..., owner: _Optional[str] = ..., storage_key: _Optional[bytes] = ..., stage_keys: _Optional[_Iterable[_Union[StageKey, _Mapping]]] = ..., priority: _Optional[int] = ...) -> None: ...
+    claim: str
+    weight: int
+    def __init__(self, run_id: _Optional[str] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., attempt: _Optional[int] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., committed_steps: _Optional[int] = ..., fresh: _Optional[bool] = ..., spec_digest: _Optional[bytes] = ..., learners: _Optional[_Iterable[_Union[Learner, _Mapping]]] = ..., last_attempt: _Optional[int] = ..., saved: _Optional[_Iterable[_Union[SavedStage, _Mapping]]] = ..., owner: _Optional[str] = ..., storage_key: _Optional[bytes] = ..., stage_keys: _Optional[_Iterable[_Union[StageKey, _Mapping]]] = ..., priority: _Optional[int] = ..., claim: _Optional[str] = ..., weight: _Optional[int] = ...) -> None: ...
 
 class StageKey(_message.Message):
     __slots__ = ("layers", "key")
@@ -738,6 +742,14 @@ class Revoked(_message.Message):
     names: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, names: _Optional[_Iterable[str]] = ...) -> None: ...
 
+class Renewed(_message.Message):
+    __slots__ = ("name", "until_unix_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    until_unix_s: float
+    def __init__(self, name: _Optional[str] = ..., until_unix_s: _Optional[float] = ...) -> None: ...
+
 class LeaveProgress(_message.Message):
     __slots__ = ("may_go", "words", "seconds")
     MAY_GO_FIELD_NUMBER: _ClassVar[int]
@@ -749,7 +761,7 @@ class LeaveProgress(_message.Message):
     def __init__(self, may_go: _Optional[bool] = ..., words: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ToPeer(_message.Message):
-    __slots__ = ("assign", "plan", "commit", "export", "release", "catch_up", "save", "keep", "give", "drop", "clock", "idle", "revoked", "leave")
+    __slots__ = ("assign", "plan", "commit", "export", "release", "catch_up", "save", "keep", "give", "drop", "clock", "idle", "revoked", "leave", "renewed")
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -764,6 +776,7 @@ class ToPeer(_message.Message):
     IDLE_FIELD_NUMBER: _ClassVar[int]
     REVOKED_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    RENEWED_FIELD_NUMBER: _ClassVar[int]
     assign: Assign
     plan: PlanStep
     commit: CommitStep
@@ -778,7 +791,8 @@ class ToPeer(_message.Message):
     idle: StayIdle
     revoked: Revoked
     leave: LeaveProgress
-    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., keep: _Optional[_Union[KeepShard, _Mapping]] = ..., give: _Optional[_Union[GiveShard, _Mapping]] = ..., drop: _Optional[_Union[DropShards, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ..., idle: _Optional[_Union[StayIdle, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., leave: _Optional[_Union[LeaveProgress, _Mapping]] = ...) -> None: ...
+    renewed: Renewed
+    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., keep: _Optional[_Union[KeepShard, _Mapping]] = ..., give: _Optional[_Union[GiveShard, _Mapping]] = ..., drop: _Optional[_Union[DropShards, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ..., idle: _Optional[_Union[StayIdle, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., leave: _Optional[_Union[LeaveProgress, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
     __slots__ = ("spec", "spec_digest", "run_id", "priority", "protocol_version")
@@ -923,14 +937,16 @@ class ByteCounts(_message.Message):
     def __init__(self, forward_bytes: _Optional[int] = ..., forward_uncompressed_bytes: _Optional[int] = ..., backward_bytes: _Optional[int] = ..., backward_uncompressed_bytes: _Optional[int] = ..., gradient_bytes: _Optional[int] = ..., gradient_uncompressed_bytes: _Optional[int] = ..., state_bytes: _Optional[int] = ..., relayed_bytes: _Optional[int] = ..., evaluation_bytes: _Optional[int] = ..., evaluation_uncompressed_bytes: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("replica_only", "sees_tokens", "layers")
+    __slots__ = ("replica_only", "sees_tokens", "layers", "weight")
     REPLICA_ONLY_FIELD_NUMBER: _ClassVar[int]
     SEES_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     replica_only: bool
     sees_tokens: bool
     layers: _run_pb2.LayerRange
-    def __init__(self, replica_only: _Optional[bool] = ..., sees_tokens: _Optional[bool] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ...) -> None: ...
+    weight: int
+    def __init__(self, replica_only: _Optional[bool] = ..., sees_tokens: _Optional[bool] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., weight: _Optional[int] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
     __slots__ = ("peer_id", "layers", "idle", "grant", "endpoint", "device", "memory_bytes", "version", "speaks", "joined_ago_s", "heard_ago_s", "machine", "works", "links", "given")

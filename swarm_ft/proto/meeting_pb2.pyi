@@ -36,14 +36,6 @@ class Want(_message.Message):
     name: str
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
-class Seen(_message.Message):
-    __slots__ = ("meeting", "address")
-    MEETING_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    meeting: bytes
-    address: str
-    def __init__(self, meeting: _Optional[bytes] = ..., address: _Optional[str] = ...) -> None: ...
-
 class Linked(_message.Message):
     __slots__ = ("meeting", "way", "took_s")
     MEETING_FIELD_NUMBER: _ClassVar[int]
@@ -69,18 +61,16 @@ class RelayDistance(_message.Message):
     def __init__(self, endpoint: _Optional[str] = ..., round_trip_s: _Optional[float] = ...) -> None: ...
 
 class FromMember(_message.Message):
-    __slots__ = ("reachable", "want", "seen", "linked", "measured")
+    __slots__ = ("reachable", "want", "linked", "measured")
     REACHABLE_FIELD_NUMBER: _ClassVar[int]
     WANT_FIELD_NUMBER: _ClassVar[int]
-    SEEN_FIELD_NUMBER: _ClassVar[int]
     LINKED_FIELD_NUMBER: _ClassVar[int]
     MEASURED_FIELD_NUMBER: _ClassVar[int]
     reachable: Reachable
     want: Want
-    seen: Seen
     linked: Linked
     measured: Measured
-    def __init__(self, reachable: _Optional[_Union[Reachable, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., seen: _Optional[_Union[Seen, _Mapping]] = ..., linked: _Optional[_Union[Linked, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ...) -> None: ...
+    def __init__(self, reachable: _Optional[_Union[Reachable, _Mapping]] = ..., want: _Optional[_Union[Want, _Mapping]] = ..., linked: _Optional[_Union[Linked, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ...) -> None: ...
 
 class Relays(_message.Message):
     __slots__ = ("places",)
@@ -97,7 +87,7 @@ class RelayPlace(_message.Message):
     def __init__(self, endpoint: _Optional[str] = ..., probe_endpoint: _Optional[str] = ...) -> None: ...
 
 class Meet(_message.Message):
-    __slots__ = ("meeting", "name", "is_caller", "endpoints", "may_punch", "relay", "ticket")
+    __slots__ = ("meeting", "name", "is_caller", "endpoints", "may_punch", "relay", "ticket", "house_endpoints")
     MEETING_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     IS_CALLER_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +95,7 @@ class Meet(_message.Message):
     MAY_PUNCH_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    HOUSE_ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     meeting: bytes
     name: str
     is_caller: bool
@@ -112,7 +103,8 @@ class Meet(_message.Message):
     may_punch: bool
     relay: str
     ticket: bytes
-    def __init__(self, meeting: _Optional[bytes] = ..., name: _Optional[str] = ..., is_caller: _Optional[bool] = ..., endpoints: _Optional[_Iterable[str]] = ..., may_punch: _Optional[bool] = ..., relay: _Optional[str] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+    house_endpoints: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, meeting: _Optional[bytes] = ..., name: _Optional[str] = ..., is_caller: _Optional[bool] = ..., endpoints: _Optional[_Iterable[str]] = ..., may_punch: _Optional[bool] = ..., relay: _Optional[str] = ..., ticket: _Optional[bytes] = ..., house_endpoints: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Punch(_message.Message):
     __slots__ = ("meeting", "address")
@@ -162,13 +154,25 @@ class RelayCarries(_message.Message):
     relayed_bytes: int
     def __init__(self, links: _Optional[int] = ..., is_full: _Optional[bool] = ..., relayed_bytes: _Optional[int] = ...) -> None: ...
 
+class LegSeen(_message.Message):
+    __slots__ = ("meeting", "is_caller", "address")
+    MEETING_FIELD_NUMBER: _ClassVar[int]
+    IS_CALLER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    meeting: bytes
+    is_caller: bool
+    address: str
+    def __init__(self, meeting: _Optional[bytes] = ..., is_caller: _Optional[bool] = ..., address: _Optional[str] = ...) -> None: ...
+
 class FromRelay(_message.Message):
-    __slots__ = ("hello", "carries")
+    __slots__ = ("hello", "carries", "leg_seen")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     CARRIES_FIELD_NUMBER: _ClassVar[int]
+    LEG_SEEN_FIELD_NUMBER: _ClassVar[int]
     hello: RelayHello
     carries: RelayCarries
-    def __init__(self, hello: _Optional[_Union[RelayHello, _Mapping]] = ..., carries: _Optional[_Union[RelayCarries, _Mapping]] = ...) -> None: ...
+    leg_seen: LegSeen
+    def __init__(self, hello: _Optional[_Union[RelayHello, _Mapping]] = ..., carries: _Optional[_Union[RelayCarries, _Mapping]] = ..., leg_seen: _Optional[_Union[LegSeen, _Mapping]] = ...) -> None: ...
 
 class RelayWelcome(_message.Message):
     __slots__ = ("ticket_key", "endpoint", "unix_s")

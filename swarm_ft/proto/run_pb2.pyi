@@ -117,7 +117,7 @@ class LayerRange(_message.Message):
     def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class ModelSpec(_message.Message):
-    __slots__ = ("reference", "architecture", "num_blocks", "hidden_size", "vocab_size", "block_bytes", "embed_digest", "block_digests", "head_digest", "tied_embeddings", "linear_bytes", "adapter_bytes", "shared_bytes", "dtype")
+    __slots__ = ("reference", "architecture", "num_blocks", "hidden_size", "vocab_size", "block_bytes", "embed_digest", "block_digests", "head_digest", "tied_embeddings", "linear_bytes", "adapter_bytes", "shared_bytes", "dtype", "nonce", "owner")
     REFERENCE_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +132,8 @@ class ModelSpec(_message.Message):
     ADAPTER_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
     reference: str
     architecture: str
     num_blocks: int
@@ -146,7 +148,9 @@ class ModelSpec(_message.Message):
     adapter_bytes: int
     shared_bytes: int
     dtype: Dtype
-    def __init__(self, reference: _Optional[str] = ..., architecture: _Optional[str] = ..., num_blocks: _Optional[int] = ..., hidden_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., embed_digest: _Optional[bytes] = ..., block_digests: _Optional[_Iterable[bytes]] = ..., head_digest: _Optional[bytes] = ..., tied_embeddings: _Optional[bool] = ..., linear_bytes: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., dtype: _Optional[_Union[Dtype, str]] = ...) -> None: ...
+    nonce: bytes
+    owner: str
+    def __init__(self, reference: _Optional[str] = ..., architecture: _Optional[str] = ..., num_blocks: _Optional[int] = ..., hidden_size: _Optional[int] = ..., vocab_size: _Optional[int] = ..., block_bytes: _Optional[int] = ..., embed_digest: _Optional[bytes] = ..., block_digests: _Optional[_Iterable[bytes]] = ..., head_digest: _Optional[bytes] = ..., tied_embeddings: _Optional[bool] = ..., linear_bytes: _Optional[int] = ..., adapter_bytes: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., dtype: _Optional[_Union[Dtype, str]] = ..., nonce: _Optional[bytes] = ..., owner: _Optional[str] = ...) -> None: ...
 
 class TrainSpec(_message.Message):
     __slots__ = ("num_samples", "seq_length", "batch_size", "micro_batch_size", "num_steps", "learning_rate", "lr_schedule", "warmup_steps", "weight_decay", "clip_grad_norm", "seed", "shuffle", "dropout", "sync_tied_embeddings", "forward_codec", "backward_codec", "key_codec", "dp_codec", "save_steps", "buffer_bits", "fill_codec", "fill_microbatches", "drain_codec", "drain_microbatches", "share_with", "num_eval_samples", "eval_strategy", "eval_steps", "eval_compression", "private_ends", "adapter", "lora_r", "lora_alpha", "lora_dropout", "target_modules", "merge", "train_layers", "task_kind", "label_names", "base_dtype", "load_in_8bit", "load_in_4bit", "optim", "gradient_checkpointing", "save_strategy", "save_total_limit", "early_stopping_patience", "early_stopping_threshold", "metric_for_best_model", "frozen_codec", "router_aux_loss_coef", "quality", "dtype", "load_best_model_at_end")

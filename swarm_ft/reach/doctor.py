@@ -115,7 +115,9 @@ async def examine_member(reach: Reach, coordinator: str) -> AsyncIterator[Findin
             seen=host_of(front.address) if front else "",
             own=front.own_host if front else "",
             port=max(ports, default=0),
-            is_open=any(await asyncio.gather(*(_is_dialled(coordinator, port) for port in ports))),
+            is_open=_any_open(
+                await asyncio.gather(*(_is_dialled(coordinator, port) for port in ports))
+            ),
             varies=reach.reachable.mapping_varies if reach.knows_mapping.is_set() else None,
             has_relay=bool(reach.relays),
             trouble=None if reach.joined.is_set() else reach.trouble or "it has not answered yet",
@@ -178,14 +180,19 @@ async def _varies(address: str, front: FrontSays) -> bool | None:
         return None
 
 
-async def _is_open(address: str, front: FrontSays) -> bool:
+async def _is_open(address: str, front: FrontSays) -> bool | None:
     """Whether the coordinator can dial a port of this machine that nobody forwarded."""
     family = socket.AF_INET6 if front.address.startswith("[") else socket.AF_INET
     with closing(socket.create_server(("", 0), family=family)) as listener:
         return await _is_dialled(address, listener.getsockname()[1])
 
 
-async def _is_dialled(address: str, port: int) -> bool:
+def _any_open(answers: Collection[bool | None]) -> bool | None:
+    """Whether a port is open; None if none is, and one was not tried."""
+    return True if True in answers else None if None in answers else False
+
+
+async def _is_dialled(address: str, port: int) -> bool | None:
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(DIALLED_S):
             return await is_dialled_back(address, port)
@@ -302,7 +309,7 @@ class Standing:
         seen: host at which the coordinator sees it; empty: it did not say.
         own: host from which it asked.
         port: of its front; 0: any that nobody forwarded.
-        is_open: whether the coordinator can dial it there.
+        is_open: whether the coordinator can dial it there; None: it dials no such address.
         varies: its router gives each destination another port; None: nobody knows.
         has_relay: the swarm has one; None: nobody knows.
         trouble: why the coordinator introduces nobody to it; None: it would.
@@ -311,7 +318,7 @@ class Standing:
     seen: str
     own: str
     port: int = 0
-    is_open: bool
+    is_open: bool | None
     varies: bool | None
     has_relay: bool | None = None
     trouble: str | None = None
@@ -326,7 +333,7 @@ class Standing:
         """Why not everybody can dial it."""
         if self.trouble is not None:
             return Cause.NOT_INTRODUCED
-        if self.is_open:
+        if self.is_open or (self.is_open is None and not self.is_behind_router):
             return Cause.NONE
         if not self.is_behind_router:
             return Cause.FIREWALL
@@ -349,6 +356,9 @@ def reached(standing: Standing) -> Finding:
         return Finding("others", Verdict.BAD, says, advice, cause)
     if standing.is_open:
         return Finding("others", Verdict.OK, f"reach this machine: {Way.DIRECT}")
+    if cause is Cause.NONE:
+        says = f"the coordinator does not test private addresses such as {standing.seen}"
+        return Finding("others", Verdict.NOTE, says)
     if standing.has_relay is False:
         says = f"behind routers cannot reach this machine: {_IN_THE_WAY[cause]}, and the swarm has "
         return Finding("others", Verdict.BAD, f"{says}no relay", _opening(standing, cause), cause)

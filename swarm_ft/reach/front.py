@@ -16,6 +16,9 @@ from contextlib import suppress
 
 from swarm_ft.errors import SwarmError
 from swarm_ft.log import get_logger
+from swarm_ft.protocol.machines.rate import Rate
+from swarm_ft.protocol.spec.addresses import may_dial
+from swarm_ft.protocol.spec.bounds import host_of
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from swarm_ft.reach.shaping import Shape
 from swarm_ft.reach.sockets import (
@@ -28,6 +31,7 @@ from swarm_ft.reach.sockets import (
     PAIR,
     PROBE,
     QUESTION,
+    UNTRIED,
     YES,
     Address,
     Joint,
@@ -39,7 +43,7 @@ from swarm_ft.reach.sockets import (
     tune,
 )
 from swarm_ft.systems import hold_port
-from swarm_ft.transport.admission import MAX_PER_ADDRESS, Incoming, surplus
+from swarm_ft.transport.admission import MAX_PER_ADDRESS, Incoming, address_of, surplus
 from swarm_ft.transport.local_places import LocalPlace
 from swarm_ft.transport.open_files import max_connections, raise_open_files
 
@@ -53,6 +57,8 @@ FILES_PER_CONNECTION = 6
 FULL = 0.75
 """Of all connections; above it those without a call make room."""
 
+BACKS_PER_S = 1.0
+"""Dials back to one address; a question that comes sooner waits."""
 ONE_ADDRESS = 0.25
 """Of all connections; no address has more, however few there may be."""
 TOLD_EVERY_S = 1.0
@@ -84,8 +90,9 @@ class Front:
         self._visits: dict[bytes, Visit] = {
             PROBE: _tell_address,
             QUESTION: self._answer,
-            BACK: _dial_back,
         }
+        self._back_host = ""
+        self._backs: Rate[str] = Rate(per_s=BACKS_PER_S, burst=1)
         self._ports: list[int] = []
         self._listeners: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
@@ -121,6 +128,19 @@ class Front:
     def on_leg(self, visit: Visit) -> None:
         """Who takes legs of a relay."""
         self._visits[LEG] = visit
+
+    def dial_back_from(self, host: str) -> None:
+        """Answer whether a port of whoever asks can be dialled; without this call nobody does.
+
+        A stranger may ask, so the front must not dial what only this machine or its network
+        reaches: behind a proxy, all addresses are the proxy's own.
+
+        Args:
+            host: the address at which this process is announced. Loopback and private addresses
+                are dialled only if this is one.
+        """
+        self._back_host = host
+        self._visits[BACK] = self._dial_back
 
     async def listen(self, host: str, port: int) -> str:
         """Take connections from now on, at one more port; tells where.
@@ -259,6 +279,31 @@ class Front:
         finally:
             sock.close()
 
+    async def _dial_back(self, sock: socket.socket, remote: Address) -> None:
+        """Dial the address that asks, and no other."""
+        try:
+            async with asyncio.timeout(GREETING_S):
+                port = int.from_bytes(await receive_exactly(sock, 2), "big")
+                await self._wait_for_turn(remote[0])
+            answer = await self._is_dialled(endpoint_of((remote[0], port)))
+            await asyncio.get_running_loop().sock_sendall(sock, answer)
+        finally:
+            sock.close()
+
+    async def _wait_for_turn(self, host: str) -> None:
+        wait_s = self._backs.wait_s(address_of(host), time.monotonic())
+        while wait_s:
+            await asyncio.sleep(wait_s)
+            wait_s = self._backs.wait_s(address_of(host), time.monotonic())
+
+    async def _is_dialled(self, endpoint: str) -> bytes:
+        if not may_dial(self._back_host, host_of(endpoint)):
+            return UNTRIED
+        with suppress(OSError, TimeoutError):
+            (await dial(endpoint, timeout_s=BACK_S)).close()
+            return YES
+        return NO
+
     async def _inner(self, remote: Address) -> socket.socket:
         """A connection to this process's gRPC, which can tell from whom it is."""
         if self._grpc is None:
@@ -271,20 +316,6 @@ class Front:
         if first + rest[:-1] != MAGIC or visit is None:
             raise ConnectionRefusedError("expected TLS or a preamble of swarm-ft")
         return visit
-
-
-async def _dial_back(sock: socket.socket, remote: Address) -> None:
-    """Only whoever asks is dialled, so nobody can have others dialled."""
-    answer = NO
-    try:
-        async with asyncio.timeout(GREETING_S):
-            port = int.from_bytes(await receive_exactly(sock, 2), "big")
-        with suppress(OSError, TimeoutError):
-            (await dial(endpoint_of((remote[0], port)), timeout_s=BACK_S)).close()
-            answer = YES
-        await asyncio.get_running_loop().sock_sendall(sock, answer)
-    finally:
-        sock.close()
 
 
 async def _tell_address(sock: socket.socket, remote: Address) -> None:

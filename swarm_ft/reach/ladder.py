@@ -1,11 +1,12 @@
 """One side of a meeting as a state machine: which ways to try, and which stream is taken.
 
-All ways are tried at once. The caller dials the other side's endpoints (direct), which dials the
-caller's (reverse); both leave a leg at the relay, learn there how the world sees its port, tell
-each other through the coordinator, and connect from that port to the other's: a router that let
-one out lets the other in (punched; Ford et al. 2005, "Peer-to-Peer Communication Across Network
-Address Translators"). The caller takes the first stream that stands, and the relayed one only once
-the others had their time. It knows no socket and reads no clock.
+All ways but one are tried at once. The caller dials the other side's endpoints (direct), which
+dials the caller's (reverse). Both leave a leg at the relay, which reports the outside address of
+each leg to the coordinator, which sends it to the other side. Both connect from the leg's port to
+that address: a router that let one out lets the other in (punched; Ford et al. 2005, "Peer-to-Peer
+Communication Across Network Address Translators"). Private endpoints of a house are dialled last.
+The caller takes the first stream that stands, and the relayed one only once the others had their
+time. It knows no socket and reads no clock.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ PATIENCE_ROUND_TRIPS = 5.0
 DIAL_PATIENCE_S = 0.2
 """... where only dialling may: a machine that listens answers in one round trip."""
 DIAL_ROUND_TRIPS = 2.0
+HOUSE_AFTER_S = 0.25
+"""How long all other ways have before a private endpoint is dialled: it may be of another house."""
 GIVE_UP_S = 15.0
 """A meeting without a stream for so long is over."""
 LEGLESS_S = 3.0
@@ -45,15 +48,8 @@ class LeaveLeg:
 
 
 @dataclass(frozen=True, slots=True)
-class TellSeen:
-    """Let the other side know how the relay sees the leg's port."""
-
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
 class Connect:
-    """From the leg's port, to where the relay sees the other side's."""
+    """Connect from the leg's port to the address where the relay sees the other side's; once."""
 
     address: str
 
@@ -73,7 +69,7 @@ class GiveUp:
     reason: str
 
 
-Effect = Dial | LeaveLeg | TellSeen | Connect | Take | GiveUp
+Effect = Dial | LeaveLeg | Connect | Take | GiveUp
 Effects = list[Effect]
 
 
@@ -94,6 +90,8 @@ class Ladder:
         self._relayed: int | None = None
         self._has_leg, self._is_legless = False, False
         self._punch: str | None = None
+        self._has_punched = False
+        self._house = meet.house_endpoints
         self._is_over = False
 
     @property
@@ -104,32 +102,33 @@ class Ladder:
     @property
     def due_s(self) -> float:
         """When it is to be woken, if nothing happens before."""
-        give_up_s = self._gives_up_s
-        return give_up_s if self._relayed is None else min(self._patient_until_s, give_up_s)
+        due_s = self._gives_up_s
+        if self._relayed is not None:
+            due_s = min(due_s, self._patient_until_s)
+        return min(due_s, self._began_s + HOUSE_AFTER_S) if self._house else due_s
 
     def begin(self) -> Effects:
-        """All ways that can be tried at once."""
+        """All ways that are tried at once."""
         meet = self._meet
-        way = Way.DIRECT if meet.is_caller else Way.REVERSE
-        effects: Effects = [Dial(endpoint, way) for endpoint in meet.endpoints]
+        effects = self._dials(meet.endpoints)
         if meet.relay is not None:
             effects.append(LeaveLeg(meet.relay, meet.ticket))
         return effects
 
-    def seen(self, address: str, round_trip_s: float) -> Effects:
-        """The leg stands, and the relay sees it at this address."""
+    def seen(self, round_trip_s: float) -> Effects:
+        """The leg stands, and the relay has reported it."""
         if self._is_over:
             return []
         self._round_trip_s, self._has_leg = round_trip_s, True
-        return [TellSeen(address), *self._connect()] if self._may_punch else []
+        return list(self._connect())
 
     def lost_leg(self) -> None:
         """The relay does not answer, or is gone."""
         self._is_legless = True
 
     def told(self, punch: Punch) -> Effects:
-        """The relay sees the other side's leg."""
-        if self._is_over or not self._may_punch:
+        """The relay sees the other side's leg. Only the first such message counts."""
+        if self._is_over or not self._may_punch or self._punch is not None:
             return []
         self._punch = punch.address
         return list(self._connect())
@@ -157,6 +156,9 @@ class Ladder:
         """Time passes."""
         if self._is_over:
             return []
+        if self._house and now_s >= self._began_s + HOUSE_AFTER_S:
+            house, self._house = self._house, ()
+            return [*self._dials(house), *self.tick(now_s)]
         if self._relayed is not None and now_s >= self._patient_until_s:
             return self._take(self._relayed, Way.RELAYED)
         if now_s >= self._gives_up_s:
@@ -178,13 +180,19 @@ class Ladder:
             trips_s, least_s = DIAL_ROUND_TRIPS * self._round_trip_s, DIAL_PATIENCE_S
         else:
             trips_s, least_s = 0.0, 0.0
+        if self._meet.house_endpoints:
+            least_s = max(least_s, HOUSE_AFTER_S + DIAL_PATIENCE_S)
         return self._began_s + max(trips_s, least_s)
+
+    def _dials(self, endpoints: tuple[str, ...]) -> Effects:
+        way = Way.DIRECT if self._meet.is_caller else Way.REVERSE
+        return [Dial(endpoint, way) for endpoint in endpoints]
 
     def _connect(self) -> Iterator[Effect]:
         # From a port whose mapping the relay made known; before that there is no hole to make.
-        if self._has_leg and self._punch is not None:
+        if self._has_leg and self._punch is not None and not self._has_punched:
+            self._has_punched = True
             yield Connect(self._punch)
-            self._punch = None
 
     def _take(self, stream: int, way: Way) -> Effects:
         self._is_over = True

@@ -32,14 +32,15 @@ from swarm_ft.protocol.messages.meeting import (
     RelayDistance,
     RelayPlace,
     Relays,
-    Seen,
     ToMember,
     Want,
     Way,
 )
+from swarm_ft.protocol.spec.addresses import Vantage, is_socket_address, may_dial_endpoint
+from swarm_ft.protocol.spec.bounds import host_of
 from swarm_ft.reach.distances import measured
 from swarm_ft.reach.front import Front
-from swarm_ft.reach.ladder import Connect, Dial, Effects, GiveUp, Ladder, LeaveLeg, Take, TellSeen
+from swarm_ft.reach.ladder import Connect, Dial, Effects, GiveUp, Ladder, LeaveLeg, Take
 from swarm_ft.reach.sockets import (
     CHOSEN,
     GREETING_S,
@@ -49,12 +50,14 @@ from swarm_ft.reach.sockets import (
     PROOF_BYTES,
     Address,
     dial,
+    endpoint_of,
     exchange_proofs,
     outside_address,
     proof,
     receive_address,
     receive_exactly,
 )
+from swarm_ft.reach.vantage import resolved, vantage_towards
 from swarm_ft.transport.base import MessageStream, Transport, until_one_ends
 from swarm_ft.transport.methods import INTRODUCE
 
@@ -76,7 +79,10 @@ SPREAD_S = 1.0
 """Over which all members look at a relay that is new."""
 SPARE_S = 300.0
 """How long a stream is kept that a caller took and says nothing on: it waits for a step's end."""
-MAX_MEETINGS = 128
+MAX_MEETINGS, MAX_MEETINGS_WITH = 128, 16
+"""At once: of all together, and with one other member, which may be hostile."""
+MAX_PUNCHES = 32
+"""Loops of `_Meeting.punch` at once, of up to 30 SYNs each: more meetings use the relay."""
 MAX_SPARE = 64
 """Streams that wait to be used; more than these wait as long as any other that says nothing."""
 
@@ -115,6 +121,8 @@ class Reach:
         self._front = front
         self._clock = clock
         self._rng = rng
+        self._mapped: tuple[str, ...] = ()
+        self._own: tuple[str, ...] = ()
         self._reachable = Reachable()
         self.relays: tuple[RelayPlace, ...] = ()
         """Those of the swarm, as far as it was told."""
@@ -137,6 +145,8 @@ class Reach:
         self._relayed: Counter[str] = Counter()
         self._distances: dict[str, float] = {}
         self._num_spare = 0
+        self._vantage = Vantage()
+        self._punches = asyncio.Semaphore(MAX_PUNCHES)
         self._looking: asyncio.Task[None] | None = None
         front.on_pair(self._visited)
 
@@ -144,14 +154,13 @@ class Reach:
         """Be there for introductions, until cancelled.
 
         Args:
-            endpoints: where others may reach the front.
+            endpoints: where others may reach the front, names or addresses.
         """
-        self._reachable = Reachable(endpoints=endpoints)
         reason = ""
         try:
             while True:
                 try:
-                    await self._converse()
+                    await self._converse(endpoints)
                 except SwarmError as error:  # it comes back, or is found anew
                     if error.message != reason:
                         logger.warning("introductions: %s; trying on", error.message)
@@ -172,9 +181,12 @@ class Reach:
         return self._reachable
 
     def also_at(self, endpoint: str) -> None:
-        """Others may reach the front there, too; that is tried first."""
-        endpoints = dict.fromkeys((endpoint, *self._reachable.endpoints))
-        self._tell(replace(self._reachable, endpoints=tuple(endpoints)[:MAX_ENDPOINTS]))
+        """Add an endpoint of the front, as a router reports it; it is tried first."""
+        if not is_socket_address(endpoint):
+            logger.info("the router reports %s, which is no address of one machine", endpoint)
+            return
+        self._mapped = (endpoint, *self._mapped)
+        self._tell(self._with_endpoints())
 
     async def link(self, name: str) -> Link:
         """A stream to this member, whichever way.
@@ -196,8 +208,12 @@ class Reach:
 
     # ---- the conversation with the coordinator
 
-    async def _converse(self) -> None:
-        channel = self._transport.connect(await self._find_coordinator(), COORDINATOR_NAME)
+    async def _converse(self, endpoints: tuple[str, ...]) -> None:
+        coordinator = await self._find_coordinator()
+        self._vantage = await vantage_towards(coordinator)
+        self._own = await resolved(endpoints)  # anew, since a name may lead elsewhere by now
+        self._reachable = self._with_endpoints()
+        channel = self._transport.connect(coordinator, COORDINATOR_NAME)
         try:
             stream = channel.open(INTRODUCE)
             while not self._outbox.empty():
@@ -266,6 +282,10 @@ class Reach:
             break
         self.knows_mapping.set()
 
+    def _with_endpoints(self) -> Reachable:
+        found = tuple(dict.fromkeys((*self._mapped, *self._own)))
+        return replace(self._reachable, endpoints=found[:MAX_ENDPOINTS])
+
     def _tell(self, reachable: Reachable) -> None:
         self._reachable = reachable
         if self.joined.is_set():  # or it is said first, when the coordinator is there
@@ -276,13 +296,24 @@ class Reach:
     async def _meet(self, meet: Meet) -> None:
         if len(self._meetings) >= MAX_MEETINGS or meet.meeting in self._meetings:
             return
+        if sum(other.name == meet.name for other in self._meetings.values()) >= MAX_MEETINGS_WITH:
+            logger.debug("%s asks for more than %d meetings", meet.name, MAX_MEETINGS_WITH)
+            return
+        meet = self._checked(meet)
         hopeless = self._known_hopeless(meet)
-        meeting = _Meeting(meet, self._clock, self._outbox.put_nowait, self._unreached, hopeless)
+        shell = _Shell(self._clock, self._outbox.put_nowait, self._unreached, self._punches)
+        meeting = _Meeting(meet, shell, hopeless)
         theirs = proof(meet.meeting, is_caller=not meet.is_caller)
         self._meetings[meet.meeting] = self._by_proof[theirs] = meeting
         self._start(self._attend(meet, meeting, theirs))
         async with self._met:
             self._met.notify_all()
+
+    def _checked(self, meet: Meet) -> Meet:
+        """The meeting without endpoints that this member's own place rules out."""
+        seen = filter(self._vantage.may_dial, meet.endpoints)
+        in_house = filter(self._vantage.is_in_house, meet.house_endpoints)
+        return replace(meet, endpoints=tuple(seen), house_endpoints=tuple(in_house))
 
     async def _attend(self, meet: Meet, meeting: _Meeting, theirs: bytes) -> None:
         try:
@@ -362,26 +393,38 @@ class Reach:
         return task
 
 
+@dataclass(frozen=True, slots=True)
+class _Shell:
+    """What all meetings of a member share.
+
+    Attributes:
+        clock: the time.
+        say: sends a message to the coordinator.
+        unreached: notes a relay that has no place for a leg.
+        punches: bounds loops of `_Meeting.punch`.
+    """
+
+    clock: Clock
+    say: Callable[[FromMember], None]
+    unreached: Callable[[str], None]
+    punches: asyncio.Semaphore
+
+
 class _Meeting:
     """The sockets of one meeting, as its ladder says."""
 
-    def __init__(
-        self,
-        meet: Meet,
-        clock: Clock,
-        say: Callable[[FromMember], None],
-        unreached: Callable[[str], None],
-        hopeless: frozenset[Way],
-    ) -> None:
+    def __init__(self, meet: Meet, shell: _Shell, hopeless: frozenset[Way]) -> None:
         self._meet = meet
-        self._clock = clock
-        self._say = say
-        self._unreached = unreached
-        self._began_s = clock.now_s()
+        self._clock = shell.clock
+        self._say = shell.say
+        self._unreached = shell.unreached
+        self._punches = shell.punches
+        self._began_s = self._clock.now_s()
         self._ladder = Ladder(meet, self._began_s, hopeless)
+        self.name = meet.name
         self._streams: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._leg_port = 0
+        self._leg_port, self._relay_host = 0, ""
         self._changed = asyncio.Event()
         self._taken: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
 
@@ -448,8 +491,6 @@ class _Meeting:
                     self._start(self._dial(endpoint, way))
                 case LeaveLeg(relay, ticket):
                     self._start(self._leave_leg(relay, ticket))
-                case TellSeen(address):
-                    self._say(Seen(meeting=self._meet.meeting, address=address))
                 case Connect(address):
                     self._start(self._punch(address))
                 case Take(number, way):
@@ -472,10 +513,10 @@ class _Meeting:
         try:
             sock = await dial(relay)
             self._streams.append(sock)
-            address = await self._show(ticket, sock)
+            await self._show(ticket, sock)
             is_seen = True
             # Two trips: one to connect, one to be answered.
-            self._do(self._ladder.seen(address, (self._clock.now_s() - began_s) / 2))
+            self._do(self._ladder.seen((self._clock.now_s() - began_s) / 2))
             await receive_exactly(sock, 1)
         except (OSError, TimeoutError, SwarmError):
             if not is_seen:
@@ -485,17 +526,22 @@ class _Meeting:
             raise
         self._opened(sock, Way.RELAYED)
 
-    async def _show(self, ticket: bytes, sock: socket.socket) -> str:
-        """Show a relay the ticket; from which address it sees that come."""
+    async def _show(self, ticket: bytes, sock: socket.socket) -> None:
+        """Show a relay the ticket; it has reported the leg to the coordinator by its answer."""
         self._leg_port = sock.getsockname()[1]
+        self._relay_host = host_of(endpoint_of(sock.getpeername()[:2]))
         shown = MAGIC + LEG + bytes([len(ticket)]) + ticket
         async with asyncio.timeout(GREETING_S):
             await asyncio.get_running_loop().sock_sendall(sock, shown)
-            return await receive_address(sock)
+            await receive_address(sock)
 
     async def _punch(self, address: str) -> None:
         """Simultaneous open, from the leg's port: again and again, for a router may say no."""
-        async with asyncio.timeout(PUNCH_S):
+        # A relay at a public address sees no private ones, so the message is wrong.
+        if self._punches.locked() or not may_dial_endpoint(self._relay_host, address):
+            logger.debug("meeting %s: no punch to %s", self._meet.name, address)
+            return
+        async with self._punches, asyncio.timeout(PUNCH_S):
             while True:
                 try:
                     sock = await dial(address, port=self._leg_port, timeout_s=PUNCH_S)

@@ -5,7 +5,8 @@ what belongs to it.
 
     O                   answered by the address that it comes from, then closed
     Q                   the same, with another port of this front's, its clock and its version
-    B + port            answered by whether that port of whoever asks can be dialled from here
+    B + port            answered by whether that port of whoever asks can be dialled from here, or
+                        by `-` if the front does not dial such addresses
     L + n + ticket      a leg to a relay: answered by that address; `J` when the other is there
     P + 16 bytes        a stream of a meeting: who knows its number can make and check them
 
@@ -33,7 +34,7 @@ from swarm_ft.transport.grpc_options import IPV4_IN_IPV6, format_endpoint
 
 MAGIC = b"SFT1"
 PROBE, QUESTION, BACK, LEG, PAIR = b"O", b"Q", b"B", b"L", b"P"
-YES, NO = b"Y", b"N"
+YES, NO, UNTRIED = b"Y", b"N", b"-"
 JOINED, CHOSEN = b"J", b"U"
 PROOF_BYTES = 16
 GREETING_S = 5.0
@@ -237,8 +238,8 @@ async def ask_front(endpoint: str) -> FrontSays:
         ) from None
 
 
-async def is_dialled_back(endpoint: str, port: int) -> bool:
-    """Whether a front can dial this port of this machine.
+async def is_dialled_back(endpoint: str, port: int) -> bool | None:
+    """Whether a front can dial this port of this machine; None if it does not try.
 
     Raises:
         OSError, TimeoutError: it does not answer.
@@ -247,7 +248,7 @@ async def is_dialled_back(endpoint: str, port: int) -> bool:
         async with asyncio.timeout(GREETING_S + BACK_S):
             question = MAGIC + BACK + port.to_bytes(2, "big")
             await asyncio.get_running_loop().sock_sendall(sock, question)
-            return await receive_exactly(sock, 1) == YES
+            return {YES: True, NO: False}.get(await receive_exactly(sock, 1))
 
 
 # ---- two sockets joined
@@ -279,6 +280,7 @@ class Joint:
         self._lock = threading.Lock()
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         self._moved_bytes = {one: 0, other: 0}
+        self._moved_at_s = time.monotonic()
         for sock in self._pair:
             sock.setblocking(True)
         shape = shape or Shape()
@@ -291,6 +293,11 @@ class Joint:
     def moved_bytes(self) -> int:
         """How many passed, both ways together; counted before an end is told to who receives."""
         return sum(self._moved_bytes.values())
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last byte passed, whichever way."""
+        return time.monotonic() - self._moved_at_s
 
     async def wait(self) -> None:
         """Until it is over; being cancelled ends it."""
@@ -309,6 +316,7 @@ class Joint:
         try:
             for num_bytes in _moved(source, sink, gate):
                 self._moved_bytes[source] += num_bytes  # a thread counts for itself alone
+                self._moved_at_s = time.monotonic()
                 rate = self._bytes_per_s()
                 if rate < math.inf:
                     time.sleep(num_bytes / rate)

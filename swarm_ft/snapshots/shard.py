@@ -22,7 +22,7 @@ from torch import Tensor
 from swarm_ft.errors import BadSnapshot, Unavailable
 from swarm_ft.private_files import replacing
 from swarm_ft.protocol.messages.shard import ShardName
-from swarm_ft.protocol.spec.digest import DIGEST_BYTES, digest_of
+from swarm_ft.protocol.spec.digest import DIGEST_BYTES, digest_of, file_stem
 from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
 
 VERSION = 1
@@ -73,7 +73,8 @@ def write_shard(
     tensors = _flat(contents)
     identity = _identity(name, spec_digest)
     document = {**identity, "digest": _digest(identity, tensors).hex()}
-    path = folder / f"{name.run_id}-step-{name.step:08}-layers-{name.layers}.safetensors"
+    run = f"run-{file_stem(name.run_id)}"
+    path = folder / f"{run}-step-{name.step:08}-layers-{name.layers}.safetensors"
     try:
         metadata = {_METADATA: json.dumps(document)}
         if files.seals:

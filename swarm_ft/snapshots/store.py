@@ -1,9 +1,11 @@
 """Snapshots of runs in one place: a folder, or any other url that fsspec knows.
 
-    RUN/step-00000042/layers-0-12.safetensors
-    RUN/step-00000042/layers-12-24.safetensors
-    RUN/step-00000042/manifest.json
+    run-DIGEST/step-00000042/layers-0-12.safetensors
+    run-DIGEST/step-00000042/layers-12-24.safetensors
+    run-DIGEST/step-00000042/manifest.json
 
+A run's folder has the digest of its name, which the manifest contains. A run that an earlier
+version began keeps the folder that it has there, which has the run's name itself.
 A snapshot is there from the moment its manifest is; shards without one are a snapshot that is
 being written, or never was. A shard is replaced only after its manifest is gone. Everything here
 blocks: call it in a thread.
@@ -27,6 +29,7 @@ from swarm_ft.private_files import replacing
 from swarm_ft.protocol.messages.control import SavedStage
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, MAX_CHUNKS, ChunkList, ShardName
 from swarm_ft.protocol.spec.bounds import DIGEST, Name, Range, checked
+from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.run_spec import MAX_STEPS, RunSpec
 from swarm_ft.snapshots.files import StoredFiles
@@ -199,6 +202,7 @@ class SnapshotStore:
             BadOption: fsspec knows no such url, or lacks the package that serves it.
         """
         self._files = StoredFiles(url)
+        self._run_folders: dict[RunId, str] = {}
 
     # ---- writing
 
@@ -217,8 +221,8 @@ class SnapshotStore:
         )
         earlier = self._manifest(name.run_id, name.step)
         if earlier is not None and entry not in earlier.shards:
-            self._files.remove(f"{_folder(name.run_id, name.step)}/{MANIFEST}")
-        self._files.move_in(path, _shard_path(name))
+            self._files.remove(f"{self._folder(name.run_id, name.step)}/{MANIFEST}")
+        self._files.move_in(path, self._shard_path(name))
         return entry
 
     def commit(self, manifest: Manifest) -> None:
@@ -227,7 +231,7 @@ class SnapshotStore:
         Raises:
             BadSnapshot: a shard is missing or of another size.
         """
-        folder = _folder(manifest.run_id, manifest.step)
+        folder = self._folder(manifest.run_id, manifest.step)
         missing = self._missing(manifest)
         if missing:
             raise BadSnapshot(
@@ -244,12 +248,14 @@ class SnapshotStore:
         for step in self._steps(run_id):
             if step < max(kept, default=0) and step not in kept:
                 # The manifest first: a half-removed snapshot is none.
-                self._files.remove(f"{_folder(run_id, step)}/{MANIFEST}")
-                self._files.remove_folder(_folder(run_id, step))
+                self._files.remove(f"{self._folder(run_id, step)}/{MANIFEST}")
+                self._files.remove_folder(self._folder(run_id, step))
 
     def forget(self, runs: Collection[RunId]) -> None:
         """Remove all that is here of these runs; others may do so at the same time."""
-        folders = {_run_folder(run_id) for run_id in runs}
+        folders = {name for run_id in runs for name in _names_of_folder(run_id)}
+        for run_id in runs:
+            self._run_folders.pop(run_id, None)
         for _ in range(FORGET_TRIES):  # who removes what another is about to remove stops it
             found = folders.intersection(self._files.folders(""))
             if not found:
@@ -277,24 +283,39 @@ class SnapshotStore:
         entry = manifest.shard(layers)
         name = manifest.name_of(entry)
         if self._files.is_local:
-            self._check(name, entry, self._files.chunks(_shard_path(name)))
-            return self._files.local_path(_shard_path(name))
-        path = folder / _shard_path(name).replace("/", "-")
+            self._check(name, entry, self._files.chunks(self._shard_path(name)))
+            return self._files.local_path(self._shard_path(name))
+        path = folder / f"fetched-{file_stem(name.run_id)}-{name.step:08}-{name.layers}"
         with replacing(path) as partial:
-            self._files.copy_out(_shard_path(name), partial)
+            self._files.copy_out(self._shard_path(name), partial)
             self._check(name, entry, chunks_of(partial))
         return path
 
     def _check(self, name: ShardName, entry: SavedStage, chunks: ChunkList) -> None:
         if chunks.digest() != entry.digest:
             raise BadSnapshot(
-                f"{self._files.url}/{_shard_path(name)}: its bytes are not those of the manifest; "
-                f"remove {_folder(name.run_id, name.step)} to go on from an earlier snapshot"
+                f"{self._files.url}/{self._shard_path(name)}: its bytes are not those of the "
+                f"manifest; remove {self._folder(name.run_id, name.step)} to go on from an earlier "
+                "snapshot"
             )
+
+    def _run_folder(self, run_id: RunId) -> str:
+        """Return the folder that an earlier version began for the run, or today's name for one."""
+        if run_id not in self._run_folders:
+            today, *earlier = _names_of_folder(run_id)
+            found = set(self._files.folders("")).intersection(earlier)
+            self._run_folders[run_id] = min(found, default=today)
+        return self._run_folders[run_id]
+
+    def _folder(self, run_id: RunId, step: StepNumber) -> str:
+        return f"{self._run_folder(run_id)}/step-{step:08}"
+
+    def _shard_path(self, name: ShardName) -> str:
+        return f"{self._folder(name.run_id, name.step)}/{_shard_file(name.layers)}"
 
     def _steps(self, run_id: RunId) -> list[StepNumber]:
         """Steps that have a folder, snapshot or not, oldest first."""
-        matches = (_STEP.fullmatch(name) for name in self._files.folders(_run_folder(run_id)))
+        matches = (_STEP.fullmatch(name) for name in self._files.folders(self._run_folder(run_id)))
         return sorted(StepNumber(int(match[1])) for match in matches if match)
 
     def _whole(self, run_id: RunId, step: StepNumber) -> Manifest | None:
@@ -303,7 +324,7 @@ class SnapshotStore:
         return None if manifest is None or self._missing(manifest) else manifest
 
     def _manifest(self, run_id: RunId, step: StepNumber) -> Manifest | None:
-        path = f"{_folder(run_id, step)}/{MANIFEST}"
+        path = f"{self._folder(run_id, step)}/{MANIFEST}"
         data = self._files.read(path, MAX_MANIFEST_BYTES)
         if data is None:
             return None
@@ -315,7 +336,7 @@ class SnapshotStore:
         return manifest if (manifest.run_id, manifest.step) == (run_id, step) else None
 
     def _missing(self, manifest: Manifest) -> list[LayerRange]:
-        sizes = self._files.sizes(_folder(manifest.run_id, manifest.step))
+        sizes = self._files.sizes(self._folder(manifest.run_id, manifest.step))
         return [
             shard.layers
             for shard in manifest.shards
@@ -326,19 +347,20 @@ class SnapshotStore:
 _STEP = re.compile(r"step-([0-9]{8,10})")
 
 
-def _run_folder(run_id: RunId) -> str:
-    """A folder's name that no file system takes for anything else, as `..` or `*`."""
-    name = quote(run_id, safe="")
-    return f"%2E{name[1:]}" if name.startswith(".") else name
+_RUN = re.compile(r"run-[0-9a-f]{32}")
 
 
-def _folder(run_id: RunId, step: StepNumber) -> str:
-    return f"{_run_folder(run_id)}/step-{step:08}"
+def _names_of_folder(run_id: RunId) -> tuple[str, ...]:
+    """Return the names that a run's folder may have, today's first.
+
+    Earlier versions used the run's name. Such a name may look like the digest of another run; then
+    it names that run's folder only.
+    """
+    earlier = quote(run_id, safe="")
+    earlier = f"%2E{earlier[1:]}" if earlier.startswith(".") else earlier
+    today = f"run-{file_stem(run_id)}"
+    return (today,) if _RUN.fullmatch(earlier) else (today, earlier)
 
 
 def _shard_file(layers: LayerRange) -> str:
     return f"layers-{layers}.safetensors"
-
-
-def _shard_path(name: ShardName) -> str:
-    return f"{_folder(name.run_id, name.step)}/{_shard_file(name.layers)}"

@@ -2,9 +2,12 @@
 
 A tensor's digest covers its dtype as stored, its shape and bytes; a part's digest covers the
 config's settings and the names and digests of its tensors, by the names of transformers; what all
-blocks share is of each block's part. Files and shards do not matter: a copy that is cut into other
-shards, saved without the base model's prefix, or with a block's experts in one tensor, is the same
-model.
+blocks share is of each block's part. A part's digest is keyed by the run (`ModelSpec.digest_key`).
+The tensors' digests have no key: they never leave a process, and a part's digest, which does, is
+one-way. So whoever learns the digests of one run can compute none of another, and a client that
+describes a model for another run reads no weights again. Files and shards do not matter: a copy
+that is cut into other shards, saved without the base model's prefix, or with a block's experts in
+one tensor, is the same model.
 """
 
 from __future__ import annotations
@@ -25,10 +28,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from swarm_ft.errors import BadLayers, BadModel, RunMismatch
-from swarm_ft.protocol.spec.digest import digest_of
+from swarm_ft.errors import BadLayers, BadModel, ModelDiffers, NonFiniteWeights
+from swarm_ft.protocol.spec.digest import DIGEST_BYTES, digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.protocol.spec.run_spec import Dtype, ModelSpec, TaskKind, TrainOptions
+from swarm_ft.protocol.spec.run_spec import NO_NONCE, Dtype, ModelSpec, TaskKind, TrainOptions
 from swarm_ft.protocol.spec.tasks import Task, task_of
 from swarm_ft.stage.architecture import (
     EMBED_PART,
@@ -52,7 +55,6 @@ from swarm_ft.stage.stored import (
     TensorDigest,
     fill,
     pieces_of,
-    tensor_digest,
 )
 
 # ---- safetensors files of one checkpoint: which file holds which tensor
@@ -114,6 +116,10 @@ class TensorFiles:
     def names(self) -> Iterable[str]:
         """Of all tensors."""
         return self._file_of
+
+    def files_of(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Names of the files that hold these tensors."""
+        return tuple(dict.fromkeys(self._file_of[name] for name in names))
 
     @contextmanager
     def reading(self) -> Iterator[Callable[[str], StoredTensor]]:
@@ -189,6 +195,8 @@ GENERATION_FILE = "generation_config.json"
 # transformers makes up an empty tokenizer where none of these is.
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 FLOAT32_BYTES = 4
+NO_DIGEST = bytes(DIGEST_BYTES)
+CONFIG_DIFFERS = "the model differs in its config"
 SPREAD = 0.02
 """Of a new head's weights, where the config does not say."""
 CPU = torch.device("cpu")
@@ -228,27 +236,25 @@ class Checkpoint:
         self._shared = self._parts.pop(SHARED_PART, [])
         for block in range(config.num_hidden_layers):
             self._parts[block_part(block)] += self._shared
+        self._tensor_digests: dict[str, bytes] = {}
         self._check_complete()
 
-    def describe(self) -> ModelSpec:
+    def describe(self, nonce: bytes | None = NO_NONCE, owner: str = "") -> ModelSpec:
         """Read every tensor once, a few at a time, and digest it.
 
         A tied checkpoint's head digest covers the embeddings' tensor, as the head's weight.
 
+        Args:
+            nonce: of the run; a client draws one for each.
+            owner: name of the client whose run it is.
+
         Raises:
             BadModel: a tensor is unreadable or of another shape than the config's.
+            NonFiniteWeights: a value of a tensor is inf or NaN; names the file and the tensor.
         """
-        there = [name for name in self._own if name in self._recipes or self._begins(name)]
-        digests: dict[str, bytes] = {}
-        for name, tensor in self._read(there):
-            with self._reading(name):
-                digests[name] = tensor_digest(tensor)
-        tied = self._ties(digests)
-        if tied:
-            digests[self._head] = digests[self._embedding]
-        parts = {part: self._part_digest(names, digests) for part, names in self._parts.items()}
+        digests = self._digests()
         block_bytes, linear_bytes = self._block_bytes()
-        return ModelSpec(
+        described = ModelSpec(
             reference=self.reference,
             architecture=self.config.model_type,
             num_blocks=self.config.num_hidden_layers,
@@ -257,12 +263,47 @@ class Checkpoint:
             block_bytes=block_bytes,
             linear_bytes=linear_bytes,
             shared_bytes=self._bytes_of(self._shared),
+            embed_digest=NO_DIGEST,
+            block_digests=(NO_DIGEST,) * self.config.num_hidden_layers,
+            head_digest=NO_DIGEST,
+            tied_embeddings=self._ties(digests),
+            dtype=self._dtype(),
+        )
+        return self.keyed(described, nonce, owner)
+
+    def keyed(self, model: ModelSpec, nonce: bytes | None, owner: str) -> ModelSpec:
+        """The same model with the digests that this checkpoint has in another run.
+
+        Raises:
+            BadModel, NonFiniteWeights: see `describe`, which has read the weights already.
+        """
+        model, digests = replace(model, nonce=nonce, owner=owner), self._digests()
+        parts = {
+            part: self._part_digest(names, digests, model) for part, names in self._parts.items()
+        }
+        return replace(
+            model,
             embed_digest=parts[EMBED_PART],
             block_digests=tuple(parts[block_part(i)] for i in range(self.config.num_hidden_layers)),
             head_digest=parts[HEAD_PART],
-            tied_embeddings=tied,
-            dtype=self._dtype(),
         )
+
+    def _digests(self) -> dict[str, bytes]:
+        """The digest of each tensor; reads them all once."""
+        if self._tensor_digests:
+            return self._tensor_digests
+        there = [name for name in self._own if name in self._recipes or self._begins(name)]
+        digests: dict[str, bytes] = {}
+        for name, tensor in self._read(there):
+            with self._reading(name):
+                digest = TensorDigest(tensor).exhausted(pieces_of(tensor))
+            if not digest.is_finite:
+                raise NonFiniteWeights(self._non_finite_in_words(name))
+            digests[name] = digest.digest()
+        if self._ties(digests):
+            digests[self._head] = digests[self._embedding]
+        self._tensor_digests = digests
+        return digests
 
     def _dtype(self) -> Dtype:
         """What the config says that most of its weights are."""
@@ -295,12 +336,16 @@ class Checkpoint:
         Raises:
             BadLayers: layers outside the model.
             BadModel: a tensor is missing or unreadable.
-            RunMismatch: the checkpoint is not the run's; names the part that differs.
+            ModelDiffers: the checkpoint is not the run's; names the part that differs.
+            NonFiniteWeights: a value is inf or NaN, in the very weights of the run.
         """
-        self._check_layers(layers, model)
+        if layers.stop > model.num_blocks:
+            raise BadLayers(f"layers {layers}: the model has blocks {model.layers}")
+        self.check_config(model)
         parts = {part: self._parts[part] for part in _parts_of(layers, model)}
         taken_as = {name: self._taken(name, model) for names in parts.values() for name in names}
         digests: dict[str, bytes] = {}
+        non_finite: list[str] = []
         tensors: dict[str, Tensor] = {}
         for name, tensor in self._read(dict.fromkeys(taken_as.values())):
             digest, own = TensorDigest(tensor), [one for one in taken_as if taken_as[one] == name]
@@ -309,9 +354,13 @@ class Checkpoint:
                 placed = _placed(tensor, form, digest.passing(pieces_of(tensor)), device)
             tensors |= {f"{name}{end}": one for end, one in placed.items()}
             digests[name] = digest.digest()
+            if not digest.is_finite:
+                non_finite.append(name)
         for part, names in parts.items():
             found = {name: digests[taken_as[name]] for name in names}
-            self._check_part(part, self._part_digest(names, found), model)
+            self._check_part(part, self._part_digest(names, found, model), model)
+        # Only now: of weights that are not the run's, a client learns nothing but that.
+        self._check_finite(parts, taken_as, non_finite)
         scales = {name: one for name, one in tensors.items() if name.endswith(SCALES)}
         named = scales | {name: tensors[taken] for name, taken in taken_as.items()}
         if not tie and named.get(self._head) is named.get(self._embedding, ...):
@@ -478,30 +527,58 @@ class Checkpoint:
             )
         return tensor
 
-    def _part_digest(self, names: Iterable[str], digests: Mapping[str, bytes]) -> bytes:
+    def _part_digest(
+        self, names: Iterable[str], digests: Mapping[str, bytes], model: ModelSpec
+    ) -> bytes:
         pieces = (piece for name in names for piece in (name.encode(), digests[name]))
-        return digest_of(settings_text(self.config).encode(), *pieces)
+        settings = settings_text(self.config).encode()
+        return digest_of(settings, *pieces, key=model.digest_key)
 
-    def _check_layers(self, layers: LayerRange, model: ModelSpec) -> None:
-        if layers.stop > model.num_blocks:
-            raise BadLayers(f"layers {layers}: the model has blocks {model.layers}")
-        config, shared_bytes = self.config, self._bytes_of(self._shared)
-        here = (config.model_type, config.num_hidden_layers, config.hidden_size, config.vocab_size)
-        run = (model.architecture, model.num_blocks, model.hidden_size, model.vocab_size)
-        if (*here, shared_bytes) != (*run, model.shared_bytes):
-            raise RunMismatch(
-                f"model '{self.reference}': expected the run's architecture, blocks, channels and "
-                f"vocabulary {run}, and {model.shared_bytes} bytes that all blocks share, "
-                f"got {here} and {shared_bytes}"
+    def check_config(self, model: ModelSpec) -> None:
+        """Compare the config with the run's model; reads no weights.
+
+        Raises:
+            ModelDiffers: it is of another model.
+        """
+        check_main_settings(self.config, model, self.reference)
+        shared_bytes = self._bytes_of(self._shared)
+        if shared_bytes != model.shared_bytes:
+            raise ModelDiffers(
+                CONFIG_DIFFERS,
+                private=f"model '{self.reference}': expected {model.shared_bytes} bytes that all "
+                f"blocks share, got {shared_bytes}",
             )
 
     def _check_part(self, part: str, digest: bytes, model: ModelSpec) -> None:
         expected = _digest_in(model, part)
         if digest != expected:
-            raise RunMismatch(
-                f"model '{self.reference}': its {part} has digest {digest.hex()}, the run's "
-                f"{expected.hex()}; give the very weights and config that the run began with"
+            raise ModelDiffers(
+                f"the model differs in its {part}; expected the very weights and config that the "
+                "run began with",
+                private=f"model '{self.reference}': its {part} has digest {digest.hex()}, the "
+                f"run's {expected.hex()}",
             )
+
+    def _check_finite(
+        self,
+        parts: Mapping[str, Iterable[str]],
+        taken_as: Mapping[str, str],
+        non_finite: Iterable[str],
+    ) -> None:
+        for name in non_finite:
+            part = next(p for p, own in parts.items() if name in {taken_as[one] for one in own})
+            raise NonFiniteWeights(
+                f"the model's {part}: tensor {name[:200]} has values that are inf or NaN; expected "
+                "finite weights; submit the job with another checkpoint",
+                private=self._non_finite_in_words(name),
+            )
+
+    def _non_finite_in_words(self, name: str) -> str:
+        files = ", ".join(self._files.files_of(self._recipes[name].stored))
+        return (
+            f"model '{self.reference}': tensor {name} in {files} has values that are inf or NaN "
+            "in float32; expected finite weights"
+        )
 
 
 _AS_BY_DEFAULT = TrainOptions()
@@ -518,10 +595,35 @@ def open_checkpoint(reference: str, train: TrainOptions = _AS_BY_DEFAULT) -> Che
         BadModel: missing, without config or safetensors, incomplete, or of an unknown
             architecture.
     """
-    source = find_source(reference)
+    return checkpoint_at(find_source(reference), train)
+
+
+def checkpoint_at(source: Source, train: TrainOptions) -> Checkpoint:
+    """As `open_checkpoint`, of a place that was found already."""
     config = config_for(task_of(train), read_config(source, task_of(train)))
     files = open_tensor_files(source)
     return Checkpoint(source, config, files, anatomy_in(source, config, task_of(train)), train)
+
+
+def check_main_settings(config: ModelConfig, model: ModelSpec, reference: str) -> None:
+    """Compare a config's architecture and sizes with the run's model.
+
+    Args:
+        config: as it lies at `reference`.
+        model: the run's.
+        reference: for the log of this process alone.
+
+    Raises:
+        ModelDiffers: it is of another model.
+    """
+    here = (config.model_type, config.num_hidden_layers, config.hidden_size, config.vocab_size)
+    run = (model.architecture, model.num_blocks, model.hidden_size, model.vocab_size)
+    if here != run:
+        raise ModelDiffers(
+            CONFIG_DIFFERS,
+            private=f"model '{reference}': expected the run's architecture, blocks, channels and "
+            f"vocabulary {run}, got {here}",
+        )
 
 
 def anatomy_in(source: Source, config: ModelConfig, task: Task) -> Anatomy:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from swarm_ft.errors import BadModel, BadOption, MalformedMessage, NonFinite, OutOfTurn
+from swarm_ft.errors import BadModel, MalformedMessage, NonFinite, OutOfTurn, UnsupportedDtype
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import MAX_SQUARED_NORM
@@ -189,12 +189,12 @@ class StageEngine:
             dtype: float32, or bfloat16 for autocast over float32 weights.
 
         Raises:
-            BadOption: the run's samples are too long for the model, or it does not compute in
-                bfloat16.
+            BadOption: the run's samples are too long for the model.
+            UnsupportedDtype: the model does not compute in bfloat16.
         """
         check_seq_length(checkpoint.architecture, spec.train.seq_length)
         if dtype is not torch.float32 and spec.model.architecture in FLOAT32_ALONE:
-            raise BadOption(
+            raise UnsupportedDtype(
                 f"--dtype: '{spec.model.architecture}' computes in float32 alone, got {dtype}; "
                 f"start this peer with --dtype float32"
             )

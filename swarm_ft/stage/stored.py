@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Self
@@ -176,11 +177,15 @@ class TensorDigest:
     """Digest of a tensor's dtype, shape and bytes, as they are stored: taken while they pass by.
 
     It is `digest_of` of both: what names and shape are, and the bytes.
+
+    Attributes:
+        is_finite: whether all values that passed are finite in float32.
     """
 
     def __init__(self, tensor: AnyTensor) -> None:
         header = f"{tensor.dtype} {list(tensor.shape)}".encode()
         num_bytes = tensor.shape.numel() * tensor.dtype.itemsize
+        self.is_finite = True
         self._state = hashlib.blake2b(digest_size=DIGEST_BYTES)
         self._state.update(len(header).to_bytes(8, "little") + header)
         self._state.update(num_bytes.to_bytes(8, "little"))
@@ -189,6 +194,7 @@ class TensorDigest:
         """The pieces, once they are in the digest."""
         for piece in pieces:
             self._state.update(piece.view(torch.uint8).numpy().data)
+            self.is_finite = self.is_finite and _all_finite(piece)
             yield piece
 
     def exhausted(self, pieces: Iterator[Tensor]) -> Self:
@@ -205,3 +211,16 @@ class TensorDigest:
 def tensor_digest(tensor: AnyTensor) -> bytes:
     """See `TensorDigest`."""
     return TensorDigest(tensor).exhausted(pieces_of(tensor)).digest()
+
+
+def _all_finite(piece: Tensor) -> bool:
+    """Whether all values [n] are finite in float32, in which stages hold them.
+
+    Infinity and NaN pass through a sum, which costs less than a test of each value. A finite piece
+    may have an infinite sum, so that test follows then.
+    """
+    if not piece.dtype.is_floating_point:
+        return True
+    values = piece.float() if piece.dtype.itemsize == 1 else piece  # torch adds up no float8
+    total = float(values.sum(dtype=torch.float32))
+    return math.isfinite(total) or bool(torch.isfinite(values.float()).all())

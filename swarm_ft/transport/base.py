@@ -210,7 +210,8 @@ LOST_GRACE_S = 1.0
 
 HIDDEN = "the other side failed at this call; its log says why"
 
-_logger = get_logger(__name__)
+_logger = get_logger(__name__, lines_per_s=10)
+# A caller that finds a bug may call again and again.
 
 
 async def run_handler(

@@ -13,7 +13,8 @@ import grpc
 from swarm_ft.errors import NotAllowed
 from swarm_ft.identity.certificates import Certificate, caller_of, from_pem, host_of, to_pem
 from swarm_ft.identity.keys import PrivateKey, key_pem
-from swarm_ft.identity.roles import Caller
+from swarm_ft.identity.roles import Caller, Role
+from swarm_ft.transport.validity import Validity
 
 Invitations = Callable[[], Collection[Certificate]]
 
@@ -32,6 +33,7 @@ class Credentials:
         authority: the swarm's; whom it did not certify is refused in the handshake.
         invitations: those by which newcomers are let in, as of each handshake.
         look: called before each handshake, in threads of gRPC's; there may be new invitations.
+        validity: of others' keys and certificates; None: all are valid until `revoke`.
     """
 
     def __init__(
@@ -41,45 +43,49 @@ class Credentials:
         authority: Certificate,
         invitations: Invitations = nobody_else,
         look: Callable[[], None] = lambda: None,
+        validity: Validity | None = None,
     ) -> None:
+        self.validity = validity or Validity()
         self.key_pem = key_pem(key)
         self.certificate = certificate
         self.authority = authority
         self._invitations = invitations
         self._look = look
-        self._revoked: frozenset[str] = frozenset()
-        self._void = ""
 
     def rekey(self, key: PrivateKey, certificate: Certificate) -> None:
         """Have another key from the next handshake on; links that stand are as they were."""
         self.key_pem, self.certificate = key_pem(key), certificate
 
     def void(self, reason: str) -> None:
-        """Whoever calls from now on is refused, and told why."""
-        self._void = reason
+        """Refuse whoever calls from now on, end all calls under way, and say why."""
+        self.validity.void(reason)
 
     def renew(self, certificate: Certificate) -> None:
         """Show this one from the next handshake on; links that stand are as they were."""
         self.certificate = certificate
 
     def revoke(self, names: Collection[str]) -> None:
-        """These names, and no others, are refused although their certificates are good."""
-        self._revoked = frozenset(names)
+        """Refuse these names, and no others, although their certificates are good.
+
+        Every server with these credentials ends the calls of theirs that are under way.
+        """
+        self.validity.revoke(names)
 
     def caller(self, auth_context: Mapping[str, Collection[bytes]]) -> Caller:
         """Who is at the other end of a call, by what gRPC says of its connection.
 
         Raises:
             NotAllowed: nobody that this swarm knows, or whom it knows no more.
+            Unavailable: its certificate has expired since the connection began.
         """
-        if self._void:
-            raise NotAllowed(self._void)
         shown = next(iter(auth_context.get("x509_pem_cert", ())), b"")
         if not shown:
             raise NotAllowed("this swarm's links are encrypted; join it with an invitation")
-        caller = caller_of(from_pem(shown), self.authority, self._invitations())
-        if caller.name in self._revoked:
-            raise NotAllowed(f"{caller}: its key was revoked")
+        certificate = from_pem(shown)
+        caller = caller_of(certificate, self.authority, self._invitations())
+        if caller.role is not Role.NEWCOMER:
+            self.validity.certified(caller.name, certificate.not_valid_after_utc.timestamp())
+        self.validity.check(caller)
         return caller
 
     # ---- as gRPC takes them

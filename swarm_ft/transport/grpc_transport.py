@@ -33,7 +33,9 @@ from swarm_ft.transport.grpc_options import (
     server_arguments,
 )
 from swarm_ft.transport.local_places import LocalPlace
+from swarm_ft.transport.metering import CallMeter, Meter
 from swarm_ft.transport.methods import from_bytes, to_bytes
+from swarm_ft.transport.open_calls import OpenCalls
 from swarm_ft.transport.open_files import max_connections, raise_open_files
 from swarm_ft.transport.rules import check_rule
 
@@ -55,6 +57,11 @@ STATUS: dict[str, grpc.StatusCode] = {
     "bad-option": grpc.StatusCode.INVALID_ARGUMENT,
     "bad-codec": grpc.StatusCode.INVALID_ARGUMENT,
     "bad-model": grpc.StatusCode.INVALID_ARGUMENT,
+    "model-unavailable": grpc.StatusCode.FAILED_PRECONDITION,
+    "model-not-allowed": grpc.StatusCode.FAILED_PRECONDITION,
+    "model-differs": grpc.StatusCode.FAILED_PRECONDITION,
+    "non-finite-weights": grpc.StatusCode.INVALID_ARGUMENT,
+    "unsupported-dtype": grpc.StatusCode.FAILED_PRECONDITION,
     "bad-dataset": grpc.StatusCode.INVALID_ARGUMENT,
     "bad-layers": grpc.StatusCode.INVALID_ARGUMENT,
     "run-mismatch": grpc.StatusCode.FAILED_PRECONDITION,
@@ -267,24 +274,41 @@ class GrpcChannel:
         self, endpoint: str, name: str, options: GrpcOptions, place: LocalPlace | None = None
     ) -> None:
         self._remote = endpoint or f"peer {name}"
+        self._name = name
         self._options = options
         # `dns:///` so that no endpoint, which a stranger may have announced, can choose
         # another of gRPC's schemes, such as `unix:`.
-        target = f"dns:///{endpoint}" if place is None else place.target
-        arguments = channel_arguments(options)
-        if options.credentials is None:
-            self._channel = grpc.aio.insecure_channel(target, options=arguments)
-        else:
-            from swarm_ft.transport.credentials import name_argument  # needs cryptography
+        self._target = f"dns:///{endpoint}" if place is None else place.target
+        self._channel, self._shown = self._new_channel()
+        self._older: list[grpc.aio.Channel] = []
 
-            self._channel = grpc.aio.secure_channel(
-                target,
-                options.credentials.for_channel(),
-                options=[*arguments, name_argument(name)],
-            )
+    def _new_channel(self) -> tuple[grpc.aio.Channel, object]:
+        """A connection to be, and the certificate that it will show."""
+        credentials, arguments = self._options.credentials, channel_arguments(self._options)
+        if credentials is None:
+            return grpc.aio.insecure_channel(self._target, options=arguments), None
+        from swarm_ft.transport.credentials import name_argument  # needs cryptography
+
+        channel = grpc.aio.secure_channel(
+            self._target,
+            credentials.for_channel(),
+            options=[*arguments, name_argument(self._name)],
+        )
+        return channel, credentials.certificate
+
+    def _show_newest(self) -> None:
+        """Connect anew after a renewal: servers refuse calls by a certificate that has expired.
+
+        Calls under way go on over the older connection, which the server closes after them.
+        """
+        credentials = self._options.credentials
+        if credentials is not None and credentials.certificate is not self._shown:
+            self._older.append(self._channel)
+            self._channel, self._shown = self._new_channel()
 
     def open(self, method: Method[Request, Reply]) -> GrpcStream[Request, Reply]:
         """See `Channel`. All kinds of rpc look alike on the wire, so all are opened alike."""
+        self._show_newest()
         begun = self._channel.stream_stream(method.path)(wait_for_ready=False)
         return ClientStream(
             begun,
@@ -297,7 +321,8 @@ class GrpcChannel:
 
     async def close(self) -> None:
         """See `Channel`."""
-        await self._channel.close()
+        for channel in (*self._older, self._channel):
+            await channel.close()
 
 
 class ClientStream(GrpcStream[Out, In]):
@@ -364,10 +389,17 @@ class GrpcServer:
     Args:
         options: of its links.
         handlers: what it serves.
+        meter: measures its calls.
     """
 
-    def __init__(self, options: GrpcOptions, handlers: Mapping[Method[Any, Any], Handler]) -> None:
+    def __init__(
+        self,
+        options: GrpcOptions,
+        handlers: Mapping[Method[Any, Any], Handler],
+        meter: Meter | None = None,
+    ) -> None:
         self._options = options
+        self._meter = meter or Meter()
         largest = max((method.request_bytes for method in handlers), default=0)
         arguments = server_arguments(options, largest, max_connections(raise_open_files()))
         self._server = grpc.aio.server(options=arguments)
@@ -376,6 +408,8 @@ class GrpcServer:
         self._endpoint = ""
         self._place: LocalPlace | None = None
         self._running: dict[asyncio.Task[SwarmError | None], ServerStream[Any, Any]] = {}
+        validity = options.credentials.validity if options.credentials else None
+        self._open: OpenCalls[ServerStream[Any, Any]] = OpenCalls(validity, ServerStream.refuse)
 
     @property
     def endpoint(self) -> str:
@@ -387,6 +421,7 @@ class GrpcServer:
         place.is_bound(self._bind(place.to_bind))
         self._place, self._endpoint = place, place.target
         await self._server.start()
+        self._open.start()
 
     async def start(self, host: str, port: int) -> None:
         """Bind, and serve from now on.
@@ -401,6 +436,7 @@ class GrpcServer:
             raise refusal(host, port, error) from None
         self._endpoint = format_endpoint(host, bound)
         await self._server.start()
+        self._open.start()
 
     def callers(self) -> set[str]:
         """The other ends of all connections that have a call under way, `host:port`."""
@@ -408,6 +444,7 @@ class GrpcServer:
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """See `Server`."""
+        self._open.stop()
         # The calls are ended here, with a reason, and not by gRPC: its clients print a line of
         # their own when a server cuts calls off. gRPC's own deadline is there to be sure.
         closing = asyncio.create_task(self._server.stop(grace_s + 2 * LOST_GRACE_S))
@@ -470,7 +507,8 @@ class GrpcServer:
             method.request_bytes,
         )
         try:
-            stream.known_as(self._caller(method, context))
+            caller = self._caller(method, context)
+            stream.known_as(caller, CallMeter(self._meter, method, caller, remote, stream.lost))
         except SwarmError as error:
             await context.abort(STATUS[error.code], error.code, to_metadata(error))
         patience_s = self._options.first_message_s
@@ -479,11 +517,15 @@ class GrpcServer:
         running.add_done_callback(lambda _: waiting.cancel())
         self._running[running] = stream
         running.add_done_callback(self._running.pop)
+        self._open.add(stream, caller)
         try:
             await first_done(running, stream.lost)
         finally:  # gRPC cancels this task, and only this one, when the client is gone
+            self._open.discard(stream)
             stream.lose(f"{stream.remote} is gone")
-        failure = running.result() if running.done() else Unavailable(stream.lost.result())
+        failure = stream.refusal
+        if failure is None:
+            failure = running.result() if running.done() else Unavailable(stream.lost.result())
         if failure is not None:
             await context.abort(STATUS[failure.code], failure.code, to_metadata(failure))
 
@@ -492,15 +534,24 @@ class ServerStream(GrpcStream[Out, In]):
     """The server's end of a call."""
 
     _is_heard = False
+    _meter: CallMeter | None = None
+    refusal: SwarmError | None = None
+    """Why the caller may not go on, if so."""
+
+    def refuse(self, error: SwarmError) -> None:
+        """End the call with this error: the caller is valid no more."""
+        if not self.lost.done():
+            self.refusal = error
+            self.lose(error.message)
 
     def lose_if_silent(self) -> None:
         """End the call, unless the client has said something by now."""
         if not self._is_heard:
             self.lose(f"{self._remote} opened a call and said nothing")
 
-    def known_as(self, caller: Caller | None) -> None:
-        """It is this one who calls."""
-        self._caller = caller
+    def known_as(self, caller: Caller | None, meter: CallMeter) -> None:
+        """Set who calls, and what measures the call, before anything is read."""
+        self._caller, self._meter = caller, meter
 
     async def _read(self) -> bytes | None:
         try:
@@ -509,12 +560,16 @@ class ServerStream(GrpcStream[Out, In]):
             raise self._gone() from error
         self._is_heard = True
         if data is not grpc.aio.EOF:
+            if self._meter is not None:
+                await self._meter.received(len(data))
             return bytes(data)
         if await self._is_lost_soon():
             raise self._gone()
         return None
 
     async def _write(self, data: bytes) -> None:
+        if self._meter is not None:
+            await self._meter.replied()
         try:
             await self._call.write(data)
         except grpc.aio.BaseError as error:
@@ -534,10 +589,16 @@ class ServerStream(GrpcStream[Out, In]):
 
 
 class GrpcTransport:
-    """See `Transport`."""
+    """See `Transport`.
 
-    def __init__(self, options: GrpcOptions | None = None) -> None:
+    Args:
+        options: of all its links.
+        meter: measures the calls to its servers; None: by the usual rates.
+    """
+
+    def __init__(self, options: GrpcOptions | None = None, meter: Meter | None = None) -> None:
         self._options = options or GrpcOptions()
+        self._meter = meter or Meter()
 
     async def serve(
         self, host: str, port: int, handlers: Mapping[Method[Any, Any], Handler]
@@ -546,7 +607,7 @@ class GrpcTransport:
         if self._options.credentials is None:
             check_plaintext(format_endpoint(host, 1))
         await check_address(host, port)
-        server = GrpcServer(self._options, handlers)
+        server = GrpcServer(self._options, handlers, self._meter)
         await server.start(host, port)
         return server
 
@@ -554,7 +615,7 @@ class GrpcTransport:
         self, place: LocalPlace, handlers: Mapping[Method[Any, Any], Handler]
     ) -> GrpcServer:
         """As `serve`, where nobody but this process connects."""
-        server = GrpcServer(self._options, handlers)
+        server = GrpcServer(self._options, handlers, self._meter)
         await server.start_at(place)
         return server
 

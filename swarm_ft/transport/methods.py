@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.descriptor import Descriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
@@ -79,13 +79,19 @@ memory. gRPC itself refuses what is above the largest of all methods that a serv
 Some = TypeVar("Some")
 
 
-def to_bytes(kind: WireType[Some], message: Some, max_bytes: int) -> bytes:
+class Encoded(NamedTuple):
+    """A message as bytes already, for handlers that send one to many."""
+
+    data: bytes
+
+
+def to_bytes(kind: WireType[Some], message: Some | Encoded, max_bytes: int) -> bytes:
     """The message's bytes.
 
     Raises:
         MalformedMessage: they are more than `max_bytes`.
     """
-    data = kind.to_bytes(message)
+    data = message.data if isinstance(message, Encoded) else kind.to_bytes(message)
     if len(data) > max_bytes:
         raise MalformedMessage(f"a {kind.name} of {len(data)} bytes: expected {max_bytes} at most")
     return data

@@ -115,6 +115,7 @@ class Shell:
     def __init__(self, cwd: Path, host: Host = THIS_MACHINE) -> None:
         self.cwd = cwd
         self.host = host
+        self.models = next((p for p in cwd.parents if p.name.startswith("pytest-")), cwd)
         self.mark = uuid.uuid4().hex
         self.env = {
             **os.environ,
@@ -130,6 +131,9 @@ class Shell:
         self._others: list[Shell] = []
 
     def spawn(self, *arguments: object) -> Spawned:
+        if arguments[0] == "serve-stage":
+            # All that tests make lies there, the models of jobs too.
+            arguments = (*arguments, "--models", self.models)
         spawned = Spawned(arguments, self.cwd, self.env, self.host)
         self._spawned.append(spawned)
         return spawned

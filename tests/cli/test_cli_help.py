@@ -190,6 +190,9 @@ OPTIONS = {
         "--device",
         "--dtype",
         "--model",
+        "--models",
+        "--allow-models",
+        "--model-disk",
         "--memory",
         "--threads",
         "--watts",
@@ -206,7 +209,16 @@ OPTIONS = {
     ("peer", "status"): {"--buffer-dir", "--json"},
     ("init",): KEYS,
     ("invite",): KEYS
-    | {"--role", "--sees-tokens", "--layers", "--uses", "--expires", "--address", "--open"},
+    | {
+        "--role",
+        "--sees-tokens",
+        "--layers",
+        "--weight",
+        "--uses",
+        "--expires",
+        "--address",
+        "--open",
+    },
     ("relay",): LISTENING
     | {"--max-links", "--max-mbps", "--max-link-mbps", "--json", "--log-level", "--log-format"},
     ("keys", "list"): KEYS,

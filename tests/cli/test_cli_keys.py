@@ -47,6 +47,15 @@ def test_an_invitation_is_one_word_and_the_rest_is_said_beside_it(
     assert not listed["members"]
 
 
+def test_an_invitation_says_what_its_clients_claim(run_here: RunHere, here: Path) -> None:
+    run_here("init")
+    asked = ("invite", "--address", "h:1", "--role", "client", "--weight", "3")
+    assert "for 1 client (weight 3), until" in run_here(*asked).err
+    assert json.loads(run_here(*asked, "--json").out)["weight"] == 3
+    listed = json.loads(run_here("keys", "list", "--json").out)["invitations"]
+    assert [one["weight"] for one in listed] == [3, 3]
+
+
 def test_an_invitation_says_what_its_bearer_may_host(run_here: RunHere, here: Path) -> None:
     run_here("init")
     limits = ("--role", "replica-only", "--sees-tokens", "no", "--layers", "4-20")
@@ -102,6 +111,11 @@ def test_an_invitation_is_revoked_by_its_name(run_here: RunHere, here: Path) -> 
         (("invite", "--layers", "many"), "expected START-STOP"),
         (("invite", "--sees-tokens", "some"), "--sees-tokens"),
         (("invite", "--role", "client", "--layers", "0-2"), "a client hosts no layers"),
+        (
+            ("invite", "--weight", "3"),
+            "--weight: expected --role client beside it, got --role peer",
+        ),
+        (("invite", "--role", "client", "--weight", "101"), "--weight"),
         (("coordinator", "--insecure", "--open"), "make some with 'swarm-ft init'"),
         (("serve-stage", "swarm1nothing"), "invitation"),
         (("serve-stage", "@missing.txt"), "missing.txt"),

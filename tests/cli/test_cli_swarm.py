@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from swarm_ft.cli.main import run
 from swarm_ft.client.sample import SampleInput, write_sample
+from swarm_ft.stage.hub_cache import NEWEST
 from tests.cli.conftest import RunHere, Shell, Spawned, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.xdist_group("swarm")]
@@ -361,13 +362,20 @@ def test_tied_embeddings_are_untied_or_kept_tied(
     assert report["eval"]["loss"] < report["eval_before"]["loss"]
 
 
-def test_a_hub_id_is_found_in_the_cache_by_everybody(
+def test_a_hub_id_is_found_in_the_cache_of_the_client_and_in_those_of_the_peers(
     swarm: Swarm, train: Train, sample: SampleInput
 ) -> None:
     cached = swarm.shell.cwd / "hf" / "hub" / "models--tiny--gpt2"
     shutil.copytree(sample.model_dir, cached / "snapshots" / COMMIT)
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text(COMMIT)
+    sizes = {path.name: path.stat().st_size for path in Path(sample.model_dir).iterdir()}
+    homes = list((swarm.shell.cwd / "cache" / "swarm-ft" / "peers").iterdir())
+    assert homes
+    for home in homes:
+        fetched = home / "models" / "tiny--gpt2"
+        shutil.copytree(sample.model_dir, fetched / COMMIT)
+        (fetched / NEWEST).write_text(json.dumps({"commit": COMMIT, "sizes": sizes}))
     client = swarm.shell.spawn(*train("from-hub", steps=8, model="tiny/gpt2"))
     assert client.ends() == 0, client.err
     assert (swarm.shell.cwd / "from-hub" / "model.safetensors.index.json").exists()
@@ -408,8 +416,9 @@ def test_without_keys_a_stage_waits_for_the_right_peer_and_everybody_leaves_clea
     other = write_sample(shell.cwd / "other", seed=2, num_layers=3, hidden_size=32, vocab_size=300)
     wrong = shell.spawn("serve-stage", "--layers", "2-3", "--model", other.model_dir, *join)
     words = wrong.wait_for("err", "this peer stays, for other runs")
-    assert "weights" in words
-    assert "digest" in words
+    assert "the model differs in its" in words
+    assert "digest" not in words
+    assert other.model_dir not in words
 
     shutil.copytree(sample.model_dir, shell.cwd / "copy")
     right = shell.spawn("serve-stage", "--layers", "2-3", "--model", shell.cwd / "copy", *join)

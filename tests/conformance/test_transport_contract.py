@@ -2,15 +2,18 @@
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
 
 from swarm_ft import errors
-from swarm_ft.identity.roles import Role
+from swarm_ft.identity.certificates import LIFETIME_S
+from swarm_ft.identity.keys import name_of, new_key
+from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.ids import PeerId, RunId, SampleId
 from swarm_ft.protocol.messages.client import (
     MemberStatus,
@@ -22,10 +25,14 @@ from swarm_ft.protocol.messages.client import (
     WatchRequest,
 )
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
+from swarm_ft.transport.allowance import CALLERS_PER_ADDRESS, Allowances, Rates
 from swarm_ft.transport.base import Channel, Handler, MessageStream, Method, Server, Transport, call
 from swarm_ft.transport.grpc_transport import GrpcTransport
-from swarm_ft.transport.methods import JOIN, STATUS, SUBMIT, WATCH
+from swarm_ft.transport.metering import Meter
+from swarm_ft.transport.methods import EVENTS, JOIN, STATUS, SUBMIT, WATCH
 from swarm_ft.transport.rules import RULES
+from swarm_ft.transport.validity import Validity
+from tests.doubles.clock import ManualTime
 from tests.doubles.memory_transport import MemoryTransport
 from tests.members import OneMember
 from tests.raw_calls import BYTES, MORE_BYTES, RAW
@@ -37,18 +44,25 @@ DEADLINE_S = 10.0
 pytestmark = pytest.mark.timeout(20)
 
 
-TRANSPORTS: dict[str, Callable[[], Transport]] = {
+TRANSPORTS: dict[str, Callable[[Meter | None], Transport]] = {
     "memory": MemoryTransport,
-    "grpc": GrpcTransport,
+    "grpc": lambda meter: GrpcTransport(meter=meter),
     "grpc with TLS": OneMember,
 }
 
 
 @pytest.fixture(params=TRANSPORTS)
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Transport:
+def make_transport(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Meter | None], Transport]:
     for method in RULES:  # who may call what is no matter of transports
         monkeypatch.setitem(RULES, method, frozenset({Role.PEER}))
-    return TRANSPORTS[request.param]()
+    return TRANSPORTS[request.param]
+
+
+@pytest.fixture
+def transport(make_transport: Callable[[Meter | None], Transport]) -> Transport:
+    return make_transport(None)
 
 
 @asynccontextmanager
@@ -323,6 +337,252 @@ async def test_a_cancelled_send_leaves_the_call_usable(transport: Transport) -> 
         while (message := await stream.receive()) != b"last":
             assert message == b"x" * (1 << 20)
         await last
+
+
+# ---- callers that send too much
+
+RATES = Rates(
+    messages_per_s=2.0,
+    messages_burst=16,
+    call_messages=10,
+    bytes_per_s=1_000.0,
+    bytes_burst=4_000,
+    replies_per_s=3.0,
+    replies_burst=7,
+)
+"""Small ones; they hold for a key, and sixteen times as much for an address."""
+RAW_EVENTS: Method[bytes, bytes] = replace(cast(Method[Any, Any], EVENTS), request=RAW, reply=RAW)
+
+
+class Flooded:
+    """A handler that counts what it reads, and the clock by which it is metered."""
+
+    def __init__(self) -> None:
+        self.time = ManualTime()
+        self.meter = Meter(Allowances(RATES), self.time, self.time.sleep)
+        self.num_read = 0
+        self.share = CALLERS_PER_ADDRESS
+
+    async def __call__(self, stream: Stream) -> None:
+        self.share = 1 if stream.caller is not None else CALLERS_PER_ADDRESS
+        while await stream.receive() is not None:
+            self.num_read += 1
+
+
+async def pour(stream: Stream, message: bytes) -> None:
+    with suppress(errors.Unavailable):
+        while True:
+            await stream.send(message)
+
+
+async def test_a_flooding_caller_is_read_at_its_rate(
+    make_transport: Callable[[Meter | None], Transport],
+) -> None:
+    flooded = Flooded()
+    transport = make_transport(flooded.meter)
+    async with serving(transport, {MORE_BYTES: flooded, BYTES: echo}) as (_, channel):
+        flood = asyncio.create_task(pour(channel.open(MORE_BYTES), b"x"))
+        await flooded.time.until_somebody_sleeps()
+        at_once = RATES.messages_burst * flooded.share - RATES.call_messages + 1
+        assert flooded.num_read == at_once, "the call itself counts as ten messages"
+        for second in range(1, 4):
+            await flooded.time.pass_by(1.0)
+            await flooded.time.until_somebody_sleeps()
+            expected = at_once + second * RATES.messages_per_s * flooded.share
+            assert flooded.num_read == expected
+        # Calls between peers are not metered: they go on beside it while the clock stands still.
+        stream = channel.open(BYTES)
+        for number in range(100):
+            await stream.send(b"%d" % number)
+            assert await stream.receive() == b"%d" % number
+        flood.cancel()
+
+
+async def test_calls_of_one_caller_share_its_allowance(
+    make_transport: Callable[[Meter | None], Transport],
+) -> None:
+    flooded = Flooded()
+    transport = make_transport(flooded.meter)
+    async with serving(transport, {MORE_BYTES: flooded}) as (server, channel):
+        other = transport.connect(server.endpoint)
+        calls = [one.open(MORE_BYTES) for one in (channel, channel, other)]
+        floods = [asyncio.create_task(pour(one, b"x")) for one in calls]
+        await flooded.time.until_somebody_sleeps()
+        for _ in range(50):
+            await flooded.time.pass_by(1.0)
+            await flooded.time.until_somebody_sleeps()
+        passed = RATES.messages_burst + 50 * RATES.messages_per_s
+        assert flooded.num_read <= passed * flooded.share - 3 * (RATES.call_messages - 1)
+        for flood in floods:
+            flood.cancel()
+        await other.close()
+
+
+async def test_bytes_count_too(make_transport: Callable[[Meter | None], Transport]) -> None:
+    flooded = Flooded()
+    async with serving(make_transport(flooded.meter), {MORE_BYTES: flooded}) as (_, channel):
+        stream = channel.open(MORE_BYTES)
+        await stream.send(b"first")
+        flood = asyncio.create_task(pour(stream, bytes(70_000)))
+        await flooded.time.until_somebody_sleeps()
+        assert flooded.num_read == 1, "64,000 bytes pass at once for an address, 4,000 for a key"
+        await flooded.time.pass_by(67.0)
+        await flooded.time.until_somebody_sleeps()
+        assert flooded.num_read == 2
+        flood.cancel()
+
+
+async def test_replies_of_methods_that_tell_a_lot_are_metered(
+    make_transport: Callable[[Meter | None], Transport],
+) -> None:
+    flooded, num_sent = Flooded(), 0
+
+    async def tell_without_end(stream: Stream) -> None:
+        nonlocal num_sent
+        flooded.share = 1 if stream.caller is not None else CALLERS_PER_ADDRESS
+        while True:
+            await stream.send(b"event")
+            num_sent += 1
+
+    async with serving(make_transport(flooded.meter), {RAW_EVENTS: tell_without_end}) as (
+        _,
+        channel,
+    ):
+        stream = channel.open(RAW_EVENTS)
+        await stream.send(b"")
+
+        async def read_all() -> None:
+            while True:
+                await stream.receive()
+
+        reading = asyncio.create_task(read_all())
+        await flooded.time.until_somebody_sleeps()
+        assert num_sent == RATES.replies_burst * flooded.share
+        await flooded.time.pass_by(1.0)
+        await flooded.time.until_somebody_sleeps()
+        assert num_sent == (RATES.replies_burst + RATES.replies_per_s) * flooded.share
+        reading.cancel()
+
+
+async def test_a_call_that_is_kept_back_ends_with_its_client(
+    make_transport: Callable[[Meter | None], Transport],
+) -> None:
+    flooded = Flooded()
+    witness = Witness(flooded)
+    async with serving(make_transport(flooded.meter), {MORE_BYTES: witness}) as (_, channel):
+        stream = channel.open(MORE_BYTES)
+        flood = asyncio.create_task(pour(stream, b"x"))
+        await flooded.time.until_somebody_sleeps()
+        flood.cancel()
+        await stream.cancel()
+        assert isinstance(await witness.ended, errors.Unavailable)
+
+
+# ---- callers that are valid no more
+
+
+def a_caller() -> Caller:
+    key = new_key().public_key()
+    return Caller(role=Role.PEER, name=name_of(key), key=key)
+
+
+@dataclass
+class Keyed:
+    """A transport whose calls are all by one member."""
+
+    transport: Transport
+    validity: Validity
+    name: str
+
+    @classmethod
+    def memory(cls) -> "Keyed":
+        transport = MemoryTransport(caller=(caller := a_caller()))
+        return cls(transport, transport.validity, caller.name)
+
+    @classmethod
+    def tls(cls) -> "Keyed":
+        transport = OneMember()
+        return cls(transport, transport.validity, transport.name)
+
+
+@pytest.fixture(params=[Keyed.memory, Keyed.tls], ids=["memory", "grpc with TLS"])
+async def keyed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Keyed:
+    for method in RULES:
+        monkeypatch.setitem(RULES, method, frozenset({Role.PEER}))
+    made: Keyed = request.param()
+    return made
+
+
+async def test_open_calls_of_a_revoked_key_end_at_once(keyed: Keyed) -> None:
+    witness = Witness(echo)
+    async with serving(keyed.transport, {BYTES: witness, STATUS: echo_nothing}) as (_, channel):
+        stream = channel.open(BYTES)
+        await stream.send(b"x")
+        assert await stream.receive() == b"x"
+        waiting = asyncio.create_task(stream.receive())
+        keyed.validity.revoke({"somebody else"})
+        await stream.send(b"y")
+        assert await waiting == b"y"
+        waiting = asyncio.create_task(stream.receive())
+        await asyncio.sleep(0)
+        async with asyncio.timeout(1.0):
+            keyed.validity.revoke({keyed.name})
+            error = await raised_by(waiting)
+        assert isinstance(error, errors.NotAllowed)
+        assert "its key was revoked" in error.message
+        assert isinstance(await witness.ended, errors.Unavailable)
+        error = await raised_by(call(channel, STATUS, StatusRequest(), timeout_s=5.0))
+        assert isinstance(error, errors.NotAllowed)
+
+
+async def test_a_handler_that_waits_for_something_else_ends_with_its_callers_key(
+    keyed: Keyed,
+) -> None:
+    witness = Witness(wait_for_ever)
+    async with serving(keyed.transport, {BYTES: witness}) as (_, channel):
+        stream = channel.open(BYTES)
+        await stream.send(b"x")
+        await witness.begun.wait()
+        keyed.validity.revoke({keyed.name})
+        assert isinstance(await raised_by(stream.receive()), errors.NotAllowed)
+        assert isinstance(await witness.ended, asyncio.CancelledError)
+
+
+async def test_all_calls_end_when_the_swarms_authority_is_replaced(keyed: Keyed) -> None:
+    async with serving(keyed.transport, {BYTES: echo}) as (_, channel):
+        streams = [channel.open(BYTES) for _ in range(3)]
+        for stream in streams:
+            await stream.send(b"x")
+            assert await stream.receive() == b"x"
+        keyed.validity.void("nobody is a member")
+        for stream in streams:
+            error = await raised_by(stream.receive())
+            assert isinstance(error, errors.NotAllowed)
+            assert error.message == "nobody is a member"
+
+
+async def test_open_calls_end_with_their_callers_newest_certificate(
+    keyed: Keyed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = time.time()
+    monkeypatch.setattr("swarm_ft.transport.open_calls.CHECK_EVERY_S", 0.01)
+    keyed.validity.unix_s = lambda: now_s
+    async with serving(keyed.transport, {BYTES: echo}) as (_, channel):
+        stream = channel.open(BYTES)
+        await stream.send(b"x")
+        assert await stream.receive() == b"x"
+        first_end_s = now_s + 2 * LIFETIME_S
+        keyed.validity.certified(keyed.name, first_end_s)
+        keyed.validity.certified(keyed.name, first_end_s - 60.0)  # an older one changes nothing
+        now_s = first_end_s - 1.0
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+        await stream.send(b"renewed")
+        assert await stream.receive() == b"renewed"
+        now_s = first_end_s + 1.0
+        error = await raised_by(stream.receive())
+        assert isinstance(error, errors.Unavailable), "its client may come again"
+        assert "its certificate has expired" in error.message
 
 
 # ---- errors

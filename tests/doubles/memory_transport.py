@@ -12,9 +12,13 @@ from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 from swarm_ft.errors import InternalError, OutOfTurn, PortInUse, SwarmError, Unavailable
+from swarm_ft.identity.roles import Caller
 from swarm_ft.protocol.wire.convert import WireType
-from swarm_ft.transport.base import Handler, Method, Reply, Request, run_handler
+from swarm_ft.transport.base import Handler, Method, Reply, Request, first_done, run_handler
+from swarm_ft.transport.metering import CallMeter, Meter
 from swarm_ft.transport.methods import MAX_MESSAGE_BYTES, from_bytes, to_bytes
+from swarm_ft.transport.open_calls import OpenCalls
+from swarm_ft.transport.validity import Validity
 
 QUEUE_MESSAGES = 4
 """A sender waits once this many of its messages are unread."""
@@ -26,9 +30,23 @@ In = TypeVar("In")
 
 
 class MemoryTransport:
-    """A network of names; see `Transport`."""
+    """A network of names; see `Transport`.
 
-    def __init__(self) -> None:
+    Args:
+        meter: measures the calls to all its servers; None: by the usual rates.
+        caller: who calls over all its channels; None: nobody has keys.
+        validity: of callers.
+    """
+
+    def __init__(
+        self,
+        meter: Meter | None = None,
+        caller: Caller | None = None,
+        validity: Validity | None = None,
+    ) -> None:
+        self.meter = meter or Meter()
+        self.caller = caller
+        self.validity = validity or Validity()
         self._servers: dict[str, MemoryServer] = {}
         self._next_port = FIRST_FREE_PORT
 
@@ -49,7 +67,11 @@ class MemoryTransport:
         """See `Transport`."""
         if not endpoint:
             raise Unavailable(f"nobody knows where {name} is")
-        return MemoryChannel(self, endpoint)
+        return self.connect_as(self.caller, endpoint)
+
+    def connect_as(self, caller: Caller | None, endpoint: str) -> MemoryChannel:
+        """A channel of another member's."""
+        return MemoryChannel(self, endpoint, caller)
 
     def server_at(self, endpoint: str) -> MemoryServer | None:
         """The server that listens at `endpoint`."""
@@ -63,8 +85,9 @@ class MemoryTransport:
 class MemoryChannel:
     """See `Channel`."""
 
-    def __init__(self, network: MemoryTransport, endpoint: str) -> None:
+    def __init__(self, network: MemoryTransport, endpoint: str, caller: Caller | None) -> None:
         self._network = network
+        self._caller = caller
         self._endpoint = endpoint
         self._calls: list[_Call] = []
 
@@ -76,7 +99,7 @@ class MemoryChannel:
         if server is None:
             made.lose(f"{self._endpoint}: nobody listens there")
         else:
-            server.accept(method, made)
+            server.accept(method, made, self._caller)
         return MemoryStream(
             made,
             self._endpoint,
@@ -102,19 +125,25 @@ class MemoryServer:
         self._endpoint = endpoint
         self._handlers = {method.path: (method, handler) for method, handler in handlers.items()}
         self._running: dict[asyncio.Task[None], _Call] = {}
+        self._open: OpenCalls[_Call] = OpenCalls(network.validity, _Call.refuse)
+        self._open.start()
 
     @property
     def endpoint(self) -> str:
         """See `Server`."""
         return self._endpoint
 
-    def accept(self, method: Method[Any, Any], accepted: _Call) -> None:
+    def accept(
+        self, method: Method[Any, Any], accepted: _Call, caller: Caller | None = None
+    ) -> None:
         """Serve a call that a channel has opened."""
-        task = asyncio.create_task(self._serve(method, accepted))
+        task = asyncio.create_task(self._serve(method, accepted, caller))
         self._running[task] = accepted
         task.add_done_callback(self._running.pop)
 
-    async def _serve(self, method: Method[Any, Any], accepted: _Call) -> None:
+    async def _serve(
+        self, method: Method[Any, Any], accepted: _Call, caller: Caller | None
+    ) -> None:
         failure: SwarmError | None = InternalError(f"{self._endpoint} does not serve {method}")
         if method.path in self._handlers:
             method, handler = self._handlers[method.path]
@@ -125,14 +154,21 @@ class MemoryServer:
                 method.request,
                 inbox=accepted.requests,
                 outbox=accepted.replies,
+                caller=caller,
+                meter=CallMeter(self._network.meter, method, caller, "client:1", accepted.lost),
             )
-            failure = await run_handler(handler, stream, method, accepted.lost)
+            failure = self._network.validity.refusal(caller) if caller is not None else None
+            if failure is None:
+                self._open.add(accepted, caller)
+                failure = await run_handler(handler, stream, method, accepted.lost)
+                self._open.discard(accepted)
         accepted.replies.finish(failure)
         accepted.requests.break_off(failure or Unavailable(f"{self._endpoint} ended the call"))
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """See `Server`."""
         self._network.forget(self._endpoint)
+        self._open.stop()
         if self._running:
             await asyncio.wait(set(self._running), timeout=grace_s)
         for running in self._running.values():
@@ -149,10 +185,17 @@ class _Call:
 
     def lose(self, reason: str) -> None:
         """Drop the call: whatever is or will be asked of it raises Unavailable."""
+        self._end(reason, Unavailable(reason))
+
+    def refuse(self, error: SwarmError) -> None:
+        """Drop the call; its client gets this error."""
+        self._end(error.message, error)
+
+    def _end(self, reason: str, told: SwarmError) -> None:
         if not self.lost.done():
             self.lost.set_result(reason)
-            self.requests.break_off(Unavailable(reason))
-            self.replies.break_off(Unavailable(reason))
+            self.requests.break_off(told)
+            self.replies.break_off(told)
 
 
 class MemoryStream(Generic[Out, In]):
@@ -167,7 +210,12 @@ class MemoryStream(Generic[Out, In]):
         *,
         inbox: _Pipe,
         outbox: _Pipe,
+        caller: Caller | None = None,
+        meter: CallMeter | None = None,
     ) -> None:
+        self._caller = caller
+        self._meter = meter
+        self._reading: asyncio.Task[bytes | None] | None = None
         self._shared = shared
         self._remote = remote
         self._outgoing = outgoing
@@ -181,21 +229,48 @@ class MemoryStream(Generic[Out, In]):
         return self._remote
 
     @property
-    def caller(self) -> None:
-        """Nobody is known: nothing is encrypted here."""
+    def caller(self) -> Caller | None:
+        """See `MessageStream`."""
+        return self._caller
 
     async def send(self, message: Out) -> None:
         """See `MessageStream`."""
-        await self._outbox.put(to_bytes(self._outgoing, message, MAX_MESSAGE_BYTES))
+        data = to_bytes(self._outgoing, message, MAX_MESSAGE_BYTES)
+        if self._meter is not None:
+            await self._meter.replied()
+        await self._outbox.put(data)
 
     async def receive(self) -> In | None:
         """See `MessageStream`."""
-        data = await self._inbox.get()
+        if self._meter is None:
+            data = await self._inbox.get()
+        else:
+            data = await self._metered(self._meter)
         return (
             None
             if data is None
             else from_bytes(self._incoming, data, self._remote, MAX_MESSAGE_BYTES)
         )
+
+    async def _metered(self, meter: CallMeter) -> bytes | None:
+        """The next message once it may be handled; who cancels this leaves it to the next."""
+
+        async def read() -> bytes | None:
+            data = await self._inbox.get()
+            if data is not None:
+                await meter.received(len(data))
+            return data
+
+        if self._reading is None:
+            self._reading = asyncio.create_task(read())
+            # Nobody may be left to ask for its result.
+            self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await first_done(self._reading, self._shared.lost)
+        if self._shared.lost.done():
+            self._reading.cancel()
+            raise Unavailable(self._shared.lost.result())
+        reading, self._reading = self._reading, None
+        return reading.result()
 
     async def finish(self) -> None:
         """See `MessageStream`."""

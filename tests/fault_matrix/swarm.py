@@ -160,7 +160,8 @@ class Swarm:
         home = private_folder(self._work_dir / "peers" / name)
         write_private(home / KEY_FILE, key_pem(key))
         way = (str(self._invitation(Role.PEER)), *self._dht_options)
-        offer = ("--layers", layers, "--threads", "1", "--buffer-dir", str(home))
+        models = ("--models", self._material.sample.model_dir)
+        offer = ("--layers", layers, "--threads", "1", "--buffer-dir", str(home), *models)
         peer = await self.start(name, ["serve-stage", "--json", *way, *offer, *self._snapshots])
         self.peers[layers].append(peer)
         return peer

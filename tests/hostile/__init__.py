@@ -1,4 +1,4 @@
-"""Real attacks on real swarms: who may call what, and what 29 attacks come to.
+"""Real attacks on real swarms: who may call what, and what 48 attacks come to.
 
 `python -m tests.hostile` runs them; docs/security.md says what is promised.
 """

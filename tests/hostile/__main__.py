@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from tests.hostile import processes, suite
+from tests.hostile import outside, suite
 from tests.hostile.cells import Outcome, as_dict, as_line, chosen, verdict
 from tests.hostile.mutations import run_mutations
 
@@ -23,7 +23,7 @@ Outcomes = AsyncGenerator[Outcome, None]
 
 def names() -> tuple[str, ...]:
     """All cells, in their order."""
-    return (*suite.names(), *processes.ATTACKS)
+    return (*suite.names(), *outside.ATTACKS)
 
 
 @click.command()
@@ -65,12 +65,12 @@ def hostile(
 
 async def _all(cells: tuple[str, ...], work_dir: Path) -> Outcomes:
     within = [cell for cell in cells if cell in suite.names()]
-    outside = [cell for cell in cells if cell in processes.ATTACKS]
+    of_processes = [cell for cell in cells if cell in outside.ATTACKS]
     if within:
         async for outcome in suite.run_cells(within, work_dir / "within"):
             yield outcome
-    if outside:
-        async for outcome in processes.run_cells(outside, work_dir / "outside"):
+    if of_processes:
+        async for outcome in outside.run_cells(of_processes, work_dir / "outside"):
             yield outcome
 
 

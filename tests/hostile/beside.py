@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Self
 
@@ -56,7 +58,7 @@ class Beside:
         self.status: RunStatus | None = None
         self._num_peers = num_peers
         self._work_dir = work_dir
-        self._num_commits = 0
+        self._commit_times_s: list[float] = []
         self._first_commit = 0
         self._changed = asyncio.Condition()
         self._held = asyncio.Lock()
@@ -115,11 +117,25 @@ class Beside:
         Raises:
             RunFailed: a run came out wrong, or stands still.
         """
-        await self._reached(lambda: self._num_commits, self._num_commits + count)
+        least = len(self._commit_times_s) + count
+        await self._reached(lambda: len(self._commit_times_s), least)
 
     async def another_run(self) -> None:
         """Wait until a run that has not begun yet has committed a step; raises as `commits`."""
         await self._reached(lambda: self._first_commit, self.num_begun + 1)
+
+    def longest_pause_s(self, since_s: float) -> float:
+        """The longest time between two commits after a moment, in seconds.
+
+        Args:
+            since_s: monotonic seconds.
+        """
+        times_s = [since_s, *(at_s for at_s in self._commit_times_s if at_s > since_s)]
+        return max((b - a for a, b in pairwise([*times_s, time.monotonic()])), default=0.0)
+
+    def commits_between(self, since_s: float, until_s: float) -> int:
+        """How many steps committed between two moments of the monotonic clock."""
+        return sum(since_s < at_s <= until_s for at_s in self._commit_times_s)
 
     @asynccontextmanager
     async def finished(self) -> AsyncIterator[RunStatus]:
@@ -181,7 +197,7 @@ class Beside:
 
     async def _note_commit(self) -> None:
         async with self._changed:
-            self._num_commits += 1
+            self._commit_times_s.append(time.monotonic())
             self._first_commit = self.num_begun
             self._changed.notify_all()
 

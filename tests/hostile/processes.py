@@ -6,21 +6,31 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from hivemind.dht.node import DHTNode
 
 from swarm_ft.api.joining import WayIn, joined
 from swarm_ft.errors import RunFailed
 from swarm_ft.identity.authority import Authority
-from swarm_ft.identity.certificates import host_of, to_pem
+from swarm_ft.identity.certificates import Certificate, host_of, to_pem
 from swarm_ft.identity.invites import parse_invite
 from swarm_ft.identity.keys import key_pem, new_key, write_private
 from swarm_ft.identity.records import Signer
@@ -28,6 +38,7 @@ from swarm_ft.identity.roles import Role
 from swarm_ft.private_files import private_folder
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.proto import link_pb2
+from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from tests.fault_matrix.processes import Command
 from tests.hostile.attacker import (
@@ -46,13 +57,20 @@ from tests.hostile.attacker import (
 )
 from tests.hostile.attacks import expect, readable_by_others
 from tests.hostile.beside import POLL_S, Beside
+from tests.hostile.browser import Page
 from tests.hostile.cells import Outcome
+from tests.hostile.hub import Hub, serving_hub
 from tests.hostile.job import make_job, of_model, spec_message, with_blocks
+from tests.hostile.options import End
 from tests.hostile.scene import Broken
 
 CELL_S = 150.0
 START_S = 60.0
 STAGES = ("0-3", "3-6")
+MEMBERS = 64
+"""How many members an invitation of the suite lets in."""
+STANDSTILL_S = 20.0
+"""How long no step of the honest run may commit: a peer is suspended for 30 s at least."""
 DESCRIPTORS, CONNECTIONS = 1024, 1300
 """What the coordinator may open, and what is opened to it."""
 MB = 1 << 20
@@ -67,6 +85,15 @@ class Processes:
         nodes: of its DHT.
         client: some client's key; it owns nothing.
         peer: some peer's key; no assignment names it.
+        invitations: by role, each good for many members.
+        authority: of the swarm.
+        models: a directory that the peers' owners lend to jobs.
+        private: a directory on the peers' machine that no owner lends.
+        hub: from which the peers fetch models.
+        page: of the coordinator, with its one-time token.
+        ends: how jobs ended that had one option at one end of its bounds.
+        session: of the owner's browser, once it has opened the page.
+        metrics: where the coordinator answers Prometheus.
     """
 
     coordinator: Command
@@ -77,9 +104,28 @@ class Processes:
     nodes: tuple[str, ...]
     prefix: str
     work_dir: Path
-    client: Identity
-    peer: Identity
-    beside: Beside
+    invitations: Mapping[Role, str]
+    authority: Certificate
+    models: Path
+    private: Path
+    hub: Hub
+    page: str
+    metrics: str
+    ends: dict[End, RunPhase | None] = field(default_factory=dict)
+    session: Page | None = None
+    client: Identity = field(init=False)
+    peer: Identity = field(init=False)
+    beside: Beside = field(init=False)
+
+    async def member(self, role: Role) -> Identity:
+        """Enrol one more member of this role."""
+        who = newcomer(
+            parse_invite(self.invitations[role]), low_key(self.peer_at.name), self.authority
+        )
+        async with asyncio.timeout(START_S):  # a new invitation is heeded within a second
+            while (identity := (await enrol(self.at, who))[1]) is None:  # noqa: ASYNC110
+                await asyncio.sleep(POLL_S)
+        return identity
 
     def check_alive(self) -> None:
         """Refuse to go on when a process has ended.
@@ -96,8 +142,9 @@ class Processes:
         """Whether the swarm goes on, after an attack that it did not withstand."""
         try:
             self.check_alive()
-            await self.beside.commits(1)
-        except (Broken, RunFailed):
+            async with asyncio.timeout(STANDSTILL_S):
+                await self.beside.commits(1)
+        except (Broken, RunFailed, TimeoutError):
             return False
         return True
 
@@ -132,7 +179,10 @@ def attack(name: str) -> Callable[[Attack], Attack]:
 async def opened(work_dir: Path) -> AsyncIterator[Processes]:
     """All of it, with a run under way of which the quiet one is known."""
     job, home = make_job(work_dir), work_dir / "swarm"
+    models, private = work_dir / "models", work_dir / "private"
     private_folder(home)
+    models.mkdir()
+    private.mkdir()
     journal = ("--journal", str(home / "journal.db"))
     async with AsyncExitStack() as stack:
 
@@ -147,34 +197,26 @@ async def opened(work_dir: Path) -> AsyncIterator[Processes]:
 
         await (await start("init", "init", *journal)).first_words()
         with descriptors(DESCRIPTORS):
-            coordinator = await start("coordinator", "coordinator", *journal)
+            coordinator = await start(
+                "coordinator", "coordinator", *journal, "--metrics", "127.0.0.1:0"
+            )
         words = await coordinator.first_words()
         at = coordinator_at(str(words["endpoint"]))
-        word = await invite("peer", len(STAGES) + 1)
-        peers = [
-            await start(f"peer-{i}", *serving(word, layers, home / f"peer-{i}"))
-            for i, layers in enumerate(STAGES)
-        ]
+        word = await invite("peer", MEMBERS)
+        lent = lending(work_dir / "model", models)
+        hub = stack.enter_context(serving_hub(work_dir / "model"))
+        with patch.dict(os.environ, hub.environment(work_dir / "hub-cache")):
+            peers = [
+                await start(f"peer-{i}", *serving(word, layers, home / f"peer-{i}"), *lent)
+                for i, layers in enumerate(STAGES)
+            ]
         told = [await peer.first_words() for peer in peers]
         called = min(range(len(told)), key=lambda i: str(told[i]["peer"]))
         peer_at = Target(str(told[called]["endpoint"]), str(told[called]["peer"]))
-        client_word = await invite("client", 3)
-        authority = Authority.open(home / "journal.db.keys").certificate
-
-        async def member(by: str) -> Identity:
-            who = newcomer(parse_invite(by), low_key(peer_at.name), authority)
-            async with asyncio.timeout(START_S):  # a new invitation is heeded within a second
-                while (identity := (await enrol(at, who))[1]) is None:  # noqa: ASYNC110
-                    await asyncio.sleep(POLL_S)
-            return identity
-
-        owner = await member(client_word)
+        client_word = await invite("client", MEMBERS)
         way = WayIn(invite=parse_invite(client_word), initial_peers=(), dht_prefix="")
-        swarm = await stack.enter_async_context(joined(way))
-        beside = Beside(swarm.directory, owner, job, len(STAGES), work_dir)
-        stack.push_async_callback(beside.close)
-        await beside.open()
-        yield Processes(
+        joined_swarm = await stack.enter_async_context(joined(way))
+        swarm = Processes(
             coordinator=coordinator,
             peers=peers,
             called=peers[called],
@@ -183,10 +225,41 @@ async def opened(work_dir: Path) -> AsyncIterator[Processes]:
             nodes=tuple(map(str, words["addresses"])),  # type: ignore[call-overload]
             prefix="swarm-ft",
             work_dir=home,
-            client=await member(client_word),
-            peer=await member(word),
-            beside=beside,
+            invitations={Role.CLIENT: client_word, Role.PEER: word},
+            authority=Authority.open(home / "journal.db.keys").certificate,
+            models=models,
+            private=private,
+            hub=hub,
+            page=str(words["page"]),
+            metrics=str(words["metrics"]),
         )
+        swarm.client, swarm.peer = await swarm.member(Role.CLIENT), await swarm.member(Role.PEER)
+        owner = await swarm.member(Role.CLIENT)
+        swarm.beside = Beside(joined_swarm.directory, owner, job, len(STAGES), work_dir)
+        stack.push_async_callback(swarm.beside.close)
+        await swarm.beside.open()
+        yield swarm
+
+
+def lending(*directories: Path) -> tuple[str, ...]:
+    """How a volunteer names the directories from which jobs may take models."""
+    return tuple(word for directory in directories for word in ("--models", str(directory)))
+
+
+@asynccontextmanager
+async def undisturbed(swarm: Processes) -> AsyncIterator[None]:
+    """The honest run commits steps all the time, and no process ends.
+
+    Raises:
+        Broken: no step committed for `STANDSTILL_S`, or a process ended.
+    """
+    began_s = time.monotonic()
+    yield
+    swarm.check_alive()
+    await swarm.beside.commits(1)
+    pause_s = swarm.beside.longest_pause_s(began_s)
+    if pause_s > STANDSTILL_S:
+        raise Broken(f"the honest run committed no step for {pause_s:.0f} s")
 
 
 def serving(word: str, layers: str, folder: Path) -> tuple[str, ...]:

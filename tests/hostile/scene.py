@@ -18,7 +18,7 @@ from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.proto import run_pb2
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
-from tests.hostile.attacker import COORDINATOR, Answer, Call, Identity, ask, calling
+from tests.hostile.attacker import COORDINATOR, Answer, Call, Identity, Target, ask, calling
 from tests.hostile.beside import Beside
 from tests.hostile.callers import Callers, Kind, make_callers
 from tests.hostile.job import Job, make_job, spec_message, with_blocks
@@ -240,7 +240,16 @@ async def joined(
     scene: Scene, who: Identity, layers: tuple[int, int], say: Say = lambda _: None
 ) -> AsyncIterator[Member]:
     """A member that offers these layers, serves no port, and answers as it likes."""
-    async with calling(scene.victim.coordinator, COORDINATOR + "Join", who) as call:
+    async with joined_at(scene.victim.coordinator, who, layers, say) as member:
+        yield member
+
+
+@asynccontextmanager
+async def joined_at(
+    coordinator: Target, who: Identity, layers: tuple[int, int], say: Say = lambda _: None
+) -> AsyncIterator[Member]:
+    """As `joined`, at any coordinator."""
+    async with calling(coordinator, COORDINATOR + "Join", who) as call:
         await call.say(pb.FromPeer(hello=hello_of(who.name, layers)))
         member = Member(call)
         tasks = [asyncio.create_task(member.hear(say)), asyncio.create_task(member.live())]

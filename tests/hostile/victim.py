@@ -185,7 +185,7 @@ class Victim:
             control_transport=wrap(transport),
             clock=SystemClock(),
             make_engine=make_engine,
-            on_revoked=own.revoke,
+            validity=own.validity,
         )
         server = await transport.serve("127.0.0.1", 0, node.handlers())
         await self.directory.announce(Role.PEER, name, server.endpoint)

@@ -29,6 +29,7 @@ from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.messages.events import WentBack
 from swarm_ft.protocol.spec.grant import PROBATION, Grant
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
+from swarm_ft.protocol.spec.priority import Claim
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.transport.base import Server
 from swarm_ft.transport.credentials import Credentials
@@ -54,11 +55,12 @@ class OwnedSwarm:
     enrolment: Enrolment
     directory: StaticDirectory
     coordinator: Server
+    journal: Journal
     peers: dict[PeerId, LocalPeer] = field(default_factory=dict)
 
-    async def invite(self, role: Role, grant: Grant) -> Invite:
+    async def invite(self, role: Role, grant: Grant, uses: int = 1) -> Invite:
         until, where = datetime.now(UTC) + timedelta(days=1), (self.coordinator.endpoint,)
-        made = self.registry.invite(self.authority.fingerprint, where, role, 1, until, grant)
+        made = self.registry.invite(self.authority.fingerprint, where, role, uses, until, grant)
         await self.enrolment.refresh()
         return made
 
@@ -84,7 +86,7 @@ class OwnedSwarm:
             transport=transport,
             clock=SystemClock(),
             make_engine=cpu_engine,
-            on_revoked=member.credentials.revoke,
+            validity=member.credentials.validity,
         )
         server = await transport.serve("127.0.0.1", 0, node.handlers())
         await self.directory.announce(Role.PEER, name, server.endpoint)
@@ -115,7 +117,9 @@ async def owned_swarm(folder: Path) -> AsyncIterator[OwnedSwarm]:
     async with AsyncExitStack() as stack:
         registry = stack.enter_context(closing(Registry(folder / "keys")))
         journal = stack.enter_context(closing(Journal(str(folder / "journal.db"))))
-        service = CoordinatorService(journal, SystemClock(), grants=registry.grant_of)
+        service = CoordinatorService(
+            journal, SystemClock(), grants=registry.grant_of, claims=registry.claim_of
+        )
         enrolment = Enrolment(authority, registry, (), "a-swarm", service.revoke)
         handlers = {**service.handlers(), **enrolment.handlers()}
         server = await over(enrolment.credentials).serve("127.0.0.1", 0, handlers)
@@ -123,7 +127,7 @@ async def owned_swarm(folder: Path) -> AsyncIterator[OwnedSwarm]:
         directory = StaticDirectory(Board(), SystemClock())
         await directory.announce(Role.COORDINATOR, COORDINATOR_NAME, server.endpoint)
         stack.push_async_callback(ended, *map(asyncio.create_task, (service.run(),)))
-        swarm = OwnedSwarm(folder, registry, authority, enrolment, directory, server)
+        swarm = OwnedSwarm(folder, registry, authority, enrolment, directory, server, journal)
         async with asyncio.timeout(DEADLINE_S):
             yield swarm
         for name in list(swarm.peers):
@@ -188,6 +192,25 @@ async def test_a_run_waits_for_who_may_carry_a_stage_though_a_replica_on_probati
         assert before == list(range(len(before))), "no step without a peer that may carry it"
         assert again == 0, "its state was nobody's to go on with"
         assert status.assignments[0].peer_id == story.successor
+
+
+async def test_jobs_of_all_keys_of_an_invitation_have_its_claim(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    job = make_job(num_samples=16, batch_size=8, num_steps=2)
+    async with owned_swarm(tmp_path) as swarm:
+        invites = [
+            await swarm.invite(Role.CLIENT, Grant(weight=weight), uses=uses)
+            for weight, uses in ((3, 2), (1, 1))
+        ]
+        claims = {}
+        for invite in (invites[0], *invites):
+            member = await enrol(invite, new_key())
+            client = SwarmClient(swarm.directory, over(member.credentials))
+            submitted = await client.submit(job.spec, job.samples, priority=9)
+            claims[submitted.run_id] = Claim(invite.name, 3 if invite is invites[0] else 1)
+        assert {run.run_id: run.claim for run in swarm.journal.load(0.0)} == claims
+        assert len(claims) == 3
 
 
 async def raised(running: Awaitable[None]) -> str:

@@ -2,6 +2,7 @@
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -105,12 +106,11 @@ def test_three_roles_by_calls_that_wait(sample: SampleInput, tmp_path: Path) -> 
     with swarm_ft.coordinate(tmp_path / "runs.db") as coordinator:
         with pytest.raises(BadOption, match="expected peer, client or relay"):
             coordinator.invite("king")
+        lent: Any = {"threads": 1, "device": "cpu", "models": [sample.model_dir]}
         with swarm_ft.serve(
-            coordinator.invite(), layers="0-2", threads=1, device="cpu", buffers=buffers("one")
+            coordinator.invite(), layers="0-2", buffers=buffers("one"), **lent
         ) as one:
-            two = swarm_ft.serve(
-                coordinator.invite(), layers="2-4", threads=1, device="cpu", buffers=buffers("two")
-            )
+            two = swarm_ft.serve(coordinator.invite(), layers="2-4", buffers=buffers("two"), **lent)
             report = swarm_ft.train(
                 invite=coordinator.invite("client"),
                 key_file=tmp_path / "client.pem",

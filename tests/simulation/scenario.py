@@ -320,6 +320,7 @@ def _draw_spec(rng: Random, num_blocks: int) -> RunSpec:
             embed_digest=bytes(16),
             block_digests=(bytes(16),) * num_blocks,
             head_digest=bytes(16),
+            nonce=bytes(16),
             tied_embeddings=False,
         ),
         train=TrainSpec(

@@ -55,7 +55,11 @@ def test_codes_are_frozen() -> None:
         "journal-error",
         "journal-full",
         "malformed-message",
+        "model-differs",
+        "model-not-allowed",
+        "model-unavailable",
         "non-finite",
+        "non-finite-weights",
         "not-allowed",
         "not-found",
         "out-of-memory",
@@ -67,6 +71,7 @@ def test_codes_are_frozen() -> None:
         "run-mismatch",
         "swarm-error",
         "unavailable",
+        "unsupported-dtype",
         "version-mismatch",
     ]
 

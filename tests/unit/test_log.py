@@ -57,3 +57,20 @@ def test_json_has_what_was_raised_in_its_line(capsys: pytest.CaptureFixture[str]
         logger.exception("it failed")
     (line,) = capsys.readouterr().err.splitlines()
     assert json.loads(line)["exception"].endswith("ValueError: of two\nlines")
+
+
+def test_a_module_that_logs_what_callers_do_writes_few_lines_a_second() -> None:
+    limited, written = log.get_logger("swarm_ft.tests.limited", lines_per_s=2), list[str]()
+
+    class Kept(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            written.append(record.getMessage())
+
+    limited.addHandler(Kept())
+    limited.setLevel("INFO")
+    for millisecond in range(3_000):
+        record = limited.makeRecord("x", logging.WARNING, "f", 1, "%s", ("full",), None)
+        record.created = 1_000.0 + millisecond / 1000
+        limited.handle(record)
+    later = "full (998 lines before this were left out)"
+    assert written == ["full", "full", later, "full", later, "full"]

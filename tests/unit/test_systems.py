@@ -355,3 +355,53 @@ def test_nobody_else_listens_at_a_port(monkeypatch: pytest.MonkeyPatch, is_windo
     sock = _Options()
     systems.hold_port(sock)  # type: ignore[arg-type]
     assert sock.set == [(socket.SOL_SOCKET, -5 if is_windows else socket.SO_REUSEADDR, 1)]
+
+
+# ---- secrets in a command line
+
+WORD = "swarm1KNiD7aJ4ghup2YUyAbDu8WP6PXoZo84MjH3JdoS2orsahzsvjuLVvze"
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/stat").exists(), reason="only Linux tells where the command line is"
+)
+
+
+def shown_command_line(script: str, *arguments: str) -> list[str]:
+    """What the system shows of a Python process, after this script ran in it."""
+    script += "\nprint(open('/proc/self/cmdline').read())"
+    command = [sys.executable, "-c", script, *arguments]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return told.stdout.rstrip("\n").split("\0")[3:]
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (("serve-stage", WORD), ["serve-stage", "x" * len(WORD)]),
+        (("status", f"--invite={WORD}", "-v"), ["status", f"--invite={'x' * len(WORD)}", "-v"]),
+        (("a", WORD, WORD), ["a", "x" * len(WORD), "x" * len(WORD)]),
+        (("serve-stage", "@file"), ["serve-stage", "@file"]),
+    ],
+)
+def test_a_secret_is_overwritten_in_the_command_line(
+    arguments: tuple[str, ...], shown: list[str]
+) -> None:
+    hide = f"from swarm_ft.systems import hide_in_command_line; hide_in_command_line({WORD!r})"
+    assert shown_command_line(hide, *arguments)[: len(shown)] == shown
+
+
+@needs_proc
+def test_the_command_overwrites_invitations_before_anything_else() -> None:
+    script = (
+        "import sys\nfrom swarm_ft.cli import main\n"
+        "main.run = lambda: print(end='') or 0\n"
+        "try: main.main()\nexcept SystemExit: pass\n"
+        f"assert sys.argv[2] == {WORD!r}"
+    )
+    shown = shown_command_line(script, "serve-stage", WORD, "--invite", WORD)
+    assert shown[:4] == ["serve-stage", "x" * len(WORD), "--invite", "x" * len(WORD)]
+
+
+def test_what_is_in_no_command_line_is_not_hidden() -> None:
+    assert not systems.hide_in_command_line("swarm1-that-nobody-typed-anywhere")
+    assert not systems.hide_in_command_line("")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from swarm_ft.coordinator.decide import blame
@@ -25,27 +25,32 @@ from swarm_ft.coordinator.facts.state import (
     SwarmState,
 )
 from swarm_ft.coordinator.plan import keepers
+from swarm_ft.coordinator.plan.inputs import division_inputs
 from swarm_ft.coordinator.plan.membership import (
     able_for,
     arrangement,
+    first_arranged,
     hopeless_for,
     is_resting,
     learners_of,
     loss_of,
     lost_stages,
+    offers_to_begin,
     patience_s,
+    reasons_to_idle,
     remedy_for,
     settled,
+    surely_begins,
     suspension_of,
     weights_lost,
-    why_idle,
     with_caught_up,
     with_newcomers,
     without_state,
 )
 from swarm_ft.coordinator.plan.neighbours import with_better_neighbours
-from swarm_ft.coordinator.plan.placement import Placement
-from swarm_ft.coordinator.plan.sharing import in_turn, share_of, shared
+from swarm_ft.coordinator.plan.offers import Offers
+from swarm_ft.coordinator.plan.placement import SETTLE_S, Placement
+from swarm_ft.coordinator.plan.sharing import Sharing, share_of, shared
 from swarm_ft.coordinator.plan.stage_keys import peer_key, stage_keys
 from swarm_ft.coordinator.plan.steps import measured_on, with_ledger
 from swarm_ft.ids import NO_ATTEMPT, Attempt, PeerId, StepNumber
@@ -121,15 +126,24 @@ def release(turn: Turn, run: Run, peer_id: PeerId, kind: ReasonKind) -> None:
 def tell_idle(turn: Turn) -> None:
     """Tell members for which there is nothing to do why that is so, once."""
     state, members = turn.state, dict(turn.state.members)
-    going = state.going_runs
+    reasons = _reasons_to_idle(state, turn.now_s)
     for peer_id, member in state.members.items():
-        own = state.runs_of(peer_id)
-        reason = why_idle(state, own or going, member, turn.now_s)
+        reason = reasons[peer_id]
         if reason != member.idle:
             members[peer_id] = replace(member, idle=reason)
         if reason is not None and reason != member.idle and member.leaving is None:
             turn.say(peer_id, Idle(reason=reason))
-    turn.state = replace(state, members=MappingProxyType(members))
+    if any(reasons[peer] != member.idle for peer, member in state.members.items()):
+        turn.state = replace(state, members=MappingProxyType(members))
+
+
+def _reasons_to_idle(state: SwarmState, now_s: float) -> Mapping[PeerId, Reason | None]:
+    """Why there is nothing to do for each member, found anew where something changed."""
+    answers = state.memo.of((division_inputs(state, now_s), state.standings))
+    if "idle" not in answers:
+        answers["idle"] = reasons_to_idle(state, now_s)
+    found: Mapping[PeerId, Reason | None] = answers["idle"]
+    return found
 
 
 def do_without(
@@ -315,23 +329,70 @@ def _at(run: Run, past: Past) -> Run:
 
 
 def place_waiting(turn: Turn) -> None:
-    """Give peers to runs that have none, as far as those that are free allow; see `sharing`."""
-    waiting = in_turn(turn.state)
-    if not waiting:
+    """Give peers to runs that have none, as far as those that are free allow; see `sharing`.
+
+    A pass that changed nothing is not made again before something changed that it depends on.
+    """
+    if len(turn.state.active_runs) == len(turn.state.going_runs):
         return
-    sharing = shared(turn.state, turn.now_s)
-    for position, run in enumerate(waiting):
-        if turn.now_s < run.not_before_s:
-            continue
+    inputs = division_inputs(turn.state, turn.now_s)
+    sharing = shared(turn.state, turn.now_s, inputs)
+    answers = turn.state.memo.of(inputs)
+    asked = _waiting(turn, sharing)
+    if answers.get("nothing to place") == asked:
+        return
+    before, num_effects = turn.state, len(turn.effects)
+    everybody = offers_to_begin(turn.state, turn.now_s)
+    at_work = turn.state.active_runs
+    for position, run in enumerate(asked[0]):
+        if turn.now_s >= run.not_before_s:
+            line = _Line(at_work, position, everybody)
+            at_work = turn.state.active_runs if _place(turn, run, sharing, line) else at_work
+    if turn.state is before and len(turn.effects) == num_effects:
+        answers["nothing to place"] = asked
+
+
+def _waiting(
+    turn: Turn, sharing: Sharing
+) -> tuple[tuple[Run, ...], tuple[bool, ...], tuple[PeerId, ...]]:
+    """Runs without peers in their turn, which of them rest, and members that came just now."""
+    runs = tuple(turn.state.runs[name] for name in sharing.in_turn)
+    rest = tuple(turn.now_s < run.not_before_s for run in runs)
+    members = turn.state.members.items()
+    new = tuple(peer for peer, member in members if turn.now_s - member.joined_at_s < SETTLE_S)
+    return runs, rest, new
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The line in which a run waits.
+
+    Attributes:
+        at_work: runs that have peers.
+        position: how many runs that wait come before it.
+        everybody: what all members offer, if they had nothing else to do.
+    """
+
+    at_work: Sequence[Run]
+    position: int
+    everybody: Offers
+
+
+def _place(turn: Turn, run: Run, sharing: Sharing, line: _Line) -> bool:
+    """Give a run the peers that are its own now, or say why it waits; whether it has peers now."""
+    placement, members = Placement(()), turn.state.members
+    if sharing.members.get(run.run_id):
         able = able_for(sharing.of(turn.state, run), run, turn.now_s)
-        placement = arrangement(able, run, turn.now_s)
-        if placement.assignments and not _waits_for_keepers(turn, run):
-            members, ways, placed = able.members, turn.state.ways, placement.assignments
-            if not placement.is_by_speed:
-                placed = with_better_neighbours(run.spec, placed, members, ways)
-            _assign(turn, run.with_assignments(placed), fresh=True)
-        elif not placement.assignments:
-            _unplaced(turn, run, placement, position)
+        placement, members = arrangement(able, run, turn.now_s), able.members
+    if placement.assignments and not _waits_for_keepers(turn, run):
+        placed = placement.assignments
+        if not placement.is_by_speed:
+            placed = with_better_neighbours(run.spec, placed, members, turn.state.ways)
+        _assign(turn, run.with_assignments(placed), fresh=True)
+        return True
+    if not placement.assignments:
+        _unplaced(turn, run, placement, line)
+    return False
 
 
 def _waits_for_keepers(turn: Turn, run: Run) -> bool:
@@ -358,7 +419,7 @@ def _waits_for_keepers(turn: Turn, run: Run) -> bool:
     return True
 
 
-def _unplaced(turn: Turn, run: Run, placement: Placement, position: int) -> None:
+def _unplaced(turn: Turn, run: Run, placement: Placement, line: _Line) -> None:
     """It waits, and tells what for, or is over if there is nothing to wait for."""
     state = turn.state
     hopeless = hopeless_for(state, run)
@@ -366,10 +427,13 @@ def _unplaced(turn: Turn, run: Run, placement: Placement, position: int) -> None
         misfit = Reason(kind=ReasonKind.NO_PEER_CAN_HOST, parts=(hopeless,))
         end(turn, run, RunPhase.FAILED, misfit)
         return
+    offers, could_begin = line.everybody.without(run.misfits), False
     if not placement.is_gathering:
-        placement = arrangement(able_for(state, run, turn.now_s), run, turn.now_s)
-    if placement.assignments:
-        _without_peers(turn, run, _behind(state, position), RunPhase.QUEUED)
+        could_begin = surely_begins(offers, run, turn.now_s)
+    if not (placement.is_gathering or could_begin):
+        placement = first_arranged(offers, run, turn.now_s)
+    if could_begin or placement.assignments:
+        _without_peers(turn, run, _behind(line), RunPhase.QUEUED)
         return
     busy = len(state.members.keys() & state.result_keepers)
     kept = Reason(kind=ReasonKind.RESULTS_KEPT, amount=busy) if busy else None
@@ -377,14 +441,14 @@ def _unplaced(turn: Turn, run: Run, placement: Placement, position: int) -> None
     _without_peers(turn, run, several([placement.reason, kept, *misfits[:MAX_NAMED]]))
 
 
-def _behind(state: SwarmState, position: int) -> Reason:
+def _behind(line: _Line) -> Reason:
     """What is in front of a run that could begin if others were over."""
-    names = [run.run_id for run in state.active_runs]
+    names = [run.run_id for run in line.at_work]
     return Reason(
         kind=ReasonKind.BEHIND,
         runs=tuple(names[:MAX_NAMED]),
         num_more=len(names[MAX_NAMED:]),
-        amount=position,
+        amount=line.position,
     )
 
 
@@ -392,8 +456,9 @@ def _without_peers(
     turn: Turn, run: Run, detail: Reason | None, phase: RunPhase = RunPhase.WAITING
 ) -> None:
     """It waits, and since when counts: see `expire` and `sharing`."""
-    run = replace(run, unplaced_since_s=min(run.unplaced_since_s, turn.now_s))
-    turn.keep(run)
+    if turn.now_s < run.unplaced_since_s:
+        run = replace(run, unplaced_since_s=turn.now_s)
+        turn.keep(run)
     _wait(turn, run, detail, phase)
 
 
@@ -477,6 +542,8 @@ def _assignment(state: SwarmState, run: Run, *, fresh: bool) -> Assign:
         last_attempt=past.last_commit.attempt if past.last_commit else NO_ATTEMPT,
         owner=run.owner,
         priority=run.priority,
+        claim=run.claim.name,
+        weight=run.claim.weight,
     )
 
 

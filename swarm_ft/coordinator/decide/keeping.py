@@ -136,17 +136,12 @@ def joined(turn: Turn, hello: PeerHello) -> None:
     """What a peer keeps is for the peer to say as it comes; what is of no use is let go of."""
     has, peer_id = set(hello.kept_shards), hello.peer_id
     for run in [run for run in turn.state.runs.values() if run.phase <= RunPhase.FINISHED]:
-        keeping = run.keeping
-        turn.keep(
-            replace(
-                run,
-                keeping=replace(
-                    keeping,
-                    asked=_without(keeping.asked, peer_id),
-                    refused=_without(keeping.refused, peer_id),
-                ),
+        asked, refused = run.keeping.asked, run.keeping.refused
+        if any(peer_id in peers for peers in (*asked.values(), *refused.values())):
+            keeping = replace(
+                run.keeping, asked=_without(asked, peer_id), refused=_without(refused, peer_id)
             )
-        )
+            turn.keep(replace(run, keeping=keeping))
         for snapshot, stage in tuple(wanted_stages(run)):
             shard = snapshot.shard(run.run_id, stage)
             if (shard in has) != (peer_id in stage.keepers):

@@ -55,6 +55,7 @@ from swarm_ft.coordinator.facts.events import (
     PeerSaid,
     RateChanged,
     ResultCollected,
+    RunAborted,
     RunCancelled,
     RunPaused,
     RunResumed,
@@ -72,6 +73,7 @@ from swarm_ft.coordinator.plan.membership import (
     SILENT_S,
     holds_last_commit,
     is_wanted,
+    knows_of,
     loss_of,
     may_hold_it,
     missed_last_commit,
@@ -128,7 +130,25 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
         event: what happened.
         now_s: monotonic seconds.
     """
+    if isinstance(event, RunAborted):  # nothing else is decided: that may be what raises
+        turn = Turn(state, now_s)
+        _end(turn, event.run_id, RunPhase.FAILED, event.reason)
+        return turn.state, turn.effects
     turn = Turn(losses.after_gap(state, now_s), now_s)
+    _take_in(turn, event)
+    keeping.look_after(turn)
+    commits.look_after_saving(turn)
+    commits.look_after_held(turn)
+    commits.look_after_results(turn)
+    losses.look_after(turn)
+    leaving.look_after(turn)
+    attempts.advance(turn)
+    _place_waiting(turn, event)
+    leaving.tell(turn)
+    return turn.state, turn.effects
+
+
+def _take_in(turn: Turn, event: Event) -> None:
     match event:
         case PeerJoined(hello, grant):
             _joined(turn, hello, grant)
@@ -136,9 +156,9 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
             _peer_said(turn, peer_id, message)
         case PeerLost(peer_id):
             lost = Reason(kind=ReasonKind.PEER_DISCONNECTED)
-            _peer_gone(turn, peer_id, lost, away_since_s=now_s)
-        case RunSubmitted(run_id, spec, owner, key, priority):
-            turn.put(Run(run_id=run_id, spec=spec, owner=owner, storage_key=key, priority=priority))
+            _peer_gone(turn, peer_id, lost, away_since_s=turn.now_s)
+        case RunSubmitted():
+            turn.put(_run_of(event))
         case RunCancelled() | ResultCollected():
             _done_with(turn, event)
         case RunPaused() | RunResumed() | RateChanged() | CodecsChanged():
@@ -151,16 +171,17 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
         case Tick(ways):
             turn.state = replace(turn.state, ways=ways or turn.state.ways)
             _time_passed(turn)
-    keeping.look_after(turn)
-    commits.look_after_saving(turn)
-    commits.look_after_held(turn)
-    commits.look_after_results(turn)
-    losses.look_after(turn)
-    leaving.look_after(turn)
-    attempts.advance(turn)
-    _place_waiting(turn, event)
-    leaving.tell(turn)
-    return turn.state, turn.effects
+
+
+def _run_of(event: RunSubmitted) -> Run:
+    return Run(
+        run_id=event.run_id,
+        spec=event.spec,
+        owner=event.owner,
+        storage_key=event.storage_key,
+        priority=event.priority,
+        claim=event.claim,
+    )
 
 
 def _place_waiting(turn: Turn, event: Event) -> None:
@@ -395,6 +416,9 @@ def _is_over(state: SwarmState, run_id: RunId) -> bool:
 def _came(turn: Turn, run: Run, hello: PeerHello) -> None:
     """A peer came, or came back: what it holds decides what can be done with it."""
     peer, before, held = hello.peer_id, run, hello.held_of(run.run_id)
+    is_loading = run.phase is RunPhase.LOADING
+    if not (is_loading or held or knows_of(run, peer)):
+        return
     run = without_state(run, peer)
     holds = dict(run.past.holds)
     if held and missed_last_commit(run, held, peer) and run.past.last_commit:
@@ -404,14 +428,17 @@ def _came(turn: Turn, run: Run, hello: PeerHello) -> None:
         holds[peer] = run.committed_steps
     away = {name: since for name, since in run.attempt.away_since_s.items() if name != peer}
     run = run.with_holds(holds).with_away(away)
-    is_loading = run.phase is RunPhase.LOADING
-    able = share_of(turn.state, run, turn.now_s)
-    if peer in run.peers or (is_loading and with_newcomers(able, run) is not run):
+    if peer in run.peers or (is_loading and _grows(turn, run)):
         joins = Reason(kind=ReasonKind.PEERS_JOIN, peers=(peer,))
         detail = run.detail if run.phase is RunPhase.WAITING else joins
         attempts.interrupt(turn, replace(run, detail=detail))
     else:
         turn.keep(run)
+
+
+def _grows(turn: Turn, run: Run) -> bool:
+    """Whether somebody is there who can join the run's stages."""
+    return with_newcomers(share_of(turn.state, run, turn.now_s), run) is not run
 
 
 def _dismiss_silent(turn: Turn) -> None:

@@ -25,7 +25,7 @@ from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
 from swarm_ft.protocol.spec.best import Judged
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.microbatch import Microbatch
-from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
+from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, NO_CLAIM, Claim
 from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
 
 
@@ -65,6 +65,7 @@ class RunSubmitted:
     owner: str = ""
     storage_key: bytes = field(default=b"", repr=False)
     priority: int = DEFAULT_PRIORITY
+    claim: Claim = NO_CLAIM
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,14 @@ class TokensLost:
 
 
 @dataclass(frozen=True, slots=True)
+class RunAborted:
+    """The coordinator cannot go on with a run, by a bug or a value that it cannot handle."""
+
+    run_id: RunId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed.
 
@@ -170,6 +179,7 @@ Event = (
     | SnapshotWritten
     | SnapshotLost
     | TokensLost
+    | RunAborted
     | Tick
 )
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from swarm_ft.coordinator.facts.conduct import Conduct, Trouble
 from swarm_ft.coordinator.facts.ledger import Ledger
@@ -45,14 +45,17 @@ from swarm_ft.protocol.spec.best import Judged
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
-from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
+from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, NO_CLAIM, Claim
 from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
+T = TypeVar("T")
 
+MAX_REMEMBERED = 4
+"""Parts of states whose answers are kept: a state, and others that are looked at beside it."""
 MAX_STANDINGS = 4096
 """Peers whose failures are remembered; names cost nothing."""
 MAX_CONDUCTS = 256
@@ -536,7 +539,8 @@ class Run:
             empty where clients have no keys.
         storage_key: from which come those with which its peers encrypt what they write down; empty
             once it is over, so that nothing opens what may be left of it.
-        priority: how many peers it is to have, to those of others' runs.
+        priority: orders the runs of one claim.
+        claim: by which its owner gets peers, to the claims of others.
         detail: why it waits, or ended, or changed.
         notice: which of its peers at work is silent or late now; of no use after a restart.
         attempt: the one at work, or the last one.
@@ -561,6 +565,7 @@ class Run:
     owner: str = ""
     storage_key: bytes = field(default=b"", repr=False)
     priority: int = DEFAULT_PRIORITY
+    claim: Claim = NO_CLAIM
     phase: RunPhase = RunPhase.QUEUED
     detail: Reason | None = None
     notice: Reason | None = None
@@ -651,8 +656,8 @@ class Run:
 
     @property
     def owner_name(self) -> str:
-        """Its owner; where clients have no keys, an owner of its own for each run."""
-        return self.owner or f"run {self.run_id}"
+        """The claim, which keys of one invitation share; without keys each run has its own."""
+        return self.claim.name or self.owner or f"run {self.run_id}"
 
     def conduct(self, peer_id: PeerId) -> Conduct:
         """A peer's failures in this run."""
@@ -695,6 +700,37 @@ class Run:
         return replace(self, past=replace(self.past, ledger=ledger))
 
 
+class Memo:
+    """Answers that follow from a part of a state alone, kept while that part stays as it is.
+
+    States that follow each other share one. It changes nothing but the time that an answer takes:
+    each answer belongs to the very part of which it was asked, and no part ever changes.
+    """
+
+    __slots__ = ("_parts", "_runs")
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[object, dict[object, Any]]] = []
+        self._runs: tuple[object, dict[object, Any]] = ((), {})
+
+    def of_runs(self, runs: Mapping[RunId, Run]) -> dict[object, Any]:
+        """Return the answers that follow from these runs, which whoever asks may add to."""
+        known, answers = self._runs
+        if known is not runs:
+            answers = {}
+            self._runs = (runs, answers)
+        return answers
+
+    def of(self, part: object) -> dict[object, Any]:
+        """Return the answers that follow from a value that is equal to this one; so too."""
+        for known, answers in self._parts:
+            if known == part:
+                return answers
+        answers = dict[object, Any]()
+        self._parts = [(part, answers), *self._parts[: MAX_REMEMBERED - 1]]
+        return answers
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SwarmState:
     """Members by name and runs in the order they were submitted.
@@ -710,6 +746,7 @@ class SwarmState:
             where there is a place, and where none are kept.
         moves_layers: whether runs are cut anew while they train, where that is faster.
         seen_at_s: when the last event was; infinite before the first.
+        memo: answers that were found before; no part of the state, and never written down.
     """
 
     members: Mapping[PeerId, Member] = field(default_factory=_nothing)
@@ -723,24 +760,48 @@ class SwarmState:
     num_keepers: int = 0
     moves_layers: bool = True
     seen_at_s: float = math.inf
+    memo: Memo = field(default_factory=Memo, compare=False, repr=False)
+
+    def _from_runs(self, name: str, find: Callable[[], T]) -> T:
+        answers = self.memo.of_runs(self.runs)
+        if name not in answers:
+            answers[name] = find()
+        found: T = answers[name]
+        return found
 
     @property
-    def going_runs(self) -> list[Run]:
+    def going_runs(self) -> Sequence[Run]:
         """Those that are not over, as they were submitted."""
-        return [run for run in self.runs.values() if not run.phase.is_over]
+        return self._from_runs("going", self._find_going)
+
+    def _find_going(self) -> Sequence[Run]:
+        return tuple(run for run in self.runs.values() if not run.phase.is_over)
 
     @property
-    def active_runs(self) -> list[Run]:
+    def active_runs(self) -> Sequence[Run]:
         """Of these, those that have peers; a peer may be one of several."""
-        return [run for run in self.going_runs if run.attempt.assignments]
+        return self._from_runs("active", self._find_active)
 
-    def runs_of(self, peer_id: PeerId) -> list[Run]:
+    def _find_active(self) -> Sequence[Run]:
+        return tuple(run for run in self.going_runs if run.attempt.assignments)
+
+    def runs_of(self, peer_id: PeerId) -> Sequence[Run]:
         """Those that a peer works for, there or away."""
-        return [run for run in self.active_runs if peer_id in run.peers]
+        return self._from_runs("by peer", self._find_by_peer).get(peer_id, ())
+
+    def _find_by_peer(self) -> Mapping[PeerId, Sequence[Run]]:
+        found: dict[PeerId, list[Run]] = {}
+        for run in self.active_runs:
+            for peer in dict.fromkeys(run.peers):
+                found.setdefault(peer, []).append(run)
+        return {peer: tuple(runs) for peer, runs in found.items()}
 
     @property
     def hosted(self) -> Mapping[PeerId, Mapping[RunId, LayerRange]]:
         """What peers hold of each run, there or away: stages at work, and trained ones."""
+        return self._from_runs("hosted", self._find_hosted)
+
+    def _find_hosted(self) -> Mapping[PeerId, Mapping[RunId, LayerRange]]:
         found: dict[PeerId, dict[RunId, LayerRange]] = {}
         for run in self.runs.values():
             held = () if run.phase > RunPhase.FINISHED else run.attempt.assignments
@@ -752,6 +813,9 @@ class SwarmState:
     @property
     def result_keepers(self) -> frozenset[PeerId]:
         """Peers from which a client has yet to collect a result."""
+        return self._from_runs("keepers", self._find_keepers)
+
+    def _find_keepers(self) -> frozenset[PeerId]:
         finished = (run for run in self.runs.values() if run.phase is RunPhase.FINISHED)
         return frozenset().union(*(run.past.exported for run in finished))
 

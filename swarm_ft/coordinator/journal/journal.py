@@ -53,14 +53,8 @@ from swarm_ft.coordinator.journal.tokens import TokenFiles
 from swarm_ft.coordinator.plan.membership import GATHER_S
 from swarm_ft.coordinator.plan.steps import MEASURED_STEPS
 from swarm_ft.errors import JournalError, SwarmError
-from swarm_ft.ids import (
-    Attempt,
-    BlockIndex,
-    MicrobatchIndex,
-    PeerId,
-    RunId,
-    StepNumber,
-)
+from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
+from swarm_ft.log import get_logger
 from swarm_ft.private_files import FILE_MODE, make_private
 from swarm_ft.protocol.messages.client import (
     CodecChange,
@@ -78,13 +72,16 @@ from swarm_ft.protocol.messages.reports import (
     summed_by_boundary,
 )
 from swarm_ft.protocol.spec.best import Best, Judged
+from swarm_ft.protocol.spec.bounds import Name
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
-from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
+from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, NO_CLAIM, Claim
 from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.sealing import Sealer
+
+logger = get_logger(__name__)
 
 VERSION = 9
 """Of the tables, and of the RunSpecs in them; a journal of another one is not touched."""
@@ -98,6 +95,8 @@ CREATE TABLE IF NOT EXISTS runs (
     committed_steps INTEGER NOT NULL, trained_steps INTEGER, stages TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS priorities (
     run_id TEXT PRIMARY KEY, priority INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS claims (
+    run_id TEXT PRIMARY KEY, name TEXT NOT NULL, weight INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS steerings (
     run_id TEXT PRIMARY KEY, steering TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS movings (
@@ -144,6 +143,7 @@ _PROOF = b"this journal's key"
 TABLES_OF_RUNS = (
     "runs",
     "priorities",
+    "claims",
     "steerings",
     "movings",
     "plans",
@@ -333,6 +333,9 @@ class Journal:
             if run.priority != DEFAULT_PRIORITY:
                 row = run.run_id, run.priority
                 self._db.execute("INSERT INTO priorities VALUES (?, ?)", row)
+            if run.claim.name:
+                claimed = run.run_id, run.claim.name, run.claim.weight
+                self._db.execute("INSERT INTO claims VALUES (?, ?, ?)", claimed)
 
     def _write_one(self, record: Record) -> None:
         match record:
@@ -493,9 +496,16 @@ class Journal:
             ).fetchall()
         try:
             with self._errors_named():
-                return tuple(self._run(row, now_s) for row in found)
+                return tuple(self._run(row, now_s) for row in found if self._can_be_named(row[0]))
         except (SwarmError, ValueError, TypeError) as error:
             raise JournalError(f"journal {self._path}: a run cannot be read: {error}") from error
+
+    def _can_be_named(self, run_id: str) -> bool:
+        """Whether a run's name keeps to today's bound; earlier versions counted characters."""
+        words = Name().refusal(run_id)
+        if words is not None:
+            logger.warning("journal %s: a run is left out: its name: %s", self._path, words)
+        return words is None
 
     def standings(self, now_s: float) -> dict[PeerId, Standing]:
         """Peers that were set aside of late, as of `now_s`; others are forgotten."""
@@ -550,7 +560,7 @@ class Journal:
                 unix_s,
                 Happened(
                     kind=EventKind(kind),
-                    run_id=run_id and RunId(run_id),
+                    run_id=RunId(run_id) if run_id and Name().refusal(run_id) is None else None,
                     peer_id=peer_id and PeerId(peer_id),
                     from_step=from_step,
                     to_step=to_step,
@@ -619,6 +629,7 @@ class Journal:
             owner=owner,
             storage_key=self._opened(key, f"key {name}"),
             priority=self._priority(run_id),
+            claim=self._claim(run_id),
             phase=RunPhase.WAITING if under_way else phase,
             detail=restarted if under_way else detail,
             past=past,
@@ -638,6 +649,11 @@ class Journal:
         asked = "SELECT priority FROM priorities WHERE run_id=?"
         (priority,) = self._db.execute(asked, (run_id,)).fetchone() or (DEFAULT_PRIORITY,)
         return int(priority)
+
+    def _claim(self, run_id: RunId) -> Claim:
+        asked = "SELECT name, weight FROM claims WHERE run_id=?"
+        row = self._db.execute(asked, (run_id,)).fetchone()
+        return Claim(*row) if row else NO_CLAIM
 
     def _as_of(self, run_id: RunId, committed_steps: int) -> Snapshot | None:
         """The run after so many steps, but for its stages; None if the last one's row is gone."""

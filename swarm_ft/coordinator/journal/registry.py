@@ -31,6 +31,7 @@ from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.private_files import make_private, open_private
 from swarm_ft.protocol.spec.grant import PROBATION, Grant
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.priority import Claim
 
 FILE = "members.db"
 MAX_INVITATIONS = 256
@@ -251,6 +252,19 @@ class Registry:
             why = "its key was revoked" if known else "it is no member"
             raise NotAllowed(f"peer {name}: {why}")
         return known.grant
+
+    def claim_of(self, name: str) -> Claim:
+        """Return a client's claim to peers, which it shares with all keys of its invitation.
+
+        Raises:
+            NotAllowed: there is no such member, or its key was revoked.
+        """
+        with self._errors():
+            known = self._member(name)
+        if known is None or known.is_revoked:
+            why = "its key was revoked" if known else "it is no member"
+            raise NotAllowed(f"client {name}: {why}")
+        return Claim(known.invitation, known.grant.weight)
 
     def members(self) -> list[MemberRecord]:
         """All that were ever let in, those that came first at the beginning."""

@@ -23,7 +23,7 @@ from weakref import WeakSet
 from swarm_ft.errors import JournalError, JournalFull, NotFound
 from swarm_ft.ids import RunId, SampleId
 from swarm_ft.private_files import flush_to_disk, open_private, private_folder
-from swarm_ft.protocol.spec.digest import digest_of, fingerprint_of
+from swarm_ft.protocol.spec.digest import digest_of, file_stem, fingerprint_of
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.sample_rows import Counts, counts_of, rows_in
 from swarm_ft.sealing import SEAL_BYTES, Sealer
@@ -82,7 +82,7 @@ class TokenFiles:
             JournalError: it refuses.
         """
         total_bytes = spec.train.num_rows * self._form.record_bytes(spec)
-        partial = self.folder / f"{_name(run_id)}.{next(self._numbers)}.partial"
+        partial = self.folder / f"{file_stem(run_id)}.{next(self._numbers)}.partial"
         try:
             self._check_room(total_bytes)
             new = NewTokenFile(partial, self._path(run_id), _salt(run_id, spec), spec, self._form)
@@ -165,7 +165,7 @@ class TokenFiles:
             raise JournalError(f"tokens in {self.folder}: {error}") from error
 
     def _path(self, run_id: RunId) -> Path:
-        return self.folder / f"{_name(run_id)}.tokens"
+        return self.folder / f"{file_stem(run_id)}.tokens"
 
 
 class NewTokenFile:
@@ -253,11 +253,6 @@ class _Form:
                 return None
         tokens = record[:-CHECKSUM_BYTES]
         return tokens if record[-CHECKSUM_BYTES:] == _checksum(salt, sample, tokens) else None
-
-
-def _name(run_id: RunId) -> str:
-    """Fit for any file system, whatever a client named its run."""
-    return digest_of(run_id.encode()).hex()
 
 
 def _salt(run_id: RunId, spec: RunSpec) -> bytes:

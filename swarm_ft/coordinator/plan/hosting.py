@@ -26,7 +26,7 @@ def refusal(spec: RunSpec, member: Member, layers: LayerRange) -> Reason | None:
 
 def end_refusal(spec: RunSpec, member: Member) -> Reason | None:
     """Why a peer may not get text and labels of a run, as its ends do; None if it may."""
-    trusted = spec.train.trusted_with_ends
+    trusted = spec.trusted_with_ends
     if not member.grant.sees_tokens:
         return _NO_TOKENS
     if trusted and member.hello.peer_id not in trusted:

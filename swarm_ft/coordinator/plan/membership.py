@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import mean, median
 from types import MappingProxyType
@@ -12,7 +12,16 @@ from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind, several
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.plan.hosting import refusal
-from swarm_ft.coordinator.plan.placement import Placement, fits, place, place_on
+from swarm_ft.coordinator.plan.offers import Offers
+from swarm_ft.coordinator.plan.placement import (
+    SETTLE_S,
+    Placement,
+    first_hosts,
+    first_hosts_on,
+    fits,
+    grown,
+    surely_fits,
+)
 from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import (
@@ -22,6 +31,7 @@ from swarm_ft.protocol.messages.control import (
     Stage,
     StageAssignment,
 )
+from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 
 GRACE_S = 30.0
@@ -103,13 +113,38 @@ def hopeless_for(state: SwarmState, run: Run) -> Reason | None:
 
     Who could not carry a stage anyway is not asked: its word ends no run.
     """
-    carriers = {p: member for p, member in state.members.items() if state.carries(p)}
-    for peer, member in carriers.items():
-        may = peer in state.result_keepers or layers_misfit(state, run, member.hello) is None
-        if may and peer not in run.misfits:
+    unfit: list[PeerId] = []
+    for peer, member in state.members.items():
+        if member.grant.replica_only:
+            continue
+        if peer in run.misfits:
+            unfit.append(peer)
+        elif layers_misfit(state, run, member.hello) is None or peer in state.result_keepers:
             return None
-    misfits = (replace(run.misfits[p], peers=(p,)) for p in carriers if p in run.misfits)
-    return next(misfits, None)
+    return replace(run.misfits[unfit[0]], peers=(unfit[0],)) if unfit else None
+
+
+def reasons_to_idle(state: SwarmState, now_s: float) -> Mapping[PeerId, Reason | None]:
+    """Why there is nothing to do for each member, see `why_idle`; None where there may be.
+
+    Members of which nothing is known but what they offer are asked once for all that offer alike.
+    """
+    going, found = state.going_runs, dict[PeerId, Reason | None]()
+    named = state.result_keepers.union(
+        *(run.peers for run in going),
+        *(run.misfits for run in going),
+        *(run.spec.trusted_with_ends for run in going),
+    )
+    alike: dict[tuple[LayerRange | None, Grant], Reason | None] = {}
+    for peer, member in state.members.items():
+        if peer in named or member.leaving is not None or state.is_aside(peer, now_s):
+            found[peer] = why_idle(state, state.runs_of(peer) or going, member, now_s)
+            continue
+        offered = (member.hello.layers, member.grant)
+        if offered not in alike:
+            alike[offered] = why_idle(state, going, member, now_s)
+        found[peer] = alike[offered]
+    return found
 
 
 def why_idle(state: SwarmState, runs: Sequence[Run], member: Member, now_s: float) -> Reason | None:
@@ -340,20 +375,59 @@ def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
     to others from there; where nobody hosts these it is cut anew, and each stage is made of what
     the snapshot has of its layers.
     """
+    return arranged(offers_in(state), run, now_s)
+
+
+def offers_in(state: SwarmState) -> Offers:
+    """What members offer that keep no result, or host stages of several runs."""
     full = {peer for peer in state.result_keepers if not hosts_beside(state, peer)}
-    free = tuple(member for peer, member in state.members.items() if peer not in full)
+    if not full:
+        return Offers(state.members.values())
+    return Offers(member for peer, member in state.members.items() if peer not in full)
+
+
+def offers_to_begin(state: SwarmState, now_s: float) -> Offers:
+    """What members offer to runs without peers: as `able_for`, before misfits are left out."""
+    able = {
+        peer
+        for peer, member in state.members.items()
+        if member.leaving is None and not state.is_aside(peer, now_s)
+    }
+    return offers_in(state.with_members(able))
+
+
+def arranged(offers: Offers, run: Run, now_s: float) -> Placement:
+    """As `arrangement`, of members that are known to be free for it."""
+    return grown(run.spec, first_arranged(offers, run, now_s), offers)
+
+
+def first_arranged(offers: Offers, run: Run, now_s: float) -> Placement:
+    """As `arranged`, but with one member a stage, unless the run moves."""
     if run.past.snapshot is None:
-        return place(run.spec, free, now_s)
-    moved = moved_stages(state, run)
+        return first_hosts(run.spec, offers, now_s)
+    moved = _moved_to(offers, run)
     if moved:
         return Placement(moved, is_by_speed=True)
     cuts = [stage.layers for stage in run.past.snapshot.stages]
-    as_before = place_on(cuts, run.spec, free, now_s)
+    as_before = first_hosts_on(cuts, run.spec, offers, now_s)
     # One whole model has its tied ends under one name.
     is_bound = run.spec.train.sync_tied_embeddings and len(cuts) == 1
     if as_before.assignments or as_before.is_gathering or is_bound:
         return as_before
-    return place(run.spec, free, now_s)
+    return first_hosts(run.spec, offers, now_s)
+
+
+def could_begin(offers: Offers, run: Run, now_s: float) -> bool:
+    """Whether `first_arranged` finds hosts for all blocks."""
+    if surely_begins(offers, run, now_s):
+        return True
+    return bool(first_arranged(offers, run, now_s).assignments)
+
+
+def surely_begins(offers: Offers, run: Run, now_s: float) -> bool:
+    """Whether so much memory is lent that `first_arranged` need not be asked."""
+    is_settled = now_s - offers.newest_auto_s >= SETTLE_S
+    return run.past.snapshot is None and is_settled and surely_fits(run.spec, offers)
 
 
 def hosts_beside(state: SwarmState, peer: PeerId) -> bool:
@@ -363,17 +437,20 @@ def hosts_beside(state: SwarmState, peer: PeerId) -> bool:
 
 def moved_stages(state: SwarmState, run: Run) -> tuple[StageAssignment, ...]:
     """On which it goes on from its snapshot, if it moves; none where one of their peers is gone."""
+    return _moved_to(offers_in(state), run) if run.moving is not None else ()
+
+
+def _moved_to(offers: Offers, run: Run) -> tuple[StageAssignment, ...]:
     moving, snapshot = run.moving, run.past.snapshot
     if moving is None or not moving.has_begun or snapshot is None or snapshot.step != moving.step:
         return ()
     hosts = moving.assignments
-    return hosts if all(_may_host(state, run, host) for host in hosts) else ()
+    return hosts if all(_may_host(offers, run, host) for host in hosts) else ()
 
 
-def _may_host(state: SwarmState, run: Run, host: StageAssignment) -> bool:
-    member = state.members.get(host.peer_id)
-    is_full = host.peer_id in state.result_keepers and not hosts_beside(state, host.peer_id)
-    if member is None or is_full:
+def _may_host(offers: Offers, run: Run, host: StageAssignment) -> bool:
+    member = offers.get(host.peer_id)
+    if member is None:
         return False
     hello = member.hello
     has_room = hello.layers == host.layers or (
@@ -451,7 +528,7 @@ def with_newcomers(state: SwarmState, run: Run) -> Run:
     leaving = frozenset(state.leaving)
     idle = {stage.layers for stage in passed_by(run)} if outside else set()
     for peer, member in outside.items():
-        may_join = not member.grant.replica_only or _can_listen(run)
+        may_join = not member.grant.replica_only or can_listen(run)
         layers = _wanted_layers(run, member, state.ways, idle, leaving) if may_join else None
         if layers is not None:
             assignments = list(run.attempt.assignments)
@@ -494,7 +571,7 @@ def _spare(state: SwarmState, run: Run, stage: Stage) -> list[PeerId]:
     return [p for p in able if stays not in (None, p) and state.members[p].hello.layers is None]
 
 
-def _can_listen(run: Run) -> bool:
+def can_listen(run: Run) -> bool:
     """Whether somebody who joins now takes over while the others train, and nobody waits for it."""
     is_training = bool(run.committed_steps) and run.phase is not RunPhase.LOADING
     return is_training and not run.spec.shared_values
@@ -520,6 +597,15 @@ def _learner(run: Run, peer: PeerId, able: tuple[PeerId, ...], before: Learner |
     if before and sources and peer in run.listeners:
         return replace(before, sources=sources)
     return Learner(peer_id=peer, step=StepNumber(run.committed_steps), sources=able)
+
+
+def knows_of(run: Run, peer: PeerId) -> bool:
+    """Whether a run has, or had, anything to do with a peer."""
+    attempt = run.attempt
+    is_known = peer in run.peers or peer in run.past.holds or peer in attempt.caught_up
+    return (
+        is_known or peer in attempt.away_since_s or any(t.peer_id == peer for t in attempt.learners)
+    )
 
 
 def without_state(run: Run, peer: PeerId) -> Run:

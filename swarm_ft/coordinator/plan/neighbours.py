@@ -46,6 +46,8 @@ def with_better_neighbours(
         ways: who reaches whom.
     """
     peers = [one.peer_id for one in placed]
+    if _are_alike(frozenset(peers), ways):
+        return tuple(placed)
 
     @cache
     def may_sit(peer: int, seat: int) -> bool:
@@ -62,6 +64,14 @@ def with_better_neighbours(
     if len(placed) <= MAX_SEARCHED:
         order = _Search(table, [one.layers for one in placed], order).best()
     return tuple(replace(one, peer_id=peers[i]) for one, i in zip(placed, order, strict=True))
+
+
+def _are_alike(peers: Collection[PeerId], ways: Ways) -> bool:
+    """Whether any two of them reach each other as any other two: no order is better then."""
+    if any(one in peers and other in peers for one, other in ways.met):
+        return False
+    homes = {ways.homes.get(peer) for peer in peers}
+    return len(homes) <= 1 or all(home is not None and home.is_open for home in homes)
 
 
 def relayed_percent(spec: RunSpec, placed: Sequence[StageAssignment], ways: Ways) -> int:

@@ -10,14 +10,17 @@ others host, see `membership`.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heapreplace
 from itertools import pairwise
 from typing import NamedTuple
 
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.state import Member
-from swarm_ft.coordinator.plan.hosting import end_refusal, missing_layers, refusal
+from swarm_ft.coordinator.plan.hosting import missing_layers, refusal
+from swarm_ft.coordinator.plan.offers import Offers, may_host_ends
 from swarm_ft.protocol.messages.control import PeerHello, StageAssignment
 from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -25,6 +28,8 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 SETTLE_S = 2.0
 """How long automatic peers are gathered after the last one came, before the first assignment."""
 _GATHERING = Reason(kind=ReasonKind.GATHERING)
+ROUNDING = 1e-9
+"""Sums of bytes are equal if they differ by no more than this part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,99 +53,189 @@ class Placement:
 
 def place(spec: RunSpec, members: Sequence[Member], now_s: float) -> Placement:
     """Cover all blocks of the model with members, or say what is missing."""
-    carriers = [m for m in members if not m.grant.replica_only]
-    fixed = [m for m in carriers if m.hello.layers and _may_keep(spec, m, m.hello.layers)]
-    free = [m for m in carriers if m.hello.layers is None]
-    parts = _cover(spec.model.num_blocks, fixed)
+    offers = Offers(members)
+    return grown(spec, first_hosts(spec, offers, now_s), offers)
+
+
+def grown(spec: RunSpec, placement: Placement, offers: Offers) -> Placement:
+    """Add replicas to a placement's first hosts: all others that can host one of the stages."""
+    if not placement.assignments or placement.is_by_speed:
+        return placement
+    assignments = with_replicas(spec, placement.assignments, offers.carriers)
+    return replace(placement, assignments=assignments)
+
+
+def first_hosts(spec: RunSpec, offers: Offers, now_s: float) -> Placement:
+    """Cover all blocks with one member a stage, or say what is missing."""
+    parts = _cover(spec.model.num_blocks, _keepers(spec, offers))
     gaps = [part for part in parts if isinstance(part, LayerRange)]
-    if gaps and not free:
-        return Placement((), missing_layers(spec, members, gaps))
-    if free and now_s - max(m.joined_at_s for m in free) < SETTLE_S:
+    if gaps and not offers.autos:
+        return Placement((), missing_layers(spec, offers.limited(spec), gaps))
+    if offers.autos and now_s - offers.newest_auto_s < SETTLE_S:
         return Placement((), _GATHERING)
-    filled = _filled(spec, parts, gaps, free)
-    assignments = with_replicas(spec, filled.assignments, carriers)
-    return replace(filled, assignments=assignments)
+    return _filled(spec, parts, gaps, offers)
+
+
+def surely_fits(spec: RunSpec, offers: Offers) -> bool:
+    """Whether `first_hosts` covers all blocks, as far as the members' sorted memory tells.
+
+    It does where nobody is refused anything, and as many members as share the blocks each have
+    room for the longest part. Where this is not so `first_hosts` has to look.
+    """
+    num_blocks = spec.model.num_blocks
+    has_limits = offers.fixed or offers.bound or not offers.all_see_tokens
+    if has_limits or spec.trusted_with_ends or len(spec.trained_layers) < num_blocks:
+        return False
+    num_peers = min(len(offers.autos), num_blocks)
+    if not num_peers:
+        return False
+    longest = LayerRange(0, -(-num_blocks // num_peers))
+    return offers.num_with(spec.held_bytes(longest)) >= num_peers
+
+
+def first_hosts_on(
+    cuts: Sequence[LayerRange], spec: RunSpec, offers: Offers, now_s: float
+) -> Placement:
+    """As `first_hosts`, on stages that are given: those of a snapshot."""
+    if offers.autos and now_s - offers.newest_auto_s < SETTLE_S:
+        return Placement((), _GATHERING)
+    autos = offers.asked(spec)
+    fixed = {m.hello.layers: m for m in reversed(_keepers(spec, offers))}
+    hosts = {layers: fixed[layers] for layers in cuts if layers in fixed}
+    for layers in sorted(cuts, key=len, reverse=True):
+        at = None if layers in hosts else _host(spec, layers, autos)
+        if at is not None:
+            hosts[layers] = autos.pop(at)
+    missing = [layers for layers in cuts if layers not in hosts]
+    if missing:
+        return Placement((), missing_layers(spec, offers.limited(spec), missing))
+    return Placement(tuple(StageAssignment(peer_id=hosts[r].hello.peer_id, layers=r) for r in cuts))
 
 
 def place_on(
     cuts: Sequence[LayerRange], spec: RunSpec, members: Sequence[Member], now_s: float
 ) -> Placement:
     """As `place`, on stages that are given: those of a snapshot."""
-    carriers = [m for m in members if not m.grant.replica_only]
-    autos = [m for m in carriers if m.hello.layers is None]
-    if autos and now_s - max(m.joined_at_s for m in autos) < SETTLE_S:
-        return Placement((), _GATHERING)
-    autos = _least_free_first(spec, autos)
-    fixed = [m for m in reversed(carriers) if m.hello.layers]
-    hosts = {m.hello.layers: m for m in fixed if _may_keep(spec, m, m.hello.layers)}
-    for layers in sorted(cuts, key=len, reverse=True):
-        host = None if layers in hosts else _host(spec, layers, autos)
-        if host is not None:
-            hosts[layers] = host
-            autos.remove(host)
-    missing = [layers for layers in cuts if layers not in hosts]
-    if missing:
-        return Placement((), missing_layers(spec, members, missing))
-    first = tuple(
-        StageAssignment(peer_id=hosts[layers].hello.peer_id, layers=layers) for layers in cuts
-    )
-    return Placement(with_replicas(spec, first, carriers))
+    offers = Offers(members)
+    return grown(spec, first_hosts_on(cuts, spec, offers, now_s), offers)
 
 
-def _may_keep(spec: RunSpec, member: Member, layers: LayerRange | None) -> bool:
-    """Whether a member may host the layers that it names."""
-    is_inside = layers is not None and layers.stop <= spec.model.num_blocks
-    return is_inside and layers is not None and not refusal(spec, member, layers)
+def _keepers(spec: RunSpec, offers: Offers) -> list[Member]:
+    """Members that keep the layers that they name: the first for each layers, in their order."""
+    found: list[tuple[int, Member]] = []
+    for layers, members in offers.fixed:
+        if layers.stop <= spec.model.num_blocks:
+            first = next((one for one in members if not refusal(spec, one[1], layers)), None)
+            found += [first] if first else []
+    return [member for _, member in sorted(found, key=lambda one: one[0])]
 
 
 def _filled(
     spec: RunSpec,
     parts: Sequence[Member | LayerRange],
     gaps: Sequence[LayerRange],
-    free: Sequence[Member],
+    offers: Offers,
 ) -> Placement:
     if not gaps:
-        return _fill(spec, parts, gaps, (), 0)
+        return _fill(spec, parts, gaps, offers, 0)
     # All of them if their memory allows; else the larger ones, for an even share may be too much.
-    asked = _least_free_first(spec, free)
-    most = min(len(free), sum(len(gap) for gap in gaps))
-    ways = _ways_to_cut(spec, gaps, free)
-    tries = (_fill(spec, parts, way, asked, n) for n in range(most, 0, -1) for way in ways)
-    refused = next(tries)
-    return next((fit for fit in (refused, *tries) if fit.assignments), refused)
+    most = min(len(offers.autos), sum(len(gap) for gap in gaps))
+    ways = _ways_to_cut(spec, gaps, offers.bound)
+    refused = _fill(spec, parts, ways[0], offers, most)
+    if refused.assignments or not _may_hold(spec, gaps, offers):
+        return refused
+    limits = [_Limit(spec, way, offers) for way in ways]
+    for num_peers in range(most, 0, -1):
+        for way, limit in zip(ways, limits, strict=True):
+            if limit.allows(num_peers):
+                fit = _fill(spec, parts, way, offers, num_peers)
+                if fit.assignments:
+                    return fit
+    return refused
 
 
-def _least_free_first(spec: RunSpec, autos: Sequence[Member]) -> list[Member]:
-    """Members in the order in which they are asked what they host.
+def _may_hold(spec: RunSpec, gaps: Sequence[LayerRange], offers: Offers) -> bool:
+    """Whether members could hold the gaps as far as two sums tell: this costs nothing to ask.
 
-    Those come first who have the least to choose from, of these those that lend all of their link,
-    and of these those with the most memory.
+    What no division of the gaps can have is refused here: more memory than all members lend
+    together, or an end where nobody may see tokens.
+    """
+    least_bytes = sum(spec.held_bytes(gap) for gap in gaps)
+    if offers.total_bytes < least_bytes * (1 - ROUNDING):
+        return False
+    has_end = gaps[0].start == 0 or gaps[-1].stop == spec.model.num_blocks
+    return not has_end or offers.has_ends(spec)
+
+
+class _Limit:
+    """In how many parts gaps may be cut, as far as the members' sorted memory tells.
+
+    Each part takes another member, so as many members as there are parts of a length lend what
+    such a part takes at least. Whatever `allows` refuses, `_fill` refuses too.
     """
 
-    def order(member: Member) -> tuple[bool, int, bool, int, float]:
-        choices = len(member.grant.layers or spec.model.layers)
-        sees_tokens = not end_refusal(spec, member)
-        hello = member.hello
-        is_capped = hello.max_up_bytes_per_s > 0 or hello.max_down_bytes_per_s > 0
-        return sees_tokens, choices, is_capped, -hello.memory_bytes, member.joined_at_s
+    def __init__(self, spec: RunSpec, gaps: Sequence[LayerRange], offers: Offers) -> None:
+        self._spec = spec
+        self._gaps = gaps
+        self._offers = offers
+        self._hosts: dict[int, int] = {}
+        # A part is no longer than the longest that fits into anybody's memory.
+        longest = [self._longest(gap) for gap in gaps]
+        self._can_be = all(longest)
+        self._least = sum(-(-len(g) // n) for g, n in zip(gaps, longest, strict=True) if n)
 
-    return sorted(autos, key=order)
+    def allows(self, num_peers: int) -> bool:
+        """Whether so many members may be able to share the gaps."""
+        if not self._can_be or num_peers < self._least:
+            return False
+        if len(self._gaps) > 1:
+            return True
+        shortest, num_longer = divmod(len(self._gaps[0]), num_peers)
+        if self._num_hosts(shortest) < num_peers:
+            return False
+        return not num_longer or self._num_hosts(shortest + 1) >= num_longer
+
+    def _num_hosts(self, length: int) -> int:
+        """How many members lend what a part of this length takes at least."""
+        if length not in self._hosts:
+            num_bytes = _least_bytes(self._spec, self._gaps[0], length)
+            self._hosts[length] = self._offers.num_with(num_bytes)
+        return self._hosts[length]
+
+    def _longest(self, gap: LayerRange) -> int:
+        def least_bytes(length: int) -> float:
+            return _least_bytes(self._spec, gap, length)
+
+        most_bytes = float(self._offers.most_bytes)
+        return bisect_right(range(1, len(gap) + 1), most_bytes, key=least_bytes)
 
 
-def _host(spec: RunSpec, layers: LayerRange, asked: Sequence[Member]) -> Member | None:
-    """The first that may host these blocks, and has the memory."""
-    able = (m for m in asked if fits(spec, layers, m.hello))
-    return next((m for m in able if not refusal(spec, m, layers)), None)
+def _least_bytes(spec: RunSpec, gap: LayerRange, length: int) -> float:
+    """What so many adjoining blocks of a gap take at least: blocks that train lie together."""
+    first = LayerRange(gap.start, gap.start + length)
+    return min(spec.held_bytes(first), spec.held_bytes(LayerRange(gap.stop - length, gap.stop)))
+
+
+def _host(spec: RunSpec, layers: LayerRange, asked: Sequence[Member]) -> int | None:
+    """The place of the first that may host these blocks, and has the memory."""
+    num_bytes = spec.held_bytes(layers)
+    return next(
+        (
+            at
+            for at, member in enumerate(asked)
+            if num_bytes <= member.hello.memory_bytes and not refusal(spec, member, layers)
+        ),
+        None,
+    )
 
 
 def _ways_to_cut(
-    spec: RunSpec, gaps: Sequence[LayerRange], free: Sequence[Member]
+    spec: RunSpec, gaps: Sequence[LayerRange], bound: Sequence[LayerRange]
 ) -> list[Sequence[LayerRange]]:
     """The gaps as they are, and cut where members that are bound to layers may begin or end.
 
     Each of these comes first with a cut below all that trains, if there is something.
     """
-    bound = [m.grant.layers for m in free if m.grant.layers]
     starts, stops = {layers.start for layers in bound}, {layers.stop for layers in bound}
     edges = (stops, starts, starts | stops) if bound else ()
     ways = [gaps, *([part for gap in gaps for part in _cut(gap, at)] for at in edges)]
@@ -163,22 +258,37 @@ def with_replicas(
     spec: RunSpec, first: tuple[StageAssignment, ...], members: Sequence[Member]
 ) -> tuple[StageAssignment, ...]:
     """Those who host the stages, and every other member that can host one of them too."""
+    if not first:
+        return ()
     hosts: dict[LayerRange, list[StageAssignment]] = {}
     for assignment in first:
         hosts.setdefault(assignment.layers, []).append(assignment)
     named = {assignment.peer_id for assignment in first}
-    for member in members if first else ():
+    work = {layers: spec.work(layers) for layers in hosts}
+    num_bytes = {layers: spec.held_bytes(layers) for layers in hosts}
+    for member in members:
         hello = member.hello
         if hello.peer_id in named:
             continue
-        open_to = [r for r in hosts if hello.layers == r]
-        if hello.layers is None:
-            open_to = [r for r in hosts if fits(spec, r, hello)]
-        open_to = [r for r in open_to if not refusal(spec, member, r)]
+        open_to = open_stages(spec, member, num_bytes)
         if open_to:
-            busiest = max(open_to, key=lambda r: spec.work(r) / len(hosts[r]))
+            busiest = max(open_to, key=lambda r: work[r] / len(hosts[r]))
             hosts[busiest].append(StageAssignment(peer_id=hello.peer_id, layers=busiest))
     return tuple(assignment for replicas in hosts.values() for assignment in replicas)
+
+
+def open_stages(
+    spec: RunSpec, member: Member, num_bytes: Mapping[LayerRange, float]
+) -> list[LayerRange]:
+    """Of stages, and the bytes that each takes, those that a member can host as a replica."""
+    hello = member.hello
+    if hello.layers is not None:
+        open_to = [hello.layers] if hello.layers in num_bytes else []
+    else:
+        open_to = [r for r, needed in num_bytes.items() if needed <= hello.memory_bytes]
+    if member.grant.layers is None and may_host_ends(spec, member):
+        return open_to
+    return [r for r in open_to if not refusal(spec, member, r)]
 
 
 class _Tail(NamedTuple):
@@ -232,27 +342,26 @@ def _fill(
     spec: RunSpec,
     parts: Sequence[Member | LayerRange],
     gaps: Sequence[LayerRange],
-    asked: Sequence[Member],
+    offers: Offers,
     num_peers: int,
 ) -> Placement:
     """Let so many of those who are asked, or fewer, share the gaps."""
-    shares = _shares(
-        spec, gaps, num_peers, most_bytes=max((m.hello.memory_bytes for m in asked), default=0)
-    )
+    shares = _shares(spec, gaps, num_peers, most_bytes=offers.most_bytes)
     if shares is None:
         kind = ReasonKind.TOO_FEW_PEERS
         return Placement((), Reason(kind=kind, layers=tuple(gaps), amount=num_peers))
+    if gaps and spec.held_bytes(longest := _longest_part(shares)) > offers.most_bytes:
+        return _fits_nobody(longest)
     ranges = [r for gap in gaps for r in split_evenly(gap, shares[gap])]
     hosts: dict[LayerRange, Member] = {}
-    unused = list(asked)
+    unused = offers.asked(spec) if ranges else []
     for layers in sorted(ranges, key=len, reverse=True):
-        host = _host(spec, layers, unused)
-        if host is None and any(fits(spec, layers, m.hello) for m in unused):
+        at = _host(spec, layers, unused)
+        if at is None and any(fits(spec, layers, m.hello) for m in unused):
             return Placement((), missing_layers(spec, unused, [layers]))
-        if host is None:
-            return Placement((), Reason(kind=ReasonKind.NO_MEMORY, layers=(layers,)))
-        hosts[layers] = host
-        unused.remove(host)
+        if at is None:
+            return _fits_nobody(layers)
+        hosts[layers] = unused.pop(at)
     chosen = []
     for part in parts:
         if isinstance(part, LayerRange):
@@ -261,6 +370,18 @@ def _fill(
         elif part.hello.layers is not None:
             chosen.append(StageAssignment(peer_id=part.hello.peer_id, layers=part.hello.layers))
     return Placement(tuple(chosen))
+
+
+def _fits_nobody(layers: LayerRange) -> Placement:
+    return Placement((), Reason(kind=ReasonKind.NO_MEMORY, layers=(layers,)))
+
+
+def _longest_part(shares: Mapping[LayerRange, int]) -> LayerRange:
+    """The first of the longest parts, where each gap is split evenly into so many."""
+    gap, share = max(shares.items(), key=lambda one: -(-len(one[0]) // one[1]))
+    rest = len(gap) % share
+    at = -(-share // rest) - 1 if rest else 0
+    return LayerRange(gap.start + len(gap) * at // share, gap.start + len(gap) * (at + 1) // share)
 
 
 def _shares(
@@ -276,14 +397,25 @@ def _shares(
     """
     if num_peers < len(gaps):
         return None
+    if len(gaps) == 1:
+        return {gaps[0]: min(len(gaps[0]), num_peers)}
     shares = {gap: min(len(gap), _least_share(spec, gap, most_bytes)) for gap in gaps}
     if sum(shares.values()) > num_peers:
         shares = dict.fromkeys(gaps, 1)  # they are too few, however it is cut
+    busiest = [
+        (-spec.work(gap) / shares[gap], at) for at, gap in enumerate(gaps) if shares[gap] < len(gap)
+    ]
+    heapify(busiest)
     for _ in range(num_peers - sum(shares.values())):
-        open_to = [gap for gap in gaps if shares[gap] < len(gap)]
-        if not open_to:
+        if not busiest:
             break
-        shares[max(open_to, key=lambda gap: spec.work(gap) / shares[gap])] += 1
+        at = busiest[0][1]
+        gap = gaps[at]
+        shares[gap] += 1
+        if shares[gap] < len(gap):
+            heapreplace(busiest, (-spec.work(gap) / shares[gap], at))
+        else:
+            heappop(busiest)
     return shares
 
 

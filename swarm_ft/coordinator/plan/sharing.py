@@ -2,8 +2,9 @@
 
 A run keeps the peers that it has. Of those that are free, runs that wait get as few as they need to
 begin, the run of whoever has least in front; then each that is left goes, one by one, to the run of
-whoever has least, of those that it helps. What an owner has is counted by the priority of the run
-that asks; the runs of one owner come as they were submitted. A run that cannot begin holds nobody
+whoever has least, of those that it helps. What an owner has is divided by
+the weight that its invitation grants, and all keys of one invitation are one owner. The runs of one
+owner come by their priority, and then as they were submitted. A run that cannot begin holds nobody
 up, but for one that waited for very long: see `SAVED_AFTER_S`.
 
 Peers are given whole. A run that could begin with none but peers at work, or that keep a result,
@@ -19,27 +20,37 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.state import AttemptState, Member, Run, SwarmState
+from swarm_ft.coordinator.plan.hosting import refusal
+from swarm_ft.coordinator.plan.inputs import (
+    SAVED_AFTER_S,
+    division_inputs,
+    has_waited_for_long,
+)
 from swarm_ft.coordinator.plan.membership import (
     able_for,
     arrangement,
+    can_listen,
+    could_begin,
+    first_arranged,
     is_able,
     moved_stages,
     with_newcomers,
 )
-from swarm_ft.coordinator.plan.placement import fits
+from swarm_ft.coordinator.plan.offers import Offers, may_host_ends
+from swarm_ft.coordinator.plan.placement import ROUNDING, fits, open_stages
 from swarm_ft.ids import NO_ATTEMPT, PeerId, RunId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import stages_of
 from swarm_ft.protocol.spec.bounds import MAX_HOSTED
+from swarm_ft.protocol.spec.layers import LayerRange
 
-SAVED_AFTER_S = 3600.0
-"""After so long, peers that a run could begin with, were all of them free, begin no other run: else
-one that needs many could wait for ever while small ones come and go."""
+__all__ = ["SAVED_AFTER_S", "Sharing", "beside", "least", "makes_room", "share_of", "shared"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +60,12 @@ class Sharing:
     Attributes:
         members: of each run that is not over, whom it may work with now.
         to_give: of runs with peers, replicas that another run is to have when the step ends.
+        in_turn: runs without peers, in the order in which they are given some.
     """
 
     members: Mapping[RunId, frozenset[PeerId]]
     to_give: Mapping[RunId, frozenset[PeerId]] = field(default_factory=lambda: MappingProxyType({}))
+    in_turn: tuple[RunId, ...] = ()
 
     def of(self, state: SwarmState, run: Run) -> SwarmState:
         """The state with those members alone that the run may work with."""
@@ -69,14 +82,20 @@ def beside(state: SwarmState, run: Run) -> SwarmState:
         others = {of: layers for of, layers in hosted[peer].items() if of != run.run_id}
         if not others:
             continue
-        taken = sum(state.runs[of].spec.held_bytes(layers) for of, layers in others.items())
-        hello = members[peer].hello
-        left_bytes = max(0, math.floor(hello.memory_bytes - taken))
-        members[peer] = replace(members[peer], hello=replace(hello, memory_bytes=left_bytes))
-        is_full = len(others) > hello.max_beside or not _has_room(run, members[peer])
+        members[peer] = _with_what_is_left(state, members[peer], others)
+        is_full = len(others) > members[peer].hello.max_beside or not _has_room(run, members[peer])
         if is_full and run.run_id not in hosted[peer]:
             del members[peer]
     return replace(state, members=MappingProxyType(members))
+
+
+def _with_what_is_left(
+    state: SwarmState, member: Member, others: Mapping[RunId, LayerRange]
+) -> Member:
+    """The member, lending what these stages of other runs leave of its memory."""
+    taken = sum(state.runs[of].spec.held_bytes(layers) for of, layers in others.items())
+    left_bytes = max(0, math.floor(member.hello.memory_bytes - taken))
+    return replace(member, hello=replace(member.hello, memory_bytes=left_bytes))
 
 
 def _has_room(run: Run, member: Member) -> bool:
@@ -86,12 +105,24 @@ def _has_room(run: Run, member: Member) -> bool:
     return is_of_use and (layers is None or fits(run.spec, layers, member.hello))
 
 
-def shared(state: SwarmState, now_s: float) -> Sharing:
-    """Who is whose now."""
+def shared(state: SwarmState, now_s: float, inputs: object = None) -> Sharing:
+    """Who is whose now: divided once for all who ask, as long as nothing changed that counts.
+
+    Args:
+        state: who is there, and which runs are.
+        now_s: monotonic seconds.
+        inputs: its `division_inputs`, where whoever asks has them already.
+    """
     going = state.going_runs
     if len(going) == 1 and not going[0].steering.is_paused:
-        return Sharing({going[0].run_id: frozenset(state.members)})
-    return _Division(state, going, now_s).divided()
+        only = going[0].run_id
+        in_turn = () if going[0].attempt.assignments else (only,)
+        return Sharing({only: frozenset(state.members)}, in_turn=in_turn)
+    answers = state.memo.of(inputs or division_inputs(state, now_s))
+    if "sharing" not in answers:
+        answers["sharing"] = _Division(state, now_s).divided()
+    found: Sharing = answers["sharing"]
+    return found
 
 
 def share_of(state: SwarmState, run: Run, now_s: float) -> SwarmState:
@@ -101,55 +132,73 @@ def share_of(state: SwarmState, run: Run, now_s: float) -> SwarmState:
 
 def makes_room(state: SwarmState, run: Run, now_s: float) -> bool:
     """Whether a run that waits could begin if this one, whose owner has more, was cut anew."""
-    waiting = _Division(state, state.going_runs, now_s).that_may_take_from(run)
-    if not waiting:
+    if all(one.attempt.assignments or one.steering.is_paused for one in state.going_runs):
         return False
     past, number = run.past.rolled_back, run.attempt.number
-    again = replace(run, past=past, attempt=AttemptState(number=number))
-    after = state.with_run(again)
-    division = _Division(after, after.going_runs, now_s)
+    answers = state.memo.of(division_inputs(state, now_s))
+    question = ("makes room", run.run_id, past.committed_steps, number, bool(past.snapshots))
+    if question not in answers:
+        again = replace(run, past=past, attempt=AttemptState(number=number))
+        answers[question] = _could_make_room(state, run, again, now_s)
+    return bool(answers[question])
+
+
+def _could_make_room(state: SwarmState, run: Run, again: Run, now_s: float) -> bool:
+    waiting = _Division(state, now_s).that_may_take_from(run)
+    if not waiting:
+        return False
+    division = _Division(state.with_run(again), now_s)
     members = division.divided().members
     goes_on = division.hosts(again, members[run.run_id])
     return goes_on and any(division.hosts(other, members[other.run_id]) for other in waiting)
 
 
-def in_turn(state: SwarmState) -> list[Run]:
-    """Runs without peers, in the order in which they are given some."""
-    division = _Division(state, state.going_runs, state.seen_at_s)
-    return sorted(division.waiting, key=division.place_in_line)
-
-
 class _Division:
-    """Divides the members; see the module's docstring."""
+    """Divides the members; see the module's docstring.
 
-    def __init__(self, state: SwarmState, going: Sequence[Run], now_s: float) -> None:
-        self._state, self._going, self._now_s = state, going, now_s
+    Runs without peers ask for placements, and all of them ask of the same few sets of members:
+    those that are free, and those beside whose stages there is room. What each of these offers is
+    sorted and summed once, see `Offers`, and most runs that fit nobody are refused by a sum.
+    """
+
+    def __init__(self, state: SwarmState, now_s: float) -> None:
+        self._state, self._going, self._now_s = state, state.going_runs, now_s
         self.waiting = [
-            run for run in going if not (run.attempt.assignments or run.steering.is_paused)
+            run for run in self._going if not (run.attempt.assignments or run.steering.is_paused)
         ]
-        self._active = [run for run in going if run.attempt.assignments]
-        self._places = {run.run_id: place for place, run in enumerate(going)}
-        self._shares = {run.run_id: {p for p in run.peers if p in state.members} for run in going}
+        self._active = state.active_runs
+        self._places = {run.run_id: place for place, run in enumerate(self._going)}
+        self._order = {peer: place for place, peer in enumerate(state.members)}
+        self._shares = {
+            run.run_id: {p for p in run.peers if p in state.members} for run in self._going
+        }
         self._held: Counter[str] = Counter()
         for run in self._active:
             self._held[_owner(run)] += len(self._shares[run.run_id])
         self._hosted = state.hosted
         bound = state.result_keepers.union(*(run.peers for run in self._active))
-        self._free = [
-            peer for peer in state.members if peer not in bound and not state.is_aside(peer, now_s)
-        ]
+        aside = {peer for peer in state.members if state.is_aside(peer, now_s)}
+        self._free = [peer for peer in state.members if peer not in bound and peer not in aside]
+        self._open = {
+            peer: member
+            for peer, member in state.members.items()
+            if peer not in aside and member.leaving is None
+        }
         self._donors = {
             peer: run
             for run in self._active
-            for peer in _spare(self._able(run, run.peers), run)
+            for peer in self._spare(run)
             if len(self._hosted[peer]) == 1
         }
         self._given: set[PeerId] = set()
         self._beside: set[PeerId] = set()
         self._saved: frozenset[PeerId] | None = None
+        self._offers: dict[object, Offers] = {}
+        self._helped: dict[object, bool] = {}
 
     def divided(self) -> Sharing:
         """Who is whose."""
+        in_turn = tuple(run.run_id for run in sorted(self.waiting, key=self.place_in_line))
         begun = self._with_runs_that_begin()
         self._give_the_rest([*self._active, *begun])
         to_give: dict[RunId, frozenset[PeerId]] = {}
@@ -161,14 +210,14 @@ class _Division:
             | to_give.get(run.run_id, frozenset())
             for run in self._going
         }
-        return Sharing(members, to_give)
+        return Sharing(members, to_give, in_turn)
 
     # ---- whose turn it is
 
     def place_in_line(self, run: Run) -> tuple[bool, float, bool, int, int]:
-        """Who waited for long comes first, then whose owner has least for its priority."""
+        """Who waited for long comes first, then whose owner has least for the claim's weight."""
         return (
-            not self._has_waited_for_long(run),
+            not has_waited_for_long(run, self._now_s),
             self._claim(run),
             run.attempt.number == NO_ATTEMPT,
             -run.priority,
@@ -176,39 +225,38 @@ class _Division:
         )
 
     def _claim(self, run: Run, more: int = 0) -> float:
-        return (self._held[_owner(run)] + more) / run.priority
-
-    def _has_waited_for_long(self, run: Run) -> bool:
-        return self._now_s - run.unplaced_since_s >= SAVED_AFTER_S
+        return (self._held[_owner(run)] + more) / _weight(run)
 
     # ---- runs that wait
 
     def _with_runs_that_begin(self) -> list[Run]:
         """Give those that can begin what they need, and tell which these are."""
-        begun, waiting = [], list(self.waiting)
+        begun, waiting = [], sorted(self.waiting, key=self.place_in_line)
         while waiting:
-            run = min(waiting, key=self.place_in_line)
-            waiting.remove(run)
+            run = waiting.pop(0)
             need = self._need(run)
             if need:
                 self._take(run, need)
                 self._even_out(run, need)
                 begun.append(run)
-            elif self._saved is None and self._has_waited_for_long(run):
+                waiting.sort(key=self.place_in_line)
+            elif self._saved is None and has_waited_for_long(run, self._now_s):
                 self._save_for(run)
         return begun
 
     def _need(self, run: Run) -> Sequence[PeerId]:
         """As few as it can begin with, of those that are free or may be given; empty: it cannot."""
         saved = self._saved or frozenset()
-        free = [peer for peer in self._free if peer not in saved]
+        free = [peer for peer in self._free if peer not in saved] if saved else self._free
+        if run.moving is not None:
+            moved = moved_stages(self._able(run, free), run)
+            if moved:
+                return [host.peer_id for host in moved]
+        if free and could_begin(self._offers_of(run, free, "free"), run, math.inf):
+            return self._least(run, free)
         lent = [peer for peer in self._lent_to(run) if peer not in saved]
-        moved = moved_stages(self._able(run, free), run)
-        if moved:
-            return [host.peer_id for host in moved]
-        for pool in (free, [*free, *lent]):
-            if self.hosts(run, pool):
-                return self._least(run, pool)
+        if lent and self.hosts(run, pool := [*free, *lent]):
+            return self._least(run, pool)
         return self._need_beside(run, free)
 
     def _need_beside(self, run: Run, free: Sequence[PeerId]) -> Sequence[PeerId]:
@@ -216,38 +264,111 @@ class _Division:
 
         Those that hold the least come first. All of them have a part, or a few would do all.
         """
+        num_lenders = 0
         for num_held in range(1, MAX_HOSTED):
-            pool = {*free, *self._with_room(run, num_held)}
-            able = beside(self._able(run, pool), run)
-            stages = stages_of(arrangement(able, run, math.inf).assignments) if pool else ()
-            need = [stage.peers[0] for stage in stages]
+            lenders = self._with_room(run, num_held)
+            if len(lenders) == num_lenders:
+                continue  # with these it could not begin
+            num_lenders = len(lenders)
+            first = first_arranged(self._offers_beside(run, free, lenders, num_held), run, math.inf)
+            need = [stage.peers[0] for stage in stages_of(first.assignments)]
             if need:
                 self._beside.update(peer for peer in need if peer not in self._free)
+                self._offers.clear()
                 return need
         return ()
 
-    def _with_room(self, run: Run, num_held: int) -> Iterator[PeerId]:
+    def _with_room(self, run: Run, num_held: int) -> Mapping[PeerId, Member]:
         """Members that hold so many stages at most, each of another run, and lend for one more.
 
         What one is given in the same division is not known yet: the next one is its turn.
         """
-        for peer in self._state.members.keys() & self._hosted.keys():
-            is_taken = peer in self._given or peer in self._beside
-            if len(self._hosted[peer]) <= num_held and not is_taken:
-                yield peer
+        return {
+            peer: member
+            for peer, member in self._lenders.items()
+            if len(self._hosted[peer]) <= num_held
+            and peer not in self._given
+            and peer not in self._beside
+            and peer not in run.misfits
+            and _has_room(run, member)
+        }
+
+    @cached_property
+    def _lenders(self) -> Mapping[PeerId, Member]:
+        """Members that host stages beside others', with what these leave of their memory.
+
+        A run without peers holds nothing of them.
+        """
+        found: dict[PeerId, Member] = {}
+        for peer in self._open.keys() & self._hosted.keys():
+            member, others = self._open[peer], self._hosted[peer]
+            if len(others) <= member.hello.max_beside:
+                found[peer] = _with_what_is_left(self._state, member, others)
+        return found
 
     def _lent_to(self, run: Run) -> list[PeerId]:
         """Replicas that other owners' runs may give it."""
+        donors = {donor.run_id: donor for donor in self._donors.values()}
+        giving = {name for name, donor in donors.items() if self._may_take_from(donor, run)}
+        if not giving:
+            return []
+        taken = self._given | self._beside
         return [
             peer
             for peer, donor in self._donors.items()
-            if not {peer} & (self._given | self._beside) and self._may_take_from(donor, run)
+            if donor.run_id in giving and peer not in taken
         ]
 
     def hosts(self, run: Run, peers: Iterable[PeerId]) -> bool:
         """Whether these could host it, once all who may come are there."""
+        if not run.attempt.assignments:
+            return could_begin(self._offers_of(run, peers), run, math.inf)
         able = self._able(run, peers)
         return bool(able.members) and bool(arrangement(able, run, math.inf).assignments)
+
+    # ---- what members offer to runs without peers
+
+    def _offers_of(self, run: Run, peers: Iterable[PeerId], name: str = "") -> Offers:
+        """What those of these offer that may work for a run without peers of its own.
+
+        Args:
+            run: that would begin.
+            peers: members.
+            name: of this set of members, where other runs ask for the same one.
+        """
+        is_kept = name and self._may_use_all(run)
+        if is_kept and name in self._offers:
+            return self._offers[name]
+        able = [p for p in peers if p in self._usable and p not in run.misfits]
+        offers = Offers(self._open[peer] for peer in sorted(able, key=self._order.__getitem__))
+        if is_kept:
+            self._offers[name] = offers
+        return offers
+
+    def _offers_beside(
+        self, run: Run, free: Sequence[PeerId], lenders: Mapping[PeerId, Member], num_held: int
+    ) -> Offers:
+        """So too, of those that are free and of those that lend beside what they hold."""
+        key = ("beside", num_held, len(lenders))
+        is_kept = self._may_use_all(run) and all(m.hello.layers is None for m in lenders.values())
+        if is_kept and key in self._offers:
+            return self._offers[key]
+        able = [p for p in free if p in self._open and p not in run.misfits]
+        pool = sorted({*able, *lenders}, key=self._order.__getitem__)
+        offers = Offers(lenders.get(peer) or self._open[peer] for peer in pool)
+        if is_kept:
+            self._offers[key] = offers
+        return offers
+
+    def _may_use_all(self, run: Run) -> bool:
+        """Whether the run asks all members that are there: it knows nothing against any."""
+        return not run.misfits or run.misfits.keys().isdisjoint(self._open)
+
+    @cached_property
+    def _usable(self) -> Collection[PeerId]:
+        """Members for runs without peers: those that keep a result host something beside it."""
+        keepers = self._state.result_keepers
+        return {p for p, m in self._open.items() if p not in keepers or m.hello.max_beside}
 
     def _least(self, run: Run, pool: Sequence[PeerId]) -> Sequence[PeerId]:
         """As few of them as can host it, and of those that lend least; who is free comes first."""
@@ -255,9 +376,7 @@ class _Division:
         def lends(peer: PeerId) -> int:
             return self._state.members[peer].hello.memory_bytes
 
-        def serve(peers: Sequence[PeerId]) -> bool:
-            return self.hosts(run, peers)
-
+        serve = self._serving(run, pool)
         newest_first = list(reversed(pool))
         found = [
             least(sorted(newest_first, key=lambda p: (p not in self._donors, by * lends(p))), serve)
@@ -265,7 +384,42 @@ class _Division:
         ]
         return min(found, key=lambda peers: (len(peers), sum(map(lends, peers))))
 
+    def _serving(self, run: Run, pool: Sequence[PeerId]) -> Callable[[Sequence[PeerId]], bool]:
+        """Return a function that tells whether some of these peers could host the run.
+
+        Where their names and the order in which they came make no difference, each question is
+        asked once of peers that offer the same.
+        """
+        members = [self._state.members[peer] for peer in pool]
+        is_bound = any(m.hello.layers is not None or m.grant.layers is not None for m in members)
+        if is_bound or run.moving is not None:
+            return lambda peers: self.hosts(run, peers)
+        kinds = {
+            m.hello.peer_id: (
+                m.hello.memory_bytes,
+                m.hello.max_up_bytes_per_s > 0 or m.hello.max_down_bytes_per_s > 0,
+                may_host_ends(run.spec, m),
+                m.grant.replica_only,
+                m.hello.peer_id in run.misfits or m.hello.peer_id not in self._open,
+            )
+            for m in members
+        }
+        known: dict[object, bool] = {}
+        lent_bytes = {peer: kind[0] for peer, kind in kinds.items()}
+        least_bytes = run.spec.held_bytes(run.spec.model.layers) * (1 - ROUNDING)
+
+        def serve(peers: Sequence[PeerId]) -> bool:
+            if sum([lent_bytes[peer] for peer in peers]) < least_bytes:
+                return False
+            offered = tuple(sorted([kinds[peer] for peer in peers]))
+            if offered not in known:
+                known[offered] = self.hosts(run, peers)
+            return known[offered]
+
+        return serve
+
     def _take(self, run: Run, peers: Iterable[PeerId]) -> None:
+        self._offers.clear()
         for peer in peers:
             self._shares[run.run_id].add(peer)
             self._held[_owner(run)] += 1
@@ -291,9 +445,10 @@ class _Division:
         """Peers that are free now, of those with which it could begin, begin no other run."""
         keepers = self._state.result_keepers
         members = [peer for peer in self._state.members if peer not in keepers]
-        if self.hosts(run, members):
+        if could_begin(self._offers_of(run, members, "members"), run, math.inf):
             busy_first = sorted(members, key=self._free.__contains__)
-            self._saved = frozenset(least(busy_first, lambda peers: self.hosts(run, peers)))
+            self._saved = frozenset(least(busy_first, self._serving(run, members)))
+            self._offers.clear()
 
     def that_may_take_from(self, donor: Run) -> list[Run]:
         """Runs that wait, and whose owner has less than this one's."""
@@ -305,11 +460,12 @@ class _Division:
     # ---- who is left
 
     def _give_the_rest(self, runs: Sequence[Run]) -> None:
+        in_turn = sorted(runs, key=self.place_in_line)
         for peer in tuple(self._free):
-            in_turn = sorted(runs, key=self.place_in_line)
             helped = next((run for run in in_turn if self._helps(run, peer)), None)
             if helped is not None:
                 self._take(helped, [peer])
+                in_turn.sort(key=self.place_in_line)
         broken = [run for run in self._active if run.phase is RunPhase.WAITING]
         if broken and self._free:
             # Who helps nobody alone may yet do so where a run has to be placed anew.
@@ -322,12 +478,44 @@ class _Division:
 
     def _helps(self, run: Run, peer: PeerId) -> bool:
         """Whether the run has something to do for a peer beside those that it may work with."""
-        if peer in (self._saved or ()) and not run.attempt.assignments:
-            return False
-        able = self._able(run, self._shares[run.run_id] | {peer})
+        member = self._state.members[peer]
         if run.attempt.assignments:
+            return self._may_join(run, member)
+        if peer in (self._saved or ()):
+            return False
+        offers = self._offers_of(run, self._shares[run.run_id] | {peer})
+        if offers.get(peer) is None:
+            return False
+        placed = first_arranged(offers, run, math.inf)
+        if placed.is_by_speed or any(a.peer_id == peer for a in placed.assignments):
+            return any(a.peer_id == peer for a in placed.assignments)
+        stages = {a.layers: run.spec.held_bytes(a.layers) for a in placed.assignments}
+        return not member.grant.replica_only and bool(open_stages(run.spec, member, stages))
+
+    def _may_join(self, run: Run, member: Member) -> bool:
+        """Whether a free member could be a replica in the run, see `with_newcomers`."""
+        hello, peer = member.hello, member.hello.peer_id
+        if peer in run.misfits or peer not in self._open:
+            return False
+        if hello.held_of(run.run_id) is not None:
+            able = self._able(run, self._shares[run.run_id] | {peer})
             return peer in with_newcomers(able, run).peers
-        return any(a.peer_id == peer for a in arrangement(able, run, math.inf).assignments)
+        sees_ends = may_host_ends(run.spec, member)
+        key = (run.run_id, hello.layers, hello.memory_bytes, member.grant, sees_ends)
+        if key not in self._helped:
+            self._helped[key] = (not member.grant.replica_only or can_listen(run)) and any(
+                hello.layers == stage.layers
+                or (hello.layers is None and fits(run.spec, stage.layers, hello))
+                for stage in run.stages
+                if not refusal(run.spec, member, stage.layers)
+            )
+        return self._helped[key]
+
+    def _spare(self, run: Run) -> list[PeerId]:
+        """Replicas that the run can do without; none where each stage has one peer."""
+        if len(run.peers) == len(run.stages):
+            return []
+        return _spare(self._able(run, run.peers), run)
 
     def _able(self, run: Run, peers: Iterable[PeerId]) -> SwarmState:
         """Members that are there for it; those that it shares already lend what others leave."""
@@ -338,8 +526,13 @@ class _Division:
 
 
 def _owner(run: Run) -> str:
-    """Whose it is; where clients have no keys, each run is somebody else's."""
+    """Name whoever claims peers for a run; where clients have no keys, each run does."""
     return run.owner_name
+
+
+def _weight(run: Run) -> int:
+    """Return the claim's weight; where clients have no keys, a run's priority is its weight."""
+    return run.claim.weight if run.claim.name or run.owner else run.priority
 
 
 def _spare(state: SwarmState, run: Run) -> list[PeerId]:

@@ -101,7 +101,11 @@ class Batch:
         return self.unix_s + now_s - self.now_s
 
 
-_OTHERS = tuple(one.name for one in fields(SwarmState) if one.name not in ("members", "seen_at_s"))
+_OTHERS = tuple(
+    one.name
+    for one in fields(SwarmState)
+    if one.compare and one.name not in ("members", "seen_at_s")
+)
 
 
 def only_passed(before: SwarmState, event: Event, after: SwarmState) -> bool:

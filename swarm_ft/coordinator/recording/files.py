@@ -42,7 +42,8 @@ VERSION = 2
 _NAME = b"swarm-ft recording "
 _PLAIN, _SEALED = _NAME + b"%d\n" % VERSION, _NAME + b"%d, sealed\n" % VERSION
 _HEAD = struct.Struct("<IQ")
-_MAX_PAYLOAD = 1 << 30
+MAX_BATCH_BYTES = 64 << 20
+"""Of a batch as text. A recording may come from anybody: what it unpacks to is bounded by this."""
 _ENTRIES: dict[str, Any] = {kind.__name__: kind for kind in get_args(Entry)}
 _EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
 
@@ -107,7 +108,7 @@ class RecordingFiles:
             if begins:
                 self._begin_file()
             if self._file is not None:
-                self._file.append(text_of(batch))
+                self._file.append(_text_to_write(batch))
                 self._wants_base |= self._file.num_bytes >= self._max_bytes // NUM_FILES
         except OSError as error:
             logger.warning("recording %s: %s; a part of it is lost", self._folder, error)
@@ -150,8 +151,8 @@ class _Writing:
         self._num_frames = 0
         self.num_bytes = self._file.write(_PLAIN if sealer is None else _SEALED)
 
-    def append(self, text: str) -> None:
-        payload = self._zip.compress(text.encode()) + self._zip.flush(zlib.Z_SYNC_FLUSH)
+    def append(self, text: bytes) -> None:
+        payload = self._zip.compress(text) + self._zip.flush(zlib.Z_SYNC_FLUSH)
         if self._sealer is not None:
             payload = self._sealer.seal(payload, _place(self._name, self._num_frames))
         self._num_frames += 1
@@ -190,7 +191,9 @@ class RecordingFile:
             with self._path.open("rb") as file:
                 self._check(file.readline(len(_SEALED)))
                 for number, payload in enumerate(_frames(file)):
-                    text = unzip.decompress(self._opened(payload, number))
+                    text = unzip.decompress(self._opened(payload, number), MAX_BATCH_BYTES)
+                    if unzip.unconsumed_tail:
+                        raise ValueError(f"a batch has more than {MAX_BATCH_BYTES} bytes")
                     yield batch_from(text)
         except FileNotFoundError:
             return  # it went to make room
@@ -198,6 +201,10 @@ class RecordingFile:
             if isinstance(error, BadInput):
                 raise
             raise JournalError(f"recording {self._path}: it cannot be read: {error}") from error
+        except RecursionError:
+            raise JournalError(
+                f"recording {self._path}: it cannot be read: it is nested too deeply"
+            ) from None
 
     def begins(self) -> Batch | None:
         """The first batch, if it is there."""
@@ -260,7 +267,7 @@ def _frames(file: IO[bytes]) -> Iterator[bytes]:
     """Whole payloads; what is half written ends them."""
     while len(head := file.read(_HEAD.size)) == _HEAD.size:
         size, checksum = _HEAD.unpack(head)
-        payload = file.read(size) if size <= _MAX_PAYLOAD else b""
+        payload = file.read(size) if size <= MAX_BATCH_BYTES else b""
         if len(payload) < size or xxhash.xxh3_64_intdigest(payload) != checksum:
             return
         yield payload
@@ -281,6 +288,18 @@ def text_of(batch: Batch) -> str:
     """A batch as it is written."""
     entries = [_entry_text(entry) for entry in batch.entries]
     return json.dumps([batch.unix_s, batch.now_s, entries], separators=(",", ":"))
+
+
+def _text_to_write(batch: Batch) -> bytes:
+    """Return a batch as it is written.
+
+    Raises:
+        OSError: nothing would read one that is so long.
+    """
+    data = text_of(batch).encode()
+    if len(data) > MAX_BATCH_BYTES:
+        raise OSError(f"a batch has {len(data)} bytes, expected {MAX_BATCH_BYTES} at most")
+    return data
 
 
 def _entry_text(entry: Entry) -> list[Any]:

@@ -31,6 +31,8 @@ from swarm_ft.transport.methods import JOIN
 
 KEYS = frozenset({"storage_key"})
 """Fields that are not written, and are empty where they are read."""
+MEMOS = frozenset({"memo"})
+"""Fields that hold answers which follow from all others, and are found again."""
 MESSAGES: Mapping[type, WireType[Any]] = {
     **dict.fromkeys(get_args(FromPeer), JOIN.request),
     RunSpec: RUN_SPEC,
@@ -71,7 +73,7 @@ def _plain_part(value: Any) -> Any:  # noqa: ANN401
 
 @cache
 def _names(kind: Any) -> tuple[str, ...]:  # noqa: ANN401 - a dataclass
-    return tuple(field.name for field in fields(kind) if field.name not in KEYS)
+    return tuple(field.name for field in fields(kind) if field.name not in KEYS | MEMOS)
 
 
 def built(hint: Any, found: Any) -> Any:  # noqa: ANN401

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from swarm_ft import failpoints
-from swarm_ft.errors import BadSnapshot, OutOfTurn, SwarmError, Unavailable
+from swarm_ft.errors import BadSnapshot, OutOfTurn, Unavailable
 from swarm_ft.ids import Attempt, PeerId, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.context import PeerContext, run_in, to_its_end
+from swarm_ft.peer.failures import failure_of, stage_failed
 from swarm_ft.peer.keeping import KeptShards
 from swarm_ft.peer.state.learner import CatchingUp
 from swarm_ft.peer.state.recut import recut
@@ -243,7 +244,16 @@ class StateExchange:
                 telling = self._write_and_offer(name, await self._state.weights())
             else:
                 continue
-            self._offering[name] = asyncio.create_task(telling)
+            self._offering[name] = asyncio.create_task(self._reported(name, telling))
+
+    async def _reported(self, name: ShardName, offering: Awaitable[None]) -> None:
+        """Report what an offer raises; who waits for the state would wait in vain."""
+        try:
+            await offering
+        except Exception as error:  # noqa: BLE001 - it is reported, and logged if it is a bug
+            failure = failure_of(error, name.run_id)
+            logger.warning("%s: cannot be offered: %s", name, failure.message)
+            self._context.say(stage_failed(name.run_id, self._attempt, failure))
 
     def planned(self, plan: PlanStep) -> None:
         """Offer no more what everybody has: who computes has taken it."""
@@ -326,9 +336,10 @@ class StateExchange:
         try:
             async with self._one_save:
                 entry = await put()
-        except SwarmError as error:
-            logger.warning("%s: cannot be saved: %s", name, error.message)
-            self._context.say(StageUnsaved(name=name, reason=error.message))
+        except Exception as error:  # noqa: BLE001 - it is reported, and logged if it is a bug
+            failure = failure_of(error, name.run_id)
+            logger.warning("%s: cannot be saved: %s", name, failure.message)
+            self._context.say(StageUnsaved(name=name, reason=failure.message))
             return
         self._context.say(StageSaved(name=name, digest=entry.digest, total_bytes=entry.total_bytes))
 

@@ -24,6 +24,7 @@ from swarm_ft.peer.state.stage_state import StageState
 from swarm_ft.protocol.messages.boundary import EncodedTensor
 from swarm_ft.protocol.messages.control import Assign, CatchUp, CaughtUp, CommitStep
 from swarm_ft.protocol.messages.shard import ShardFile, ShardName, proof_by
+from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
 from swarm_ft.snapshots.shard import ShardContents, read_shard
 from swarm_ft.transfer import Downloader
@@ -170,7 +171,9 @@ class CatchingUp:
         self._last_attempt = self._heard_attempt = assign.last_attempt
         self._heard_steps = assign.committed_steps
         self._codec = PieceCodec(assign.spec.train.reduction_codec)
-        self._backlog = Backlog(folder, f"heard-{name.run_id}-{name.layers}", files=state.files)
+        self._backlog = Backlog(
+            folder, f"heard-{file_stem(name.run_id)}-{name.layers}", files=state.files
+        )
         self._open: tuple[Attempt, StepNumber, EncodedSum] | None = None
         self._contents: ShardContents | None = None
         self._state_bytes, self._proof = 0, b""
@@ -236,7 +239,7 @@ class CatchingUp:
 
     async def _fetch_from(self, take: CatchUp) -> None:
         name, sources = self.name, take.sources
-        path = self._folder / f"handed-{name.run_id}-{name.layers}.safetensors"
+        path = self._folder / f"handed-{file_stem(name.run_id)}-{name.layers}.safetensors"
         try:
             file = ShardFile(digest=take.digest, total_bytes=take.total_bytes)
             chunks = await self._downloader.list_chunks(name, file, sources)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import ParamSpec
 
 import torch
 from safetensors import SafetensorError
@@ -21,7 +21,14 @@ from swarm_ft import failpoints
 from swarm_ft.buffers import BufferKey, BufferRecord, BufferStore, End
 from swarm_ft.codec import from_spec, pack_buffer, unpack_buffer
 from swarm_ft.codec.base import CPU
-from swarm_ft.errors import BadFrame, BadSnapshot, MalformedMessage, OutOfTurn, Unavailable
+from swarm_ft.errors import (
+    BadFrame,
+    BadInput,
+    BadSnapshot,
+    MalformedMessage,
+    OutOfTurn,
+    Unavailable,
+)
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, RunId, SampleId, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.peer.boundary.bases import Bases
@@ -38,6 +45,7 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
 from swarm_ft.snapshots.shard import BufferName, ShardContents
 from swarm_ft.stage.base import Engine
+from swarm_ft.stage.model_access import refusal_of
 
 # ---- machine code for all of a run's codecs, before the first frame needs it
 #
@@ -217,6 +225,7 @@ def payloads(records: Mapping[BufferName, BufferRecord]) -> dict[str, Tensor]:
     return found
 
 
+P = ParamSpec("P")
 EngineMaker = Callable[[RunSpec, LayerRange], Engine]
 
 
@@ -335,10 +344,21 @@ class StageState:
                 await run_in(
                     self._context.codecs, compile_codecs, self._spec, self._context.codes_on
                 )
-                engine = await run_in(self._context.compute, self._make_engine, self._spec, layers)
-                await run_in(self._context.compute, engine.load)
-                self._engine = engine
+                self._engine = await self._loaded(layers)
                 logger.info("run %s: loaded layers %s", self._run_id, layers)
+
+    async def _loaded(self, layers: LayerRange) -> Engine:
+        """An engine with its weights.
+
+        Raises:
+            BadInput: this peer cannot host the stage; the message is fit for a client's eyes.
+        """
+        try:
+            engine = await run_in(self._context.compute, self._make_engine, self._spec, layers)
+            await run_in(self._context.compute, engine.load)
+        except BadInput as error:
+            raise refusal_of(error) from error
+        return engine
 
     def drop(self) -> None:
         """Let go of everything but buffers: they tell themselves what they are good for."""
@@ -362,7 +382,6 @@ class StageState:
 
         Raises:
             OutOfTurn: the step is not the next one, or its gradients are not here.
-            NonFinite: the optimizer cannot compute with the commit's numbers; nothing is loaded.
         """
         await asyncio.shield(self._commit(commit))
 
@@ -373,8 +392,7 @@ class StageState:
             self._check_turn(commit)
             failpoints.reached("commit-heard")
             apply = self._context.timeline.timed(SpanKind.OPTIMIZER, self.engine.apply)
-            with self._dropped_on_failure():
-                await run_in(self._context.compute, apply, commit.clip_factor, commit.learning_rate)
+            await self._applied(apply, commit.clip_factor, commit.learning_rate)
             self.committed_steps += 1
             self.last_attempt = commit.attempt
             self.progress = None
@@ -385,11 +403,14 @@ class StageState:
             # Not waited for: a step's last frame does, but for the first of a kind.
             self._context.codecs.submit(self.bases.learn)
 
-    @contextmanager
-    def _dropped_on_failure(self) -> Iterator[None]:
-        """Weights that an optimizer stepped in part are those of no step: load them anew."""
+    async def _applied(self, apply: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Change the weights. Where that fails half of them may have changed, so all are dropped.
+
+        Raises:
+            Exception: whatever `apply` raises.
+        """
         try:
-            yield
+            await run_in(self._context.compute, apply, *args, **kwargs)
         except Exception:
             self.drop()
             raise
@@ -423,9 +444,7 @@ class StageState:
             if commit.step > self.committed_steps:
                 raise OutOfTurn(f"sum of step {commit.step}, {self.committed_steps} are committed")
             numbers = commit.clip_factor, commit.learning_rate
-            apply = self.engine.apply_sum
-            with self._dropped_on_failure():
-                await run_in(self._context.compute, apply, commit.step, total, *numbers)
+            await self._applied(self.engine.apply_sum, commit.step, total, *numbers)
             self.committed_steps += 1
             self.last_attempt = commit.attempt
 

@@ -35,7 +35,7 @@ from swarm_ft.protocol.spec.bounds import (
 )
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
-from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, Priority
+from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, DEFAULT_WEIGHT, Priority, Weight
 from swarm_ft.protocol.spec.run_spec import (
     BYTES_PER_TOKEN,
     MAX_BATCH_SIZE,
@@ -164,7 +164,9 @@ class Assign:
         last_attempt: whose commit is the last.
         saved: the snapshot of the committed steps, if the run went back to it.
         owner: the name of the client that may fetch the result; empty where nobody has keys.
-        priority: of the peer's time, to that of other runs for which it works.
+        priority: of the peer's time, to that of other runs with the same claim.
+        claim: whose share of the peer's time the run has a part of; empty: its own.
+        weight: of this claim, to those of others.
         storage_key: encrypts what this peer writes to its disk of this run, and alone reads; given
             up with the run.
         stage_keys: encrypt what lies in snapshots of the peer's stage, which it writes, and of the
@@ -183,6 +185,8 @@ class Assign:
     saved: Annotated[tuple[SavedStage, ...], Length(MAX_BLOCKS)] = ()
     owner: Text = ""
     priority: Priority = DEFAULT_PRIORITY
+    claim: Text = ""
+    weight: Weight = DEFAULT_WEIGHT
     storage_key: StorageKey = field(default=b"", repr=False)
     stage_keys: Annotated[dict[LayerRange, StorageKey], Length(MAX_BLOCKS)] = field(
         default_factory=dict, repr=False
@@ -368,6 +372,18 @@ class Revoked:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Renewed:
+    """A member has a newer certificate: its calls go on although they began with an older one.
+
+    Attributes:
+        until_unix_s: when it expires, by the coordinator's wall clock.
+    """
+
+    name: Text
+    until_unix_s: Amount
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LeaveProgress:
     """To a peer that would work no more: what is under way, and whether it may go.
 
@@ -407,6 +423,7 @@ ToPeer = (
     | ReleaseStage
     | StayIdle
     | Revoked
+    | Renewed
     | LeaveProgress
     | ClockReply
 )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
 
+from swarm_ft.protocol.spec.addresses import MAX_HOUSE_ENDPOINTS, SocketAddress
 from swarm_ft.protocol.spec.bounds import Endpoint, Length, Name, Range, Text
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
@@ -46,11 +47,11 @@ class Reachable:
     """First, and whenever it changes: where this member is reached.
 
     Attributes:
-        endpoints: of its front, the best first; none: nobody gets in unasked.
+        endpoints: of its front, IP addresses, the best first; none: nobody gets in unasked.
         mapping_varies: its router gives each destination another port ("symmetric").
     """
 
-    endpoints: Annotated[tuple[Endpoint, ...], Length(MAX_ENDPOINTS)] = ()
+    endpoints: Annotated[tuple[SocketAddress, ...], Length(MAX_ENDPOINTS)] = ()
     mapping_varies: bool = False
     protocol_version: Annotated[int, Spoken("member", "coordinator")] = PROTOCOL_VERSION
 
@@ -60,14 +61,6 @@ class Want:
     """Introduce me to this member."""
 
     name: MemberName
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
-    """The relay sees this side's leg at this address."""
-
-    meeting: MeetingId
-    address: Endpoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,27 +114,33 @@ class Meet:
     Attributes:
         name: the other side's.
         is_caller: this side asked for it, and chooses the stream.
-        endpoints: the other side's.
+        endpoints: the other side's, where the coordinator sees it.
         may_punch: neither side's mapping varies.
         relay: where both leave a leg; None: there is no relay.
         ticket: for that leg.
+        house_endpoints: the other side's private ones; the coordinator sees both sides at one
+            public address, and does not know whether that is one house.
     """
 
     meeting: MeetingId
     name: MemberName
     is_caller: bool
-    endpoints: Annotated[tuple[Endpoint, ...], Length(MAX_ENDPOINTS)] = ()
+    endpoints: Annotated[tuple[SocketAddress, ...], Length(MAX_ENDPOINTS)] = ()
     may_punch: bool = False
     relay: Endpoint | None = None
     ticket: Annotated[bytes, Length(MAX_TICKET_BYTES)] = b""
+    house_endpoints: Annotated[tuple[SocketAddress, ...], Length(MAX_HOUSE_ENDPOINTS)] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Punch:
-    """The relay sees the other side's leg at this address; connect to it from that port, now."""
+    """The relay sees the other side's leg at this address; connect to it from that port, now.
+
+    Each side receives one at most in a meeting.
+    """
 
     meeting: MeetingId
-    address: Endpoint
+    address: SocketAddress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,6 +176,20 @@ class RelayCarries:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LegSeen:
+    """A leg of a meeting came to a relay, which sees it at this address.
+
+    Attributes:
+        is_caller: which side's leg it is.
+        address: the remote address of the leg's socket.
+    """
+
+    meeting: MeetingId
+    is_caller: bool
+    address: SocketAddress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RelayWelcome:
     """What a relay has to know of this coordinator.
 
@@ -191,6 +204,6 @@ class RelayWelcome:
     unix_s: Annotated[float, Range(0.0)]
 
 
-FromMember = Reachable | Want | Seen | Linked | Measured
-FromRelay = RelayHello | RelayCarries
+FromMember = Reachable | Want | Linked | Measured
+FromRelay = RelayHello | RelayCarries | LegSeen
 ToMember = Relays | Meet | Punch | NoMeeting

@@ -82,7 +82,10 @@ class Range(Bound):
 
 @dataclass(frozen=True, slots=True)
 class Length(Bound):
-    """Text, bytes or a collection of `minimum` to `maximum` characters, bytes or entries."""
+    """Text, bytes or a collection of `minimum` to `maximum` bytes or entries.
+
+    The length of a text is that of its UTF-8, which is what a file system and the wire store.
+    """
 
     maximum: int
     minimum: int = 0
@@ -91,12 +94,14 @@ class Length(Bound):
         """See `Bound`. The value itself is not shown: it may be long."""
         if not isinstance(value, Collection):
             return f"expected {self._in('entries')}, got {_shown(value)}"
-        if self.minimum <= len(value) <= self.maximum:
+        length = num_utf8_bytes(value) if isinstance(value, str) else len(value)
+        if length is None:
+            return f"expected Unicode text, got {_shown(value)}"
+        if self.minimum <= length <= self.maximum:
             return None
-        unit = "characters" if isinstance(value, str) else "entries"
-        return (
-            f"expected {self._in('bytes' if isinstance(value, bytes) else unit)}, got {len(value)}"
-        )
+        unit = "bytes" if isinstance(value, bytes) else "entries"
+        unit = "bytes of UTF-8" if isinstance(value, str) else unit
+        return f"expected {self._in(unit)}, got {length}"
 
     def _in(self, unit: str) -> str:
         if self.minimum == self.maximum:
@@ -122,10 +127,10 @@ class OneOf(Bound):
 
 # ---- what others may send
 
-MAX_ID_CHARS = 64
-"""Run and peer names; a longer one would only fill logs."""
-MAX_TEXT_CHARS = 1000
-"""Reasons and details, which end in logs and terminals."""
+MAX_ID_BYTES = 64
+"""Of run and peer names, in UTF-8; a longer one would only fill logs."""
+MAX_TEXT_BYTES = 1000
+"""Of reasons and details, in UTF-8; they end in logs and terminals."""
 MAX_HOSTED = 4
 """Stages at one peer, each of another run."""
 MAX_PEER_NUMBER = 1e200
@@ -182,18 +187,40 @@ def host_of(endpoint: str) -> str:
     return endpoint.rpartition(":")[0].strip("[]")
 
 
+def num_utf8_bytes(text: str) -> int | None:
+    """Return the length of a text in UTF-8; None if a lone surrogate makes that impossible."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return None
+
+
+def cut_text(text: str, max_bytes: int) -> str:
+    """Return the longest beginning of a text that fits; it never splits a character.
+
+    Args:
+        text: may contain lone surrogates, which become question marks.
+        max_bytes: of its UTF-8.
+    """
+    return text.encode(errors="replace")[:max_bytes].decode(errors="ignore")
+
+
+def _is_line(value: object, max_bytes: int) -> bool:
+    """Whether it is a printable text of so many bytes; no surrogate is printable."""
+    return isinstance(value, str) and value.isprintable() and len(value.encode()) <= max_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Name(Bound):
-    """A short printable name without slashes, since names end in paths."""
+    """A short printable name without slashes. Paths contain its digest, see `digest.file_stem`."""
 
     def refusal(self, value: object) -> str | None:
         """See `Bound`."""
-        is_line = isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARS and value.isprintable()
-        if is_line and not {"/", "\\"}.intersection(str(value)):
+        if value and _is_line(value, MAX_ID_BYTES) and not {"/", "\\"}.intersection(str(value)):
             return None
         return (
-            f"expected 1 to {MAX_ID_CHARS} printable characters and no slash, "
-            f"got {ascii(value)[:MAX_ID_CHARS]}"
+            f"expected 1 to {MAX_ID_BYTES} bytes of printable UTF-8 and no slash, "
+            f"got {ascii(value)[:MAX_SHOWN_CHARS]}"
         )
 
 
@@ -219,11 +246,11 @@ class Line(Bound):
 
     def refusal(self, value: object) -> str | None:
         """See `Bound`."""
-        if isinstance(value, str) and len(value) <= MAX_TEXT_CHARS and value.isprintable():
+        if _is_line(value, MAX_TEXT_BYTES):
             return None
         return (
-            f"expected at most {MAX_TEXT_CHARS} printable characters, "
-            f"got {ascii(value)[:MAX_ID_CHARS]}"
+            f"expected at most {MAX_TEXT_BYTES} bytes of printable UTF-8, "
+            f"got {ascii(value)[:MAX_SHOWN_CHARS]}"
         )
 
 
@@ -242,7 +269,7 @@ class HostAndPort(Bound):
         """See `Bound`."""
         if isinstance(value, str) and (is_endpoint(value) or (self.is_optional and not value)):
             return None
-        return f"expected HOST:PORT, got {ascii(value)[:MAX_ID_CHARS]}"
+        return f"expected HOST:PORT, got {ascii(value)[:MAX_SHOWN_CHARS]}"
 
 
 Endpoint = Annotated[str, HostAndPort()]
@@ -264,8 +291,9 @@ def checked(name: str, value: T, bound: Bound) -> T:
 
 
 def checked_text(value: str) -> str:
-    """`value` cut to a length fit for logs, without control characters."""
-    return "".join(c if c.isprintable() else " " for c in value[:MAX_TEXT_CHARS])
+    """Return `value` without control characters, cut to a length fit for logs."""
+    printable = "".join(c if c.isprintable() else " " for c in value[:MAX_TEXT_BYTES])
+    return cut_text(printable, MAX_TEXT_BYTES)
 
 
 # ---- whether a value keeps to the bounds of its type

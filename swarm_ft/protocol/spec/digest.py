@@ -18,14 +18,27 @@ BytesLike = bytes | bytearray | memoryview
 DIGEST_BYTES = 16
 
 
-def digest_of(*parts: BytesLike) -> bytes:
-    """Digest of the parts' bytes, one after the other, each framed by its length."""
-    state = hashlib.blake2b(digest_size=DIGEST_BYTES)
+def digest_of(*parts: BytesLike, key: bytes = b"") -> bytes:
+    """Digest of the parts' bytes, one after the other, each framed by its length.
+
+    Args:
+        parts: what is digested.
+        key: at most 64 bytes; none: anybody can compute the digest of parts that they know.
+    """
+    state = hashlib.blake2b(digest_size=DIGEST_BYTES, key=key)
     for part in parts:
         view = memoryview(part).cast("B")
         state.update(len(view).to_bytes(8, "little"))
         state.update(view)
     return state.digest()
+
+
+def file_stem(*names: str) -> str:
+    """Return 32 hexadecimal digits to name a file by, in place of names that others chose.
+
+    File systems limit a name's bytes, compare some letters as equal and give some names a meaning.
+    """
+    return digest_of(*(name.encode() for name in names)).hex()
 
 
 def seed_of(text: str) -> int:

@@ -7,12 +7,14 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import IntEnum
+from functools import cached_property
 from typing import Annotated, Self, TypeVar
 
 from swarm_ft.errors import BadCodec, BadLayers, BadModel, BadOption
 from swarm_ft.ids import PeerId, SampleId
 from swarm_ft.protocol.spec.bounds import (
     MAX_FACTOR,
+    MAX_ID_BYTES,
     MAX_SCALAR,
     Digest,
     Length,
@@ -32,14 +34,18 @@ from swarm_ft.protocol.spec.codec_spec import (
     parse_dp_spec,
     parse_key_spec,
 )
-from swarm_ft.protocol.spec.digest import digest_of
+from swarm_ft.protocol.spec.digest import DIGEST_BYTES, digest_of
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange, parse_trained
 from swarm_ft.protocol.spec.options import Option, check
 from swarm_ft.protocol.spec.quality import Prices, QualityControl
 
 T = TypeVar("T")
 
-VERSION = 8
+VERSION = 9
+UNKEYED_VERSION = 8
+"""Of specs in journals of earlier coordinators: digests of their models have no key."""
+NO_NONCE = bytes(DIGEST_BYTES)
+"""Of a model whose digests stay in one process."""
 BUFFER_BITS = (16, 8, 4)
 """What a value of a buffer may take."""
 MAX_SAMPLES = 1 << 24
@@ -56,7 +62,7 @@ MAX_EVAL_BYTES = 32 << 20
 MAX_MICROBATCHES = MAX_BATCH_SIZE + 2 * MAX_EVAL_SAMPLES
 """Of a step: those that train, and one of each held-out sample with and without compression; in
 place of some of these, shadows of samples that train."""
-MAX_REFERENCE_CHARS = 1000
+MAX_REFERENCE_BYTES = 1000
 BYTES_PER_FLOAT = 4
 BYTES_PER_TOKEN = 4
 """Tokens travel and are kept as little-endian uint32."""
@@ -203,6 +209,8 @@ class ModelSpec:
         adapter_bytes: float32 weights of the run's adapters beside one block; 0 without any.
         shared_bytes: float32 weights that every stage holds, since all blocks read them.
         dtype: what its weights are stored in, never AUTO.
+        nonce: what the client drew for this run, see `digest_key`; None in version 8.
+        owner: name of the client whose run it is; empty where clients have no keys.
     """
 
     reference: str
@@ -219,13 +227,15 @@ class ModelSpec:
     adapter_bytes: int = 0
     shared_bytes: int = 0
     dtype: Dtype = Dtype.FLOAT32
+    nonce: Digest | None = None
+    owner: Annotated[str, Length(MAX_ID_BYTES)] = ""
 
     def __post_init__(self) -> None:
         for name in (self.reference, self.architecture):
-            if len(name) > MAX_REFERENCE_CHARS or not name.isprintable():
+            if not name.isprintable() or len(name.encode()) > MAX_REFERENCE_BYTES:
                 raise BadModel(
                     f"model {name[:80]!a}: expected a path or hub id of at most "
-                    f"{MAX_REFERENCE_CHARS} printable characters; rename its directory"
+                    f"{MAX_REFERENCE_BYTES} bytes of printable UTF-8; rename its directory"
                 )
         if len(self.block_digests) != self.num_blocks:
             raise BadModel(
@@ -239,6 +249,15 @@ class ModelSpec:
     def layers(self) -> LayerRange:
         """All blocks of the model."""
         return LayerRange(0, self.num_blocks)
+
+    @property
+    def digest_key(self) -> bytes:
+        """The key of the parts' digests; empty for specs of version 8.
+
+        Peers and readers of a run learn its digests. In a run of their own, which has another
+        owner, these digests match nothing, whatever nonce they put beside them.
+        """
+        return b"" if self.nonce is None else digest_of(self.nonce, self.owner.encode())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -894,7 +913,7 @@ class TrainSpec(TrainOptions):
         return self.eval_passes[min(self.pass_of(held_out), len(self.eval_passes) - 1)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # no slots, for what is cached
 class RunSpec:
     """One fine-tuning job. Its digest opens every session, so no peer can disagree silently.
 
@@ -904,7 +923,7 @@ class RunSpec:
 
     model: ModelSpec
     train: TrainSpec
-    version: Annotated[int, OneOf((VERSION,))] = VERSION
+    version: Annotated[int, OneOf((UNKEYED_VERSION, VERSION))] = VERSION
 
     def __post_init__(self) -> None:
         if self.train.sync_tied_embeddings and not self.model.tied_embeddings:
@@ -936,7 +955,7 @@ class RunSpec:
         """See `TrainOptions.with_codecs`; another job's by its digest, so peers do not say it."""
         return replace(self, train=self.train.with_codecs(codecs))
 
-    @property
+    @cached_property
     def trained_layers(self) -> LayerRange:
         """Blocks in which something trains; see `StageModule.train_only` for embeddings and head.
 
@@ -1047,8 +1066,21 @@ class RunSpec:
 
     def digest(self) -> bytes:
         """16 bytes that two equal specs share and two different ones do not."""
-        text = json.dumps(asdict(self), sort_keys=True, default=lambda value: value.hex())
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> bytes:
+        fields = asdict(self)
+        if self.version == UNKEYED_VERSION:
+            # What these specs had when peers wrote their digests into states and snapshots.
+            del fields["model"]["nonce"], fields["model"]["owner"]
+        text = json.dumps(fields, sort_keys=True, default=lambda value: value.hex())
         return digest_of(text.encode())
+
+    @cached_property
+    def trusted_with_ends(self) -> frozenset[PeerId]:
+        """The peers of `TrainOptions.trusted_with_ends`, which is split once."""
+        return self.train.trusted_with_ends
 
 
 def _codecs_for(options: TrainOptions) -> dict[str, str]:

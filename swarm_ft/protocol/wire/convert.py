@@ -33,13 +33,14 @@ from google.protobuf.message_factory import GetMessageClass
 from swarm_ft.errors import MalformedMessage, SwarmError
 from swarm_ft.ids import BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.spec.bounds import (
-    MAX_ID_CHARS,
+    MAX_ID_BYTES,
     Bound,
     Cleaned,
     Line,
     Name,
     Range,
     checked_text,
+    cut_text,
     field_hints,
     metadata,
 )
@@ -191,7 +192,7 @@ def _record(kind: type, descriptor: Descriptor) -> _Plan:
 
     def from_wire(message: Message) -> object:
         for name, version in spoken:
-            sender = checked_text(getattr(message, "peer_id", ""))[:MAX_ID_CHARS]
+            sender = cut_text(checked_text(getattr(message, "peer_id", "")), MAX_ID_BYTES)
             version.check(getattr(message, name), sender)
         values: dict[str, Any] = {}
         for name, may_be_absent, read in readers:

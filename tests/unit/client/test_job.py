@@ -97,6 +97,16 @@ def test_nothing_is_held_out_where_nothing_is_evaluated(options: JobOptions) -> 
     assert (job.spec.train.num_eval_samples, len(job.samples)) == (0, job.spec.train.num_samples)
 
 
+def test_each_job_has_digests_of_its_own(options: JobOptions) -> None:
+    first, second = prepare_job(options).owned_by("ada"), prepare_job(options)
+    assert first.spec.model.owner == "ada"
+    assert not set(first.spec.model.block_digests) & set(second.spec.model.block_digests)
+    assert second.is_of(first.spec)
+    assert first.is_of(second.spec)
+    other = replace(options, train=replace(options.train, seed=options.train.seed + 1))
+    assert not prepare_job(other).is_of(first.spec)
+
+
 def test_samples_in_a_row_are_one_sequence() -> None:
     both = InARow([b"a", b"b"], [b"c"])
     assert list(both) == [b"a", b"b", b"c"]

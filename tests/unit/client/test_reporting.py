@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,12 @@ def test_what_cannot_be_reported_to_is_told_before_anything_trains(
     ):
         pass
     assert folder_of(Outputs(out=Path(".")), "run-1").parent.name.endswith("-runs")
+
+
+@pytest.mark.parametrize("name", ["..", ".", ".hidden", "\N{OCTOPUS}" * 16, "a b", "a*"])
+def test_no_odd_name_of_a_run_becomes_a_folder(tmp_path: Path, name: str) -> None:
+    outputs = Outputs(out=tmp_path / "out")
+    folder = folder_of(outputs, name)
+    assert folder.parent == tmp_path / "out-runs"
+    assert re.fullmatch("run-[0-9a-f]{32}", folder.name)
+    assert folder_of(outputs, "run-1a.2_b").name == "run-1a.2_b"

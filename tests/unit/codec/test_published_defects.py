@@ -208,6 +208,7 @@ def a_run(**train: Any) -> RunSpec:
         embed_digest=bytes(16),
         block_digests=(bytes(16),) * 4,
         head_digest=bytes(16),
+        nonce=bytes(16),
         tied_embeddings=True,
     )
     fields: dict[str, Any] = {

@@ -58,6 +58,7 @@ from swarm_ft.protocol.messages.control import (
     PeerHello,
     PeerLeaving,
     PlanStep,
+    Renewed,
     Revoked,
     SaveStage,
     ShardKept,
@@ -686,7 +687,8 @@ class Swarm:
                 del self.history[run_id][first_void_step:]
 
     def _check_said(self, peer_id: PeerId, message: AnyMessage) -> None:
-        assert not isinstance(message, ClockReply | Revoked), "no decision is needed for it"
+        undecided = ClockReply | Renewed | Revoked
+        assert not isinstance(message, undecided), "no decision is needed for it"
         if isinstance(message, Idle):
             return
         if isinstance(message, Progress):

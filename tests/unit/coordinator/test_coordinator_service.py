@@ -15,8 +15,9 @@ from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.tokens import NewTokenFile, TokenFiles
 from swarm_ft.coordinator.plan.placement import SETTLE_S
-from swarm_ft.coordinator.service import TICK_S, CoordinatorService
-from swarm_ft.coordinator.submission import MAX_SUBMISSIONS
+from swarm_ft.coordinator.service import MAX_OWN_FOLLOWERS, TICK_S, CoordinatorService
+from swarm_ft.coordinator.submission import MAX_KEYLESS_SUBMISSIONS
+from swarm_ft.coordinator.watching import MAX_OWN_WATCHERS, MAX_WATCHERS
 from swarm_ft.errors import (
     BadDataset,
     BadOption,
@@ -31,6 +32,8 @@ from swarm_ft.errors import (
     Unavailable,
     VersionMismatch,
 )
+from swarm_ft.identity.keys import new_key
+from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import (
     CancelRequest,
@@ -61,6 +64,7 @@ from swarm_ft.protocol.messages.control import (
     StayIdle,
     ToPeer,
 )
+from swarm_ft.protocol.messages.events import EventsRequest
 from swarm_ft.protocol.messages.meeting import Way
 from swarm_ft.protocol.messages.timeline import ClockEstimate, PeerTimeline, Spans, StepTimeline
 from swarm_ft.protocol.spec.grant import PROBATION, Grant
@@ -69,7 +73,7 @@ from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from swarm_ft.transport.base import Method, call
-from swarm_ft.transport.methods import CANCEL, COLLECTED, JOIN, STATUS, SUBMIT, WATCH
+from swarm_ft.transport.methods import CANCEL, COLLECTED, EVENTS, JOIN, STATUS, SUBMIT, WATCH
 from tests.doubles.memory_transport import MemoryChannel, MemoryStream, MemoryTransport
 from tests.raw_calls import RAW
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec
@@ -77,6 +81,7 @@ from tests.unit.coordinator.conftest import FakePeer, MakeSpec
 DEADLINE_S = 10.0
 NO_STEP = StepNumber(1 << 30)
 MINE = RunId("mine")
+KEY = new_key().public_key()
 Samples: TypeAlias = Sequence[tuple[int, bytes]]
 Event: TypeAlias = RunEvent | PeerTimeline
 
@@ -105,6 +110,13 @@ class Office:
     channel: MemoryChannel
     journal: Journal
     clock: ManualClock
+    transport: MemoryTransport
+    endpoint: str
+
+    def channel_of(self, name: str) -> MemoryChannel:
+        """Of a client that has keys."""
+        caller = Caller(role=Role.CLIENT, name=name, key=KEY)
+        return self.transport.connect_as(caller, self.endpoint)
 
 
 @asynccontextmanager
@@ -114,16 +126,17 @@ async def coordinator(
     journal: Journal | None = None,
     grants: Callable[[PeerId], Grant] | None = None,
     ways: Callable[[], Ways] = Ways,
+    caller: Caller | None = None,
 ) -> AsyncIterator[Office]:
     journal = journal or Journal(str(path))
     clock = ManualClock()
     service = CoordinatorService(journal, clock, grants=grants, ways=ways)
-    transport = MemoryTransport()
+    transport = MemoryTransport(caller=caller)
     server = await transport.serve("coordinator", 0, service.handlers())
     channel = transport.connect(server.endpoint)
     try:
         async with asyncio.timeout(DEADLINE_S):
-            yield Office(service, channel, journal, clock)
+            yield Office(service, channel, journal, clock, transport, server.endpoint)
     finally:
         await channel.close()
         await server.stop()
@@ -232,6 +245,12 @@ async def events(channel: MemoryChannel, run_id: RunId | None = None) -> AsyncIt
     await stream.finish()
     while (message := await stream.receive()) is not None:
         yield message
+
+
+async def seen_by(office: Office, count: int) -> None:
+    """Wait until so many jobs' tokens are being written."""
+    while len(list(office.journal.tokens.folder.iterdir())) < count:  # noqa: ASYNC110
+        await asyncio.sleep(0)
 
 
 async def swarm_status(channel: MemoryChannel) -> SwarmStatus:
@@ -475,7 +494,7 @@ async def test_a_client_that_goes_away_halfway_leaves_nothing(spec: RunSpec) -> 
 async def test_one_submission_too_many_is_told_to_try_again(spec: RunSpec) -> None:
     async with coordinator() as office:
         header = SubmitHeader(spec=spec, spec_digest=spec.digest(), run_id=RunId("run"))
-        others = [office.channel.open(SUBMIT) for _ in range(MAX_SUBMISSIONS)]
+        others = [office.channel.open(SUBMIT) for _ in range(MAX_KEYLESS_SUBMISSIONS)]
         for other in others:
             await other.send(header)
         with pytest.raises(Busy, match="try again later"):
@@ -487,6 +506,112 @@ async def test_one_submission_too_many_is_told_to_try_again(spec: RunSpec) -> No
                 break
         for other in others:
             await other.cancel()
+
+
+async def begun(channel: MemoryChannel, spec: RunSpec, name: str) -> MemoryStream[Any, Any]:
+    """A job of which one sample has come in, and no more does."""
+    stream = channel.open(SUBMIT)
+    header = SubmitHeader(spec=spec, spec_digest=spec.digest(), run_id=RunId(name))
+    await stream.send(header)
+    await stream.send(SampleTokens(sample=SampleId(0), token_ids=TOKENS))
+    return stream
+
+
+async def test_jobs_that_trickle_in_do_not_keep_others_out(spec: RunSpec) -> None:
+    async with coordinator() as office:
+        trickling = [
+            await begun(office.channel_of(f"client-{i // 2}"), spec, f"slow-{i}") for i in range(4)
+        ]
+        honest = office.channel_of("honest")
+        assert (await submit(honest, spec, run_id=MINE)).run_id == "mine"
+        one_more = await begun(office.channel_of("client-0"), spec, "one-more")
+        with pytest.raises(Busy, match="2 jobs are being submitted"):
+            await one_more.receive()
+        for stream in trickling:
+            await stream.cancel()
+
+
+async def test_the_slowest_job_of_who_has_most_makes_room(
+    spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_ft.coordinator.submission.MAX_SUBMISSIONS", 3)
+    async with coordinator() as office:
+        slow = await begun(office.channel_of("a"), spec, "slow")
+        faster = await begun(office.channel_of("a"), spec, "faster")
+        for sample in range(1, 4):
+            await faster.send(SampleTokens(sample=SampleId(sample), token_ids=TOKENS))
+        other = await begun(office.channel_of("b"), spec, "other")
+        await seen_by(office, 3)
+        assert (await submit(office.channel_of("honest"), spec, run_id=MINE)).run_id == "mine"
+        with pytest.raises(Busy, match="needs the place of this one, which came in slowest"):
+            await slow.receive()
+        # The others go on to their ends.
+        for stream, first in ((faster, 4), (other, 1)):
+            for sample in range(first, spec.train.num_rows):
+                await stream.send(SampleTokens(sample=SampleId(sample), token_ids=TOKENS))
+            await stream.finish()
+            assert await stream.receive() is not None
+
+
+async def test_a_job_is_not_replaced_by_one_of_a_client_with_as_many_at_once(
+    spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_ft.coordinator.submission.MAX_SUBMISSIONS", 2)
+    async with coordinator() as office:
+        first = await begun(office.channel_of("a"), spec, "first")
+        other = await begun(office.channel_of("b"), spec, "other")
+        await seen_by(office, 2)
+        with pytest.raises(Busy, match="2 jobs are being submitted"):
+            await submit(office.channel_of("c"), spec, run_id=MINE)
+        monkeypatch.setattr("swarm_ft.coordinator.submission.EVICT_AFTER_S", 0.0)
+        assert (await submit(office.channel_of("c"), spec, run_id=MINE)).run_id == "mine"
+        ends = [asyncio.ensure_future(stream.receive()) for stream in (first, other)]
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        assert [type(task.exception()) for task in done] == [Busy]
+        for stream in (first, other):
+            await stream.cancel()
+        await asyncio.wait(ends)
+
+
+async def test_followers_that_read_nothing_leave_room_for_others(spec: RunSpec) -> None:
+    member = Caller(role=Role.CLIENT, name="noisy", key=new_key().public_key())
+    async with coordinator(caller=member) as office:
+        await submit(office.channel, spec)
+        followers = [office.channel.open(EVENTS) for _ in range(MAX_OWN_FOLLOWERS)]
+        for follower in followers:
+            await follower.send(EventsRequest(follows=True))
+            assert await follower.receive() is not None
+        one_more = office.channel.open(EVENTS)
+        await one_more.send(EventsRequest(follows=True))
+        with pytest.raises(Busy, match="8 followers of yours are open already"):
+            await one_more.receive()
+        # What does not follow takes no place, and neither does the owner's page.
+        looking = office.channel.open(EVENTS)
+        await looking.send(EventsRequest())
+        assert await looking.receive() is not None
+        assert [event async for event in office.service.happened(EventsRequest())]
+        for follower in followers:
+            await follower.cancel()
+
+
+async def test_a_member_watches_so_often_in_all(spec: RunSpec) -> None:
+    member = Caller(role=Role.CLIENT, name="noisy", key=new_key().public_key())
+    async with coordinator(caller=member) as office:
+        for number in range(MAX_OWN_WATCHERS // MAX_WATCHERS + 1):
+            await submit(office.channel, spec, run_id=RunId(f"run-{number}"))
+        watchers = []
+        for number in range(MAX_OWN_WATCHERS):
+            watcher = office.channel.open(WATCH)
+            await watcher.send(WatchRequest(run_id=RunId(f"run-{number // MAX_WATCHERS}")))
+            assert await watcher.receive() is not None
+            watchers.append(watcher)
+        for run, words in (("run-0", "run run-0 is watched 16 times"), ("run-2", "you watch 32")):
+            watcher = office.channel.open(WATCH)
+            await watcher.send(WatchRequest(run_id=RunId(run)))
+            with pytest.raises(Busy, match=words):
+                await watcher.receive()
+        for watcher in watchers:
+            await watcher.cancel()
 
 
 async def test_a_client_that_sends_nothing_makes_room(
@@ -507,6 +632,17 @@ async def test_a_run_whose_name_is_none_is_malformed(spec: RunSpec, run_id: RunI
     async with coordinator() as office:
         with pytest.raises(MalformedMessage, match="run_id"):
             await submit(office.channel, spec, run_id=run_id)
+
+
+async def test_digests_of_another_clients_run_are_refused(spec: RunSpec) -> None:
+    """A peer or a reader of a run knows them, and so could have its model opened elsewhere."""
+    async with coordinator() as office:
+        for changes in ({"owner": "somebody"}, {"nonce": None}):
+            other = replace(spec, model=replace(spec.model, **changes))
+            with pytest.raises(NotAllowed, match="keyed with the name of the client"):
+                await submit(office.channel, other)
+        with pytest.raises(NotAllowed):
+            await submit(office.channel, replace(spec, version=8))
 
 
 # ---- submissions that come again

@@ -1,12 +1,12 @@
 """Who is told what of what happened, and how much of it is kept."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 
-from swarm_ft.coordinator import happenings
 from swarm_ft.coordinator.facts.events import EventRecord, Happened
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.facts.state import Run, SwarmState
@@ -15,7 +15,6 @@ from swarm_ft.coordinator.journal import journal as journal_module
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.reason_text import recorded
 from swarm_ft.coordinator.watching import overview, told_to
-from swarm_ft.errors import Busy
 from swarm_ft.identity.keys import new_key
 from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.ids import PeerId, RunId
@@ -96,16 +95,37 @@ async def test_a_follower_misses_nothing_however_slowly_it_reads() -> None:
         assert text_of(await anext(following)) == "three"
 
 
-async def test_so_many_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(happenings, "MAX_FOLLOWERS", 1)
+async def test_many_readers_cost_the_journal_no_more_than_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     journal = Journal(":memory:")
     log = log_of(journal)
-    write(journal, log, "one")
-    async with aclosing(log.told(0, follows=True)) as first:
-        await anext(first)
-        with pytest.raises(Busy, match="1 others follow"):
-            await told(log)
-    assert await told(log) == ["one"]
+    everything = list(map(str, range(1_000)))
+    write(journal, log, *everything)
+    reads: list[int] = []
+    events = journal.events
+
+    def counted(since: int, limit: int) -> Sequence[EventRecord]:
+        reads.append(since)
+        return events(since, limit)
+
+    monkeypatch.setattr(journal, "events", counted)
+    assert await told(log) == everything
+    assert len(reads) == 4
+    for since in (0, 1, 300, 511):
+        assert await told(log, since) == everything[max(0, since - 1) :]
+    assert len(reads) == 4 + 4, "only the newest page, which still grows, is read again"
+    assert await told(log, 5_000) == []
+
+
+async def test_pages_that_were_forgotten_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "MAX_EVENTS", 300)
+    journal = Journal(":memory:")
+    log = log_of(journal)
+    write(journal, log, *map(str, range(2_000)))
+    assert await told(log) == list(map(str, range(1_700, 2_000)))
+    again = log_of(journal)
+    assert await told(again) == list(map(str, range(1_700, 2_000)))
 
 
 def test_words_about_a_run_are_for_those_who_may_read_it(make_spec: MakeSpec) -> None:

@@ -11,14 +11,19 @@ from swarm_ft.coordinator.facts.ways import Home, Ways
 from swarm_ft.coordinator.meetings import (
     BUSY_MEETINGS,
     MAX_TRIALS,
+    MAX_UNDER_WAY,
     MAX_WANTS,
     MAX_WAYS,
+    MAX_WITH_ONE,
     MEETING_S,
+    UNDER_WAY_S,
     Meetings,
 )
 from swarm_ft.coordinator.relays import Relaying
 from swarm_ft.errors import MalformedMessage
+from swarm_ft.identity.tickets import Ticket
 from swarm_ft.protocol.messages.meeting import (
+    LegSeen,
     Linked,
     Measured,
     Meet,
@@ -28,7 +33,6 @@ from swarm_ft.protocol.messages.meeting import (
     RelayDistance,
     RelayPlace,
     Relays,
-    Seen,
     ToMember,
     Want,
     Way,
@@ -81,20 +85,43 @@ def test_both_sides_are_told_and_each_of_the_other(meetings: Meetings) -> None:
     [
         (HERE, THERE, f"{THERE}:2", True),
         (HERE, THERE, "198.51.100.7:2", False),
-        (HERE, THERE, "192.168.1.7:2", False),
-        (HERE, HERE, "192.168.1.7:2", True),
+        (HERE, THERE, "192.168.1.7:2000", False),
         (HERE, HERE, "198.51.100.7:2", False),
-        (HERE, HERE, "127.0.0.1:2", False),
-        (HERE, HERE, "[fd00::7]:2", True),
-        ("127.0.0.1", "127.0.0.1", "127.0.0.1:2", True),
+        (HERE, HERE, "127.0.0.1:2000", False),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1:2000", True),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1:80", False),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.2:2000", False),
+        ("127.0.0.1", "127.0.0.1", "192.168.1.7:2000", False),
+        (HERE, "127.0.0.1", "127.0.0.1:2000", False),
+        ("192.168.1.7", "127.0.0.1", "127.0.0.1:2000", False),
+        (HERE, "192.168.1.7", "192.168.1.7:2000", False),
+        ("192.168.1.8", "192.168.1.7", "192.168.1.7:2000", True),
+        ("192.168.1.8", "192.168.1.7", "192.168.1.9:2000", False),
+        ("172.17.0.1", "172.17.0.1", "172.17.0.1:22", False),
+        ("2001:db8::1", "2001:db8:1::1", "[2001:db8:1::1]:2", True),
+        ("2001:db8::1", "2001:db8:1::1", "[2001:db8:1::2]:2", False),
     ],
 )
-def test_nobody_has_others_dialled(
+def test_no_member_has_others_dialled(
     meetings: Meetings, here: str, there: str, endpoint: str, *, is_told: bool
 ) -> None:
     come(meetings, "a", here)
     come(meetings, "b", there, endpoint)
-    assert (meet(meetings)["a"].endpoints == (endpoint,)) == is_told
+    told = meet(meetings)["a"]
+    assert (told.endpoints, told.house_endpoints) == ((endpoint,) if is_told else (), ())
+
+
+def test_private_endpoints_are_passed_on_within_one_public_address_apart(
+    meetings: Meetings,
+) -> None:
+    private = ("192.168.1.7:80", "192.168.1.7:7000", "10.0.0.7:7000", "192.168.2.7:7000")
+    come(meetings, "a", HERE)
+    come(meetings, "b", HERE, f"{HERE}:2", *private, "192.168.1.1:8080")
+    come(meetings, "c", THERE)
+    told = meet(meetings)["a"]
+    assert told.endpoints == (f"{HERE}:2",)
+    assert told.house_endpoints == ("192.168.1.7:7000", "10.0.0.7:7000"), "one port, two addresses"
+    assert meet(meetings, "c", "b")["c"].house_endpoints == ()
 
 
 def test_a_router_that_varies_is_not_punched(meetings: Meetings) -> None:
@@ -103,21 +130,117 @@ def test_a_router_that_varies_is_not_punched(meetings: Meetings) -> None:
     assert not meet(meetings)["a"].may_punch
 
 
+def leg(number: bytes, address: str, *, is_caller: bool = True) -> LegSeen:
+    return LegSeen(meeting=number, is_caller=is_caller, address=address)
+
+
 def test_what_the_relay_sees_is_passed_on_within_the_meeting(meetings: Meetings) -> None:
     come(meetings, "a", HERE)
     come(meetings, "b", THERE)
-    come(meetings, "c", "192.0.2.3")
     number = meet(meetings)["a"].meeting
-    seen = Seen(meeting=number, address=f"{HERE}:999")
-    assert meetings.said("a", seen, 1.0) == [("b", Punch(meeting=number, address=f"{HERE}:999"))]
-    with pytest.raises(MalformedMessage, match="not of"):
-        meetings.said("c", seen, 1.0)
-    meetings.said("a", Linked(meeting=number, way=Way.PUNCHED, took_s=0.2), 1.0)
-    assert meetings.ways == {("a", "b"): Way.PUNCHED}
+    first, second = leg(number, f"{HERE}:999"), leg(number, f"{THERE}:888", is_caller=False)
+    assert meetings.leg_seen(RELAY.endpoint, first) == [
+        ("b", Punch(meeting=number, address=f"{HERE}:999"))
+    ]
+    assert meetings.leg_seen(RELAY.endpoint, second) == [
+        ("a", Punch(meeting=number, address=f"{THERE}:888"))
+    ]
+    for again in (first, second, leg(number, f"{HERE}:1000")):
+        assert meetings.leg_seen(RELAY.endpoint, again) == [], "once a side"
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "address", "is_told"),
+    [
+        (HERE, THERE, "198.51.100.7:999", False),
+        (HERE, THERE, "127.0.0.1:9999", False),
+        (HERE, THERE, "192.168.1.7:9999", False),
+        (HERE, THERE, "[::ffff:192.0.2.1]:9999", False),
+        (HERE, HERE, "192.168.1.7:9999", False),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1:9999", True),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1:22", False),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.2:9999", False),
+        ("127.0.0.1", THERE, "127.0.0.1:9999", False),
+        ("192.168.1.7", THERE, "192.168.1.7:9999", False),
+        # A machine takes a new IPv6 address every day; its call keeps the old one.
+        ("2001:db8::1", "2001:db8:1::1", "[2001:db8::2]:999", True),
+        ("2001:db8::1", "2001:db8:1::1", "[2001:db8:0:1::1]:999", False),
+        ("fd00::1", "fd00::2", "[fd00::3]:9999", False),
+    ],
+)
+def test_a_leg_counts_at_the_members_own_address_alone(
+    meetings: Meetings, here: str, there: str, address: str, *, is_told: bool
+) -> None:
+    come(meetings, "a", here)
+    come(meetings, "b", there)
+    number = meet(meetings)["a"].meeting
+    assert bool(meetings.leg_seen(RELAY.endpoint, leg(number, address))) == is_told
+
+
+def test_a_leg_of_another_relay_or_no_meeting_is_passed_over(meetings: Meetings) -> None:
+    come(meetings, "a", HERE)
+    come(meetings, "b", THERE)
+    number = meet(meetings)["a"].meeting
+    first = leg(number, f"{HERE}:999")
+    assert meetings.leg_seen("192.0.2.8:7000", first) == []
+    assert meetings.leg_seen(RELAY.endpoint, leg(bytes(16), f"{HERE}:999")) == []
     meetings.forget(MEETING_S)
-    assert meetings.said("a", seen, MEETING_S) == []
+    assert meetings.leg_seen(RELAY.endpoint, first) == []
+
+
+def test_who_is_not_of_a_meeting_does_not_end_it(meetings: Meetings) -> None:
+    for name, host in (("a", HERE), ("b", THERE), ("c", "192.0.2.3")):
+        come(meetings, name, host)
+    linked = Linked(meeting=meet(meetings)["a"].meeting, way=Way.PUNCHED, took_s=0.2)
+    with pytest.raises(MalformedMessage, match="not of"):
+        meetings.said("c", linked, 1.0)
+    meetings.said("a", linked, 1.0)
+    assert meetings.ways == {("a", "b"): Way.PUNCHED}
     meetings.gone("b")
     assert meetings.ways == {}
+
+
+def test_meetings_under_way_are_counted_by_member_and_by_pair(meetings: Meetings) -> None:
+    come(meetings, "a", HERE)
+    others = [f"b{number}" for number in range(MAX_UNDER_WAY // MAX_WITH_ONE + 1)]
+    for number, other in enumerate(others):
+        come(meetings, other, f"198.51.100.{number}")
+    told = [meet(meetings, "a", others[0]) for _ in range(MAX_WITH_ONE)]
+    assert "are under way" in refusal(meetings.said("a", Want(name=others[0]), 0.0))
+    over = Linked(meeting=told[0]["a"].meeting, way=Way.DIRECT, took_s=0.1)
+    meetings.said("a", over, 0.0)
+    assert meet(meetings, "a", others[0])
+    for now_s, other in enumerate(others[1:], start=1):
+        for _ in range(MAX_WITH_ONE):
+            said = meetings.said("a", Want(name=other), 4.0 * now_s)
+    assert "64 meetings of this member are under way" in refusal(said)
+    assert meet(meetings, others[0], "a"), "whom others call is not counted"
+    assert len(meetings.said("a", Want(name=others[-1]), UNDER_WAY_S)) == 2
+
+
+def test_a_ticket_names_both_members_and_gives_no_name_away() -> None:
+    signed: list[Ticket] = []
+
+    def sign(ticket: Ticket) -> bytes:
+        signed.append(ticket)
+        return b"ticket"
+
+    numbers = count()
+    meetings = Meetings(
+        sign=sign,
+        draw=lambda size: next(numbers).to_bytes(size, "big"),
+        relays=lambda: (Relaying(place=RELAY),),
+    )
+    for name in "abc":
+        come(meetings, name, f"198.51.100.{ord(name)}")
+    for one, other in ("ab", "ac", "ba"):
+        meet(meetings, one, other)
+    callers, callees = [t.caller for t in signed[::2]], [t.callee for t in signed[::2]]
+    assert callers[0] == callers[1] == callees[2]
+    assert callees[0] == callers[2]
+    assert len({*callers, *callees}) == 3
+    assert [(t.caller, t.callee) for t in signed[1::2]] == list(zip(callers, callees, strict=True))
+    assert not {b"a", b"b", b"c"}.intersection(t.caller.strip(bytes(1)) for t in signed)
 
 
 def test_a_meeting_gets_the_relay_that_is_near_to_both(meetings: Meetings) -> None:

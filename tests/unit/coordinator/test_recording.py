@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 import zlib
 from base64 import b64encode
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from swarm_ft.coordinator.facts.events import (
     PeerSaid,
     RateChanged,
     ResultCollected,
+    RunAborted,
     RunCancelled,
     RunPaused,
     RunResumed,
@@ -34,6 +36,7 @@ from swarm_ft.coordinator.facts.events import (
 )
 from swarm_ft.coordinator.facts.state import Snapshot, SwarmState
 from swarm_ft.coordinator.facts.ways import Home, Ways
+from swarm_ft.coordinator.recording import files
 from swarm_ft.coordinator.recording.entries import Base, Batch, Decided, Entry, Passed
 from swarm_ft.coordinator.recording.files import (
     NUM_FILES,
@@ -225,10 +228,10 @@ def entries_at(state: SwarmState, now_s: float) -> Iterable[Batch]:
 
 def written(folder: Path, *, key: bytes | None = None, starts: int = 1) -> list[RecordingFile]:
     for start in range(starts):
-        files = RecordingFiles(folder, key)
+        recording = RecordingFiles(folder, key)
         for batch in entries_at(SwarmState(), 100.0 * start):
-            files.put(batch)
-        files.close()
+            recording.put(batch)
+        recording.close()
     return [RecordingFile(path, key) for path in sorted(folder.iterdir())]
 
 
@@ -350,6 +353,7 @@ def test_every_kind_of_event_is_read_as_it_was_written(make_spec: MakeSpec) -> N
         SnapshotWritten(run_id, snapshot),
         SnapshotLost(run_id, snapshot, "why"),
         TokensLost(run_id, "why"),
+        RunAborted(run_id, "why"),
         Tick(ways),
         Tick(),
     )
@@ -377,3 +381,45 @@ def test_what_is_no_batch_is_refused(tmp_path: Path, text: str) -> None:
     path.write_bytes(b"swarm-ft recording 2\n" + head + payload)
     with pytest.raises(JournalError, match="it cannot be read"):
         list(RecordingFile(path).batches())
+
+
+# ---- a recording may come from anybody
+
+
+def forged(path: Path, *texts: bytes) -> RecordingFile:
+    """A file with these texts as its batches, well framed."""
+    packed = zlib.compressobj()
+    with path.open("wb") as file:
+        file.write(b"swarm-ft recording 1\n")
+        for text in texts:
+            payload = packed.compress(text) + packed.flush(zlib.Z_SYNC_FLUSH)
+            file.write(struct.pack("<IQ", len(payload), xxhash.xxh3_64_intdigest(payload)))
+            file.write(payload)
+    return RecordingFile(path)
+
+
+def test_a_batch_is_unpacked_up_to_its_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MAX_BATCH_BYTES", 1 << 20)
+    bomb = forged(tmp_path / "00000001", bytes(64 << 20))
+    tracemalloc.start()
+    with pytest.raises(JournalError, match="cannot be read: a batch has more than 1048576 bytes"):
+        next(bomb.batches())
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 4 << 20
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 50_000, b"[1, 2, " + b"[" * 9000])
+def test_what_is_nested_too_deeply_is_refused(tmp_path: Path, text: bytes) -> None:
+    with pytest.raises(JournalError, match="cannot be read"):
+        next(forged(tmp_path / "00000001", text).batches())
+
+
+def test_a_batch_that_nothing_would_read_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(files, "MAX_BATCH_BYTES", 10)
+    assert list(written(tmp_path)[0].batches()) == []
+    assert "expected 10 at most; a part of it is lost" in caplog.text

@@ -20,7 +20,7 @@ from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.control import LeaveProgress, ReleaseStage, StayIdle
 from swarm_ft.protocol.messages.events import EventKind, WentBack
-from swarm_ft.protocol.spec.bounds import MAX_TEXT_CHARS
+from swarm_ft.protocol.spec.bounds import MAX_TEXT_BYTES
 from tests.reasons import behind, may_return, missing, ranges_of, reason
 from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
 
@@ -161,7 +161,7 @@ def test_nothing_has_no_words_and_an_event_has_those_of_its_kind() -> None:
 @pytest.mark.parametrize("text", ["x" * 5000, "ü" * 1000, "\u5b57" * 1000, "a\nb\x00" * 900])
 def test_words_fit_into_a_message(text: str) -> None:
     words = in_words(reason(Kind.PEER_ERROR, "b", text=text))
-    assert len(words.encode()) <= MAX_TEXT_CHARS
+    assert len(words.encode()) <= MAX_TEXT_BYTES
     assert words.isprintable()
 
 

@@ -1,10 +1,14 @@
 """Nothing that could be called, or was once done to a swarm, is left out of the suite."""
 
+from pathlib import Path
+
+import pytest
+
 from swarm_ft.identity.roles import Role
 from swarm_ft.transport import methods
 from swarm_ft.transport.base import Method
 from swarm_ft.transport.rules import RULES
-from tests.hostile import attacks, processes, suite
+from tests.hostile import attacks, outside, suite
 from tests.hostile.callers import Kind
 from tests.hostile.mutations import UNCHANGED, cells_of, mutations
 from tests.hostile.table import BY_ROLE, TABLE, UNHEARD
@@ -34,10 +38,31 @@ def test_roles_without_a_rule_are_refused_for_that() -> None:
 
 
 def test_all_numbers_of_the_list_are_there() -> None:
-    names = (*attacks.ATTACKS, *processes.ATTACKS)
-    assert {int(name.partition("-")[0]) for name in names} == set(range(1, 30))
-    every = (*suite.names(), *processes.ATTACKS)
+    names = (*attacks.ATTACKS, *outside.ATTACKS)
+    numbered = {int(name.partition("-")[0]) for name in names if not name.startswith("Job:")}
+    assert numbered | IN_UNIT_TESTS.keys() == set(range(1, 49))
+    assert not numbered & IN_UNIT_TESTS.keys()
+    every = (*suite.names(), *outside.ATTACKS)
     assert len(set(every)) == len(every)
+
+
+IN_UNIT_TESTS = {
+    44: "tests/unit/coordinator/test_recording.py",
+    48: "tests/unit/coordinator/plan/test_sharing.py",
+}
+"""Attacks of docs/security.md that need no swarm, and where they are made."""
+
+
+@pytest.mark.parametrize("name", IN_UNIT_TESTS.values())
+def test_what_needs_no_swarm_is_elsewhere(name: str) -> None:
+    assert (Path(__file__).parents[3] / name).exists()
+
+
+def test_the_family_of_bad_jobs_is_whole() -> None:
+    """By what a job holds: its name and texts, its weights, its model, its result, its options."""
+    family = {name for name in outside.ATTACKS if name.startswith("Job:") or "-job-" in name}
+    for part in ("name", "texts", "nan", "huge", "private", "differs", "4096", "written", "bounds"):
+        assert any(part in name for name in family), part
 
 
 def test_every_rule_is_taken_away_and_somebody_is_there_to_notice() -> None:

@@ -18,7 +18,8 @@ from swarm_ft.coordinator.service import READY_S, CoordinatorService
 from swarm_ft.errors import BadOption, PortInUse
 from swarm_ft.identity.authority import WebCertificate
 from swarm_ft.page import live
-from swarm_ft.page.guard import HEADER
+from swarm_ft.page.door import LOGGED_EVERY_S
+from swarm_ft.page.guard import HEADER, MAX_SESSIONS, SESSION_S, Guard
 from swarm_ft.page.server import HttpPlaces, Watched, content_policy, http_places, watched
 from swarm_ft.protocol.messages.events import EventKind
 from tests.doubles.clock import ManualClock
@@ -53,32 +54,148 @@ def origin_of(found: Watched) -> str:
     return found.address.partition("/?")[0]
 
 
+def token_of(address: str) -> str:
+    return address.partition("?token=")[2]
+
+
+async def enter(
+    session: aiohttp.ClientSession, found: Watched, address: str = "", origin: str = ""
+) -> int:
+    """Do as the page's script does with a one-time address; the status of the answer."""
+    body = json.dumps({"token": token_of(address or found.address)})
+    async with session.post(f"{origin or origin_of(found)}/session", data=body) as got:
+        if got.status == 200:
+            session.headers[HEADER] = (await got.json())["session"]
+        return got.status
+
+
 async def test_an_address_opens_the_page_in_one_browser() -> None:
     async with answering() as found, browsing() as first, browsing() as second:
         async with first.get(found.address) as got:
-            assert got.status == 200
-            assert 'content="0; url=/"' in await got.text()
-        async with first.get(origin_of(found)) as got:
             assert "Contributions" in await got.text()
-        async with first.get(found.address) as again:
-            assert again.status == 200  # it has the cookie
-        async with second.get(found.address) as refused:
-            assert refused.status == 401
-            assert "was used" in await refused.text()
-        async with first.post(f"{origin_of(found)}/address", headers={HEADER: "1"}) as got:
+            assert "Set-Cookie" not in got.headers
+        assert await enter(first, found) == 200
+        assert await enter(second, found) == 401
+        async with first.post(f"{origin_of(found)}/address") as got:
             another = (await got.json())["address"]
-        async with second.get(another) as got:
-            assert got.status == 200
+        assert await enter(second, found, another) == 200
 
 
-async def test_a_cookie_is_for_this_page_alone() -> None:
-    async with answering() as found, browsing() as session, session.get(found.address) as got:
-        (cookie,) = got.headers.getall("Set-Cookie")
-    assert "HttpOnly" in cookie
-    assert "SameSite=Strict" in cookie
+async def test_to_load_an_address_uses_nothing_up() -> None:
+    async with answering() as found, browsing() as session:
+        for _ in range(3):
+            await session.get(found.address)
+        assert await enter(session, found) == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/live", "/losses?run=run-1", "/metrics"])
+async def test_a_session_ends_after_a_day_without_use() -> None:
+    clock = ManualClock()
+    async with answering(clock) as found, browsing() as session:
+        assert await enter(session, found) == 200
+
+        async def status() -> int:
+            async with session.get(f"{origin_of(found)}/metrics") as got:
+                return got.status
+
+        for _ in range(3):
+            clock.advance(SESSION_S - 1)
+            assert await status() == 200, "it was used"
+        clock.advance(SESSION_S)
+        assert await status() == 401
+
+
+async def test_of_too_many_sessions_the_one_unused_for_longest_ends() -> None:
+    guard, sessions = Guard(frozenset()), []
+    for number in range(MAX_SESSIONS + 1):
+        sessions.append(guard.redeem(guard.token, f"address {number}", float(number)) or "")
+        assert guard.knows(sessions[0], number + 0.5)
+    assert not guard.knows(sessions[1], 100.0)
+    assert all(guard.knows(session, 100.0) for session in (sessions[0], *sessions[2:]))
+
+
+async def test_the_newest_address_is_in_a_file_of_its_owners_and_not_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "journal.page"
+    places = HttpPlaces(page_port=0, address_file=file)
+    async with answering(places=places) as found, browsing() as first, browsing() as second:
+        assert file.read_text() == f"{found.address}\n"
+        assert file.stat().st_mode & 0o077 == 0
+        assert await enter(first, found) == 200
+        newest = file.read_text().strip()
+        assert newest != found.address
+        assert await enter(second, found, newest) == 200
+    assert "token" not in caplog.text
+    assert not file.exists()
+
+
+NO_UTF8 = b"\xff\xfe\xed\xa0\x80"
+ODD = {
+    "header": b"GET /live HTTP/1.1\r\nHost: %(host)s\r\nX-Swarm-FT: " + NO_UTF8 + b"\r\n\r\n",
+    "cookie": b"GET /live HTTP/1.1\r\nHost: %(host)s\r\nCookie: a=" + NO_UTF8 + b"\r\n\r\n",
+    "token": b"POST /session HTTP/1.1\r\nHost: %(host)s\r\nContent-Length: 19\r\n\r\n"
+    b'{"token":"\\ud800"} ',
+    "body": b"POST /session HTTP/1.1\r\nHost: %(host)s\r\nContent-Length: 5\r\n\r\n" + NO_UTF8,
+    "charset": b"POST /session HTTP/1.1\r\nHost: %(host)s\r\nContent-Length: 2\r\n"
+    b"Content-Type: text/plain; charset=nonsense\r\n\r\n{}",
+    "depth": b"POST /session HTTP/1.1\r\nHost: %(host)s\r\nContent-Length: 9000\r\n\r\n"
+    + b"[" * 9000,
+    "path": b"GET /\xff HTTP/1.1\r\nHost: %(host)s\r\n\r\n",
+    "malformed": b"GET / HTTP/9.9 \x00\r\n\r\n",
+    "garbage": b"\x16\x03\x01" + bytes(range(256)) + b"\r\n\r\n",
+    "chunks": b"POST /session HTTP/1.1\r\nHost: %(host)s\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "size": b"GET / HTTP/1.1\r\nHost: %(host)s\r\nX-A: " + b"x" * 10000 + b"\r\n\r\n",
+    "other host": b"GET /metrics HTTP/1.1\r\nHost: " + NO_UTF8 + b"\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("place", ["page", "metrics"])
+async def test_whatever_requests_hold_the_log_gets_a_short_line_a_second(
+    place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with answering() as found:
+        host = origin_of(found).removeprefix("http://") if place == "page" else found.metrics
+        name, _, port = host.rpartition(":")
+        caplog.clear()
+        begun_s = asyncio.get_running_loop().time()
+        for _ in range(5):
+            for request in ODD.values():
+                reader, writer = await asyncio.open_connection(name, int(port))
+                writer.write(request.replace(b"%(host)s", host.encode()))
+                answer = await reader.readline()
+                writer.close()
+                assert re.fullmatch(rb"HTTP/1\.[01] 4\d\d .*\r\n", answer), (request, answer)
+        took_s = asyncio.get_running_loop().time() - begun_s
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) <= took_s / LOGGED_EVERY_S + 1
+    assert all(len(line) < 300 for line in lines)
+    assert not any(record.exc_info for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("rebound.evil.example", 401),
+        ("rebound.evil.example:9464", 401),
+        ("coordinator:9464", 200),
+        ("localhost", 200),
+        ("192.0.2.7:9464", 200),
+        ("[2001:db8::1]:9464", 200),
+        ("", 401),
+    ],
+)
+async def test_metrics_are_told_to_no_page_of_somebody_elses(host: str, status: int) -> None:
+    async with (
+        answering() as found,
+        browsing() as session,
+        session.get(f"http://{found.metrics}/metrics", headers={"Host": host}) as got,
+    ):
+        assert got.status == status
+
+
+@pytest.mark.parametrize("path", ["/live", "/losses?run=run-1", "/metrics"])
 async def test_nobody_else_is_told_anything(path: str) -> None:
     async with (
         answering() as found,
@@ -101,19 +218,21 @@ async def test_a_name_that_leads_here_by_chance_is_refused() -> None:
 
 async def test_a_command_that_another_page_could_send_is_refused() -> None:
     async with answering() as found, browsing() as session:
-        async with session.get(found.address):
-            pass
-        async with session.post(f"{origin_of(found)}/address") as got:
-            assert got.status == 401
-            assert HEADER in await got.text()
+        await enter(session, found)
+        for headers in ({HEADER: ""}, {HEADER: "1"}, {"Cookie": session.headers[HEADER]}):
+            sent = {HEADER: "", **headers}
+            async with session.post(f"{origin_of(found)}/address", headers=sent) as got:
+                assert got.status == 401
 
 
 async def test_the_page_may_ask_its_own_server_alone() -> None:
-    async with answering() as found, browsing() as session:
-        await session.get(found.address)
-        async with session.get(origin_of(found)) as got:
-            policy = got.headers["Content-Security-Policy"]
-            html = await got.text()
+    async with (
+        answering() as found,
+        browsing() as session,
+        session.get(origin_of(found)) as got,
+    ):
+        policy = got.headers["Content-Security-Policy"]
+        html = await got.text()
     assert policy == content_policy(html)
     assert "default-src 'none'" in policy
     assert "unsafe-inline" not in policy
@@ -124,8 +243,7 @@ async def test_the_page_may_ask_its_own_server_alone() -> None:
 
 async def test_what_happens_is_told_live_and_goes_on_where_it_was() -> None:
     async with answering() as found, browsing() as session:
-        async with session.get(found.address):
-            pass
+        await enter(session, found)
         address = f"{origin_of(found)}/live"
         async with session.get(address) as told:
             assert told.headers["Content-Type"] == "text/event-stream"
@@ -149,8 +267,7 @@ async def next_message(told: aiohttp.ClientResponse) -> tuple[str, dict[str, obj
 async def test_so_many_may_look_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MAX_VIEWERS", 1)
     async with answering() as found, browsing() as session:
-        async with session.get(found.address):
-            pass
+        await enter(session, found)
         address = f"{origin_of(found)}/live"
         async with session.get(address) as one:
             await next_message(one)
@@ -161,8 +278,7 @@ async def test_so_many_may_look_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_losses_of_no_run_are_not_there() -> None:
     async with answering() as found, browsing() as session:
-        async with session.get(found.address):
-            pass
+        await enter(session, found)
         async with session.get(f"{origin_of(found)}/losses?run=run-none") as got:
             assert (got.status, (await got.json())["code"]) == (404, "not-found")
 
@@ -262,8 +378,8 @@ async def test_a_command_that_cannot_be_done_is_refused(
     path: str, body: str, status: int, words: str
 ) -> None:
     async with answering() as found, browsing() as session:
-        await session.get(found.address)
+        await enter(session, found)
         address = f"{origin_of(found)}/runs/{path}"
-        async with session.post(address, data=body, headers={HEADER: "1"}) as got:
+        async with session.post(address, data=body) as got:
             assert got.status == status
             assert words in await got.text()

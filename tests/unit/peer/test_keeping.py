@@ -24,6 +24,7 @@ from swarm_ft.protocol.messages.control import (
     ShardLost,
 )
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, KeptShard, ShardFile, ShardName
+from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.transfer import Downloader, serve_chunk_list, serve_chunks
 from swarm_ft.transport.base import Handler, Method
@@ -52,7 +53,9 @@ class Home:
 
     @property
     def files(self) -> list[Path]:
-        return sorted(path for path in self.folder.rglob("*") if path.is_file())
+        """All files but those that name the run of a folder."""
+        found = (path for path in self.folder.rglob("*") if path.is_file())
+        return sorted(path for path in found if path.name != "run-id")
 
 
 MakeHome: TypeAlias = Callable[..., Awaitable[Home]]
@@ -247,3 +250,44 @@ async def test_a_peer_without_a_place_keeps_nothing(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="keeps no snapshots"):
         await saved_by(Home(kept, asyncio.Queue(), tmp_path), tmp_path)
     await kept.forget(RUN)
+
+
+@pytest.mark.parametrize("name", ["..", "\N{OCTOPUS}" * 16, "%" * 64, "run-1"])
+async def test_no_name_of_a_run_becomes_a_path(
+    make_home: MakeHome, tmp_path: Path, name: str
+) -> None:
+    home = await make_home(SAVER)
+    shard = replace(NAME, run_id=RunId(name))
+    source = tmp_path / "just-written"
+    source.write_bytes(DATA)
+    await home.kept.put(shard, source)
+    (path,) = home.files
+    assert path.relative_to(home.folder).parts[0] == file_stem(name)
+    again = await make_home(SAVER)
+    assert [kept.name for kept in again.kept.shards] == [shard]
+    await again.kept.forget(RunId(name))
+    assert list(home.folder.iterdir()) == []
+
+
+async def test_a_start_finds_what_an_earlier_version_left(
+    make_home: MakeHome, tmp_path: Path
+) -> None:
+    first = await make_home(SAVER)
+    await saved_by(first, tmp_path)
+    (path,) = first.files
+    (path.parent / "run-id").unlink()
+    path.parent.rename(first.folder / "run-run%20of%20100%25")
+    again = await make_home(SAVER)
+    assert [kept.name for kept in again.kept.shards] == [NAME]
+
+
+async def test_a_folder_of_no_run_is_deleted_at_the_start(
+    make_home: MakeHome, tmp_path: Path
+) -> None:
+    first = await make_home(SAVER)
+    await saved_by(first, tmp_path)
+    (path,) = first.files
+    (path.parent / "run-id").write_text("another run")
+    again = await make_home(SAVER)
+    assert again.kept.shards == ()
+    assert list(again.folder.iterdir()) == []

@@ -1,6 +1,7 @@
 """A peer's process against a coordinator driven by hand: joins, obeys, leaves, and comes back."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, End
+from swarm_ft.buffers import BufferKey, BufferLimits, BufferRecord, BufferStore, End
 from swarm_ft.errors import (
     BadLayers,
     JournalError,
@@ -403,7 +404,7 @@ async def test_a_peer_of_another_version_is_told_so_once_and_leaves(swarm: Swarm
         await running
 
 
-async def test_what_makes_no_sense_costs_the_stream_and_not_the_stage(
+async def test_what_makes_no_sense_fails_its_run_and_costs_neither_stream_nor_stage(
     swarm: Swarm, assign_of: MakeAssign, plan_of: MakePlan
 ) -> None:
     _, running = await swarm.peer()
@@ -415,12 +416,15 @@ async def test_what_makes_no_sense_costs_the_stream_and_not_the_stage(
         ExportStage(run_id=RunId("other")),
         assign_of(stages=(("somebody-else", 0, 2),)),
     )
+    codes = {"out-of-turn", "malformed-message"}
     for message in nonsense:
         await joined.say(message)
-        joined = await swarm.joined()
-        assert joined.hello.held
-    await joined.say(ExportStage(run_id=RunId("../run")))
+        failed = await joined.hears(StageFailed)
+        assert failed.run_id == message.run_id
+        assert failed.code in codes
+    await joined.say(ExportStage(run_id=RunId("../run")))  # no message at all
     joined = await swarm.joined()
+    assert joined.hello.held
     await ready(joined, assign_of(attempt=2, fresh=False))
     assert not running.done()
 
@@ -444,7 +448,8 @@ async def test_a_model_that_is_not_there_is_told_to_the_coordinator(
     elsewhere = replace(spec, model=replace(spec.model, reference="/nowhere/at/all"))
     await joined.say(replace(assign_of(), spec=elsewhere, spec_digest=elsewhere.digest()))
     failed = await joined.hears(StageFailed)
-    assert failed.code == "bad-model"
+    assert failed.code == "model-unavailable"
+    assert "/nowhere/at/all" not in failed.message
     assert not running.done()
 
 
@@ -735,3 +740,88 @@ async def test_a_peer_without_room_lets_go_of_what_it_has_for_another_run(
     for run_id in (RUN, OTHER):
         await ready(joined, assign_of(run_id=run_id))
     assert set(node.buffers) == {OTHER}
+
+
+# ---- what a message of one run raises
+
+
+OTHER = RunId("other")
+
+
+@pytest.fixture
+async def two_runs(swarm: Swarm, assign_of: MakeAssign) -> Joined:
+    """A peer that hosts a stage of each of two runs."""
+    await swarm.peer(max_beside=1)
+    joined = await swarm.joined()
+    await ready(joined, assign_of())
+    await ready(joined, assign_of(run_id=OTHER))
+    return joined
+
+
+async def trains_on(joined: Joined, plan: PlanStep) -> None:
+    """A step of the other run, over the same stream."""
+    await joined.say(plan)
+    assert (await joined.hears(StepReady)).run_id == plan.run_id
+
+
+def _full_disk(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", "/home/ann/secret/place")
+
+
+def _bug(*_: object, **__: object) -> None:
+    raise ZeroDivisionError("a detail of this machine's")
+
+
+@pytest.mark.parametrize(
+    ("raises", "code"), [(_full_disk, "unavailable"), (_bug, "internal")], ids=["disk", "bug"]
+)
+async def test_an_export_that_raises_is_the_failure_of_its_run_alone(
+    two_runs: Joined,
+    plan_of: MakePlan,
+    monkeypatch: pytest.MonkeyPatch,
+    raises: Callable[..., None],
+    code: str,
+) -> None:
+    monkeypatch.setattr("swarm_ft.peer.host.offer", raises)
+    await two_runs.say(ExportStage(run_id=RUN))
+    failed = await two_runs.hears(StageFailed)
+    assert (failed.run_id, failed.attempt, failed.code) == (RUN, 1, code)
+    assert "secret" not in failed.message
+    assert "detail of" not in failed.message
+    await trains_on(two_runs, plan_of(0, run_id=OTHER))
+
+
+async def test_a_commit_that_raises_fails_its_run_and_drops_weights_that_may_be_half_changed(
+    two_runs: Joined,
+    assign_of: MakeAssign,
+    plan_of: MakePlan,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await trains_on(two_runs, plan_of(0))
+    with monkeypatch.context() as broken:
+        broken.setattr(StageEngine, "apply", _bug)
+        await two_runs.say(commit_of(0))
+        failed = await two_runs.hears(StageFailed)
+    assert (failed.run_id, failed.code) == (RUN, "internal")
+    await trains_on(two_runs, plan_of(0, run_id=OTHER))
+    await two_runs.say(assign_of(attempt=2, fresh=False, committed_steps=1))
+    failed = await two_runs.hears(StageFailed)
+    assert (failed.attempt, failed.code) == (2, "out-of-turn"), "it has not what it had"
+    await ready(two_runs, assign_of(attempt=3))
+
+
+async def test_a_run_whose_files_cannot_be_deleted_leaves_its_place(
+    two_runs: Joined, assign_of: MakeAssign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(BufferStore, "close", _full_disk)
+        await two_runs.say(ReleaseStage(run_id=RUN, reason="over"))
+        await ready(two_runs, assign_of(run_id=RunId("third")))
+
+
+async def test_a_name_at_the_bound_can_be_exported(swarm: Swarm, assign_of: MakeAssign) -> None:
+    run_id = RunId("\N{OCTOPUS}" * 16)
+    await swarm.peer()
+    joined = await swarm.joined()
+    await exported(swarm, assign_of(run_id=run_id), joined)
+    assert await num_chunks_of(swarm.channel(), run_id)

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from swarm_ft.ids import RunId
 from swarm_ft.peer.turns import MAX_LAG_S, Turns
+from swarm_ft.protocol.spec.priority import Claim
 
-A, B = RunId("a"), RunId("b")
+A, B, C = RunId("a"), RunId("b"), RunId("c")
 
 
 def order_of(turns: Turns[str], seconds: dict[RunId, float]) -> list[str]:
@@ -43,6 +44,32 @@ def test_a_run_of_twice_the_priority_has_twice_the_time() -> None:
     turns: Turns[str] = Turns()
     turns.weigh(A, 6)
     turns.weigh(B, 3)
+    for number in range(12):
+        turns.put(A, f"a{number}")
+        turns.put(B, f"b{number}")
+    first = order_of(turns, {A: 0.1, B: 0.1})[:9]
+    assert sum(name[0] == "a" for name in first) == 6
+
+
+def test_runs_of_one_claim_share_its_weight() -> None:
+    """Two runs of the highest priority have together what the one run of another claim has."""
+    turns: Turns[str] = Turns()
+    turns.weigh(A, 9, Claim("one", 1))
+    turns.weigh(C, 9, Claim("one", 1))
+    turns.weigh(B, 1, Claim("other", 1))
+    for number in range(12):
+        for run, name in ((A, "a"), (B, "b"), (C, "c")):
+            turns.put(run, f"{name}{number}")
+    first = order_of(turns, {A: 0.1, B: 0.1, C: 0.1})[:16]
+    assert [sum(name[0] == letter for name in first) for letter in "abc"] == [4, 8, 4]
+
+
+def test_a_claim_of_twice_the_weight_has_twice_the_time_also_once_a_run_of_it_is_over() -> None:
+    turns: Turns[str] = Turns()
+    turns.weigh(A, 1, Claim("one", 2))
+    turns.weigh(C, 9, Claim("one", 2))
+    turns.weigh(B, 9, Claim("other", 1))
+    turns.forget(C)
     for number in range(12):
         turns.put(A, f"a{number}")
         turns.put(B, f"b{number}")

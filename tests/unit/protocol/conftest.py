@@ -19,6 +19,7 @@ def model_spec() -> ModelSpec:
         embed_digest=b"e" * 16,
         block_digests=(b"0" * 16, b"1" * 16, b"2" * 16),
         head_digest=b"h" * 16,
+        nonce=bytes(16),
         tied_embeddings=True,
     )
 

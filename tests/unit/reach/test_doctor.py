@@ -46,6 +46,7 @@ async def coordinator(swarm: Swarm) -> AsyncIterator[str]:
     transport = FrontedTransport(GrpcTransport(options))
     server = await transport.serve("127.0.0.1", 0, {})
     await transport.front.listen("127.0.0.1", 0)
+    transport.front.dial_back_from("127.0.0.1")
     yield server.endpoint
     await server.stop()
 
@@ -225,6 +226,13 @@ AT_HOME = Standing(seen="192.0.2.7", own="10.0.0.2", port=7001, is_open=False, v
         ),
         (replace(AT_HOME, seen="", own=""), Verdict.OK, Cause.ROUTER, "punched"),
         (replace(AT_HOME, own="192.0.2.7"), Verdict.NOTE, Cause.FIREWALL, "port closed"),
+        (
+            replace(AT_HOME, own="10.0.0.2", seen="10.0.0.2", is_open=None),
+            Verdict.NOTE,
+            Cause.NONE,
+            "does not test private addresses such as 10.0.0.2",
+        ),
+        (replace(AT_HOME, is_open=None), Verdict.OK, Cause.ROUTER, "punched"),
         (replace(AT_HOME, has_relay=False), Verdict.BAD, Cause.ROUTER, "no relay"),
         (
             replace(AT_HOME, varies=True, has_relay=False),
@@ -291,6 +299,7 @@ async def introducing(swarm: Swarm, *, has_relay: bool) -> AsyncIterator[str]:
     grpc = GrpcTransport(GrpcOptions(credentials=swarm.coordinator()))
     transport = FrontedTransport(grpc)
     server = await transport.serve("127.0.0.1", 0, introductions.handlers())
+    transport.front.dial_back_from("127.0.0.1")
     if has_relay:
         probe = await transport.front.listen("127.0.0.1", 0)
         place = RelayPlace(endpoint=server.endpoint, probe_endpoint=probe)

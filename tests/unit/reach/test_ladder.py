@@ -12,6 +12,7 @@ from swarm_ft.protocol.messages.meeting import Meet, Punch, Way
 from swarm_ft.reach.ladder import (
     DIAL_PATIENCE_S,
     GIVE_UP_S,
+    HOUSE_AFTER_S,
     LEGLESS_S,
     MIN_PATIENCE_S,
     PATIENCE_ROUND_TRIPS,
@@ -21,7 +22,6 @@ from swarm_ft.reach.ladder import (
     Ladder,
     LeaveLeg,
     Take,
-    TellSeen,
 )
 
 MEETING = bytes(range(16))
@@ -61,7 +61,7 @@ def test_a_caller_takes_the_first_stream_that_needs_no_relay(way: Way) -> None:
 
 def test_a_relayed_stream_waits_for_a_punched_one_and_no_longer() -> None:
     ladder = Ladder(meet(), NOW_S)
-    ladder.seen("192.0.2.1:999", 0.3)
+    ladder.seen(0.3)
     assert ladder.opened(1, Way.RELAYED, NOW_S + 0.5) == []
     assert ladder.due_s == NOW_S + PATIENCE_ROUND_TRIPS * 0.3
     assert ladder.tick(ladder.due_s - 0.01) == []
@@ -75,18 +75,41 @@ def test_nobody_waits_for_what_cannot_be() -> None:
     assert dialling.opened(1, Way.RELAYED, NOW_S) == []
     assert dialling.due_s == NOW_S + DIAL_PATIENCE_S < NOW_S + MIN_PATIENCE_S
     known = Ladder(meet(endpoints=()), NOW_S, hopeless=frozenset({Way.PUNCHED}))
-    assert known.seen("192.0.2.1:999", 0.1) == []
+    assert known.seen(0.1) == []
     assert known.opened(1, Way.RELAYED, NOW_S) == [Take(1, Way.RELAYED)]
 
 
 def test_a_punch_leaves_from_a_port_that_the_relay_knows() -> None:
     early = Ladder(meet(), NOW_S)
     assert early.told(Punch(meeting=MEETING, address="192.0.2.2:888")) == []
-    told = TellSeen("192.0.2.1:999")
-    assert early.seen("192.0.2.1:999", 0.1) == [told, Connect("192.0.2.2:888")]
+    assert early.seen(0.1) == [Connect("192.0.2.2:888")]
     late = Ladder(meet(), NOW_S)
-    assert late.seen("192.0.2.1:999", 0.1) == [told]
+    assert late.seen(0.1) == []
     assert late.told(Punch(meeting=MEETING, address="192.0.2.2:888")) == [Connect("192.0.2.2:888")]
+
+
+def test_one_punch_is_made_whatever_is_sent() -> None:
+    ladder = Ladder(meet(), NOW_S)
+    punches = [Punch(meeting=MEETING, address=f"192.0.2.2:{port}") for port in (888, 889, 888)]
+    ladder.seen(0.1)
+    effects = [effect for punch in punches for effect in ladder.told(punch)]
+    assert effects == [Connect("192.0.2.2:888")]
+    assert ladder.seen(0.1) == []
+
+
+def test_private_endpoints_are_dialled_last() -> None:
+    house = ("192.168.1.7:7000", "192.168.1.8:7000")
+    ladder = Ladder(meet(house_endpoints=house, may_punch=False), NOW_S)
+    assert Dial(house[0], Way.DIRECT) not in ladder.begin()
+    assert ladder.opened(1, Way.RELAYED, NOW_S) == []
+    assert ladder.due_s == NOW_S + HOUSE_AFTER_S
+    assert ladder.tick(ladder.due_s - 0.01) == []
+    assert ladder.tick(ladder.due_s) == [Dial(one, Way.DIRECT) for one in house]
+    assert ladder.due_s == NOW_S + HOUSE_AFTER_S + DIAL_PATIENCE_S, "the relay waits for them"
+    assert ladder.tick(ladder.due_s) == [Take(1, Way.RELAYED)]
+    quick = Ladder(meet(house_endpoints=house), NOW_S)
+    assert quick.opened(1, Way.DIRECT, NOW_S) == [Take(1, Way.DIRECT)]
+    assert quick.tick(NOW_S + HOUSE_AFTER_S) == []
 
 
 def test_who_was_called_takes_what_the_caller_chose() -> None:
@@ -155,7 +178,7 @@ def test_whatever_happens_it_ends_once_and_in_time(
             case "closed":
                 effects = ladder.closed(given_[0])
             case "seen":
-                effects = ladder.seen("192.0.2.1:999", given_[0])
+                effects = ladder.seen(given_[0])
             case "told":
                 effects = ladder.told(Punch(meeting=MEETING, address="192.0.2.2:888"))
             case "lost":
@@ -166,7 +189,7 @@ def test_whatever_happens_it_ends_once_and_in_time(
             case _:
                 effects = ladder.tick(NOW_S + GIVE_UP_S)
         for effect in effects:
-            assert may_punch or not isinstance(effect, Connect | TellSeen)
+            assert may_punch or not isinstance(effect, Connect)
             ends += isinstance(effect, Take | GiveUp)
     assert ends == 1
     assert ladder.is_over

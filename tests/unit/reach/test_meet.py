@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
@@ -20,15 +20,25 @@ from swarm_ft.identity.certificates import key_name
 from swarm_ft.identity.keys import new_key
 from swarm_ft.identity.roles import Role
 from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
-from swarm_ft.protocol.messages.meeting import RelayPlace, Way
+from swarm_ft.protocol.messages.meeting import (
+    FromMember,
+    Meet,
+    Punch,
+    RelayPlace,
+    Relays,
+    ToMember,
+    Way,
+)
+from swarm_ft.reach.meet import MAX_MEETINGS_WITH, MAX_PUNCHES
 from swarm_ft.reach.relay import Relay
 from swarm_ft.reach.shaping import Shape
+from swarm_ft.reach.sockets import LEG, MAGIC
 from swarm_ft.reach.transport import FrontedTransport, HomeTransport
 from swarm_ft.transport.base import MessageStream, call
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcTransport
-from swarm_ft.transport.methods import STATUS
+from swarm_ft.transport.methods import INTRODUCE, STATUS
 from tests.members import make_swarm
 
 SWARM = make_swarm()
@@ -85,6 +95,7 @@ async def hub() -> AsyncIterator[Hub]:
     probe = await transport.front.listen("127.0.0.1", 0)
     place = RelayPlace(endpoint=server.endpoint, probe_endpoint=probe)
     introductions.relays.have_own(lambda: Relaying(place=place, carries=relay.carries))
+    relay.on_leg(introductions.relays.own_leg)
     yield Hub(server.endpoint, introductions, relay)
     await server.stop()
 
@@ -157,3 +168,111 @@ async def test_two_peers_that_come_try_each_other_and_nobody_asked(hub: Hub) -> 
         assert not other.callers
         await one.ask(other.name)
         assert [name for name, _ in other.callers] == [one.name]
+
+
+class Listener:
+    """Counts connections, and leaves them unanswered."""
+
+    def __init__(self) -> None:
+        self.server: asyncio.Server
+        self.endpoint = ""
+        self.came: asyncio.Queue[None] = asyncio.Queue()
+
+    async def listen(self, stack: AsyncExitStack) -> Listener:
+        async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self.came.put_nowait(None)
+            await reader.read()
+            writer.close()
+
+        self.server = await asyncio.start_server(take, "127.0.0.1", 0)
+        stack.callback(self.server.close)
+        self.endpoint = f"127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+        return self
+
+
+@asynccontextmanager
+async def introduced(*told: ToMember) -> AsyncIterator[None]:
+    """A member whom a coordinator tells this, in this order."""
+
+    async def introduce(stream: MessageStream[ToMember, FromMember]) -> None:
+        await stream.receive()
+        for message in (Relays(), *told):
+            await stream.send(message)
+        await stream.receive()
+
+    transport = GrpcTransport(GrpcOptions(credentials=SWARM.coordinator()))
+    server = await transport.serve("127.0.0.1", 0, {INTRODUCE: introduce})
+
+    async def find() -> str:
+        return server.endpoint
+
+    own = HomeTransport(grpc_of(SWARM.member(Role.PEER)), find, SystemClock(), Random(1))
+    serving = await own.serve("127.0.0.1", 0, {})
+    own.start()
+    try:
+        yield
+    finally:
+        await serving.stop()
+        await server.stop()
+
+
+def meeting(number: int, name: str, *endpoints: str) -> Meet:
+    return Meet(meeting=number.to_bytes(16, "big"), name=name, is_caller=False, endpoints=endpoints)
+
+
+async def test_one_member_has_another_dial_so_often_at_once_and_no_more() -> None:
+    async with AsyncExitStack() as stack:
+        crowd, last = [await Listener().listen(stack) for _ in range(2)]
+        flood = [meeting(number, "greedy", crowd.endpoint) for number in range(40)]
+        async with introduced(*flood, meeting(99, "another", last.endpoint)):
+            async with asyncio.timeout(TIMEOUT_S):
+                await last.came.get()
+            assert crowd.came.qsize() == MAX_MEETINGS_WITH
+
+
+async def test_a_meeting_is_dialled_once_however_often_it_is_told() -> None:
+    async with AsyncExitStack() as stack:
+        crowd, last = [await Listener().listen(stack) for _ in range(2)]
+        again = [meeting(7, f"peer-{number}", crowd.endpoint) for number in range(40)]
+        punches = [Punch(meeting=again[0].meeting, address=crowd.endpoint)] * 40
+        async with introduced(*again, *punches, meeting(99, "another", last.endpoint)):
+            async with asyncio.timeout(TIMEOUT_S):
+                await last.came.get()
+            assert crowd.came.qsize() == 1
+
+
+async def test_punches_at_once_are_bounded_and_one_a_meeting() -> None:
+    async with AsyncExitStack() as stack:
+        crowd, last = [await Listener().listen(stack) for _ in range(2)]
+        hub = await stack.enter_async_context(answering_relay())
+        told: list[ToMember] = []
+        for number in range(2 * MAX_PUNCHES):
+            meet = replace(meeting(number, f"peer-{number}"), may_punch=True, relay=hub)
+            punch = Punch(meeting=meet.meeting, address=crowd.endpoint)
+            told += [meet, punch, punch]
+        async with introduced(*told):
+            for _ in range(MAX_PUNCHES):
+                async with asyncio.timeout(TIMEOUT_S):
+                    await crowd.came.get()
+            async with introduced(meeting(99, "another", last.endpoint)):
+                async with asyncio.timeout(TIMEOUT_S):
+                    await last.came.get()
+            assert crowd.came.empty()
+
+
+@asynccontextmanager
+async def answering_relay() -> AsyncIterator[str]:
+    """It answers each leg with an address, and joins none."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(MAGIC + LEG) + 1)
+        writer.write(bytes([11]) + b"192.0.2.7:9")
+        await writer.drain()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()

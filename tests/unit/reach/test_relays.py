@@ -19,9 +19,10 @@ from swarm_ft.identity.certificates import key_name
 from swarm_ft.identity.keys import new_key
 from swarm_ft.identity.roles import Role
 from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
-from swarm_ft.protocol.messages.meeting import RelayHello, Way
+from swarm_ft.protocol.messages.meeting import LegSeen, RelayHello, Way
+from swarm_ft.protocol.spec.bounds import host_of
 from swarm_ft.reach.front import Front
-from swarm_ft.reach.relay import Attendance, Relay, RelayLimits
+from swarm_ft.reach.relay import IDLE_S, Attendance, Relay, RelayLimits
 from swarm_ft.reach.transport import FrontedTransport, HomeTransport
 from swarm_ft.reach.tunnels import BETTER_AFTER_S
 from swarm_ft.transport.base import MessageStream, Server, call
@@ -144,9 +145,13 @@ class Member:
 
 
 @asynccontextmanager
-async def member(hub: Hub, better_after_s: float = BETTER_AFTER_S) -> AsyncIterator[Member]:
+async def member(
+    hub: Hub, better_after_s: float = BETTER_AFTER_S, release: asyncio.Event | None = None
+) -> AsyncIterator[Member]:
     async def status(stream: MessageStream[SwarmStatus, StatusRequest]) -> None:
         await stream.receive()
+        if release is not None:
+            await release.wait()
         await stream.send(SwarmStatus(members=(), runs=()))
 
     credentials = SWARM.member(Role.PEER)
@@ -176,6 +181,26 @@ async def test_when_a_relay_dies_others_are_met_at_another_one(hub: Hub) -> None
         await caller.ask(callee.name)
         assert other.carries_any()
         await other.kill()
+
+
+async def test_a_quiet_call_keeps_its_link(hub: Hub) -> None:
+    """gRPC probes after 3 s of silence, so a tenth of what a relay allows is enough."""
+    idle_s = IDLE_S / 10
+    async with AsyncExitStack() as stack:
+        process = await serve(hub, RelayLimits(idle_s=idle_s))
+        await hub.has_relays(1)
+        release = asyncio.Event()
+        caller, callee = [
+            await stack.enter_async_context(member(hub, release=release)) for _ in range(2)
+        ]
+        asking = asyncio.create_task(caller.ask(callee.name))
+        await until(lambda: process.relay.carries.links == 1)
+        await asyncio.sleep(2.2 * idle_s)  # silence is what is measured
+        assert process.relay.carries.links == 1
+        assert not asking.done()
+        release.set()
+        await asking
+        await process.kill()
 
 
 async def test_a_pair_leaves_its_relay_for_a_better_way(hub: Hub) -> None:
@@ -219,6 +244,23 @@ async def test_a_coordinator_that_comes_back_has_its_relays(hub: Hub) -> None:
         caller, callee = [await stack.enter_async_context(member(hub)) for _ in range(2)]
         await caller.ask(callee.name)
         assert process.carries_any()
+        await process.kill()
+
+
+async def test_a_relay_reports_legs_and_the_coordinator_sends_the_other_side_there(
+    hub: Hub,
+) -> None:
+    async with AsyncExitStack() as stack:
+        process = await serve(hub)
+        await hub.has_relays(1)
+        legs: list[tuple[str, LegSeen]] = []
+        hub.introductions.relays.on_leg(lambda relay, leg: legs.append((relay, leg)))
+        caller, callee = [await stack.enter_async_context(member(hub)) for _ in range(2)]
+        await caller.ask(callee.name)
+        (place,) = hub.introductions.relays.present
+        assert {relay for relay, _ in legs} == {place.place.endpoint}
+        assert {leg.is_caller for _, leg in legs} == {True, False}
+        assert {host_of(leg.address) for _, leg in legs} == {"127.0.0.1"}
         await process.kill()
 
 

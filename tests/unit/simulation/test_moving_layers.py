@@ -51,6 +51,7 @@ def spec_of() -> RunSpec:
             embed_digest=bytes(16),
             block_digests=(bytes(16),) * NUM_BLOCKS,
             head_digest=bytes(16),
+            nonce=bytes(16),
             tied_embeddings=False,
         ),
         train=TrainSpec(**fields),

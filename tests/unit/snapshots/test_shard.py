@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from swarm_ft.errors import BadSnapshot, Unavailable
 from swarm_ft.protocol.messages.shard import ShardName
-from swarm_ft.protocol.spec.digest import digest_of
+from swarm_ft.protocol.spec.digest import digest_of, file_stem
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.sealing import Sealer, new_key
 from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
@@ -221,7 +221,7 @@ def test_the_seal_covers_what_the_shard_says_of_itself(tmp_path: Path) -> None:
 def test_a_disk_that_does_not_take_it_is_told_and_left_clean(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="cannot be written"):
         write_shard(tmp_path / "no such folder", NAME, SPEC, contents(3))
-    (tmp_path / f"{NAME.run_id}-step-00000042-layers-12-24.safetensors").mkdir()
+    (tmp_path / f"run-{file_stem(NAME.run_id)}-step-00000042-layers-12-24.safetensors").mkdir()
     with pytest.raises(Unavailable, match="cannot be written"):
         write_shard(tmp_path, NAME, SPEC, contents(3))
     assert [path.suffix for path in tmp_path.iterdir()] == [".safetensors"]

@@ -14,6 +14,7 @@ import pytest
 
 from swarm_ft.errors import BadOption, BadSnapshot, Unavailable
 from swarm_ft.ids import RunId, StepNumber
+from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.sealing import Sealer
 from swarm_ft.snapshots.local_files import LocalFiles
@@ -33,6 +34,7 @@ from .conftest import (
 )
 
 RUN = RunId("run-1")
+FOLDER = f"run-{file_stem(RUN)}"
 
 
 class Place:
@@ -74,9 +76,9 @@ def steps(store: SnapshotStore, run: RunId = RUN) -> list[StepNumber]:
 def test_files_lie_where_the_docs_say(place: Place, save: SaveSnapshot) -> None:
     save(place.store, 42)
     assert place.files() == [
-        "run-1/step-00000042/layers-0-12.safetensors",
-        "run-1/step-00000042/layers-12-24.safetensors",
-        "run-1/step-00000042/manifest.json",
+        f"{FOLDER}/step-00000042/layers-0-12.safetensors",
+        f"{FOLDER}/step-00000042/layers-12-24.safetensors",
+        f"{FOLDER}/step-00000042/manifest.json",
     ]
 
 
@@ -95,7 +97,7 @@ def test_a_snapshot_is_found_as_it_was_committed(
 
 def test_a_manifest_is_readable_json(place: Place, save: SaveSnapshot) -> None:
     made = save(place.store, 7)
-    data = place.fs.cat_file(f"{place.root}/run-1/step-00000007/manifest.json")
+    data = place.fs.cat_file(f"{place.root}/{FOLDER}/step-00000007/manifest.json")
     assert manifest_from_json(data) == made
     document = json.loads(data)
     entry = document["shards"][1]
@@ -132,7 +134,7 @@ def test_shards_without_a_manifest_are_no_snapshot(
 def test_a_manifest_waits_for_its_shards(place: Place, tmp_path: Path) -> None:
     name = shard_name(2)
     entry = place.store.put_shard(name, write_shard(tmp_path, name, SPEC, contents(2)))
-    place.remove("run-1/step-00000002")
+    place.remove(f"{FOLDER}/step-00000002")
     with pytest.raises(BadSnapshot, match="expected shards of layers 0-12; put them there first"):
         place.store.commit(manifest_of(name, [entry]))
     assert latest_of(place.store) is None
@@ -162,7 +164,7 @@ def test_a_torn_snapshot_is_none_and_the_one_before_it_counts(
 ) -> None:
     for step in (3, 7):
         save(place.store, step)
-    tear(place, "run-1/step-00000007")
+    tear(place, f"{FOLDER}/step-00000007")
     assert steps(place.store) == [3]
     latest = latest_of(place.store)
     assert latest is not None
@@ -233,7 +235,7 @@ def test_a_run_is_forgotten_and_no_other(place: Place, save: SaveSnapshot, tmp_p
     place.store.put_shard(unfinished, write_shard(tmp_path, unfinished, SPEC, contents(5)))
     place.store.forget([RUN])
     place.store.forget([RUN])
-    assert {path.split("/")[0] for path in place.files()} == {other}
+    assert {path.split("/")[0] for path in place.files()} == {f"run-{file_stem(other)}"}
 
 
 def test_an_altered_shard_is_told_with_what_to_do(
@@ -241,10 +243,10 @@ def test_an_altered_shard_is_told_with_what_to_do(
 ) -> None:
     manifest = save(place.store, 7)
     place.alter(
-        "run-1/step-00000007/layers-12-24.safetensors",
+        f"{FOLDER}/step-00000007/layers-12-24.safetensors",
         lambda data: data[:-1] + bytes([data[-1] ^ 1]),
     )
-    with pytest.raises(BadSnapshot, match="remove run-1/step-00000007 to go on"):
+    with pytest.raises(BadSnapshot, match=f"remove {FOLDER}/step-00000007 to go on"):
         place.store.fetch_shard(manifest, CUTS[1], tmp_path)
     place.store.fetch_shard(manifest, CUTS[0], tmp_path)
     assert [path for path in tmp_path.iterdir() if path.suffix == ".partial"] == []
@@ -407,3 +409,40 @@ def test_a_sealed_stage_is_one_of_a_snapshot_as_others_are(place: Place, tmp_pat
     assert state_digest(read.state) == state_digest(contents(7).state)
     with pytest.raises(BadSnapshot, match="encrypted, and this process has no key"):
         read_shard(found, name, SPEC)
+
+
+@pytest.mark.parametrize("name", ["run-1", ".hidden", "..", "\N{OCTOPUS}" * 16, "a" * 64, "%" * 64])
+def test_no_name_of_a_run_becomes_a_path(place: Place, save: SaveSnapshot, name: str) -> None:
+    save(place.store, 7, name)
+    assert steps(place.store, RunId(name)) == [7]
+    assert {path.partition("/")[0] for path in place.files()} == {f"run-{file_stem(name)}"}
+
+
+@pytest.mark.parametrize(("name", "folder"), [("run-1", "run-1"), ("..", "%2E."), ("a b", "a%20b")])
+def test_a_run_that_an_earlier_version_began_keeps_its_folder(
+    place: Place, save: SaveSnapshot, name: str, folder: str
+) -> None:
+    run = RunId(name)
+    save(place.store, 7, name)
+    place.fs.mv(f"{place.root}/run-{file_stem(name)}", f"{place.root}/{folder}", recursive=True)
+    reopened = SnapshotStore(place.url)
+    assert steps(reopened, run) == [7]
+    save(reopened, 9, name)
+    assert steps(SnapshotStore(place.url), run) == [7, 9]
+    assert {path.partition("/")[0] for path in place.files()} == {folder}
+    reopened.forget([run])
+    assert place.files() == []
+
+
+def test_a_run_that_is_named_like_the_folder_of_another_run_touches_nothing_there(
+    place: Place, save: SaveSnapshot
+) -> None:
+    made = save(place.store, 7)
+    imitator = RunId(FOLDER)
+    store = SnapshotStore(place.url)
+    assert steps(store, imitator) == []
+    save(store, 8, imitator)
+    store.prune(imitator, [StepNumber(9)])
+    store.forget([imitator])
+    assert place.store.list_snapshots(RUN, SPEC) == (made,)
+    assert steps(place.store) == [7]

@@ -30,6 +30,8 @@ from swarm_ft.stage.stored import PIECE_BYTES, StoredFile, pieces_of, tensor_dig
 from tests.unit.stage.conftest import save_random_model
 
 WIDE = 512
+SUM_BYTES = 4
+"""Of a piece's sum, by which values that are not finite are found."""
 
 
 class BytesAlive(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -104,7 +106,7 @@ def test_a_stage_loads_with_one_piece_beside_what_stays(
     with BytesAlive() as alive:
         tensors = checkpoint.load(layers, model)
     stays = sum(tensor.nbytes for tensor in tensors.values())
-    assert alive.most <= stays + PIECE_BYTES
+    assert alive.most <= stays + PIECE_BYTES + SUM_BYTES
     assert alive.most <= 1.2 * stays
 
 
@@ -117,14 +119,15 @@ def test_a_stage_with_a_new_head_loads_so_too(layers: LayerRange, tmp_path: Path
     with BytesAlive() as alive:
         tensors = checkpoint.load(layers, model)
     assert {"bert.pooler.dense.weight", "classifier.weight"} <= tensors.keys()
-    assert alive.most <= sum(tensor.nbytes for tensor in tensors.values()) + PIECE_BYTES
+    stays = sum(tensor.nbytes for tensor in tensors.values())
+    assert alive.most <= stays + PIECE_BYTES + SUM_BYTES
 
 
 def test_a_model_is_described_in_the_memory_of_one_piece(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(str(save_random_model(CONFIGS["llama"], tmp_path)))
     with BytesAlive() as alive:
         checkpoint.describe()
-    assert alive.most == PIECE_BYTES
+    assert alive.most == PIECE_BYTES + SUM_BYTES
 
 
 def test_both_ends_of_a_tied_model_can_be_one_tensor(tmp_path: Path) -> None:

@@ -199,10 +199,10 @@ def test_every_stage_checks_them(make_train_spec: MakeTrainSpec, tmp_path: Path)
     tensors[TABLE][0, 0] += 1
     save_file(tensors, path, metadata={"format": "pt"})
     other = open_checkpoint(str(source), spec.train)
-    with pytest.raises(RunMismatch, match="its block 1 has digest"):
+    with pytest.raises(RunMismatch, match="the model differs in its block 1"):
         other.load(LayerRange(1, 2), spec.model)
     lying = replace(spec.model, shared_bytes=spec.model.shared_bytes + 4)
-    with pytest.raises(RunMismatch, match="bytes that all blocks share"):
+    with pytest.raises(RunMismatch, match="the model differs in its config"):
         other.load(LayerRange(1, 2), lying)
 
 

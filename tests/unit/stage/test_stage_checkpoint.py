@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -16,9 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, CLIPConfig, GPT2LMHeadModel
 
-from swarm_ft.errors import BadLayers, BadModel, RunMismatch
+from swarm_ft.errors import BadLayers, BadModel, ModelDiffers, NonFiniteWeights, RunMismatch
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.stage.checkpoint import open_checkpoint
+from swarm_ft.protocol.spec.run_spec import ModelSpec
+from swarm_ft.stage import stored
+from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 from swarm_ft.stage.module import StageModule
 from tests.unit.stage.conftest import MakeModel
 
@@ -182,8 +185,11 @@ def test_changed_weight_is_refused_by_the_stage_that_holds_it(
     model = open_checkpoint(str(directory)).describe()
     change_tensor(directory, tensor, lambda t: t + 1e-3)
     changed = open_checkpoint(str(directory))
-    with pytest.raises(RunMismatch, match=part):
+    with pytest.raises(ModelDiffers, match=f"the model differs in its {part}") as caught:
         changed.load(layers, model)
+    assert str(directory) not in caught.value.message
+    assert "digest" not in caught.value.message
+    assert str(directory) in caught.value.private
     changed.load(LayerRange(1, 2), model)
 
 
@@ -214,10 +220,102 @@ def test_config_that_computes_otherwise_on_equal_weights_is_refused(
         open_checkpoint(str(directory)).load(LayerRange(1, 2), model)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_value_that_is_not_finite_is_refused_by_file_and_tensor(
+    copy_of: CopyOf, value: float, dtype: torch.dtype
+) -> None:
+    directory = copy_of("llama")
+    name = "model.layers.2.mlp.down_proj.weight"
+    change_tensor(directory, name, lambda t: with_value(t.to(dtype), value))
+    with pytest.raises(NonFiniteWeights) as caught:
+        open_checkpoint(str(directory)).describe()
+    assert f"tensor {name} in model.safetensors" in caught.value.message
+
+
+def test_a_stage_finds_a_value_that_is_not_finite_when_it_loads(copy_of: CopyOf) -> None:
+    directory = copy_of("llama")
+    name = "model.layers.2.mlp.down_proj.weight"
+    change_tensor(directory, name, lambda t: with_value(t, math.nan))
+    poisoned = open_checkpoint(str(directory))
+    model = described_as_it_is(poisoned)
+    with pytest.raises(NonFiniteWeights, match=f"block 2: tensor {name} has values") as caught:
+        poisoned.load(LayerRange(1, 3), model)
+    assert str(directory) not in caught.value.message
+    poisoned.load(LayerRange(0, 2), model)
+
+
+def test_values_that_are_not_finite_in_weights_of_another_model_are_not_reported(
+    copy_of: CopyOf,
+) -> None:
+    """A client that lacks the weights would learn something of them."""
+    directory = copy_of("llama")
+    model = open_checkpoint(str(directory)).describe()
+    change_tensor(directory, "model.layers.2.mlp.down_proj.weight", lambda t: t * math.nan)
+    with pytest.raises(ModelDiffers, match="block 2"):
+        open_checkpoint(str(directory)).load(LayerRange(2, 3), model)
+
+
+def test_huge_finite_values_are_no_reason_to_refuse(copy_of: CopyOf) -> None:
+    """Their sum is infinite."""
+    directory = copy_of("llama")
+    change_tensor(
+        directory, "model.layers.2.mlp.down_proj.weight", lambda t: torch.full_like(t, 3e38)
+    )
+    checkpoint = open_checkpoint(str(directory))
+    checkpoint.load(LayerRange(2, 3), checkpoint.describe())
+
+
+def test_values_beyond_float32_are_refused(copy_of: CopyOf) -> None:
+    directory = copy_of("llama")
+    name = "model.layers.2.mlp.down_proj.weight"
+    change_tensor(directory, name, lambda t: with_value(t.double(), 1e300))
+    with pytest.raises(NonFiniteWeights, match=name):
+        open_checkpoint(str(directory)).describe()
+
+
+def with_value(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    changed = tensor.clone()
+    changed.view(-1)[-1] = value
+    return changed
+
+
+def described_as_it_is(checkpoint: Checkpoint) -> ModelSpec:
+    """What a client says of a model that does not mind what is in it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored, "_all_finite", lambda piece: True)
+        return checkpoint.describe()
+
+
 def test_another_models_run_is_refused(make_model: MakeModel) -> None:
     run = open_checkpoint(str(make_model("gpt2-tied"))).describe()
-    with pytest.raises(RunMismatch, match="architecture"):
+    with pytest.raises(ModelDiffers, match=r"^the model differs in its config$"):
         open_checkpoint(str(make_model("llama"))).load(LayerRange(0, 1), run)
+
+
+def test_digests_of_one_run_match_nothing_in_another(copy_of: CopyOf) -> None:
+    checkpoint = open_checkpoint(str(copy_of("llama")))
+    first = checkpoint.describe(b"1" * 16, "ada")
+    others = [checkpoint.describe(b"2" * 16, "ada"), checkpoint.describe(b"1" * 16, "bob")]
+    for other in others:
+        assert not set(digests_of(first)) & set(digests_of(other))
+        checkpoint.load(LayerRange(1, 2), other)
+        stolen = replace(first, nonce=other.nonce, owner=other.owner)
+        with pytest.raises(ModelDiffers):
+            checkpoint.load(LayerRange(1, 2), stolen)
+
+
+def test_a_model_is_described_for_another_run_without_its_weights(copy_of: CopyOf) -> None:
+    directory = copy_of("gpt2-tied")
+    checkpoint, again = (open_checkpoint(str(directory)) for _ in range(2))
+    checkpoint.describe(b"1" * 16)
+    expected = again.describe(b"2" * 16, "ada")
+    (directory / WEIGHTS).unlink()
+    assert checkpoint.describe(b"2" * 16, "ada") == expected
+
+
+def digests_of(model: ModelSpec) -> tuple[bytes, ...]:
+    return (model.embed_digest, *model.block_digests, model.head_digest)
 
 
 def test_layers_outside_the_model_are_refused(make_model: MakeModel) -> None:

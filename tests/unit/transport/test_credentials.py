@@ -137,6 +137,25 @@ async def test_a_certificate_that_has_ended_is_of_no_use(swarm: Swarm) -> None:
         assert isinstance(await refusal(member, endpoint, name(ended)), Unavailable)
 
 
+async def test_a_channel_shows_the_renewed_certificate_in_its_next_call(swarm: Swarm) -> None:
+    server, client = swarm.member(), swarm.member()
+    async with serving(server) as (_, endpoint):
+        channel = GrpcTransport(GrpcOptions(credentials=client)).connect(endpoint, name(server))
+        try:
+            await call(channel, STATUS, StatusRequest(), TIMEOUT_S)
+            ends_s = client.certificate.not_valid_after_utc.timestamp()
+            server.validity.unix_s = lambda: ends_s + 1.0
+            with pytest.raises(Unavailable, match="its certificate has expired"):
+                await call(channel, STATUS, StatusRequest(), TIMEOUT_S)
+            key = client.certificate.public_key()
+            holder = Caller(role=Role.PEER, name=name(client), key=key)  # type: ignore[arg-type]
+            later = NOW + timedelta(minutes=10)
+            client.renew(issue(swarm.authority, swarm.key, holder, later))
+            await call(channel, STATUS, StatusRequest(), TIMEOUT_S)
+        finally:
+            await channel.close()
+
+
 async def test_a_server_that_renews_its_certificate_serves_on(swarm: Swarm) -> None:
     server, client = swarm.member(now=NOW - timedelta(days=2)), swarm.member()
     fresh = swarm.member()

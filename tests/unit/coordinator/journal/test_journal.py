@@ -531,3 +531,14 @@ def test_evaluations_are_kept_until_the_run_goes_back(
     assert [one.eval_loss for one in journal.evaluations(RUN, 0, 3)] == [1.5, 9.0]
     journal.write([ForgetRecord(RUN)])
     assert journal.evaluations(RUN, 0, 3) == ()
+
+
+def test_a_run_whose_name_is_longer_than_names_are_is_left_out(
+    journal: Journal, reopen: Reopen, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Earlier versions counted the characters of a name; no message may contain this one."""
+    journal.write_run(replace(run, run_id=RunId("\N{OCTOPUS}" * 64)), DIGEST)
+    journal.write_run(run, DIGEST)
+    (loaded,) = reopen().load(NOW_S)
+    assert loaded.run_id == RUN
+    assert "a run is left out: its name: expected 1 to 64 bytes" in caplog.text

@@ -1,5 +1,6 @@
 """Invitations and members in their database, shared by a coordinator and its owner's commands."""
 
+import sqlite3
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -17,6 +18,7 @@ from swarm_ft.identity.keys import PublicKey, name_of, new_key
 from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.protocol.spec.grant import PROBATION, Grant
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.priority import Claim
 
 NOW = datetime.now(UTC)
 ADDRESSES = ("203.0.113.7:7000",)
@@ -154,6 +156,32 @@ def test_what_an_invitation_grants_its_members_have(registry: Registry, grant: G
     assert registry.admit(newcomer(invite, key), NOW) == member(key)
     (record,), (invitation,) = registry.members(), registry.invitations()
     assert record.grant == invitation.grant == registry.grant_of(name_of(key)) == grant
+
+
+def test_keys_of_one_invitation_share_its_claim(registry: Registry) -> None:
+    heavy, other = (
+        invited(registry, Role.CLIENT, uses=2, grant=Grant(weight=weight)) for weight in (3, 1)
+    )
+    keys = [new_key().public_key() for _ in range(3)]
+    for invite, key in zip((heavy, heavy, other), keys, strict=True):
+        registry.admit(newcomer(invite, key), NOW)
+    claims = [registry.claim_of(name_of(key)) for key in keys]
+    assert claims == [Claim(heavy.name, 3), Claim(heavy.name, 3), Claim(other.name, 1)]
+    registry.revoke(name_of(keys[0]))
+    with pytest.raises(NotAllowed, match="revoked"):
+        registry.claim_of(name_of(keys[0]))
+
+
+def test_an_invitation_of_before_there_were_weights_has_the_usual_one(tmp_path: Path) -> None:
+    with closing(Registry(tmp_path)) as registry:
+        invite, key = invited(registry, Role.CLIENT), new_key().public_key()
+        registry.admit(newcomer(invite, key), NOW)
+    old = '{"replica_only": false, "sees_tokens": true, "layers": null}'
+    with closing(sqlite3.connect(tmp_path / FILE)) as database:
+        database.execute("UPDATE members SET granted=?", (old,))
+        database.commit()
+    with closing(Registry(tmp_path)) as registry:
+        assert registry.claim_of(name_of(key)) == Claim(invite.name, 1)
 
 
 def test_another_invitation_ends_a_probation(registry: Registry) -> None:

@@ -13,6 +13,7 @@ from swarm_ft.ids import Attempt, PeerId, RunId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import PeerHello
 from swarm_ft.protocol.spec.layers import parse_layers
+from swarm_ft.protocol.spec.priority import Claim
 from tests.unit.coordinator.conftest import _spec as make_spec
 
 LATER_S = 1000.0
@@ -67,10 +68,37 @@ def test_of_two_runs_that_wait_each_gets_what_it_needs_and_a_fair_part_of_the_re
     assert sorted(map(len, sharing.members.values())) == [2, 2]
 
 
-def test_priorities_weigh() -> None:
-    runs = waiting("a", "ann", priority=1), waiting("b", "bob", priority=3)
+def test_between_owners_what_their_invitations_grant_weighs() -> None:
+    runs = (
+        replace(waiting("a", "ann"), claim=Claim("one", 1)),
+        replace(waiting("b", "bob"), claim=Claim("other", 3)),
+    )
     sharing = shared(swarm(runs, [member(f"p{i}") for i in range(4)]), LATER_S)
     assert [len(sharing.members[RunId(name)]) for name in "ab"] == [1, 3]
+
+
+def test_a_high_priority_takes_nothing_from_other_owners() -> None:
+    runs = waiting("a", "ann", priority=1), waiting("b", "bob", priority=9)
+    sharing = shared(swarm(runs, [member(f"p{i}") for i in range(4)]), LATER_S)
+    assert [len(sharing.members[RunId(name)]) for name in "ab"] == [2, 2]
+
+
+def test_without_keys_priorities_weigh() -> None:
+    runs = waiting("a", "", priority=1), waiting("b", "", priority=3)
+    sharing = shared(swarm(runs, [member(f"p{i}") for i in range(4)]), LATER_S)
+    assert [len(sharing.members[RunId(name)]) for name in "ab"] == [1, 3]
+
+
+def test_keys_of_one_invitation_share_its_claim() -> None:
+    """A third key of an invitation that has two peers comes after the first one of another."""
+    shares = Claim("of three", 1)
+    runs = [replace(waiting(f"a{i}", f"ann {i}"), claim=shares) for i in range(3)]
+    state = swarm(runs, [member(f"p{i}", "0-4") for i in range(3)])
+    for run, peer in zip(runs, ("p0", "p1"), strict=False):
+        state = begun(state, run, [peer])
+    state = state.with_run(replace(waiting("b", "bob"), claim=Claim("of one", 1)))
+    sharing = told(shared(state, LATER_S))
+    assert sharing == {"a0": "p0", "a1": "p1", "a2": "", "b": "p2"}
 
 
 def test_a_run_that_waits_for_what_nobody_has_holds_back_nobody() -> None:

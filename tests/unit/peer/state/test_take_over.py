@@ -34,6 +34,7 @@ from swarm_ft.protocol.messages.control import (
 )
 from swarm_ft.protocol.messages.shard import ShardName
 from swarm_ft.protocol.spec.codec_spec import parse_dp_spec
+from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.transfer import serve_chunk_list, serve_chunks
@@ -346,6 +347,6 @@ async def test_what_was_heard_does_not_lie_about_when_nobody_wants_it(
     monkeypatch.setattr("swarm_ft.peer.state.learner.Backlog", partial(Backlog, memory_bytes=0))
     async with played(Scene(make_spec(dp_codec="none"), tmp_path)) as scene:
         await scene.hear(2)
-        assert names_in(scene.newcomer.folder) == ["heard-run-1-3-2.sum"]
+        assert names_in(scene.newcomer.folder) == [f"heard-{file_stem(RUN)}-1-3-2.sum"]
         scene.catching_up.close()
         assert names_in(scene.newcomer.folder) == []

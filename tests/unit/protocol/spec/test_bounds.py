@@ -10,10 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm_ft.protocol.spec.bounds import (
+    MAX_ID_BYTES,
+    MAX_TEXT_BYTES,
+    Bound,
     Length,
+    Line,
+    Name,
     NameList,
     OneOf,
     Range,
+    checked_text,
+    cut_text,
     field_hints,
     first_refusal,
     metadata,
@@ -43,17 +50,17 @@ Count = Annotated[int, Range(1, 9)]
         (Annotated[float, Range(0.0)], None, "expected a number, got None"),
         (Annotated[float, Range(0.0, 1e200)], 1e201, "expected a finite number, 0 to 1e+200"),
         (Annotated[str, Length(3)], "abc", None),
-        (Annotated[str, Length(3)], "abcd", "expected at most 3 characters, got 4"),
-        (Annotated[str, Length(3, 1)], "", "expected 1 to 3 characters, got 0"),
+        (Annotated[str, Length(3)], "abcd", "expected at most 3 bytes of UTF-8, got 4"),
+        (Annotated[str, Length(3, 1)], "", "expected 1 to 3 bytes of UTF-8, got 0"),
         (Annotated[bytes, Length(16, 16)], b"abcd", "expected 16 bytes, got 4"),
         (Annotated[bytes, Length(16, 16)], 5, "expected 16 entries, got 5"),
         (Annotated[str, NameList(2)], "", None),
         (Annotated[str, NameList(2)], "one,other", None),
         (Annotated[str, NameList(2)], "a,b,c", "expected at most 2 names, as NAME,NAME, got"),
         (Annotated[str, NameList(2)], "one,,", "expected at most 2 names"),
-        (Annotated[str, NameList(2)], "one,", "expected 1 to 64 printable characters"),
+        (Annotated[str, NameList(2)], "one,", "expected 1 to 64 bytes of printable UTF-8"),
         (Annotated[str, NameList(2)], "one, other", "expected no space around a name"),
-        (Annotated[str, NameList(2)], "a/b", "expected 1 to 64 printable characters"),
+        (Annotated[str, NameList(2)], "a/b", "expected 1 to 64 bytes of printable UTF-8"),
         (Annotated[str, NameList(2)], 5, "expected at most 2 names"),
         (Annotated[int, OneOf((16, 8, 4))], 8, None),
         (Annotated[int, OneOf((16, 8, 4))], 5, "expected 16, 8 or 4, got 5"),
@@ -102,10 +109,66 @@ class _Job:
 
 def test_of_a_dataclass_the_first_field_out_of_bounds_is_named() -> None:
     assert first_refusal(_Job("short")) is None
-    assert first_refusal(_Job("longer", 0)) == ("name", "expected at most 5 characters, got 6")
+    assert first_refusal(_Job("longer", 0)) == ("name", "expected at most 5 bytes of UTF-8, got 6")
     assert first_refusal(_Job("short", 0)) == ("steps", "expected 1 to 9, got 0")
 
 
 def test_metadata_of_others_is_kept() -> None:
     assert metadata(field_hints(_Job)["name"]) == (Length(5), "what it is called")
     assert metadata(int) == ()
+
+
+# ---- texts are as long as their UTF-8
+
+_PRINTABLE = st.characters().filter(lambda c: c.isprintable() and c not in "/\\,")
+_TEXT_BOUNDS = [
+    pytest.param(Name(), MAX_ID_BYTES, id="Name"),
+    pytest.param(NameList(1), MAX_ID_BYTES, id="NameList"),
+    pytest.param(Line(), MAX_TEXT_BYTES, id="Line"),
+    pytest.param(Length(10), 10, id="Length"),
+]
+
+
+def _filled(chars: list[str], num_bytes: int) -> str:
+    """As many of these characters as fit, and then letters, in exactly so many bytes."""
+    text = ""
+    for char in chars:
+        if len((text + char).encode()) <= num_bytes:
+            text += char
+    return text.strip() + "x" * (num_bytes - len(text.strip().encode()))
+
+
+@pytest.mark.parametrize(("bound", "max_bytes"), _TEXT_BOUNDS)
+@given(chars=st.lists(_PRINTABLE, max_size=300))
+def test_a_text_is_taken_up_to_its_last_byte_and_not_beyond(
+    bound: Bound, max_bytes: int, chars: list[str]
+) -> None:
+    text = _filled(chars, max_bytes)
+    assert bound.refusal(text) is None
+    assert bound.refusal(text + "x") is not None
+
+
+@pytest.mark.parametrize(("bound", "max_bytes"), _TEXT_BOUNDS)
+@given(
+    surrogate=st.characters(categories=["Cs"]),
+    before=st.text("ab\N{OCTOPUS}", max_size=2),
+)
+def test_a_lone_surrogate_is_refused(
+    bound: Bound, max_bytes: int, surrogate: str, before: str
+) -> None:
+    words = bound.refusal(before + surrogate)
+    assert words is not None
+    assert words.isascii()
+    assert len(words) < 200 + max_bytes
+
+
+@given(st.text(st.characters(categories=["L", "N", "So", "Cs", "Cc"])), st.integers(0, 2000))
+def test_a_text_that_is_cut_fits_and_is_cut_no_shorter_than_needed(text: str, extra: int) -> None:
+    text += "\N{OCTOPUS}" * extra
+    cleaned = checked_text(text)
+    assert len(cleaned.encode()) <= MAX_TEXT_BYTES
+    assert cleaned.isprintable()
+    assert len(cleaned) >= min(len(text), MAX_TEXT_BYTES // 4)
+    cut = cut_text(text, 7)
+    assert len(cut.encode()) <= 7
+    assert text.encode(errors="replace").decode().startswith(cut)

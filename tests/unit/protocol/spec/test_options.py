@@ -110,7 +110,7 @@ def test_values_go_to_the_parts_that_declare_them() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"what": "window"}, "--what: expected at most 5 characters, got 6"),
+        ({"what": "window"}, "--what: expected at most 5 bytes of UTF-8, got 6"),
         ({"hours": 0}, "--hours: expected 1 or more, got 0"),
         ({"coats": 4}, "--n: expected 1 to 3, got 4"),
         ({"bits": 5}, "--bits: expected 8 or 4, got 5"),

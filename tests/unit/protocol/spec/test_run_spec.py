@@ -31,7 +31,8 @@ from swarm_ft.protocol.spec.run_spec import (
 from tests.specs import model_spec as model_spec_of
 from tests.specs import train_spec as train_spec_of
 
-PINNED_DIGEST = "dbcc702dab9128665209b0cab86891ae"
+PINNED_DIGEST = "2ec304e1aa917e726d2310824b5baba4"
+PINNED_DIGEST_OF_8 = "dbcc702dab9128665209b0cab86891ae"
 
 OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
@@ -48,6 +49,8 @@ OTHER_MODEL: dict[str, Any] = {
     "adapter_bytes": 1,
     "shared_bytes": 4,
     "dtype": Dtype.BFLOAT16,
+    "nonce": b"n" * 16,
+    "owner": "somebody",
 }
 OTHER_TRAIN: dict[str, Any] = {
     "num_samples": 11,
@@ -222,6 +225,23 @@ def test_what_agrees_is_taken(run_spec: RunSpec, changes: dict[str, Any]) -> Non
 def test_the_digest_is_stable(run_spec: RunSpec) -> None:
     """A changed digest locks old peers out of new runs: raise `VERSION` with it."""
     assert run_spec.digest().hex() == PINNED_DIGEST
+
+
+def test_a_spec_of_an_earlier_journal_keeps_the_digest_that_peers_wrote_down(
+    run_spec: RunSpec,
+) -> None:
+    model = replace(run_spec.model, nonce=None)
+    assert replace(run_spec, model=model, version=8).digest().hex() == PINNED_DIGEST_OF_8
+    assert model.digest_key == b""
+
+
+def test_the_key_of_digests_is_of_one_nonce_and_one_owner(run_spec: RunSpec) -> None:
+    models = [
+        replace(run_spec.model, nonce=nonce, owner=owner)
+        for nonce in (b"n" * 16, b"m" * 16)
+        for owner in ("", "ada", "bob")
+    ]
+    assert len({model.digest_key for model in models}) == len(models)
 
 
 def test_what_is_below_all_that_trains_is_constant_if_samples_come_again(run_spec: RunSpec) -> None:
@@ -497,7 +517,7 @@ def test_tied_embeddings_are_not_kept_tied_beside_other_shared_weights() -> None
 def test_a_reference_that_others_could_not_read_is_refused(
     model_spec: ModelSpec, reference: str
 ) -> None:
-    with pytest.raises(BadModel, match="at most 1000 printable characters"):
+    with pytest.raises(BadModel, match="at most 1000 bytes of printable UTF-8"):
         replace(model_spec, reference=reference)
 
 

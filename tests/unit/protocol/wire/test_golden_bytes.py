@@ -24,6 +24,7 @@ from swarm_ft.protocol.messages.control import PlanStep, WholeTokens
 from swarm_ft.protocol.messages.reduction import PieceAck
 from swarm_ft.protocol.messages.reports import SampleSet
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList
+from swarm_ft.protocol.spec.addresses import IpAndPort
 from swarm_ft.protocol.spec.bounds import HostAndPort, OneOf, Range, field_hints
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -79,6 +80,8 @@ def _example(hint: Any, field: FieldDescriptor, name: str) -> Any:
         return get_origin(kind)([_example(get_args(kind)[0], field, name)])
     if any(isinstance(note, HostAndPort) for note in notes):
         return "peer.example:7001"
+    if any(isinstance(note, IpAndPort) for note in notes):
+        return "198.51.100.7:7001"
     if kind in _FIXED:
         return _FIXED[kind]
     if isinstance(kind, type) and issubclass(kind, IntEnum):

@@ -50,6 +50,8 @@ LARGEST = {FieldDescriptor.TYPE_UINT32: 2**32 - 1, FieldDescriptor.TYPE_UINT64: 
 
 
 def bare(hint: Any) -> object:
+    if type(None) in get_args(hint):
+        return bare(next(one for one in get_args(hint) if one is not type(None)))
     hint = hint.__origin__ if metadata(hint) else hint
     if get_origin(hint) is tuple:
         return GenericAlias(tuple, tuple(bare(one) for one in get_args(hint)))

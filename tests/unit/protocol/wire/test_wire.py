@@ -19,7 +19,7 @@ from swarm_ft.errors import MalformedMessage, VersionMismatch
 from swarm_ft.ids import Attempt, RunId
 from swarm_ft.proto import coordinator_pb2
 from swarm_ft.protocol.messages.control import PeerGoodbye, StageFailed
-from swarm_ft.protocol.spec.bounds import MAX_TEXT_CHARS
+from swarm_ft.protocol.spec.bounds import MAX_TEXT_BYTES
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.protocol.wire.convert import WireType, wire_type
@@ -215,7 +215,7 @@ def test_altered_bytes_are_read_or_refused(
 def test_texts_for_people_are_cut_and_freed_of_control_characters_both_ways() -> None:
     hostile = "\x1b[2J" + "x" * 2000 + "\udcff"
     failed = StageFailed(run_id=RunId("r"), attempt=Attempt(1), code="internal", message=hostile)
-    cleaned = " [2J" + "x" * (MAX_TEXT_CHARS - 4)
+    cleaned = " [2J" + "x" * (MAX_TEXT_BYTES - 4)
     sent: Any = JOIN.request.to_wire(failed)
     assert sent.failed.message == cleaned
     wire: Any = JOIN.request.to_wire(replace(failed, message=""))

@@ -27,10 +27,11 @@ from swarm_ft.protocol.messages.reports import (
 )
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList
 from swarm_ft.protocol.messages.timeline import Spans
+from swarm_ft.protocol.spec.addresses import IpAndPort
 from swarm_ft.protocol.spec.bounds import (
     MAX_ENDPOINT_CHARS,
-    MAX_ID_CHARS,
-    MAX_TEXT_CHARS,
+    MAX_ID_BYTES,
+    MAX_TEXT_BYTES,
     Bound,
     Cleaned,
     HostAndPort,
@@ -40,6 +41,7 @@ from swarm_ft.protocol.spec.bounds import (
     NameList,
     OneOf,
     Range,
+    cut_text,
     field_hints,
     metadata,
 )
@@ -150,11 +152,14 @@ def _collection(kind: Any, notes: tuple[Any, ...], field: FieldDescriptor | None
 _PRINTABLE = st.characters(categories=("L", "M", "N", "P", "S"), include_characters=" ")
 _BY_BOUND: Mapping[type, Callable[[Any, FieldDescriptor | None], Strategy]] = {
     Name: lambda _, __: st.text(
-        _PRINTABLE.filter(lambda c: c not in "/\\"), min_size=1, max_size=MAX_ID_CHARS
-    ),
+        _PRINTABLE.filter(lambda c: c not in "/\\"), min_size=1, max_size=MAX_ID_BYTES
+    ).map(lambda name: cut_text(name, MAX_ID_BYTES)),
     Line: lambda _, __: st.text(_PRINTABLE, max_size=40),
     HostAndPort: lambda _, __: st.sampled_from(
         ("peer.example:7001", "192.0.2.7:1", "[2001:db8::7]:65535")
+    ),
+    IpAndPort: lambda _, __: st.sampled_from(
+        ("198.51.100.7:7001", "192.168.1.7:1", "127.0.0.1:9", "[2001:db8::7]:65535")
     ),
     Cleaned: lambda _, __: st.text(_PRINTABLE, max_size=40),
     OneOf: lambda bound, _: st.sampled_from(bound.values),
@@ -403,10 +408,21 @@ def _beyond(note: Any, field: FieldDescriptor) -> tuple[Any, ...]:
 
 
 _BEYOND: Mapping[type, tuple[Any, ...]] = {
-    Name: ("", "a/b", "..\\x", "x" * (MAX_ID_CHARS + 1), "\x1b[2J", "a\nb"),
-    NameList: ("a,", "a,b/c", " a", ",".join(["a"] * 65), "a\nb", "x" * (MAX_ID_CHARS + 1)),
-    Line: ("x" * (MAX_TEXT_CHARS + 1), "\x1b[2J"),
+    Name: ("", "a/b", "..\\x", "x" * (MAX_ID_BYTES + 1), "\x1b[2J", "a\nb"),
+    NameList: ("a,", "a,b/c", " a", ",".join(["a"] * 65), "a\nb", "x" * (MAX_ID_BYTES + 1)),
+    Line: ("x" * (MAX_TEXT_BYTES + 1), "\x1b[2J"),
     HostAndPort: ("unix:/tmp/x", "h:0", "h:65536", "h" * MAX_ENDPOINT_CHARS + ":1", "a b:1"),
+    IpAndPort: (
+        "peer.example:7001",
+        "127.1:9",
+        "0.0.0.0:9",
+        "169.254.169.254:80",
+        "224.0.0.1:9",
+        "[::ffff:127.0.0.1]:9",
+        "[fe80::1]:9",
+        "[2001:DB8::7]:9",
+        "192.0.2.7:0",
+    ),
     WholeTokens: (b"", bytes(3), bytes(6), bytes(4 * 2**17 + 4)),
 }
 

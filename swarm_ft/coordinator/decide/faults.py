@@ -1,0 +1,60 @@
+"""Which run is at fault when a decision raises. Pure.
+
+`decide` raises only by a bug. One run's odd state must not stop the runs beside it, so the
+coordinator fails that run and goes on. A bug that no single run explains is not contained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+
+from swarm_ft.coordinator.decide.machine import decide
+from swarm_ft.coordinator.facts.events import Effect, Event, PeerSaid
+from swarm_ft.coordinator.facts.state import SwarmState
+from swarm_ft.ids import RunId
+
+
+def run_at_fault(state: SwarmState, event: Event, now_s: float) -> RunId | None:
+    """Return the run without which an event that raised does not raise; None if there is none.
+
+    A message about a run in which its sender has no part accuses nobody but its sender.
+
+    Args:
+        state: as it was before the event.
+        event: that `decide` raised for.
+        now_s: monotonic seconds.
+    """
+    named = run_of(event)
+    run = state.runs.get(named) if named is not None else None
+    if isinstance(event, PeerSaid) and run is not None and event.peer_id not in run.peers:
+        return None
+    going = [run_id for run_id, run in state.runs.items() if not run.phase.is_over]
+    first = [named] if run is not None and named is not None else []
+    for run_id in dict.fromkeys([*first, *going]):
+        if not _raises(_without(state, run_id), event, now_s):
+            return run_id
+    return None
+
+
+def run_of(thing: Event | Effect) -> RunId | None:
+    """Return the run that an event or an effect is about; None if it is about none, or several."""
+    for holder in (thing, getattr(thing, "message", None), getattr(thing, "run", None)):
+        holder = getattr(holder, "name", holder)  # of a shard
+        run_id = getattr(holder, "run_id", None)
+        if run_id is not None:
+            return RunId(run_id)
+    return None
+
+
+def _without(state: SwarmState, run_id: RunId) -> SwarmState:
+    others = {other: run for other, run in state.runs.items() if other != run_id}
+    return replace(state, runs=MappingProxyType(others))
+
+
+def _raises(state: SwarmState, event: Event, now_s: float) -> bool:
+    try:
+        decide(state, event, now_s)
+    except Exception:  # noqa: BLE001 - whatever it is, it is what is asked
+        return True
+    return False

@@ -1,0 +1,77 @@
+"""What a division of the members depends on, as one value that is cheap to compare. Pure.
+
+Two states with equal inputs have the same division, see `sharing`. A heartbeat, a commit or a tick
+changes nothing here: of the time, and of the steps of a run, only answers are in it, such as
+whether a peer is set aside now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.plan.membership import passed_by
+from swarm_ft.protocol.messages.client import RunPhase
+
+SAVED_AFTER_S = 3600.0
+"""After so long, peers that a run could begin with, were all of them free, begin no other run: else
+one that needs many could wait for ever while small ones come and go."""
+
+
+def division_inputs(state: SwarmState, now_s: float) -> tuple[object, ...]:
+    """Return all that a division of the members depends on.
+
+    Args:
+        state: who is there, and which runs are.
+        now_s: monotonic seconds.
+    """
+    members = tuple([(m.hello, m.grant, m.leaving, m.joined_at_s) for m in state.members.values()])
+    aside = frozenset(filter(lambda peer: state.is_aside(peer, now_s), state.standings))
+    runs = state.memo.of_runs(state.runs)
+    if "inputs" not in runs:
+        runs["inputs"] = tuple([_inputs_of(run) for run in state.runs.values()])
+    late = tuple(run.run_id for run in state.going_runs if has_waited_for_long(run, now_s))
+    resting = tuple(
+        (run.run_id, peer)
+        for run in state.going_runs
+        for peer in run.conducts
+        if run.is_without(peer, now_s)
+    )
+    return members, aside & state.members.keys(), resting, state.ways, runs["inputs"], late
+
+
+def has_waited_for_long(run: Run, now_s: float) -> bool:
+    """Whether peers are saved for a run that waits, see `SAVED_AFTER_S`."""
+    return now_s - run.unplaced_since_s >= SAVED_AFTER_S
+
+
+def _inputs_of(run: Run) -> Hashable:
+    past, attempt = run.past, run.attempt
+    if run.phase.is_over:
+        keeps_result = run.phase is RunPhase.FINISHED
+        return keeps_result and (run.run_id, run.spec, attempt.assignments, tuple(past.exported))
+    waits = (
+        run.run_id,
+        run.spec,
+        run.owner,
+        run.priority,
+        run.claim,
+        run.phase,
+        run.steering.is_paused,
+        run.misfits,
+        run.moving,
+        past.snapshot,
+        attempt.number,
+    )
+    if not attempt.assignments:
+        return waits
+    steps = run.committed_steps
+    return (
+        *waits,
+        attempt.assignments,
+        tuple([past.holds.get(peer) == steps for peer in run.peers]),
+        tuple([peer for peer, step in run.doubts.items() if step >= steps]),
+        bool(steps),
+        past.saved is not None,
+        tuple([stage.layers for stage in passed_by(run)]),
+    )

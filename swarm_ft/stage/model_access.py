@@ -1,0 +1,223 @@
+"""Which models a peer opens for jobs, and how much a client learns where it opens none.
+
+A client chooses the reference that its job carries, so the reference is hostile input. It leads to
+a directory below those that the peer's owner named, to a public repository of the hub, or nowhere.
+A client hears which part of a model differs. Paths, shapes, digests and library messages go to the
+peer's own log, and a missing, a forbidden and an unreadable model give the same error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swarm_ft.errors import (
+    BadInput,
+    BadLayers,
+    BadOption,
+    ModelDiffers,
+    ModelNotAllowed,
+    ModelUnavailable,
+    NonFiniteWeights,
+    SwarmError,
+    UnsupportedDtype,
+)
+from swarm_ft.log import get_logger
+from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec
+from swarm_ft.protocol.spec.tasks import task_of
+from swarm_ft.stage.checkpoint import (
+    Checkpoint,
+    Source,
+    check_main_settings,
+    checkpoint_at,
+    open_checkpoint,
+    read_config,
+)
+
+logger = get_logger(__name__)
+
+MAX_HUB_ID_CHARS = 96
+_HUB_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_HUB_ID = re.compile(rf"(?:{_HUB_NAME}/)?{_HUB_NAME}", re.ASCII)
+_ALLOWED = re.compile(rf"(?:{_HUB_NAME}/)?{_HUB_NAME}|{_HUB_NAME}/\*", re.ASCII)
+
+UNAVAILABLE = "the model is not available at this peer"
+NOT_ALLOWED = "this peer does not allow this model"
+TELLABLE = (
+    BadLayers,
+    ModelDiffers,
+    ModelNotAllowed,
+    ModelUnavailable,
+    NonFiniteWeights,
+    UnsupportedDtype,
+)
+"""Errors whose messages depend on the job, or on weights that the job's own digests matched."""
+
+OpenFromHub = Callable[[ModelSpec], Source]
+"""Finds the public repository of a run's model, within the owner's bounds."""
+
+
+def is_hub_id(reference: str) -> bool:
+    """Whether a text is the id of a repository: `org/name`, or `name` of the oldest ones."""
+    is_short = len(reference) <= MAX_HUB_ID_CHARS
+    is_plain = "--" not in reference and ".." not in reference and not reference.endswith(".git")
+    return is_short and is_plain and _HUB_ID.fullmatch(reference) is not None
+
+
+def refusal_of(error: BadInput) -> BadInput:
+    """The error that a client may hear in the place of one from opening or loading a model."""
+    if isinstance(error, TELLABLE):
+        return error
+    return ModelUnavailable(UNAVAILABLE, private=error.private or error.message)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelAccess:
+    """The owner's decisions about models.
+
+    Attributes:
+        directories: below which models of jobs may lie, see `named_directories`.
+        own: directory or hub id that stands in for every job's model, opened with the owner's own
+            rights; None: jobs' references count.
+        allowed: hub ids that jobs may name, as `org/name`, `name` or `org/*`; none: all.
+        hub: opens a public repository; None: no job's model comes from the hub.
+    """
+
+    directories: tuple[Path, ...] = ()
+    own: str | None = None
+    allowed: tuple[str, ...] = ()
+    hub: OpenFromHub | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.allowed:
+            if _ALLOWED.fullmatch(name) is None:
+                raise BadOption(f"--allow-models: expected ORG/NAME or ORG/*, got {name[:100]!a}")
+
+    def open(self, spec: RunSpec) -> Checkpoint:
+        """Open a run's model, and compare its config with the run's; no weights are read.
+
+        Raises:
+            ModelUnavailable: it cannot be used; `private` says why.
+            ModelNotAllowed: it is a hub id that the owner does not allow.
+            ModelDiffers: its config is not the run's.
+        """
+        try:
+            checkpoint = self._opened(spec)
+            checkpoint.check_config(spec.model)
+        except ModelDiffers:
+            raise
+        except BadInput as error:
+            raise self._refused(spec.model.reference, error.private or error.message) from error
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            LookupError,
+            ArithmeticError,
+            RuntimeError,
+        ) as error:
+            # A model of a client's choice can surprise any library, and a client is to hear
+            # nothing of how it did.
+            logger.exception("model '%s': it cannot be opened", spec.model.reference)
+            raise self._refused(spec.model.reference, str(error)) from error
+        return checkpoint
+
+    def _opened(self, spec: RunSpec) -> Checkpoint:
+        if self.own is not None:
+            return open_checkpoint(self.own, spec.train)
+        source = self._source(spec.model)
+        # Before `checkpoint_at`, which has the file fetched that holds all of a small model.
+        config = read_config(source, task_of(spec.train))
+        check_main_settings(config, spec.model, source.reference)
+        return checkpoint_at(source, spec.train)
+
+    def _source(self, model: ModelSpec) -> Source:
+        """Where the model lies.
+
+        Raises:
+            ModelUnavailable, ModelNotAllowed: nowhere that a job may name.
+        """
+        directory = self.find(model.reference)
+        if directory is not None:
+            return ConfinedSource(reference=str(directory), roots=self.directories)
+        if self.hub is None or not is_hub_id(model.reference) or not self.allows(model.reference):
+            raise ModelUnavailable(
+                UNAVAILABLE,
+                private=f"model '{model.reference}': lies below no directory that --models names, "
+                "and is no hub id that --allow-models allows",
+            )
+        return self.hub(model)
+
+    def find(self, reference: str) -> Path | None:
+        """The real path of a directory that a job names and may name; None if there is none.
+
+        What lies elsewhere is decided by the text alone: no path outside is looked at.
+        """
+        if "\0" in reference or os.pardir in Path(reference).parts:
+            return None
+        named = Path(reference)
+        for root in self.directories:
+            path = named if named.is_absolute() else root / named
+            if path.is_relative_to(root) and (real := self._real(path)) is not None:
+                return real
+        return None
+
+    def _real(self, path: Path) -> Path | None:
+        try:
+            real = path.resolve(strict=True)
+            return real if _is_below(real, self.directories) and real.is_dir() else None
+        except (OSError, RuntimeError):
+            return None
+
+    def allows(self, hub_id: str) -> bool:
+        """Whether the owner allows a hub id."""
+        organisation = hub_id.partition("/")[0] if "/" in hub_id else ""
+        return not self.allowed or hub_id in self.allowed or f"{organisation}/*" in self.allowed
+
+    def _refused(self, reference: str, why: str) -> SwarmError:
+        """The same error for whatever went wrong: it depends on the reference's text alone."""
+        if self.own is None and is_hub_id(reference) and not self.allows(reference):
+            return ModelNotAllowed(NOT_ALLOWED, private=why)
+        return ModelUnavailable(UNAVAILABLE, private=why)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConfinedSource(Source):
+    """A directory of a job's, whose files lie below the owner's directories too.
+
+    Attributes:
+        roots: the owner's directories.
+    """
+
+    roots: tuple[Path, ...]
+
+    def _fetch(self, file_name: str) -> Path | None:
+        path = Path(self.reference) / file_name
+        if not path.exists():
+            return None
+        if not _is_below(path.resolve(strict=True), self.roots):
+            raise OSError(f"{file_name} is a link that leads out of the directories of --models")
+        return path
+
+
+def _is_below(real: Path, roots: Sequence[Path]) -> bool:
+    return any(real.is_relative_to(root) for root in roots)
+
+
+def named_directories(named: Sequence[str | Path]) -> tuple[Path, ...]:
+    """The absolute paths of the directories that an owner names: as named, and the real ones.
+
+    A job may name a model by either. Only a real path is ever below a real one, so a directory
+    that is a symbolic link allows no more than its target.
+
+    Raises:
+        BadOption: one is no directory.
+    """
+    for one in named:
+        if not Path(one).is_dir():
+            raise BadOption(f"--models {one}: expected a directory")
+    paths = [path for one in named for path in (Path(one).resolve(), Path(one).absolute())]
+    return tuple(dict.fromkeys(paths))

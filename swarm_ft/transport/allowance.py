@@ -1,0 +1,164 @@
+"""How much one caller may send to a server, and have sent back. Pure: time is passed in.
+
+A caller has one allowance for all its calls, connections and messages. A server reads a caller
+that is over its allowance more slowly; handlers do not know of it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from swarm_ft.identity.roles import Caller, Role
+from swarm_ft.protocol.machines.rate import MAX_KEYS, Bucket
+from swarm_ft.transport import methods
+from swarm_ft.transport.admission import address_of
+
+METERED = frozenset(
+    method.path
+    for method in (
+        methods.ENROL,
+        methods.JOIN,
+        methods.SUBMIT,
+        methods.WATCH,
+        methods.CANCEL,
+        methods.COLLECTED,
+        methods.STATUS,
+        methods.EVENTS,
+        methods.INTRODUCE,
+        methods.PLACE,
+        methods.RELAY,
+    )
+)
+"""Paths of methods that count: all of the coordinator's but MeasureLink, which a pause would
+falsify and which has limits of its own (`coordinator/capacity.py`). Calls between peers carry the
+training's own traffic; links and their number are limited by assignments (`peer/links.py`)."""
+
+REPLIES_METERED = frozenset({methods.WATCH.path, methods.EVENTS.path})
+"""Paths of methods whose replies count too: one small request asks for 10,000 messages or more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """What one caller may have in the long run, and at once after a pause.
+
+    Attributes:
+        messages_per_s: messages that it sends. A peer sends one or two for each step and run,
+            one PeerAlive for each run in 2 s, and some at an attempt's begin, however many
+            microbatches a step has; 200 are 20 runs at 5 steps a second.
+        messages_burst: at once; a peer that joins again reports all runs and shards that it holds.
+        call_messages: a call counts as so many messages. Opening one costs the event loop about
+            ten times as much as reading a message on an open one.
+        bytes_per_s: bytes that it sends. `Submit` alone sends more than some kilobytes a second:
+            a client on loopback sends up to 200 MiB/s, in parts of 256 KiB, of which 200 a second
+            are 50 MiB/s.
+        bytes_burst: at once; so a job of up to 250 MiB of tokens never waits.
+        replies_per_s: messages that are sent to it by methods of `REPLIES_METERED`. A follower of
+            20 runs with 5 steps a second gets 100.
+        replies_burst: at once; the journal keeps 10,000 events, and `swarm-ft events` asks for all.
+    """
+
+    messages_per_s: float = 200.0
+    messages_burst: int = 1_000
+    call_messages: int = 10
+    bytes_per_s: float = 64 << 20
+    bytes_burst: int = 256 << 20
+    replies_per_s: float = 1_000.0
+    replies_burst: int = 12_000
+
+    def times(self, count: int) -> Rates:
+        """The rates of so many callers together."""
+        return Rates(
+            messages_per_s=self.messages_per_s * count,
+            messages_burst=self.messages_burst * count,
+            call_messages=self.call_messages,
+            bytes_per_s=self.bytes_per_s * count,
+            bytes_burst=self.bytes_burst * count,
+            replies_per_s=self.replies_per_s * count,
+            replies_burst=self.replies_burst * count,
+        )
+
+
+RATES = Rates()
+CALLERS_PER_ADDRESS = 16
+"""An address without a member's key counts as so many callers: a house, or a demo's processes."""
+
+
+class Account(NamedTuple):
+    """Whose messages count together.
+
+    Attributes:
+        name: of a member's key, or an address.
+        is_address: whether several callers may share it.
+    """
+
+    name: str
+    is_address: bool
+
+
+def account_of(caller: Caller | None, remote: str) -> Account:
+    """The account of a call: of its key, or of its address where a key names nobody.
+
+    Newcomers count by address, since all who have one invitation show the same name.
+
+    Args:
+        caller: by its certificate; None where links are not encrypted.
+        remote: its address, `host:port`.
+    """
+    if caller is None or caller.role is Role.NEWCOMER:
+        return Account(address_of(remote.rpartition(":")[0]), is_address=True)
+    return Account(caller.name, is_address=False)
+
+
+class _Allowance:
+    """The buckets of one account."""
+
+    def __init__(self, rates: Rates) -> None:
+        self.messages = Bucket(per_s=rates.messages_per_s, burst=rates.messages_burst)
+        self.bytes = Bucket(per_s=rates.bytes_per_s, burst=rates.bytes_burst)
+        self.replies = Bucket(per_s=rates.replies_per_s, burst=rates.replies_burst)
+
+
+class Allowances:
+    """The allowances of all callers of a process.
+
+    Args:
+        rates: of one caller.
+        max_accounts: how many are remembered; of more, the one that was used longest ago is
+            forgotten.
+    """
+
+    def __init__(self, rates: Rates = RATES, max_accounts: int = MAX_KEYS) -> None:
+        self._own, self._shared = rates, rates.times(CALLERS_PER_ADDRESS)
+        self._max_accounts = max_accounts
+        self._allowances: OrderedDict[Account, _Allowance] = OrderedDict()
+
+    def received(self, account: Account, num_bytes: int, now_s: float, *, is_first: bool) -> float:
+        """Count a message that the account has sent.
+
+        Args:
+            account: whose.
+            num_bytes: of the message.
+            now_s: monotonic seconds.
+            is_first: whether it is the first of its call, which counts as the call.
+
+        Returns:
+            How long to keep the message back, in seconds.
+        """
+        allowance = self._of(account)
+        count = self._own.call_messages if is_first else 1
+        return max(allowance.messages.take(count, now_s), allowance.bytes.take(num_bytes, now_s))
+
+    def replied(self, account: Account, now_s: float) -> float:
+        """Count a message that is sent to the account; returns how long to wait before, in s."""
+        return self._of(account).replies.take(1, now_s)
+
+    def _of(self, account: Account) -> _Allowance:
+        found = self._allowances.pop(account, None)
+        if found is None:
+            found = _Allowance(self._shared if account.is_address else self._own)
+        self._allowances[account] = found
+        if len(self._allowances) > self._max_accounts:
+            self._allowances.popitem(last=False)
+        return found

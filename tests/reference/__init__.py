@@ -1,0 +1,1 @@
+"""Algorithms as they were before they were made fast: tests compare results with theirs."""

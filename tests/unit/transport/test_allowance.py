@@ -1,0 +1,102 @@
+"""Who sends too much waits, by its own account and no other's."""
+
+import math
+
+import pytest
+
+from swarm_ft.identity.roles import Caller, Role
+from swarm_ft.transport import methods
+from swarm_ft.transport.allowance import (
+    CALLERS_PER_ADDRESS,
+    METERED,
+    RATES,
+    REPLIES_METERED,
+    Account,
+    Allowances,
+    Rates,
+    account_of,
+)
+from swarm_ft.transport.base import Method
+from tests.members import make_swarm
+
+MEMBER = Account("member", is_address=False)
+OTHER = Account("other", is_address=False)
+HOUSE = Account("192.0.2.1", is_address=True)
+
+
+def passed_after(allowances: Allowances, account: Account, seconds: float) -> int:
+    """How many one-byte messages of one call pass within so long, sent as fast as possible."""
+    now_s, count = 0.0, 0
+    while now_s <= seconds:
+        now_s += allowances.received(account, 1, now_s, is_first=count == 0)
+        count += 1
+    return count - 1
+
+
+@pytest.mark.parametrize(("account", "share"), [(MEMBER, 1), (HOUSE, CALLERS_PER_ADDRESS)])
+def test_a_flood_passes_at_its_rate(account: Account, share: int) -> None:
+    rates = RATES.times(share)
+    passed = passed_after(Allowances(), account, 10.0)
+    expected = rates.messages_burst + 10 * rates.messages_per_s - RATES.call_messages + 1
+    assert passed == pytest.approx(expected, abs=1)
+
+
+def test_accounts_do_not_share() -> None:
+    allowances = Allowances(Rates(messages_per_s=1.0, messages_burst=10, call_messages=1))
+    for _ in range(1_000):
+        allowances.received(MEMBER, 1, 0.0, is_first=False)
+    assert allowances.received(MEMBER, 1, 0.0, is_first=False) > 900
+    assert allowances.received(OTHER, 1, 0.0, is_first=True) == 0.0
+
+
+def test_bytes_wait_as_long_as_their_rate_says() -> None:
+    allowances = Allowances()
+    assert allowances.received(MEMBER, RATES.bytes_burst, 0.0, is_first=True) == 0.0
+    waited_s = allowances.received(MEMBER, int(RATES.bytes_per_s), 0.0, is_first=False)
+    assert waited_s == pytest.approx(1.0)
+
+
+def test_replies_are_counted_apart() -> None:
+    allowances = Allowances()
+    waits = [allowances.replied(MEMBER, 0.0) for _ in range(RATES.replies_burst + 1)]
+    assert waits[-2] == 0.0
+    assert waits[-1] == pytest.approx(1 / RATES.replies_per_s)
+    assert allowances.received(MEMBER, 1, 0.0, is_first=True) == 0.0
+
+
+def test_the_account_that_was_used_longest_ago_is_forgotten() -> None:
+    rates = Rates(messages_per_s=1e-9, messages_burst=1, call_messages=1)
+    allowances = Allowances(rates, max_accounts=2)
+    for account in (MEMBER, OTHER, MEMBER, HOUSE):
+        allowances.received(account, 0, 0.0, is_first=True)
+    assert allowances.received(MEMBER, 0, 0.0, is_first=True) > 1.0
+    assert allowances.received(OTHER, 0, 0.0, is_first=True) == 0.0
+
+
+def test_members_count_by_key_and_all_others_by_address() -> None:
+    key = make_swarm().key.public_key()
+    peer = Caller(role=Role.PEER, name="its key", key=key)
+    newcomer = Caller(role=Role.NEWCOMER, name="an invitation of many", key=key)
+    assert account_of(peer, "192.0.2.1:5") == account_of(peer, "192.0.2.9:7")
+    assert account_of(newcomer, "192.0.2.1:5") == HOUSE
+    assert account_of(None, "192.0.2.1:9") == HOUSE
+    assert account_of(None, "[2001:db8::1]:9") == account_of(None, "[2001:db8::2]:9")
+
+
+def test_training_traffic_between_peers_is_not_metered() -> None:
+    between = {methods.LINK, methods.GENERATE, methods.LIST_CHUNKS, methods.FETCH_CHUNKS}
+    own = {value for value in vars(methods).values() if isinstance(value, Method)}
+    unmetered = {method for method in own if method.path not in METERED}
+    assert unmetered == between | {methods.MEASURE_LINK}
+    assert REPLIES_METERED < METERED
+
+
+def test_honest_needs_fit() -> None:
+    """The most that a member needs, as the reasons in `Rates` have it."""
+    allowances, waits = Allowances(), []
+    for tenth in range(600):  # a minute of twenty runs with five steps a second
+        now_s = tenth / 10
+        messages = 2 * 20 * 5 // 10 - 1 + (10 if tenth % 20 == 0 else 0)
+        waits += [allowances.received(MEMBER, 400, now_s, is_first=False) for _ in range(messages)]
+    assert max(waits) == 0.0
+    assert math.isfinite(sum(waits))
