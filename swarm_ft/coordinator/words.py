@@ -496,6 +496,7 @@ _OTHERS: Mapping[Kind, Callable[[Reason], str]] = {
     Kind.QUEUE_EXPIRED: _queue_expired,
     Kind.NO_PEER_CAN_HOST: lambda r: _because("no peer can host it", r),
     Kind.DATA_UNREADABLE: lambda r: _with_text("its data cannot be read", r),
+    Kind.RUN_ABORTED: lambda r: r.text or "the coordinator ended the run after an internal error",
     Kind.CANCELLED_BY_CLIENT: _fixed("cancelled by a client"),
     Kind.CANCELLED_BY_OPERATOR: _fixed("cancelled by the swarm's owner"),
     Kind.RESULT_COLLECTED: _fixed("a client has the result"),

@@ -19,13 +19,15 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.facts.state import Member, Run, SwarmState
-from swarm_ft.coordinator.plan.hosting import end_refusal, kept_out, refusal
-from swarm_ft.coordinator.plan.placement import GATHERING, SETTLE_S, Placement
+from swarm_ft.coordinator.plan.hosting import end_refusal, missing_layers, refusal
+from swarm_ft.coordinator.plan.placement import SETTLE_S, Placement
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.control import PeerHello, StageAssignment
 from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from tests.reasons import reason
 
 
 def place(spec: RunSpec, members: Sequence[Member], now_s: float) -> Placement:
@@ -38,7 +40,7 @@ def place(spec: RunSpec, members: Sequence[Member], now_s: float) -> Placement:
     if gaps and not free:
         return _waiting(spec, members, gaps)
     if free and now_s - max(m.joined_at_s for m in free) < SETTLE_S:
-        return Placement((), GATHERING)
+        return Placement((), reason(Kind.GATHERING))
     filled = _filled(spec, parts, gaps, free)
     assignments = with_replicas(spec, filled.assignments, carriers)
     return replace(filled, assignments=assignments)
@@ -51,7 +53,7 @@ def place_on(
     carriers = [m for m in members if not m.grant.replica_only]
     autos = [m for m in carriers if m.hello.layers is None]
     if autos and now_s - max(m.joined_at_s for m in autos) < SETTLE_S:
-        return Placement((), GATHERING)
+        return Placement((), reason(Kind.GATHERING))
     autos = _least_free_first(spec, autos)
     fixed = [m for m in reversed(carriers) if m.hello.layers]
     hosts = {m.hello.layers: m for m in fixed if _may_keep(spec, m, m.hello.layers)}
@@ -66,7 +68,7 @@ def place_on(
     first = tuple(
         StageAssignment(peer_id=hosts[layers].hello.peer_id, layers=layers) for layers in cuts
     )
-    return Placement(with_replicas(spec, first, carriers), "")
+    return Placement(with_replicas(spec, first, carriers))
 
 
 def _may_keep(spec: RunSpec, member: Member, layers: LayerRange | None) -> bool:
@@ -77,8 +79,7 @@ def _may_keep(spec: RunSpec, member: Member, layers: LayerRange | None) -> bool:
 
 def _waiting(spec: RunSpec, members: Sequence[Member], missing: Sequence[LayerRange]) -> Placement:
     """Nobody hosts it as long as these are missing; who is there and may not host them is told."""
-    why = kept_out(spec, members, missing)
-    return Placement((), f"waiting for layers {_listed(missing)}{why and f': {why}'}")
+    return Placement((), missing_layers(spec, members, missing))
 
 
 def _filled(
@@ -228,8 +229,8 @@ def _fill(
         spec, gaps, num_peers, most_bytes=max((m.hello.memory_bytes for m in asked), default=0)
     )
     if shares is None:
-        listed = _listed(gaps)
-        return Placement((), f"waiting for peers: {num_peers} to share layers {listed}")
+        too_few = reason(Kind.TOO_FEW_PEERS, amount=num_peers)
+        return Placement((), replace(too_few, layers=tuple(gaps)))
     ranges = [r for gap in gaps for r in split_evenly(gap, shares[gap])]
     hosts: dict[LayerRange, Member] = {}
     unused = list(asked)
@@ -238,9 +239,7 @@ def _fill(
         if host is None and any(fits(spec, layers, m.hello) for m in unused):
             return _waiting(spec, unused, [layers])
         if host is None:
-            return Placement(
-                (), f"waiting for more peers: layers {layers} fit into nobody's memory"
-            )
+            return Placement((), reason(Kind.NO_MEMORY, layers=str(layers)))
         hosts[layers] = host
         unused.remove(host)
     chosen = []
@@ -250,7 +249,7 @@ def _fill(
             chosen += [StageAssignment(peer_id=hosts[r].hello.peer_id, layers=r) for r in inside]
         elif part.hello.layers is not None:
             chosen.append(StageAssignment(peer_id=part.hello.peer_id, layers=part.hello.layers))
-    return Placement(tuple(chosen), "")
+    return Placement(tuple(chosen))
 
 
 def _shares(
@@ -282,10 +281,6 @@ def _least_share(spec: RunSpec, gap: LayerRange, most_bytes: int) -> int:
     return max(1, math.ceil(spec.held_bytes(gap) / max(1, most_bytes)))
 
 
-def _listed(gaps: Sequence[LayerRange]) -> str:
-    return ", ".join(str(gap) for gap in gaps)
-
-
 def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
     """Who would host the run if it went back now.
 
@@ -299,7 +294,7 @@ def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
         return place(run.spec, free, now_s)
     moved = moved_stages(state, run)
     if moved:
-        return Placement(moved, "", is_by_speed=True)
+        return Placement(moved, is_by_speed=True)
     cuts = [stage.layers for stage in run.past.snapshot.stages]
     as_before = place_on(cuts, run.spec, free, now_s)
     # One whole model has its tied ends under one name.

@@ -132,7 +132,8 @@ def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, l
     """
     if isinstance(event, RunAborted):  # nothing else is decided: that may be what raises
         turn = Turn(state, now_s)
-        _end(turn, event.run_id, RunPhase.FAILED, event.reason)
+        aborted = Reason(kind=ReasonKind.RUN_ABORTED, text=event.reason)
+        _end(turn, event.run_id, RunPhase.FAILED, aborted)
         return turn.state, turn.effects
     turn = Turn(losses.after_gap(state, now_s), now_s)
     _take_in(turn, event)

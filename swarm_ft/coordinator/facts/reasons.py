@@ -227,6 +227,8 @@ class ReasonKind(StrEnum):
     """`parts`: the misfit of one peer."""
     DATA_UNREADABLE = "data-unreadable"
     """`text`: of the coordinator's error."""
+    RUN_ABORTED = "run-aborted"
+    """The coordinator failed to decide about it. `text`: of the error."""
     CANCELLED_BY_CLIENT = "cancelled-by-client"
     CANCELLED_BY_OPERATOR = "cancelled-by-operator"
     RESULT_COLLECTED = "result-collected"

@@ -152,7 +152,7 @@ def test_automatic_peers_are_gathered_before_they_are_replicas(model: MakeModel)
 
 def test_fewer_peers_than_gaps_wait(model: MakeModel) -> None:
     members = member("mid", "1-2"), member("a", "auto")
-    assert placed(model(3), *members) == "waiting for peers: 1 to share layers 0-1, 2-3"
+    assert placed(model(3), *members) == reason(Kind.TOO_FEW_PEERS, layers="0-1, 2-3", amount=1)
 
 
 def test_memory_holds_weights_gradients_and_two_moments(model: MakeModel) -> None:
@@ -160,9 +160,7 @@ def test_memory_holds_weights_gradients_and_two_moments(model: MakeModel) -> Non
     pair = [member(name, "auto", memory_bytes=needed) for name in "ab"]
     assert placed(model(4), *pair) == "a:0-2 b:2-4"
     pair[1] = member("b", "auto", memory_bytes=needed - 1)
-    assert placed(model(4), *pair) == (
-        "waiting for more peers: layers 2-4 fit into nobody's memory"
-    )
+    assert placed(model(4), *pair) == (reason(Kind.NO_MEMORY, layers="2-4"))
 
 
 def test_frozen_blocks_take_their_weights_alone(model: MakeModel) -> None:
@@ -171,12 +169,10 @@ def test_frozen_blocks_take_their_weights_alone(model: MakeModel) -> None:
         weighed = replace(model(4).model, adapter_bytes=50)
         return placed(RunSpec(model=weighed, train=replace(model(4).train, **train)), *pair)
 
-    assert with_memory(2 * 1000, train_layers="0-2") == (
-        "waiting for more peers: layers 0-2 fit into nobody's memory"
-    )
+    assert with_memory(2 * 1000, train_layers="0-2") == (reason(Kind.NO_MEMORY, layers="0-2"))
     needed = 2 * (1000 + 50 * COPIES_PER_WEIGHT)
     assert with_memory(needed, adapter=Adapter.LORA) == "a:0-2 b:2-4"
-    assert with_memory(needed - 1, adapter=Adapter.LORA).startswith("waiting for more")
+    assert isinstance(with_memory(needed - 1, adapter=Adapter.LORA), Reason)
 
 
 @pytest.mark.parametrize(
@@ -233,9 +229,7 @@ def bound(start: int, stop: int) -> Grant:
 def test_who_may_not_see_tokens_hosts_neither_end(model: MakeModel) -> None:
     blind = member("blind", "0-2", grant=BLIND)
     ends = member("a", "0-2"), member("b", "2-4")
-    assert (
-        placed(model(4), blind, ends[1]) == "waiting for layers 0-2: peer blind may not see tokens"
-    )
+    assert placed(model(4), blind, ends[1]) == missing("0-2", reason(Kind.NO_TOKENS, "blind"))
     assert placed(model(4), blind, *ends) == "a:0-2 b:2-4"
     middle = member("blind", "2-4", grant=BLIND)
     assert placed(model(6), member("a", "0-2"), middle, member("b", "4-6")) == (
@@ -245,7 +239,7 @@ def test_who_may_not_see_tokens_hosts_neither_end(model: MakeModel) -> None:
 
 def test_a_stage_of_the_whole_model_has_both_ends(model: MakeModel) -> None:
     assert placed(model(4), member("blind", "auto", grant=BLIND)) == (
-        "waiting for layers 0-4: peer blind may not see tokens"
+        missing("0-4", reason(Kind.NO_TOKENS, "blind"))
     )
 
 
@@ -264,9 +258,7 @@ def test_a_replica_only_peer_carries_nothing_and_is_no_part_of_a_beginning(
 ) -> None:
     for layers in ("0-4", "auto"):
         replica = member("r", layers, grant=REPLICA)
-        assert placed(model(4), replica) == (
-            "waiting for layers 0-4: peer r may not host a stage alone"
-        )
+        assert placed(model(4), replica) == (missing("0-4", reason(Kind.NOT_ALONE, "r")))
         assert placed(model(4), replica, member("a", "0-4")) == "a:0-4"
 
 
@@ -279,7 +271,7 @@ def test_automatic_peers_are_placed_within_their_layers(model: MakeModel) -> Non
     low, high = member("low", "auto", grant=bound(0, 2)), member("high", "auto", grant=bound(2, 8))
     assert placed(model(8), high, low) == "low:0-2 high:2-8"
     assert placed(model(8), low, member("any", "auto")) == "low:0-2 any:2-8"
-    assert placed(model(8), low) == "waiting for layers 0-8: peer low may host layers 0-2 only"
+    assert placed(model(8), low) == missing("0-8", reason(Kind.GRANT_LAYERS, "low", layers="0-2"))
 
 
 def test_replicas_keep_to_their_layers(model: MakeModel) -> None:
@@ -291,9 +283,7 @@ def test_replicas_keep_to_their_layers(model: MakeModel) -> None:
 def test_private_ends_are_for_those_whom_the_job_names(model: MakeModel) -> None:
     spec = model(6, private_ends="a,b")
     others = member("x", "0-2"), member("m", "2-4"), member("b", "4-6")
-    assert placed(spec, *others) == (
-        "waiting for layers 0-2: peer x is none of the job's --private-ends"
-    )
+    assert placed(spec, *others) == (missing("0-2", reason(Kind.NOT_TRUSTED, "x")))
     assert placed(spec, *others, member("a", "0-2")) == "a:0-2 m:2-4 b:4-6"
     autos = [member(name, "auto") for name in "xab"]
     assert placed(spec, *autos) == "a:0-2 x:2-4 b:4-6"
