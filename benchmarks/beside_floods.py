@@ -53,8 +53,6 @@ CONCURRENT, FOLLOWERS, SUBMISSIONS = 16, 64, 4
 ALIVE_PER_S = 10_000
 TRICKLE_BYTES_PER_S = 16 << 10
 GIB = 1 << 30
-START_S = 4.0
-"""Until the attacker's process has begun: its imports are no flood."""
 
 
 class Attacker:
@@ -191,13 +189,15 @@ def _burn(seconds: float, cpu_share: float) -> None:
 def attack(told: dict[str, Any]) -> None:
     """The attacker's process; writes what it did as JSON."""
     attacker = Attacker(told)
-    began_s = time.monotonic()
+    print("ready", flush=True)  # noqa: T201
+    began_s, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
     if told["burns"]:
         _burn(told["seconds"], told["burns"])
     else:
         asyncio.run(_flood(attacker, told["floods"], told["seconds"]))
     used = resource.getrusage(resource.RUSAGE_SELF)
-    share = (used.ru_utime + used.ru_stime) / (time.monotonic() - began_s)
+    used_s = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    share = used_s / (time.monotonic() - began_s)
     json.dump({"cpu": share, "counts": attacker.counts}, sys.stdout)
 
 
@@ -249,11 +249,13 @@ async def window(
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
         )
-        answering = asyncio.create_task(process.communicate(json.dumps(told).encode()))
-        await asyncio.sleep(START_S)
+        if process.stdin is not None and process.stdout is not None:
+            process.stdin.write(json.dumps(told).encode())
+            process.stdin.close()
+            await process.stdout.readline()  # its imports are no flood
     commits, cpu_s = _commits(swarm), _cpu_s(swarm.coordinator.pid)
     began_s = time.monotonic()
-    await asyncio.sleep(seconds - (START_S if process else 0.0))
+    await asyncio.sleep(seconds)
     took_s = time.monotonic() - began_s
     found: dict[str, Any] = {
         "commits_per_s": (_commits(swarm) - commits) / took_s,
@@ -261,7 +263,7 @@ async def window(
         "attacker_cpu": 0.0,
     }
     if process is not None:
-        answer = json.loads((await answering)[0])
+        answer = json.loads((await process.communicate())[0])
         found |= {"attacker_cpu": answer["cpu"], "counts": answer["counts"]}
     swarm.check_alive()
     return found

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from swarm_ft.coordinator.facts.reasons import Reason
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
-from swarm_ft.errors import NonFinite, OutOfMemory
+from swarm_ft.errors import NonFinite, NonFiniteWeights, OutOfMemory
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.client import QualityFound
 from swarm_ft.protocol.messages.events import EventKind, WentBack
@@ -190,6 +190,10 @@ _OF_PEER: Mapping[Kind, Callable[[Reason], str]] = {
 
 
 _RUN_FAILURES = {
+    NonFiniteWeights.code: (
+        "its model cannot be trained",
+        "Submit the job with another checkpoint. ",
+    ),
     NonFinite.code: (
         "the run diverged",
         "Lower --lr, raise --warmup-steps or keep --clip-grad-norm, and look for extreme values "
@@ -206,7 +210,8 @@ _RUN_FAILURES = {
 def _run_failed(reason: Reason) -> str:
     """Why a run ended that failed by itself."""
     what, advice = _RUN_FAILURES.get(reason.code, ("the run fails wherever it is hosted", ""))
-    where = "" if "step " in reason.text else f"step {reason.step}: "
+    is_placed = "step " in reason.text or reason.code == NonFiniteWeights.code
+    where = "" if is_placed else f"step {reason.step}: "
     error = reason.text or f"the error '{reason.code}'"
     times = f", {_count(reason.amount, 'time')}" if reason.amount else ""
     return f"{what}: {where}{error}. {advice}Reported by {_peers(reason)}{times}"

@@ -569,7 +569,7 @@ class Checkpoint:
             part = next(p for p, own in parts.items() if name in {taken_as[one] for one in own})
             raise NonFiniteWeights(
                 f"the model's {part}: tensor {name[:200]} has values that are inf or NaN; expected "
-                "finite weights; submit the job with another checkpoint",
+                "finite weights",
                 private=self._non_finite_in_words(name),
             )
 

@@ -7,6 +7,7 @@ import re
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -153,7 +154,7 @@ def tokens_for(spec: RunSpec) -> bytes:
     return rng.integers(0, high, shape).astype("<u4").tobytes()
 
 
-def short_job(spec: RunSpec, num_steps: int = 2, **train: object) -> RunSpec:
+def short_job(spec: RunSpec, num_steps: int = 2, **train: Any) -> RunSpec:
     """The honest job with few steps and these options."""
     return replace(spec, train=replace(spec.train, num_steps=num_steps, **train))
 

@@ -24,7 +24,7 @@ from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from tests.hostile.attacker import COORDINATOR
 from tests.hostile.scene import hello_of
 
-VERSION = {"protocol_version": PROTOCOL_VERSION}
+VERSION: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION}
 CALLS = 16
 """Of each short method at a time."""
 

@@ -9,10 +9,11 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -233,21 +234,21 @@ async def relay_held(swarm: Processes) -> None:
     honest = [await swarm.member(Role.CLIENT) for _ in range(2)]
     async with undisturbed(swarm), AsyncExitStack() as stack:
         stack.enter_context(descriptors(8 * LINKS_TRIED + 1024))
-        links = await relayed(stack, swarm, *hoarders, LINKS_TRIED)
+        links = await relayed(stack, swarm, hoarders, LINKS_TRIED)
         if links > LINKS_OF_TWO:
             raise Broken(f"two members hold {links} links of the relay")
         if not links:
             raise Broken("no link of two members was joined: this was no attack")
-        if not await relayed(stack, swarm, *honest, 1):
+        if not await relayed(stack, swarm, honest, 1):
             raise Broken(f"no link is left for others: two members hold {links}")
 
 
 async def relayed(
-    stack: AsyncExitStack, swarm: Processes, one: Identity, other: Identity, count: int
+    stack: AsyncExitStack, swarm: Processes, members: Sequence[Identity], count: int
 ) -> int:
     """How many links of so many the relay joins for two members; the stack holds them."""
-    both = [await stack.enter_async_context(introduced(swarm, who)) for who in (one, other)]
-    meets = await both[0].meetings_with(other.name, count)
+    both = [await stack.enter_async_context(introduced(swarm, who)) for who in members]
+    meets = await both[0].meetings_with(members[1].name, count)
     theirs = await both[1].received("meet", count=len(meets))
     meets += [one.meet for one in theirs]
     legs = await asyncio.gather(*(left_leg(stack, meet) for meet in meets))
@@ -330,7 +331,7 @@ async def revoked(swarm: Processes) -> None:
     waiting = with_blocks(swarm.beside.job.spec, 99)
     if not is_taken(await client.submit(waiting, "of-a-revoked", tokens_for(waiting))):
         raise Broken("the job was refused: this was no attack")
-    version = {"protocol_version": PROTOCOL_VERSION}
+    version: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION}
     reachable = meeting_pb2.Reachable(**version)
     spec = short_job(swarm.beside.job.spec, num_samples=1 << 20)
     header = pb.SubmitHeader(
@@ -541,7 +542,7 @@ async def reasons(swarm: Processes) -> None:
             return None
         failed.set()
         assign = message.assign
-        own = {"run_id": assign.run_id, "attempt": assign.attempt}
+        own: dict[str, Any] = {"run_id": assign.run_id, "attempt": assign.attempt}
         failure = pb.StageFailed(**own, code="bad-model", message=SECRET_WORDS)
         return pb.FromPeer(failed=failure)
 

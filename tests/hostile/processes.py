@@ -64,7 +64,7 @@ from tests.hostile.job import make_job, of_model, spec_message, with_blocks
 from tests.hostile.options import End
 from tests.hostile.scene import Broken
 
-CELL_S = 150.0
+CELL_S = 300.0
 START_S = 60.0
 STAGES = ("0-3", "3-6")
 MEMBERS = 64

@@ -26,7 +26,7 @@ from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.plan.membership import replaceable
 from swarm_ft.coordinator.plan.sharing import share_of
-from swarm_ft.errors import InternalError, NonFinite, OutOfMemory, SwarmError
+from swarm_ft.errors import InternalError, NonFinite, NonFiniteWeights, OutOfMemory, SwarmError
 from swarm_ft.ids import PeerId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.events import EventKind
@@ -221,7 +221,7 @@ def suspect(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> tuple[R
     trouble = run.trouble.with_failure(step, peer_id)
     run = replace(run, trouble=trouble)
     limit, is_clear = MAX_OTHER, _is_clear(turn.state, run, peer_id, error)
-    if isinstance(error, NonFinite):
+    if isinstance(error, NonFinite | NonFiniteWeights):
         agree = [p for p, doubted in run.doubts.items() if doubted >= step and p != peer_id]
         run = replace(run, doubts=MappingProxyType({**run.doubts, peer_id: step}))
         if agree:
@@ -241,7 +241,7 @@ def _may_be_its_own(state: SwarmState, run: Run, peer_id: PeerId, error: SwarmEr
         return False
     if isinstance(error, OutOfMemory):
         return peer_id not in run.past.committers  # its stage did fit: others use that memory now
-    return isinstance(error, NonFinite | InternalError)
+    return isinstance(error, NonFinite | NonFiniteWeights | InternalError)
 
 
 def _is_clear(state: SwarmState, run: Run, peer_id: PeerId, error: SwarmError) -> bool:

@@ -89,6 +89,7 @@ from swarm_ft.errors import (
     BuffersLost,
     MalformedMessage,
     NonFinite,
+    NonFiniteWeights,
     NotAllowed,
     OutOfMemory,
     OutOfTurn,
@@ -277,7 +278,11 @@ def _stage_failed(turn: Turn, peer_id: PeerId, failed: StageFailed) -> None:
     if run is None or run.phase.is_over or peer_id not in turn.state.members:
         return
     error = from_code(failed.code, failed.message)
-    if isinstance(error, BadInput):
+    # The run's digests matched, so another peer would find the same weights.
+    is_of_model = isinstance(error, NonFiniteWeights) and _is_current(run, peer_id, failed)
+    if is_of_model:
+        _doubted(turn, run, peer_id, error)
+    elif isinstance(error, BadInput):
         _cannot_host(turn, run, peer_id, error)
     elif not _is_current(run, peer_id, failed):
         return

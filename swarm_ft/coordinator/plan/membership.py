@@ -19,6 +19,7 @@ from swarm_ft.coordinator.plan.placement import (
     first_hosts,
     first_hosts_on,
     fits,
+    fits_nobody,
     grown,
     surely_fits,
 )
@@ -113,6 +114,8 @@ def hopeless_for(state: SwarmState, run: Run) -> Reason | None:
 
     Who could not carry a stage anyway is not asked: its word ends no run.
     """
+    if run.misfits.keys().isdisjoint(state.members):
+        return None  # it ends by what somebody said, and nobody said anything
     unfit: list[PeerId] = []
     for peer, member in state.members.items():
         if member.grant.replica_only:
@@ -421,6 +424,8 @@ def could_begin(offers: Offers, run: Run, now_s: float) -> bool:
     """Whether `first_arranged` finds hosts for all blocks."""
     if surely_begins(offers, run, now_s):
         return True
+    if run.past.snapshot is None and fits_nobody(run.spec, offers):
+        return False
     return bool(first_arranged(offers, run, now_s).assignments)
 
 

@@ -93,6 +93,11 @@ def surely_fits(spec: RunSpec, offers: Offers) -> bool:
     return offers.num_with(spec.held_bytes(longest)) >= num_peers
 
 
+def fits_nobody(spec: RunSpec, offers: Offers) -> bool:
+    """Whether `first_hosts` finds nobody, as far as sums tell, where nobody names layers."""
+    return not offers.fixed and not _may_hold(spec, [spec.model.layers], offers)
+
+
 def first_hosts_on(
     cuts: Sequence[LayerRange], spec: RunSpec, offers: Offers, now_s: float
 ) -> Placement:
@@ -402,8 +407,9 @@ def _shares(
     shares = {gap: min(len(gap), _least_share(spec, gap, most_bytes)) for gap in gaps}
     if sum(shares.values()) > num_peers:
         shares = dict.fromkeys(gaps, 1)  # they are too few, however it is cut
+    work = [spec.work(gap) for gap in gaps]
     busiest = [
-        (-spec.work(gap) / shares[gap], at) for at, gap in enumerate(gaps) if shares[gap] < len(gap)
+        (-work[at] / shares[gap], at) for at, gap in enumerate(gaps) if shares[gap] < len(gap)
     ]
     heapify(busiest)
     for _ in range(num_peers - sum(shares.values())):
@@ -413,7 +419,7 @@ def _shares(
         gap = gaps[at]
         shares[gap] += 1
         if shares[gap] < len(gap):
-            heapreplace(busiest, (-spec.work(gap) / shares[gap], at))
+            heapreplace(busiest, (-work[at] / shares[gap], at))
         else:
             heappop(busiest)
     return shares

@@ -194,6 +194,7 @@ class _Division:
         self._beside: set[PeerId] = set()
         self._saved: frozenset[PeerId] | None = None
         self._offers: dict[object, Offers] = {}
+        self._rooms: dict[int, tuple[int, Offers]] = {}
         self._helped: dict[object, bool] = {}
 
     def divided(self) -> Sharing:
@@ -266,15 +267,13 @@ class _Division:
         """
         num_lenders = 0
         for num_held in range(1, MAX_HOSTED):
-            lenders = self._with_room(run, num_held)
-            if len(lenders) == num_lenders:
+            before, (num_lenders, offers) = num_lenders, self._offers_beside(run, free, num_held)
+            if num_lenders == before:
                 continue  # with these it could not begin
-            num_lenders = len(lenders)
-            first = first_arranged(self._offers_beside(run, free, lenders, num_held), run, math.inf)
+            first = first_arranged(offers, run, math.inf)
             need = [stage.peers[0] for stage in stages_of(first.assignments)]
             if need:
                 self._beside.update(peer for peer in need if peer not in self._free)
-                self._offers.clear()
                 return need
         return ()
 
@@ -345,20 +344,28 @@ class _Division:
             self._offers[name] = offers
         return offers
 
-    def _offers_beside(
-        self, run: Run, free: Sequence[PeerId], lenders: Mapping[PeerId, Member], num_held: int
-    ) -> Offers:
-        """So too, of those that are free and of those that lend beside what they hold."""
-        key = ("beside", num_held, len(lenders))
-        is_kept = self._may_use_all(run) and all(m.hello.layers is None for m in lenders.values())
-        if is_kept and key in self._offers:
-            return self._offers[key]
+    def _offers_beside(self, run: Run, free: Sequence[PeerId], num_held: int) -> tuple[int, Offers]:
+        """So too, of those that are free, and of so many that lend beside what they hold."""
+        is_kept = self._may_use_all(run) and self._may_lend_to_all
+        if is_kept and num_held in self._rooms:
+            return self._rooms[num_held]
+        lenders = self._with_room(run, num_held)
         able = [p for p in free if p in self._open and p not in run.misfits]
         pool = sorted({*able, *lenders}, key=self._order.__getitem__)
-        offers = Offers(lenders.get(peer) or self._open[peer] for peer in pool)
+        found = len(lenders), Offers(lenders.get(peer) or self._open[peer] for peer in pool)
         if is_kept:
-            self._offers[key] = offers
-        return offers
+            self._rooms[num_held] = found
+        return found
+
+    @cached_property
+    def _may_lend_to_all(self) -> bool:
+        """Whether those that lend beside what they hold leave their layers to the coordinator."""
+        return all(member.hello.layers is None for member in self._lenders.values())
+
+    def _forget_offers(self) -> None:
+        """Members were taken or saved: what is free is another set now."""
+        self._offers.clear()
+        self._rooms.clear()
 
     def _may_use_all(self, run: Run) -> bool:
         """Whether the run asks all members that are there: it knows nothing against any."""
@@ -419,7 +426,7 @@ class _Division:
         return serve
 
     def _take(self, run: Run, peers: Iterable[PeerId]) -> None:
-        self._offers.clear()
+        self._forget_offers()
         for peer in peers:
             self._shares[run.run_id].add(peer)
             self._held[_owner(run)] += 1
@@ -448,7 +455,7 @@ class _Division:
         if could_begin(self._offers_of(run, members, "members"), run, math.inf):
             busy_first = sorted(members, key=self._free.__contains__)
             self._saved = frozenset(least(busy_first, self._serving(run, members)))
-            self._offers.clear()
+            self._forget_offers()
 
     def that_may_take_from(self, donor: Run) -> list[Run]:
         """Runs that wait, and whose owner has less than this one's."""

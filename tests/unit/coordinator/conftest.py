@@ -58,6 +58,7 @@ from swarm_ft.protocol.messages.control import (
     PeerHello,
     PeerLeaving,
     PlanStep,
+    ReleaseStage,
     Renewed,
     Revoked,
     SaveStage,
@@ -197,7 +198,7 @@ class FakePeer:
                 trained = digest_of(self.result or str(self._stage.layers).encode())
                 self.exported = ShardFile(digest=trained, total_bytes=1)
                 return [StageExported(run_id=message.run_id, file=self.exported)]
-            case Release(run_id=run_id):
+            case Release(run_id=run_id) | ReleaseStage(run_id=run_id):
                 self.kept = {} if message.is_over else self.kept
                 if self.assign is not None and self.assign.run_id == run_id:
                     self.forget()

@@ -1096,9 +1096,7 @@ async def test_who_was_invited_for_other_layers_is_told_so(peers: Sequence[FakeP
         await joined.hello()
         error = await refused(joined)
         assert isinstance(error, NotAllowed)
-        assert (
-            "expected --layers auto or within 2-4, as it was invited for, got 0-2" in error.message
-        )
+        assert "peer a may host layers 2-4 only, and offers layers 0-2" in error.message
 
 
 async def test_whose_key_is_revoked_is_sent_away_and_the_others_are_told(
@@ -1144,7 +1142,9 @@ async def test_a_peer_without_the_model_stays_and_the_run_fails(
         assert isinstance(told, ReleaseStage)
         (run,) = (await swarm_status(office.channel)).runs
         assert run.phase is RunPhase.FAILED
-        assert run.detail == f"no peer can host it: peer {joined.fake.peer_id}: no such"
+        assert (
+            run.detail == f"no peer can host it: peer {joined.fake.peer_id} cannot host it: no such"
+        )
 
 
 async def test_a_peer_that_joins_twice_keeps_its_newer_stream(

@@ -390,7 +390,7 @@ def forged(path: Path, *texts: bytes) -> RecordingFile:
     """A file with these texts as its batches, well framed."""
     packed = zlib.compressobj()
     with path.open("wb") as file:
-        file.write(b"swarm-ft recording 1\n")
+        file.write(b"swarm-ft recording 2\n")
         for text in texts:
             payload = packed.compress(text) + packed.flush(zlib.Z_SYNC_FLUSH)
             file.write(struct.pack("<IQ", len(payload), xxhash.xxh3_64_intdigest(payload)))

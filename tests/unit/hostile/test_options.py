@@ -23,8 +23,7 @@ from tests.specs import run_spec
 
 @pytest.fixture(scope="module")
 def spec() -> RunSpec:
-    codecs = {"forward_codec": "none", "backward_codec": "none", "key_codec": "fp16"}
-    return run_spec(**codecs)
+    return run_spec(forward_codec="none", backward_codec="none", key_codec="fp16")
 
 
 def test_all_numbers_that_a_job_takes_have_ends() -> None:

@@ -295,15 +295,31 @@ def test_doubts_of_different_steps_do_not_add_up(
 
 
 def say_not_finite(
-    swarm: Swarm, peer: FakePeer, times: int, words: str = "the loss is NaN"
+    swarm: Swarm,
+    peer: FakePeer,
+    times: int,
+    words: str = "the loss is NaN",
+    code: str = "non-finite",
 ) -> None:
     """Report it once in each of so many attempts, as soon as the peer works."""
     for _ in range(times):
         swarm.settle_until(lambda: peer.assign is not None and swarm.run().phase.is_working)
         swarm.pending.clear()
-        fail(swarm, peer, "non-finite", words)
+        fail(swarm, peer, code, words)
         while swarm.run().phase is RunPhase.WAITING and swarm.now_s < swarm.run().not_before_s:
             swarm.wait(0.5)
+
+
+def test_a_run_of_a_model_with_a_nan_ends_within_a_minute_and_names_the_tensor(
+    swarm: Swarm, spec: RunSpec, a: FakePeer, b: FakePeer
+) -> None:
+    begun(swarm, spec, a, b)
+    began_s, words = swarm.now_s, "the model's block 3: tensor h.3.weight has values that are NaN"
+    say_not_finite(swarm, b, MAX_NON_FINITE, words, code="non-finite-weights")
+    assert swarm.run().phase is RunPhase.FAILED
+    assert swarm.now_s - began_s < 60.0
+    assert swarm.run().detail.startswith(f"its model cannot be trained: {words}. Submit the job")
+    assert not swarm.idlers(), "its peers serve others"
 
 
 def test_a_run_that_diverged_with_one_host_a_stage_ends_within_a_minute(

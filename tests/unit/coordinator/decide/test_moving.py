@@ -206,7 +206,7 @@ def test_who_has_no_layers_any_more_is_released_and_told_why(spec: RunSpec) -> N
     until_moved(swarm)
     assert "b" not in swarm.run().peers
     released = [message.reason for peer, message in swarm.said(Release) if peer == "b"]
-    assert released == ["others have its layers now"]
+    assert released == [reason(Kind.RELEASED_MOVED)]
 
 
 # ---- what it takes

@@ -466,7 +466,7 @@ def test_the_ends_are_for_those_who_are_named(
 
 
 def test_private_ends_that_are_no_names_are_refused(train_spec: TrainSpec) -> None:
-    with pytest.raises(BadOption, match="--private-ends: expected 1 to 64 printable"):
+    with pytest.raises(BadOption, match="--private-ends: expected 1 to 64 bytes of printable"):
         replace(train_spec, private_ends="one,")
 
 
