@@ -53,6 +53,7 @@ from swarm_ft.protocol.messages.control import (
     HeldStage,
     KeepShard,
     Learner,
+    LeaveProgress,
     PeerAlive,
     PeerGoodbye,
     PeerHello,
@@ -72,6 +73,7 @@ from swarm_ft.protocol.messages.control import (
     StageReady,
     StageSaved,
     StageUnsaved,
+    StayIdle,
     StepReady,
     stages_of,
 )
@@ -690,6 +692,8 @@ class Swarm:
     def _check_said(self, peer_id: PeerId, message: AnyMessage) -> None:
         undecided = ClockReply | Renewed | Revoked
         assert not isinstance(message, undecided), "no decision is needed for it"
+        with_words = StayIdle | LeaveProgress
+        assert not isinstance(message, with_words), "the shell puts reasons into words"
         if isinstance(message, Idle):
             return
         if isinstance(message, Progress):

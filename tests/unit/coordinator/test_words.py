@@ -196,10 +196,10 @@ def test_why_a_peer_cannot_host_a_run_is_for_the_readers_of_that_run_alone(
         name: {m.peer_id: m.idle for m in overview(swarm.state, caller=caller(name)).members}
         for name in ("alice", "bob")
     }
-    assert SECRET in seen["alice"]["b"]
-    assert SECRET not in seen["bob"]["b"]
-    assert "9a3f" not in seen["bob"]["b"]
-    assert seen["bob"]["b"] == "this peer cannot host run run-1"
+    assert SECRET in seen["alice"][b.peer_id]
+    assert SECRET not in seen["bob"][b.peer_id]
+    assert "9a3f" not in seen["bob"][b.peer_id]
+    assert seen["bob"][b.peer_id] == "this peer cannot host run run-1"
 
 
 def test_a_run_that_waits_tells_others_no_text_and_no_metric(make_spec: MakeSpec) -> None:

@@ -318,7 +318,10 @@ def test_a_run_of_a_model_with_a_nan_ends_within_a_minute_and_names_the_tensor(
     say_not_finite(swarm, b, MAX_NON_FINITE, words, code="non-finite-weights")
     assert swarm.run().phase is RunPhase.FAILED
     assert swarm.now_s - began_s < 60.0
-    assert swarm.run().detail.startswith(f"its model cannot be trained: {words}. Submit the job")
+    repeated = part_of(swarm.run().detail, Kind.REPEATED_ERROR)
+    assert (repeated.code, repeated.text) == ("non-finite-weights", words)
+    told = in_words(repeated)
+    assert told.startswith(f"its model cannot be trained: {words}. Submit the job")
     assert not swarm.idlers(), "its peers serve others"
 
 

@@ -414,8 +414,8 @@ def test_a_snapshot_whose_stage_nobody_has_any_more_is_none(
         lost = ShardLost(shard=snapshot.shard(RUN, stage), reason="the disk is broken")
         swarm.handle(PeerSaid(peer, lost))
     assert swarm.run().past.snapshot is None
-    lost = reasons_of(swarm, EventKind.SNAPSHOT_LOST)[-1]
-    assert reason(Kind.KEEPERS_GONE, layers="0-2") in all_parts(lost)
+    why = reasons_of(swarm, EventKind.SNAPSHOT_LOST)[-1]
+    assert reason(Kind.KEEPERS_GONE, layers="0-2") in all_parts(why)
     swarm.restart()
     assert swarm.run().past.snapshot is None
 

@@ -164,7 +164,7 @@ def test_memory_holds_weights_gradients_and_two_moments(model: MakeModel) -> Non
 
 
 def test_frozen_blocks_take_their_weights_alone(model: MakeModel) -> None:
-    def with_memory(num_bytes: int, **train: Any) -> str:
+    def with_memory(num_bytes: int, **train: Any) -> str | Reason | None:
         pair = [member(name, "auto", memory_bytes=num_bytes) for name in "ab"]
         weighed = replace(model(4).model, adapter_bytes=50)
         return placed(RunSpec(model=weighed, train=replace(model(4).train, **train)), *pair)

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.state import AttemptState, Member, Run, SwarmState
 from swarm_ft.coordinator.plan.inputs import SAVED_AFTER_S, division_inputs
@@ -22,6 +23,7 @@ from swarm_ft.protocol.messages.control import HeldStage, PeerHello, PeerLeaving
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.priority import NO_CLAIM, Claim
+from tests.reasons import reason
 from tests.reference import placement as first_placement
 from tests.reference import sharing as first_sharing
 from tests.unit.coordinator.conftest import _spec as make_spec
@@ -136,10 +138,14 @@ class Drawn:
     def _spoil_some(self) -> None:
         for peer in self.state.members:
             if self.rng.random() < 0.08:
-                aside = Standing().set_aside("it failed", NOW_S - self.rng.choice((1.0, 100.0)))
+                aside = Standing().set_aside(
+                    reason(Kind.PEER_ERROR), NOW_S - self.rng.choice((1.0, 100.0))
+                )
                 self.state = self.state.with_standing(peer, aside)
         for run in tuple(self.state.runs.values()):
-            misfits = {p: "no" for p in self.state.members if self.rng.random() < 0.05}
+            misfits = {
+                p: reason(Kind.PEER_MISFIT) for p in self.state.members if self.rng.random() < 0.05
+            }
             doubts = {p: StepNumber(5) for p in run.peers if self.rng.random() < 0.05}
             run = replace(run, misfits=MappingProxyType(misfits), doubts=MappingProxyType(doubts))
             if self.rng.random() < 0.05:
