@@ -38,6 +38,7 @@ from swarm_ft.ids import NO_ATTEMPT, PeerId, RunId
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import stages_of
 from swarm_ft.protocol.spec.bounds import MAX_HOSTED
+from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
 from tests.reference.placement import arrangement, fits, moved_stages
 
 SAVED_AFTER_S = 3600.0
@@ -179,7 +180,7 @@ class _Division:
         )
 
     def _claim(self, run: Run, more: int = 0) -> float:
-        return (self._held[_owner(run)] + more) / _weight(run)
+        return _share(run, self._held[_owner(run)] + more)
 
     def _has_waited_for_long(self, run: Run) -> bool:
         return self._now_s - run.unplaced_since_s >= SAVED_AFTER_S
@@ -345,9 +346,14 @@ def _owner(run: Run) -> str:
     return run.claim.name or run.owner or f"run {run.run_id}"
 
 
-def _weight(run: Run) -> int:
-    """Of the claim; the one rule that is younger than the rest of this form."""
-    return run.claim.weight if run.claim.name or run.owner else run.priority
+def _share(run: Run, num_peers: int) -> float:
+    """Return peers over the claim's weight; where clients have no keys, over a run's priority.
+
+    A run of the default priority has the claim of an invitation of the default weight.
+    """
+    if run.claim.name or run.owner:
+        return num_peers / run.claim.weight
+    return num_peers * DEFAULT_PRIORITY / run.priority
 
 
 def _spare(state: SwarmState, run: Run) -> list[PeerId]:

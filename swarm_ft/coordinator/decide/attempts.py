@@ -35,6 +35,7 @@ from swarm_ft.coordinator.plan.membership import (
     learners_of,
     loss_of,
     lost_stages,
+    offers_in,
     offers_to_begin,
     patience_s,
     reasons_to_idle,
@@ -428,6 +429,8 @@ def _unplaced(turn: Turn, run: Run, placement: Placement, line: _Line) -> None:
         end(turn, run, RunPhase.FAILED, misfit)
         return
     offers, could_begin = line.everybody.without(run.misfits), False
+    if run.doubts or run.conducts:
+        offers = offers_in(able_for(state, run, turn.now_s))
     if not placement.is_gathering:
         could_begin = surely_begins(offers, run, turn.now_s)
     if not (placement.is_gathering or could_begin):

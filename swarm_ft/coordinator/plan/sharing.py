@@ -49,6 +49,7 @@ from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import stages_of
 from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY
 
 __all__ = ["SAVED_AFTER_S", "Sharing", "beside", "least", "makes_room", "share_of", "shared"]
 
@@ -226,7 +227,7 @@ class _Division:
         )
 
     def _claim(self, run: Run, more: int = 0) -> float:
-        return (self._held[_owner(run)] + more) / _weight(run)
+        return _share(run, self._held[_owner(run)] + more)
 
     # ---- runs that wait
 
@@ -282,13 +283,14 @@ class _Division:
 
         What one is given in the same division is not known yet: the next one is its turn.
         """
+        barred = self._barred(run)
         return {
             peer: member
             for peer, member in self._lenders.items()
             if len(self._hosted[peer]) <= num_held
             and peer not in self._given
             and peer not in self._beside
-            and peer not in run.misfits
+            and peer not in barred
             and _has_room(run, member)
         }
 
@@ -338,7 +340,9 @@ class _Division:
         is_kept = name and self._may_use_all(run)
         if is_kept and name in self._offers:
             return self._offers[name]
-        able = [p for p in peers if p in self._usable and p not in run.misfits]
+        barred = self._barred(run)
+        peers = self._without_doubters(run, peers) if run.doubts else peers
+        able = [p for p in peers if p in self._usable and p not in barred]
         offers = Offers(self._open[peer] for peer in sorted(able, key=self._order.__getitem__))
         if is_kept:
             self._offers[name] = offers
@@ -350,8 +354,10 @@ class _Division:
         if is_kept and num_held in self._rooms:
             return self._rooms[num_held]
         lenders = self._with_room(run, num_held)
-        able = [p for p in free if p in self._open and p not in run.misfits]
-        pool = sorted({*able, *lenders}, key=self._order.__getitem__)
+        barred, peers = self._barred(run), {*free, *lenders}
+        able = self._without_doubters(run, peers) if run.doubts else peers
+        usable = [p for p in able if p in self._open and p not in barred]
+        pool = sorted(usable, key=self._order.__getitem__)
         found = len(lenders), Offers(lenders.get(peer) or self._open[peer] for peer in pool)
         if is_kept:
             self._rooms[num_held] = found
@@ -369,7 +375,19 @@ class _Division:
 
     def _may_use_all(self, run: Run) -> bool:
         """Whether the run asks all members that are there: it knows nothing against any."""
-        return not run.misfits or run.misfits.keys().isdisjoint(self._open)
+        return not run.doubts and self._barred(run).isdisjoint(self._open)
+
+    def _barred(self, run: Run) -> frozenset[PeerId]:
+        """Peers that cannot host the run, and those that are suspended from it alone."""
+        if not (run.misfits or run.conducts):
+            return frozenset()
+        resting = (peer for peer in run.conducts if run.is_without(peer, self._now_s))
+        return frozenset((*run.misfits, *resting))
+
+    def _without_doubters(self, run: Run, peers: Iterable[PeerId]) -> list[PeerId]:
+        """Leave out peers that doubt the open step, where the others can do it without them."""
+        members = self._state.with_members(frozenset(peers))
+        return list(able_for(members, run, self._now_s).members)
 
     @cached_property
     def _usable(self) -> Collection[PeerId]:
@@ -399,15 +417,16 @@ class _Division:
         """
         members = [self._state.members[peer] for peer in pool]
         is_bound = any(m.hello.layers is not None or m.grant.layers is not None for m in members)
-        if is_bound or run.moving is not None:
+        if is_bound or run.moving is not None or run.doubts:
             return lambda peers: self.hosts(run, peers)
+        barred = self._barred(run)
         kinds = {
             m.hello.peer_id: (
                 m.hello.memory_bytes,
                 m.hello.max_up_bytes_per_s > 0 or m.hello.max_down_bytes_per_s > 0,
                 may_host_ends(run.spec, m),
                 m.grant.replica_only,
-                m.hello.peer_id in run.misfits or m.hello.peer_id not in self._open,
+                m.hello.peer_id in barred or m.hello.peer_id not in self._open,
             )
             for m in members
         }
@@ -502,9 +521,9 @@ class _Division:
     def _may_join(self, run: Run, member: Member) -> bool:
         """Whether a free member could be a replica in the run, see `with_newcomers`."""
         hello, peer = member.hello, member.hello.peer_id
-        if peer in run.misfits or peer not in self._open:
+        if peer in self._barred(run) or peer not in self._open:
             return False
-        if hello.held_of(run.run_id) is not None:
+        if hello.held_of(run.run_id) is not None or run.doubts:
             able = self._able(run, self._shares[run.run_id] | {peer})
             return peer in with_newcomers(able, run).peers
         sees_ends = may_host_ends(run.spec, member)
@@ -537,9 +556,14 @@ def _owner(run: Run) -> str:
     return run.owner_name
 
 
-def _weight(run: Run) -> int:
-    """Return the claim's weight; where clients have no keys, a run's priority is its weight."""
-    return run.claim.weight if run.claim.name or run.owner else run.priority
+def _share(run: Run, num_peers: int) -> float:
+    """Return peers over the claim's weight; where clients have no keys, over a run's priority.
+
+    A run of the default priority has the claim of an invitation of the default weight.
+    """
+    if run.claim.name or run.owner:
+        return num_peers / run.claim.weight
+    return num_peers * DEFAULT_PRIORITY / run.priority
 
 
 def _spare(state: SwarmState, run: Run) -> list[PeerId]:
