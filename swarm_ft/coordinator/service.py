@@ -24,6 +24,7 @@ from swarm_ft.coordinator.facts.events import (
     Dismiss,
     Effect,
     Event,
+    EventRecord,
     Happened,
     PeerJoined,
     PeerLost,
@@ -324,7 +325,8 @@ class CoordinatorService:
         """
         self._start(self._forget_snapshots())
         started = Reason(kind=ReasonKind.COORDINATOR_STARTED, code=__version__)
-        self._write([], [Happened(kind=EventKind.COORDINATOR_STARTED, reason=started)])
+        start = Happened(kind=EventKind.COORDINATOR_STARTED, reason=started)
+        self._happenings.written(self._write([], [start]))
         try:
             while True:
                 await asyncio.wait([self._broken], timeout=TICK_S)
@@ -366,7 +368,8 @@ class CoordinatorService:
         """
         records = [effect for effect in effects if isinstance(effect, Record)]
         try:
-            self._write(records, [effect for effect in effects if isinstance(effect, Happened)])
+            happened = [effect for effect in effects if isinstance(effect, Happened)]
+            events = self._write(records, happened)
         except SwarmError:
             raise
         except Exception as error:
@@ -378,7 +381,9 @@ class CoordinatorService:
             return False
         before, self._state = self._state, after
         if self._recorder is not None and not self._is_ending:
+            # It counts the events before this decision, so these get their numbers afterwards.
             self._recorder.decided(before, event, after, effects)
+        self._happenings.written(events)
         if any(isinstance(record, CommitRecord) for record in records):
             failpoints.reached("commit-written")
         return True
@@ -425,11 +430,11 @@ class CoordinatorService:
         with contextlib.suppress(SwarmError):  # a journal that fails ends `run`, which tells why
             self._abort(run_id, error)
 
-    def _write(self, records: list[Record], happened: list[Happened]) -> None:
+    def _write(self, records: list[Record], happened: list[Happened]) -> list[EventRecord]:
         # That peers lose a coordinator that ends says nothing of them.
         events = self._happenings.numbered([] if self._is_ending else happened)
         self._journal.write([*records, *events])
-        self._happenings.written(events)
+        return events
 
     def _perform(self, effect: Effect) -> None:
         match effect:
