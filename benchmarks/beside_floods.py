@@ -14,9 +14,9 @@ the certificates of one client and one peer. Windows without and with its floods
     followers     64 calls of Events that follow and are never read
 
 It prints, for each kind of window: commits a second, and the processor time of the coordinator and
-of the attacker as a share of one core. All processes share this machine's cores, so a flood costs
-the run what the attacker computes too; `idle-attacker` windows show that part alone. In them the
-attacker is busy for as much processor time as its floods took, and sends nothing.
+of the attacker as a share of one core. All processes share this machine's cores, so the attacker
+runs at the lowest priority; `idle-attacker` windows show what its own work costs the run. In them
+the attacker is busy for as much processor time as its floods took, and sends nothing.
 """
 
 from __future__ import annotations
@@ -309,6 +309,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     if asked.attack:
+        os.nice(19)  # the attacker has a machine of its own elsewhere; here it shares the cores
         attack(json.load(sys.stdin))
         return
     found = asyncio.run(measure(asked.seconds, asked.rounds, asked.floods.split(",")))

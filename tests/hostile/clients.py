@@ -105,6 +105,27 @@ class BadClient:
             raise Broken(f"run {run_id!a:.40} is {status.phase.name}, not FAILED")
         return words_of(status)
 
+    async def reads(self, run_id: str, part: str, within_s: float = ENDED_S) -> str:
+        """Return the first reason with this part that a run's client reads; then cancel the run.
+
+        Raises:
+            Broken: the client read no such reason in time.
+        """
+        known: list[str] = []
+        try:
+            async with asyncio.timeout(within_s):
+                events = self.calls.watch(RunId(run_id), lambda _trouble: None)
+                async with aclosing(events):
+                    async for event in events:
+                        known += [words_of(event)] if isinstance(event, RunStatus) else []
+                        if known and part in known[-1]:
+                            return known[-1]
+        except TimeoutError:
+            pass
+        finally:
+            await self.calls.cancel(RunId(run_id))
+        raise Broken(f"run {run_id!a:.40}: no reason with {part!r} in {known[-3:]!a}")
+
     async def fetched(self, status: RunStatus) -> list[Path]:
         """The result of a finished run, as files; its peers delete it afterwards.
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -123,4 +124,6 @@ async def flood(endpoint: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    # It shares the cores with the swarm: its own work must not count as the coordinator's harm.
+    os.nice(19)
     asyncio.run(flood(sys.argv[1], Path(sys.argv[2])))
