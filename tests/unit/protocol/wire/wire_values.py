@@ -31,6 +31,7 @@ from swarm_ft.protocol.spec.addresses import IpAndPort
 from swarm_ft.protocol.spec.bounds import (
     MAX_ENDPOINT_CHARS,
     MAX_ID_BYTES,
+    MAX_SCALAR,
     MAX_TEXT_BYTES,
     Bound,
     Cleaned,
@@ -163,9 +164,7 @@ _BY_BOUND: Mapping[type, Callable[[Any, FieldDescriptor | None], Strategy]] = {
     ),
     Cleaned: lambda _, __: st.text(_PRINTABLE, max_size=40),
     OneOf: lambda bound, _: st.sampled_from(bound.values),
-    Length: lambda bound, _: st.binary(
-        min_size=bound.minimum, max_size=min(bound.maximum, bound.minimum + 20)
-    ),
+    Length: lambda bound, field: _lengths(bound, field),
     WholeTokens: lambda _, __: st.integers(1, 5).flatmap(
         lambda count: st.binary(min_size=4 * count, max_size=4 * count)
     ),
@@ -182,6 +181,18 @@ def _scalar(kind: Any, notes: tuple[Any, ...], field: FieldDescriptor | None) ->
             return _BY_BOUND[type(note)](note, field)
     natural = {bool: st.booleans(), bytes: st.binary(max_size=20)}
     return natural[kind] if kind in natural else st.integers(*_limits(field))
+
+
+def _is_text(field: FieldDescriptor | None) -> bool:
+    return field is not None and field.type == FieldDescriptor.TYPE_STRING
+
+
+def _lengths(bound: Length, field: FieldDescriptor | None) -> Strategy:
+    if _is_text(field):
+        return st.text(_PRINTABLE, min_size=bound.minimum, max_size=bound.maximum).map(
+            lambda text: cut_text(text, bound.maximum)
+        )
+    return st.binary(min_size=bound.minimum, max_size=min(bound.maximum, bound.minimum + 20))
 
 
 def _numbers(bound: Range, field: FieldDescriptor | None) -> Strategy:
@@ -249,7 +260,7 @@ def _train_specs(draw: st.DrawFn) -> TrainSpec:
         batch_size=micro_batch_size * draw(st.integers(1, 64)),
         micro_batch_size=micro_batch_size,
         num_steps=draw(st.integers(1, 2**31)),
-        learning_rate=draw(st.floats(0, 1e200)),
+        learning_rate=draw(st.floats(0, MAX_SCALAR)),
         seed=draw(st.integers(0, 2**63 - 1)),
         shuffle=draw(st.booleans()),
         forward_codec=forward,
@@ -398,6 +409,8 @@ def _beyond(note: Any, field: FieldDescriptor) -> tuple[Any, ...]:
         case Range(minimum, maximum):
             finite = (n for n in (minimum - 1, 2 * maximum) if math.isfinite(n))
             return (math.nan, math.inf, -math.inf, *finite)
+        case Length(maximum, minimum) if _is_text(field):
+            return tuple("x" * n for n in (minimum - 1, maximum + 1) if 0 <= n < 1 << 20)
         case Length(maximum, minimum):
             return tuple(bytes(n) for n in (minimum - 1, maximum + 1) if 0 <= n < 1 << 20)
         case OneOf((int(value),)):
