@@ -123,7 +123,7 @@ async def until_failed(scene: Scene, run_ids: list[str]) -> None:
     """Wait until jobs that nobody can load have failed, and say why."""
     while True:
         found = await tried(scene, run_ids)
-        if all(run.phase == pb.RUN_PHASE_FAILED and "no such" in run.detail for run in found):
+        if all(run.phase == pb.RUN_PHASE_FAILED and "not available" in run.detail for run in found):
             return
         await asyncio.sleep(0.05)
 
@@ -243,7 +243,7 @@ async def never_ready(scene: Scene) -> None:
 async def false_take_over(scene: Scene) -> None:
     for _ in range(TRIES):
         why = await _idle_after_false_take_over(scene)
-        if "took over another state" in why:
+        if "copied another state" in why:
             return
     raise Broken(f"it is idle for another reason: {why}")
 
