@@ -83,8 +83,9 @@ def _check_security(
         raise BadOption("--insecure: links are encrypted with an invitation; give one of the two")
     if invite is None and not initial_peers:
         raise BadOption(
-            "no way into a swarm is given: an invitation in a file, as @FILE, or --insecure "
-            "--initial-peers, for a swarm without keys on this machine"
+            "no way into a swarm is given: expected an invitation in a file, as @FILE, which the "
+            "swarm's owner makes with 'swarm-ft invite'; or --insecure --initial-peers, for a "
+            "swarm without keys on this machine"
         )
     if invite is None and not insecure:
         raise BadOption(

@@ -1,5 +1,6 @@
 """What the tests of commands share: a command line in this process, or processes of their own."""
 
+import io
 import json
 import os
 import signal
@@ -236,9 +237,14 @@ class RunHere(Protocol):
 
 
 @pytest.fixture
-def run_here(capfd: pytest.CaptureFixture[str]) -> RunHere:
-    """`run_here("demo", "--steps", 3)`: the command in this process."""
+def run_here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> RunHere:
+    """`run_here("demo", "--steps", 3)`: the command in this process, with an empty standard input.
+
+    pytest's own standard input raises an `OSError` when a command reads it.
+    """
     from swarm_ft.cli.main import run
+
+    monkeypatch.setattr("sys.stdin", io.StringIO())
 
     def call(*arguments: object) -> Result:
         capfd.readouterr()

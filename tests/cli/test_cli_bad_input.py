@@ -231,6 +231,7 @@ def test_a_command_that_needs_a_swarm_says_so(
 ) -> None:
     line = refused(run_here, place, *command)
     assert "no way into a swarm is given" in line
+    assert "@FILE" in line
     assert "swarm-ft invite" in line
     assert "--initial-peers" in line
 

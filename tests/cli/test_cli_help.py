@@ -343,7 +343,7 @@ def test_help_comes_at_once_and_imports_nothing_heavy(words: tuple[str, ...]) ->
 def test_examples_stand_in_help_line_by_line(run_here: RunHere) -> None:
     lines = run_here("serve-stage", "--help").out.splitlines()
     start = lines.index("  Examples:")
-    assert lines[start + 1].startswith("    swarm-ft serve-stage swarm1")
+    assert lines[start + 1].startswith("    swarm-ft serve-stage @invitation.txt")
     assert lines[start + 3].startswith("    swarm-ft serve-stage --insecure --initial-peers")
 
 

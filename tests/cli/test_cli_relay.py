@@ -45,7 +45,8 @@ def test_a_relays_invitation_is_for_nothing_else(
     made = run_here("invite", "--role", "relay", "--address", "h:1")
     assert made.code == 0
     assert "for 1 relay, until" in made.err
-    assert "swarm-ft relay swarm1" in made.err
+    assert "swarm-ft relay @FILE" in made.err
+    assert made.out.strip() not in made.err, "users copy the command, and 'ps' shows its words"
     refused = run_here("invite", "--role", "relay", "--layers", "0-2", "--address", "h:1")
     assert refused.code == 2
     assert "a relay hosts no layers" in refused.err

@@ -211,12 +211,16 @@ class RecordingFile:
         return next(self.batches(), None)
 
     def _check(self, line: bytes) -> None:
+        if not line.startswith(_NAME):
+            raise BadInput(
+                f"recording {self._path}: expected a coordinator's recording, got another kind of "
+                "file; move it to another directory"
+            )
         if line not in (_PLAIN, _SEALED):
             version = line.removeprefix(_NAME).split(b",")[0].strip().decode(errors="replace")
-            found = f"version {version}" if line.startswith(_NAME) else "another kind of file"
             raise BadInput(
-                f"recording {self._path}: expected a recording of version {VERSION}, found "
-                f"{found}; replay it with the swarm-ft that wrote it"
+                f"recording {self._path}: expected a recording of version {VERSION}, got version "
+                f"{version}; replay it with the swarm-ft that wrote it"
             )
         if (line == _SEALED) != (self._sealer is not None):
             how = "encrypted; name the key file that the coordinator has"

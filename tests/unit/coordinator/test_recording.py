@@ -266,13 +266,20 @@ def test_another_key_opens_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
-    [(b"swarm-ft recording 1\n", "version 1"), (b"something\n", "another kind of file")],
+    ("line", "message"),
+    [
+        (b"swarm-ft recording 1\n", "expected a recording of version 2, got version 1; replay it"),
+        (b"swarm-ft recording 3, sealed\n", "a recording of version 2, got version 3; replay it"),
+        (b"something\n", "expected a coordinator's recording, got another kind of file; move it"),
+        (b"", "expected a coordinator's recording, got another kind of file; move it"),
+    ],
 )
-def test_a_recording_of_another_version_is_refused(tmp_path: Path, line: bytes, found: str) -> None:
+def test_another_version_and_another_kind_of_file_are_refused(
+    tmp_path: Path, line: bytes, message: str
+) -> None:
     path = tmp_path / "00000001"
     path.write_bytes(line)
-    with pytest.raises(BadInput, match=f"expected a recording of version 2, found {found}"):
+    with pytest.raises(BadInput, match=message):
         RecordingFile(path).begins()
 
 
