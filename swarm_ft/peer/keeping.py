@@ -11,6 +11,7 @@ import asyncio
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -102,6 +103,7 @@ class KeptShards:
         self._say = say
         self._place = place
         self._kept: dict[ShardName, _Kept] = {}
+        self._putting: Counter[RunId] = Counter()
         self._takers: dict[ShardName, frozenset[str]] = {}
         self._taking: dict[ShardName, asyncio.Task[None]] = {}
         self._offering: set[asyncio.Task[None]] = set()
@@ -150,6 +152,7 @@ class KeptShards:
         Raises:
             Unavailable: the disk does not take it (now), or there is no place.
         """
+        self._putting[name.run_id] += 1
         try:
             chunks = await asyncio.to_thread(chunks_of, source)
             path = self._path(KeptShard(name=name, digest=chunks.digest()))
@@ -157,6 +160,8 @@ class KeptShards:
             await asyncio.to_thread(_move, source, path)
         except OSError as error:
             raise Unavailable(f"{name} cannot be kept here: {error}") from error
+        finally:
+            self._putting -= Counter([name.run_id])
         self._have(name, _Kept(path=path, file=chunks.file, is_own=True, chunks=chunks))
         return chunks.file
 
@@ -205,6 +210,7 @@ class KeptShards:
         for name in [n for n in self._kept if n.run_id == dropped.run_id]:
             if name.step not in dropped.but:
                 await self._delete(name)
+        self._remove_if_empty(dropped.run_id)
 
     async def forget(self, run_id: RunId) -> None:
         """Delete all that is here of a run."""
@@ -241,6 +247,7 @@ class KeptShards:
     def _taken(self, name: ShardName, task: asyncio.Task[None]) -> None:
         if self._taking.get(name) is task:
             del self._taking[name]
+            self._remove_if_empty(name.run_id)
 
     def _check_room(self, asked: KeepShard) -> None:
         others = (kept.file.total_bytes for kept in self._kept.values() if not kept.is_own)
@@ -297,6 +304,16 @@ class KeptShards:
         kept = self._kept.pop(name, None)
         if kept is not None:
             await asyncio.to_thread(kept.path.unlink, missing_ok=True)
+
+    def _remove_if_empty(self, run_id: RunId) -> None:
+        """Delete a run's folder, which names the run, unless a file is in it or may come."""
+        names = (*self._kept, *self._taking)
+        is_used = run_id in self._putting or any(name.run_id == run_id for name in names)
+        if self._place.directory is None or is_used:
+            return
+        with suppress(OSError):
+            (self._folder(run_id) / _RUN_FILE).unlink(missing_ok=True)
+            self._folder(run_id).rmdir()
 
     def _folder(self, run_id: RunId) -> Path:
         if self._place.directory is None:

@@ -16,6 +16,7 @@ from swarm_ft.errors import BadSnapshot
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
 from swarm_ft.protocol.messages.shard import ShardName
+from swarm_ft.protocol.spec.digest import file_stem
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.sealing import Sealer, new_key
 from swarm_ft.snapshots.local_files import LocalFiles
@@ -49,6 +50,10 @@ def files_of(folder: Path) -> list[Path]:
 
 def kept_by(folder: Path, name: str) -> list[Path]:
     return [*files_of(folder / name), *files_of(folder / f"{name}-buffers")]
+
+
+def snapshot_folder(folder: Path, run_id: RunId, step: int) -> Path:
+    return folder / "snapshots" / f"run-{file_stem(run_id)}" / f"step-{step:08}"
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -89,7 +94,7 @@ async def test_only_encrypted_files_tell_nothing(job: Job, tmp_path: Path, encry
         await finished(swarm, run_id)
         last = job.spec.train.num_steps
         await swarm.snapshot_of(run_id, job.spec, step=last)
-        newest = tmp_path / "snapshots" / run_id / f"step-{last:08}"  # earlier ones may just go
+        newest = snapshot_folder(tmp_path, run_id, last)  # earlier ones may just go
         shards = [*files_of(newest), *files_of(tmp_path / "peer-1")]
         shards = [path for path in shards if path.suffix == ".safetensors"]
         heads = [path.read_bytes()[:64] for path in shards]
@@ -115,8 +120,7 @@ async def test_a_shard_of_a_snapshot_opens_with_its_stages_key_alone(
     peers = [peer_key(run_key, PeerId(f"peer-{number}")) for number in range(len(LAYERS))]
     for layers, key in keys.items():
         name = ShardName(run_id=run_id, step=last, layers=layers)
-        folder = tmp_path / "snapshots" / run_id / f"step-{last:08}"
-        path = folder / f"layers-{layers}.safetensors"
+        path = snapshot_folder(tmp_path, run_id, last) / f"layers-{layers}.safetensors"
         reading = partial(read_shard, path, name, job.spec.digest())
         assert reading(LocalFiles(Sealer(key, "files"))).state
         for wrong in {*keys.values(), *peers, run_key} - {key}:
@@ -212,7 +216,7 @@ async def test_a_snapshot_of_a_run_that_is_over_goes_at_the_coordinators_start(
             await swarm.client.cancel(run_id)
         await until(lambda: not files_of(tmp_path / "snapshots"))
         await swarm.kill_coordinator()
-        late = tmp_path / "snapshots" / run_id / "step-00000008" / "layers-0-3.safetensors"
+        late = snapshot_folder(tmp_path, run_id, 8) / "layers-0-3.safetensors"
         others = tmp_path / "snapshots" / "run-of-others" / "step-00000008" / "manifest.json"
         for path in (late, others):
             path.parent.mkdir(parents=True)

@@ -42,6 +42,11 @@ def kept_by(folder: Path, name: str) -> list[Path]:
     return sorted(Path(parent) / file for parent, _, files in found for file in files)
 
 
+def shards_of(folder: Path, name: str) -> list[Path]:
+    """The snapshots' stages alone: a file beside them names their run."""
+    return [path for path in kept_by(folder, name) if path.suffix == ".shard"]
+
+
 async def until(holds: Callable[[], bool]) -> None:
     while not holds():  # noqa: ASYNC110 - files tell nobody
         await asyncio.sleep(POLL_S)
@@ -155,7 +160,7 @@ async def test_what_is_kept_tells_who_keeps_it_nothing(job: Job, tmp_path: Path)
         await swarm.all_joined()
         status = await swarm.client.submit(job.spec, job.samples)
         await swarm.watch(status.run_id)
-        kept = [path for name in swarm.peers for path in kept_by(tmp_path, name)]
+        kept = [path for name in swarm.peers for path in shards_of(tmp_path, name)]
         assert {path.name.split("-layers-")[1][:3] for path in kept} == {"0-3", "3-6"}
         assert not any(SAFETENSORS in path.read_bytes()[:64] for path in kept)
     journal = Journal(str(tmp_path / "journal.db"))
@@ -180,7 +185,7 @@ async def test_nothing_is_kept_of_a_run_that_is_over_nor_by_who_was_away(
         await in_order(swarm, "0-6")
         status = await swarm.client.submit(job.spec, job.samples)
         await snapshot_whole(swarm, status.run_id)
-        await until(lambda: all(kept_by(tmp_path, name) for name in swarm.peers))
+        await until(lambda: all(shards_of(tmp_path, name) for name in swarm.peers))
         await swarm.kill_peer(PeerId("peer-2"))
         if end == "collected":
             await swarm.watch(status.run_id)
@@ -188,7 +193,7 @@ async def test_nothing_is_kept_of_a_run_that_is_over_nor_by_who_was_away(
         else:
             await swarm.client.cancel(status.run_id)
         await until(lambda: not any(kept_by(tmp_path, name) for name in swarm.peers))
-        assert kept_by(tmp_path, "peer-2")
+        assert shards_of(tmp_path, "peer-2")
         await swarm.add_peer(PeerId("peer-2"), "0-6")
         await until(lambda: not kept_by(tmp_path, "peer-2"))
 

@@ -281,6 +281,19 @@ async def test_a_start_finds_what_an_earlier_version_left(
     assert [kept.name for kept in again.kept.shards] == [NAME]
 
 
+async def test_the_last_shard_of_a_run_takes_the_runs_name_with_it(
+    make_home: MakeHome, tmp_path: Path
+) -> None:
+    home = await make_home(SAVER)
+    await saved_by(home, tmp_path)
+    await home.kept.drop(DropShards(run_id=RUN, but=(NAME.step,)))
+    assert len(home.files) == 1
+    await home.kept.drop(DropShards(run_id=RUN, but=()))
+    assert list(home.folder.iterdir()) == []
+    await saved_by(home, tmp_path)
+    assert len(home.files) == 1
+
+
 async def test_a_folder_of_no_run_is_deleted_at_the_start(
     make_home: MakeHome, tmp_path: Path
 ) -> None:
