@@ -152,7 +152,9 @@ async def test_who_has_nothing_to_do_any_more_takes_over_layers_above(
     quiet = await events_of(job, tmp_path / "quiet", ["0-5", "5-6"])
     events = await events_of(job, tmp_path / "moves", ["0-5", "5-6", "auto"])
     details = [event.detail for event in events if isinstance(event, RunStatus)]
-    moves = "peer peer-2 (layers 0-5) moves to layers 5-6: these are passed by from now on"
+    moves = (
+        "peer peer-2 moves from layers 0-5 to layers 5-6: all outputs of these layers are stored"
+    )
     assert moves in details
     assert any(words.startswith("peer peer-2 (layers 5-6) has caught up") for words in details)
     hosts = {one.peer_id: str(one.layers) for one in last_status(events).assignments}

@@ -39,7 +39,7 @@ async def test_it_follows_a_run_and_draws_it(make_job: MakeJob, tmp_path: Path) 
         drawn = console.file.getvalue() if isinstance(console.file, StringIO) else ""
         assert "step 6/6  100%" in drawn
         assert "peer-1" in drawn
-        assert "all peers are ready, and it trains" in drawn
+        assert "all peers are ready, the run trains" in drawn
 
 
 def _knows_all(watched: Watched) -> bool:
