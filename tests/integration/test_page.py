@@ -121,7 +121,9 @@ async def test_the_page_marks_who_pauses_and_who_leaves(tmp_path: Path, job: Job
         second.pause("its volunteer asked for it")
         words = "paused: its volunteer asked for it"
         await tab.until(f"$('peers').innerText.includes({words!r})")
-        await tab.until("$('log').innerText.includes('peer peer-2 asked to pause: its volunteer asked for it')")
+        await tab.until(
+            "$('log').innerText.includes('peer peer-2 asked to pause: its volunteer asked for it')"
+        )
         manners = "[...document.querySelectorAll('#log .wait b')].map(e => e.innerText)"
         assert "peer paused" in await tab.look(manners)
         second.resume()

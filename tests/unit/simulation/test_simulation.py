@@ -310,11 +310,16 @@ def test_a_plan_that_has_a_sample_twice_never_gets_through(monkeypatch: pytest.M
     def twice(plan: PlanStep) -> PlanStep:
         index = MicrobatchIndex(len(plan.microbatches))
         again = replace(plan.microbatches[0], index=index)
-        return replace(plan, microbatches=(*plan.microbatches, again))
+        evaluation = tuple(
+            replace(held_out, index=MicrobatchIndex(held_out.index + 1))
+            for held_out in plan.evaluation
+        )
+        return replace(plan, microbatches=(*plan.microbatches, again), evaluation=evaluation)
 
     patch_plans(monkeypatch, twice)
     outcome = simulate(quiet(TWO_STAGES))
-    assert outcome.failures[0].startswith("the run is not finished")
+    assert "a bug in the coordinator; the run fails" in outcome.failures[0]
+    assert "samples, each once" in outcome.failures[0]
     assert outcome.num_commits == 0
 
 
