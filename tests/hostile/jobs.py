@@ -320,7 +320,7 @@ async def model_that_differs(swarm: Processes) -> None:
         "architecture": replace(spec.model, architecture="llama"),
     }
     expected = {"block": "block 3", "head": "head", "embed": "embed"}
-    secrets = ["(", *(digest.hex()[:8] for digest in own)]
+    secrets = ["('", *(digest.hex()[:8] for digest in own)]
     async with undisturbed(swarm):
         for name, model in wrong.items():
             job = short_job(replace(spec, model=model), 1)
