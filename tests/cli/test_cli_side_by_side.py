@@ -64,14 +64,17 @@ def owners(shell: Shell, sample: SampleInput, tmp_path: Path) -> tuple[Owner, Ow
     port = free_port()
     assert shell.spawn("init").ends() == 0
     place = ("--address", f"127.0.0.1:{port}", "--uses", 10)
-    peers, clients = (shell.invited("--role", role, *place) for role in ("peer", "client"))
+    # Keys of one invitation share one claim to the peers: each owner has an invitation.
+    peers, first, second = (
+        shell.invited("--role", role, *place) for role in ("peer", "client", "client")
+    )
     shell.up("coordinator", "--port", port, "--no-page")
     for index, layers in enumerate(("0-1", "1-3", "0-1", "1-3")):
         shell.up("serve-stage", peers, "--layers", layers, "--buffer-dir", f"peer-{index}")
     other = Shell(shell.cwd)
     other.env |= {"XDG_STATE_HOME": str(tmp_path / "other")}
     shell.closes(other)
-    return Owner(shell, clients, sample), Owner(other, clients, sample)
+    return Owner(shell, first, sample), Owner(other, second, sample)
 
 
 def test_two_owners_train_side_by_side_and_each_as_if_alone(
