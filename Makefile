@@ -51,7 +51,7 @@ families: $(TOOLS) ## train every family of decoders in stages, beside the whole
 faults: $(TOOLS) ## kill, freeze and cut off real processes in every phase; half an hour
 	$(BIN)/python -m tests.fault_matrix $(ARGS)
 
-hostile: $(TOOLS) ## attack swarms in every way that is known, beside honest runs; 3 minutes
+hostile: $(TOOLS) ## attack swarms in every way that is known, beside honest runs; 10 minutes
 	$(BIN)/python -m tests.hostile $(ARGS)
 
 sim: $(PACKAGE) ## run 2,000 simulated swarms with faults drawn from their seeds
