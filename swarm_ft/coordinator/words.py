@@ -156,6 +156,8 @@ _OF_PEER: Mapping[Kind, Callable[[Reason], str]] = {
     Kind.PEER_LEAVING: lambda r: _with_text("asked to leave", r),
     Kind.PEER_PAUSING: lambda r: _with_text("asked to pause", r),
     Kind.PEER_RESUMED: lambda _: "works again",
+    Kind.IS_LEAVING: lambda r: _with_text("leaves", r),
+    Kind.IS_PAUSED: lambda r: _with_text("paused", r),
     Kind.PEER_LEAVES: lambda _: "leaves",
     Kind.PEER_PAUSES: lambda _: "pauses",
     Kind.PEER_LOST: _parts,

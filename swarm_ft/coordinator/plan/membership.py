@@ -162,8 +162,7 @@ def why_idle(state: SwarmState, runs: Sequence[Run], member: Member, now_s: floa
         now_s: monotonic seconds.
     """
     if member.leaving is not None:
-        leaving, pausing = ReasonKind.PEER_LEAVING, ReasonKind.PEER_PAUSING
-        kind = pausing if member.leaving.stays else leaving
+        kind = ReasonKind.IS_PAUSED if member.leaving.stays else ReasonKind.IS_LEAVING
         return Reason(kind=kind, text=member.leaving.reason)
     if state.is_aside(member.hello.peer_id, now_s):
         return state.standing(member.hello.peer_id).suspension

@@ -358,7 +358,7 @@ def test_who_paused_is_given_work_again_when_it_works(
     until_commits(swarm, 2)
     assert "auto" not in swarm.run().peers
     swarm.wait(1)
-    assert swarm.state.members[auto.peer_id].idle == reason(Kind.PEER_PAUSING, text="Ctrl-C")
+    assert swarm.state.members[auto.peer_id].idle == reason(Kind.IS_PAUSED, text="Ctrl-C")
     swarm.say(auto, PeerWorks())
     until_commits(swarm, 4)
     assert "auto" in swarm.run().peers
