@@ -4,7 +4,7 @@ import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.request import HTTPCookieProcessor, build_opener
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -90,12 +90,12 @@ def test_processes_are_replayed_while_they_run_and_after(
     assert "expected 'peer NAME: 20 Mbps'" in refused.err
 
     page = shell.up("replay", journal, "--encrypt-at-rest", key, "--at", 9, "--page")
-    browser = build_opener(HTTPCookieProcessor())
-    address = page.first_words()["page"]
-    with closing(browser.open(address, timeout=30)):
-        pass
-    place = f"{address.partition('?')[0]}losses?run={run['run']}&first=0"
-    with closing(browser.open(place, timeout=30)) as answer:
+    at, _, token = page.first_words()["page"].partition("?token=")
+    begin = Request(f"{at}session", data=json.dumps({"token": token}).encode())
+    with closing(urlopen(begin, timeout=30)) as answer:
+        session = json.load(answer)["session"]
+    losses = Request(f"{at}losses?run={run['run']}&first=0", headers={"X-Swarm-FT": session})
+    with closing(urlopen(losses, timeout=30)) as answer:
         rows = json.load(answer)
     assert [row["step"] for row in rows if "loss" in row] == list(range(9))
     assert page.interrupted() == 0

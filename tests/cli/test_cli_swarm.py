@@ -444,7 +444,7 @@ def test_a_result_that_nobody_fetched_outlives_one_ctrl_c_but_not_two(
     swarm.coordinator.wait_for("err", f"run {run_id}: finished")
     peer = swarm.peers.pop()
     peer.signal(signal.SIGINT)
-    peer.wait_for("err", "its client has not fetched the result of layers")
+    peer.wait_for("err", "its client has not collected the result of layers")
     assert peer.interrupted() == 130
     assert peer.err[-1] == "swarm-ft: interrupted"
     assert_no_traceback(peer)
