@@ -131,9 +131,8 @@ async def observed(swarm: Swarm) -> AsyncIterator[Observed]:
         for owner in OWNERS
     ]
     limits = aiohttp.ClientTimeout(total=None)
-    jar = aiohttp.CookieJar(unsafe=True)
     async with (
-        aiohttp.ClientSession(cookie_jar=jar, timeout=limits, read_bufsize=1 << 24) as session,
+        aiohttp.ClientSession(timeout=limits, read_bufsize=1 << 24) as session,
         asyncio.TaskGroup() as group,
     ):
         following = [
