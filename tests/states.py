@@ -8,7 +8,12 @@ from torch import Tensor
 
 from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.stage.base import Engine
-from swarm_ft.stage.stored import tensor_digest
+from swarm_ft.stage.stored import AnyTensor, TensorDigest, pieces_of
+
+
+def tensor_digest(tensor: AnyTensor) -> bytes:
+    """See `TensorDigest`."""
+    return TensorDigest(tensor).exhausted(pieces_of(tensor)).digest()
 
 
 def state_digest(state: Mapping[str, Tensor]) -> bytes:

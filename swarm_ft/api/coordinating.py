@@ -42,10 +42,9 @@ from swarm_ft.protocol.messages.meeting import RelayPlace
 from swarm_ft.protocol.spec.bounds import host_of, is_loopback
 from swarm_ft.reach.relay import Relay
 from swarm_ft.reach.transport import FrontedTransport
-from swarm_ft.reach.vantage import addresses_of
 from swarm_ft.snapshots.store import SnapshotStore
 from swarm_ft.transport.base import Handler, Method, Server, until_one_ends
-from swarm_ft.transport.grpc_options import GrpcOptions, check_address
+from swarm_ft.transport.grpc_options import GrpcOptions, addresses_of, check_address
 from swarm_ft.transport.grpc_transport import GrpcTransport
 from swarm_ft.transport.methods import MEASURE_LINK
 
@@ -181,7 +180,7 @@ async def composed(told: Charge, stack: AsyncExitStack) -> Coordinator:
 
 
 def _http(told: Charge) -> HttpPlaces:
-    """Where HTTP answers; the page's newest address is in a file beside the journal."""
+    """Serve HTTP; a file beside the journal has the page's newest address."""
     has_file = told.journal != ":memory:"
     return replace(told.http, address_file=Path(f"{told.journal}.page") if has_file else None)
 

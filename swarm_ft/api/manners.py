@@ -72,7 +72,7 @@ class MonthlyCount:
         self._use = self._kept = read_use(file)
 
     def left_bytes(self) -> float:
-        """How many bytes may pass this month still; any thread may ask."""
+        """Return the bytes that may still pass this month; any thread may call it."""
         uncounted = self._shape.passed_bytes - self._counted_bytes
         return max(0.0, GB * self._limit_gb - self._use.num_bytes - uncounted)
 

@@ -190,7 +190,7 @@ def invite(
 
 
 def _granted(role: str, sees_tokens: str, layers: str | None, weight: int) -> Grant:
-    """What the options grant the bearer."""
+    """Return the grant that the options describe."""
     from swarm_ft.protocol.spec.grant import Grant
     from swarm_ft.protocol.spec.layers import parse_layers
 

@@ -47,7 +47,7 @@ class Happenings:
         return self._counts
 
     def numbered(self, happened: Iterable[Happened]) -> list[EventRecord]:
-        """What is to be written down; then say `written`."""
+        """Number events for the journal; call `written` once they are in it."""
         unix_s = self._unix_s()
         return [
             EventRecord(serial, unix_s, one)
@@ -55,7 +55,7 @@ class Happenings:
         ]
 
     def written(self, events: list[EventRecord]) -> None:
-        """These are in the journal: who follows is told."""
+        """Notify followers that these events are in the journal."""
         if events:
             self._next_serial = events[-1].serial + 1
             self._counts.update(event.happened.kind for event in events)

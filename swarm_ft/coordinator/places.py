@@ -15,7 +15,7 @@ from swarm_ft.errors import Busy
 
 
 class Place:
-    """One that is taken.
+    """A place that a call has taken.
 
     Args:
         member: whose call it is; empty where nobody has keys.
@@ -58,7 +58,7 @@ class Places:
 
     @property
     def num_taken(self) -> int:
-        """How many are taken."""
+        """The number of taken places."""
         return len(self._taken)
 
     @contextmanager

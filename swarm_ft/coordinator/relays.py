@@ -8,7 +8,6 @@ A relay that falls silent is gone, and no meeting gets it.
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from swarm_ft.protocol.messages.meeting import (
 )
 from swarm_ft.protocol.spec.bounds import host_of, is_loopback, is_private
 from swarm_ft.transport.base import Handler, MessageStream, Method
-from swarm_ft.transport.grpc_options import IPV4_IN_IPV6, format_endpoint
+from swarm_ft.transport.grpc_options import IPV4_IN_IPV6, addresses_of, format_endpoint
 from swarm_ft.transport.methods import RELAY
 
 if TYPE_CHECKING:
@@ -236,7 +235,7 @@ async def placed(endpoint: str, host: str) -> str:
     Raises:
         NotAllowed: it says that it is elsewhere.
     """
-    found = await addressed(endpoint)
+    found = await addresses_of(endpoint)
     hosts = [host_of(one) for one in found]
     if host in hosts:
         return found[hosts.index(host)]
@@ -248,15 +247,3 @@ async def placed(endpoint: str, host: str) -> str:
         f"a relay says that it is at {endpoint}, and calls from {host}: start it with "
         f"'--announce {host}', and dial the coordinator from there"
     )
-
-
-async def addressed(endpoint: str) -> list[str]:
-    """Where it is, names as this machine knows them; none if that is not known."""
-    host, _, port = endpoint.rpartition(":")
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(NAME_S):
-            found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
-    except (OSError, TimeoutError, UnicodeError):
-        return []
-    return [format_endpoint(str(address[0]), int(port)) for *_, address in found]

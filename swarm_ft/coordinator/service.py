@@ -929,7 +929,7 @@ def _evenly(first: int, stop: int, max_points: int) -> list[int]:
 
 
 def _member(caller: Caller | None) -> str:
-    """Whose calls count together; empty where nobody has keys."""
+    """Return the name whose calls count together; empty where nobody has keys."""
     return caller.name if caller is not None else ""
 
 

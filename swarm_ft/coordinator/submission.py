@@ -13,12 +13,13 @@ from collections.abc import Callable, Collection, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from swarm_ft.coordinator.facts.quotas import Quotas, Upload
 from swarm_ft.coordinator.facts.state import Run
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.tokens import NewTokenFile, TokenFiles
+from swarm_ft.coordinator.places import Place
 from swarm_ft.errors import (
     BadDataset,
     BadOption,
@@ -53,6 +54,7 @@ MAX_CLIENT_SUBMISSIONS = 2
 slowest of the client with the most jobs makes room."""
 MAX_KEYLESS_SUBMISSIONS = 4
 """Of all clients together, where they have no keys."""
+EVICTED = "another client's job needs the place of this one, which came in slowest"
 EVICT_AFTER_S = 5.0
 """How long a job has its place at least against a client that would have as many as its own."""
 BATCH_BYTES = 1 << 20
@@ -99,8 +101,8 @@ class _Intake:
             self._file.discard()
 
 
-class _Incoming:
-    """A job that comes in, and may have to make room for another.
+class _Incoming(Place):
+    """A job that comes in, and may lose its place to another client's.
 
     Args:
         upload: what quotas count of it.
@@ -108,28 +110,15 @@ class _Incoming:
     """
 
     def __init__(self, upload: Upload, begun_s: float) -> None:
+        super().__init__(upload.owner, EVICTED)
         self.upload = upload
         self.begun_s = begun_s
         self.num_bytes = 0
         self.is_whole = False
-        self._is_evicted = asyncio.Event()
 
     def bytes_per_s(self, now_s: float) -> float:
         """Its mean speed until now; over a second at least."""
         return self.num_bytes / max(1.0, now_s - self.begun_s)
-
-    def evict(self) -> None:
-        """Make room for another."""
-        self._is_evicted.set()
-
-    async def evicted(self) -> NoReturn:
-        """Wait until it has to make room.
-
-        Raises:
-            Busy: it has.
-        """
-        await self._is_evicted.wait()
-        raise Busy("another client's job needs the place of this one, which came in slowest")
 
 
 class Submissions:
@@ -207,7 +196,7 @@ class Submissions:
             try:
                 if known is None:
                     await self._writing(intake.open, self._journal.tokens)
-                await until_one_ends(self._take_in(parts, job, intake), incoming.evicted())
+                await until_one_ends(self._take_in(parts, job, intake), incoming.lost())
             except BaseException:
                 self._writing(intake.discard)
                 raise
@@ -253,7 +242,7 @@ class Submissions:
         now_s = asyncio.get_running_loop().time()
         for evicted in self._in_the_way(upload, runs, who, now_s):
             self._incoming.remove(evicted)
-            evicted.evict()
+            evicted.lose()
         incoming = _Incoming(upload, now_s)
         self._incoming.append(incoming)
         try:

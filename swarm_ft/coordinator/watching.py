@@ -125,7 +125,7 @@ def status_of(run: Run) -> RunStatus:
 
 
 def event_of(run_id: RunId, published: Published) -> RunEvent:
-    """What the readers of a run get of `Publish`."""
+    """Make the message that a run's readers receive of `Publish`."""
     match published:
         case Run():
             return status_of(published)
@@ -229,7 +229,7 @@ def _tokens_per_s(run: Run) -> float:
 
 
 def told_to(state: SwarmState, caller: Caller | None, event: EventRecord) -> SwarmEvent:
-    """What happened, as a caller may know it: of others' runs without words."""
+    """Make an event's message for a caller; others' runs come without words."""
     happened = event.happened
     run_id = happened.run_id
     run = state.runs.get(run_id) if run_id is not None else None

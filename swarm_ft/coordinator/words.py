@@ -50,7 +50,7 @@ _EVENTS = {
 
 
 def _clipped(text: str) -> str:
-    """As much of a text as a message may hold."""
+    """Cut a text to the length that a message may hold."""
     return cut_text("".join(c if c.isprintable() else " " for c in text), MAX_TEXT_BYTES)
 
 

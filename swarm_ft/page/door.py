@@ -39,7 +39,7 @@ NO_FILES_S = 0.1
 
 
 class Complaints:
-    """All that is logged of requests: one short line a second, whatever comes and however much."""
+    """The log of all requests: one short line a second, whatever comes and however much."""
 
     def __init__(self) -> None:
         self._left_out, self._logged_s = 0, -math.inf

@@ -359,7 +359,7 @@ def _run_of(folder: Path) -> RunId | None:
 
 
 def _named(run_id: RunId | None, path: Path) -> KeptShard | None:
-    """What a file of a run's folder is, by its name; None: nothing that is kept."""
+    """Return the shard that a file's name stands for; None for other files."""
     match = _FILE.fullmatch(path.name)
     if match is None or run_id is None:
         return None

@@ -181,14 +181,14 @@ async def _varies(address: str, front: FrontSays) -> bool | None:
 
 
 async def _is_open(address: str, front: FrontSays) -> bool | None:
-    """Whether the coordinator can dial a port of this machine that nobody forwarded."""
+    """Ask the coordinator to dial a port of this machine that nobody forwarded."""
     family = socket.AF_INET6 if front.address.startswith("[") else socket.AF_INET
     with closing(socket.create_server(("", 0), family=family)) as listener:
         return await _is_dialled(address, listener.getsockname()[1])
 
 
 def _any_open(answers: Collection[bool | None]) -> bool | None:
-    """Whether a port is open; None if none is, and one was not tried."""
+    """Combine findings on ports; None if none is open, and one was not tried."""
     return True if True in answers else None if None in answers else False
 
 

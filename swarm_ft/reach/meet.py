@@ -395,7 +395,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class _Shell:
-    """What all meetings of a member share.
+    """The state that all meetings of a member share.
 
     Attributes:
         clock: the time.

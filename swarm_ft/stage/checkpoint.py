@@ -599,7 +599,7 @@ def open_checkpoint(reference: str, train: TrainOptions = _AS_BY_DEFAULT) -> Che
 
 
 def checkpoint_at(source: Source, train: TrainOptions) -> Checkpoint:
-    """As `open_checkpoint`, of a place that was found already."""
+    """Open a checkpoint at a place that was found already."""
     config = config_for(task_of(train), read_config(source, task_of(train)))
     files = open_tensor_files(source)
     return Checkpoint(source, config, files, anatomy_in(source, config, task_of(train)), train)

@@ -42,7 +42,7 @@ def origin_in(module: nn.Module, architecture: Architecture, forward: Callable[[
 
 
 def origin_among(gradients: Mapping[str, Tensor | None], architecture: Architecture) -> str:
-    """So too of weights' gradients; the last weight's comes first in a backward pass."""
+    """Name the first gradient that is not finite; a backward pass begins at the last weight."""
     last_first = reversed(list(gradients.items()))
     found = (name for name, one in last_first if one is not None and not is_finite(one))
     name = next(found, "")

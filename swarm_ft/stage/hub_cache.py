@@ -267,7 +267,7 @@ class _Bounded:
         return self._file.write(data)
 
     def tell(self) -> int:
-        """How many bytes were written."""
+        """Return the number of bytes written."""
         return self._file.tell()
 
     def seek(self, place: int) -> int:

@@ -135,7 +135,7 @@ class ModelAccess:
         return checkpoint_at(source, spec.train)
 
     def _source(self, model: ModelSpec) -> Source:
-        """Where the model lies.
+        """Find the place of the model.
 
         Raises:
             ModelUnavailable, ModelNotAllowed: nowhere that a job may name.

@@ -208,11 +208,6 @@ class TensorDigest:
         return self._state.digest()
 
 
-def tensor_digest(tensor: AnyTensor) -> bytes:
-    """See `TensorDigest`."""
-    return TensorDigest(tensor).exhausted(pieces_of(tensor)).digest()
-
-
 def _all_finite(piece: Tensor) -> bool:
     """Whether all values [n] are finite in float32, in which stages hold them.
 

@@ -105,7 +105,7 @@ class StageWeights:
 
     @property
     def origin(self) -> str:
-        """Where its gradients stop being finite, see `finite.origin_among`."""
+        """Find the first gradient that is not finite, see `finite.origin_among`."""
         gradients = {name: parameter.grad for name, parameter in self._trained.items()}
         return origin_among(gradients, self.module.architecture)
 

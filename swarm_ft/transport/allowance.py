@@ -41,7 +41,7 @@ REPLIES_METERED = frozenset({methods.WATCH.path, methods.EVENTS.path})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """What one caller may have in the long run, and at once after a pause.
+    """The rates of one caller in the long run, and at once after a pause.
 
     Attributes:
         messages_per_s: messages that it sends. A peer sends one or two for each step and run,
@@ -86,7 +86,7 @@ CALLERS_PER_ADDRESS = 16
 
 
 class Account(NamedTuple):
-    """Whose messages count together.
+    """The holder of one allowance; its messages count together.
 
     Attributes:
         name: of a member's key, or an address.

@@ -28,11 +28,30 @@ if TYPE_CHECKING:
 
 IPV4_IN_IPV6 = "::ffff:"
 """How a socket for both shows an IPv4 address."""
+RESOLVE_S = 2.0
+"""How long the resolver may take for one name."""
 
 
 def format_endpoint(host: str, port: int) -> str:
     """`host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def addresses_of(endpoint: str) -> list[str]:
+    """Resolve `host:port`: all its addresses, as `host:port` each; none if nobody knows the name.
+
+    Args:
+        endpoint: with a name, or an address.
+    """
+    host, _, port = endpoint.rpartition(":")
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(RESOLVE_S):
+            found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except (OSError, TimeoutError, ValueError):  # UnicodeError is a ValueError
+        return []
+    hosts = (str(address[0]).removeprefix(IPV4_IN_IPV6) for *_, address in found)
+    return [format_endpoint(host, int(port)) for host in hosts]
 
 
 async def check_address(host: str, port: int) -> None:

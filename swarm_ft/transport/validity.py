@@ -12,7 +12,7 @@ Listener = Callable[[], None]
 
 
 class Validity:
-    """What a process knows of the keys and certificates of those who call it.
+    """The keys and certificates of callers, as far as a process knows them.
 
     A call is refused from the moment that its caller's key is revoked, or its newest certificate
     has expired. Connections outlive the certificate that they began with: what counts is the
@@ -52,7 +52,7 @@ class Validity:
         self._expires_unix_s[name] = max(known_s, until_unix_s)
 
     def expires_unix_s(self, name: str) -> float | None:
-        """When the newest known certificate of a member expires; None if none is known."""
+        """Return the expiry of a member's newest known certificate; None if none is known."""
         return self._expires_unix_s.get(name)
 
     def refusal(self, caller: Caller) -> SwarmError | None:

@@ -445,7 +445,7 @@ def _unplaced(turn: Turn, run: Run, placement: Placement, line: _Line) -> None:
 
 
 def _behind(line: _Line) -> Reason:
-    """What is in front of a run that could begin if others were over."""
+    """Return the reason of a run that could begin if others were over."""
     names = [run.run_id for run in line.at_work]
     return Reason(
         kind=ReasonKind.BEHIND,

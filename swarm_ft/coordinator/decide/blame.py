@@ -45,6 +45,7 @@ MAX_OTHER = 6
 LATELY_S = 600.0
 """How long after a peer was set aside from one run that counts beside another owner's."""
 _MIN_OWNERS = 2
+_NON_FINITE = (NonFinite, NonFiniteWeights)
 
 
 # ---- against a peer
@@ -221,7 +222,7 @@ def suspect(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> tuple[R
     trouble = run.trouble.with_failure(step, peer_id)
     run = replace(run, trouble=trouble)
     limit, is_clear = MAX_OTHER, _is_clear(turn.state, run, peer_id, error)
-    if isinstance(error, NonFinite | NonFiniteWeights):
+    if isinstance(error, _NON_FINITE):
         agree = [p for p, doubted in run.doubts.items() if doubted >= step and p != peer_id]
         run = replace(run, doubts=MappingProxyType({**run.doubts, peer_id: step}))
         if agree:
@@ -241,7 +242,7 @@ def _may_be_its_own(state: SwarmState, run: Run, peer_id: PeerId, error: SwarmEr
         return False
     if isinstance(error, OutOfMemory):
         return peer_id not in run.past.committers  # its stage did fit: others use that memory now
-    return isinstance(error, NonFinite | NonFiniteWeights | InternalError)
+    return isinstance(error, (*_NON_FINITE, InternalError))
 
 
 def _is_clear(state: SwarmState, run: Run, peer_id: PeerId, error: SwarmError) -> bool:

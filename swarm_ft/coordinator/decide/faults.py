@@ -6,9 +6,6 @@ coordinator fails that run and goes on. A bug that no single run explains is not
 
 from __future__ import annotations
 
-from dataclasses import replace
-from types import MappingProxyType
-
 from swarm_ft.coordinator.decide.machine import decide
 from swarm_ft.coordinator.facts.events import Effect, Event, PeerSaid
 from swarm_ft.coordinator.facts.state import SwarmState
@@ -32,7 +29,7 @@ def run_at_fault(state: SwarmState, event: Event, now_s: float) -> RunId | None:
     going = [run_id for run_id, run in state.runs.items() if not run.phase.is_over]
     first = [named] if run is not None and named is not None else []
     for run_id in dict.fromkeys([*first, *going]):
-        if not _raises(_without(state, run_id), event, now_s):
+        if not _raises(state.without_run(run_id), event, now_s):
             return run_id
     return None
 
@@ -45,11 +42,6 @@ def run_of(thing: Event | Effect) -> RunId | None:
         if run_id is not None:
             return RunId(run_id)
     return None
-
-
-def _without(state: SwarmState, run_id: RunId) -> SwarmState:
-    others = {other: run for other, run in state.runs.items() if other != run_id}
-    return replace(state, runs=MappingProxyType(others))
 
 
 def _raises(state: SwarmState, event: Event, now_s: float) -> bool:

@@ -15,7 +15,7 @@ from swarm_ft.ids import Attempt, PeerId, StepNumber
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """One failure of a peer, until another peer has done the same step or nobody has.
+    """A peer's failure whose cause is open until the run gets past the step.
 
     Attributes:
         step: the first uncommitted step when it happened.

@@ -349,7 +349,7 @@ def gist_of(reason: Reason | None) -> Reason | None:
 
 
 def several(parts: Iterable[Reason | None]) -> Reason | None:
-    """All of these as one reason; None if there are none."""
+    """Join reasons into one; return None if there are none."""
     found = tuple(part for part in parts if part is not None)
     if len(found) <= 1:
         return found[0] if found else None

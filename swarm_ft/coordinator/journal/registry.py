@@ -246,12 +246,7 @@ class Registry:
         Raises:
             NotAllowed: there is no such member, or its key was revoked.
         """
-        with self._errors():
-            known = self._member(name)
-        if known is None or known.is_revoked:
-            why = "its key was revoked" if known else "it is no member"
-            raise NotAllowed(f"peer {name}: {why}")
-        return known.grant
+        return self._present(name, "peer").grant
 
     def claim_of(self, name: str) -> Claim:
         """Return a client's claim to peers, which it shares with all keys of its invitation.
@@ -259,12 +254,16 @@ class Registry:
         Raises:
             NotAllowed: there is no such member, or its key was revoked.
         """
+        known = self._present(name, "client")
+        return Claim(known.invitation, known.grant.weight)
+
+    def _present(self, name: str, role: str) -> MemberRecord:
         with self._errors():
             known = self._member(name)
         if known is None or known.is_revoked:
             why = "its key was revoked" if known else "it is no member"
-            raise NotAllowed(f"client {name}: {why}")
-        return Claim(known.invitation, known.grant.weight)
+            raise NotAllowed(f"{role} {name}: {why}")
+        return known
 
     def members(self) -> list[MemberRecord]:
         """All that were ever let in, those that came first at the beginning."""

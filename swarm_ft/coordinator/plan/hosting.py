@@ -37,7 +37,7 @@ def end_refusal(spec: RunSpec, member: Member) -> Reason | None:
 def missing_layers(
     spec: RunSpec, members: Iterable[Member], missing: Sequence[LayerRange]
 ) -> Reason:
-    """These are missing; some peers are there and may not host a part of them."""
+    """Return the reason for missing layers, with the peers that may not host them."""
     refused = [(m.hello.peer_id, why) for m in members if (why := _why_not(spec, m, missing))]
     return Reason(
         kind=ReasonKind.MISSING_LAYERS,
@@ -48,7 +48,7 @@ def missing_layers(
 
 
 def _why_not(spec: RunSpec, member: Member, missing: Sequence[LayerRange]) -> Reason | None:
-    """Of the blocks that it would host: those that it names, or what is missing."""
+    """Return why a member may not host its own layers, or the missing ones."""
     own = member.hello.layers
     for gap in missing:
         if own is not None and not (own.start < gap.stop and gap.start < own.stop):

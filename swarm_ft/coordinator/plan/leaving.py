@@ -143,7 +143,7 @@ def _leaving(state: SwarmState, peer: PeerId) -> PeerLeaving:
 
 
 def progress_of(state: SwarmState, peer: PeerId, now_s: float) -> Progress:
-    """What a leaver waits for, for how long about, and whether it may go."""
+    """Return the progress of a leaver: its reason to wait, the time, whether it may go."""
     stays = _leaving(state, peer).stays
     told = [_progress_in(state, run, peer, now_s) for run in state.runs_of(peer)]
     waiting = next((progress for progress in told if not progress.may_go), None)
@@ -188,7 +188,7 @@ def _progress_in(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> Pro
 
 
 def _alone(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> Progress:
-    """Of the last one that has a stage's state, where nobody can take over."""
+    """Return the progress of the last peer of a stage, where nobody can take over."""
     layers, stays = _stage(run, peer).layers, _leaving(state, peer).stays
     rest_s = _rest_s(run, now_s)
     is_waiting = run.phase is RunPhase.WAITING  # for others, without whom none is whole

@@ -70,7 +70,7 @@ def is_resting(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> bool:
 
 
 def replaceable(able: SwarmState, run: Run, peers: Collection[PeerId]) -> frozenset[PeerId]:
-    """Those of these peers without whom the run can do its open step.
+    """Find the peers without which the run can do its open step.
 
     A peer's replicas can do its part. Where it has none, others may host the whole run from the
     newest snapshot, or from the beginning.
@@ -246,7 +246,7 @@ def is_wanted(state: SwarmState, peer_id: PeerId, held: HeldStage) -> bool:
 
 
 def loss_of(state: SwarmState, run: Run, peer_id: PeerId, cause: Reason) -> Reason:
-    """Who of the run is lost, and what happens now if that depends on nobody else."""
+    """Return the reason for a lost peer, and the consequence if it is certain."""
     stage = next(stage for stage in run.stages if peer_id in stage.peers)
     there = [peer for peer in stage.peers if peer in state.members and peer != peer_id]
     others = [peer for peer in there if peer not in run.listeners]
@@ -280,7 +280,7 @@ def lost_stages(able: SwarmState, run: Run) -> tuple[Stage, ...]:
 
 
 def weights_lost(state: SwarmState, run: Run, stages: Collection[Stage], now_s: float) -> Reason:
-    """Whose weights are lost, and what became of each peer that had them."""
+    """Return the reason for lost weights, with the fate of each peer that had them."""
     return Reason(
         kind=ReasonKind.WEIGHTS_LOST,
         layers=tuple(stage.layers for stage in stages),
@@ -304,7 +304,7 @@ def _absence(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> ReasonK
 
 
 def remedy_for(state: SwarmState, run: Run, lost: Collection[LayerRange]) -> Reason:
-    """What would have kept the steps that a run loses with these layers."""
+    """Return the remedy that would have kept the steps of a run with these lost layers."""
     train = run.spec.train
     if not train.takes_snapshots and not state.num_keepers:
         return Reason(kind=ReasonKind.REMEDY_SNAPSHOTS, layers=tuple(lost))
@@ -381,7 +381,7 @@ def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
 
 
 def offers_in(state: SwarmState) -> Offers:
-    """What members offer that keep no result, or host stages of several runs."""
+    """Summarize the offers of members that keep no result, or host several runs."""
     full = {peer for peer in state.result_keepers if not hosts_beside(state, peer)}
     if not full:
         return Offers(state.members.values())
@@ -389,7 +389,7 @@ def offers_in(state: SwarmState) -> Offers:
 
 
 def offers_to_begin(state: SwarmState, now_s: float) -> Offers:
-    """What members offer to runs without peers: as `able_for`, before misfits are left out."""
+    """Summarize the offers to runs without peers: `able_for` with misfits still in."""
     able = {
         peer
         for peer, member in state.members.items()
@@ -399,12 +399,12 @@ def offers_to_begin(state: SwarmState, now_s: float) -> Offers:
 
 
 def arranged(offers: Offers, run: Run, now_s: float) -> Placement:
-    """As `arrangement`, of members that are known to be free for it."""
+    """Arrange a run on members that are known to be free for it."""
     return grown(run.spec, first_arranged(offers, run, now_s), offers)
 
 
 def first_arranged(offers: Offers, run: Run, now_s: float) -> Placement:
-    """As `arranged`, but with one member a stage, unless the run moves."""
+    """Arrange a run with one member a stage, unless it moves."""
     if run.past.snapshot is None:
         return first_hosts(run.spec, offers, now_s)
     moved = _moved_to(offers, run)
@@ -631,7 +631,7 @@ def with_caught_up(run: Run) -> Run:
 
 
 def joining_of(run: Run) -> Reason | None:
-    """Who takes over while the others train; None if nobody does."""
+    """Return the reason for peers that take over while the others train, or None."""
     listeners = run.listeners
     return several(
         Reason(kind=ReasonKind.JOINING_STAGE, peers=(a.peer_id,), layers=(a.layers,))
@@ -641,7 +641,7 @@ def joining_of(run: Run) -> Reason | None:
 
 
 def caught_up_of(run: Run) -> Reason | None:
-    """Who has caught up; None if nobody did."""
+    """Return the reason for peers that have caught up, or None."""
     kind, step = ReasonKind.CAUGHT_UP, run.committed_steps
     return several(
         Reason(kind=kind, peers=(a.peer_id,), layers=(a.layers,), step=step)

@@ -174,7 +174,7 @@ def begun(run: Run, now_s: float) -> Run:
 
 
 def moved(run: Run, moving: Moving) -> Reason:
-    """Which layers went from whom to whom, and what for."""
+    """Return the reason for moved layers, with both hosts and the step times."""
     before, after = _hosts(run.stages), _hosts(stages_of(moving.assignments))
     changes = [
         (tuple(p for p in old if p not in new), tuple(p for p in new if p not in old))

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from swarm_ft.coordinator.facts.state import Member
+from swarm_ft.coordinator.plan.hosting import end_refusal
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -60,7 +61,7 @@ class Offers:
 
     @cached_property
     def newest_auto_s(self) -> float:
-        """When the last of the autos joined."""
+        """The time at which the last of the autos joined."""
         return max((m.joined_at_s for m in self.autos), default=-math.inf)
 
     @cached_property
@@ -137,6 +138,5 @@ class Offers:
 
 
 def may_host_ends(spec: RunSpec, member: Member) -> bool:
-    """Whether a member may get text and labels of a run; see `hosting.end_refusal`."""
-    trusted = spec.trusted_with_ends
-    return member.grant.sees_tokens and (not trusted or member.hello.peer_id in trusted)
+    """Check whether a member may get text and labels of a run."""
+    return end_refusal(spec, member) is None

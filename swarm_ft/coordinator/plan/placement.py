@@ -101,7 +101,7 @@ def fits_nobody(spec: RunSpec, offers: Offers) -> bool:
 def first_hosts_on(
     cuts: Sequence[LayerRange], spec: RunSpec, offers: Offers, now_s: float
 ) -> Placement:
-    """As `first_hosts`, on stages that are given: those of a snapshot."""
+    """Find one host for each stage of a snapshot."""
     if offers.autos and now_s - offers.newest_auto_s < SETTLE_S:
         return Placement((), _GATHERING)
     autos = offers.asked(spec)
@@ -115,14 +115,6 @@ def first_hosts_on(
     if missing:
         return Placement((), missing_layers(spec, offers.limited(spec), missing))
     return Placement(tuple(StageAssignment(peer_id=hosts[r].hello.peer_id, layers=r) for r in cuts))
-
-
-def place_on(
-    cuts: Sequence[LayerRange], spec: RunSpec, members: Sequence[Member], now_s: float
-) -> Placement:
-    """As `place`, on stages that are given: those of a snapshot."""
-    offers = Offers(members)
-    return grown(spec, first_hosts_on(cuts, spec, offers, now_s), offers)
 
 
 def _keepers(spec: RunSpec, offers: Offers) -> list[Member]:
@@ -173,7 +165,7 @@ def _may_hold(spec: RunSpec, gaps: Sequence[LayerRange], offers: Offers) -> bool
 
 
 class _Limit:
-    """In how many parts gaps may be cut, as far as the members' sorted memory tells.
+    """A bound on the parts that gaps may be cut into, from the members' sorted memory.
 
     Each part takes another member, so as many members as there are parts of a length lend what
     such a part takes at least. Whatever `allows` refuses, `_fill` refuses too.
@@ -201,7 +193,7 @@ class _Limit:
         return not num_longer or self._num_hosts(shortest + 1) >= num_longer
 
     def _num_hosts(self, length: int) -> int:
-        """How many members lend what a part of this length takes at least."""
+        """Count the members that lend the least bytes of a part of this length."""
         if length not in self._hosts:
             num_bytes = _least_bytes(self._spec, self._gaps[0], length)
             self._hosts[length] = self._offers.num_with(num_bytes)
@@ -216,7 +208,7 @@ class _Limit:
 
 
 def _least_bytes(spec: RunSpec, gap: LayerRange, length: int) -> float:
-    """What so many adjoining blocks of a gap take at least: blocks that train lie together."""
+    """Return the least bytes of so many adjoining blocks; blocks that train lie together."""
     first = LayerRange(gap.start, gap.start + length)
     return min(spec.held_bytes(first), spec.held_bytes(LayerRange(gap.stop - length, gap.stop)))
 
@@ -285,7 +277,7 @@ def with_replicas(
 def open_stages(
     spec: RunSpec, member: Member, num_bytes: Mapping[LayerRange, float]
 ) -> list[LayerRange]:
-    """Of stages, and the bytes that each takes, those that a member can host as a replica."""
+    """Find the stages that a member can host as a replica."""
     hello = member.hello
     if hello.layers is not None:
         open_to = [hello.layers] if hello.layers in num_bytes else []

@@ -107,7 +107,7 @@ def _has_room(run: Run, member: Member) -> bool:
 
 
 def shared(state: SwarmState, now_s: float, inputs: object = None) -> Sharing:
-    """Who is whose now: divided once for all who ask, as long as nothing changed that counts.
+    """Divide the members; the answer is kept until something that counts changes.
 
     Args:
         state: who is there, and which runs are.
@@ -330,7 +330,7 @@ class _Division:
     # ---- what members offer to runs without peers
 
     def _offers_of(self, run: Run, peers: Iterable[PeerId], name: str = "") -> Offers:
-        """What those of these offer that may work for a run without peers of its own.
+        """Summarize the offers of these peers to a run that has no peers of its own.
 
         Args:
             run: that would begin.
@@ -349,7 +349,7 @@ class _Division:
         return offers
 
     def _offers_beside(self, run: Run, free: Sequence[PeerId], num_held: int) -> tuple[int, Offers]:
-        """So too, of those that are free, and of so many that lend beside what they hold."""
+        """Summarize the offers of free peers, and of peers that lend beside their stages."""
         is_kept = self._may_use_all(run) and self._may_lend_to_all
         if is_kept and num_held in self._rooms:
             return self._rooms[num_held]

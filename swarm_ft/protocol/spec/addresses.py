@@ -50,7 +50,7 @@ _UNUSABLE = tuple(
 
 
 class Scope(Enum):
-    """From where an address means the same machine."""
+    """The places from which an address means the same machine."""
 
     LOOPBACK = "loopback"
     PRIVATE = "private"
@@ -131,7 +131,7 @@ def _is_one_house(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Vantage:
-    """What a member knows of its own place, from its own kernel.
+    """A member's own place, as its own kernel knows it.
 
     Attributes:
         own: the address from which it reaches the coordinator.

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from swarm_ft.coordinator.facts.reasons import Reason
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
 from swarm_ft.coordinator.facts.state import Member
-from swarm_ft.coordinator.plan.placement import SETTLE_S, place, place_on
+from swarm_ft.coordinator.plan.offers import Offers
+from swarm_ft.coordinator.plan.placement import (
+    SETTLE_S,
+    Placement,
+    first_hosts_on,
+    grown,
+    place,
+)
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.messages.control import PeerHello, stages_of
 from swarm_ft.protocol.spec.grant import Grant
@@ -41,6 +48,14 @@ def member(
     return Member(
         hello=hello, joined_at_s=joined_at_s, heard_at_s=joined_at_s, grant=grant or Grant()
     )
+
+
+def place_on(
+    cuts: Sequence[LayerRange], spec: RunSpec, members: Sequence[Member], now_s: float
+) -> Placement:
+    """As `place`, on the stages of a snapshot."""
+    offers = Offers(members)
+    return grown(spec, first_hosts_on(cuts, spec, offers, now_s), offers)
 
 
 @pytest.fixture(scope="module")
