@@ -205,9 +205,10 @@ class SwarmClient:
                     stream = channel.open(EVENTS)
                     await stream.send(EventsRequest(since=since, run_id=run_id, follows=follows))
                     await stream.finish()
-                    while (event := await stream.receive()) is not None:
-                        told, since = "", event.serial + 1
-                        yield event
+                    while (page := await stream.receive()) is not None:
+                        for event in page.events:
+                            told, since = "", event.serial + 1
+                            yield event
                     return
             except Unavailable as error:
                 if not follows:

@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequenc
 from swarm_ft.coordinator.facts.events import EventRecord, Happened
 from swarm_ft.coordinator.journal import journal as journals
 from swarm_ft.coordinator.journal.journal import Journal
-from swarm_ft.protocol.messages.events import EventKind
+from swarm_ft.protocol.messages.events import MAX_PAGE_EVENTS, EventKind
 
-EVENTS_AT_ONCE = 256
+EVENTS_AT_ONCE = MAX_PAGE_EVENTS
 """Read from the journal; others wait meanwhile."""
 MAX_PAGES = 64
 """Of so many events that are kept for the next reader: more than the journal has."""
@@ -62,15 +62,21 @@ class Happenings:
             self._news.set()
             self._news = asyncio.Event()
 
-    async def told(self, since: int, *, follows: bool) -> AsyncGenerator[EventRecord, None]:
-        """What happened, from this serial number on; then, if it follows, what happens."""
+    async def pages(
+        self, since: int, *, follows: bool
+    ) -> AsyncGenerator[Sequence[EventRecord], None]:
+        """Yield events from this serial number on, at most `EVENTS_AT_ONCE` at a time.
+
+        Args:
+            since: the first serial number.
+            follows: go on with events as they happen.
+        """
         while True:
             news = self._news
             while since < self._next_serial:
                 since = max(since, self._next_serial - journals.MAX_EVENTS)
                 page = [event for event in self._page(since) if event.serial >= since]
-                for event in page:
-                    yield event
+                yield page
                 end = since - since % EVENTS_AT_ONCE + EVENTS_AT_ONCE
                 since = page[-1].serial + 1 if page else min(end, self._next_serial)
             if not follows:

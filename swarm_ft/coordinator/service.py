@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -110,7 +110,12 @@ from swarm_ft.protocol.messages.control import (
     Revoked,
     ToPeer,
 )
-from swarm_ft.protocol.messages.events import EventKind, EventsRequest, SwarmEvent
+from swarm_ft.protocol.messages.events import (
+    EventKind,
+    EventsRequest,
+    SwarmEvent,
+    SwarmEvents,
+)
 from swarm_ft.protocol.messages.timeline import PeerTimeline, StepTimeline
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.priority import Claim
@@ -154,14 +159,14 @@ ADDRESS_BURST, PEER_BURST = 128, 8
 """At once: all peers of one address come back together after a restart, a peer comes once."""
 MAX_FOLLOWERS, MAX_OWN_FOLLOWERS = 64, 8
 """Calls that follow what happens: of all members, and of one. The owner's page takes none."""
-MAX_ENCODED_EVENTS = 20_000
-"""Kept as bytes for the next reader: all that the journal has, with words and without."""
+MAX_ENCODED_PAGES = 128
+"""Pages of events that are remembered as bytes: all of the journal, with words and without."""
 DEFAULT_QUOTAS = Quotas()
 BUG = "a bug; the coordinator's log has the details"
 
 PeerStream = MessageStream[ToPeer, FromPeer]
 WatchStream = MessageStream[RunEvent | PeerTimeline, WatchRequest]
-EventsStream = MessageStream[SwarmEvent | Encoded, EventsRequest]
+EventsStream = MessageStream[SwarmEvents | Encoded, EventsRequest]
 
 
 class _Outbox:
@@ -281,7 +286,8 @@ class CoordinatorService:
         self._watchers = Watchers()
         self._frames = StatusFrames(self._encoded_status, lambda: self._state)
         self._followers = Places(MAX_FOLLOWERS, MAX_OWN_FOLLOWERS, "followers")
-        self._encoded_events: dict[tuple[int, str], Encoded] = {}
+        # Made once for all readers of the same page.
+        self._encoded_page = lru_cache(MAX_ENCODED_PAGES)(_encoded_page)
         self._unix_s = unix_s
         self._is_ending = False
         self._happenings = Happenings(journal, unix_s)
@@ -840,12 +846,24 @@ class CoordinatorService:
     async def happened(
         self, request: EventsRequest, caller: Caller | None = None
     ) -> AsyncGenerator[SwarmEvent, None]:
-        """What happened, and perhaps what happens, as this caller may know it; None: all of it."""
-        events = self._happenings.told(request.since, follows=request.follows)
-        async with aclosing(events):
-            async for event in events:
-                if request.run_id in (None, event.happened.run_id):
-                    yield told_to(self._state, caller, event)
+        """Yield events that this caller may know; None: all of them."""
+        async with aclosing(self._event_pages(request, caller)) as pages:
+            async for page in pages:
+                for event in page:
+                    yield event
+
+    async def _event_pages(
+        self, request: EventsRequest, caller: Caller | None
+    ) -> AsyncGenerator[tuple[SwarmEvent, ...], None]:
+        async with aclosing(
+            self._happenings.pages(request.since, follows=request.follows)
+        ) as pages:
+            async for page in pages:
+                yield tuple(
+                    told_to(self._state, caller, event)
+                    for event in page
+                    if request.run_id in (None, event.happened.run_id)
+                )
 
     async def _events(self, stream: EventsStream) -> None:
         request = await stream.receive() or EventsRequest()
@@ -856,19 +874,10 @@ class CoordinatorService:
             await until_one_ends(self._send_events(stream, request), place.lost())
 
     async def _send_events(self, stream: EventsStream, request: EventsRequest) -> None:
-        async with aclosing(self.happened(request, stream.caller)) as events:
-            async for event in events:
-                await stream.send(self._encoded_event(event))
-
-    def _encoded_event(self, event: SwarmEvent) -> Encoded:
-        """An event, with its words or without, as bytes that are made once for all readers."""
-        key = event.serial, event.words
-        found = self._encoded_events.get(key)
-        if found is None:
-            found = self._encoded_events[key] = Encoded(EVENTS.reply.to_bytes(event))
-            if len(self._encoded_events) > MAX_ENCODED_EVENTS:
-                del self._encoded_events[next(iter(self._encoded_events))]
-        return found
+        async with aclosing(self._event_pages(request, stream.caller)) as pages:
+            async for page in pages:
+                if page:
+                    await stream.send(self._encoded_page(page))
 
     def _named(
         self,
@@ -894,6 +903,10 @@ class CoordinatorService:
             known = ", ".join(r.run_id for r in runs) or "none"
             raise NotFound(f"run {name} is not known here, or not yours; known: {known}")
         return run
+
+
+def _encoded_page(events: tuple[SwarmEvent, ...]) -> Encoded:
+    return Encoded(EVENTS.reply.to_bytes(SwarmEvents(events=events)))
 
 
 def _only(runs: Sequence[Run], caller: Caller | None, *, ends: bool) -> Run:

@@ -1160,6 +1160,12 @@ class SwarmEvent(_message.Message):
     words: str
     def __init__(self, serial: _Optional[int] = ..., unix_s: _Optional[float] = ..., kind: _Optional[_Union[EventKind, str]] = ..., run_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., from_step: _Optional[int] = ..., to_step: _Optional[int] = ..., words: _Optional[str] = ...) -> None: ...
 
+class SwarmEvents(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[SwarmEvent]
+    def __init__(self, events: _Optional[_Iterable[_Union[SwarmEvent, _Mapping]]] = ...) -> None: ...
+
 class WentBack(_message.Message):
     __slots__ = ("from_step", "to_step", "why", "remedy")
     FROM_STEP_FIELD_NUMBER: _ClassVar[int]

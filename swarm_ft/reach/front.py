@@ -101,6 +101,7 @@ class Front:
         self._present: dict[Incoming, asyncio.Task[None]] = {}
         self._dropped, self._told_s = 0, -math.inf
         self._kept: dict[str, socket.socket] = {}
+        self._joints: dict[str, Joint] = {}
 
     @property
     def kept(self) -> Collection[str]:
@@ -185,7 +186,23 @@ class Front:
             if inner is not None:
                 inner.close()
             raise
-        await Joint(stream, inner, shape=self._shape).wait()
+        end, joint = endpoint_of(remote), Joint(stream, inner, shape=self._shape)
+        self._joints[end] = joint
+        try:
+            await joint.wait()
+        finally:
+            if self._joints.get(end) is joint:
+                del self._joints[end]
+
+    def slow_down(self, remote: str) -> None:
+        """Read the connection of this other end slowly, for a moment.
+
+        gRPC reads bytes as they come, decrypts them and stores messages that no call has asked for.
+        Bytes that nobody reads make their sender's TCP wait.
+        """
+        joint = self._joints.get(remote)
+        if joint is not None:
+            joint.slow_down()
 
     async def close(self) -> None:
         """Take no more, and end what stands."""

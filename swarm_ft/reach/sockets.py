@@ -15,6 +15,7 @@ A stream of a meeting that the caller takes begins with a `U`; from then on all 
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import hashlib
 import math
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.protocol.spec.bounds import host_of
@@ -39,6 +41,8 @@ JOINED, CHOSEN = b"J", b"U"
 PROOF_BYTES = 16
 GREETING_S = 5.0
 """How long a stream may take to say who it is."""
+SLOW_S, SLOW_BYTES = 0.25, 1 << 12
+"""A connection that is read slowly is read once in this time, and so many bytes of it."""
 DEAD_AFTER_S = 8.0
 """A machine that acknowledges nothing for so long is gone, whatever is sent or not."""
 PROBE_AFTER_S = 3
@@ -278,6 +282,7 @@ class Joint:
         self._bytes_per_s = bytes_per_s
         self._left = 2
         self._lock = threading.Lock()
+        self._slow_until_s = -math.inf
         self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         self._moved_bytes = {one: 0, other: 0}
         self._moved_at_s = time.monotonic()
@@ -287,7 +292,8 @@ class Joint:
         if shape.receive_buffer_bytes is not None:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, shape.receive_buffer_bytes)
         for way in ((one, other, shape.down), (other, one, shape.up)):
-            threading.Thread(target=self._move, args=way, daemon=True).start()
+            # `threading.Thread.start` waits for the new thread, and the event loop with it.
+            _thread.start_new_thread(self._move, way)
 
     @property
     def moved_bytes(self) -> int:
@@ -306,6 +312,10 @@ class Joint:
         finally:
             self.close()
 
+    def slow_down(self) -> None:
+        """Read `one` slowly for a moment: `SLOW_BYTES` at a time, and then a pause."""
+        self._slow_until_s = time.monotonic() + SLOW_S
+
     def close(self) -> None:
         """End it now, both ways."""
         for sock in self._pair:
@@ -314,17 +324,26 @@ class Joint:
 
     def _move(self, source: socket.socket, sink: socket.socket, gate: Gate) -> None:
         try:
-            for num_bytes in _moved(source, sink, gate):
+            most_bytes = partial(self._most_bytes, source, gate)
+            for num_bytes in _moved(source, sink, gate, most_bytes):
                 self._moved_bytes[source] += num_bytes  # a thread counts for itself alone
                 self._moved_at_s = time.monotonic()
                 rate = self._bytes_per_s()
                 if rate < math.inf:
                     time.sleep(num_bytes / rate)
+                if self._is_slow(source):
+                    time.sleep(SLOW_S)
             sink.shutdown(socket.SHUT_WR)
         except OSError:
             self.close()
         finally:
             self._ended()
+
+    def _most_bytes(self, source: socket.socket, gate: Gate) -> int:
+        return SLOW_BYTES if self._is_slow(source) else gate.chunk_bytes
+
+    def _is_slow(self, source: socket.socket) -> bool:
+        return source is self._pair[0] and time.monotonic() < self._slow_until_s
 
     def _ended(self) -> None:
         with self._lock:
@@ -337,14 +356,23 @@ class Joint:
                 self._loop.call_soon_threadsafe(self._over.set)
 
 
-def _moved(source: socket.socket, sink: socket.socket, gate: Gate) -> Iterator[int]:
-    """Move what comes, and tell how many bytes each time; until the source ends."""
-    return (_spliced if hasattr(os, "splice") else _copied)(source, sink, gate)
+def _moved(
+    source: socket.socket, sink: socket.socket, gate: Gate, most_bytes: Callable[[], int]
+) -> Iterator[int]:
+    """Move bytes as they come, `most_bytes` at a time, until the source ends.
+
+    Yields:
+        Number of bytes, each time.
+    """
+    move = _spliced if hasattr(os, "splice") else _copied
+    return move(source, sink, gate, most_bytes)
 
 
-def _spliced(source: socket.socket, sink: socket.socket, gate: Gate) -> Iterator[int]:
+def _spliced(
+    source: socket.socket, sink: socket.socket, gate: Gate, most_bytes: Callable[[], int]
+) -> Iterator[int]:
     with _pipe() as (outlet, inlet):
-        while num_bytes := os.splice(source.fileno(), inlet, gate.chunk_bytes):
+        while num_bytes := os.splice(source.fileno(), inlet, most_bytes()):
             gate.wait(num_bytes)
             left = num_bytes
             while left:
@@ -362,9 +390,11 @@ def _pipe() -> Iterator[tuple[int, int]]:
         os.close(inlet)
 
 
-def _copied(source: socket.socket, sink: socket.socket, gate: Gate) -> Iterator[int]:
+def _copied(
+    source: socket.socket, sink: socket.socket, gate: Gate, most_bytes: Callable[[], int]
+) -> Iterator[int]:
     buffer = memoryview(bytearray(gate.chunk_bytes))
-    while num_bytes := source.recv_into(buffer):
+    while num_bytes := source.recv_into(buffer, most_bytes()):
         gate.wait(num_bytes)
         sink.sendall(buffer[:num_bytes])
         yield num_bytes

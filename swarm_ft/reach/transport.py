@@ -71,6 +71,7 @@ class FrontedTransport:
         place = self._places.new()
         inner = await self._grpc.serve_at(place, handlers)
         self.front.lead_to(place, inner.callers)
+        inner.on_flood(self.front.slow_down)
         endpoint = await self.front.listen(host, port)
         return FrontedServer(endpoint, inner, self)
 

@@ -36,7 +36,9 @@ falsify and which has limits of its own (`coordinator/capacity.py`). Calls betwe
 training's own traffic; links and their number are limited by assignments (`peer/links.py`)."""
 
 REPLIES_METERED = frozenset({methods.WATCH.path, methods.EVENTS.path})
-"""Paths of methods whose replies count too: one small request asks for 10,000 messages or more."""
+"""Paths of methods whose replies count too: one small request asks for 10,000 events or more."""
+REPLY_BYTES = 100
+"""A reply of `Events` counts as one for each so many bytes of it: about what one event has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,20 +50,23 @@ class Rates:
             one PeerAlive for each run in 2 s, and some at an attempt's begin, however many
             microbatches a step has; 200 are 20 runs at 5 steps a second.
         messages_burst: at once; a peer that joins again reports all runs and shards that it holds.
-        call_messages: a call counts as so many messages. Opening one costs the event loop about
-            ten times as much as reading a message on an open one.
+        calls_per_s: calls that it opens. One costs about thirty times as much as a message on an
+            open one, if it comes over a new connection. A peer opens a few when it joins; a client
+            three a job.
+        calls_burst: at once; a process with 20 jobs opens 60.
         bytes_per_s: bytes that it sends. `Submit` alone sends more than some kilobytes a second:
             a client on loopback sends up to 200 MiB/s, in parts of 256 KiB, of which 200 a second
             are 50 MiB/s.
         bytes_burst: at once; so a job of up to 250 MiB of tokens never waits.
-        replies_per_s: messages that are sent to it by methods of `REPLIES_METERED`. A follower of
+        replies_per_s: replies that are sent to it by methods of `REPLIES_METERED`. A follower of
             20 runs with 5 steps a second gets 100.
         replies_burst: at once; the journal keeps 10,000 events, and `swarm-ft events` asks for all.
     """
 
     messages_per_s: float = 200.0
     messages_burst: int = 1_000
-    call_messages: int = 10
+    calls_per_s: float = 5.0
+    calls_burst: int = 64
     bytes_per_s: float = 64 << 20
     bytes_burst: int = 256 << 20
     replies_per_s: float = 1_000.0
@@ -72,7 +77,8 @@ class Rates:
         return Rates(
             messages_per_s=self.messages_per_s * count,
             messages_burst=self.messages_burst * count,
-            call_messages=self.call_messages,
+            calls_per_s=self.calls_per_s * count,
+            calls_burst=self.calls_burst * count,
             bytes_per_s=self.bytes_per_s * count,
             bytes_burst=self.bytes_burst * count,
             replies_per_s=self.replies_per_s * count,
@@ -111,11 +117,25 @@ def account_of(caller: Caller | None, remote: str) -> Account:
     return Account(caller.name, is_address=False)
 
 
+class Delay(NamedTuple):
+    """How long to keep a message back.
+
+    Attributes:
+        wait_s: 0 where it may pass at once.
+        is_flood: whether messages or calls are too many. Too many bytes need no other measure:
+            gRPC lets a call have some megabytes unread, and its sender waits.
+    """
+
+    wait_s: float
+    is_flood: bool
+
+
 class _Allowance:
     """The buckets of one account."""
 
     def __init__(self, rates: Rates) -> None:
         self.messages = Bucket(per_s=rates.messages_per_s, burst=rates.messages_burst)
+        self.calls = Bucket(per_s=rates.calls_per_s, burst=rates.calls_burst)
         self.bytes = Bucket(per_s=rates.bytes_per_s, burst=rates.bytes_burst)
         self.replies = Bucket(per_s=rates.replies_per_s, burst=rates.replies_burst)
 
@@ -134,7 +154,7 @@ class Allowances:
         self._max_accounts = max_accounts
         self._allowances: OrderedDict[Account, _Allowance] = OrderedDict()
 
-    def received(self, account: Account, num_bytes: int, now_s: float, *, is_first: bool) -> float:
+    def received(self, account: Account, num_bytes: int, now_s: float, *, is_first: bool) -> Delay:
         """Count a message that the account has sent.
 
         Args:
@@ -142,17 +162,16 @@ class Allowances:
             num_bytes: of the message.
             now_s: monotonic seconds.
             is_first: whether it is the first of its call, which counts as the call.
-
-        Returns:
-            How long to keep the message back, in seconds.
         """
         allowance = self._of(account)
-        count = self._own.call_messages if is_first else 1
-        return max(allowance.messages.take(count, now_s), allowance.bytes.take(num_bytes, now_s))
+        many = allowance.calls if is_first else allowance.messages
+        flood_s = many.take(1, now_s)
+        wait_s = max(flood_s, allowance.bytes.take(num_bytes, now_s))
+        return Delay(wait_s, is_flood=flood_s > 0)
 
-    def replied(self, account: Account, now_s: float) -> float:
-        """Count a message that is sent to the account; returns how long to wait before, in s."""
-        return self._of(account).replies.take(1, now_s)
+    def replied(self, account: Account, now_s: float, count: int = 1) -> float:
+        """Count replies that are sent to the account; returns how long to wait before, in s."""
+        return self._of(account).replies.take(count, now_s)
 
     def _of(self, account: Account) -> _Allowance:
         found = self._allowances.pop(account, None)

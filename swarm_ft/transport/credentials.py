@@ -7,6 +7,8 @@ dials names who has to answer, and gRPC refuses all others; whoever serves learn
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from functools import lru_cache
 
 import grpc
 
@@ -22,6 +24,15 @@ Invitations = Callable[[], Collection[Certificate]]
 def nobody_else() -> Collection[Certificate]:
     """For all but the coordinator: only members are known."""
     return ()
+
+
+@lru_cache(maxsize=1024)
+def _member_of(shown: bytes, authority: Certificate) -> tuple[Certificate, Caller | None]:
+    """Parse a certificate and verify it once; callers show the same one at each call."""
+    certificate = from_pem(shown)
+    with suppress(NotAllowed):
+        return certificate, caller_of(certificate, authority)
+    return certificate, None
 
 
 class Credentials:
@@ -81,8 +92,8 @@ class Credentials:
         shown = next(iter(auth_context.get("x509_pem_cert", ())), b"")
         if not shown:
             raise NotAllowed("this swarm's links are encrypted; join it with an invitation")
-        certificate = from_pem(shown)
-        caller = caller_of(certificate, self.authority, self._invitations())
+        certificate, member = _member_of(shown, self.authority)
+        caller = member or caller_of(certificate, self.authority, self._invitations())
         if caller.role is not Role.NEWCOMER:
             self.validity.certified(caller.name, certificate.not_valid_after_utc.timestamp())
         self.validity.check(caller)

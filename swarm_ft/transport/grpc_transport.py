@@ -33,7 +33,7 @@ from swarm_ft.transport.grpc_options import (
     server_arguments,
 )
 from swarm_ft.transport.local_places import LocalPlace
-from swarm_ft.transport.metering import CallMeter, Meter
+from swarm_ft.transport.metering import CallMeter, Meter, OnFlood
 from swarm_ft.transport.methods import from_bytes, to_bytes
 from swarm_ft.transport.open_calls import OpenCalls
 from swarm_ft.transport.open_files import max_connections, raise_open_files
@@ -407,6 +407,7 @@ class GrpcServer:
             self._register(method, handler)
         self._endpoint = ""
         self._place: LocalPlace | None = None
+        self._on_flood: OnFlood = lambda _remote: None
         self._running: dict[asyncio.Task[SwarmError | None], ServerStream[Any, Any]] = {}
         validity = options.credentials.validity if options.credentials else None
         self._open: OpenCalls[ServerStream[Any, Any]] = OpenCalls(validity, ServerStream.refuse)
@@ -415,6 +416,10 @@ class GrpcServer:
     def endpoint(self) -> str:
         """See `Server`."""
         return self._endpoint
+
+    def on_flood(self, notify: OnFlood) -> None:
+        """Call `notify` with the other end of a connection, `host:port`, that sends too much."""
+        self._on_flood = notify
 
     async def start_at(self, place: LocalPlace) -> None:
         """Serve at a place of this process from now on."""
@@ -508,7 +513,8 @@ class GrpcServer:
         )
         try:
             caller = self._caller(method, context)
-            stream.known_as(caller, CallMeter(self._meter, method, caller, remote, stream.lost))
+            meter = CallMeter(self._meter, method, caller, remote, stream.lost, self._on_flood)
+            stream.known_as(caller, meter)
         except SwarmError as error:
             await context.abort(STATUS[error.code], error.code, to_metadata(error))
         patience_s = self._options.first_message_s
@@ -569,7 +575,7 @@ class ServerStream(GrpcStream[Out, In]):
 
     async def _write(self, data: bytes) -> None:
         if self._meter is not None:
-            await self._meter.replied()
+            await self._meter.replied(len(data))
         try:
             await self._call.write(data)
         except grpc.aio.BaseError as error:

@@ -8,10 +8,18 @@ from typing import Any
 
 from swarm_ft.clock import Clock, SystemClock
 from swarm_ft.identity.roles import Caller
-from swarm_ft.transport.allowance import METERED, REPLIES_METERED, Allowances, account_of
+from swarm_ft.transport.allowance import (
+    METERED,
+    REPLIES_METERED,
+    REPLY_BYTES,
+    Allowances,
+    account_of,
+)
 from swarm_ft.transport.base import Method, first_done
+from swarm_ft.transport.methods import EVENTS
 
 Sleep = Callable[[float], Awaitable[object]]
+OnFlood = Callable[[str], None]
 
 
 class Meter:
@@ -43,6 +51,7 @@ class CallMeter:
         caller: by its certificate.
         remote: its address, `host:port`.
         lost: done when the call is no more; nothing is kept back after that.
+        on_flood: receives `remote` when messages or calls are too many.
     """
 
     def __init__(
@@ -52,12 +61,16 @@ class CallMeter:
         caller: Caller | None,
         remote: str,
         lost: asyncio.Future[str],
+        on_flood: OnFlood = lambda _remote: None,
     ) -> None:
         self._meter = meter
         self._account = account_of(caller, remote)
         self._is_metered = method.path in METERED
         self._has_metered_replies = method.path in REPLIES_METERED
+        self._counts_reply_bytes = method.path == EVENTS.path
+        self._remote = remote
         self._lost = lost
+        self._on_flood = on_flood
         self._is_first = True
 
     async def received(self, num_bytes: int) -> None:
@@ -65,15 +78,19 @@ class CallMeter:
         if self._is_metered:
             is_first, self._is_first = self._is_first, False
             now_s = self._meter.clock.now_s()
-            await self._wait(
-                self._meter.allowances.received(self._account, num_bytes, now_s, is_first=is_first)
+            delay = self._meter.allowances.received(
+                self._account, num_bytes, now_s, is_first=is_first
             )
+            if delay.is_flood:
+                self._on_flood(self._remote)
+            await self._wait(delay.wait_s)
 
-    async def replied(self) -> None:
-        """Count a reply, and wait until it may be sent."""
+    async def replied(self, num_bytes: int) -> None:
+        """Count a reply of so many bytes, and wait until it may be sent."""
         if self._has_metered_replies:
+            count = max(1, num_bytes // REPLY_BYTES) if self._counts_reply_bytes else 1
             now_s = self._meter.clock.now_s()
-            await self._wait(self._meter.allowances.replied(self._account, now_s))
+            await self._wait(self._meter.allowances.replied(self._account, now_s, count))
 
     async def _wait(self, seconds: float) -> None:
         if seconds <= 0:

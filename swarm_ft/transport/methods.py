@@ -25,7 +25,7 @@ from swarm_ft.protocol.messages.client import (
 )
 from swarm_ft.protocol.messages.control import FromPeer, ToPeer
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
-from swarm_ft.protocol.messages.events import EventsRequest, SwarmEvent
+from swarm_ft.protocol.messages.events import EventsRequest, SwarmEvents
 from swarm_ft.protocol.messages.generation import MAX_VALUES_BYTES, FromStage, ToStage
 from swarm_ft.protocol.messages.link import LinkMessage
 from swarm_ft.protocol.messages.meeting import FromMember, FromRelay, RelayWelcome, ToMember
@@ -61,7 +61,7 @@ BYTES = {
     "Cancel": (SMALL, MAX_STATUS_BYTES),
     "Collected": (SMALL, MAX_STATUS_BYTES),
     "Status": (SMALL, MAX_STATUS_BYTES),
-    "Events": (SMALL, SMALL),
+    "Events": (SMALL, MAX_PART_BYTES),
     "Enrol": (SMALL, SMALL),
     "Introduce": (SMALL, SMALL),
     "Place": (MAX_PART_BYTES, MAX_PART_BYTES),
@@ -161,8 +161,8 @@ COLLECTED: Method[CollectedRequest, RunStatus] = _method(
 STATUS: Method[StatusRequest, SwarmStatus] = _method(
     _COORDINATOR, "Status", StatusRequest, SwarmStatus
 )
-EVENTS: Method[EventsRequest, SwarmEvent] = _method(
-    _COORDINATOR, "Events", EventsRequest, SwarmEvent
+EVENTS: Method[EventsRequest, SwarmEvents] = _method(
+    _COORDINATOR, "Events", EventsRequest, SwarmEvents
 )
 ENROL: Method[EnrolRequest, Enrolled] = _method(_COORDINATOR, "Enrol", EnrolRequest, Enrolled)
 INTRODUCE: Method[FromMember, ToMember] = _method(_COORDINATOR, "Introduce", FromMember, ToMember)

@@ -237,7 +237,7 @@ class MemoryStream(Generic[Out, In]):
         """See `MessageStream`."""
         data = to_bytes(self._outgoing, message, MAX_MESSAGE_BYTES)
         if self._meter is not None:
-            await self._meter.replied()
+            await self._meter.replied(len(data))
         await self._outbox.put(data)
 
     async def receive(self) -> In | None:

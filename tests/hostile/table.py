@@ -138,9 +138,9 @@ async def _events(scene: Scene, kind: Kind) -> Answer:
     request = pb.EventsRequest(protocol_version=PROTOCOL_VERSION)
     answer = await _at_coordinator(scene, kind, "Events", request)
     for reply in answer.replies:
-        event = pb.SwarmEvent.FromString(reply)
-        if event.run_id.startswith("run-") and event.words and kind is not Kind.OWNER:
-            raise Broken(f"what happened in run {event.run_id} is told in words")
+        for event in pb.SwarmEvents.FromString(reply).events:
+            if event.run_id.startswith("run-") and event.words and kind is not Kind.OWNER:
+                raise Broken(f"what happened in run {event.run_id} is told in words")
     return answer
 
 

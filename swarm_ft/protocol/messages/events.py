@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Annotated
 
 from swarm_ft.ids import PeerId, RunId, StepNumber
-from swarm_ft.protocol.spec.bounds import Range, Text
+from swarm_ft.protocol.spec.bounds import Length, Range, Text
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
 MAX_SERIAL = (1 << 63) - 1
@@ -83,6 +83,17 @@ class SwarmEvent:
     from_step: StepNumber | None = None
     to_step: StepNumber | None = None
     words: Text = ""
+
+
+MAX_PAGE_EVENTS = 256
+"""Events in one message."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SwarmEvents:
+    """Events in a row, oldest first."""
+
+    events: Annotated[tuple[SwarmEvent, ...], Length(MAX_PAGE_EVENTS)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

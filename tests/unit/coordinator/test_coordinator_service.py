@@ -253,6 +253,13 @@ async def seen_by(office: Office, count: int) -> None:
         await asyncio.sleep(0)
 
 
+async def read_by(office: Office, samples: list[int]) -> None:
+    """Wait until the coordinator has read so many samples of each job."""
+    incoming = office.service._submissions._incoming  # noqa: SLF001 - nobody else asks for it
+    while [one.num_bytes for one in incoming] != [num * len(TOKENS) for num in samples]:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
 async def swarm_status(channel: MemoryChannel) -> SwarmStatus:
     return await call(channel, STATUS, StatusRequest(), DEADLINE_S)
 
@@ -542,6 +549,7 @@ async def test_the_slowest_job_of_who_has_most_makes_room(
             await faster.send(SampleTokens(sample=SampleId(sample), token_ids=TOKENS))
         other = await begun(office.channel_of("b"), spec, "other")
         await seen_by(office, 3)
+        await read_by(office, [1, 4, 1])
         assert (await submit(office.channel_of("honest"), spec, run_id=MINE)).run_id == "mine"
         with pytest.raises(Busy, match="needs the place of this one, which came in slowest"):
             await slow.receive()

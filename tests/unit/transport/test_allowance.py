@@ -1,7 +1,5 @@
 """Who sends too much waits, by its own account and no other's."""
 
-import math
-
 import pytest
 
 from swarm_ft.identity.roles import Caller, Role
@@ -13,6 +11,7 @@ from swarm_ft.transport.allowance import (
     REPLIES_METERED,
     Account,
     Allowances,
+    Delay,
     Rates,
     account_of,
 )
@@ -28,7 +27,7 @@ def passed_after(allowances: Allowances, account: Account, seconds: float) -> in
     """How many one-byte messages of one call pass within so long, sent as fast as possible."""
     now_s, count = 0.0, 0
     while now_s <= seconds:
-        now_s += allowances.received(account, 1, now_s, is_first=count == 0)
+        now_s += allowances.received(account, 1, now_s, is_first=count == 0).wait_s
         count += 1
     return count - 1
 
@@ -37,23 +36,30 @@ def passed_after(allowances: Allowances, account: Account, seconds: float) -> in
 def test_a_flood_passes_at_its_rate(account: Account, share: int) -> None:
     rates = RATES.times(share)
     passed = passed_after(Allowances(), account, 10.0)
-    expected = rates.messages_burst + 10 * rates.messages_per_s - RATES.call_messages + 1
-    assert passed == pytest.approx(expected, abs=1)
+    assert passed == pytest.approx(rates.messages_burst + 10 * rates.messages_per_s, abs=1)
+
+
+def test_calls_have_a_rate_of_their_own() -> None:
+    allowances = Allowances()
+    first = [allowances.received(MEMBER, 1, 0.0, is_first=True) for _ in range(70)]
+    assert [delay.is_flood for delay in first].index(True) == RATES.calls_burst
+    assert first[-1].wait_s == pytest.approx((70 - RATES.calls_burst) / RATES.calls_per_s)
+    assert allowances.received(MEMBER, 1, 0.0, is_first=False) == Delay(0.0, is_flood=False)
 
 
 def test_accounts_do_not_share() -> None:
-    allowances = Allowances(Rates(messages_per_s=1.0, messages_burst=10, call_messages=1))
+    allowances = Allowances(Rates(messages_per_s=1.0, messages_burst=10))
     for _ in range(1_000):
         allowances.received(MEMBER, 1, 0.0, is_first=False)
-    assert allowances.received(MEMBER, 1, 0.0, is_first=False) > 900
-    assert allowances.received(OTHER, 1, 0.0, is_first=True) == 0.0
+    assert allowances.received(MEMBER, 1, 0.0, is_first=False).wait_s > 900
+    assert allowances.received(OTHER, 1, 0.0, is_first=True).wait_s == 0.0
 
 
 def test_bytes_wait_as_long_as_their_rate_says() -> None:
     allowances = Allowances()
-    assert allowances.received(MEMBER, RATES.bytes_burst, 0.0, is_first=True) == 0.0
-    waited_s = allowances.received(MEMBER, int(RATES.bytes_per_s), 0.0, is_first=False)
-    assert waited_s == pytest.approx(1.0)
+    assert allowances.received(MEMBER, RATES.bytes_burst, 0.0, is_first=True).wait_s == 0.0
+    delay = allowances.received(MEMBER, int(RATES.bytes_per_s), 0.0, is_first=False)
+    assert delay == Delay(pytest.approx(1.0), is_flood=False)
 
 
 def test_replies_are_counted_apart() -> None:
@@ -61,16 +67,19 @@ def test_replies_are_counted_apart() -> None:
     waits = [allowances.replied(MEMBER, 0.0) for _ in range(RATES.replies_burst + 1)]
     assert waits[-2] == 0.0
     assert waits[-1] == pytest.approx(1 / RATES.replies_per_s)
-    assert allowances.received(MEMBER, 1, 0.0, is_first=True) == 0.0
+    assert allowances.replied(OTHER, 0.0, count=RATES.replies_burst + 10) == pytest.approx(
+        10 / RATES.replies_per_s
+    )
+    assert allowances.received(MEMBER, 1, 0.0, is_first=True).wait_s == 0.0
 
 
 def test_the_account_that_was_used_longest_ago_is_forgotten() -> None:
-    rates = Rates(messages_per_s=1e-9, messages_burst=1, call_messages=1)
+    rates = Rates(calls_per_s=1e-9, calls_burst=1)
     allowances = Allowances(rates, max_accounts=2)
     for account in (MEMBER, OTHER, MEMBER, HOUSE):
         allowances.received(account, 0, 0.0, is_first=True)
-    assert allowances.received(MEMBER, 0, 0.0, is_first=True) > 1.0
-    assert allowances.received(OTHER, 0, 0.0, is_first=True) == 0.0
+    assert allowances.received(MEMBER, 0, 0.0, is_first=True).wait_s > 1.0
+    assert allowances.received(OTHER, 0, 0.0, is_first=True).wait_s == 0.0
 
 
 def test_members_count_by_key_and_all_others_by_address() -> None:
@@ -97,6 +106,7 @@ def test_honest_needs_fit() -> None:
     for tenth in range(600):  # a minute of twenty runs with five steps a second
         now_s = tenth / 10
         messages = 2 * 20 * 5 // 10 - 1 + (10 if tenth % 20 == 0 else 0)
-        waits += [allowances.received(MEMBER, 400, now_s, is_first=False) for _ in range(messages)]
+        waits += [
+            allowances.received(MEMBER, 400, now_s, is_first=False).wait_s for _ in range(messages)
+        ]
     assert max(waits) == 0.0
-    assert math.isfinite(sum(waits))
