@@ -46,27 +46,26 @@ class Rates:
     """The rates of one caller in the long run, and at once after a pause.
 
     Attributes:
-        messages_per_s: messages that it sends. A peer sends one or two for each step and run,
-            one PeerAlive for each run in 2 s, and some at an attempt's begin, however many
-            microbatches a step has; 200 are 20 runs at 5 steps a second.
+        messages_per_s: messages that it sends, smaller than `LARGE_BYTES`. A peer sends one or two
+            for each step and run, one PeerAlive for each run in 2 s, and some at an attempt's
+            begin, however many microbatches a step has; 100 are 4 runs at 12 steps a second.
         messages_burst: at once; a peer that joins again reports all runs and shards that it holds.
         calls_per_s: calls that it opens. One costs about thirty times as much as a message on an
             open one, if it comes over a new connection. A peer opens a few when it joins; a client
             three a job.
-        calls_burst: at once; a process with 20 jobs opens 60.
+        calls_burst: at once; a process with 10 jobs opens 30.
         bytes_per_s: bytes that it sends. `Submit` alone sends more than some kilobytes a second:
-            a client on loopback sends up to 200 MiB/s, in parts of 256 KiB, of which 200 a second
-            are 50 MiB/s.
+            a client on loopback sends up to 200 MiB/s, in parts of 256 KiB.
         bytes_burst: at once; so a job of up to 250 MiB of tokens never waits.
         replies_per_s: replies that are sent to it by methods of `REPLIES_METERED`. A follower of
             20 runs with 5 steps a second gets 100.
         replies_burst: at once; the journal keeps 10,000 events, and `swarm-ft events` asks for all.
     """
 
-    messages_per_s: float = 200.0
-    messages_burst: int = 1_000
+    messages_per_s: float = 100.0
+    messages_burst: int = 400
     calls_per_s: float = 5.0
-    calls_burst: int = 64
+    calls_burst: int = 32
     bytes_per_s: float = 64 << 20
     bytes_burst: int = 256 << 20
     replies_per_s: float = 1_000.0
@@ -87,6 +86,8 @@ class Rates:
 
 
 RATES = Rates()
+LARGE_BYTES = 64 << 10
+"""A message of so many bytes counts by its bytes alone."""
 CALLERS_PER_ADDRESS = 16
 """An address without a member's key counts as so many callers: a house, or a demo's processes."""
 
@@ -165,7 +166,7 @@ class Allowances:
         """
         allowance = self._of(account)
         many = allowance.calls if is_first else allowance.messages
-        flood_s = many.take(1, now_s)
+        flood_s = many.take(1, now_s) if is_first or num_bytes < LARGE_BYTES else 0.0
         wait_s = max(flood_s, allowance.bytes.take(num_bytes, now_s))
         return Delay(wait_s, is_flood=flood_s > 0)
 

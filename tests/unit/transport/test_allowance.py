@@ -103,10 +103,14 @@ def test_training_traffic_between_peers_is_not_metered() -> None:
 def test_honest_needs_fit() -> None:
     """The most that a member needs, as the reasons in `Rates` have it."""
     allowances, waits = Allowances(), []
-    for tenth in range(600):  # a minute of twenty runs with five steps a second
+    for tenth in range(600):  # a minute of four runs with twelve steps a second
         now_s = tenth / 10
-        messages = 2 * 20 * 5 // 10 - 1 + (10 if tenth % 20 == 0 else 0)
+        messages = 2 * 4 * 12 // 10 + (4 if tenth % 20 == 0 else 0)
         waits += [
             allowances.received(MEMBER, 400, now_s, is_first=False).wait_s for _ in range(messages)
+        ]
+        # And beside them a job that comes in, 64 MiB a second in parts of 256 KiB.
+        waits += [
+            allowances.received(MEMBER, 256 << 10, now_s, is_first=False).wait_s for _ in range(25)
         ]
     assert max(waits) == 0.0
