@@ -47,6 +47,7 @@ from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from swarm_ft.protocol.wire import RUN_SPEC
 from tests.hostile.attacker import COORDINATOR, Identity, Target, ask, calling
 from tests.hostile.job import spec_message
+from tests.hostile.pace import NICE, burn, cpu_s
 from tests.hostile.processes import Processes, opened
 
 KINDS = ("quiet", "floods", "idle-attacker")
@@ -178,22 +179,13 @@ async def _flood(attacker: Attacker, floods: list[str], seconds: float) -> None:
             await asyncio.gather(*map(again, floods))
 
 
-def _burn(seconds: float, cpu_share: float) -> None:
-    """Be busy for this share of a core, and send nothing."""
-    end_s = time.monotonic() + seconds
-    while (now_s := time.monotonic()) < end_s:
-        while time.monotonic() < now_s + 0.01 * cpu_share:
-            pass
-        time.sleep(0.01 * max(0.0, 1 - cpu_share))
-
-
 def attack(told: dict[str, Any]) -> None:
     """The attacker's process; writes what it did as JSON."""
     attacker = Attacker(told)
     print("ready", flush=True)  # noqa: T201
     began_s, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
     if told["burns"]:
-        _burn(told["seconds"], told["burns"])
+        burn(told["burns"], lambda: time.monotonic() - began_s >= told["seconds"])
     else:
         asyncio.run(_flood(attacker, told["floods"], told["seconds"]))
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -218,11 +210,6 @@ def _told(identity: Identity) -> dict[str, str]:
 
 
 # ---- the measurement
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _commits(swarm: Processes) -> int:
@@ -254,13 +241,13 @@ async def window(
             process.stdin.write(json.dumps(told).encode())
             process.stdin.close()
             await process.stdout.readline()  # its imports are no flood
-    commits, cpu_s = _commits(swarm), _cpu_s(swarm.coordinator.pid)
+    commits, used_s = _commits(swarm), cpu_s(swarm.coordinator.pid)
     began_s = time.monotonic()
     await asyncio.sleep(seconds)
     took_s = time.monotonic() - began_s
     found: dict[str, Any] = {
         "commits_per_s": (_commits(swarm) - commits) / took_s,
-        "coordinator_cpu": (_cpu_s(swarm.coordinator.pid) - cpu_s) / took_s,
+        "coordinator_cpu": (cpu_s(swarm.coordinator.pid) - used_s) / took_s,
         "attacker_cpu": 0.0,
     }
     if process is not None:
@@ -309,7 +296,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     if asked.attack:
-        os.nice(19)  # the attacker has a machine of its own elsewhere; here it shares the cores
+        os.nice(NICE)
         attack(json.load(sys.stdin))
         return
     found = asyncio.run(measure(asked.seconds, asked.rounds, asked.floods.split(",")))

@@ -23,6 +23,7 @@ from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.proto import meeting_pb2
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from tests.hostile.attacker import COORDINATOR
+from tests.hostile.pace import NICE
 from tests.hostile.scene import hello_of
 
 VERSION: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION}
@@ -124,6 +125,5 @@ async def flood(endpoint: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    # It shares the cores with the swarm: its own work must not count as the coordinator's harm.
-    os.nice(19)
+    os.nice(NICE)
     asyncio.run(flood(sys.argv[1], Path(sys.argv[2])))

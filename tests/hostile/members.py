@@ -37,6 +37,7 @@ from tests.hostile.attacks import expect
 from tests.hostile.browser import Page, open_page, raw_request
 from tests.hostile.clients import check_discreet, is_taken, new_client, short_job, tokens_for
 from tests.hostile.job import of_model, spec_message, with_blocks
+from tests.hostile.pace import cpu_s
 from tests.hostile.processes import (
     ELSEWHERE,
     Processes,
@@ -387,15 +388,20 @@ QUIET_S, KEPT_SHARE, TRIES = 8.0, 0.8, 3
 async def floods(swarm: Processes) -> None:
     """The honest run keeps at least 0.8 of its commits a second beside all floods at once.
 
-    Its pace varies on a machine with other work, so a try may fail; no more than two may.
+    The attacker shares the machine's cores, so the floods are compared with a process that takes as
+    much processor time and sends nothing. The pace varies on a machine with other work, so a try
+    may fail; no more than two may.
     """
     shares = list[float]()
     attackers = [await swarm.member(Role.CLIENT), await swarm.member(Role.PEER)]
     for _ in range(TRIES):
-        quiet = await commits_in(swarm, QUIET_S)
-        async with undisturbed(swarm), flooding(swarm, attackers):
+        async with undisturbed(swarm), flooding(swarm, attackers) as pid:
+            used_s = cpu_s(pid)
             flooded = await commits_in(swarm, QUIET_S)
-        shares.append(flooded / max(1, quiet))
+            cpu_share = (cpu_s(pid) - used_s) / QUIET_S
+        async with beside("tests.hostile.pace", f"{cpu_share:.3f}"):
+            silent = await commits_in(swarm, QUIET_S)
+        shares.append(flooded / max(1, silent))
         if shares[-1] >= KEPT_SHARE:
             return
     raise Broken(f"it keeps {', '.join(f'{share:.2f}' for share in shares)} of its commits")
@@ -409,8 +415,8 @@ async def commits_in(swarm: Processes, seconds: float) -> int:
 
 
 @asynccontextmanager
-async def flooding(swarm: Processes, attackers: list[Identity]) -> AsyncIterator[None]:
-    """A process that sends all kinds of messages as fast as it can, as long as the context."""
+async def flooding(swarm: Processes, attackers: list[Identity]) -> AsyncIterator[int]:
+    """Start a process that sends all kinds of messages as fast as it can; yield its PID."""
     from swarm_ft.identity.certificates import to_pem
     from swarm_ft.identity.keys import key_pem, write_private
 
@@ -420,16 +426,22 @@ async def flooding(swarm: Processes, attackers: list[Identity]) -> AsyncIterator
     for role, who in zip(("client", "peer"), attackers, strict=True):
         (folder / f"{role}.pem").write_bytes(to_pem(who.certificate))
         write_private(folder / f"{role}.key", key_pem(who.key))
+    async with beside("tests.hostile.flood", swarm.at.endpoint, str(folder)) as pid:
+        yield pid
+
+
+@asynccontextmanager
+async def beside(module: str, *arguments: str) -> AsyncIterator[int]:
+    """Run a module in a process of its own, from its first line on; yield its PID."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.hostile.flood", swarm.at.endpoint, str(folder)),
-        stdout=asyncio.subprocess.PIPE,
+        *(sys.executable, "-m", module, *arguments), stdout=asyncio.subprocess.PIPE
     )
     try:
         if process.stdout is None or not await process.stdout.readline():
-            raise Broken("the flood did not begin")
-        yield
+            raise Broken(f"{module} did not begin")
+        yield process.pid
         if process.returncode is not None:
-            raise Broken("the flood ended by itself: this was no attack")
+            raise Broken(f"{module} ended by itself: this was no attack")
     finally:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGKILL)
