@@ -53,7 +53,7 @@ class Rates:
         calls_per_s: calls that it opens. One costs about thirty times as much as a message on an
             open one, if it comes over a new connection. A peer opens a few when it joins; a client
             three a job.
-        calls_burst: at once; a process with 10 jobs opens 30.
+        calls_burst: at once; a process with 20 jobs opens 60.
         bytes_per_s: bytes that it sends. `Submit` alone sends more than some kilobytes a second:
             a client on loopback sends up to 200 MiB/s, in parts of 256 KiB.
         bytes_burst: at once; so a job of up to 250 MiB of tokens never waits.
@@ -65,7 +65,7 @@ class Rates:
     messages_per_s: float = 100.0
     messages_burst: int = 400
     calls_per_s: float = 5.0
-    calls_burst: int = 32
+    calls_burst: int = 64
     bytes_per_s: float = 64 << 20
     bytes_burst: int = 256 << 20
     replies_per_s: float = 1_000.0

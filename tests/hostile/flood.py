@@ -1,129 +1,271 @@
-"""A process that floods a coordinator with all kinds of messages, until it is killed.
+"""A process that floods a coordinator with all kinds of messages.
 
-`python -m tests.hostile.flood ENDPOINT DIRECTORY`, with keys of a client and of a peer there.
+It is bare gRPC with the keys of one client and one peer, and reads its order as JSON from stdin:
+
+    wants         wishes for meetings over one connection, as fast as they are taken
+    status        16 calls of Status at a time
+    events        16 calls of Events from the beginning at a time
+    alive         10,000 PeerAlive a second
+    submissions   four jobs of 1 GiB that come in at 16 KiB/s
+    followers     64 calls of Events that follow and are never read
+
+An attacker has a machine of its own elsewhere. Here it shares the cores with the honest run, so its
+own work slows the run as well: an attacker that `burns` as much and sends nothing shows by how
+much.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import resource
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 from google.protobuf.message import Message
 
-from swarm_ft.identity.certificates import from_pem, host_of
-from swarm_ft.identity.keys import name_of
-from swarm_ft.identity.roles import COORDINATOR_NAME
+from swarm_ft.identity.certificates import from_pem, to_pem
+from swarm_ft.identity.keys import key_pem, parsed_key
 from swarm_ft.proto import coordinator_pb2 as pb
 from swarm_ft.proto import meeting_pb2
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
-from tests.hostile.attacker import COORDINATOR
-from tests.hostile.pace import NICE
-from tests.hostile.scene import hello_of
+from swarm_ft.protocol.wire import RUN_SPEC
+from tests.hostile.attacker import COORDINATOR, Identity, Target, ask, calling
+from tests.hostile.job import spec_message
+from tests.hostile.scene import Broken
 
-VERSION: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION}
-CALLS = 16
-"""Of each short method at a time."""
-
-
-def channel(endpoint: str, folder: Path, role: str) -> grpc.aio.Channel:
-    """A connection with this key, on which all calls of it are made."""
-    pem = {name: (folder / name).read_bytes() for name in (f"{role}.pem", f"{role}.key")}
-    credentials = grpc.ssl_channel_credentials(
-        (folder / "authority.pem").read_bytes(), pem[f"{role}.key"], pem[f"{role}.pem"]
-    )
-    named = ("grpc.ssl_target_name_override", host_of(COORDINATOR_NAME))
-    return grpc.aio.secure_channel(endpoint, credentials, options=[named])
+NICE = 19
+"""An attacker gives way to the swarm, whose cores it shares."""
+SLICE_S = 0.01
+"""One that burns works for its share of this time, and sleeps for the rest."""
+CONCURRENT, FOLLOWERS, SUBMISSIONS = 16, 64, 4
+ALIVE_PER_S = 10_000
+TRICKLE_BYTES_PER_S = 16 << 10
+GIB = 1 << 30
 
 
-def opened(on: grpc.aio.Channel, method: str) -> Any:
-    """A call of a method, both ways open."""
-    return on.stream_stream(COORDINATOR + method)()
+class Attacker:
+    """Floods one coordinator until it is stopped."""
 
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.at = Target(order["endpoint"], order["name"])
+        self.client, self.peer = (_identity(order[role]) for role in ("client", "peer"))
+        self.spec = RUN_SPEC.from_bytes(bytes.fromhex(order["spec"]))
+        self.counts: dict[str, int] = {}
 
-async def said(call: Any, messages: Iterable[Message]) -> None:
-    """Send these; a message for each free moment, when they never end."""
-    for message in messages:
-        await call.write(message.SerializeToString())
+    def count(self, name: str, number: int = 1) -> None:
+        """Note that it was done so often."""
+        self.counts[name] = self.counts.get(name, 0) + number
 
+    async def wants(self) -> None:
+        """Wish for meetings over one connection, as fast as they are taken."""
+        reachable = meeting_pb2.Reachable(protocol_version=PROTOCOL_VERSION)
+        want = meeting_pb2.FromMember(want=meeting_pb2.Want(name="nobody")).SerializeToString()
+        async with calling(self.at, COORDINATOR + "Introduce", self.client) as call:
+            await call.say(meeting_pb2.FromMember(reachable=reachable))
+            while True:
+                await call.say(want)
+                self.count("wants")
 
-def for_ever(message: Message) -> Iterable[Message]:
-    """The same message again and again."""
-    while True:
-        yield message
+    async def status(self) -> None:
+        """Ask for the status, 16 times at once."""
+        request = pb.StatusRequest(protocol_version=PROTOCOL_VERSION)
+        await self._at_a_time("Status", request)
 
+    async def events(self) -> None:
+        """Ask for all events, 16 times at once."""
+        await self._at_a_time("Events", pb.EventsRequest(protocol_version=PROTOCOL_VERSION))
 
-async def again(work: Any) -> None:
-    """Do it again whenever it ends, however it ends."""
-    while True:
-        with suppress(grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError):
-            await work()
-        await asyncio.sleep(0.01)
+    async def alive(self) -> None:
+        """Send 10,000 PeerAlive a second."""
+        hello = pb.PeerHello(
+            peer_id=self.peer.name,
+            endpoint="127.0.0.1:1",
+            memory_bytes=1,
+            protocol_version=PROTOCOL_VERSION,
+        )
+        alive = pb.FromPeer(alive=pb.PeerAlive()).SerializeToString()
+        async with calling(self.at, COORDINATOR + "Join", self.peer) as call:
+            await call.say(pb.FromPeer(hello=hello))
+            while True:
+                await call.say(*[alive] * (ALIVE_PER_S // 100))
+                self.count("alive", ALIVE_PER_S // 100)
+                await asyncio.sleep(0.01)
 
+    async def submissions(self) -> None:
+        """Submit four jobs of 1 GiB at 16 KiB/s each."""
+        await asyncio.gather(*(self._trickle(number) for number in range(SUBMISSIONS)))
 
-async def short(on: grpc.aio.Channel, method: str, request: Message) -> None:
-    """One call, of which all is read."""
-    async for _ in on.unary_stream(COORDINATOR + method)(request.SerializeToString()):
-        pass
-
-
-async def wants(on: grpc.aio.Channel) -> None:
-    """Request meetings with nobody."""
-    call = opened(on, "Introduce")
-    await call.write(
-        meeting_pb2.FromMember(reachable=meeting_pb2.Reachable(**VERSION)).SerializeToString()
-    )
-    want = meeting_pb2.FromMember(want=meeting_pb2.Want(name="nobody"))
-    reading = asyncio.create_task(all_of(call))
-    try:
-        await said(call, for_ever(want))
-    finally:
-        reading.cancel()
-
-
-async def all_of(call: Any) -> None:
-    """Read a call to its end."""
-    with suppress(grpc.aio.AioRpcError):
-        async for _ in call:
-            pass
-
-
-async def alive(on: grpc.aio.Channel, name: str) -> None:
-    """A peer that reports that it lives, and failures of runs that are not."""
-    call = opened(on, "Join")
-    await call.write(pb.FromPeer(hello=hello_of(name, (90, 99))).SerializeToString())
-    failed = pb.StageFailed(run_id="no-such-run", attempt=1, code="internal", message="so I say")
-    both = pb.FromPeer(alive=pb.PeerAlive()), pb.FromPeer(failed=failed)
-    reading = asyncio.create_task(all_of(call))
-    try:
+    async def _trickle(self, number: int) -> None:
+        train = self.spec.train
+        num_samples = GIB // train.sample_bytes
+        spec: RunSpec = replace(self.spec, train=replace(train, num_samples=num_samples))
         while True:
-            await said(call, both)
+            header = pb.SubmitHeader(
+                spec=spec_message(spec),
+                spec_digest=spec.digest(),
+                run_id=f"trickle-{number}-{time.monotonic_ns()}",
+                protocol_version=PROTOCOL_VERSION,
+            )
+            async with calling(self.at, COORDINATOR + "Submit", self.client) as call:
+                await call.say(pb.SubmitPart(header=header))
+                first, together = 0, max(1, TRICKLE_BYTES_PER_S // train.sample_bytes)
+                ended = asyncio.create_task(call.hear())
+                while not ended.done():
+                    data = bytes(train.sample_bytes * together)
+                    tokens = pb.SampleTokens(sample=first, token_ids=data)
+                    await call.say(pb.SubmitPart(tokens=tokens))
+                    first += together
+                    await asyncio.wait({ended}, timeout=1.0)
+                self.count("refused submissions")
+            await asyncio.sleep(1.0)
+
+    async def followers(self) -> None:
+        """Follow the events 64 times and read nothing."""
+        await asyncio.gather(*(self._follow() for _ in range(FOLLOWERS)))
+
+    async def _follow(self) -> None:
+        request = pb.EventsRequest(follows=True, protocol_version=PROTOCOL_VERSION)
+        while True:
+            async with calling(self.at, COORDINATOR + "Events", self.client) as call:
+                await call.say(request)
+                if await call.hear() is not None:
+                    await asyncio.Event().wait()
+            self.count("refused followers")
+            await asyncio.sleep(1.0)
+
+    async def _at_a_time(self, method: str, request: Message) -> None:
+        async def one_after_the_other() -> None:
+            while True:
+                answer = await ask(self.at, COORDINATOR + method, self.client, request)
+                self.count(f"{method} {answer.code}")
+
+        await asyncio.gather(*(one_after_the_other() for _ in range(CONCURRENT)))
+
+
+FLOODS: dict[str, Callable[[Attacker], Awaitable[None]]] = {
+    "wants": Attacker.wants,
+    "status": Attacker.status,
+    "events": Attacker.events,
+    "alive": Attacker.alive,
+    "submissions": Attacker.submissions,
+    "followers": Attacker.followers,
+}
+
+
+async def _flood(attacker: Attacker, floods: list[str], seconds: float) -> None:
+    async def again(name: str) -> None:
+        while True:
+            with suppress(Exception):  # whatever ends a flood, it begins anew
+                await FLOODS[name](attacker)
+            attacker.count(f"{name} ended")
+            await asyncio.sleep(0.1)
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await asyncio.gather(*map(again, floods))
+
+
+def attack(order: dict[str, Any]) -> None:
+    """Do what the order says, and write what was sent as JSON."""
+    attacker = Attacker(order)
+    print("ready", flush=True)  # noqa: T201 - its parent waits for that: imports are no flood
+    began_s, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
+    if order["burns"]:
+        burn(order["burns"], lambda: time.monotonic() - began_s >= order["seconds"])
+    else:
+        asyncio.run(_flood(attacker, order["floods"], order["seconds"]))
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    used_s = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    share = used_s / (time.monotonic() - began_s)
+    json.dump({"cpu": share, "counts": attacker.counts}, sys.stdout)
+
+
+def burn(cpu_share: float, is_over: Callable[[], bool]) -> None:
+    """Take this share of one core until it is over, and send nothing."""
+    began_s, used_s = time.monotonic(), time.process_time()
+    while not is_over():
+        wanted_s = cpu_share * (time.monotonic() - began_s)
+        while time.process_time() - used_s < wanted_s and not is_over():
+            pass
+        time.sleep(SLICE_S * max(0.0, 1 - cpu_share))
+
+
+def _identity(fields: dict[str, str]) -> Identity:
+    key = parsed_key(fields["key"].encode(), Path("stdin"))
+    return Identity(
+        key, from_pem(fields["certificate"].encode()), from_pem(fields["authority"].encode())
+    )
+
+
+def _fields(identity: Identity) -> dict[str, str]:
+    return {
+        "key": key_pem(identity.key).decode(),
+        "certificate": to_pem(identity.certificate).decode(),
+        "authority": to_pem(identity.authority).decode(),
+    }
+
+
+# ---- its parent
+
+
+@asynccontextmanager
+async def attacking(
+    at: Target,
+    client: Identity,
+    peer: Identity,
+    spec: RunSpec,
+    seconds: float,
+    *,
+    floods: Collection[str] = tuple(FLOODS),
+    burns: float = 0.0,
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run an attacker; the context begins when it does.
+
+    Args:
+        at: the coordinator.
+        client, peer: whose keys it has.
+        spec: of the jobs that it submits.
+        seconds: after which it ends and writes JSON: its share of a core, and what it sent.
+        floods: their names.
+        burns: it takes this share of a core instead, and sends nothing.
+    """
+    order = {
+        "endpoint": at.endpoint,
+        "name": at.name,
+        "client": _fields(client),
+        "peer": _fields(peer),
+        "spec": RUN_SPEC.to_bytes(spec).hex(),
+        "floods": list(floods),
+        "burns": burns,
+        "seconds": seconds,
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.hostile.flood"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        if process.stdin is None or process.stdout is None:
+            raise Broken("the attacker has no pipes")
+        process.stdin.write(json.dumps(order).encode())
+        process.stdin.close()
+        if await process.stdout.readline() != b"ready\n":
+            raise Broken("the attacker did not begin")
+        yield process
     finally:
-        reading.cancel()
-
-
-async def flood(endpoint: str, folder: Path) -> None:
-    """Everything at once."""
-    client, peer = (channel(endpoint, folder, role) for role in ("client", "peer"))
-    name = name_of(from_pem((folder / "peer.pem").read_bytes()).public_key())  # type: ignore[arg-type]
-    status, events = pb.StatusRequest(**VERSION), pb.EventsRequest(since=0, **VERSION)
-    following = pb.EventsRequest(since=0, follows=True, **VERSION)
-    async with asyncio.TaskGroup() as group:
-        for on in (client, peer):
-            group.create_task(again(lambda on=on: wants(on)))
-            for _ in range(CALLS):
-                group.create_task(again(lambda on=on: short(on, "Status", status)))
-                group.create_task(again(lambda on=on: short(on, "Events", events)))
-                group.create_task(again(lambda on=on: short(on, "Events", following)))
-        group.create_task(again(lambda: alive(peer, name)))
-        print("flooding", flush=True)  # noqa: T201 - its parent waits for that
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 if __name__ == "__main__":
     os.nice(NICE)
-    asyncio.run(flood(sys.argv[1], Path(sys.argv[2])))
+    attack(json.load(sys.stdin))

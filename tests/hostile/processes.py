@@ -156,6 +156,12 @@ class Processes:
         expect(answer, "ok")
 
 
+def cpu_s(pid: int) -> float:
+    """Processor time of a process until now, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 Attack = Callable[[Processes], Awaitable[None]]
 
 
