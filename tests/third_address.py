@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 import sys
 from collections import Counter
@@ -37,9 +38,11 @@ from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from swarm_ft.reach.relay import Relay
 from swarm_ft.reach.sockets import CHOSEN, LEG, MAGIC, PAIR, PROBE, PROOF_BYTES, proof
 from swarm_ft.reach.transport import FrontedTransport, HomeTransport
+from swarm_ft.transport.allowance import Allowances, Rates
 from swarm_ft.transport.credentials import Credentials, name_argument
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcTransport
+from swarm_ft.transport.metering import Meter
 from swarm_ft.transport.methods import INTRODUCE, RELAY
 from tests.members import Swarm, make_swarm
 
@@ -464,13 +467,18 @@ async def proxy(host: str, coordinator: str) -> AsyncIterator[str]:
         server.close()
 
 
+UNLIMITED = Rates(messages_per_s=math.inf, calls_per_s=math.inf)
+
+
 @asynccontextmanager
 async def world_at(prefix: str, *, has_relay: bool) -> AsyncIterator[World]:
     """A coordinator with its relay or without one, and an honest member."""
     here, there = f"{prefix}.1", f"{prefix}.5"
     swarm, key = make_swarm(), new_key()
     introductions = Introductions(lambda: key, SystemClock())
-    transport = FrontedTransport(GrpcTransport(GrpcOptions(credentials=swarm.coordinator())))
+    # Where a connection leads is asked here, and not how often: 300 ways are far above the rates.
+    options, meter = GrpcOptions(credentials=swarm.coordinator()), Meter(Allowances(UNLIMITED))
+    transport = FrontedTransport(GrpcTransport(options, meter))
     credentials = swarm.member()
     async with AsyncExitStack() as stack:
         server = await transport.serve(here, 0, introductions.handlers())
