@@ -14,10 +14,8 @@ from swarm_ft.coordinator.journal import journal as journals
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.protocol.messages.events import MAX_PAGE_EVENTS, EventKind
 
-EVENTS_AT_ONCE = MAX_PAGE_EVENTS
-"""Read from the journal; others wait meanwhile."""
 MAX_PAGES = 64
-"""Of so many events that are kept for the next reader: more than the journal has."""
+"""Pages that are kept for the next reader: more events than the journal has."""
 
 
 class Happenings:
@@ -65,7 +63,7 @@ class Happenings:
     async def pages(
         self, since: int, *, follows: bool
     ) -> AsyncGenerator[Sequence[EventRecord], None]:
-        """Yield events from this serial number on, at most `EVENTS_AT_ONCE` at a time.
+        """Yield events from this serial number on, at most `MAX_PAGE_EVENTS` at a time.
 
         Args:
             since: the first serial number.
@@ -77,7 +75,7 @@ class Happenings:
                 since = max(since, self._next_serial - journals.MAX_EVENTS)
                 page = [event for event in self._page(since) if event.serial >= since]
                 yield page
-                end = since - since % EVENTS_AT_ONCE + EVENTS_AT_ONCE
+                end = since - since % MAX_PAGE_EVENTS + MAX_PAGE_EVENTS
                 since = page[-1].serial + 1 if page else min(end, self._next_serial)
             if not follows:
                 return
@@ -85,12 +83,12 @@ class Happenings:
 
     def _page(self, since: int) -> Sequence[EventRecord]:
         """Some events from this serial number on; many readers cost no more than one."""
-        first = since - since % EVENTS_AT_ONCE
-        if first + EVENTS_AT_ONCE > self._next_serial:  # the newest page, which still grows
-            return self._journal.events(since, EVENTS_AT_ONCE)
+        first = since - since % MAX_PAGE_EVENTS
+        if first + MAX_PAGE_EVENTS > self._next_serial:  # the newest page, which still grows
+            return self._journal.events(since, MAX_PAGE_EVENTS)
         page = self._pages.pop(first, None)
         if page is None:
-            page = self._journal.events(first, EVENTS_AT_ONCE)
+            page = self._journal.events(first, MAX_PAGE_EVENTS)
         self._pages[first] = page
         if len(self._pages) > MAX_PAGES:
             self._pages.popitem(last=False)

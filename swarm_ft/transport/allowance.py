@@ -37,8 +37,9 @@ training's own traffic; links and their number are limited by assignments (`peer
 
 REPLIES_METERED = frozenset({methods.WATCH.path, methods.EVENTS.path})
 """Paths of methods whose replies count too: one small request asks for 10,000 events or more."""
-REPLY_BYTES = 100
-"""A reply of `Events` counts as one for each so many bytes of it: about what one event has."""
+REPLY_BYTES = {methods.EVENTS.path: 100}
+"""By path: a reply counts as one for each so many bytes of it. A page of events counts as about as
+many as it has; a reply of another method counts as one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +120,7 @@ def account_of(caller: Caller | None, remote: str) -> Account:
 
 
 class Delay(NamedTuple):
-    """How long to keep a message back.
+    """The time from a message's arrival until its handler gets it.
 
     Attributes:
         wait_s: 0 where it may pass at once.

@@ -16,7 +16,6 @@ from swarm_ft.transport.allowance import (
     account_of,
 )
 from swarm_ft.transport.base import Method, first_done
-from swarm_ft.transport.methods import EVENTS
 
 Sleep = Callable[[float], Awaitable[object]]
 OnFlood = Callable[[str], None]
@@ -67,7 +66,7 @@ class CallMeter:
         self._account = account_of(caller, remote)
         self._is_metered = method.path in METERED
         self._has_metered_replies = method.path in REPLIES_METERED
-        self._counts_reply_bytes = method.path == EVENTS.path
+        self._reply_bytes = REPLY_BYTES.get(method.path)
         self._remote = remote
         self._lost = lost
         self._on_flood = on_flood
@@ -88,7 +87,7 @@ class CallMeter:
     async def replied(self, num_bytes: int) -> None:
         """Count a reply of so many bytes, and wait until it may be sent."""
         if self._has_metered_replies:
-            count = max(1, num_bytes // REPLY_BYTES) if self._counts_reply_bytes else 1
+            count = max(1, num_bytes // self._reply_bytes) if self._reply_bytes else 1
             now_s = self._meter.clock.now_s()
             await self._wait(self._meter.allowances.replied(self._account, now_s, count))
 

@@ -56,12 +56,6 @@ async def front() -> AsyncIterator[Front]:
     await front.close()
 
 
-@pytest.fixture(params=["spliced", "copied"])
-def way_of_moving(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "copied":
-        monkeypatch.delattr(os, "splice", raising=False)
-
-
 @pytest.fixture(params=["path", "port"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalPlace]:
     """Where gRPC listens: at a path, or, as on Windows, at a port; what connects is the test's."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import queue
 import socket
 import threading
@@ -47,12 +46,6 @@ class StoppedTime:
         self.let_go.acquire()
 
 
-@pytest.fixture(params=["spliced", "copied"])
-def _way_of_moving(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "copied":
-        monkeypatch.delattr(os, "splice", raising=False)
-
-
 def received(sock: socket.socket, num_bytes: int) -> bytes:
     data = b""
     while len(data) < num_bytes:
@@ -60,7 +53,7 @@ def received(sock: socket.socket, num_bytes: int) -> bytes:
     return data
 
 
-@pytest.mark.usefixtures("_way_of_moving")
+@pytest.mark.usefixtures("way_of_moving")
 async def test_a_slow_connection_is_read_little_by_little(monkeypatch: pytest.MonkeyPatch) -> None:
     stopped = StoppedTime()
     monkeypatch.setattr(sockets, "time", stopped)
