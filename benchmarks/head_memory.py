@@ -37,13 +37,11 @@ class Head:
 
     Attributes:
         stage: has the weights.
-        linears: of the stage.
         hidden_btc: output of the last block.
         tokens_bt: labels, all of which are learned.
     """
 
     stage: StageModule
-    linears: DeferredLinears
     hidden_btc: Tensor
     tokens_bt: Tensor
 
@@ -57,20 +55,23 @@ class Head:
         hidden_btc = self.hidden_btc.detach().requires_grad_()
         loss = self.stage.loss_sum(hidden_btc, self.tokens_bt)
         (loss / self.num_targets).backward()
-        for product in self.linears.take():
-            gradient_vc = product.gradient_no.t().mm(product.x_ni)
-            weight = product.layer.get_parameter("weight")
-            weight.grad = gradient_vc if weight.grad is None else weight.grad.add_(gradient_vc)
         return loss.detach(), hidden_btc.grad
 
     def chunked(self) -> Result:
         """Compute the same in chunks."""
         hidden_btc = self.hidden_btc.detach().requires_grad_()
         rows, targets_n = self.stage.select(hidden_btc, self.tokens_bt)
-        chunks = Chunks(rows, targets_n, self.stage.num_outputs)
-        loss, gradient = chunks.loss_and_gradient(
-            self.stage.judge, self.num_targets, self._complete
+        chunks, linears = (
+            Chunks(rows, targets_n, self.stage.num_outputs),
+            DeferredLinears(self.stage),
         )
+
+        def complete() -> None:
+            for product in linears.take():
+                product.accumulate()
+
+        loss, gradient = chunks.loss_and_gradient(self.stage.judge, self.num_targets, complete)
+        linears.restore()
         rows.backward(gradient)
         return loss, hidden_btc.grad
 
@@ -82,15 +83,13 @@ class Head:
 
     def evaluated(self) -> Result:
         """Compute the loss alone in chunks."""
+        linears = DeferredLinears(self.stage)
         with torch.no_grad():
             selected = self.stage.select(self.hidden_btc, self.tokens_bt)
             chunks = Chunks(*selected, self.stage.num_outputs)
             loss, _ = chunks.evaluate(self.stage.judge, is_counted=False)
+        linears.restore()
         return loss, None
-
-    def _complete(self) -> None:
-        for product in self.linears.take():
-            product.accumulate()
 
 
 Compute = Callable[[], Result]
@@ -98,17 +97,15 @@ Compute = Callable[[], Result]
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One way to compute, measured.
+    """What one way to compute took and gave.
 
     Attributes:
         peak_bytes: of tensors that were alive at once beside those from before.
-        cpu_s: processor's time.
         loss: the sum.
         gradients: of the hidden states, and of the head where it trains.
     """
 
     peak_bytes: int
-    cpu_s: float
     loss: float
     gradients: tuple[Tensor, ...]
 
@@ -150,16 +147,14 @@ def _row(name: str, options: argparse.Namespace) -> str:
     ways: tuple[Compute, Compute] = (
         (head.evaluated_whole, head.evaluated) if is_evaluation else (head.whole, head.chunked)
     )
+    whole, chunked = (_counted(head, way, options) for way in ways)
     rounds = []
     for number in range(options.repeats):
         ordered = ways if number % 2 == 0 else ways[::-1]
-        pair = [_measured(head, way, options) for way in ordered]
+        pair = [_timed(head, way, options) for way in ordered]
         rounds.append(pair if number % 2 == 0 else pair[::-1])
-    whole, chunked = rounds[0]
-    whole_s, chunked_s = (
-        statistics.median(one.cpu_s for one in each) for each in zip(*rounds, strict=True)
-    )
-    ratio = statistics.median(each[1].cpu_s / each[0].cpu_s for each in rounds)
+    whole_s, chunked_s = map(statistics.median, zip(*rounds, strict=True))
+    ratio = statistics.median(chunked_s / whole_s for whole_s, chunked_s in rounds)
     apart = [_apart(*pair) for pair in zip(whole.gradients, chunked.gradients, strict=True)]
     cells = (
         *(name, f"{whole.peak_bytes / MIB:.1f}", f"{whole_s:.1f}"),
@@ -189,24 +184,36 @@ def _head(options: argparse.Namespace, *, trains: bool) -> Head:
     stage.eval()
     hidden_btc = torch.randn(1, options.tokens, options.hidden)
     tokens_bt = torch.randint(options.words, (1, options.tokens))
-    return Head(stage, DeferredLinears(stage), hidden_btc, tokens_bt)
+    return Head(stage, hidden_btc, tokens_bt)
 
 
-def _measured(head: Head, compute: Compute, options: argparse.Namespace) -> Measurement:
+def _counted(head: Head, compute: Compute, options: argparse.Namespace) -> Measurement:
+    """Count the tensors that are alive, which takes time."""
+    live = LiveBytes()
+    with live:
+        before = [one.view_as(one) for one in _present(head)]  # seen now, not when it is used
+        live.begin()
+        before_bytes = live.now
+        loss, gradient = _computed(head, compute, options)
+    del before
+    weight = head.stage.head_weight
+    gradients = tuple(one.clone() for one in (gradient, weight.grad) if one is not None)
+    return Measurement(live.most - before_bytes, loss.item(), gradients)
+
+
+def _timed(head: Head, compute: Compute, options: argparse.Namespace) -> float:
+    """Measure the processor's time in seconds."""
+    began_s = time.process_time()
+    _computed(head, compute, options)
+    return time.process_time() - began_s
+
+
+def _computed(head: Head, compute: Compute, options: argparse.Namespace) -> Result:
     weight = head.stage.head_weight
     if weight.grad is not None:
         weight.grad.zero_()
-    head.linears.forget()
-    live = LiveBytes()
-    with live, torch.autocast("cpu", torch.bfloat16, options.bfloat16):
-        before = [one.view_as(one) for one in _present(head)]  # seen now, not when it is used
-        live.begin()
-        began_s, before_bytes = time.process_time(), live.now
-        loss, gradient = compute()
-    cpu_s = time.process_time() - began_s
-    del before
-    gradients = tuple(one.clone() for one in (gradient, weight.grad) if one is not None)
-    return Measurement(live.most - before_bytes, cpu_s, loss.item(), gradients)
+    with torch.autocast("cpu", torch.bfloat16, options.bfloat16):
+        return compute()
 
 
 def _present(head: Head) -> list[Tensor]:

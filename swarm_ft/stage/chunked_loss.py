@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, nll_loss
 
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_FLOAT
 
-CHUNK_BYTES = 64 << 20
+CHUNK_BYTES = 72 << 20
 """Size of a chunk's logits in float32. It is fixed, so that all replicas add in the same order."""
 
 Judge = Callable[[Tensor], Tensor]

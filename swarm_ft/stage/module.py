@@ -404,8 +404,8 @@ class _Door:
 
 LARGE_BYTES = 64 << 20
 """Size of a weight above which no second tensor of its size is made."""
-BLOCK_BYTES = 24 << 20
-"""Size of what is made of such a weight at a time: below what malloc asks the system for anew."""
+BLOCK_BYTES = 8 << 20
+"""Size of the part of such a weight that is computed with at a time; caches of CPUs hold it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -497,6 +497,13 @@ class DeferredLinears:
         is_cast = packing_of(layer) is None and weight.dtype not in (dtype, torch.float32)
         return is_cast and weight.numel() * dtype.itemsize > LARGE_BYTES
 
+    def is_in_blocks(self, layer: nn.Module, x: Tensor) -> bool:
+        """Whether outputs are computed in blocks, which CPUs do faster where rows are few."""
+        weight = layer.get_parameter("weight")
+        is_large = weight.dtype == x.dtype and weight.nbytes > LARGE_BYTES
+        is_plain = packing_of(layer) is None and x.device.type == "cpu"
+        return (is_large and is_plain) or self.is_cast_in_blocks(layer, x.dtype)
+
     @contextmanager
     def deferring(self, layer: nn.Module) -> Iterator[None]:
         """Defer the gradient of a layer's weight that has another role as well."""
@@ -556,8 +563,8 @@ class _Deferred(torch.autograd.Function):
         ctx.layer, ctx.owner, ctx.shape = layer, owner, x.shape
         ctx.is_transposed = x_ni.stride() == (1, len(x_ni))
         bias = None if layer.bias is None else owner.cast(layer.get_parameter("bias"), x.dtype)
-        if owner.is_cast_in_blocks(layer, x.dtype):
-            output_no = _cast_linear(x_ni, _outputs_first(layer), bias)
+        if owner.is_in_blocks(layer, x):
+            output_no = _linear_in_blocks(x_ni, _outputs_first(layer), bias)
         else:
             output_no = linear(x_ni, owner.weight_oi(layer, x.dtype), bias)
         # Not a view, which nobody could change in place: some families do.
@@ -574,7 +581,7 @@ class _Deferred(torch.autograd.Function):
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
         if ctx.owner.is_cast_in_blocks(ctx.layer, gradient_no.dtype):
-            gradient_ni = _cast_product(gradient_no, _outputs_first(ctx.layer))
+            gradient_ni = _product_in_blocks(gradient_no, _outputs_first(ctx.layer))
             return gradient_ni.view(ctx.shape), None, None, None
         weight_oi = ctx.owner.weight_oi(ctx.layer, gradient_no.dtype)
         if ctx.is_transposed:  # its gradient lies as it does, by which what comes next may round
@@ -597,16 +604,16 @@ def _blocks(weight_oi: Tensor, by_output_no: Tensor) -> Iterator[tuple[Tensor, T
     return zip(*parts, strict=True)
 
 
-def _cast_linear(x_ni: Tensor, weight_oi: Tensor, bias_o: Tensor | None) -> Tensor:
-    """Compute `linear`, with a weight of another type, which is cast a block at a time."""
+def _linear_in_blocks(x_ni: Tensor, weight_oi: Tensor, bias_o: Tensor | None) -> Tensor:
+    """Compute `linear`, with some of the outputs at a time, whose weight is cast if need be."""
     output_no = x_ni.new_empty(len(x_ni), len(weight_oi))
     for rows, part in _blocks(weight_oi, output_no):
         torch.mm(x_ni, rows.to(x_ni.dtype).t(), out=part)
     return output_no if bias_o is None else output_no.add_(bias_o)
 
 
-def _cast_product(gradient_no: Tensor, weight_oi: Tensor) -> Tensor:
-    """Compute the gradient of the input of `_cast_linear`."""
+def _product_in_blocks(gradient_no: Tensor, weight_oi: Tensor) -> Tensor:
+    """Compute the gradient of the input of `_linear_in_blocks`."""
     gradient_ni = gradient_no.new_zeros(len(gradient_no), weight_oi.shape[1])
     for rows, part in _blocks(weight_oi, gradient_no):
         gradient_ni.addmm_(part, rows.to(gradient_no.dtype))
