@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from swarm_ft.client.data.chat import Document, Piece
+from swarm_ft.client.data.chat import Document, Piece, marks_answers
 from swarm_ft.client.data.classes import class_form_of, names_in
 from swarm_ft.client.data.files import Wanted, find_files, refused
 from swarm_ft.client.data.forms import PLAIN_TEXT, Form, form_of
@@ -20,6 +20,7 @@ from swarm_ft.client.data.samples import SampleFile, TokenArray, labelled_in, wo
 from swarm_ft.client.data.special_tokens import (
     NO_SPECIAL_TOKENS,
     SpecialTokens,
+    has_spaces,
     special_tokens_of,
 )
 from swarm_ft.client.data.stored import hub_rows, is_saved, may_be_on_hub, saved_rows, stored_rows
@@ -107,6 +108,7 @@ class Dataset:
         self._special = _special_of(form, tokenizer)
         self._strategy = _strategy_of(form, options)
         self._truncation = _truncation_of(form, options)
+        self._num_begun = 0
         self._num_blank = 0
         for first in rows:
             document = form.render(first)
@@ -122,10 +124,15 @@ class Dataset:
         begin = tokenizer.convert_ids_to_tokens(list(self._special.leading))
         shown = " + ".join([*begin, _shown(document, self._end, tokenizer)])
         self._first = f"{brackets}: {shown}"
+        self._notes = _notes(form, tokenizer, options)
 
     def describe(self) -> list[str]:
-        """What it is, what its columns mean, and its first document, for people."""
-        return [f"{self.source}: {self._words}", f"  the first document{self._first}"]
+        """What it is, what its columns mean, and its first document, for people.
+
+        What TRL would make of it otherwise follows; docs/data.md has the table.
+        """
+        first = [f"{self.source}: {self._words}", f"  the first document{self._first}"]
+        return first + [f"  {note}" for note in self._notes]
 
     def samples(
         self,
@@ -189,12 +196,19 @@ class Dataset:
             return
         ended = [self._with_end(document) for document in documents]
         is_answered = self._form.asks == "completion_only_loss"
+        tokenised = words_in(ended, self._tokenizer, is_answered=is_answered)
+        for document, words in zip(documents, tokenised, strict=True):
+            yield np.concatenate([self._begin(document, words), words, self._missing_end(words)])
+
+    def _begin(self, document: Document, words: Words) -> Words:
+        begin = self._special.missing(token_ids_of(words).tolist())
+        self._num_begun += begin != self._special.leading
+        return words_of(begin, all(piece.is_target for piece in document[:1]))
+
+    def _missing_end(self, words: Words) -> Words:
         end_id = self._end.token_id
-        for words in words_in(ended, self._tokenizer, self._special, is_answered=is_answered):
-            if end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]:
-                yield words
-            else:
-                yield np.append(words, words_of([end_id]))
+        has_end = end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]
+        return words_of([] if has_end else [end_id])
 
     def _with_end(self, document: Document) -> Document:
         end = self._end.text
@@ -212,6 +226,11 @@ class Dataset:
             words.append(f"{_counted(so_far.num_blank, 'document')} without text left out")
         if file.long_documents.num_documents and self._form is not PLAIN_TEXT:
             words.append(_told_of_long(file.long_documents, self._truncation, seq_length))
+        if self._num_begun:
+            begun = _counted(self._num_begun, "document")
+            words.append(
+                f"{begun} with the tokenizer's beginning in the text: it stands there once"
+            )
         if file.num_left_out:
             left_out = _counted(file.num_left_out, "sample")
             words.append(f"{left_out} without anything to learn left out")
@@ -363,6 +382,28 @@ def _special_of(form: Form, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens
     anywhere in it.
     """
     return NO_SPECIAL_TOKENS if form.has_end or form.has_class else special_tokens_of(tokenizer)
+
+
+def _notes(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions) -> list[str]:
+    """Say where samples are other ones than TRL's because of the tokenizer or its template."""
+    special, notes = special_tokens_of(tokenizer), []
+    leading, trailing = (", ".join(tokenizer.convert_ids_to_tokens(list(ids))) for ids in special)
+    if form is PLAIN_TEXT and leading:
+        notes.append(f"{leading}: the tokenizer begins texts by it; samples of plain text do not")
+    if not form.has_end and not form.has_class and trailing:
+        notes.append(f"{trailing}: the tokenizer ends texts by it, TRL too; documents end once")
+    if form.asks == "assistant_only_loss" and options.assistant_only_loss:
+        if not marks_answers(tokenizer):
+            notes.append(
+                "the chat template does not mark answers by {% generation %}: an answer is what it "
+                "adds to the chat that asks for it; TRL knows marked copies of some templates"
+            )
+        elif not has_spaces(tokenizer):
+            notes.append(
+                "the tokenizer has no tokens of white space: where an answer begins or ends by "
+                "some, TRL loses the answer's place, and its letters are learned here"
+            )
+    return notes
 
 
 def _strategy_of(form: Form, options: ReadOptions) -> PackingStrategy | None:
