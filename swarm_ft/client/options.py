@@ -7,6 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
+from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.bounds import Length, Range
 from swarm_ft.protocol.spec.options import Option, check
 from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, Priority
@@ -80,6 +81,22 @@ class ReadOptions:
         str | None,
         Option("The columns of a CSV or TSV without a line of names.", metavar="A,B,..."),
     ] = None
+    delimiter: Annotated[
+        str | None,
+        Option(
+            "The letter between columns of a CSV, such as ';'; \\t is a tab.",
+            metavar="CHAR",
+            default="a comma, or a tab in a TSV",
+        ),
+    ] = None
+    field: Annotated[
+        str | None,
+        Option(
+            "The list of rows in a JSON file that is one object.",
+            metavar="NAME",
+            default="data, rows or examples where it is the only list; train, test, ... are splits",
+        ),
+    ] = None
     quotes: Annotated[
         bool,
         Option("Whether quotes in a CSV or TSV enclose fields, or are letters like others."),
@@ -110,6 +127,14 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        letter = self.column_delimiter
+        if letter is not None and (len(letter) != 1 or letter in '"\r\n'):
+            raise BadOption(f"--delimiter: expected one letter that is no quote, got {letter!a}")
+
+    @property
+    def column_delimiter(self) -> str | None:
+        """The letter between columns; None is that of the file's format."""
+        return "\t" if self.delimiter == "\\t" else self.delimiter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,14 +11,15 @@ import numpy as np
 
 from swarm_ft.client.data.chat import Document, Piece
 from swarm_ft.client.data.classes import class_form_of, names_in
-from swarm_ft.client.data.files import Wanted, find_files, refused
+from swarm_ft.client.data.files import STORED, Wanted, find_files
 from swarm_ft.client.data.forms import PLAIN_TEXT, Form, form_of
 from swarm_ft.client.data.progress import ReadSoFar
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, file_rows, read_text
 from swarm_ft.client.data.samples import SampleFile, TokenArray, labelled_in, words_in
 from swarm_ft.client.data.stored import hub_rows, is_saved, may_be_on_hub, saved_rows, stored_rows
+from swarm_ft.client.data.text_files import refused
 from swarm_ft.client.options import DataFormat, ReadOptions
-from swarm_ft.errors import BadOption
+from swarm_ft.errors import BadDataset, BadOption
 from swarm_ft.protocol.spec.options import declared
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL, Words, token_ids_of, words_of
 from swarm_ft.protocol.spec.tasks import CausalLm, Task
@@ -94,7 +95,7 @@ class Dataset:
         self._packing = options.packing and not form.has_class
         self._num_blank = 0
         for first in rows:
-            document = form.render(first)
+            document = _rendered(form, first)
             if _has_text(document):
                 break
             self._num_blank += 1
@@ -185,10 +186,11 @@ class Dataset:
 
 _LOSS_OPTIONS = frozenset({"completion_only_loss", "assistant_only_loss"})
 _FOR_DOCUMENTS = _LOSS_OPTIONS | {"packing", "separator", "text_column", "label_column"}
-_FOR_TABLES = _FOR_DOCUMENTS | {"data_format", "column_names", "quotes"}
+_FOR_TABLES = _FOR_DOCUMENTS | {"data_format", "column_names", "delimiter", "quotes"}
 _FOR_FORMAT = {
     DataFormat.TEXT: frozenset({"data_format", "packing"}),
     DataFormat.LINES: frozenset({"data_format", "packing", "separator"}),
+    DataFormat.JSON: _FOR_DOCUMENTS | {"data_format", "field"},
     DataFormat.CSV: _FOR_TABLES,
     DataFormat.TSV: _FOR_TABLES,
 }
@@ -287,8 +289,7 @@ def _find(path: str, wanted: Wanted, options: ReadOptions) -> _Found:
     if files.format is DataFormat.TEXT:
         row = Row({TEXT_COLUMN: read_text(path, files)}, path, 1.0)
         return _Found(words=words, rows=iter((row,)), takes=takes, form=PLAIN_TEXT)
-    is_stored = files.format in (DataFormat.PARQUET, DataFormat.ARROW)
-    rows = stored_rows(path, files) if is_stored else file_rows(files, options)
+    rows = stored_rows(path, files) if files.format in STORED else file_rows(files, options)
     return _Found(words=words, rows=rows, takes=takes)
 
 
@@ -329,8 +330,26 @@ def _end_of(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions
 
 def _documents(form: Form, rows: Iterator[Row]) -> Iterator[_One]:
     for row in rows:
-        document = form.render(row)
+        document = _rendered(form, row)
         yield _One(document if _has_text(document) else (), row.done)
+
+
+def _rendered(form: Form, row: Row) -> Document:
+    """Make a row's document.
+
+    Raises:
+        BadDataset: the row cannot be used, or its text is no Unicode text.
+    """
+    document = form.render(row)
+    for piece in document:
+        try:
+            piece.text.encode()
+        except UnicodeEncodeError as exc:
+            raise BadDataset(
+                f"{row.place}: expected text, got half a character ({piece.text[exc.start]!a}, a "
+                "lone surrogate), as where a text was cut within an emoji; remove it"
+            ) from exc
+    return document
 
 
 def _shares(names: Sequence[str], counts: Sequence[int]) -> str:
@@ -379,7 +398,7 @@ def _counted(number: int, what: str) -> str:
 
 def _described(words: str, form: Form, first: Row) -> str:
     unused = [f"'{name}'" for name in first.values if name not in form.columns]
-    told = [words, form.words, f"not used: {', '.join(unused)}" if unused else ""]
+    told = [words, first.part, form.words, f"not used: {', '.join(unused)}" if unused else ""]
     return "; ".join(filter(None, told))
 
 

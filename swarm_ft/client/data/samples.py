@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from swarm_ft.client.data.files import reason, refused
+from swarm_ft.client.data.text_files import reason, refused
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
 from swarm_ft.protocol.spec.sample_rows import (

@@ -12,8 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from swarm_ft.client.data.files import FORMAT_OF, Files, Wanted, refused
+from swarm_ft.client.data.files import Files, Wanted, format_named
 from swarm_ft.client.data.rows import Row
+from swarm_ft.client.data.text_files import refused
 from swarm_ft.client.options import DataFormat
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -28,8 +29,11 @@ def is_saved(path: str) -> bool:
 
 def may_be_on_hub(path: str) -> bool:
     """Whether this could be the id of a dataset on the hub, and is no path."""
-    is_file_name = Path(path).suffix.lower() in FORMAT_OF
-    return not Path(path).exists() and not is_file_name and bool(_HUB_ID.fullmatch(path))
+    return (
+        not Path(path).exists()
+        and format_named(Path(path)) is None
+        and bool(_HUB_ID.fullmatch(path))
+    )
 
 
 def saved_rows(path: str, wanted: Wanted) -> tuple[str, Iterator[Row]]:
