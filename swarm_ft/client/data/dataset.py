@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from swarm_ft.client.data.chat import Document, Piece
-from swarm_ft.client.data.classes import class_form_of, names_in
+from swarm_ft.client.data.classes import FoundClasses, class_form_of, find_classes
 from swarm_ft.client.data.files import STORED, Wanted, find_files
 from swarm_ft.client.data.forms import PLAIN_TEXT, Form, form_of
 from swarm_ft.client.data.progress import ReadSoFar
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, file_rows, read_text
 from swarm_ft.client.data.samples import SampleFile, TokenArray, labelled_in, words_in
-from swarm_ft.client.data.stored import hub_rows, is_saved, may_be_on_hub, saved_rows, stored_rows
+from swarm_ft.client.data.stored import (
+    StoredRows,
+    hub_rows,
+    is_saved,
+    may_be_on_hub,
+    saved_rows,
+    stored_rows,
+)
 from swarm_ft.client.data.text_files import refused
 from swarm_ft.client.options import DataFormat, ReadOptions
 from swarm_ft.errors import BadDataset, BadOption
@@ -205,19 +212,21 @@ class _Found:
         words: what it is.
         takes: options that mean something there.
         form: where that does not depend on the rows.
+        class_names: by column, of data that names its classes apart from its rows.
     """
 
     words: str
     rows: Iterator[Row]
     takes: frozenset[str]
     form: Form | None = None
+    class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 _CAUSAL_LM = CausalLm()
 
 
-def classes_in(path: str, wanted: Wanted, options: ReadOptions, task: Task) -> tuple[str, ...]:
-    """Names of all classes that some data has, for which it is read once.
+def classes_in(path: str, wanted: Wanted, options: ReadOptions, task: Task) -> FoundClasses:
+    """Find all classes that some data has; it is read once for that, unless it names them.
 
     Args:
         path, wanted, options: see `open_dataset`.
@@ -229,10 +238,10 @@ def classes_in(path: str, wanted: Wanted, options: ReadOptions, task: Task) -> t
     found = _find(path, wanted, options)
     if found.form is not None:
         raise refused(path, f"expected columns of text and classes, and it is {found.words}")
-    return tuple(names_in(found.rows, options, task.kind, path))
+    return find_classes(found.rows, options, task.kind, path, found.class_names)
 
 
-def open_dataset(
+def open_dataset(  # noqa: PLR0913 - where data lies, how it is read, and for what
     path: str,
     wanted: Wanted,
     options: ReadOptions,
@@ -240,6 +249,7 @@ def open_dataset(
     *,
     all_options: bool = True,
     task: Task = _CAUSAL_LM,
+    counted_names: tuple[str, ...] = (),
 ) -> Dataset:
     """Find data and understand its first row.
 
@@ -250,6 +260,7 @@ def open_dataset(
         tokenizer: of the model.
         all_options: whether each of `options` is to mean something for this data.
         task: what is learned of it.
+        counted_names: of classes, that numbers in the data count from 0.
 
     Raises:
         BadDataset: it cannot be used, as far as its first document tells.
@@ -266,7 +277,7 @@ def open_dataset(
         if first is None:
             raise refused(path, "expected rows, found none; the data is empty")
         if task.labels:
-            form = class_form_of(list(first.values), options, task, path)
+            form = class_form_of(list(first.values), options, task, path, counted_names)
         else:
             form = form_of(first.values, options, tokenizer, path)
         if all_options:
@@ -277,20 +288,25 @@ def open_dataset(
 
 def _find(path: str, wanted: Wanted, options: ReadOptions) -> _Found:
     if is_saved(path):
-        split, rows = saved_rows(path, wanted)
-        return _Found(words=_words("a saved dataset", split), rows=rows, takes=_FOR_DOCUMENTS)
+        return _found_stored("a saved dataset", saved_rows(path, wanted), _FOR_DOCUMENTS)
     if may_be_on_hub(path):
-        split, rows = hub_rows(path, options.subset, wanted)
-        takes = _FOR_DOCUMENTS | {"subset"}
-        return _Found(words=_words("a dataset on the hub", split), rows=rows, takes=takes)
+        on_hub = hub_rows(path, options.subset, wanted)
+        return _found_stored("a dataset on the hub", on_hub, _FOR_DOCUMENTS | {"subset"})
     files = find_files(path, wanted)
     words = _words(files.format.value, files.split, len(files.paths))
     takes = _FOR_FORMAT.get(files.format, _FOR_DOCUMENTS | {"data_format"})
     if files.format is DataFormat.TEXT:
         row = Row({TEXT_COLUMN: read_text(path, files)}, path, 1.0)
         return _Found(words=words, rows=iter((row,)), takes=takes, form=PLAIN_TEXT)
-    rows = stored_rows(path, files) if files.format in STORED else file_rows(files, options)
-    return _Found(words=words, rows=rows, takes=takes)
+    if files.format in STORED:
+        found = _found_stored("", stored_rows(path, files), takes)
+        return replace(found, words=words)
+    return _Found(words=words, rows=file_rows(files, options), takes=takes)
+
+
+def _found_stored(kind: str, stored: StoredRows, takes: frozenset[str]) -> _Found:
+    words = _words(kind, stored.split)
+    return _Found(words=words, rows=stored.rows, takes=takes, class_names=stored.class_names)
 
 
 def _check_means_something(path: str, found: _Found, options: ReadOptions) -> None:

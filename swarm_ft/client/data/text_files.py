@@ -66,7 +66,7 @@ def uncompressed_name(path: Path) -> Path:
 class _OpenFile(NamedTuple):
     """A file's content, and the file as it lies on the disk."""
 
-    content: io.BufferedReader
+    content: IO[bytes]
     on_disk: IO[bytes]
 
 
@@ -215,7 +215,7 @@ class Lines:
         return BadDataset(f"{self.place_from(first or self.number)}: {why}")
 
 
-def _split_at_cr(file: io.BufferedReader) -> Iterator[bytes]:
+def _split_at_cr(file: IO[bytes]) -> Iterator[bytes]:
     rest = b""
     while chunk := file.read(_CHUNK_BYTES):
         *whole, rest = (rest + chunk).split(b"\r")
