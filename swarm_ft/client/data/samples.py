@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from swarm_ft.client.data.files import reason, refused
 from swarm_ft.client.data.layouts import Layout, LongDocuments, OneByOne, truncated
+from swarm_ft.client.data.text_files import reason, refused
 from swarm_ft.client.options import Truncation
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
