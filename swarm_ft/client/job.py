@@ -24,6 +24,7 @@ from swarm_ft.client.options import (
     ReadOptions,
 )
 from swarm_ft.client.reporting import named_in
+from swarm_ft.client.result import class_lines
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainSpec
@@ -105,6 +106,8 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     model = with_adapters(checkpoint, tried).model
     wanted = Wanted(split=options.split, format=options.reading.data_format)
     tokenizer, task = checkpoint.tokenizer(), task_of(options.train)
+    for line in class_lines(checkpoint, tried, tokenizer):
+        listener.tell(line)
     data = open_dataset(
         options.dataset,
         wanted,
