@@ -13,6 +13,7 @@ from swarm_ft.client.data.chat import Document, Piece
 from swarm_ft.client.data.classes import class_form_of, names_in
 from swarm_ft.client.data.files import Wanted, find_files, refused
 from swarm_ft.client.data.forms import PLAIN_TEXT, Form, form_of
+from swarm_ft.client.data.holdout import Part
 from swarm_ft.client.data.progress import ReadSoFar
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, file_rows, read_text
 from swarm_ft.client.data.samples import SampleFile, TokenArray, labelled_in, words_in
@@ -254,6 +255,8 @@ def open_dataset(
         BadOption: an option is missing, or means nothing here.
     """
     found = _find(path, wanted, options)
+    if wanted.part is not None:
+        found = _part_of(found, wanted.part, path, lambda: _find(path, wanted, options).rows)
     if all_options:
         _check_means_something(path, found, options)
     form, rows = found.form, found.rows
@@ -290,6 +293,28 @@ def _find(path: str, wanted: Wanted, options: ReadOptions) -> _Found:
     is_stored = files.format in (DataFormat.PARQUET, DataFormat.ARROW)
     rows = stored_rows(path, files) if is_stored else file_rows(files, options)
     return _Found(words=words, rows=rows, takes=takes)
+
+
+def _part_of(found: _Found, part: Part, path: str, all_rows: Callable[[], Iterable[Row]]) -> _Found:
+    """Leave out the documents that do not belong to a part.
+
+    Raises:
+        BadDataset: no document would remain.
+        BadOption: a number is asked for of what is one document.
+    """
+    words = f"{found.words}, {part}"
+    if found.form is not PLAIN_TEXT:
+        num_rows = 0 if part.is_share else sum(1 for _ in all_rows())
+        if not part.is_share and num_rows <= part.size:
+            why = f"expected more than {part.size:,.0f} rows (--eval-size), got {num_rows}"
+            raise refused(path, why)
+        return replace(found, rows=part.of(found.rows, num_rows), words=words)
+    (row,) = found.rows
+    try:
+        text = part.of_text(str(row.values[TEXT_COLUMN]))
+    except ValueError as exc:
+        raise BadOption(f"--eval-size: plain text is one document; {exc}") from exc
+    return replace(found, rows=iter((row._replace(values={TEXT_COLUMN: text}),)), words=words)
 
 
 def _check_means_something(path: str, found: _Found, options: ReadOptions) -> None:
