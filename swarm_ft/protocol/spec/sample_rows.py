@@ -1,12 +1,12 @@
 """A sample as it is kept and travels: a row of words, as many in each row of a run. Pure.
 
 A word is a token's id. With `CONTEXT` beside it the token is only read: nobody learns to write it.
-`NO_TOKEN` fills a row up behind its sample's last token. A class, of a token or at the last one of
-a whole sample, stands in the bits between: of such a token the class is learned, not the id. Of
-samples that are two texts, tokens of the second have `SECOND` beside them. The targets of a sample
-are its tokens without `CONTEXT`, but for the first, in front of which nothing stands, if it has no
-class. So a row of plain text is its token ids, and what a sample's loss is
-over can be told from its bytes alone.
+`NO_TOKEN` fills a row up behind its sample's last token. The class of a token, or of a whole sample
+at the token that a decoder reads it at, stands in the bits between: the model learns the class, not
+the id. Of samples that are two texts, tokens of the second have `SECOND` beside them. The targets
+of a sample are its tokens without `CONTEXT`, but for the first, in front of which nothing stands,
+if it has no class. So a row of plain text is its token ids, and what a sample's loss is over can be
+told from its bytes alone.
 
 Several documents may share a sample, packed. The first token of each further document carries
 `START`: no token stands in front of it in its document, so it is never a target.
