@@ -21,6 +21,8 @@ class JobKeywords(TypedDict, total=False):
     text_column: str | None
     label_column: str | None
     column_names: str | None
+    delimiter: str | None
+    field: str | None
     quotes: bool
     separator: str | None
     packing: bool
@@ -30,9 +32,13 @@ class JobKeywords(TypedDict, total=False):
     assistant_only_loss: bool
     eval_dataset: str | None
     eval_split: str | None
+    eval_size: float
     max_eval_samples: int | None
     epochs: int
     steps: int | None
+    warmup_ratio: float
+    evals_per_epoch: int
+    saves_per_epoch: int
     task_kind: Literal["causal-lm", "classification", "token-classification"]
     label_names: str
     batch_size: int

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from swarm_ft.client.data.chat import Document, Piece, marks_answers
-from swarm_ft.client.data.classes import class_form_of, names_in
-from swarm_ft.client.data.files import Wanted, find_files, refused
+from swarm_ft.client.data.classes import FoundClasses, class_form_of, find_classes
+from swarm_ft.client.data.files import STORED, Wanted, find_files
 from swarm_ft.client.data.forms import PLAIN_TEXT, Form, form_of
+from swarm_ft.client.data.holdout import Part
 from swarm_ft.client.data.layouts import Layout, LongDocuments, Stream, layout_of
 from swarm_ft.client.data.progress import ReadSoFar
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, file_rows, read_text
@@ -23,9 +24,17 @@ from swarm_ft.client.data.special_tokens import (
     has_spaces,
     special_tokens_of,
 )
-from swarm_ft.client.data.stored import hub_rows, is_saved, may_be_on_hub, saved_rows, stored_rows
+from swarm_ft.client.data.stored import (
+    StoredRows,
+    hub_rows,
+    is_saved,
+    may_be_on_hub,
+    saved_rows,
+    stored_rows,
+)
+from swarm_ft.client.data.text_files import refused
 from swarm_ft.client.options import DataFormat, PackingStrategy, ReadOptions, Truncation
-from swarm_ft.errors import BadOption
+from swarm_ft.errors import BadDataset, BadOption
 from swarm_ft.protocol.spec.options import declared
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL, Words, token_ids_of, words_of
 from swarm_ft.protocol.spec.tasks import CausalLm, Task
@@ -111,7 +120,7 @@ class Dataset:
         self._num_begun = 0
         self._num_blank = 0
         for first in rows:
-            document = form.render(first)
+            document = _rendered(form, first)
             if _has_text(document):
                 break
             self._num_blank += 1
@@ -252,10 +261,11 @@ class Dataset:
 _LOSS_OPTIONS = frozenset({"completion_only_loss", "assistant_only_loss"})
 _SAMPLE_OPTIONS = frozenset({"packing", "packing_strategy", "truncation", "separator"})
 _FOR_DOCUMENTS = _LOSS_OPTIONS | _SAMPLE_OPTIONS | {"text_column", "label_column"}
-_FOR_TABLES = _FOR_DOCUMENTS | {"data_format", "column_names", "quotes"}
+_FOR_TABLES = _FOR_DOCUMENTS | {"data_format", "column_names", "delimiter", "quotes"}
 _FOR_FORMAT = {
     DataFormat.TEXT: frozenset({"data_format", "packing", "packing_strategy"}),
     DataFormat.LINES: _SAMPLE_OPTIONS | {"data_format"},
+    DataFormat.JSON: _FOR_DOCUMENTS | {"data_format", "field"},
     DataFormat.CSV: _FOR_TABLES,
     DataFormat.TSV: _FOR_TABLES,
 }
@@ -270,19 +280,21 @@ class _Found:
         words: what it is.
         takes: options that mean something there.
         form: where that does not depend on the rows.
+        class_names: by column, of data that names its classes apart from its rows.
     """
 
     words: str
     rows: Iterator[Row]
     takes: frozenset[str]
     form: Form | None = None
+    class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 _CAUSAL_LM = CausalLm()
 
 
-def classes_in(path: str, wanted: Wanted, options: ReadOptions, task: Task) -> tuple[str, ...]:
-    """Names of all classes that some data has, for which it is read once.
+def classes_in(path: str, wanted: Wanted, options: ReadOptions, task: Task) -> FoundClasses:
+    """Find all classes that some data has; it is read once for that, unless it names them.
 
     Args:
         path, wanted, options: see `open_dataset`.
@@ -294,10 +306,10 @@ def classes_in(path: str, wanted: Wanted, options: ReadOptions, task: Task) -> t
     found = _find(path, wanted, options)
     if found.form is not None:
         raise refused(path, f"expected columns of text and classes, and it is {found.words}")
-    return tuple(names_in(found.rows, options, task.kind, path))
+    return find_classes(found.rows, options, task.kind, path, found.class_names)
 
 
-def open_dataset(
+def open_dataset(  # noqa: PLR0913 - where data lies, how it is read, and for what
     path: str,
     wanted: Wanted,
     options: ReadOptions,
@@ -305,6 +317,7 @@ def open_dataset(
     *,
     all_options: bool = True,
     task: Task = _CAUSAL_LM,
+    counted_names: tuple[str, ...] = (),
 ) -> Dataset:
     """Find data and understand its first row.
 
@@ -315,12 +328,15 @@ def open_dataset(
         tokenizer: of the model.
         all_options: whether each of `options` is to mean something for this data.
         task: what is learned of it.
+        counted_names: of classes, that numbers in the data count from 0.
 
     Raises:
         BadDataset: it cannot be used, as far as its first document tells.
         BadOption: an option is missing, or means nothing here.
     """
     found = _find(path, wanted, options)
+    if wanted.part is not None:
+        found = _part_of(found, wanted.part, path, lambda: _find(path, wanted, options).rows)
     if all_options:
         _check_means_something(path, found, options)
     form, rows = found.form, found.rows
@@ -331,7 +347,7 @@ def open_dataset(
         if first is None:
             raise refused(path, "expected rows, found none; the data is empty")
         if task.labels:
-            form = class_form_of(list(first.values), options, task, path)
+            form = class_form_of(list(first.values), options, task, path, counted_names)
         else:
             form = form_of(first.values, options, tokenizer, path)
         if all_options:
@@ -342,21 +358,47 @@ def open_dataset(
 
 def _find(path: str, wanted: Wanted, options: ReadOptions) -> _Found:
     if is_saved(path):
-        split, rows = saved_rows(path, wanted)
-        return _Found(words=_words("a saved dataset", split), rows=rows, takes=_FOR_DOCUMENTS)
+        return _found_stored("a saved dataset", saved_rows(path, wanted), _FOR_DOCUMENTS)
     if may_be_on_hub(path):
-        split, rows = hub_rows(path, options.subset, wanted)
-        takes = _FOR_DOCUMENTS | {"subset"}
-        return _Found(words=_words("a dataset on the hub", split), rows=rows, takes=takes)
+        on_hub = hub_rows(path, options.subset, wanted)
+        return _found_stored("a dataset on the hub", on_hub, _FOR_DOCUMENTS | {"subset"})
     files = find_files(path, wanted)
     words = _words(files.format.value, files.split, len(files.paths))
     takes = _FOR_FORMAT.get(files.format, _FOR_DOCUMENTS | {"data_format"})
     if files.format is DataFormat.TEXT:
         row = Row({TEXT_COLUMN: read_text(path, files)}, path, 1.0)
         return _Found(words=words, rows=iter((row,)), takes=takes, form=PLAIN_TEXT)
-    is_stored = files.format in (DataFormat.PARQUET, DataFormat.ARROW)
-    rows = stored_rows(path, files) if is_stored else file_rows(files, options)
-    return _Found(words=words, rows=rows, takes=takes)
+    if files.format in STORED:
+        found = _found_stored("", stored_rows(path, files), takes)
+        return replace(found, words=words)
+    return _Found(words=words, rows=file_rows(files, options), takes=takes)
+
+
+def _found_stored(kind: str, stored: StoredRows, takes: frozenset[str]) -> _Found:
+    words = _words(kind, stored.split)
+    return _Found(words=words, rows=stored.rows, takes=takes, class_names=stored.class_names)
+
+
+def _part_of(found: _Found, part: Part, path: str, all_rows: Callable[[], Iterable[Row]]) -> _Found:
+    """Leave out the documents that do not belong to a part.
+
+    Raises:
+        BadDataset: no document would remain.
+        BadOption: a number is asked for of what is one document.
+    """
+    words = f"{found.words}, {part}"
+    if found.form is not PLAIN_TEXT:
+        num_rows = 0 if part.is_share else sum(1 for _ in all_rows())
+        if not part.is_share and num_rows <= part.size:
+            why = f"expected more than {part.size:,.0f} rows (--eval-size), got {num_rows}"
+            raise refused(path, why)
+        return replace(found, rows=part.of(found.rows, num_rows), words=words)
+    (row,) = found.rows
+    try:
+        text = part.of_text(str(row.values[TEXT_COLUMN]))
+    except ValueError as exc:
+        raise BadOption(f"--eval-size: plain text is one document; {exc}") from exc
+    return replace(found, rows=iter((row._replace(values={TEXT_COLUMN: text}),)), words=words)
 
 
 def _check_means_something(path: str, found: _Found, options: ReadOptions) -> None:
@@ -441,7 +483,7 @@ def _end_of(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions
 
 def _documents(form: Form, rows: Iterator[Row]) -> Iterator[_One]:
     for row in rows:
-        document = form.render(row)
+        document = _rendered(form, row)
         yield _One(document if _has_text(document) else (), row.done)
 
 
@@ -455,6 +497,24 @@ def _told_of_long(long: LongDocuments, truncation: Truncation, seq_length: int) 
         Truncation.SPLIT: f"split: {lost} of theirs stand in samples without the beginning",
     }[truncation]
     return f"{documents} {how}"
+
+
+def _rendered(form: Form, row: Row) -> Document:
+    """Make a row's document.
+
+    Raises:
+        BadDataset: the row cannot be used, or its text is no Unicode text.
+    """
+    document = form.render(row)
+    for piece in document:
+        try:
+            piece.text.encode()
+        except UnicodeEncodeError as exc:
+            raise BadDataset(
+                f"{row.place}: expected text, got half a character ({piece.text[exc.start]!a}, a "
+                "lone surrogate), as where a text was cut within an emoji; remove it"
+            ) from exc
+    return document
 
 
 def _shares(names: Sequence[str], counts: Sequence[int]) -> str:
@@ -503,7 +563,7 @@ def _counted(number: int, what: str) -> str:
 
 def _described(words: str, form: Form, first: Row) -> str:
     unused = [f"'{name}'" for name in first.values if name not in form.columns]
-    told = [words, form.words, f"not used: {', '.join(unused)}" if unused else ""]
+    told = [words, first.part, form.words, f"not used: {', '.join(unused)}" if unused else ""]
     return "; ".join(filter(None, told))
 
 
