@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from swarm_ft.client.data.chat import Document, Piece
+from swarm_ft.client.data.columns import LABEL_COLUMNS
 from swarm_ft.client.data.files import refused
-from swarm_ft.client.data.forms import LABEL_COLUMNS, Form, text_in
+from swarm_ft.client.data.forms import Form, text_in
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, kind_of
 from swarm_ft.client.options import ReadOptions
 from swarm_ft.errors import BadDataset

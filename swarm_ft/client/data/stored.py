@@ -103,7 +103,20 @@ def _rows(path: str, dataset: Iterable[Mapping[str, object]], total: int | None)
     with _refusing(path, _library()):
         for number, values in enumerate(dataset, 1):
             done = number / total if total else None
-            yield Row(values, f"dataset '{path}', row {number}", done)
+            row = {name: without_nulls(value) for name, value in values.items()}
+            yield Row(row, f"dataset '{path}', row {number}", done)
+
+
+def without_nulls(value: object) -> object:
+    """A value of a table without the keys that the table filled up with null.
+
+    All objects of a column have the same keys there: a tool call gets the arguments of others.
+    """
+    if isinstance(value, Mapping):
+        return {key: without_nulls(one) for key, one in value.items() if one is not None}
+    if isinstance(value, list) and value and not isinstance(value[0], str | int):
+        return [without_nulls(one) for one in value]
+    return value
 
 
 @contextmanager
