@@ -59,6 +59,17 @@ def rendered(
     return ChatTemplate(tokenizer).text(Chat(messages), is_asking=is_asking)
 
 
+class _Variant(NamedTuple):
+    """A chat as a template takes it.
+
+    Attributes:
+        is_json: whether the template writes all arguments of calls as JSON.
+    """
+
+    chat: Chat
+    is_json: bool
+
+
 class ChatTemplate:
     """The chat template of a model's tokenizer.
 
@@ -190,19 +201,35 @@ class ChatTemplate:
 
         Templates differ in what they take: `arguments` of a call as an object or as JSON text (one
         that takes an object would quote the text once more), and a message without content as
-        transformers gives it, or with an empty one.
+        transformers gives it, or with an empty one. Text stays text where a template would write
+        the object as JSON, too: TRL and transformers give it as it is.
         """
         if not any("tool_calls" in message for message in chat.messages):
             return chat
-        for change in _VARIANTS:
-            variant = chat._replace(messages=[change(dict(message)) for message in chat.messages])
-            try:
-                text = self.text(variant)
-            except TEMPLATE_ERRORS:
-                continue
-            if all(_is_written(arguments, text) for arguments in _arguments_in(variant)):
-                return variant
+        for with_content in (_same, _with_content):
+            as_given = self._variant(chat, with_content, _same)
+            as_object = self._variant(chat, with_content, _as_object)
+            if as_given and (not as_object or as_object.is_json or as_given.chat == as_object.chat):
+                return as_given.chat
+            found = as_object or self._variant(chat, with_content, _as_text)
+            if found:
+                return found.chat
         return chat
+
+    def _variant(
+        self, chat: Chat, change: Callable[[Message], Message], convert: Callable[[object], object]
+    ) -> _Variant | None:
+        """A chat with other arguments; None if the template does not write them."""
+        messages = [_with_arguments(change(dict(one)), convert) for one in chat.messages]
+        variant = chat._replace(messages=messages)
+        try:
+            text = self.text(variant)
+        except TEMPLATE_ERRORS:
+            return None
+        arguments = list(_arguments_in(variant))
+        if not all(_is_written(one, text) for one in arguments):
+            return None
+        return _Variant(variant, all(_as_text(one) in text for one in arguments))
 
     def _check_is_written(self, chat: Chat) -> None:
         """Refuse a chat of which the template leaves out a part; each kind of part is tried once.
@@ -313,19 +340,13 @@ def _as_object(arguments: object) -> object:
     return arguments if found is None else found
 
 
-def _as_text(arguments: object) -> object:
+def _as_text(arguments: object) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _same(given: Any) -> Any:  # noqa: ANN401
+    return given
 
 
 def _with_content(message: Message) -> Message:
     return {"content": "", **message}
-
-
-_VARIANTS: Sequence[Callable[[Message], Message]] = (
-    lambda message: message,
-    lambda message: _with_arguments(message, _as_object),
-    lambda message: _with_arguments(message, _as_text),
-    _with_content,
-    lambda message: _with_arguments(_with_content(message), _as_object),
-    lambda message: _with_arguments(_with_content(message), _as_text),
-)
