@@ -59,6 +59,11 @@ def rendered(
     return ChatTemplate(tokenizer).text(Chat(messages), is_asking=is_asking)
 
 
+def marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a chat template marks what the assistant writes."""
+    return _MARKED.search(tokenizer.get_chat_template()) is not None
+
+
 class _Variant(NamedTuple):
     """A chat as a template takes it.
 
