@@ -12,7 +12,7 @@ import numpy as np
 from swarm_ft.client.data.chat import Document, Piece, marks_answers
 from swarm_ft.client.data.classes import FoundClasses, class_form_of, find_classes
 from swarm_ft.client.data.files import STORED, Wanted, find_files
-from swarm_ft.client.data.forms import PLAIN_TEXT, Form, form_of
+from swarm_ft.client.data.forms import ASSISTANT_ONLY, COMPLETION_ONLY, PLAIN_TEXT, Form, form_of
 from swarm_ft.client.data.holdout import Part
 from swarm_ft.client.data.layouts import Layout, LongDocuments, Stream, layout_of
 from swarm_ft.client.data.progress import ReadSoFar
@@ -207,26 +207,27 @@ class Dataset:
     def _tokenised(self, documents: list[Document]) -> Iterable[Words]:
         """Documents, each with its beginning and its end, which is learned."""
         ended = [self._with_end(document) for document in documents]
-        is_answered = self._form.asks == "completion_only_loss"
+        is_answered = COMPLETION_ONLY in self._form.asks
         tokenised = words_in(ended, self._tokenizer, is_answered=is_answered)
         for document, words in zip(documents, tokenised, strict=True):
-            yield np.concatenate([self._begin(document, words), words, self._missing_end(words)])
+            end = self._missing_end(document, words)
+            yield np.concatenate([self._begin(document, words), words, end])
 
     def _begin(self, document: Document, words: Words) -> Words:
         begin = self._special.missing(token_ids_of(words).tolist())
         self._num_begun += begin != self._special.leading
         return words_of(begin, all(piece.is_target for piece in document[:1]))
 
-    def _missing_end(self, words: Words) -> Words:
+    def _missing_end(self, document: Document, words: Words) -> Words:
         end_id = self._end.token_id
         if end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]:
             return words_of([])
-        return words_of([end_id])
+        return words_of([end_id], _is_learned(document))
 
     def _with_end(self, document: Document) -> Document:
         end = self._end.text
         has_end = self._end.token_id is not None and document[-1].text.endswith(end)
-        return document if has_end or not end else (*document, Piece(end, is_target=True))
+        return document if has_end or not end else (*document, Piece(end, _is_learned(document)))
 
     def _told(self, so_far: ReadSoFar, file: SampleFile, num_samples: int) -> str:
         seq_length = file.seq_length
@@ -258,9 +259,15 @@ class Dataset:
         return "; ".join(words)
 
 
-_LOSS_OPTIONS = frozenset({"completion_only_loss", "assistant_only_loss"})
+_LOSS_OPTIONS = frozenset({COMPLETION_ONLY, ASSISTANT_ONLY})
 _SAMPLE_OPTIONS = frozenset({"packing", "packing_strategy", "truncation", "separator"})
-_FOR_DOCUMENTS = _LOSS_OPTIONS | _SAMPLE_OPTIONS | {"text_column", "label_column"}
+_COLUMN_OPTIONS = frozenset({"column", "template"})
+_FOR_DOCUMENTS = (
+    _LOSS_OPTIONS
+    | _SAMPLE_OPTIONS
+    | _COLUMN_OPTIONS
+    | {"text_column", "label_column", "remove_columns"}
+)
 _FOR_TABLES = _FOR_DOCUMENTS | {"data_format", "column_names", "delimiter", "quotes"}
 _FOR_FORMAT = {
     DataFormat.TEXT: frozenset({"data_format", "packing", "packing_strategy"}),
@@ -412,8 +419,8 @@ def _check_means_something(path: str, found: _Found, options: ReadOptions) -> No
 def _check_is_asked(path: str, form: Form, options: ReadOptions) -> None:
     for one in declared(ReadOptions):
         value = getattr(options, one.field)
-        means_nothing = _LOSS_OPTIONS - {form.asks}
-        means_nothing |= _SAMPLE_OPTIONS if form.has_class else {"label_column"}
+        means_nothing = _LOSS_OPTIONS - form.asks
+        means_nothing |= _SAMPLE_OPTIONS | _COLUMN_OPTIONS if form.has_class else {"label_column"}
         if one.field in means_nothing and value != one.default:
             raise BadOption(f"{one.arguments(value)[0]}: means nothing where {form.words}")
 
@@ -440,7 +447,7 @@ def _notes(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions)
         notes.append(f"{leading}: the tokenizer begins texts by it; samples of plain text do not")
     if not form.has_end and not form.has_class and trailing:
         notes.append(f"{trailing}: the tokenizer ends texts by it, TRL too; documents end once")
-    if form.asks == "assistant_only_loss" and options.assistant_only_loss:
+    if ASSISTANT_ONLY in form.asks and options.assistant_only_loss:
         if not marks_answers(tokenizer):
             notes.append(
                 "the chat template does not mark answers by {% generation %}: an answer is what it "
@@ -526,6 +533,11 @@ def _shares(names: Sequence[str], counts: Sequence[int]) -> str:
     return f"classes {', '.join([*told, *more])}"
 
 
+def _is_learned(document: Document) -> bool:
+    """Whether any of a document is learned, and so its end."""
+    return any(piece.is_target for piece in document)
+
+
 def _has_text(document: Document) -> bool:
     return any(piece.text.strip() for piece in document)
 
@@ -562,7 +574,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def _described(words: str, form: Form, first: Row) -> str:
-    unused = [f"'{name}'" for name in first.values if name not in form.columns]
+    unused = form.unused_in(first)
     told = [words, first.part, form.words, f"not used: {', '.join(unused)}" if unused else ""]
     return "; ".join(filter(None, told))
 
