@@ -252,8 +252,8 @@ class Dataset:
             words.append(f"{left_out} without anything to learn left out")
         if self._form.has_class:
             return "; ".join([*words, _shares(self._form.classes, file.class_counts.tolist())])
-        # The first token of a sample is read, whatever it is.
-        share = file.num_targets / max(1, file.num_kept_tokens - file.num_samples)
+        # The first token of a sample, and of each document packed into it, is always only read.
+        share = file.num_targets / max(1, file.num_kept_tokens - file.num_kept_documents)
         if share < 1.0:
             words.append(f"{share:.0%} of all tokens are learned, the others only read")
         return "; ".join(words)
