@@ -21,6 +21,7 @@ from swarm_ft.client.data.samples import SampleFile, TokenArray, cut_in, labelle
 from swarm_ft.client.data.special_tokens import (
     NO_SPECIAL_TOKENS,
     SpecialTokens,
+    has_long_line_breaks,
     has_spaces,
     special_tokens_of,
 )
@@ -444,9 +445,13 @@ def _notes(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions)
     special, notes = special_tokens_of(tokenizer), []
     leading, trailing = (", ".join(tokenizer.convert_ids_to_tokens(list(ids))) for ids in special)
     if form is PLAIN_TEXT and leading:
-        notes.append(f"{leading}: the tokenizer begins texts by it; samples of plain text do not")
+        notes.append(
+            f"{leading}: the tokenizer puts that in front of texts; samples of plain text go without"
+        )
     if not form.has_end and not form.has_class and trailing:
-        notes.append(f"{trailing}: the tokenizer ends texts by it, TRL too; documents end once")
+        notes.append(
+            f"{trailing}: the tokenizer puts that behind texts, which TRL keeps; here documents end once"
+        )
     if ASSISTANT_ONLY in form.asks and options.assistant_only_loss:
         if not marks_answers(tokenizer):
             notes.append(
@@ -457,6 +462,11 @@ def _notes(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions)
             notes.append(
                 "the tokenizer has no tokens of white space: where an answer begins or ends by "
                 "some, TRL loses the answer's place, and its letters are learned here"
+            )
+        elif has_long_line_breaks(tokenizer):
+            notes.append(
+                "the tokenizer writes a line break behind a special token by several tokens: where "
+                "an answer ends by one, TRL learns the first of them, and all are learned here"
             )
     return notes
 
