@@ -51,7 +51,7 @@ def defaults_for(cli: click.Group, words: Sequence[str]) -> dict[str, Any] | Non
     return found
 
 
-_ALSO_OF = {("client", "preview"): ("client", "train")}
+_ALSO_OF: Mapping[tuple[str, ...], tuple[str, ...]] = {("client", "preview"): ("client", "train")}
 """By command, another one of which the defaults count as well: a preview is of its job."""
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,16 +23,17 @@ SHOWN_CHARS = 2000
 
 
 _UNUSED = "Of `client train`, without effect here."
+_KINDS: dict[str, dict[str, Any]] = {
+    "invite": {},
+    "initial-peers": {"multiple": True},
+    "dht-prefix": {},
+    "insecure": {"is_flag": True},
+    "detach": {"is_flag": True},
+}
 _OF_TRAIN = stack(
     *(
         click.option(f"--{name}", hidden=True, expose_value=False, help=_UNUSED, **kind)
-        for name, kind in {
-            "invite": {},
-            "initial-peers": {"multiple": True},
-            "dht-prefix": {},
-            "insecure": {"is_flag": True},
-            "detach": {"is_flag": True},
-        }.items()
+        for name, kind in _KINDS.items()
     )
 )
 """Options of `client train` that have no effect here, so that its command line will do."""
