@@ -21,6 +21,8 @@ class JobKeywords(TypedDict, total=False):
     text_column: str | None
     label_column: str | None
     column_names: str | None
+    delimiter: str | None
+    field: str | None
     quotes: bool
     separator: str | None
     packing: bool

@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import overload
 
-from swarm_ft.client.data.classes import some_of
-from swarm_ft.client.data.dataset import Dataset, Samples, classes_in, open_dataset
+from swarm_ft.client.data.dataset import Dataset, Samples, open_dataset
 from swarm_ft.client.data.files import Wanted
 from swarm_ft.client.data.holdout import Part
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.data.samples import SampleBytes, TokenArray
 from swarm_ft.client.export import check_out_dir
 from swarm_ft.client.hub import check_push
+from swarm_ft.client.labels import ClassNames, class_names
 from swarm_ft.client.options import (
     TRAINING_TEXT_EVAL_SAMPLES,
     EvalOptions,
@@ -26,9 +26,10 @@ from swarm_ft.client.options import (
     ReadOptions,
 )
 from swarm_ft.client.reporting import named_in
-from swarm_ft.errors import BadDataset, BadOption
+from swarm_ft.client.result import class_lines
+from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES
-from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainOptions, TrainSpec
+from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.stage.adapters import with_adapters
 from swarm_ft.stage.architecture import check_seq_length
@@ -92,20 +93,32 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     """
     listener = listener or Listener()
     check_outputs(options.outputs)
-    options = replace(options, train=with_labels(options))
-    checkpoint = open_checkpoint(model_reference(options.model), options.train)
-    check_seq_length(checkpoint.architecture, options.train.seq_length)
-    check_routers(checkpoint.config, options.train)
-    model = checkpoint.describe(secrets.token_bytes(DIGEST_BYTES))
+    job = open_job(options)
+    check_routers(job.checkpoint.config, job.options.train)
+    model = job.checkpoint.describe(secrets.token_bytes(DIGEST_BYTES))
     # Refuses, before anything long begins, what no data could make good.
-    tried = RunSpec(model=model, train=options.train_spec(num_samples=1))
-    model = with_adapters(checkpoint, tried).model
-    data = read_data(options, checkpoint, listener)
+    tried = RunSpec(model=model, train=job.options.train_spec(num_samples=1))
+    model = with_adapters(job.checkpoint, tried).model
+    data = read_data(job, listener)
     return Job(
-        spec=RunSpec(model=model, train=data.train_spec(options)),
-        checkpoint=checkpoint,
+        spec=RunSpec(model=model, train=data.train_spec(job.options)),
+        checkpoint=job.checkpoint,
         samples=InARow(SampleBytes(data.train.tokens), SampleBytes(data.eval_tokens)),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenJob:
+    """A job of which the data is not read yet, nor any weights.
+
+    Attributes:
+        options: with the names of all classes.
+        classes: where these come from.
+    """
+
+    options: JobOptions
+    classes: ClassNames
+    checkpoint: Checkpoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,23 +146,43 @@ class JobData:
         )
 
 
-def read_data(options: JobOptions, checkpoint: Checkpoint, listener: Listener) -> JobData:
-    """Read and tokenise the data of a job, of which all classes are named.
+def open_job(options: JobOptions) -> OpenJob:
+    """Find a job's model, and the names of its classes, for which data is read if need be.
+
+    Raises:
+        BadInput: the first problem of the model, or of classes.
+    """
+    classes = _class_names(options)
+    train = replace(options.train, label_names=",".join(classes.names))
+    checkpoint = open_checkpoint(_reference(options.model), train)
+    check_seq_length(checkpoint.architecture, train.seq_length)
+    return OpenJob(options=replace(options, train=train), classes=classes, checkpoint=checkpoint)
+
+
+def read_data(job: OpenJob, listener: Listener) -> JobData:
+    """Read and tokenise the data of a job.
 
     Raises:
         BadInput: the first problem of the data, or of options beside it.
     """
+    options, checkpoint, names = job.options, job.checkpoint, job.classes.counted_names
     wanted = Wanted(split=options.split, format=options.reading.data_format)
     tokenizer, task = checkpoint.tokenizer(), task_of(options.train)
+    for line in class_lines(checkpoint, options.train, tokenizer):
+        listener.tell(line)
     train_part, eval_part = parts_of(options)
-    open_part = partial(open_dataset, options.dataset, tokenizer=tokenizer, task=task)
+    open_part = partial(
+        open_dataset, options.dataset, tokenizer=tokenizer, task=task, counted_names=names
+    )
     data = open_part(replace(wanted, part=train_part), options.reading)
     if eval_part is not None:
         held_out: Dataset | None = open_part(replace(wanted, part=eval_part), options.reading)
     else:
-        held_out = open_held_out(options.evaluation, options.reading, checkpoint, options.dataset)
+        held_out = open_held_out(
+            options.evaluation, options.reading, checkpoint, options.dataset, names
+        )
     # Nothing is told of the one before the other is known to begin well.
-    to_tell: list[str] = []
+    to_tell = [job.classes.note] if job.classes.note else []
     eval_samples = None
     if held_out is not None:
         quiet = replace(listener, tell=to_tell.append)
@@ -167,55 +200,15 @@ def read_data(options: JobOptions, checkpoint: Checkpoint, listener: Listener) -
     return JobData(train=train, held_out=eval_samples, eval_tokens=eval_tokens)
 
 
-def with_labels(options: JobOptions) -> TrainOptions:
-    """How to train, with the names of all classes; the data is read for them if need be.
-
-    Raises:
-        BadDataset: the data has none, or others than the model tells already.
-        BadOption: they cannot be used, or are not those that the model tells already.
-    """
-    train = options.train
-    if not train.has_classes:
-        return train
-    known = labels_of(model_reference(options.model), task_of(train))
-    if any("," in name for name in known):
-        raise BadOption(f"--model {options.model}: its classes have commas in their names")
-    if train.labels:
-        _check_asked(train.labels, known)
-        return train
-    wanted = Wanted(split=options.split, format=options.reading.data_format)
-    found = classes_in(options.dataset, wanted, options.reading, task_of(train))
-    names = found if not known else _as_known(found, known, options.dataset)
-    return replace(train, label_names=",".join(names))
+def _class_names(options: JobOptions) -> ClassNames:
+    if not options.train.has_classes:
+        return ClassNames()
+    known = labels_of(_reference(options.model), task_of(options.train))
+    held_out = _held_out_at(options.evaluation, options.reading, options.dataset)
+    return class_names(options, known, held_out)
 
 
-def _check_asked(names: tuple[str, ...], known: tuple[str, ...]) -> None:
-    if known and names != known and not _are_free(names, known):
-        raise BadOption(
-            f"--labels: the model tells classes already, {some_of(known)}; expected these in this "
-            f"order, got {some_of(names)}; or give a model without a head of classes"
-        )
-
-
-def _as_known(found: tuple[str, ...], known: tuple[str, ...], dataset: str) -> tuple[str, ...]:
-    """The names of a model that tells classes already, in its order, of which data has some."""
-    are_numbers = all(name.isdecimal() and int(name) < len(known) for name in found)
-    if set(found) <= set(known) or are_numbers:
-        return known
-    if _are_free(found, known):
-        return found
-    raise BadDataset(
-        f"dataset '{dataset}': its classes are {some_of(found)}, and the model tells others "
-        f"already, {some_of(known)}; name them alike, or give a model without a head of classes"
-    )
-
-
-def _are_free(names: tuple[str, ...], known: tuple[str, ...]) -> bool:
-    """Whether a model's classes have transformers' names for those that nobody named."""
-    return len(names) == len(known) and known == tuple(f"LABEL_{i}" for i in range(len(known)))
-
-
-def model_reference(model: str) -> str:
+def _reference(model: str) -> str:
     """A directory by its whole path: a peer may have been started in another place."""
     return str(Path(model).absolute()) if Path(model).is_dir() else model
 
@@ -254,7 +247,11 @@ EVAL_SPLITS = ("validation", "test", "train")
 
 
 def open_held_out(
-    options: EvalOptions, reading: ReadOptions, checkpoint: Checkpoint, dataset: str | None
+    options: EvalOptions,
+    reading: ReadOptions,
+    checkpoint: Checkpoint,
+    dataset: str | None,
+    counted_names: tuple[str, ...] = (),
 ) -> Dataset | None:
     """Data to evaluate on, if some is asked for.
 
@@ -263,18 +260,36 @@ def open_held_out(
         reading: how it is read.
         checkpoint: whose tokenizer is used.
         dataset: of which a split may be held out; None if there is none.
+        counted_names: of classes, that numbers in the data count from 0.
 
     Raises:
         BadInput: it cannot be used, or a split is asked for of nothing.
     """
+    found = _held_out_at(options, reading, dataset)
+    if found is None:
+        return None
+    path, wanted = found
+    return open_dataset(
+        path,
+        wanted,
+        reading,
+        checkpoint.tokenizer(),
+        all_options=False,
+        task=checkpoint.task,
+        counted_names=counted_names,
+    )
+
+
+def _held_out_at(
+    options: EvalOptions, reading: ReadOptions, dataset: str | None
+) -> tuple[str, Wanted] | None:
+    """Return the path of data to evaluate on and what of it, if some is asked for."""
     if options.eval_dataset is None and options.eval_split is None:
         return None
     path = options.eval_dataset or dataset
     if path is None:
         raise BadOption("--eval-split: expected --eval-dataset beside it")
-    wanted = Wanted(split=options.eval_split, instead=EVAL_SPLITS, format=reading.data_format)
-    tokenizer, task = checkpoint.tokenizer(), checkpoint.task
-    return open_dataset(path, wanted, reading, tokenizer, all_options=False, task=task)
+    return path, Wanted(split=options.eval_split, instead=EVAL_SPLITS, format=reading.data_format)
 
 
 def _read_held_out(

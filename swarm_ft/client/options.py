@@ -102,6 +102,22 @@ class ReadOptions:
         str | None,
         Option("The columns of a CSV or TSV without a line of names.", metavar="A,B,..."),
     ] = None
+    delimiter: Annotated[
+        str | None,
+        Option(
+            "The letter between columns of a CSV, such as ';'; \\t is a tab.",
+            metavar="CHAR",
+            default="a comma, or a tab in a TSV",
+        ),
+    ] = None
+    field: Annotated[
+        str | None,
+        Option(
+            "The list of rows in a JSON file that is one object.",
+            metavar="NAME",
+            default="data, rows or examples where it is the only list; train, test, ... are splits",
+        ),
+    ] = None
     quotes: Annotated[
         bool,
         Option("Whether quotes in a CSV or TSV enclose fields, or are letters like others."),
@@ -148,6 +164,14 @@ class ReadOptions:
         check(self)
         if self.packing_strategy is not PackingStrategy.BFD and not self.packing:
             raise BadOption("--packing-strategy: expected --packing beside it")
+        letter = self.column_delimiter
+        if letter is not None and (len(letter) != 1 or letter in '"\r\n'):
+            raise BadOption(f"--delimiter: expected one letter that is no quote, got {letter!a}")
+
+    @property
+    def column_delimiter(self) -> str | None:
+        """The letter between columns; None is that of the file's format."""
+        return "\t" if self.delimiter == "\\t" else self.delimiter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

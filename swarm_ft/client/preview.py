@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from swarm_ft.client.data.progress import Listener
 from swarm_ft.client.data.samples import TokenArray
 from swarm_ft.client.data.summary import Summary, counted
-from swarm_ft.client.job import JobData, model_reference, read_data, with_labels
+from swarm_ft.client.job import open_job, read_data
 from swarm_ft.client.options import JobOptions
 from swarm_ft.protocol.spec.run_spec import EvalStrategy, TrainSpec
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL, labels_in, targets_in, token_ids_of
-from swarm_ft.stage.architecture import check_seq_length
-from swarm_ft.stage.checkpoint import open_checkpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -150,19 +148,16 @@ def preview(
     Raises:
         BadInput: the first problem of the options, the model's config, or the data.
     """
-    options = replace(options, train=with_labels(options))
-    checkpoint = open_checkpoint(model_reference(options.model), options.train)
-    check_seq_length(checkpoint.architecture, options.train.seq_length)
+    job = open_job(options)
     lines: list[str] = []
-    listener = replace(listener or Listener(), tell=lines.append)
-    data: JobData = read_data(options, checkpoint, listener)
-    tokenizer, names = checkpoint.tokenizer(), options.train.labels
+    data = read_data(job, replace(listener or Listener(), tell=lines.append))
+    tokenizer, names = job.checkpoint.tokenizer(), job.options.train.labels
     held_out = data.held_out
     return Preview(
         lines=tuple(lines),
         train=data.train.summary,
         held_out=held_out.summary if held_out else None,
-        spec=data.train_spec(options),
+        spec=data.train_spec(job.options),
         samples=shown(data.train.tokens[:num_shown], tokenizer, names),
         eval_samples=shown(held_out.tokens[:num_shown], tokenizer, names) if held_out else (),
     )

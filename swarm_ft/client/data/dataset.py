@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from swarm_ft.client.data.chat import Document, Piece
-from swarm_ft.client.data.classes import class_form_of, names_in
-from swarm_ft.client.data.files import Wanted, find_files, refused
+from swarm_ft.client.data.chat import Document, Piece, marks_answers
+from swarm_ft.client.data.classes import FoundClasses, class_form_of, find_classes
+from swarm_ft.client.data.files import STORED, Wanted, find_files
 from swarm_ft.client.data.forms import PLAIN_TEXT, Form, form_of
 from swarm_ft.client.data.holdout import Part
 from swarm_ft.client.data.layouts import Layout, LongDocuments, Stream, layout_of
@@ -21,12 +21,21 @@ from swarm_ft.client.data.samples import SampleFile, TokenArray, labelled_in, wo
 from swarm_ft.client.data.special_tokens import (
     NO_SPECIAL_TOKENS,
     SpecialTokens,
+    has_spaces,
     special_tokens_of,
 )
-from swarm_ft.client.data.stored import hub_rows, is_saved, may_be_on_hub, saved_rows, stored_rows
+from swarm_ft.client.data.stored import (
+    StoredRows,
+    hub_rows,
+    is_saved,
+    may_be_on_hub,
+    saved_rows,
+    stored_rows,
+)
 from swarm_ft.client.data.summary import Summary, by_class
+from swarm_ft.client.data.text_files import refused
 from swarm_ft.client.options import DataFormat, PackingStrategy, ReadOptions, Truncation
-from swarm_ft.errors import BadOption
+from swarm_ft.errors import BadDataset, BadOption
 from swarm_ft.protocol.spec.options import declared
 from swarm_ft.protocol.spec.sample_rows import (
     NO_LABEL,
@@ -123,9 +132,10 @@ class Dataset:
         self._special = _special_of(form, tokenizer)
         self._strategy = _strategy_of(form, options)
         self._truncation = _truncation_of(form, options)
+        self._num_begun = 0
         self._num_blank = 0
         for first in rows:
-            document = form.render(first)
+            document = _rendered(form, first)
             if _has_text(document):
                 break
             self._num_blank += 1
@@ -133,16 +143,21 @@ class Dataset:
             raise refused(source, "expected text, found none; the data is empty")
         self._documents = _documents(form, chain((first,), rows))
         self._unused = tuple(f"'{name}'" for name in first.values if name not in form.columns)
-        self._words = _described(words, form, self._unused)
+        self._words = _described(words, form, first, self._unused)
         is_all_learned = all(piece.is_target for piece in document)
         brackets = "" if is_all_learned else ", of which [this] is only read and the rest learned"
         begin = tokenizer.convert_ids_to_tokens(list(self._special.leading))
         shown = " + ".join([*begin, _shown(document, self._end, tokenizer)])
         self._first = f"{brackets}: {shown}"
+        self._notes = _notes(form, tokenizer, options)
 
     def describe(self) -> list[str]:
-        """What it is, what its columns mean, and its first document, for people."""
-        return [f"{self.source}: {self._words}", f"  the first document{self._first}"]
+        """What it is, what its columns mean, and its first document, for people.
+
+        What TRL would make of it otherwise follows; docs/data.md has the table.
+        """
+        first = [f"{self.source}: {self._words}", f"  the first document{self._first}"]
+        return first + [f"  {note}" for note in self._notes]
 
     def samples(
         self,
@@ -202,12 +217,19 @@ class Dataset:
             return
         ended = [self._with_end(document) for document in documents]
         is_answered = self._form.asks == "completion_only_loss"
+        tokenised = words_in(ended, self._tokenizer, is_answered=is_answered)
+        for document, words in zip(documents, tokenised, strict=True):
+            yield np.concatenate([self._begin(document, words), words, self._missing_end(words)])
+
+    def _begin(self, document: Document, words: Words) -> Words:
+        begin = self._special.missing(token_ids_of(words).tolist())
+        self._num_begun += begin != self._special.leading
+        return words_of(begin, all(piece.is_target for piece in document[:1]))
+
+    def _missing_end(self, words: Words) -> Words:
         end_id = self._end.token_id
-        for words in words_in(ended, self._tokenizer, self._special, is_answered=is_answered):
-            if end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]:
-                yield words
-            else:
-                yield np.append(words, words_of([end_id]))
+        has_end = end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]
+        return words_of([] if has_end else [end_id])
 
     def _with_end(self, document: Document) -> Document:
         end = self._end.text
@@ -227,6 +249,7 @@ class Dataset:
             unused=self._unused,
             num_documents=so_far.num_documents,
             num_blank=so_far.num_blank,
+            num_begun=self._num_begun,
             long_documents=file.long_documents,
             truncation=self._truncation,
             num_samples=len(tokens),
@@ -242,10 +265,11 @@ class Dataset:
 _LOSS_OPTIONS = frozenset({"completion_only_loss", "assistant_only_loss"})
 _SAMPLE_OPTIONS = frozenset({"packing", "packing_strategy", "truncation", "separator"})
 _FOR_DOCUMENTS = _LOSS_OPTIONS | _SAMPLE_OPTIONS | {"text_column", "label_column"}
-_FOR_TABLES = _FOR_DOCUMENTS | {"data_format", "column_names", "quotes"}
+_FOR_TABLES = _FOR_DOCUMENTS | {"data_format", "column_names", "delimiter", "quotes"}
 _FOR_FORMAT = {
     DataFormat.TEXT: frozenset({"data_format", "packing", "packing_strategy"}),
     DataFormat.LINES: _SAMPLE_OPTIONS | {"data_format"},
+    DataFormat.JSON: _FOR_DOCUMENTS | {"data_format", "field"},
     DataFormat.CSV: _FOR_TABLES,
     DataFormat.TSV: _FOR_TABLES,
 }
@@ -260,19 +284,21 @@ class _Found:
         words: what it is.
         takes: options that mean something there.
         form: where that does not depend on the rows.
+        class_names: by column, of data that names its classes apart from its rows.
     """
 
     words: str
     rows: Iterator[Row]
     takes: frozenset[str]
     form: Form | None = None
+    class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 _CAUSAL_LM = CausalLm()
 
 
-def classes_in(path: str, wanted: Wanted, options: ReadOptions, task: Task) -> tuple[str, ...]:
-    """Names of all classes that some data has, for which it is read once.
+def classes_in(path: str, wanted: Wanted, options: ReadOptions, task: Task) -> FoundClasses:
+    """Find all classes that some data has; it is read once for that, unless it names them.
 
     Args:
         path, wanted, options: see `open_dataset`.
@@ -284,10 +310,10 @@ def classes_in(path: str, wanted: Wanted, options: ReadOptions, task: Task) -> t
     found = _find(path, wanted, options)
     if found.form is not None:
         raise refused(path, f"expected columns of text and classes, and it is {found.words}")
-    return tuple(names_in(found.rows, options, task.kind, path))
+    return find_classes(found.rows, options, task.kind, path, found.class_names)
 
 
-def open_dataset(
+def open_dataset(  # noqa: PLR0913 - where data lies, how it is read, and for what
     path: str,
     wanted: Wanted,
     options: ReadOptions,
@@ -295,6 +321,7 @@ def open_dataset(
     *,
     all_options: bool = True,
     task: Task = _CAUSAL_LM,
+    counted_names: tuple[str, ...] = (),
 ) -> Dataset:
     """Find data and understand its first row.
 
@@ -305,6 +332,7 @@ def open_dataset(
         tokenizer: of the model.
         all_options: whether each of `options` is to mean something for this data.
         task: what is learned of it.
+        counted_names: of classes, that numbers in the data count from 0.
 
     Raises:
         BadDataset: it cannot be used, as far as its first document tells.
@@ -323,7 +351,7 @@ def open_dataset(
         if first is None:
             raise refused(path, "expected rows, found none; the data is empty")
         if task.labels:
-            form = class_form_of(list(first.values), options, task, path)
+            form = class_form_of(list(first.values), options, task, path, counted_names)
         else:
             form = form_of(first.values, options, tokenizer, path)
         if all_options:
@@ -334,21 +362,25 @@ def open_dataset(
 
 def _find(path: str, wanted: Wanted, options: ReadOptions) -> _Found:
     if is_saved(path):
-        split, rows = saved_rows(path, wanted)
-        return _Found(words=_words("a saved dataset", split), rows=rows, takes=_FOR_DOCUMENTS)
+        return _found_stored("a saved dataset", saved_rows(path, wanted), _FOR_DOCUMENTS)
     if may_be_on_hub(path):
-        split, rows = hub_rows(path, options.subset, wanted)
-        takes = _FOR_DOCUMENTS | {"subset"}
-        return _Found(words=_words("a dataset on the hub", split), rows=rows, takes=takes)
+        on_hub = hub_rows(path, options.subset, wanted)
+        return _found_stored("a dataset on the hub", on_hub, _FOR_DOCUMENTS | {"subset"})
     files = find_files(path, wanted)
     words = _words(files.format.value, files.split, len(files.paths))
     takes = _FOR_FORMAT.get(files.format, _FOR_DOCUMENTS | {"data_format"})
     if files.format is DataFormat.TEXT:
         row = Row({TEXT_COLUMN: read_text(path, files)}, path, 1.0)
         return _Found(words=words, rows=iter((row,)), takes=takes, form=PLAIN_TEXT)
-    is_stored = files.format in (DataFormat.PARQUET, DataFormat.ARROW)
-    rows = stored_rows(path, files) if is_stored else file_rows(files, options)
-    return _Found(words=words, rows=rows, takes=takes)
+    if files.format in STORED:
+        found = _found_stored("", stored_rows(path, files), takes)
+        return replace(found, words=words)
+    return _Found(words=words, rows=file_rows(files, options), takes=takes)
+
+
+def _found_stored(kind: str, stored: StoredRows, takes: frozenset[str]) -> _Found:
+    words = _words(kind, stored.split)
+    return _Found(words=words, rows=stored.rows, takes=takes, class_names=stored.class_names)
 
 
 def _part_of(found: _Found, part: Part, path: str, all_rows: Callable[[], Iterable[Row]]) -> _Found:
@@ -404,6 +436,28 @@ def _special_of(form: Form, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens
     return NO_SPECIAL_TOKENS if form.has_end or form.has_class else special_tokens_of(tokenizer)
 
 
+def _notes(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions) -> list[str]:
+    """Say where samples are other ones than TRL's because of the tokenizer or its template."""
+    special, notes = special_tokens_of(tokenizer), []
+    leading, trailing = (", ".join(tokenizer.convert_ids_to_tokens(list(ids))) for ids in special)
+    if form is PLAIN_TEXT and leading:
+        notes.append(f"{leading}: the tokenizer begins texts by it; samples of plain text do not")
+    if not form.has_end and not form.has_class and trailing:
+        notes.append(f"{trailing}: the tokenizer ends texts by it, TRL too; documents end once")
+    if form.asks == "assistant_only_loss" and options.assistant_only_loss:
+        if not marks_answers(tokenizer):
+            notes.append(
+                "the chat template does not mark answers by {% generation %}: an answer is what it "
+                "adds to the chat that asks for it; TRL knows marked copies of some templates"
+            )
+        elif not has_spaces(tokenizer):
+            notes.append(
+                "the tokenizer has no tokens of white space: where an answer begins or ends by "
+                "some, TRL loses the answer's place, and its letters are learned here"
+            )
+    return notes
+
+
 def _strategy_of(form: Form, options: ReadOptions) -> PackingStrategy | None:
     is_packed = options.packing and not form.has_class and form is not PLAIN_TEXT
     return options.packing_strategy if is_packed else None
@@ -433,8 +487,26 @@ def _end_of(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions
 
 def _documents(form: Form, rows: Iterator[Row]) -> Iterator[_One]:
     for row in rows:
-        document = form.render(row)
+        document = _rendered(form, row)
         yield _One(document if _has_text(document) else (), row.done)
+
+
+def _rendered(form: Form, row: Row) -> Document:
+    """Make a row's document.
+
+    Raises:
+        BadDataset: the row cannot be used, or its text is no Unicode text.
+    """
+    document = form.render(row)
+    for piece in document:
+        try:
+            piece.text.encode()
+        except UnicodeEncodeError as exc:
+            raise BadDataset(
+                f"{row.place}: expected text, got half a character ({piece.text[exc.start]!a}, a "
+                "lone surrogate), as where a text was cut within an emoji; remove it"
+            ) from exc
+    return document
 
 
 def _has_text(document: Document) -> bool:
@@ -468,9 +540,9 @@ def _after(so_far: ReadSoFar, batch: list[_One], num_samples: int) -> ReadSoFar:
 # ---- in words
 
 
-def _described(words: str, form: Form, unused: Sequence[str]) -> str:
-    parts = [words, form.words, f"not used: {', '.join(unused)}" if unused else ""]
-    return "; ".join(filter(None, parts))
+def _described(words: str, form: Form, first: Row, unused: Sequence[str]) -> str:
+    not_used = f"not used: {', '.join(unused)}" if unused else ""
+    return "; ".join(filter(None, [words, first.part, form.words, not_used]))
 
 
 def _shown(document: Document, end: _End, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from swarm_ft.client.data.files import reason, refused
 from swarm_ft.client.data.layouts import Layout, LongDocuments, OneByOne, truncated
-from swarm_ft.client.data.special_tokens import NO_SPECIAL_TOKENS, SpecialTokens
+from swarm_ft.client.data.text_files import reason, refused
 from swarm_ft.client.options import Truncation
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
@@ -38,40 +37,35 @@ TokenArray = npt.NDArray[np.uint32]
 
 
 def words_in(
-    documents: Sequence[Document],
-    tokenizer: PreTrainedTokenizerBase,
-    special: SpecialTokens = NO_SPECIAL_TOKENS,
-    *,
-    is_answered: bool = False,
+    documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase, *, is_answered: bool = False
 ) -> Iterator[Words]:
-    """Tokenise each document as one piece.
+    """Tokenise each document as one piece, without special tokens.
 
     Args:
         documents: their texts.
         tokenizer: of the model.
-        special: the tokens that documents begin by, unless they do already.
         is_answered: whether each document is a prompt and its completion. The completion begins
             where the tokens of both differ from the prompt's alone, as TRL has it. In other
             documents, a token that holds a letter of a target is a target.
     """
     if all(piece.is_target for document in documents for piece in document):
-        flags: Iterable[tuple[list[int], npt.ArrayLike]] = (
-            (ids, True) for ids in _encoded(map(_text_of, documents), tokenizer)["input_ids"]
-        )
+        for ids in _encoded(map(_text_of, documents), tokenizer)["input_ids"]:
+            yield words_of(ids)
     elif is_answered:
-        flags = _flags_of_completions(documents, tokenizer)
+        yield from _by_prompt(documents, tokenizer)
     elif tokenizer.is_fast:
-        flags = _flags_of_letters(documents, tokenizer)
+        encoded = _encoded(map(_text_of, documents), tokenizer, with_places=True)
+        found = zip(documents, encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        for document, ids, spans in found:
+            yield words_of(ids, _learned(document, spans))
     else:  # a slow tokenizer does not report where in the text a token is
-        flags = (_flags_of_pieces(document, tokenizer) for document in documents)
-    for document, (ids, is_target) in zip(documents, flags, strict=True):
-        begin = words_of(special.missing(ids), all(piece.is_target for piece in document[:1]))
-        yield np.concatenate([begin, words_of(ids, is_target)])
+        for document in documents:
+            yield _piece_by_piece(document, tokenizer)
 
 
-def _flags_of_completions(
+def _by_prompt(
     documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase
-) -> Iterator[tuple[list[int], Flags]]:
+) -> Iterator[Words]:
     prompts = [
         "".join(piece.text for piece in takewhile(lambda piece: not piece.is_target, document))
         for document in documents
@@ -81,16 +75,7 @@ def _flags_of_completions(
     for prompt, ids in zip(prompt_ids, all_ids, strict=True):
         pairs = zip(prompt, ids, strict=False)
         size = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        yield ids, np.arange(len(ids)) >= size
-
-
-def _flags_of_letters(
-    documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase
-) -> Iterator[tuple[list[int], Flags]]:
-    encoded = _encoded(map(_text_of, documents), tokenizer, with_places=True)
-    found = zip(documents, encoded["input_ids"], encoded["offset_mapping"], strict=True)
-    for document, ids, spans in found:
-        yield ids, _learned(document, spans)
+        yield words_of(ids, np.arange(len(ids)) >= size)
 
 
 def labelled_in(
@@ -102,7 +87,8 @@ def labelled_in(
 ) -> Iterator[Words]:
     """Each document as a sample, with special tokens as the tokenizer has them, cut if too long.
 
-    The class of its one text, or two, stands at its last token; or, of words, each at its first.
+    The class of its one text, or two, stands at the last token that is not the pad token, where
+    transformers reads it; or, of words, each at its first.
 
     Raises:
         BadOption: words have classes, and the tokenizer does not tell where they are; or samples
@@ -131,8 +117,17 @@ def labelled_in(
         if of_words:
             _label_words(labels, document, places)
         else:
-            labels[-1:] = document[-1].label
+            at = _class_position(ids, tokenizer.pad_token_id)
+            labels[at : at + 1] = document[-1].label
         yield labelled(ids, labels, np.array(of_ids) == 1)
+
+
+def _class_position(token_ids: Sequence[int], pad_token_id: int | None) -> int:
+    """Return where `AutoModelForSequenceClassification` reads a decoder's class, singly or not."""
+    at = max(0, len(token_ids) - 1)
+    while at > 0 and token_ids[at] == pad_token_id:
+        at -= 1
+    return at
 
 
 def _texts_of(
@@ -184,14 +179,11 @@ def _learned(document: Document, spans: Sequence[tuple[int, int]]) -> Flags:
     return is_learned
 
 
-def _flags_of_pieces(
-    document: Document, tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[int], Flags]:
+def _piece_by_piece(document: Document, tokenizer: PreTrainedTokenizerBase) -> Words:
     encoded = _encoded([piece.text for piece in document], tokenizer)["input_ids"]
-    flags = [
-        np.full(len(ids), piece.is_target) for ids, piece in zip(encoded, document, strict=True)
-    ]
-    return [token for ids in encoded for token in ids], np.concatenate(flags)
+    return np.concatenate(
+        [words_of(ids, piece.is_target) for ids, piece in zip(encoded, document, strict=True)]
+    )
 
 
 class SampleFile:

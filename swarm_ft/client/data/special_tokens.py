@@ -49,3 +49,9 @@ def special_tokens_of(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
             if text and around[place : place + len(text)] == text:
                 return SpecialTokens(tuple(around[:place]), tuple(around[place + len(text) :]))
     return NO_SPECIAL_TOKENS
+
+
+def has_spaces(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a tokenizer has tokens of white space: WordPiece has none."""
+    ids = [tokenizer(text, verbose=False).input_ids for text in ("a", "a ")]
+    return bool(ids[0] != ids[1])

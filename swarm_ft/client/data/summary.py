@@ -21,6 +21,7 @@ class Summary:
         unused: columns, and keys of messages, that have no effect.
         num_documents: that were read, without blank ones.
         num_blank: documents without text, which are left out.
+        num_begun: documents that have the tokenizer's beginning in their text.
         long_documents: documents that are longer than a sample.
         truncation: what becomes of these.
         num_samples: that train, or are evaluated.
@@ -36,6 +37,7 @@ class Summary:
     unused: tuple[str, ...] = ()
     num_documents: int
     num_blank: int = 0
+    num_begun: int = 0
     long_documents: LongDocuments = field(default_factory=LongDocuments)
     truncation: Truncation = Truncation.CUT
     num_samples: int
@@ -73,6 +75,11 @@ class Summary:
             words.append(f"{counted(self.num_blank, 'document')} without text left out")
         if self.long_documents.num_documents and not self.is_stream:
             words.append(self._long_words())
+        if self.num_begun:
+            begun = counted(self.num_begun, "document")
+            words.append(
+                f"{begun} with the tokenizer's beginning in the text: it stands there once"
+            )
         if self.num_left_out:
             left_out = counted(self.num_left_out, "sample")
             words.append(f"{left_out} without anything to learn left out")
