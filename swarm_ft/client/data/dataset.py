@@ -17,7 +17,7 @@ from swarm_ft.client.data.holdout import Part
 from swarm_ft.client.data.layouts import Layout, LongDocuments, Stream, layout_of
 from swarm_ft.client.data.progress import ReadSoFar
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, file_rows, read_text
-from swarm_ft.client.data.samples import SampleFile, TokenArray, labelled_in, words_in
+from swarm_ft.client.data.samples import SampleFile, TokenArray, cut_in, labelled_in, words_in
 from swarm_ft.client.data.special_tokens import (
     NO_SPECIAL_TOKENS,
     SpecialTokens,
@@ -190,8 +190,7 @@ class Dataset:
         )
         with file:
             for batch in _batches(self._documents):
-                documents = [one.pieces for one in batch if one.pieces]
-                file.add(self._tokenised(documents, seq_length))
+                self._add(file, [one.pieces for one in batch if one.pieces])
                 so_far = _after(so_far, batch, file.num_samples)
                 on_batch(so_far)
                 if limit is not None and file.num_samples >= limit:
@@ -206,15 +205,19 @@ class Dataset:
             return Stream(seq_length)
         return layout_of(self._strategy, seq_length)
 
-    def _tokenised(self, documents: list[Document], seq_length: int) -> Iterable[Words]:
-        """Documents, each with its end, which is learned; or with classes."""
+    def _add(self, file: SampleFile, documents: list[Document]) -> None:
         if not documents:
             return
-        if self._form.has_class:
-            yield from labelled_in(
-                documents, self._tokenizer, seq_length, of_words=self._form.are_of_words
-            )
+        if not self._form.has_class:
+            file.add(self._tokenised(documents))
             return
+        seq_length, of_words = file.seq_length, self._form.are_of_words
+        samples = list(labelled_in(documents, self._tokenizer, seq_length, of_words=of_words))
+        file.add(samples)
+        file.count_cut(cut_in(documents, samples, self._tokenizer, seq_length, of_words=of_words))
+
+    def _tokenised(self, documents: list[Document]) -> Iterable[Words]:
+        """Documents, each with its beginning and its end, which is learned."""
         ended = [self._with_end(document) for document in documents]
         is_answered = self._form.asks == "completion_only_loss"
         tokenised = words_in(ended, self._tokenizer, is_answered=is_answered)
@@ -228,8 +231,9 @@ class Dataset:
 
     def _missing_end(self, words: Words) -> Words:
         end_id = self._end.token_id
-        has_end = end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]
-        return words_of([] if has_end else [end_id])
+        if end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]:
+            return words_of([])
+        return words_of([end_id])
 
     def _with_end(self, document: Document) -> Document:
         end = self._end.text

@@ -130,6 +130,23 @@ def _class_position(token_ids: Sequence[int], pad_token_id: int | None) -> int:
     return at
 
 
+def cut_in(
+    documents: Sequence[Document],
+    samples: Sequence[Words],
+    tokenizer: PreTrainedTokenizerBase,
+    seq_length: int,
+    *,
+    of_words: bool,
+) -> LongDocuments:
+    """Count the documents that `labelled_in` cut, by the tokens that all of their text has."""
+    pairs = zip(documents, samples, strict=True)
+    full = [document for document, words in pairs if len(words) == seq_length]
+    if not full:
+        return LongDocuments()
+    encoded = tokenizer(*_texts_of(full, of_words=of_words), verbose=False)
+    return truncated(map(words_of, encoded["input_ids"]), seq_length, Truncation.CUT)[1]
+
+
 def _texts_of(
     documents: Sequence[Document], *, of_words: bool
 ) -> tuple[list[str], list[str] | None]:
@@ -251,8 +268,12 @@ class SampleFile:
         self.num_documents += len(tokenised)
         self.num_tokens += sum(map(len, tokenised))
         remaining, long = truncated(tokenised, self.seq_length, self._truncation)
-        self.long_documents = self.long_documents.plus(long)
+        self.count_cut(long)
         self._add_rows(self._layout.add(remaining))
+
+    def count_cut(self, long: LongDocuments) -> None:
+        """Count documents that were cut before they came in."""
+        self.long_documents = self.long_documents.plus(long)
 
     def end(self) -> None:
         """Write the samples that no further document fills up.

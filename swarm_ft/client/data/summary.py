@@ -94,7 +94,8 @@ class Summary:
             Truncation.DROP: f"dropped, {counted(long.num_tokens, 'token')} in all",
             Truncation.SPLIT: f"split: {lost} of theirs stand in samples without the beginning",
         }[self.truncation]
-        return f"{documents} tokens {how} (--truncation, --seq-length)"
+        options = "--seq-length" if self.class_counts else "--truncation, --seq-length"
+        return f"{documents} tokens {how} ({options})"
 
     def fields(self) -> dict[str, Any]:
         """The counts for JSON."""
