@@ -12,7 +12,7 @@ import numpy as np
 from swarm_ft.client.data.chat import Document, Piece, marks_answers
 from swarm_ft.client.data.classes import FoundClasses, class_form_of, find_classes
 from swarm_ft.client.data.files import STORED, Wanted, find_files
-from swarm_ft.client.data.forms import PLAIN_TEXT, Form, form_of
+from swarm_ft.client.data.forms import ASSISTANT_ONLY, COMPLETION_ONLY, PLAIN_TEXT, Form, form_of
 from swarm_ft.client.data.holdout import Part
 from swarm_ft.client.data.layouts import Layout, LongDocuments, Stream, layout_of
 from swarm_ft.client.data.progress import ReadSoFar
@@ -142,7 +142,7 @@ class Dataset:
         else:
             raise refused(source, "expected text, found none; the data is empty")
         self._documents = _documents(form, chain((first,), rows))
-        self._unused = tuple(f"'{name}'" for name in first.values if name not in form.columns)
+        self._unused = tuple(form.unused_in(first))
         self._words = _described(words, form, first, self._unused)
         is_all_learned = all(piece.is_target for piece in document)
         brackets = "" if is_all_learned else ", of which [this] is only read and the rest learned"
@@ -219,26 +219,26 @@ class Dataset:
     def _tokenised(self, documents: list[Document]) -> Iterable[Words]:
         """Documents, each with its beginning and its end, which is learned."""
         ended = [self._with_end(document) for document in documents]
-        is_answered = self._form.asks == "completion_only_loss"
+        is_answered = COMPLETION_ONLY in self._form.asks
         tokenised = words_in(ended, self._tokenizer, is_answered=is_answered)
         for document, words in zip(documents, tokenised, strict=True):
-            yield np.concatenate([self._begin(document, words), words, self._missing_end(words)])
+            end = self._missing_end(document, words)
+            yield np.concatenate([self._begin(document, words), words, end])
 
     def _begin(self, document: Document, words: Words) -> Words:
         begin = self._special.missing(token_ids_of(words).tolist())
         self._num_begun += begin != self._special.leading
         return words_of(begin, all(piece.is_target for piece in document[:1]))
 
-    def _missing_end(self, words: Words) -> Words:
+    def _missing_end(self, document: Document, words: Words) -> Words:
         end_id = self._end.token_id
-        if end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]:
-            return words_of([])
-        return words_of([end_id])
+        has_end = end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]
+        return words_of([] if has_end else [end_id], _is_learned(document))
 
     def _with_end(self, document: Document) -> Document:
         end = self._end.text
         has_end = self._end.token_id is not None and document[-1].text.endswith(end)
-        return document if has_end or not end else (*document, Piece(end, is_target=True))
+        return document if has_end or not end else (*document, Piece(end, _is_learned(document)))
 
     def _summary(self, so_far: ReadSoFar, file: SampleFile, tokens: TokenArray) -> Summary:
         num_targets, num_tokens = file.num_targets, file.num_kept_tokens
@@ -266,9 +266,15 @@ class Dataset:
         )
 
 
-_LOSS_OPTIONS = frozenset({"completion_only_loss", "assistant_only_loss"})
+_LOSS_OPTIONS = frozenset({COMPLETION_ONLY, ASSISTANT_ONLY})
 _SAMPLE_OPTIONS = frozenset({"packing", "packing_strategy", "truncation", "separator"})
-_FOR_DOCUMENTS = _LOSS_OPTIONS | _SAMPLE_OPTIONS | {"text_column", "label_column"}
+_COLUMN_OPTIONS = frozenset({"column", "template"})
+_FOR_DOCUMENTS = (
+    _LOSS_OPTIONS
+    | _SAMPLE_OPTIONS
+    | _COLUMN_OPTIONS
+    | {"text_column", "label_column", "remove_columns"}
+)
 _FOR_TABLES = _FOR_DOCUMENTS | {"data_format", "column_names", "delimiter", "quotes"}
 _FOR_FORMAT = {
     DataFormat.TEXT: frozenset({"data_format", "packing", "packing_strategy"}),
@@ -420,8 +426,8 @@ def _check_means_something(path: str, found: _Found, options: ReadOptions) -> No
 def _check_is_asked(path: str, form: Form, options: ReadOptions) -> None:
     for one in declared(ReadOptions):
         value = getattr(options, one.field)
-        means_nothing = _LOSS_OPTIONS - {form.asks}
-        means_nothing |= _SAMPLE_OPTIONS if form.has_class else {"label_column"}
+        means_nothing = _LOSS_OPTIONS - form.asks
+        means_nothing |= _SAMPLE_OPTIONS | _COLUMN_OPTIONS if form.has_class else {"label_column"}
         if one.field in means_nothing and value != one.default:
             raise BadOption(f"{one.arguments(value)[0]}: means nothing where {form.words}")
 
@@ -448,7 +454,7 @@ def _notes(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions)
         notes.append(f"{leading}: the tokenizer begins texts by it; samples of plain text do not")
     if not form.has_end and not form.has_class and trailing:
         notes.append(f"{trailing}: the tokenizer ends texts by it, TRL too; documents end once")
-    if form.asks == "assistant_only_loss" and options.assistant_only_loss:
+    if ASSISTANT_ONLY in form.asks and options.assistant_only_loss:
         if not marks_answers(tokenizer):
             notes.append(
                 "the chat template does not mark answers by {% generation %}: an answer is what it "
@@ -511,6 +517,11 @@ def _rendered(form: Form, row: Row) -> Document:
                 "lone surrogate), as where a text was cut within an emoji; remove it"
             ) from exc
     return document
+
+
+def _is_learned(document: Document) -> bool:
+    """Whether any of a document is learned, and so its end."""
+    return any(piece.is_target for piece in document)
 
 
 def _has_text(document: Document) -> bool:
