@@ -10,13 +10,20 @@ from typing import TYPE_CHECKING, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from swarm_ft.client.data.layouts import Layout, LongDocuments, OneByOne, truncated
+from swarm_ft.client.data.layouts import (
+    Layout,
+    LongDocuments,
+    OneByOne,
+    Wrapped,
+    truncated,
+)
 from swarm_ft.client.data.text_files import reason, refused
 from swarm_ft.client.options import Truncation
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
 from swarm_ft.protocol.spec.sample_rows import (
     NO_LABEL,
+    Counts,
     Flags,
     Words,
     counts_of,
@@ -136,6 +143,14 @@ def labelled_in(
         yield labelled(ids, labels, np.array(of_ids) == 1)
 
 
+def _class_position(token_ids: Sequence[int], pad_token_id: int | None) -> int:
+    """Return where `AutoModelForSequenceClassification` reads a decoder's class, singly or not."""
+    at = max(0, len(token_ids) - 1)
+    while at > 0 and token_ids[at] == pad_token_id:
+        at -= 1
+    return at
+
+
 def cut_in(
     documents: Sequence[Document],
     samples: Sequence[Words],
@@ -151,14 +166,6 @@ def cut_in(
         return LongDocuments()
     encoded = tokenizer(*_texts_of(full, of_words=of_words), verbose=False)
     return truncated(map(words_of, encoded["input_ids"]), seq_length, Truncation.CUT)[1]
-
-
-def _class_position(token_ids: Sequence[int], pad_token_id: int | None) -> int:
-    """Return where `AutoModelForSequenceClassification` reads a decoder's class, singly or not."""
-    at = max(0, len(token_ids) - 1)
-    while at > 0 and token_ids[at] == pad_token_id:
-        at -= 1
-    return at
 
 
 def _texts_of(
@@ -217,6 +224,12 @@ def _piece_by_piece(document: Document, tokenizer: PreTrainedTokenizerBase) -> W
     )
 
 
+def num_beginnings(counts: Counts) -> int:
+    """Count the tokens that see nothing in front of them: of each sample, or document in it."""
+    packed = [len(lengths) for lengths in counts.documents if lengths]
+    return len(counts.lengths) - len(packed) + sum(packed)
+
+
 class SampleFile:
     """Documents come in, samples come out; samples without a target are left out.
 
@@ -232,7 +245,6 @@ class SampleFile:
     Attributes:
         num_documents: that came in.
         num_tokens: of all documents.
-        long_documents: documents that are longer than a sample.
         num_samples: in the file, up to now.
         num_left_out: samples without a target.
         num_kept_tokens: of the samples in the file.
@@ -252,7 +264,7 @@ class SampleFile:
     ) -> None:
         self.num_documents = 0
         self.num_tokens = 0
-        self.long_documents = LongDocuments()
+        self._long_documents = LongDocuments()
         self.num_samples = 0
         self.num_left_out = 0
         self.num_kept_tokens = 0
@@ -272,6 +284,13 @@ class SampleFile:
     def __exit__(self, *_error: object) -> None:
         self._file.close()
 
+    @property
+    def long_documents(self) -> LongDocuments:
+        """Documents that are longer than a sample; if they are split, all that were."""
+        if isinstance(self._layout, Wrapped) and self._truncation is Truncation.SPLIT:
+            return self._layout.split
+        return self._long_documents
+
     def add(self, documents: Iterable[Words]) -> None:
         """Take some documents.
 
@@ -289,7 +308,7 @@ class SampleFile:
 
     def count_cut(self, long: LongDocuments) -> None:
         """Count documents that were cut before they came in."""
-        self.long_documents = self.long_documents.plus(long)
+        self._long_documents = self._long_documents.plus(long)
 
     def end(self) -> None:
         """Write the samples that no further document fills up.
@@ -364,8 +383,7 @@ class SampleFile:
         self.num_targets += counts.num_targets
         self._count_classes(rows)
         self.num_kept_tokens += sum(counts.lengths)
-        packed = [len(lengths) for lengths in counts.documents if lengths]
-        self.num_kept_documents += len(rows) - len(packed) + sum(packed)
+        self.num_kept_documents += num_beginnings(counts)
         try:
             self._file.write(rows.tobytes())
             self._file.flush()

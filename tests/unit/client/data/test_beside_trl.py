@@ -263,6 +263,6 @@ def test_plain_text_is_one_stream_without_special_tokens(tmp_path: Path) -> None
     data = open_dataset(str(tmp_path / "a.txt"), Wanted(), ReadOptions(), tokenizer)
     tokens = data.samples(8, len(tokenizer)).tokens.ravel().tolist()
     assert not {tokenizer.bos_token_id, tokenizer.eos_token_id} & set(tokens)
-    assert "<s>: the tokenizer puts that in front of texts; samples of plain text go without" in (
+    assert "<s>: the tokenizer puts that in front of texts; plain text is cut without it" in (
         "\n".join(data.describe())
     )
