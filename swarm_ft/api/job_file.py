@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from swarm_ft.api.axolotl import (
+    COLUMNS,
     DEFAULTS,
     EXPECTED,
     OFF,
@@ -141,6 +142,7 @@ class _Translation:
         self._row_type: RowType | None = None
         self._trains_on_inputs: bool | None = None
         self._per_epoch: dict[str, Any] = {}
+        self._columns: dict[str, str] = {}
         self._known = {name: one.field for one in _OPTIONS.values() for name in one.names}
         self._known |= RENAMED
         self._special: dict[str, Callable[[Any], None]] = {
@@ -148,6 +150,7 @@ class _Translation:
             "test_datasets": lambda value: self._one_dataset(value, "eval_dataset", "eval_split"),
             "adapter": self._adapter,
             "peft_use_dora": lambda value: self._if_true(value, "adapter", "dora"),
+            "excess_length_strategy": lambda value: self._set("truncation", value),
             "lora_target_linear": lambda value: None,  # see _resolve_targets
             "warmup_steps": self._warmup_steps,
             "use_tensorboard": lambda value: self._if_true(value, "report_to", "tensorboard"),
@@ -170,6 +173,9 @@ class _Translation:
                 self._take(self._key, value)
         if accumulation is not None:
             self._accumulate(accumulation)
+        if self._columns:
+            self._key = "column"
+            self._set("column", [f"{role}={name}" for role, name in self._columns.items()])
         self._resolve_targets(keys)
         self._resolve_per_epoch()
         self._resolve_learned_part()
@@ -350,9 +356,11 @@ class _Translation:
         entry = {str(name): one for name, one in value[0].items() if one is not None}
         for name, one in entry.items():
             self._key = f"{key}: {name}"
-            problem = row_problem(name, one, [*fields, "type"])
+            problem = row_problem(name, one, [*fields, *COLUMNS, "type"])
             if name == "type":
                 self._row_type_of(one, entry)
+            elif name in COLUMNS:
+                self._column(COLUMNS[name], one)
             elif name in fields:
                 self._set(fields[name], one)
             elif problem:
@@ -363,16 +371,33 @@ class _Translation:
         row_type = ROW_TYPES.get(name) if isinstance(name, str) else None
         if row_type is None:
             known = ", ".join(ROW_TYPES)
-            self._refuse(f"expected one of {known}, got {shown(name)}; docs/data.md has the rest")
+            self._refuse(
+                f"expected one of {known}, got {shown(name)}; column: maps others (docs/data.md)"
+            )
             return
         if self._row_type not in (None, row_type):
             self._refuse("expected the same type of all datasets")
         self._row_type = row_type
+        for role in row_type.roles:
+            self._columns.setdefault(role, role)
         if row_type.is_text:
             self._text_rows(entry)
 
+    def _column(self, role: str, column: Any) -> None:
+        """Have a column fill a role, the same in all datasets."""
+        if not isinstance(column, str):
+            self._refuse(f"expected a column, got {shown(column)}")
+        elif self._columns.get(role, role) not in (role, column):
+            self._refuse(f"expected the same column of all datasets, got {shown(column)}")
+        elif column != role or role in self._columns:
+            self._columns[role] = column
+
     def _text_rows(self, entry: Mapping[str, Any]) -> None:
-        """Rows of one column; each line of a `.txt` is one, as the library `datasets` reads it."""
+        """Rows of one column; each line of a `.txt` is one, as the library `datasets` reads it.
+
+        Long ones go on in the next sample.
+        """
+        self._found.setdefault("truncation", "split")
         is_plain = entry.get("ds_type") == "text" or str(entry.get("path", "")).endswith(".txt")
         if is_plain:
             self._set("data_format", "lines")
@@ -425,7 +450,11 @@ _INSTEAD = {"epochs": ("steps",), "warmup_ratio": ("warmup_steps",)}
 def _value_problem(one: Declared, value: Any) -> str:
     """Why an option cannot have a value of a file; empty if it can."""
     values = value if isinstance(value, list) else [value]
-    if isinstance(value, dict) or any(isinstance(each, (list, dict)) for each in values):
+    if isinstance(value, dict) and one.is_repeated:
+        values = list(value.values())
+    elif isinstance(value, dict):
+        return f"expected one value, got {shown(value)}"
+    if any(isinstance(each, (list, dict)) for each in values):
         return f"expected one value, got {shown(value)}"
     is_text = one.kind is str and not one.choices
     if is_text and any(isinstance(each, bool) or each is None for each in values):
@@ -481,6 +510,8 @@ def _value_at(options: JobOptions, field: str) -> Any:
 
 def _written(one: Declared, value: Any) -> Any:
     """As YAML has it: a word where there are words, else a number, a truth value or a text."""
+    if one.is_repeated:
+        return list(value) or None
     if one.choices and value is not None:
         word = one.word_for(value)
         return int(word) if one.kind is int else word

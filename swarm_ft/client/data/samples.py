@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from swarm_ft.client.data.layouts import Layout, LongDocuments, OneByOne, truncated
+from swarm_ft.client.data.layouts import (
+    Layout,
+    LongDocuments,
+    OneByOne,
+    Wrapped,
+    truncated,
+)
 from swarm_ft.client.data.text_files import reason, refused
 from swarm_ft.client.options import Truncation
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
 from swarm_ft.protocol.spec.sample_rows import (
     NO_LABEL,
+    Counts,
     Flags,
     Words,
     counts_of,
@@ -46,14 +53,19 @@ def words_in(
         tokenizer: of the model.
         is_answered: whether each document is a prompt and its completion. The completion begins
             where the tokens of both differ from the prompt's alone, as TRL has it. In other
-            documents, a token that holds a letter of a target is a target.
+            documents, and those of several turns, a token that holds a letter of a target is one.
     """
     if all(piece.is_target for document in documents for piece in document):
         for ids in _encoded(map(_text_of, documents), tokenizer)["input_ids"]:
             yield words_of(ids)
     elif is_answered:
         yield from _by_prompt(documents, tokenizer)
-    elif tokenizer.is_fast:
+    else:
+        yield from _by_place(documents, tokenizer)
+
+
+def _by_place(documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> Iterator[Words]:
+    if tokenizer.is_fast:
         encoded = _encoded(map(_text_of, documents), tokenizer, with_places=True)
         found = zip(documents, encoded["input_ids"], encoded["offset_mapping"], strict=True)
         for document, ids, spans in found:
@@ -72,10 +84,19 @@ def _by_prompt(
     ]
     prompt_ids = _encoded(prompts, tokenizer)["input_ids"]
     all_ids = _encoded(map(_text_of, documents), tokenizer)["input_ids"]
-    for prompt, ids in zip(prompt_ids, all_ids, strict=True):
+    for document, prompt, ids in zip(documents, prompt_ids, all_ids, strict=True):
+        if _goes_on(document):
+            yield from _by_place([document], tokenizer)
+            continue
         pairs = zip(prompt, ids, strict=False)
         size = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         yield words_of(ids, np.arange(len(ids)) >= size)
+
+
+def _goes_on(document: Document) -> bool:
+    """Whether something is only read behind a target, as in a document of several turns."""
+    rest = dropwhile(lambda piece: not piece.is_target, document)
+    return any(piece.text and not piece.is_target for piece in rest)
 
 
 def labelled_in(
@@ -128,6 +149,23 @@ def _class_position(token_ids: Sequence[int], pad_token_id: int | None) -> int:
     while at > 0 and token_ids[at] == pad_token_id:
         at -= 1
     return at
+
+
+def cut_in(
+    documents: Sequence[Document],
+    samples: Sequence[Words],
+    tokenizer: PreTrainedTokenizerBase,
+    seq_length: int,
+    *,
+    of_words: bool,
+) -> LongDocuments:
+    """Count the documents that `labelled_in` cut, by the tokens that all of their text has."""
+    pairs = zip(documents, samples, strict=True)
+    full = [document for document, words in pairs if len(words) == seq_length]
+    if not full:
+        return LongDocuments()
+    encoded = tokenizer(*_texts_of(full, of_words=of_words), verbose=False)
+    return truncated(map(words_of, encoded["input_ids"]), seq_length, Truncation.CUT)[1]
 
 
 def _texts_of(
@@ -186,6 +224,12 @@ def _piece_by_piece(document: Document, tokenizer: PreTrainedTokenizerBase) -> W
     )
 
 
+def num_beginnings(counts: Counts) -> int:
+    """Count the tokens that see nothing in front of them: of each sample, or document in it."""
+    packed = [len(lengths) for lengths in counts.documents if lengths]
+    return len(counts.lengths) - len(packed) + sum(packed)
+
+
 class SampleFile:
     """Documents come in, samples come out; samples without a target are left out.
 
@@ -201,7 +245,6 @@ class SampleFile:
     Attributes:
         num_documents: that came in.
         num_tokens: of all documents.
-        long_documents: documents that are longer than a sample.
         num_samples: in the file, up to now.
         num_left_out: samples without a target.
         num_kept_tokens: of the samples in the file.
@@ -221,7 +264,7 @@ class SampleFile:
     ) -> None:
         self.num_documents = 0
         self.num_tokens = 0
-        self.long_documents = LongDocuments()
+        self._long_documents = LongDocuments()
         self.num_samples = 0
         self.num_left_out = 0
         self.num_kept_tokens = 0
@@ -241,6 +284,13 @@ class SampleFile:
     def __exit__(self, *_error: object) -> None:
         self._file.close()
 
+    @property
+    def long_documents(self) -> LongDocuments:
+        """Documents that are longer than a sample; if they are split, all that were."""
+        if isinstance(self._layout, Wrapped) and self._truncation is Truncation.SPLIT:
+            return self._layout.split
+        return self._long_documents
+
     def add(self, documents: Iterable[Words]) -> None:
         """Take some documents.
 
@@ -253,8 +303,12 @@ class SampleFile:
         self.num_documents += len(tokenised)
         self.num_tokens += sum(map(len, tokenised))
         remaining, long = truncated(tokenised, self.seq_length, self._truncation)
-        self.long_documents = self.long_documents.plus(long)
+        self.count_cut(long)
         self._add_rows(self._layout.add(remaining))
+
+    def count_cut(self, long: LongDocuments) -> None:
+        """Count documents that were cut before they came in."""
+        self._long_documents = self._long_documents.plus(long)
 
     def end(self) -> None:
         """Write the samples that no further document fills up.
@@ -329,8 +383,7 @@ class SampleFile:
         self.num_targets += counts.num_targets
         self._count_classes(rows)
         self.num_kept_tokens += sum(counts.lengths)
-        packed = [len(lengths) for lengths in counts.documents if lengths]
-        self.num_kept_documents += len(rows) - len(packed) + sum(packed)
+        self.num_kept_documents += num_beginnings(counts)
         try:
             self._file.write(rows.tobytes())
             self._file.flush()
