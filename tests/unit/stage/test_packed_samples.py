@@ -90,7 +90,7 @@ class Trained:
             for name, parameter in one.named_parameters()
             if parameter.grad is not None
         }
-        self.masks = {one.masks_documents for one in modules}
+        self.masks = {one._masks_documents for one in modules}  # noqa: SLF001
 
 
 def assert_same(found: Trained, expected: Trained) -> None:
@@ -194,6 +194,16 @@ def test_groups_hold_all_documents_with_little_padding() -> None:
     for row, length in enumerate((45, 40, 45, 44)):
         assert torch.equal(again[row, :length], x[row, :length])
         assert not again[row, length:].any()
+
+
+def test_long_samples_need_no_mask(
+    tmp_path: Path, train: TrainSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mask grows with the square of a sample's length, its documents do not."""
+    source, (packed, alone) = source_of("llama", tmp_path), made()
+    monkeypatch.setattr(module, "MASKED_TOKENS", LENGTH - 1)
+    monkeypatch.setattr(module, "together", None)
+    assert_same(Trained(source, train, packed), Trained(source, train, alone))
 
 
 def test_routers_count_each_token_once(
