@@ -228,6 +228,8 @@ def _value_at(options: JobOptions, field: str) -> Any:
 
 def _written(one: Declared, value: Any) -> Any:
     """As YAML has it: a word where there are words, else a number, a truth value or a text."""
+    if one.is_repeated:
+        return list(value) or None
     if one.choices and value is not None:
         word = one.word_for(value)
         return int(word) if one.kind is int else word

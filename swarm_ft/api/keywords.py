@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -19,6 +20,9 @@ class JobKeywords(TypedDict, total=False):
     data_format: Literal["text", "lines", "jsonl", "json", "csv", "tsv", "parquet", "arrow"] | None
     subset: str | None
     text_column: str | None
+    column: Sequence[str]
+    template: str | None
+    remove_columns: str | None
     label_column: str | None
     column_names: str | None
     quotes: bool

@@ -69,6 +69,30 @@ class ReadOptions:
             "where texts have classes, also sentence, or GLUE's pairs",
         ),
     ] = None
+    column: Annotated[
+        tuple[str, ...],
+        Option(
+            "What a column means, as prompt=question; or how columns are put, as 'prompt=Q: "
+            "{question}'. May be given several times.",
+            metavar="NAME=COLUMN",
+        ),
+    ] = ()
+    template: Annotated[
+        str | None,
+        Option(
+            "A document as a text with columns in braces, as 'Q: {question}\\nA: {answer}', all of "
+            "which is learned.",
+            metavar="TEXT",
+        ),
+    ] = None
+    remove_columns: Annotated[
+        str | None,
+        Option(
+            "Columns to leave out, where one changes a row's meaning and is refused; messages.KEY "
+            "is a key of each message.",
+            metavar="A,B,...",
+        ),
+    ] = None
     label_column: Annotated[
         str | None,
         Option(

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from swarm_ft.client.data.chat import Document, Piece
-from swarm_ft.client.data.forms import LABEL_COLUMNS, Form, text_in
+from swarm_ft.client.data.columns import LABEL_COLUMNS
+from swarm_ft.client.data.forms import Form, text_in
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, kind_of
 from swarm_ft.client.data.text_files import refused
 from swarm_ft.client.options import ReadOptions

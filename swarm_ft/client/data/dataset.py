@@ -162,13 +162,17 @@ class Dataset:
                 documents, self._tokenizer, seq_length, of_words=self._form.are_of_words
             )
             return
-        end_id, text = self._end.token_id, self._end.text
-        end: Document = (Piece(text, is_target=True),) if text else ()
-        for words in words_in([(*one, *end) for one in documents], self._tokenizer):
+        end_id = self._end.token_id
+        ended = [self._with_end(document) for document in documents]
+        for words, document in zip(words_in(ended, self._tokenizer), documents, strict=True):
             if end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]:
                 yield words
             else:
-                yield np.append(words, words_of([end_id]))
+                yield np.append(words, words_of([end_id], _is_learned(document)))
+
+    def _with_end(self, document: Document) -> Document:
+        text = self._end.text
+        return (*document, Piece(text, _is_learned(document))) if text else document
 
     def _told(self, so_far: ReadSoFar, file: SampleFile, num_samples: int) -> str:
         seq_length = file.seq_length
@@ -192,7 +196,16 @@ class Dataset:
 
 
 _LOSS_OPTIONS = frozenset({"completion_only_loss", "assistant_only_loss"})
-_FOR_DOCUMENTS = _LOSS_OPTIONS | {"packing", "separator", "text_column", "label_column"}
+_FOR_DOCUMENTS = _LOSS_OPTIONS | {
+    "packing",
+    "separator",
+    "text_column",
+    "label_column",
+    "column",
+    "template",
+    "remove_columns",
+}
+_NOT_FOR_CLASSES = frozenset({"packing", "separator", "column", "template"})
 _FOR_TABLES = _FOR_DOCUMENTS | {"data_format", "column_names", "delimiter", "quotes"}
 _FOR_FORMAT = {
     DataFormat.TEXT: frozenset({"data_format", "packing"}),
@@ -320,8 +333,8 @@ def _check_means_something(path: str, found: _Found, options: ReadOptions) -> No
 def _check_is_asked(path: str, form: Form, options: ReadOptions) -> None:
     for one in declared(ReadOptions):
         value = getattr(options, one.field)
-        means_nothing = _LOSS_OPTIONS - {form.asks}
-        means_nothing |= {"packing", "separator"} if form.has_class else {"label_column"}
+        means_nothing = _LOSS_OPTIONS - form.asks
+        means_nothing |= _NOT_FOR_CLASSES if form.has_class else {"label_column"}
         if one.field in means_nothing and value != one.default:
             raise BadOption(f"{one.arguments(value)[0]}: means nothing where {form.words}")
 
@@ -377,6 +390,11 @@ def _shares(names: Sequence[str], counts: Sequence[int]) -> str:
     return f"classes {', '.join([*told, *more])}"
 
 
+def _is_learned(document: Document) -> bool:
+    """Whether any of a document is learned, and so its end."""
+    return any(piece.is_target for piece in document)
+
+
 def _has_text(document: Document) -> bool:
     return any(piece.text.strip() for piece in document)
 
@@ -413,7 +431,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def _described(words: str, form: Form, first: Row) -> str:
-    unused = [f"'{name}'" for name in first.values if name not in form.columns]
+    unused = form.unused_in(first)
     told = [words, first.part, form.words, f"not used: {', '.join(unused)}" if unused else ""]
     return "; ".join(filter(None, told))
 
