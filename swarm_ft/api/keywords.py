@@ -28,6 +28,8 @@ class JobKeywords(TypedDict, total=False):
     quotes: bool
     separator: str | None
     packing: bool
+    packing_strategy: Literal["bfd", "wrapped"]
+    truncation: Literal["cut", "drop", "split"] | None
     completion_only_loss: bool
     assistant_only_loss: bool
     eval_dataset: str | None

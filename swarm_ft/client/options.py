@@ -48,9 +48,28 @@ class DataFormat(Enum):
     ARROW = "Arrow"
 
 
+class PackingStrategy(Enum):
+    """How packed documents share samples; the names are TRL's."""
+
+    BFD = "best-fit decreasing"
+    WRAPPED = "one stream of tokens, cut every --seq-length tokens"
+
+
+class Truncation(Enum):
+    """What happens to a document that is longer than a sample."""
+
+    CUT = "the tokens behind --seq-length are left out"
+    DROP = "the document is left out"
+    SPLIT = "the document goes on in the next samples"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadOptions:
-    """How data is read, that to train on and that to evaluate on."""
+    """How data is read, that to train on and that to evaluate on.
+
+    Raises:
+        BadOption: a value is out of its bounds, or a strategy is chosen and nothing is packed.
+    """
 
     data_format: Annotated[
         DataFormat | None,
@@ -136,10 +155,24 @@ class ReadOptions:
     packing: Annotated[
         bool,
         Option(
-            "Documents follow each other in samples, or each begins its own and the last one of it "
-            "ends where it does."
+            "Put several documents into one sample (--packing-strategy), or one document into each."
         ),
-    ] = True
+    ] = False
+    packing_strategy: Annotated[
+        PackingStrategy,
+        Option(
+            "With --packing: bfd fits whole documents into samples, and none attends to another; "
+            "wrapped joins all documents and cuts the stream into samples."
+        ),
+    ] = PackingStrategy.BFD
+    truncation: Annotated[
+        Truncation | None,
+        Option(
+            "A document longer than --seq-length tokens: cut off its end, drop it, or split it "
+            "into several samples.",
+            default="cut; split for plain text and --packing-strategy wrapped",
+        ),
+    ] = None
     completion_only_loss: Annotated[
         bool,
         Option("Learn completions (outputs) alone, and only read what they answer; or all of it."),
@@ -151,6 +184,8 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.packing_strategy is not PackingStrategy.BFD and not self.packing:
+            raise BadOption("--packing-strategy: expected --packing beside it")
         letter = self.column_delimiter
         if letter is not None and (len(letter) != 1 or letter in '"\r\n'):
             raise BadOption(f"--delimiter: expected one letter that is no quote, got {letter!a}")

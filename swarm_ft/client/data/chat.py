@@ -59,6 +59,11 @@ def rendered(
     return ChatTemplate(tokenizer).text(Chat(messages), is_asking=is_asking)
 
 
+def marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a chat template says itself what the assistant wrote."""
+    return _MARKED.search(tokenizer.get_chat_template()) is not None
+
+
 class ChatTemplate:
     """The chat template of a model's tokenizer.
 

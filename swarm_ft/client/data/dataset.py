@@ -9,13 +9,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from swarm_ft.client.data.chat import Document, Piece
+from swarm_ft.client.data.chat import Document, Piece, marks_answers
 from swarm_ft.client.data.classes import FoundClasses, class_form_of, find_classes
 from swarm_ft.client.data.files import STORED, Wanted, find_files
 from swarm_ft.client.data.forms import PLAIN_TEXT, Form, form_of
+from swarm_ft.client.data.layouts import Layout, LongDocuments, Stream, layout_of
 from swarm_ft.client.data.progress import ReadSoFar
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, file_rows, read_text
 from swarm_ft.client.data.samples import SampleFile, TokenArray, labelled_in, words_in
+from swarm_ft.client.data.special_tokens import (
+    NO_SPECIAL_TOKENS,
+    SpecialTokens,
+    has_spaces,
+    special_tokens_of,
+)
 from swarm_ft.client.data.stored import (
     StoredRows,
     hub_rows,
@@ -25,7 +32,7 @@ from swarm_ft.client.data.stored import (
     stored_rows,
 )
 from swarm_ft.client.data.text_files import refused
-from swarm_ft.client.options import DataFormat, ReadOptions
+from swarm_ft.client.options import DataFormat, PackingStrategy, ReadOptions, Truncation
 from swarm_ft.errors import BadDataset, BadOption
 from swarm_ft.protocol.spec.options import declared
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL, Words, token_ids_of, words_of
@@ -49,10 +56,12 @@ class Samples:
     Attributes:
         tokens: rows [samples, seq_length] of words, on the disk; see `sample_rows`.
         words: how much of what it was, for people.
+        long_documents: documents that are longer than a sample.
     """
 
     tokens: TokenArray
     words: str
+    long_documents: LongDocuments
 
 
 class _One(NamedTuple):
@@ -64,7 +73,12 @@ class _One(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _End:
-    """What stands behind a document: a text that is tokenised with it, or a token."""
+    """The end that is put behind each document.
+
+    Attributes:
+        text: that is tokenised with the document; a document that ends by it gets no other.
+        token_id: of the end-of-text token, if the document ends by that.
+    """
 
     text: str = ""
     token_id: int | None = None
@@ -99,7 +113,10 @@ class Dataset:
         self._tokenizer = tokenizer
         self._end = _end_of(form, tokenizer, options)
         self._form = form
-        self._packing = options.packing and not form.has_class
+        self._special = _special_of(form, tokenizer)
+        self._strategy = _strategy_of(form, options)
+        self._truncation = _truncation_of(form, options)
+        self._num_begun = 0
         self._num_blank = 0
         for first in rows:
             document = _rendered(form, first)
@@ -112,11 +129,18 @@ class Dataset:
         self._words = _described(words, form, first)
         is_all_learned = all(piece.is_target for piece in document)
         brackets = "" if is_all_learned else ", of which [this] is only read and the rest learned"
-        self._first = f"{brackets}: {_shown(document, self._end, tokenizer)}"
+        begin = tokenizer.convert_ids_to_tokens(list(self._special.leading))
+        shown = " + ".join([*begin, _shown(document, self._end, tokenizer)])
+        self._first = f"{brackets}: {shown}"
+        self._notes = _notes(form, tokenizer, options)
 
     def describe(self) -> list[str]:
-        """What it is, what its columns mean, and its first document, for people."""
-        return [f"{self.source}: {self._words}", f"  the first document{self._first}"]
+        """What it is, what its columns mean, and its first document, for people.
+
+        What TRL would make of it otherwise follows; docs/data.md has the table.
+        """
+        first = [f"{self.source}: {self._words}", f"  the first document{self._first}"]
+        return first + [f"  {note}" for note in self._notes]
 
     def samples(
         self,
@@ -137,10 +161,15 @@ class Dataset:
         Raises:
             BadDataset: a row cannot be used (it is named), or there is not one sample that has
                 something to be learned.
+            BadOption: documents cannot be packed in this way.
         """
         so_far = ReadSoFar(source=self.source, num_blank=self._num_blank)
         file = SampleFile(
-            self.source, seq_length=seq_length, vocab_size=vocab_size, packing=self._packing
+            self.source,
+            seq_length=seq_length,
+            vocab_size=vocab_size,
+            layout=self._layout(seq_length),
+            truncation=self._truncation,
         )
         with file:
             for batch in _batches(self._documents):
@@ -150,8 +179,19 @@ class Dataset:
                 on_batch(so_far)
                 if limit is not None and file.num_samples >= limit:
                     break
+            else:
+                file.end()
             tokens = file.samples(limit)
-        return Samples(tokens=tokens, words=self._told(so_far, file, len(tokens)))
+        return Samples(
+            tokens=tokens,
+            words=self._told(so_far, file, len(tokens)),
+            long_documents=file.long_documents,
+        )
+
+    def _layout(self, seq_length: int) -> Layout:
+        if self._form is PLAIN_TEXT:
+            return Stream(seq_length)
+        return layout_of(self._strategy, seq_length)
 
     def _tokenised(self, documents: list[Document], seq_length: int) -> Iterable[Words]:
         """Documents, each with its end, which is learned; or with classes."""
@@ -162,27 +202,45 @@ class Dataset:
                 documents, self._tokenizer, seq_length, of_words=self._form.are_of_words
             )
             return
-        end_id = self._end.token_id
         ended = [self._with_end(document) for document in documents]
-        for words, document in zip(words_in(ended, self._tokenizer), documents, strict=True):
-            if end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]:
-                yield words
-            else:
-                yield np.append(words, words_of([end_id], _is_learned(document)))
+        is_answered = self._form.asks == {"completion_only_loss"}
+        tokenised = words_in(ended, self._tokenizer, is_answered=is_answered)
+        for document, words in zip(documents, tokenised, strict=True):
+            yield np.concatenate(
+                [self._begin(document, words), words, self._missing_end(document, words)]
+            )
+
+    def _begin(self, document: Document, words: Words) -> Words:
+        begin = self._special.missing(token_ids_of(words).tolist())
+        self._num_begun += begin != self._special.leading
+        return words_of(begin, all(piece.is_target for piece in document[:1]))
+
+    def _missing_end(self, document: Document, words: Words) -> Words:
+        end_id = self._end.token_id
+        has_end = end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]
+        return words_of([] if has_end else [end_id], _is_learned(document))
 
     def _with_end(self, document: Document) -> Document:
-        text = self._end.text
-        return (*document, Piece(text, _is_learned(document))) if text else document
+        end = self._end.text
+        has_end = self._end.token_id is not None and document[-1].text.endswith(end)
+        return document if has_end or not end else (*document, Piece(end, _is_learned(document)))
 
     def _told(self, so_far: ReadSoFar, file: SampleFile, num_samples: int) -> str:
         seq_length = file.seq_length
         words = [
             f"{self.source}: {_counted(so_far.num_documents, 'document')}, "
-            f"{_counted(num_samples, 'sample')} of {'' if self._packing else 'up to '}"
-            f"{seq_length} tokens"
+            f"{_counted(num_samples, 'sample')} of "
+            f"{'' if self._form is PLAIN_TEXT else 'up to '}{seq_length} tokens"
         ]
         if so_far.num_blank:
             words.append(f"{_counted(so_far.num_blank, 'document')} without text left out")
+        if file.long_documents.num_documents and self._form is not PLAIN_TEXT:
+            words.append(_told_of_long(file.long_documents, self._truncation, seq_length))
+        if self._num_begun:
+            begun = _counted(self._num_begun, "document")
+            words.append(
+                f"{begun} with the tokenizer's beginning in the text: it stands there once"
+            )
         if file.num_left_out:
             left_out = _counted(file.num_left_out, "sample")
             words.append(f"{left_out} without anything to learn left out")
@@ -196,20 +254,14 @@ class Dataset:
 
 
 _LOSS_OPTIONS = frozenset({"completion_only_loss", "assistant_only_loss"})
-_FOR_DOCUMENTS = _LOSS_OPTIONS | {
-    "packing",
-    "separator",
-    "text_column",
-    "label_column",
-    "column",
-    "template",
-    "remove_columns",
-}
-_NOT_FOR_CLASSES = frozenset({"packing", "separator", "column", "template"})
+_SAMPLE_OPTIONS = frozenset({"packing", "packing_strategy", "truncation", "separator"})
+_COLUMN_OPTIONS = frozenset({"text_column", "label_column", "column", "template", "remove_columns"})
+_FOR_DOCUMENTS = _LOSS_OPTIONS | _SAMPLE_OPTIONS | _COLUMN_OPTIONS
+_NOT_FOR_CLASSES = _SAMPLE_OPTIONS | {"column", "template"}
 _FOR_TABLES = _FOR_DOCUMENTS | {"data_format", "column_names", "delimiter", "quotes"}
 _FOR_FORMAT = {
-    DataFormat.TEXT: frozenset({"data_format", "packing"}),
-    DataFormat.LINES: frozenset({"data_format", "packing", "separator"}),
+    DataFormat.TEXT: frozenset({"data_format", "packing", "packing_strategy"}),
+    DataFormat.LINES: _SAMPLE_OPTIONS | {"data_format"},
     DataFormat.JSON: _FOR_DOCUMENTS | {"data_format", "field"},
     DataFormat.CSV: _FOR_TABLES,
     DataFormat.TSV: _FOR_TABLES,
@@ -344,6 +396,49 @@ def _words(kind: str, split: str, num_files: int = 1) -> str:
     return ", ".join(filter(None, parts))
 
 
+def _special_of(form: Form, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
+    """Find the special tokens that documents of a form begin by.
+
+    A chat template writes its own, and `labelled_in` those of classes. Samples of plain text begin
+    anywhere in it.
+    """
+    return NO_SPECIAL_TOKENS if form.has_end or form.has_class else special_tokens_of(tokenizer)
+
+
+def _notes(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions) -> list[str]:
+    """Say where samples are other ones than TRL's because of the tokenizer or its template."""
+    special, notes = special_tokens_of(tokenizer), []
+    leading, trailing = (", ".join(tokenizer.convert_ids_to_tokens(list(ids))) for ids in special)
+    if form is PLAIN_TEXT and leading:
+        notes.append(f"{leading}: the tokenizer begins texts by it; samples of plain text do not")
+    if not form.has_end and not form.has_class and trailing:
+        notes.append(f"{trailing}: the tokenizer ends texts by it, TRL too; documents end once")
+    if "assistant_only_loss" in form.asks and options.assistant_only_loss:
+        if not marks_answers(tokenizer):
+            notes.append(
+                "the chat template does not mark answers by {% generation %}: an answer is what it "
+                "adds to the chat that asks for it; TRL knows marked copies of some templates"
+            )
+        elif not has_spaces(tokenizer):
+            notes.append(
+                "the tokenizer has no tokens of white space: where an answer begins or ends by "
+                "some, TRL loses the answer's place, and its letters are learned here"
+            )
+    return notes
+
+
+def _strategy_of(form: Form, options: ReadOptions) -> PackingStrategy | None:
+    is_packed = options.packing and not form.has_class and form is not PLAIN_TEXT
+    return options.packing_strategy if is_packed else None
+
+
+def _truncation_of(form: Form, options: ReadOptions) -> Truncation:
+    if options.truncation is not None:
+        return options.truncation
+    is_stream = form is PLAIN_TEXT or _strategy_of(form, options) is PackingStrategy.WRAPPED
+    return Truncation.SPLIT if is_stream else Truncation.CUT
+
+
 def _end_of(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions) -> _End:
     if form.has_end:
         return _End()
@@ -354,13 +449,27 @@ def _end_of(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions
             "--separator: the model's tokenizer has no end-of-text token to put between documents; "
             "give a text that parts them"
         )
-    return _End(token_id=int(tokenizer.eos_token_id))
+    text, token_id = str(tokenizer.eos_token), int(tokenizer.eos_token_id)
+    ids = tokenizer(f"a{text}", add_special_tokens=False, verbose=False).input_ids
+    return _End(text=text if ids[-1:] == [token_id] else "", token_id=token_id)
 
 
 def _documents(form: Form, rows: Iterator[Row]) -> Iterator[_One]:
     for row in rows:
         document = _rendered(form, row)
         yield _One(document if _has_text(document) else (), row.done)
+
+
+def _told_of_long(long: LongDocuments, truncation: Truncation, seq_length: int) -> str:
+    """Say how many documents are longer than a sample, and what they lose."""
+    documents = f"{_counted(long.num_documents, 'document')} of more than {seq_length} tokens"
+    lost = f"{long.num_tokens_lost:,} of {long.num_tokens:,} tokens"
+    how = {
+        Truncation.CUT: f"cut, which leaves out {lost} of theirs",
+        Truncation.DROP: f"dropped, {_counted(long.num_tokens, 'token')} in all",
+        Truncation.SPLIT: f"split: {lost} of theirs stand in samples without the beginning",
+    }[truncation]
+    return f"{documents} {how} (--truncation, --seq-length)"
 
 
 def _rendered(form: Form, row: Row) -> Document:
@@ -438,7 +547,8 @@ def _described(words: str, form: Form, first: Row) -> str:
 
 def _shown(document: Document, end: _End, tokenizer: PreTrainedTokenizerBase) -> str:
     """The pieces of a document, whose spaces and line breaks are to be seen."""
-    pieces = (*document, Piece(end.text, is_target=True))
+    separator = end.text if end.token_id is None else ""
+    pieces = (*document, Piece(separator, is_target=True))
     shown = [_quoted(piece) for piece in pieces if piece.text]
     if any(piece.label != NO_LABEL for piece in document):
         return " + ".join(shown)

@@ -16,7 +16,7 @@ from tokenizers import processors
 
 from swarm_ft.client.data.dataset import Dataset, classes_in, open_dataset
 from swarm_ft.client.data.files import Wanted
-from swarm_ft.client.options import DataFormat, ReadOptions
+from swarm_ft.client.options import DataFormat, ReadOptions, Truncation
 from swarm_ft.errors import BadDataset, BadOption
 from swarm_ft.protocol.spec.run_spec import TaskKind
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL, SECOND, samples_in
@@ -189,7 +189,13 @@ def test_columns_of_a_tsv_without_names_are_named(tmp_path: Path, words: Words) 
 
 
 @pytest.mark.parametrize(
-    "options", [{"packing": False}, {"separator": "|"}, {"completion_only_loss": False}]
+    "options",
+    [
+        {"packing": True},
+        {"truncation": Truncation.DROP},
+        {"separator": "|"},
+        {"completion_only_loss": False},
+    ],
 )
 def test_options_that_mean_nothing_for_classes_are_refused(
     tmp_path: Path, words: Words, options: dict[str, Any]
