@@ -25,6 +25,8 @@ class JobKeywords(TypedDict, total=False):
     remove_columns: str | None
     label_column: str | None
     column_names: str | None
+    delimiter: str | None
+    field: str | None
     quotes: bool
     separator: str | None
     packing: bool
@@ -34,9 +36,13 @@ class JobKeywords(TypedDict, total=False):
     assistant_only_loss: bool
     eval_dataset: str | None
     eval_split: str | None
+    eval_size: float
     max_eval_samples: int | None
     epochs: int
     steps: int | None
+    warmup_ratio: float
+    evals_per_epoch: int
+    saves_per_epoch: int
     task_kind: Literal["causal-lm", "classification", "token-classification"]
     label_names: str
     batch_size: int

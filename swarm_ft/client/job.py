@@ -6,11 +6,13 @@ import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import overload
 
 from swarm_ft.client.data.dataset import Dataset, open_dataset
 from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.holdout import Part
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.data.samples import SampleBytes, TokenArray
 from swarm_ft.client.export import check_out_dir
@@ -24,6 +26,7 @@ from swarm_ft.client.options import (
     ReadOptions,
 )
 from swarm_ft.client.reporting import named_in
+from swarm_ft.client.result import class_lines
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES
 from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainSpec
@@ -105,17 +108,20 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     model = with_adapters(checkpoint, tried).model
     wanted = Wanted(split=options.split, format=options.reading.data_format)
     tokenizer, task = checkpoint.tokenizer(), task_of(options.train)
-    data = open_dataset(
-        options.dataset,
-        wanted,
-        options.reading,
-        tokenizer,
-        task=task,
-        counted_names=classes.counted_names,
+    for line in class_lines(checkpoint, tried, tokenizer):
+        listener.tell(line)
+    train_part, eval_part = parts_of(options)
+    names = classes.counted_names
+    open_part = partial(
+        open_dataset, options.dataset, tokenizer=tokenizer, task=task, counted_names=names
     )
-    held_out = open_held_out(
-        options.evaluation, options.reading, checkpoint, options.dataset, classes.counted_names
-    )
+    data = open_part(replace(wanted, part=train_part), options.reading)
+    if eval_part is not None:
+        held_out: Dataset | None = open_part(replace(wanted, part=eval_part), options.reading)
+    else:
+        held_out = open_held_out(
+            options.evaluation, options.reading, checkpoint, options.dataset, names
+        )
     # Nothing is told of the one before the other is known to begin well.
     to_tell = [classes.note] if classes.note else []
     eval_tokens = None
@@ -128,7 +134,7 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     elif eval_tokens is None:
         eval_tokens = _beginning_of(tokens, options)
         words = f"evaluated on the first {len(eval_tokens)} of them: nothing is held out"
-        listener.tell(f"{words} (--eval-dataset, --eval-split)")
+        listener.tell(f"{words} (--eval-dataset, --eval-split, --eval-size)")
     train = options.train_spec(num_samples=len(tokens), num_eval_samples=len(eval_tokens))
     return Job(
         spec=RunSpec(model=model, train=train),
@@ -168,6 +174,15 @@ def check_outputs(outputs: Outputs) -> None:
             raise BadOption(f"{option} {path}: is a directory; name a file")
         if path is not None and not os.access(path if path.exists() else path.parent, os.W_OK):
             raise BadOption(f"{option} {path}: may not be written")
+
+
+def parts_of(options: JobOptions) -> tuple[Part | None, Part | None]:
+    """The documents of the data that train, and those that are held out of it, if any are."""
+    size, seed = options.evaluation.eval_size, options.train.seed
+    if not size:
+        return None, None
+    held_out = Part(size=size, seed=seed, is_held_out=True)
+    return replace(held_out, is_held_out=False), held_out
 
 
 EVAL_SPLITS = ("validation", "test", "train")

@@ -11,14 +11,13 @@ from transformers import PreTrainedTokenizerBase
 from swarm_ft.protocol.spec.tasks import CausalLm
 from swarm_ft.stage.checkpoint import (
     GENERATION_FILE,
-    Source,
     anatomy_in,
     find_source,
-    one_line,
     read_config,
-    tokenizer_in,
 )
 from swarm_ft.stage.skeleton import ModelConfig
+from swarm_ft.stage.source import Source, one_line
+from swarm_ft.stage.tokenizer import tokenizer_in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

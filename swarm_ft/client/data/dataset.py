@@ -13,6 +13,7 @@ from swarm_ft.client.data.chat import Document, Piece, marks_answers
 from swarm_ft.client.data.classes import FoundClasses, class_form_of, find_classes
 from swarm_ft.client.data.files import STORED, Wanted, find_files
 from swarm_ft.client.data.forms import PLAIN_TEXT, Form, form_of
+from swarm_ft.client.data.holdout import Part
 from swarm_ft.client.data.layouts import Layout, LongDocuments, Stream, layout_of
 from swarm_ft.client.data.progress import ReadSoFar
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, file_rows, read_text
@@ -332,6 +333,8 @@ def open_dataset(  # noqa: PLR0913 - where data lies, how it is read, and for wh
         BadOption: an option is missing, or means nothing here.
     """
     found = _find(path, wanted, options)
+    if wanted.part is not None:
+        found = _part_of(found, wanted.part, path, lambda: _find(path, wanted, options).rows)
     if all_options:
         _check_means_something(path, found, options)
     form, rows = found.form, found.rows
@@ -372,6 +375,28 @@ def _find(path: str, wanted: Wanted, options: ReadOptions) -> _Found:
 def _found_stored(kind: str, stored: StoredRows, takes: frozenset[str]) -> _Found:
     words = _words(kind, stored.split)
     return _Found(words=words, rows=stored.rows, takes=takes, class_names=stored.class_names)
+
+
+def _part_of(found: _Found, part: Part, path: str, all_rows: Callable[[], Iterable[Row]]) -> _Found:
+    """Leave out the documents that do not belong to a part.
+
+    Raises:
+        BadDataset: no document would remain.
+        BadOption: a number is asked for of what is one document.
+    """
+    words = f"{found.words}, {part}"
+    if found.form is not PLAIN_TEXT:
+        num_rows = 0 if part.is_share else sum(1 for _ in all_rows())
+        if not part.is_share and num_rows <= part.size:
+            why = f"expected more than {part.size:,.0f} rows (--eval-size), got {num_rows}"
+            raise refused(path, why)
+        return replace(found, rows=part.of(found.rows, num_rows), words=words)
+    (row,) = found.rows
+    try:
+        text = part.of_text(str(row.values[TEXT_COLUMN]))
+    except ValueError as exc:
+        raise BadOption(f"--eval-size: plain text is one document; {exc}") from exc
+    return replace(found, rows=iter((row._replace(values={TEXT_COLUMN: text}),)), words=words)
 
 
 def _check_means_something(path: str, found: _Found, options: ReadOptions) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarm_ft.client.data.holdout import Part
 from swarm_ft.client.data.text_files import (
     COMPRESSED_SUFFIXES,
     HEAD_BYTES,
@@ -65,11 +66,13 @@ class Wanted:
         split: its name; None takes the only one, or the first of `instead` that is there.
         instead: names of splits.
         format: None goes by the names of files.
+        part: the documents that are used; None uses all.
     """
 
     split: str | None = None
     instead: tuple[str, ...] = (TRAIN,)
     format: DataFormat | None = None
+    part: Part | None = None
 
     def choose(self, path: str, splits: Iterable[str]) -> str:
         """One of the splits that there are.

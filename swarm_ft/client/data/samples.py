@@ -87,7 +87,8 @@ def labelled_in(
 ) -> Iterator[Words]:
     """Each document as a sample, with special tokens as the tokenizer has them, cut if too long.
 
-    The class of its one text, or two, stands at its last token; or, of words, each at its first.
+    The class of its one text, or two, stands at the last token that is not the pad token, where
+    transformers reads it; or, of words, each at its first.
 
     Raises:
         BadOption: words have classes, and the tokenizer does not tell where they are; or samples
@@ -116,8 +117,17 @@ def labelled_in(
         if of_words:
             _label_words(labels, document, places)
         else:
-            labels[-1:] = document[-1].label
+            at = _class_position(ids, tokenizer.pad_token_id)
+            labels[at : at + 1] = document[-1].label
         yield labelled(ids, labels, np.array(of_ids) == 1)
+
+
+def _class_position(token_ids: Sequence[int], pad_token_id: int | None) -> int:
+    """Return where `AutoModelForSequenceClassification` reads a decoder's class, singly or not."""
+    at = max(0, len(token_ids) - 1)
+    while at > 0 and token_ids[at] == pad_token_id:
+        at -= 1
+    return at
 
 
 def _texts_of(
