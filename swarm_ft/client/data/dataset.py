@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,9 +28,11 @@ from swarm_ft.client.data.special_tokens import (
 )
 from swarm_ft.client.data.stored import (
     StoredRows,
+    card_class_names,
     hub_rows,
     is_saved,
     may_be_on_hub,
+    named_rows,
     saved_rows,
     stored_rows,
 )
@@ -137,7 +140,7 @@ class Dataset:
         is_all_learned = all(piece.is_target for piece in document)
         brackets = "" if is_all_learned else ", of which [this] is only read and the rest learned"
         begin = tokenizer.convert_ids_to_tokens(list(self._special.leading))
-        shown = " + ".join([*begin, _shown(document, self._end, tokenizer)])
+        shown = " + ".join([*begin, _shown(document, form, self._end, tokenizer)])
         self._first = f"{brackets}: {shown}"
         self._notes = _notes(form, tokenizer, options)
 
@@ -375,9 +378,13 @@ def _find(path: str, wanted: Wanted, options: ReadOptions) -> _Found:
         row = Row({TEXT_COLUMN: read_text(path, files)}, path, 1.0)
         return _Found(words=words, rows=iter((row,)), takes=takes, form=PLAIN_TEXT)
     if files.format in STORED:
-        found = _found_stored("", stored_rows(path, files), takes)
-        return replace(found, words=words)
-    return _Found(words=words, rows=file_rows(files, options), takes=takes)
+        found = replace(_found_stored("", stored_rows(path, files), takes), words=words)
+    else:
+        found = _Found(words=words, rows=file_rows(files, options), takes=takes)
+    names = card_class_names(path) if Path(path).is_dir() and not found.class_names else {}
+    if names:
+        return replace(found, rows=named_rows(found.rows, names), class_names=names)
+    return found
 
 
 def _found_stored(kind: str, stored: StoredRows, takes: frozenset[str]) -> _Found:
@@ -581,11 +588,11 @@ def _described(words: str, form: Form, first: Row) -> str:
     return "; ".join(filter(None, told))
 
 
-def _shown(document: Document, end: _End, tokenizer: PreTrainedTokenizerBase) -> str:
+def _shown(document: Document, form: Form, end: _End, tokenizer: PreTrainedTokenizerBase) -> str:
     """The pieces of a document, whose spaces and line breaks are to be seen."""
     separator = end.text if end.token_id is None else ""
     pieces = (*document, Piece(separator, is_target=True))
-    shown = [_quoted(piece) for piece in pieces if piece.text]
+    shown = [_quoted(piece, form) for piece in pieces if piece.text]
     if any(piece.label != NO_LABEL for piece in document):
         return " + ".join(shown)
     if end.token_id is not None:
@@ -593,8 +600,8 @@ def _shown(document: Document, end: _End, tokenizer: PreTrainedTokenizerBase) ->
     return " + ".join(shown)
 
 
-def _quoted(piece: Piece) -> str:
+def _quoted(piece: Piece, form: Form) -> str:
     text = f"{piece.text[:SHOWN_CHARS]!r}{'...' * (len(piece.text) > SHOWN_CHARS)}"
     if piece.label != NO_LABEL:
-        return f"{text} is of class {piece.label}"
+        return f"{text} is of class {form.classes[piece.label]}"
     return text if piece.is_target else f"[{text}]"

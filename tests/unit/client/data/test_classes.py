@@ -119,7 +119,7 @@ def test_each_text_is_a_sample_whose_class_is_at_its_last_token(
     assert samples.labels[0, 3] == samples.labels[0].max() == 1
     assert "2 documents, 2 samples of up to 4 tokens; classes a 50.0%, b 50.0%" in made.words
     assert "a document is 'text', its class is 'label'" in data.describe()[0]
-    assert data.describe()[1].endswith("the first document: 'w1 w2 w3' is of class 1")
+    assert data.describe()[1].endswith("the first document: 'w1 w2 w3' is of class b")
 
 
 def test_a_long_text_is_cut_and_keeps_its_class(tmp_path: Path, words: Words) -> None:
@@ -242,7 +242,7 @@ def test_a_class_may_be_of_two_texts(
     data = opened(path, words, "ab", **options)
     told, first = data.describe()
     assert f"a document is '{columns[0]}' and '{columns[1]}', its class is 'label'; not" in told
-    assert first.endswith("the first document: 'w1 w2' + 'w3' is of class 1")
+    assert first.endswith("the first document: 'w1 w2' + 'w3' is of class b")
     samples = samples_in(np.array(data.samples(8, VOCAB).tokens))
     assert samples.token_ids[0].tolist() == [12, 1, 2, SECOND | 3]
     assert samples.labels[0].tolist() == [NO_LABEL, NO_LABEL, NO_LABEL, 1]
