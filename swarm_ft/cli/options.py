@@ -77,6 +77,8 @@ def _option(one: Declared, instead: str | None) -> Callable[[Command], Command]:
         shape = {"type": click.Choice(list(one.choices)), "callback": _value_of(one.choices)}
     elif one.is_switch:
         shape = {"is_flag": True}
+    elif one.is_repeated:
+        shape = {"type": str, "multiple": True}
     is_open = one.default is MISSING or one.option.default
     if not is_open:
         shape["default"] = one.default_word if one.choices else one.default

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from swarm_ft.client.data.chat import Document, Piece
-from swarm_ft.client.data.forms import LABEL_COLUMNS, Form, text_in
+from swarm_ft.client.data.columns import LABEL_COLUMNS
+from swarm_ft.client.data.forms import Form, text_in
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, kind_of
 from swarm_ft.client.data.text_files import refused
 from swarm_ft.client.options import ReadOptions
@@ -147,11 +148,11 @@ def _sorted(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def merged_classes(train: FoundClasses, held_out: FoundClasses, source: str) -> FoundClasses:
-    """Return the classes of both training and held-out data.
+    """Return the classes of two datasets, such as training and held-out data.
 
     Args:
         train, held_out: each one's classes.
-        source: of the held-out data, for errors.
+        source: of the second one, for errors.
 
     Raises:
         BadDataset: one has names and the other numbers, so that nobody knows what these mean.
