@@ -15,6 +15,7 @@ from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import Adapter, BaseDtype, Optim, RunSpec, TaskKind
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL
+from swarm_ft.stage import chunked_loss
 from swarm_ft.stage.adapters import with_adapters
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 from swarm_ft.stage.engine import StageEngine
@@ -109,6 +110,18 @@ def test_whatever_trains_and_however_it_is_held(
 ) -> None:
     checkpoint, spec = job(make_model("gpt2-tied"), make_train_spec(**METHODS[method]))
     check(rehearsed(checkpoint, spec, layers), trained(checkpoint, spec, layers))
+
+
+@pytest.mark.parametrize("method", ["all", "lora", "recomputed", "tokens' classes"])
+def test_a_loss_in_several_chunks(
+    make_model: MakeModel,
+    make_train_spec: MakeTrainSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+) -> None:
+    monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", 2000)
+    checkpoint, spec = job(make_model("gpt2-tied"), make_train_spec(**METHODS[method]))
+    check(rehearsed(checkpoint, spec, LAST), trained(checkpoint, spec, LAST))
 
 
 @pytest.mark.parametrize("method", ["all", "4 bits"])
