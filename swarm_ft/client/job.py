@@ -93,6 +93,8 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     check_outputs(options.outputs)
     options = replace(options, train=with_labels(options))
     checkpoint = open_checkpoint(_reference(options.model), options.train)
+    for line in checkpoint.unused.lines():
+        listener.tell(f"model '{checkpoint.reference}': {line}")
     check_seq_length(checkpoint.architecture, options.train.seq_length)
     check_routers(checkpoint.config, options.train)
     seq_length, model = (
