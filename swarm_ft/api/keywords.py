@@ -24,13 +24,19 @@ class JobKeywords(TypedDict, total=False):
     quotes: bool
     separator: str | None
     packing: bool
+    packing_strategy: Literal["bfd", "wrapped"]
+    truncation: Literal["cut", "drop", "split"] | None
     completion_only_loss: bool
     assistant_only_loss: bool
     eval_dataset: str | None
     eval_split: str | None
+    eval_size: float
     max_eval_samples: int | None
     epochs: int
     steps: int | None
+    warmup_ratio: float
+    evals_per_epoch: int
+    saves_per_epoch: int
     task_kind: Literal["causal-lm", "classification", "token-classification"]
     label_names: str
     batch_size: int

@@ -11,6 +11,7 @@ import click
 
 from swarm_ft.cli.options import declared_options, stack
 from swarm_ft.client.options import JobOptions
+from swarm_ft.client.words import printable
 from swarm_ft.protocol.spec.options import build, declared
 
 
@@ -40,15 +41,18 @@ def _from_file(context: click.Context, _argument: object, path: Path | None) -> 
     """Have a file's values as the defaults of this command's options."""
     if path is None:
         return
-    from swarm_ft.api.job_file import job_fields, read_job_file
+    from swarm_ft.api.job_file import read_job_file, translated
 
     document = read_job_file(path)
     own, found = {one.field: one for one in declared(JobOptions)}, {}
     for name, parameter in _others(context.command, own).items():
         if name in document:  # such as the invitation
             found[parameter] = document.pop(name)
-    for field, value in job_fields(document, path).items():
+    job = translated(document, path)
+    for field, value in job.fields.items():
         found[field] = own[field].word_of(value)
+    for note in job.notes:
+        click.echo(f"{path}: {printable(note)}", err=True)
     context.default_map = {**(context.default_map or {}), **found}
 
 

@@ -6,16 +6,18 @@ import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import overload
 
-from swarm_ft.client.data.classes import some_of
-from swarm_ft.client.data.dataset import Dataset, classes_in, open_dataset
+from swarm_ft.client.data.dataset import Dataset, open_dataset
 from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.holdout import Part
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.data.samples import SampleBytes, TokenArray
 from swarm_ft.client.export import check_out_dir
 from swarm_ft.client.hub import check_push
+from swarm_ft.client.labels import ClassNames, class_names
 from swarm_ft.client.options import (
     TRAINING_TEXT_EVAL_SAMPLES,
     EvalOptions,
@@ -25,9 +27,9 @@ from swarm_ft.client.options import (
 )
 from swarm_ft.client.reporting import named_in
 from swarm_ft.client.result import class_lines
-from swarm_ft.errors import BadDataset, BadOption
+from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES
-from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainOptions, TrainSpec
+from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.stage.adapters import with_adapters
 from swarm_ft.stage.architecture import check_seq_length
@@ -91,7 +93,9 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     """
     listener = listener or Listener()
     check_outputs(options.outputs)
-    options = replace(options, train=with_labels(options))
+    classes = _class_names(options)
+    train = replace(options.train, label_names=",".join(classes.names))
+    options = replace(options, train=train)
     checkpoint = open_checkpoint(_reference(options.model), options.train)
     for line in checkpoint.unused.lines():
         listener.tell(f"model '{checkpoint.reference}': {line}")
@@ -108,10 +112,20 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     tokenizer, task = checkpoint.tokenizer(), task_of(options.train)
     for line in class_lines(checkpoint, tried, tokenizer):
         listener.tell(line)
-    data = open_dataset(options.dataset, wanted, options.reading, tokenizer, task=task)
-    held_out = open_held_out(options.evaluation, options.reading, checkpoint, options.dataset)
+    train_part, eval_part = parts_of(options)
+    names = classes.counted_names
+    open_part = partial(
+        open_dataset, options.dataset, tokenizer=tokenizer, task=task, counted_names=names
+    )
+    data = open_part(replace(wanted, part=train_part), options.reading)
+    if eval_part is not None:
+        held_out: Dataset | None = open_part(replace(wanted, part=eval_part), options.reading)
+    else:
+        held_out = open_held_out(
+            options.evaluation, options.reading, checkpoint, options.dataset, names
+        )
     # Nothing is told of the one before the other is known to begin well.
-    to_tell: list[str] = []
+    to_tell = [classes.note] if classes.note else []
     eval_tokens = None
     if held_out is not None:
         quiet = replace(listener, tell=to_tell.append)
@@ -122,7 +136,7 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     elif eval_tokens is None:
         eval_tokens = _beginning_of(tokens, options)
         words = f"evaluated on the first {len(eval_tokens)} of them: nothing is held out"
-        listener.tell(f"{words} (--eval-dataset, --eval-split)")
+        listener.tell(f"{words} (--eval-dataset, --eval-split, --eval-size)")
     train = options.train_spec(num_samples=len(tokens), num_eval_samples=len(eval_tokens))
     return Job(
         spec=RunSpec(model=model, train=train),
@@ -131,52 +145,12 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     )
 
 
-def with_labels(options: JobOptions) -> TrainOptions:
-    """How to train, with the names of all classes; the data is read for them if need be.
-
-    Raises:
-        BadDataset: the data has none, or others than the model tells already.
-        BadOption: they cannot be used, or are not those that the model tells already.
-    """
-    train = options.train
-    if not train.has_classes:
-        return train
-    known = labels_of(_reference(options.model), task_of(train))
-    if any("," in name for name in known):
-        raise BadOption(f"--model {options.model}: its classes have commas in their names")
-    if train.labels:
-        _check_asked(train.labels, known)
-        return train
-    wanted = Wanted(split=options.split, format=options.reading.data_format)
-    found = classes_in(options.dataset, wanted, options.reading, task_of(train))
-    names = found if not known else _as_known(found, known, options.dataset)
-    return replace(train, label_names=",".join(names))
-
-
-def _check_asked(names: tuple[str, ...], known: tuple[str, ...]) -> None:
-    if known and names != known and not _are_free(names, known):
-        raise BadOption(
-            f"--labels: the model tells classes already, {some_of(known)}; expected these in this "
-            f"order, got {some_of(names)}; or give a model without a head of classes"
-        )
-
-
-def _as_known(found: tuple[str, ...], known: tuple[str, ...], dataset: str) -> tuple[str, ...]:
-    """The names of a model that tells classes already, in its order, of which data has some."""
-    are_numbers = all(name.isdecimal() and int(name) < len(known) for name in found)
-    if set(found) <= set(known) or are_numbers:
-        return known
-    if _are_free(found, known):
-        return found
-    raise BadDataset(
-        f"dataset '{dataset}': its classes are {some_of(found)}, and the model tells others "
-        f"already, {some_of(known)}; name them alike, or give a model without a head of classes"
-    )
-
-
-def _are_free(names: tuple[str, ...], known: tuple[str, ...]) -> bool:
-    """Whether a model's classes have transformers' names for those that nobody named."""
-    return len(names) == len(known) and known == tuple(f"LABEL_{i}" for i in range(len(known)))
+def _class_names(options: JobOptions) -> ClassNames:
+    if not options.train.has_classes:
+        return ClassNames()
+    known = labels_of(_reference(options.model), task_of(options.train))
+    held_out = _held_out_at(options.evaluation, options.reading, options.dataset)
+    return class_names(options, known, held_out)
 
 
 def _reference(model: str) -> str:
@@ -204,12 +178,25 @@ def check_outputs(outputs: Outputs) -> None:
             raise BadOption(f"{option} {path}: may not be written")
 
 
+def parts_of(options: JobOptions) -> tuple[Part | None, Part | None]:
+    """The documents of the data that train, and those that are held out of it, if any are."""
+    size, seed = options.evaluation.eval_size, options.train.seed
+    if not size:
+        return None, None
+    held_out = Part(size=size, seed=seed, is_held_out=True)
+    return replace(held_out, is_held_out=False), held_out
+
+
 EVAL_SPLITS = ("validation", "test", "train")
 """Of data to evaluate on that has several, the first that is there."""
 
 
 def open_held_out(
-    options: EvalOptions, reading: ReadOptions, checkpoint: Checkpoint, dataset: str | None
+    options: EvalOptions,
+    reading: ReadOptions,
+    checkpoint: Checkpoint,
+    dataset: str | None,
+    counted_names: tuple[str, ...] = (),
 ) -> Dataset | None:
     """Data to evaluate on, if some is asked for.
 
@@ -218,18 +205,36 @@ def open_held_out(
         reading: how it is read.
         checkpoint: whose tokenizer is used.
         dataset: of which a split may be held out; None if there is none.
+        counted_names: of classes, that numbers in the data count from 0.
 
     Raises:
         BadInput: it cannot be used, or a split is asked for of nothing.
     """
+    found = _held_out_at(options, reading, dataset)
+    if found is None:
+        return None
+    path, wanted = found
+    return open_dataset(
+        path,
+        wanted,
+        reading,
+        checkpoint.tokenizer(),
+        all_options=False,
+        task=checkpoint.task,
+        counted_names=counted_names,
+    )
+
+
+def _held_out_at(
+    options: EvalOptions, reading: ReadOptions, dataset: str | None
+) -> tuple[str, Wanted] | None:
+    """Return the path of data to evaluate on and what of it, if some is asked for."""
     if options.eval_dataset is None and options.eval_split is None:
         return None
     path = options.eval_dataset or dataset
     if path is None:
         raise BadOption("--eval-split: expected --eval-dataset beside it")
-    wanted = Wanted(split=options.eval_split, instead=EVAL_SPLITS, format=reading.data_format)
-    tokenizer, task = checkpoint.tokenizer(), checkpoint.task
-    return open_dataset(path, wanted, reading, tokenizer, all_options=False, task=task)
+    return path, Wanted(split=options.eval_split, instead=EVAL_SPLITS, format=reading.data_format)
 
 
 def _read_held_out(

@@ -61,6 +61,8 @@ READING = {
     "--separator",
     "--packing",
     "--no-packing",
+    "--packing-strategy",
+    "--truncation",
     "--completion-only-loss",
     "--no-completion-only-loss",
     "--assistant-only-loss",

@@ -55,6 +55,11 @@ def rendered(
     return str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=is_asking))
 
 
+def marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a chat template says itself what the assistant wrote."""
+    return _MARKED.search(tokenizer.get_chat_template()) is not None
+
+
 def pieces_of_chat(messages: Messages, tokenizer: PreTrainedTokenizerBase) -> Document:
     """A chat as text, of which the assistant's is to be learned.
 
@@ -64,7 +69,7 @@ def pieces_of_chat(messages: Messages, tokenizer: PreTrainedTokenizerBase) -> Do
     text = rendered(messages, tokenizer)
     spans = (
         _marked(messages, tokenizer)
-        if _MARKED.search(tokenizer.get_chat_template())
+        if marks_answers(tokenizer)
         else list(_added(messages, tokenizer, text))
     )
     pieces, at = [], 0

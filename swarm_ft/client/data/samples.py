@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from swarm_ft.client.data.files import reason, refused
+from swarm_ft.client.data.layouts import Layout, LongDocuments, OneByOne, truncated
+from swarm_ft.client.data.text_files import reason, refused
+from swarm_ft.client.options import Truncation
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
 from swarm_ft.protocol.spec.sample_rows import (
@@ -17,7 +20,6 @@ from swarm_ft.protocol.spec.sample_rows import (
     Flags,
     Words,
     counts_of,
-    filled_up,
     labelled,
     labels_in,
     targets_in,
@@ -34,22 +36,46 @@ TokenArray = npt.NDArray[np.uint32]
 """Rows of samples, see `sample_rows`."""
 
 
-def words_in(documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> Iterator[Words]:
-    """Each document tokenised as one piece, without special tokens of its own.
+def words_in(
+    documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase, *, is_answered: bool = False
+) -> Iterator[Words]:
+    """Tokenise each document as one piece, without special tokens.
 
-    A token that holds a letter of what is to be learned is to be learned.
+    Args:
+        documents: their texts.
+        tokenizer: of the model.
+        is_answered: whether each document is a prompt and its completion. The completion begins
+            where the tokens of both differ from the prompt's alone, as TRL has it. In other
+            documents, a token that holds a letter of a target is a target.
     """
     if all(piece.is_target for document in documents for piece in document):
         for ids in _encoded(map(_text_of, documents), tokenizer)["input_ids"]:
             yield words_of(ids)
-    elif not tokenizer.is_fast:  # which alone tell where in the text a token is
-        for document in documents:
-            yield _piece_by_piece(document, tokenizer)
-    else:
+    elif is_answered:
+        yield from _by_prompt(documents, tokenizer)
+    elif tokenizer.is_fast:
         encoded = _encoded(map(_text_of, documents), tokenizer, with_places=True)
         found = zip(documents, encoded["input_ids"], encoded["offset_mapping"], strict=True)
         for document, ids, spans in found:
             yield words_of(ids, _learned(document, spans))
+    else:  # a slow tokenizer does not report where in the text a token is
+        for document in documents:
+            yield _piece_by_piece(document, tokenizer)
+
+
+def _by_prompt(
+    documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[Words]:
+    prompts = [
+        "".join(piece.text for piece in takewhile(lambda piece: not piece.is_target, document))
+        for document in documents
+    ]
+    prompt_ids = _encoded(prompts, tokenizer)["input_ids"]
+    all_ids = _encoded(map(_text_of, documents), tokenizer)["input_ids"]
+    for prompt, ids in zip(prompt_ids, all_ids, strict=True):
+        pairs = zip(prompt, ids, strict=False)
+        size = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        yield words_of(ids, np.arange(len(ids)) >= size)
 
 
 def labelled_in(
@@ -161,10 +187,7 @@ def _piece_by_piece(document: Document, tokenizer: PreTrainedTokenizerBase) -> W
 
 
 class SampleFile:
-    """Documents come in, samples come out; what has no target is left out.
-
-    Packed, documents follow each other in rows of `seq_length`, and what does not fill the last is
-    dropped. Otherwise each begins a sample of its own, and its last one ends where it does.
+    """Documents come in, samples come out; samples without a target are left out.
 
     The file has no name: it is gone when this is closed and the arrays made of it are let go.
 
@@ -172,21 +195,32 @@ class SampleFile:
         source: where the documents come from, for errors.
         seq_length: tokens a sample, at most.
         vocab_size: of the model.
-        packing: whether documents share samples.
+        layout: how documents are laid into rows; None gives each samples of its own.
+        truncation: what happens to a document that is longer than a sample.
 
     Attributes:
+        num_documents: that came in.
         num_tokens: of all documents.
-        num_samples: kept, up to now.
+        long_documents: documents that are longer than a sample.
+        num_samples: in the file, up to now.
         num_left_out: samples without a target.
-        num_kept_tokens: of the samples that are kept.
+        num_kept_tokens: of the samples in the file.
         num_targets: of these.
         class_counts: of these, by their numbers; empty if they have none.
     """
 
     def __init__(
-        self, source: str, *, seq_length: int, vocab_size: int, packing: bool = True
+        self,
+        source: str,
+        *,
+        seq_length: int,
+        vocab_size: int,
+        layout: Layout | None = None,
+        truncation: Truncation = Truncation.CUT,
     ) -> None:
+        self.num_documents = 0
         self.num_tokens = 0
+        self.long_documents = LongDocuments()
         self.num_samples = 0
         self.num_left_out = 0
         self.num_kept_tokens = 0
@@ -194,8 +228,8 @@ class SampleFile:
         self.class_counts = np.zeros(0, dtype=np.int64)
         self._source = source
         self.seq_length = seq_length
-        self._packing = packing
-        self._rest = words_of([])
+        self._truncation = truncation
+        self._layout = layout or OneByOne(seq_length)
         self._vocab_size = vocab_size
         self._file = tempfile.TemporaryFile(prefix="swarm-ft-tokens-")  # noqa: SIM115
 
@@ -212,18 +246,31 @@ class SampleFile:
             BadDataset: an id is not in the vocabulary, there are more samples than a run takes,
                 or the disk has no room for them.
         """
-        words = [words_of([]), *documents]
-        self._check_vocabulary(np.concatenate(words))
-        self.num_tokens += sum(map(len, words))
-        rows = self._packed(words) if self._packing else self._apart(words)
+        tokenised = list(documents)
+        self._check_vocabulary(np.concatenate([words_of([]), *tokenised]))
+        self.num_documents += len(tokenised)
+        self.num_tokens += sum(map(len, tokenised))
+        remaining, long = truncated(tokenised, self.seq_length, self._truncation)
+        self.long_documents = self.long_documents.plus(long)
+        self._add_rows(self._layout.add(remaining))
+
+    def end(self) -> None:
+        """Write the samples that no further document fills up.
+
+        Raises:
+            BadDataset: see `add`.
+        """
+        self._add_rows(self._layout.end())
+
+    def _add_rows(self, rows: Words) -> None:
         has_target = targets_in(rows).any(axis=1)
         self.num_left_out += int((~has_target).sum())
         self._keep(rows[has_target])
         if self.num_samples > MAX_SAMPLES:
             raise refused(
                 self._source,
-                f"more than {MAX_SAMPLES} samples; take fewer (--max-samples) or longer ones "
-                "(--seq-length)",
+                f"more than {MAX_SAMPLES} samples; take fewer (--max-samples), longer ones "
+                "(--seq-length), or several documents in each (--packing)",
             )
 
     def samples(self, limit: int | None = None) -> TokenArray:
@@ -233,21 +280,10 @@ class SampleFile:
             limit: of samples; None takes all.
 
         Raises:
-            BadDataset: there is not one whole sample.
+            BadDataset: there is not one sample.
         """
-        if self.num_samples == 0 and self.num_left_out:
-            raise refused(
-                self._source,
-                f"expected something to be learned, but none of {self.num_left_out} samples of "
-                f"{self.seq_length} tokens has any: all is prompts; take a larger --seq-length, or "
-                "--no-completion-only-loss",
-            )
         if self.num_samples == 0:
-            raise refused(
-                self._source,
-                f"expected at least one sample of {self.seq_length} tokens, got "
-                f"{self.num_tokens} tokens in all; give more text or a smaller --seq-length",
-            )
+            raise refused(self._source, self._emptiness())
         count = min(self.num_samples, limit or self.num_samples)
         return np.memmap(self._file, dtype="<u4", mode="r", shape=(count, self.seq_length))
 
@@ -260,14 +296,24 @@ class SampleFile:
                 f"{self._vocab_size}; does the tokenizer belong to the model?",
             )
 
-    def _packed(self, documents: Sequence[Words]) -> Words:
-        words = np.concatenate([self._rest, *documents])
-        whole = len(words) // self.seq_length * self.seq_length
-        self._rest = words[whole:].copy()
-        return words[:whole].reshape(-1, self.seq_length)
-
-    def _apart(self, documents: Sequence[Words]) -> Words:
-        return np.concatenate([filled_up(words, self.seq_length) for words in documents])
+    def _emptiness(self) -> str:
+        """Say why there is no sample, and which option helps."""
+        dropped = self.long_documents.num_documents
+        if self._truncation is Truncation.DROP and dropped == self.num_documents:
+            return (
+                f"expected a document of at most {self.seq_length} tokens, but --truncation drop "
+                f"leaves out all {dropped}; take a larger --seq-length, or --truncation cut"
+            )
+        if self.num_left_out:
+            return (
+                f"expected something to be learned, but none of {self.num_left_out} samples of "
+                f"{self.seq_length} tokens has any: all is prompts; take a larger --seq-length, or "
+                "--no-completion-only-loss"
+            )
+        return (
+            f"expected at least one sample of {self.seq_length} tokens, got "
+            f"{self.num_tokens} tokens in all; give more text or a smaller --seq-length"
+        )
 
     def _count_classes(self, rows: Words) -> None:
         labels = labels_in(rows)

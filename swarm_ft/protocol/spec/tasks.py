@@ -19,6 +19,7 @@ from swarm_ft.protocol.spec.sample_rows import (
     Words,
     first_refused,
     labels_in,
+    starts_in,
     text_refusal,
 )
 
@@ -109,6 +110,8 @@ class Classification:
             wrong.append((has_none, "expected a token with a class"))
         is_text: Flags = np.any(~has_label & (rows < CONTEXT), axis=1)
         wrong.append((is_text, "expected tokens that have a class or are only read"))
+        is_packed: Flags = np.any(starts_in(rows), axis=1)
+        wrong.append((is_packed, "expected one document a sample"))
         return first_refused(rows, vocab_size, wrong)
 
     @property

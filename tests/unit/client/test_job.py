@@ -47,15 +47,15 @@ def test_what_was_found_is_told_first_of_the_held_out_data_then_of_the_others(
     assert [line.partition("; ")[0] for line in told] == [
         f"{options.dataset}: JSON lines, split 'test'",
         told[1],
-        told[2],
+        told[2].partition("; ")[0],
         f"{options.dataset}: JSON lines, split 'train'",
         told[4],
-        told[5],
+        told[5].partition("; ")[0],
     ]
     assert "first document: 'test word" in told[1]
     assert "20 documents" in told[2]
     assert "first document: 'train word" in told[4]
-    assert f"40 documents, {job.spec.train.num_samples:,} samples of 16 tokens" in told[5]
+    assert f"40 documents, {job.spec.train.num_samples:,} samples of up to 16 tokens" in told[5]
     assert job.spec.train.num_eval_samples == len(job.samples) - job.spec.train.num_samples > 0
 
 
@@ -95,6 +95,39 @@ def test_nothing_is_held_out_where_nothing_is_evaluated(options: JobOptions) -> 
     train = replace(options.train, eval_strategy=EvalStrategy.NO)
     job = prepare_job(replace(options, train=train))
     assert (job.spec.train.num_eval_samples, len(job.samples)) == (0, job.spec.train.num_samples)
+
+
+@pytest.mark.parametrize(("size", "count"), [(0.1, 4), (6, 6)])
+def test_a_part_of_the_data_is_held_out(options: JobOptions, size: float, count: int) -> None:
+    rows = [{"text": f"{number} apples"} for number in range(40)]
+    write(Path(options.dataset, "train.jsonl"), rows)
+    reading = replace(options.reading, packing=False)
+    asked = replace(options, evaluation=EvalOptions(eval_size=size), reading=reading)
+    told: list[str] = []
+    job = prepare_job(asked, Listener(tell=told.append))
+    cut = job.spec.train.num_samples
+    train, held_out = set(job.samples[:cut]), set(job.samples[cut:])
+    assert (len(train), len(held_out), len(train | held_out)) == (40 - count, count, 40)
+    assert f"{count} documents, {count} samples" in told[2]
+    assert f"{40 - count} documents, {40 - count} samples" in told[5]
+    whole = prepare_job(replace(asked, evaluation=EvalOptions(max_eval_samples=1)))
+    assert train | held_out == set(whole.samples)
+    assert list(prepare_job(asked).samples) == list(job.samples)
+    other = replace(asked, train=replace(options.train, seed=7))
+    assert set(prepare_job(other).samples[cut:]) != held_out
+
+
+def test_a_part_that_would_leave_nothing_is_refused(options: JobOptions) -> None:
+    asked = replace(options, evaluation=EvalOptions(eval_size=40))
+    with pytest.raises(BadDataset, match=r"more than 40 rows \(--eval-size\), got 40"):
+        prepare_job(asked)
+    text = Path(options.dataset, "notes.txt")
+    text.write_text("one\ntwo\n" * 40)
+    with pytest.raises(BadOption, match="--eval-size: plain text is one document"):
+        prepare_job(replace(asked, dataset=str(text)))
+    share = replace(asked, dataset=str(text), evaluation=EvalOptions(eval_size=0.25))
+    train = prepare_job(share).spec.train
+    assert abs(train.num_eval_samples * 3 - train.num_samples) <= 3
 
 
 def test_each_job_has_digests_of_its_own(options: JobOptions) -> None:

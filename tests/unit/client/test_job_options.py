@@ -59,6 +59,40 @@ def test_steps_win_over_epochs(given: dict[str, object], num_samples: int, num_s
     assert spec == TrainSpec.of(options.train, num_samples=num_samples, num_steps=num_steps)
 
 
+@pytest.mark.parametrize(
+    ("given", "resolved"),
+    [
+        # 100 samples of 8 a step: 13 steps in an epoch, 39 in all
+        ({"warmup_ratio": 0.1}, {"warmup_steps": 4}),
+        ({"warmup_ratio": 1.0, "epochs": 1}, {"warmup_steps": 13}),
+        ({"warmup_ratio": 0.1, "steps": 100}, {"warmup_steps": 10}),
+        ({"evals_per_epoch": 4, "saves_per_epoch": 2}, {"eval_steps": 4, "save_steps": 7}),
+        ({"evals_per_epoch": 1000}, {"eval_steps": 1}),
+    ],
+)
+def test_shares_become_steps(given: dict[str, object], resolved: dict[str, int]) -> None:
+    # rounded up, as transformers' TrainingArguments.get_warmup_steps does
+    spec = build(JobOptions, NAMED | given).train_spec(100)
+    assert {name: getattr(spec, name) for name in resolved} == resolved
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"eval_size": 1.5}, "--eval-size: expected a share below 1 or a whole number"),
+        ({"eval_size": -0.1}, "--eval-size: expected a finite number, 0 or more"),
+        ({"eval_size": 0.1, "eval_split": "test"}, "expected it without --eval-split"),
+        ({"warmup_ratio": 0.1, "warmup_steps": 3}, "expected it or --warmup-steps, got both"),
+        ({"evals_per_epoch": 2, "eval_steps": 3}, "expected it or --eval-steps, got both"),
+        ({"evals_per_epoch": 2, "eval_strategy": EvalStrategy.NO}, "--eval-strategy steps beside"),
+        ({"saves_per_epoch": 2, "save_steps": 3}, "expected it or --save-steps, got both"),
+    ],
+)
+def test_shares_that_contradict_others_are_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(BadOption, match=re.escape(message)):
+        build(JobOptions, NAMED | given)
+
+
 def test_more_steps_than_a_run_can_have_are_refused() -> None:
     options = build(JobOptions, NAMED | {"epochs": 1 << 31, "batch_size": 2})
     with pytest.raises(BadOption, match="number of steps: expected 1 to"):

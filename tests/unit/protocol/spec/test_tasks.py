@@ -14,6 +14,7 @@ from swarm_ft.protocol.spec.sample_rows import (
     NO_LABEL,
     NO_TOKEN,
     SECOND,
+    START,
     Words,
     counts_of,
     filled_up,
@@ -100,6 +101,7 @@ def test_the_largest_id_with_the_largest_class_is_neither_text_nor_nothing() -> 
         ((CONTEXT | LABELLED, word(1, 0), NO_TOKEN), "token id 1048576 is outside"),
         ((NO_TOKEN, NO_TOKEN, NO_TOKEN), "1 tokens or more, got 0"),
         ((NO_TOKEN, word(1, 0), NO_TOKEN), "without gaps"),
+        ((CONTEXT | 1, START | 2, word(1, 0)), "expected one document a sample"),
     ],
 )
 def test_what_has_no_class_is_refused_and_named(words: tuple[int, ...], why: str) -> None:
