@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -43,6 +42,7 @@ from swarm_ft.stage.architecture import (
 )
 from swarm_ft.stage.conversion import TORCH_DTYPES, Recipe, recipes_for
 from swarm_ft.stage.forms import SCALES, Form, Forms, Packing, own_linears
+from swarm_ft.stage.generation import end_tokens_in, save_generation_settings
 from swarm_ft.stage.heads import begun, config_for, head_of
 from swarm_ft.stage.skeleton import ModelConfig, is_below
 from swarm_ft.stage.source import Source, TensorFiles, one_line, open_tensor_files
@@ -51,7 +51,8 @@ from swarm_ft.stage.tokenizer import exported_pad_token_id, prepare_for_classes,
 from swarm_ft.stage.unused import Unused, find_unused
 
 CONFIG_FILE = "config.json"
-GENERATION_FILE = "generation_config.json"
+_PROBLEM_TYPES = {TaskKind.CLASSIFICATION: "single_label_classification"}
+_CODE_FIELDS = frozenset({"auto_map", "custom_pipelines"})
 QUANTISATION_FIELDS = ("quantization_config", "compression_config")
 QUANTISATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 """Of ModelOpt, AutoGPTQ and AutoAWQ, which say nothing in config.json."""
@@ -258,27 +259,40 @@ class Checkpoint:
             prepare_for_classes(found, self.config)
         return found
 
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """The tokens behind which `generate` of transformers ends a text of this model."""
+        return end_tokens_in(self._source, self.config)
+
     def save_config(
-        self, directory: Path, *, tie_word_embeddings: bool, dtype: Dtype = Dtype.FLOAT32
+        self,
+        directory: Path,
+        *,
+        tie_word_embeddings: bool,
+        dtype: Dtype = Dtype.FLOAT32,
+        end_token_ids: Iterable[int] = (),
     ) -> None:
-        """Write the exported model's `config.json` and copy `generation_config.json`.
+        """Write the exported model's `config.json` and `generation_config.json`.
 
         Args:
             directory: exists.
             tie_word_embeddings: whether the exported weights lack a head of their own.
             dtype: what they are stored in.
+            end_token_ids: by which training ended texts, beside the model's own.
         """
         exported = copy.deepcopy(self.config)
         exported.tie_word_embeddings = tie_word_embeddings
         exported.dtype = TORCH_DTYPES[dtype]
         if self.task.labels:
             exported.pad_token_id = exported_pad_token_id(self.tokenizer(), self.config)
+        exported.problem_type = _PROBLEM_TYPES.get(self.task.kind)
+        # They name code that the result does not have, nor needs: its classes are transformers'.
+        for name in _CODE_FIELDS & vars(exported).keys():
+            delattr(exported, name)
         # A base model's checkpoint becomes the task's: the result has a head.
         exported.architectures = [type(self._skeleton).__name__]
         exported.save_pretrained(str(directory))
-        generation = self._source.find(GENERATION_FILE)
-        if generation is not None:
-            shutil.copyfile(generation, directory / GENERATION_FILE)
+        save_generation_settings(self._source, self.config, end_token_ids, directory)
 
     @property
     def skeleton(self) -> PreTrainedModel:
