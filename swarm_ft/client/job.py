@@ -16,6 +16,7 @@ from swarm_ft.client.data.holdout import Part
 from swarm_ft.client.data.mixture import Mixing, Mixture, open_datasets
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.data.samples import SampleBytes, TokenArray
+from swarm_ft.client.ends import end_lines, learned_ends
 from swarm_ft.client.export import check_out_dir
 from swarm_ft.client.hub import check_push
 from swarm_ft.client.labels import ClassNames, class_names
@@ -98,6 +99,8 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     train = replace(options.train, label_names=",".join(classes.names))
     options = replace(options, train=train)
     checkpoint = open_checkpoint(_reference(options.model), options.train)
+    for line in checkpoint.unused.lines():
+        listener.tell(f"model '{checkpoint.reference}': {line}")
     check_seq_length(checkpoint.architecture, options.train.seq_length)
     check_routers(checkpoint.config, options.train)
     seq_length, model = (
@@ -146,6 +149,11 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
         words = f"evaluated on the first {len(eval_tokens)} of them: nothing is held out"
         listener.tell(f"{words} (--eval-dataset, --eval-split, --eval-size)")
     train = options.train_spec(num_samples=len(tokens), num_eval_samples=len(eval_tokens))
+    if not train.has_classes:
+        ends = learned_ends(tokens, tokenizer, checkpoint.end_token_ids)
+        train = replace(train, end_token_ids=ends)
+        for line in end_lines(tokenizer, ends, is_adapter=train.gives_adapter):
+            listener.tell(line)
     return Job(
         spec=RunSpec(model=model, train=train),
         checkpoint=checkpoint,
