@@ -217,8 +217,9 @@ class Dataset:
 
     def _missing_end(self, document: Document, words: Words) -> Words:
         end_id = self._end.token_id
-        has_end = end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]
-        return words_of([] if has_end else [end_id], _is_learned(document))
+        if end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]:
+            return words_of([])
+        return words_of([end_id], _is_learned(document))
 
     def _with_end(self, document: Document) -> Document:
         end = self._end.text

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from swarm_ft.client.data.chat import TEMPLATE_ERRORS, ChatTemplate, Document, Piece
 from swarm_ft.client.data.columns import (
     LABEL_COLUMNS,
+    REASONS,
     ColumnMap,
     Fields,
     is_row_learned,
@@ -18,6 +19,7 @@ from swarm_ft.client.data.messages import chat_in
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, kind_of
 from swarm_ft.client.options import ReadOptions
 from swarm_ft.errors import BadDataset, BadOption
+from swarm_ft.protocol.spec.sample_rows import NO_LABEL
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -162,18 +164,24 @@ def form_of(
     for role in columns.sources:
         if not set(columns.columns_of(role)) <= set(form.columns):
             raise BadOption(f"--column {role}: means nothing where {form.words}")
-    return _guarded(form, columns.removed)
+    return guarded(form, columns.removed)
 
 
-def _guarded(form: Form, removed: frozenset[str]) -> Form:
-    """The form, where a row with a column that changes its meaning is refused, or only read."""
+def guarded(form: Form, removed: frozenset[str], names: Iterable[str] = REASONS) -> Form:
+    """The form, where a row is refused for a column that changes its meaning, or only read for one.
+
+    Args:
+        form: to guard.
+        removed: columns that the user asks to leave out.
+        names: of columns for which a row is refused, some of `REASONS`.
+    """
 
     def render(row: Row) -> Document:
-        refuse_meaningful(row, form.columns, removed)
+        refuse_meaningful(row, form.columns, removed, names)
         document = form.render(row)
         if is_row_learned(row, form.columns, removed):
             return document
-        return tuple(piece._replace(is_target=False) for piece in document)
+        return tuple(piece._replace(is_target=False, label=NO_LABEL) for piece in document)
 
     return replace(form, render=render)
 

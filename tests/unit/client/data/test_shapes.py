@@ -108,14 +108,18 @@ def test_messages_that_a_template_leaves_out_are_refused(words: Words) -> None:
         "{% for m in messages %}{% if m.role in ('user', 'assistant') %}{{ m.content }}"
         "{% endif %}{% endfor %}"
     )
-    row = {"messages": [{"role": "user", "content": "w1"}, {"role": "tool", "content": "w2"}]}
+    row: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "w1"}, {"role": "tool", "content": "w2"}]
+    }
     with pytest.raises(BadDataset, match="leaves out messages of 'tool'"):
         document(words, row, deaf)
-    calls = [{"role": "user", "content": "w1"}, {"role": "assistant", "tool_calls": [CALL]}]
-    calls[1]["content"] = "w2"
+    calls: list[dict[str, Any]] = [
+        {"role": "user", "content": "w1"},
+        {"role": "assistant", "content": "w2", "tool_calls": [CALL]},
+    ]
     with pytest.raises(BadDataset, match="leaves out 'tool_calls'"):
         document(words, {"messages": calls}, deaf)
-    row = {"messages": [{"role": "user", "content": "w1"}], "tools": [CALL]}
+    row |= {"messages": [{"role": "user", "content": "w1"}], "tools": [CALL]}
     with pytest.raises(BadDataset, match=r"leaves out 'tools' \(--remove-columns tools"):
         document(words, row, deaf)
     assert text(document(words, row, deaf, remove_columns="tools")) == "w1"
@@ -208,9 +212,9 @@ def test_of_a_completion_with_several_turns_the_assistants_may_be_learned(words:
         {"role": "user", "content": "w5"},
         {"role": "assistant", "content": "w6"},
     ]
-    row = {"prompt": earlier, "completion": more}
+    row: dict[str, Any] = {"prompt": earlier, "completion": more}
 
-    def learned(**options: bool) -> list[str]:
+    def learned(**options: Any) -> list[str]:
         return [one.text for one in document(words, row, **options) if one.is_target]
 
     assert learned() == ["w4 </s> <user> w5 </s> <assistant> w6 </s> "]
