@@ -214,3 +214,53 @@ def test_templates_that_do_not_know_calls_are_refused(name: str) -> None:
     tokenizer = tokenizer_of("byte-level BPE", "$A", model_template(name))
     with pytest.raises(ValueError, match="leaves out 'tool_calls'"):
         written(tokenizer, called({"city": "Oslo"}, content=""))
+
+
+# ---- templates that write a chat's beginning otherwise than the chat
+
+TURNS = [
+    {"role": "user", "content": "Hi?"},
+    {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."},
+    {"role": "user", "content": "Yes."},
+    {"role": "assistant", "content": "Yes."},
+]
+CALLING = [
+    *called({"city": "Oslo"}, content="").messages,
+    {"role": "assistant", "content": "It is sunny."},
+]
+QWEN_CALL = (
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>\n'
+)
+THOUGHT = "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "messages", "learned"),
+    [
+        ("qwen3", TURNS, ["Yes.<|im_end|>\n", f"{THOUGHT}Yes.<|im_end|>\n"]),
+        ("qwen3", CALLING, [QWEN_CALL, f"{THOUGHT}It is sunny.<|im_end|>\n"]),
+        ("qwen3_5_think", TURNS, ["Yes.<|im_end|>\n", "\n</think>\n\nYes.<|im_end|>\n"]),
+        ("nemotron_3_nano", TURNS, ["<think></think>\nYes.<|im_end|>\n", "<think></think>Yes."]),
+        ("gemma4_v5", TURNS, ["Yes.<turn|>\n", "Yes.<turn|>\n"]),
+    ],
+)
+def test_answers_are_found_where_thoughts_of_earlier_turns_are_left_out(
+    name: str, messages: Any, learned: list[str]
+) -> None:
+    tokenizer = tokenizer_of("byte-level BPE", "$A", model_template(name))
+    template, chat = ChatTemplate(tokenizer), Chat(messages)
+    found = template.document(template.prepared(chat), assistant_only=True)
+    assert "".join(piece.text for piece in found) == template.text(chat)
+    answers = [piece.text for piece in found if piece.is_target]
+    assert len(answers) == len(learned)
+    assert all(answer.startswith(start) for answer, start in zip(answers, learned, strict=True))
+    weighted = template.document(chat._replace(only_read=frozenset({1})), assistant_only=True)
+    assert [piece.text for piece in weighted if piece.is_target] == answers[1:]
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1_distill", "gptoss", "phi3"])
+def test_answers_that_are_not_found_are_refused(name: str) -> None:
+    """Their last answer ends, or is asked for, otherwise than the earlier ones."""
+    tokenizer = tokenizer_of("byte-level BPE", "$A", model_template(name))
+    with pytest.raises(ValueError, match="the assistant's part cannot be found"):
+        ChatTemplate(tokenizer).document(Chat(TURNS), assistant_only=True)

@@ -100,8 +100,13 @@ def test_a_message_of_weight_1_is_as_one_without(words: Words, value: object) ->
 
 
 def test_a_template_that_forgets_cannot_tell_a_message_apart(words: Words) -> None:
+    forgetful = "{{ messages | length }}" + CHAT
     with pytest.raises(BadDataset, match=r"line 1: .*its weight is 0\) cannot be found"):
-        document(words, with_key(1, weight=0), "{{ messages | length }}" + CHAT)
+        document(words, with_key(0, weight=0), forgetful)
+    with pytest.raises(BadDataset, match=r"line 1: .*the assistant's part cannot be found"):
+        document(words, with_key(1, weight=0), forgetful)
+    found = document(words, with_key(1, weight=0), forgetful + ASKING)
+    assert read(found) == "w2 </s> "
 
 
 @pytest.mark.parametrize(
