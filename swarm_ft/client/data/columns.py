@@ -52,7 +52,7 @@ class Format(NamedTuple):
     """A text with columns in braces, as `Q: {question}`.
 
     Attributes:
-        text: as the user wrote it.
+        text: all of it.
         parts: literal text, each with the column behind it; None behind the last one.
     """
 
@@ -83,7 +83,7 @@ def parse_format(text: str, flag: str) -> Format:
             f"{flag}: expected columns in braces, as {{answer}}, and {{{{ for a brace, in "
             f"{text!r:.80}"
         )
-    return Format(text, tuple((literal, column) for literal, column, _, _ in parts))
+    return Format(plain, tuple((literal, column) for literal, column, _, _ in parts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,7 @@ from swarm_ft.client.data.chat import TEMPLATE_ERRORS, ChatTemplate, Document, P
 from swarm_ft.client.data.columns import (
     LABEL_COLUMNS,
     REASONS,
+    ROW_FLAGS,
     ColumnMap,
     Fields,
     is_row_learned,
@@ -155,9 +156,7 @@ def form_of(
     if shape is None:
         raise BadDataset(
             f"dataset '{source}': expected the columns text; prompt and completion; messages; "
-            f"conversations; or instruction, input and output; got {told}; --text-column says "
-            "which one to train on, --column prompt=NAME --column completion=NAME what they mean, "
-            '--template "{NAME}" how to put them'
+            f"conversations; or instruction, input and output; got {told}{_hint(values)}"
         )
     made_of = _Source(columns.with_defaults(shape.names), options, tokenizer, source, values)
     form = shape.form(made_of)
@@ -165,6 +164,18 @@ def form_of(
         if not set(columns.columns_of(role)) <= set(form.columns):
             raise BadOption(f"--column {role}: means nothing where {form.words}")
     return guarded(form, columns.removed)
+
+
+def _hint(values: Mapping[str, object]) -> str:
+    """How columns of other names are trained on."""
+    texts = [name for name, value in values.items() if isinstance(value, str)]
+    one, other = texts[:2] if len(texts) > 1 else ("NAME", "OTHER")
+    reasons = [f"; '{name}' {REASONS[name]}" for name in values if name in REASONS]
+    return (
+        f"{''.join(reasons[:1])}; --text-column says which one to train on, --column prompt={one} "
+        f"--column completion={other} what they mean, --template '{{{one}}} {{{other}}}' how to "
+        "put them"
+    )
 
 
 def guarded(form: Form, removed: frozenset[str], names: Iterable[str] = REASONS) -> Form:
@@ -183,7 +194,7 @@ def guarded(form: Form, removed: frozenset[str], names: Iterable[str] = REASONS)
             return document
         return tuple(piece._replace(is_target=False, label=NO_LABEL) for piece in document)
 
-    return replace(form, render=render)
+    return replace(form, render=render, columns=(*form.columns, *set(ROW_FLAGS) - removed))
 
 
 # ---- texts

@@ -321,8 +321,8 @@ class SampleFile:
         if self.num_left_out:
             return (
                 f"expected something to be learned, but none of {self.num_left_out} samples of "
-                f"{self.seq_length} tokens has any: all is prompts; take a larger --seq-length, or "
-                "--no-completion-only-loss"
+                f"{self.seq_length} tokens has any: all is prompts, or of weight 0; "
+                "take a larger --seq-length, or --no-completion-only-loss"
             )
         return (
             f"expected at least one sample of {self.seq_length} tokens, got "

@@ -218,7 +218,7 @@ def test_templates_that_do_not_know_calls_are_refused(name: str) -> None:
 
 # ---- templates that write a chat's beginning otherwise than the chat
 
-TURNS = [
+TURNS: list[dict[str, object]] = [
     {"role": "user", "content": "Hi?"},
     {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."},
     {"role": "user", "content": "Yes."},

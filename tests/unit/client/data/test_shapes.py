@@ -358,7 +358,10 @@ def test_a_row_that_lacks_a_column_of_a_template_is_refused(
 
 
 def test_columns_that_fit_nothing_are_refused_with_the_options(words: Words) -> None:
-    with pytest.raises(BadDataset, match=r"got 'question', 'answer', 'id'; .*--column prompt=NAME"):
+    with pytest.raises(
+        BadDataset,
+        match=r"got 'question', 'answer', 'id'; .*--column prompt=question --column completion=",
+    ):
         document(words, GSM8K)
 
 
