@@ -50,7 +50,8 @@ def _from_file(context: click.Context, _argument: object, path: Path | None) -> 
             found[parameter] = document.pop(name)
     job = translated(document, path)
     for field, value in job.fields.items():
-        found[field] = own[field].word_of(value)
+        one = own[field]
+        found[field] = one.value_of(value) if one.is_repeated else one.word_of(value)
     for note in job.notes:
         click.echo(f"{path}: {printable(note)}", err=True)
     context.default_map = {**(context.default_map or {}), **found}

@@ -2,8 +2,8 @@
 
 Sources: lm-sys/FastChat data/dummy_conversation.json; alpaca_en_demo.json,
 glaive_toolcall_en_demo.json, v1_sft_demo.jsonl and reason_tool_use_demo_50.jsonl of
-hiyouga/LLaMA-Factory; trl-lib/kto-mix-14k and TRL's dataset formats; databricks-dolly-15k;
-openai/gsm8k; OpenAI's chat format.
+hiyouga/LLaMA-Factory; trl-lib/kto-mix-14k and TRL's dataset formats;
+databricks/databricks-dolly-15k; openai/gsm8k; OpenAI's chat format.
 """
 
 from __future__ import annotations
