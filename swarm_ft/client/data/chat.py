@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from swarm_ft.client.data.messages import ASSISTANT, Chat, Message, Messages, parse_json
+from swarm_ft.client.data.messages import ASSISTANT, Chat, Message, parse_json
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL
 
 if TYPE_CHECKING:
@@ -49,7 +49,10 @@ Span = tuple[int, int]
 
 
 def rendered(
-    messages: Messages, tokenizer: PreTrainedTokenizerBase, *, is_asking: bool = False
+    messages: Sequence[Mapping[str, object]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    is_asking: bool = False,
 ) -> str:
     """A chat as text.
 
@@ -58,7 +61,7 @@ def rendered(
         tokenizer: whose template it is.
         is_asking: whether what stands in front of an answer follows.
     """
-    return ChatTemplate(tokenizer).text(Chat(messages), is_asking=is_asking)
+    return ChatTemplate(tokenizer).text(Chat([dict(one) for one in messages]), is_asking=is_asking)
 
 
 def marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -260,6 +263,10 @@ class ChatTemplate:
             if found:
                 return found.chat
         return chat
+
+    def changes_calls(self, chat: Chat) -> bool:
+        """Whether the template gets calls or missing contents otherwise than the chat has them."""
+        return self._adapted(chat) != chat
 
     def _variant(
         self, chat: Chat, change: Callable[[Message], Message], convert: Callable[[object], object]

@@ -139,7 +139,7 @@ class Dataset:
         begin = tokenizer.convert_ids_to_tokens(list(self._special.leading))
         shown = " + ".join([*begin, _shown(document, self._end, tokenizer)])
         self._first = f"{brackets}: {shown}"
-        self._notes = _notes(form, tokenizer, options)
+        self._notes = [*_notes(form, tokenizer, options), *form.notes(first)]
 
     def describe(self) -> list[str]:
         """What it is, what its columns mean, and its first document, for people.

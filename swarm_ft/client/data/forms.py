@@ -16,7 +16,7 @@ from swarm_ft.client.data.columns import (
     is_row_learned,
     refuse_meaningful,
 )
-from swarm_ft.client.data.messages import chat_in
+from swarm_ft.client.data.messages import Chat, chat_in, renamed_roles
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, kind_of
 from swarm_ft.client.options import ReadOptions
 from swarm_ft.errors import BadDataset, BadOption
@@ -38,7 +38,7 @@ COMPLETION_ONLY, ASSISTANT_ONLY = "completion_only_loss", "assistant_only_loss"
 _CHAT_ROLES = ("system", "tools", "chat_template_kwargs")
 
 
-def _no_keys(_row: Row) -> Sequence[str]:
+def _nothing(_row: Row) -> Sequence[str]:
     return ()
 
 
@@ -55,6 +55,7 @@ class Form:
         classes: names of those that are learned, of documents that are a sample each.
         are_of_words: whether pieces have them, and not documents.
         unused_keys: keys of a row's messages that have no effect on its document, for people.
+        notes: where TRL would make another document of a row, for people.
     """
 
     words: str
@@ -64,7 +65,8 @@ class Form:
     asks: frozenset[str] = frozenset()
     classes: tuple[str, ...] = ()
     are_of_words: bool = False
-    unused_keys: Callable[[Row], Sequence[str]] = _no_keys
+    unused_keys: Callable[[Row], Sequence[str]] = _nothing
+    notes: Callable[[Row], Sequence[str]] = _nothing
 
     @property
     def has_class(self) -> bool:
@@ -324,6 +326,7 @@ def _chat_form(made_of: _Source) -> Form:
         has_end=True,
         asks=frozenset({ASSISTANT_ONLY}),
         unused_keys=lambda row: _unused_keys(row, made_of, template, "messages"),
+        notes=lambda row: _chat_notes(row, made_of, template, "messages"),
     )
 
 
@@ -353,6 +356,7 @@ def _chat_pair_form(made_of: _Source) -> Form:
         has_end=True,
         asks=frozenset({COMPLETION_ONLY, ASSISTANT_ONLY}),
         unused_keys=lambda row: _unused_keys(row, made_of, template, "prompt", "completion"),
+        notes=lambda row: _chat_notes(row, made_of, template, "prompt", "completion"),
     )
 
 
@@ -372,12 +376,7 @@ def _refused(row: Row, exc: Exception) -> BadDataset:
 
 def _unused_keys(row: Row, made_of: _Source, template: ChatTemplate, *roles: str) -> list[str]:
     """Keys of messages without which the template writes the same text."""
-    fields = Fields(row, made_of.columns)
-    first, *others = (chat_in(fields, role) for role in roles)
-    chat = first
-    for other in others:
-        chat = chat.followed_by(other)
-    chat = template.prepared(chat)
+    chat = template.prepared(_joined_chat(row, made_of, *roles))
     keys = dict.fromkeys(key for message in chat.messages for key in message)
     return [
         f"'{key}' of messages"
@@ -385,6 +384,32 @@ def _unused_keys(row: Row, made_of: _Source, template: ChatTemplate, *roles: str
         if key not in ("role", "content")
         and not template.is_changed_by(chat, chat.without_key(key))
     ]
+
+
+def _joined_chat(row: Row, made_of: _Source, *roles: str) -> Chat:
+    fields = Fields(row, made_of.columns)
+    chat = chat_in(fields, roles[0])
+    for role in roles[1:]:
+        chat = chat.followed_by(chat_in(fields, role, with_system=False))
+    return chat
+
+
+def _chat_notes(row: Row, made_of: _Source, template: ChatTemplate, *roles: str) -> list[str]:
+    """Differences to TRL's document of a row; docs/data.md has them all."""
+    fields, chat = Fields(row, made_of.columns), _joined_chat(row, made_of, *roles)
+    renamed = {k: v for role in roles for k, v in renamed_roles(fields, role).items()}
+    notes = []
+    if renamed:
+        names = ", ".join(f"'{name}' as {role}" for name, role in renamed.items())
+        notes.append(f"roles of messages: {names}; TRL gives the names to the template")
+    if chat.only_read:
+        notes.append("messages of weight 0 are only read; TRL does not read weights")
+    if template.changes_calls(chat):
+        notes.append(
+            "tool calls: 'arguments' or 'content' is given to the template in the form that it "
+            "takes; TRL gives them as they are"
+        )
+    return notes
 
 
 def _pair_of_either(made_of: _Source) -> Form:

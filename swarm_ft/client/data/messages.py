@@ -116,6 +116,14 @@ def chat_in(fields: Fields, role: str, *, with_system: bool = True) -> Chat:
     )
 
 
+def renamed_roles(fields: Fields, role: str) -> dict[str, str]:
+    """Names of ShareGPT's `from` in a row, with the template's role where that is another name."""
+    messages = _list_of(fields, role)
+    names = [one["from"] for one in messages if isinstance(one, Mapping) and one.get("from")]
+    roles = {str(name): ROLE_OF.get(str(name).lower(), str(name)) for name in names}
+    return {name: to for name, to in roles.items() if to != name}
+
+
 def _list_of(fields: Fields, role: str) -> list[object]:
     messages = fields.get(role)
     if not isinstance(messages, list) or not messages:

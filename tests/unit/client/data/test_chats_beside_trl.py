@@ -17,7 +17,13 @@ from transformers import PreTrainedTokenizerFast
 
 from swarm_ft.client.data.chat import ChatTemplate
 from swarm_ft.client.data.messages import Chat
-from tests.unit.client.data.test_beside_trl import CHATML, drawn_messages, drawn_text, our_samples
+from tests.unit.client.data.test_beside_trl import (
+    CHATML,
+    drawn_messages,
+    drawn_text,
+    our_samples,
+    read,
+)
 from tests.unit.client.data.tokenizers_of_each_make import MAKES, tokenizer_of
 from tests.unit.client.data.trl_samples import Sample, quiet, trl_samples
 
@@ -153,7 +159,25 @@ def test_sharegpt_by_templates_roles_is_as_in_trl(tmp_path: Path) -> None:
     for row in rows:
         for one in row["conversations"]:
             one["from"] = names[one["from"]]
-    assert our_samples(rows, tokenizer, tmp_path, **given) == ours
+    renamed, printed = read(rows, tokenizer, tmp_path, **given)
+    assert renamed == ours
+    assert "'human' as user, 'gpt' as assistant; TRL gives the names to the template" in printed
+
+
+def test_differences_of_a_chat_are_printed(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of("byte-level BPE", "$A", model_template("qwen2_5"))
+    user = {"role": "user", "content": "Oslo?"}
+
+    def printed(**message: object) -> str:
+        messages = [user, {"role": "assistant", "content": "Look.", **message}]
+        return read([{"messages": messages}], tokenizer, tmp_path, max_length=400)[1]
+
+    def call(arguments: object) -> list[object]:
+        return [{"type": "function", "function": {"name": "weather", "arguments": arguments}}]
+
+    assert "tool calls: 'arguments' or 'content'" in printed(tool_calls=call('{"city": "Oslo"}'))
+    assert "TRL" not in printed(tool_calls=call({"city": "Oslo"}))
+    assert "messages of weight 0 are only read; TRL does not" in printed(weight=0)
 
 
 # ---- what templates take of a call
