@@ -14,7 +14,7 @@ import numpy as np
 from swarm_ft.client.data.chat import Document, Piece, marks_answers
 from swarm_ft.client.data.classes import FoundClasses, class_form_of, find_classes
 from swarm_ft.client.data.files import STORED, Wanted, find_files
-from swarm_ft.client.data.forms import PLAIN_TEXT, Form, form_of
+from swarm_ft.client.data.forms import ASSISTANT_ONLY, COMPLETION_ONLY, PLAIN_TEXT, Form, form_of
 from swarm_ft.client.data.holdout import Part
 from swarm_ft.client.data.layouts import Layout, LongDocuments, Stream, layout_of
 from swarm_ft.client.data.progress import ReadSoFar
@@ -142,7 +142,7 @@ class Dataset:
         begin = tokenizer.convert_ids_to_tokens(list(self._special.leading))
         shown = " + ".join([*begin, _shown(document, form, self._end, tokenizer)])
         self._first = f"{brackets}: {shown}"
-        self._notes = _notes(form, tokenizer, options)
+        self._notes = [*_notes(form, tokenizer, options), *form.notes(first)]
 
     def describe(self) -> list[str]:
         """What it is, what its columns mean, and its first document, for people.
@@ -213,12 +213,11 @@ class Dataset:
             )
             return
         ended = [self._with_end(document) for document in documents]
-        is_answered = self._form.asks == {"completion_only_loss"}
+        is_answered = COMPLETION_ONLY in self._form.asks
         tokenised = words_in(ended, self._tokenizer, is_answered=is_answered)
         for document, words in zip(documents, tokenised, strict=True):
-            yield np.concatenate(
-                [self._begin(document, words), words, self._missing_end(document, words)]
-            )
+            end = self._missing_end(document, words)
+            yield np.concatenate([self._begin(document, words), words, end])
 
     def _begin(self, document: Document, words: Words) -> Words:
         begin = self._special.missing(token_ids_of(words).tolist())
@@ -227,8 +226,9 @@ class Dataset:
 
     def _missing_end(self, document: Document, words: Words) -> Words:
         end_id = self._end.token_id
-        has_end = end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]
-        return words_of([] if has_end or end_id is None else [end_id], _is_learned(document))
+        if end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]:
+            return words_of([])
+        return words_of([end_id], _is_learned(document))
 
     def _with_end(self, document: Document) -> Document:
         end = self._end.text
@@ -263,7 +263,7 @@ class Dataset:
         return "; ".join(words)
 
 
-_LOSS_OPTIONS = frozenset({"completion_only_loss", "assistant_only_loss"})
+_LOSS_OPTIONS = frozenset({COMPLETION_ONLY, ASSISTANT_ONLY})
 _SAMPLE_OPTIONS = frozenset({"packing", "packing_strategy", "truncation", "separator"})
 _COLUMN_OPTIONS = frozenset({"text_column", "label_column", "column", "template", "remove_columns"})
 _FOR_DOCUMENTS = _LOSS_OPTIONS | _SAMPLE_OPTIONS | _COLUMN_OPTIONS
@@ -456,7 +456,7 @@ def _notes(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions)
         notes.append(f"{leading}: the tokenizer begins texts by it; samples of plain text do not")
     if not form.has_end and not form.has_class and trailing:
         notes.append(f"{trailing}: the tokenizer ends texts by it, TRL too; documents end once")
-    if "assistant_only_loss" in form.asks and options.assistant_only_loss:
+    if ASSISTANT_ONLY in form.asks and options.assistant_only_loss:
         if not marks_answers(tokenizer):
             notes.append(
                 "the chat template does not mark answers by {% generation %}: an answer is what it "

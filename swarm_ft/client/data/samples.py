@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Self, overload
 
 import numpy as np
@@ -46,14 +46,19 @@ def words_in(
         tokenizer: of the model.
         is_answered: whether each document is a prompt and its completion. The completion begins
             where the tokens of both differ from the prompt's alone, as TRL has it. In other
-            documents, a token that holds a letter of a target is a target.
+            documents, and those of several turns, a token that holds a letter of a target is one.
     """
     if all(piece.is_target for document in documents for piece in document):
         for ids in _encoded(map(_text_of, documents), tokenizer)["input_ids"]:
             yield words_of(ids)
     elif is_answered:
         yield from _by_prompt(documents, tokenizer)
-    elif tokenizer.is_fast:
+    else:
+        yield from _by_place(documents, tokenizer)
+
+
+def _by_place(documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> Iterator[Words]:
+    if tokenizer.is_fast:
         encoded = _encoded(map(_text_of, documents), tokenizer, with_places=True)
         found = zip(documents, encoded["input_ids"], encoded["offset_mapping"], strict=True)
         for document, ids, spans in found:
@@ -72,10 +77,19 @@ def _by_prompt(
     ]
     prompt_ids = _encoded(prompts, tokenizer)["input_ids"]
     all_ids = _encoded(map(_text_of, documents), tokenizer)["input_ids"]
-    for prompt, ids in zip(prompt_ids, all_ids, strict=True):
+    for document, prompt, ids in zip(documents, prompt_ids, all_ids, strict=True):
+        if _goes_on(document):
+            yield from _by_place([document], tokenizer)
+            continue
         pairs = zip(prompt, ids, strict=False)
         size = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         yield words_of(ids, np.arange(len(ids)) >= size)
+
+
+def _goes_on(document: Document) -> bool:
+    """Whether something is only read behind a target, as in a document of several turns."""
+    rest = dropwhile(lambda piece: not piece.is_target, document)
+    return any(piece.text and not piece.is_target for piece in rest)
 
 
 def labelled_in(
@@ -307,8 +321,8 @@ class SampleFile:
         if self.num_left_out:
             return (
                 f"expected something to be learned, but none of {self.num_left_out} samples of "
-                f"{self.seq_length} tokens has any: all is prompts; take a larger --seq-length, or "
-                "--no-completion-only-loss"
+                f"{self.seq_length} tokens has any: all is prompts, or of weight 0; "
+                "take a larger --seq-length, or --no-completion-only-loss"
             )
         return (
             f"expected at least one sample of {self.seq_length} tokens, got "

@@ -330,3 +330,24 @@ def test_words_without_their_classes_are_refused(
     path = write(tmp_path / "a.jsonl", [row])
     with pytest.raises(BadDataset, match=why):
         opened(path, words, "abc", EACH, data_format=DataFormat.JSONL)
+
+
+# ---- columns that change what a row means
+
+
+def test_a_row_of_weight_0_is_left_out(tmp_path: Path, words: Words) -> None:
+    rows = [{"text": "w1", "label": 0}, {"text": "w2", "label": 1, "weight": 0.0}]
+    samples = opened(write(tmp_path / "a.jsonl", rows), words, ("0", "1")).samples(4, VOCAB)
+    assert len(samples.tokens) == 1
+    assert "1 sample without anything to learn left out" in samples.words
+    rows[1]["weight"] = 0.5
+    data = opened(write(tmp_path / "b.jsonl", rows), words, ("0", "1"))
+    with pytest.raises(BadDataset, match="line 2: expected 'weight' to be 0 or 1"):
+        data.samples(4, VOCAB)
+
+
+def test_a_text_beside_an_image_is_refused(tmp_path: Path, words: Words) -> None:
+    path = write(tmp_path / "a.jsonl", [{"text": "w1", "label": 0, "image": "a.png"}])
+    with pytest.raises(BadDataset, match=r"line 1: 'image' holds media.*--remove-columns image "):
+        opened(path, words, ("0", "1"))
+    assert opened(path, words, ("0", "1"), remove_columns="image").describe()
