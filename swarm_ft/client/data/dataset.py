@@ -42,6 +42,7 @@ from swarm_ft.protocol.spec.sample_rows import (
     Words,
     counts_of,
     labels_in,
+    starts_in,
     token_ids_of,
     words_of,
 )
@@ -241,11 +242,13 @@ class Dataset:
         return document if has_end or not end else (*document, Piece(end, _is_learned(document)))
 
     def _summary(self, so_far: ReadSoFar, file: SampleFile, tokens: TokenArray) -> Summary:
+        """The counts of the samples alone that are left where a limit was given."""
         num_targets, num_tokens = file.num_targets, file.num_kept_tokens
-        class_counts = file.class_counts
-        if len(tokens) < file.num_samples:  # the limit leaves some out
+        num_starts, class_counts = file.num_kept_documents, file.class_counts
+        if len(tokens) < file.num_samples:
             counts = counts_of(tokens)
             num_targets, num_tokens = counts.num_targets, sum(counts.lengths)
+            num_starts = len(tokens) + int(starts_in(tokens).sum())
             labels = labels_in(tokens)
             class_counts = np.bincount(labels[labels != NO_LABEL])
         return Summary(
@@ -261,6 +264,7 @@ class Dataset:
             seq_length=file.seq_length,
             is_stream=self._form is PLAIN_TEXT,
             num_tokens=num_tokens,
+            num_starts=num_starts,
             num_targets=num_targets,
             class_counts=by_class(self._form.classes, class_counts.tolist()),
         )

@@ -236,6 +236,7 @@ class SampleFile:
         num_samples: in the file, up to now.
         num_left_out: samples without a target.
         num_kept_tokens: of the samples in the file.
+        num_kept_documents: that begin in these samples anew, and see nothing in front of them.
         num_targets: of these.
         class_counts: of these, by their numbers; empty if they have none.
     """
@@ -255,6 +256,7 @@ class SampleFile:
         self.num_samples = 0
         self.num_left_out = 0
         self.num_kept_tokens = 0
+        self.num_kept_documents = 0
         self.num_targets = 0
         self.class_counts = np.zeros(0, dtype=np.int64)
         self._source = source
@@ -362,6 +364,8 @@ class SampleFile:
         self.num_targets += counts.num_targets
         self._count_classes(rows)
         self.num_kept_tokens += sum(counts.lengths)
+        packed = [len(lengths) for lengths in counts.documents if lengths]
+        self.num_kept_documents += len(rows) - len(packed) + sum(packed)
         try:
             self._file.write(rows.tobytes())
             self._file.flush()

@@ -29,6 +29,7 @@ class Summary:
         seq_length: tokens a sample, at most.
         is_stream: whether the data is one text, which is cut into samples of equal length.
         num_tokens: of all samples.
+        num_starts: tokens with nothing in front, one a sample and one a document packed into it.
         num_targets: tokens that are learned.
         class_counts: targets by class; empty where text is learned.
     """
@@ -45,13 +46,14 @@ class Summary:
     seq_length: int
     is_stream: bool = False
     num_tokens: int
+    num_starts: int
     num_targets: int
     class_counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def target_share(self) -> float:
-        """Targets of all tokens that could be: the first token of a sample is always read."""
-        return self.num_targets / max(1, self.num_tokens - self.num_samples)
+        """Targets of all tokens that could be: one with nothing in front is always only read."""
+        return self.num_targets / max(1, self.num_tokens - self.num_starts)
 
     @property
     def words(self) -> str:
