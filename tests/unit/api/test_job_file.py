@@ -168,6 +168,8 @@ def test_what_is_no_job_is_refused(text: str, tmp_path: Path) -> None:
             "steps": st.integers(1, 9),
             "adapter": st.sampled_from(("none", "lora", "dora")),
             "eval_strategy": st.sampled_from(("no", "steps", "epoch")),
+            "column": st.sampled_from(((), ("prompt=q", "completion=A: {a}"))),
+            "truncation": st.sampled_from(("cut", "split")),
             "eval_size": st.sampled_from((0.0, 0.1, 7)),
             "warmup_ratio": st.sampled_from((0.0, 0.5)),
             "warmup_steps": st.sampled_from((0, 3)),
