@@ -146,8 +146,8 @@ class _Translation:
         self._known = {name: one.field for one in _OPTIONS.values() for name in one.names}
         self._known |= RENAMED
         self._special: dict[str, Callable[[Any], None]] = {
-            "datasets": lambda value: self._one_dataset(value, "dataset", "split"),
-            "test_datasets": lambda value: self._one_dataset(value, "eval_dataset", "eval_split"),
+            "datasets": lambda value: self._datasets(value, "dataset", "split"),
+            "test_datasets": lambda value: self._datasets(value, "eval_dataset", "eval_split"),
             "adapter": self._adapter,
             "peft_use_dora": lambda value: self._if_true(value, "adapter", "dora"),
             "excess_length_strategy": lambda value: self._set("truncation", value),
@@ -343,20 +343,38 @@ class _Translation:
 
     # ---- datasets
 
-    def _one_dataset(self, value: Any, path: str, split: str) -> None:
+    def _datasets(self, value: Any, path: str, split: str) -> None:
         key = self._key
         if value in OFF:
             return
-        if not (isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict)):
-            words = "expected a list of one, such as '- path: notes.txt'; a run has one dataset"
-            self._refuse(f"{words}, which may be a directory of files")
+        entries = value if isinstance(value, list) else []
+        if not entries or not all(isinstance(entry, dict) for entry in entries):
+            self._refuse("expected a list, such as '- path: notes.txt'")
             return
-        fields = {"path": path, "split": split, "name": "subset", "field": "text_column"}
+        if path == "eval_dataset" and len(entries) > 1:
+            self._refuse("expected a list of one; it may be a directory of files")
+            return
+        for entry in entries:
+            self._key = key
+            self._dataset(entry, split)
+        self._key = f"{key}: path"
+        paths = [str(entry["path"]) for entry in entries if entry.get("path")]
+        if len(paths) < len(entries):
+            self._refuse("expected one in each entry")
+        else:
+            self._set(path, paths[0] if len(paths) == 1 else tuple(paths))
+
+    def _dataset(self, value: Mapping[Any, Any], split: str) -> None:
+        """Take all of an entry but its path; several entries say the same there."""
+        key = self._key
+        fields = {"split": split, "name": "subset", "field": "text_column"}
         fields["ds_type"] = "data_format"
-        entry = {str(name): one for name, one in value[0].items() if one is not None}
+        entry = {str(name): one for name, one in value.items() if one is not None}
         for name, one in entry.items():
             self._key = f"{key}: {name}"
-            problem = row_problem(name, one, [*fields, *COLUMNS, "type"])
+            problem = row_problem(name, one, [*fields, *COLUMNS, "path", "type"])
+            if name == "path":
+                continue
             if name == "type":
                 self._row_type_of(one, entry)
             elif name in COLUMNS:
@@ -474,12 +492,13 @@ def job_yaml(options: JobOptions) -> str:
     values = {one.field: _written(one, _value_at(options, one.field)) for one in _declared()}
     document: dict[str, Any] = {}
     names = {one.field: _name(one) for one in _declared()}
-    data = {"path": values.pop("dataset"), "split": values.pop("split")}
+    split = values.pop("split")
+    values.pop("dataset")
     if values["lr_schedule"] == "constant" and (values["warmup_steps"] or values["warmup_ratio"]):
         values["lr_schedule"] = "constant_with_warmup"
     held_out = {"path": values.pop("eval_dataset"), "split": values.pop("eval_split")}
     document["base_model"] = values.pop("model")
-    document["datasets"] = [_given(data)]
+    document["datasets"] = [_given({"path": path, "split": split}) for path in options.datasets]
     if held_out["path"] is not None:
         document["test_datasets"] = [_given(held_out)]
     elif held_out["split"] is not None:

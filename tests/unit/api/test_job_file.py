@@ -64,7 +64,7 @@ def job_of(text: str, tmp_path: Path) -> JobOptions:
 
 def test_what_axolotl_says_is_what_is_meant_here(tmp_path: Path) -> None:
     job = job_of(AXOLOTL, tmp_path)
-    assert (job.model, job.dataset, job.split) == ("./qwen", "chats.jsonl", "train")
+    assert (job.model, *job.datasets, job.split) == ("./qwen", "chats.jsonl", "train")
     assert (job.evaluation.eval_dataset, job.epochs) == ("others.jsonl", 2)
     assert (job.reading.packing, job.reading.assistant_only_loss) == (False, True)
     assert job.outputs.out == Path("tuned")
@@ -120,7 +120,9 @@ REFUSED = {
     "datasets: [{path: a, type: alpaca}]\ntest_datasets: [{path: b, type: completion}]": (
         "test_datasets: type: expected the same type of all datasets"
     ),
-    "datasets: [{path: a}, {path: b}]": "datasets: expected a list of one",
+    "datasets: [{path: a}, {split: train}]": "datasets: path: expected one in each entry",
+    "datasets: [{path: a, split: x}, {path: b, split: y}]": "datasets: split: split is given twice",
+    "datasets: [{path: a}]\ntest_datasets: [{path: a}, {path: b}]": "expected a list of one",
     "datasets: [{path: a, typo: b}]": "datasets: typo: there is no such key",
     "datasets: [{path: a, type: sharegpt}]": "expected one of completion, chat_template",
     "gradient_accumulation_steps: many": "expected a whole number, got 'many'",
@@ -196,6 +198,13 @@ def test_a_job_that_is_shown_is_the_same_job_again(values: dict[str, object]) ->
         reject()  # they contradict each other
     read = job_fields(yaml.safe_load(job_yaml(asked)))
     assert build(JobOptions, by_names(JobOptions, read)) == asked
+
+
+def test_several_datasets_are_a_mixture(tmp_path: Path) -> None:
+    text = "base_model: a\ndatasets: [{path: b, split: x}, {path: c}]\nprobabilities: [0.75, 0.25]"
+    job = job_of(text, tmp_path)
+    assert (job.datasets, job.split, job.shares) == (("b", "c"), "x", (0.75, 0.25))
+    assert job_of(job_yaml(job), tmp_path) == job
 
 
 # ---- all of a file at once
