@@ -142,7 +142,7 @@ class _Translation:
         self._row_type: RowType | None = None
         self._trains_on_inputs: bool | None = None
         self._per_epoch: dict[str, Any] = {}
-        self._columns: dict[str, str] = {}
+        self._columns: dict[str, str] | None = None
         self._known = {name: one.field for one in _OPTIONS.values() for name in one.names}
         self._known |= RENAMED
         self._special: dict[str, Callable[[Any], None]] = {
@@ -373,16 +373,31 @@ class _Translation:
         for name, one in entry.items():
             self._key = f"{key}: {name}"
             problem = row_problem(name, one, [*fields, *COLUMNS, "path", "type"])
-            if name == "path":
-                continue
             if name == "type":
                 self._row_type_of(one, entry)
-            elif name in COLUMNS:
-                self._column(COLUMNS[name], one)
             elif name in fields:
                 self._set(fields[name], one)
-            elif problem:
+            elif name not in ("path", *COLUMNS) and problem:
                 self._refuse(problem)
+        self._columns_of(entry, key)
+
+    def _columns_of(self, entry: Mapping[str, Any], key: str) -> None:
+        """Have columns fill the roles of the entry's type, the same in all entries."""
+        row_type = ROW_TYPES.get(str(entry.get("type")), NO_ROW_TYPE)
+        columns = {role: role for role in row_type.roles}
+        for name, role in COLUMNS.items():
+            column = entry.get(name, role)
+            if not isinstance(column, str):
+                self._key = f"{key}: {name}"
+                self._refuse(f"expected a column, got {shown(column)}")
+            elif column != role:
+                columns[role] = column
+        if not columns and "type" not in entry:
+            return
+        if self._columns not in (None, columns):
+            self._key = key
+            self._refuse("expected the same columns of all datasets")
+        self._columns = columns
 
     def _row_type_of(self, name: Any, entry: Mapping[str, Any]) -> None:
         """What rows mean: their columns decide it (docs/data.md), and have to be of this type."""
@@ -396,19 +411,8 @@ class _Translation:
         if self._row_type not in (None, row_type):
             self._refuse("expected the same type of all datasets")
         self._row_type = row_type
-        for role in row_type.roles:
-            self._columns.setdefault(role, role)
         if row_type.is_text:
             self._text_rows(entry)
-
-    def _column(self, role: str, column: Any) -> None:
-        """Have a column fill a role, the same in all datasets."""
-        if not isinstance(column, str):
-            self._refuse(f"expected a column, got {shown(column)}")
-        elif self._columns.get(role, role) not in (role, column):
-            self._refuse(f"expected the same column of all datasets, got {shown(column)}")
-        elif column != role or role in self._columns:
-            self._columns[role] = column
 
     def _text_rows(self, entry: Mapping[str, Any]) -> None:
         """Rows of one column; each line of a `.txt` is one, as the library `datasets` reads it.

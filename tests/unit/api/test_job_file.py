@@ -382,6 +382,10 @@ def test_columns_have_the_roles_of_their_type(tmp_path: Path) -> None:
     assert job_of(f"{start}alpaca\n", tmp_path).reading.column == columns
     with pytest.raises(BadOption, match="column: column is given twice"):
         job_of(f"{start}alpaca\ncolumn: [output=answer]\n", tmp_path)
+    two = "  - path: c\n    type: chat_template\n"
+    with pytest.raises(BadOption, match="datasets: expected the same columns of all datasets"):
+        job_of(f"{start}{chats}{two}", tmp_path)
+    assert job_of(f"{start}chat_template\n{two}", tmp_path).datasets == ("b", "c")
     mapped = job_of("base_model: a\ndataset: b\ncolumn: {prompt: q, completion: a}\n", tmp_path)
     assert mapped.reading.column == ("prompt=q", "completion=a")
 
