@@ -447,7 +447,7 @@ class _Translation:
 
     def _note_unused(self) -> None:
         if self._unused:
-            words = "without effect here, on what is learned and elsewhere"
+            words = "without effect here; none of them changes what is learned"
             self._notes.insert(0, f"{', '.join(self._unused)}: {words}")
 
     def _note_defaults(self, document: Mapping[str, Any]) -> None:
