@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
+from swarm_ft.client.data.packing import BestFit
 from swarm_ft.client.options import PackingStrategy, Truncation
-from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.sample_rows import Words, filled_up, words_of
 
 DOCUMENTS_PACKED_TOGETHER = 1000
@@ -154,12 +154,9 @@ def layout_of(strategy: PackingStrategy | None, seq_length: int) -> Layout:
     Args:
         strategy: how documents share samples; None gives each its own.
         seq_length: tokens a sample, at most.
-
-    Raises:
-        BadOption: nothing lays documents out in this way.
     """
     if strategy is None:
         return OneByOne(seq_length)
     if strategy is PackingStrategy.WRAPPED:
         return Wrapped(seq_length)
-    raise BadOption("--packing: expected --packing-strategy wrapped; bfd is not supported")
+    return BestFit(seq_length, DOCUMENTS_PACKED_TOGETHER)

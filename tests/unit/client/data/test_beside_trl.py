@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from swarm_ft.client.data.dataset import open_dataset
 from swarm_ft.client.data.files import Wanted
 from swarm_ft.client.options import PackingStrategy, ReadOptions
-from swarm_ft.protocol.spec.sample_rows import targets_in, token_ids_of
+from swarm_ft.protocol.spec.sample_rows import documents_in, targets_in, token_ids_of
 from tests.unit.client.data.tokenizers_of_each_make import MAKES, tokenizer_of
 from tests.unit.client.data.trl_samples import Sample, quiet, trl_samples
 
@@ -35,6 +35,7 @@ WORDS = (
     *("caching", "\n", "  ", "\t", "weather", "Oslo", "xyzzy", "###", "e\u0301"),
 )
 WRAPPED: dict[str, Any] = {"packing": True, "packing_strategy": "wrapped"}
+BEST_FIT: dict[str, Any] = {"packing": True, "packing_strategy": "bfd"}
 
 
 def drawn_text(draw: random.Random, most: int = 12) -> str:
@@ -105,7 +106,8 @@ def read(
 def _sample_of(row: Any) -> Sample:
     ids = token_ids_of(row[0]).tolist()
     learned = [place for place, flag in enumerate(targets_in(row)[0].tolist()) if flag and place]
-    return Sample(ids, learned, list(range(len(ids))))
+    lengths = (documents_in(row) or ((),))[0] or (len(ids),)
+    return Sample(ids, learned, [place for length in lengths for place in range(length)])
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +115,7 @@ def tokenizers() -> Mapping[tuple[str, str], PreTrainedTokenizerFast]:
     return {(make, begin): tokenizer_of(make, begin, CHATML) for make in MAKES for begin in BEGINS}
 
 
-@pytest.mark.parametrize("packing", [{}, WRAPPED], ids=["unpacked", "wrapped"])
+@pytest.mark.parametrize("packing", [{}, WRAPPED, BEST_FIT], ids=["unpacked", "wrapped", "bfd"])
 @pytest.mark.parametrize("begin", BEGINS)
 @pytest.mark.parametrize("make", MAKES)
 @pytest.mark.parametrize("name", FORMATS)

@@ -220,6 +220,21 @@ def test_a_blank_text_is_left_out(tmp_path: Path, words: Words) -> None:
     assert "1 document without text left out" in made.words
 
 
+def test_texts_that_are_cut_are_counted(tmp_path: Path, words: Words) -> None:
+    texts = ("w1 w2 w3 w4 w5", "w1 w2 w3", "w1", "w1 w2 w3 w4")
+    rows = [{"text": text, "label": "a"} for text in texts]
+    made = opened(write(tmp_path / "a.jsonl", rows), words, "ab").samples(4, VOCAB)
+    told = "2 documents of more than 4 tokens cut, which leaves out 3 of 11 tokens of theirs"
+    assert f"; {told} (--seq-length); " in made.words
+
+
+def test_words_that_are_cut_are_counted(tmp_path: Path, words: Words) -> None:
+    rows = [{"tokens": [f"w{i}" for i in range(6)], "ner_tags": [0] * 6}]
+    path = write(tmp_path / "a.jsonl", rows)
+    made = opened(path, words, "ab", kind=TaskKind.TOKEN_CLASSIFICATION).samples(4, VOCAB)
+    assert "; 1 document of more than 4 tokens cut, which leaves out 3 of 7 tokens" in made.words
+
+
 # ---- two texts
 
 

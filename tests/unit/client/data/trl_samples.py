@@ -51,8 +51,8 @@ def trl_samples(
         RuntimeError, ValueError: TRL refuses the rows or the options.
     """
     with quiet():
-        from trl import SFTConfig
         from trl.chat_template_utils import get_training_chat_template, has_generation_markers
+        from trl.trainer.sft_config import SFTConfig
         from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
         args = SFTConfig(
