@@ -467,7 +467,7 @@ def _notes(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions)
         )
     if not form.has_end and not form.has_class and trailing:
         notes.append(
-            f"{trailing}: the tokenizer puts that behind texts; TRL keeps it, here an end stands once"
+            f"{trailing}: the tokenizer puts that behind texts; TRL keeps it, here texts end once"
         )
     if ASSISTANT_ONLY in form.asks and options.assistant_only_loss:
         if not marks_answers(tokenizer):
