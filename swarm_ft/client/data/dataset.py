@@ -234,13 +234,14 @@ class Dataset:
             yield np.concatenate([self._begin(document, words), words, end])
 
     def _begin(self, document: Document, words: Words) -> Words:
-        begin = self._special.missing(token_ids_of(words).tolist())
-        self._num_begun += begin != self._special.leading
+        leading = self._special.leading
+        begin = self._special.missing(token_ids_of(words[: len(leading)]).tolist())
+        self._num_begun += begin != leading
         return words_of(begin, all(piece.is_target for piece in document[:1]))
 
     def _missing_end(self, document: Document, words: Words) -> Words:
         end_id = self._end.token_id
-        if end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]:
+        if end_id is None or token_ids_of(words[-1:]).tolist() == [end_id]:
             return words_of([])
         return words_of([end_id], _is_learned(document))
 

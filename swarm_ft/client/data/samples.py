@@ -88,9 +88,15 @@ def _by_prompt(
         if _goes_on(document):
             yield from _by_place([document], tokenizer)
             continue
-        pairs = zip(prompt, ids, strict=False)
-        size = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        yield words_of(ids, np.arange(len(ids)) >= size)
+        yield words_of(ids, np.arange(len(ids)) >= _common_length(prompt, ids))
+
+
+def _common_length(prompt: Sequence[int], ids: Sequence[int]) -> int:
+    """Count the tokens that both begin by; as a rule, all of the prompt's."""
+    if ids[: len(prompt)] == prompt:
+        return len(prompt)
+    pairs = enumerate(zip(prompt, ids, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), len(ids))
 
 
 def _goes_on(document: Document) -> bool:
