@@ -148,11 +148,11 @@ def _sorted(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def merged_classes(train: FoundClasses, held_out: FoundClasses, source: str) -> FoundClasses:
-    """Return the classes of both training and held-out data.
+    """Return the classes of two datasets, such as training and held-out data.
 
     Args:
         train, held_out: each one's classes.
-        source: of the held-out data, for errors.
+        source: of the second one, for errors.
 
     Raises:
         BadDataset: one has names and the other numbers, so that nobody knows what these mean.
