@@ -30,6 +30,7 @@ from swarm_ft.client.data.samples import (
 from swarm_ft.client.data.special_tokens import (
     NO_SPECIAL_TOKENS,
     SpecialTokens,
+    has_long_line_breaks,
     has_spaces,
     special_tokens_of,
 )
@@ -240,13 +241,14 @@ class Dataset:
             yield np.concatenate([self._begin(document, words), words, end])
 
     def _begin(self, document: Document, words: Words) -> Words:
-        begin = self._special.missing(token_ids_of(words).tolist())
-        self._num_begun += begin != self._special.leading
+        leading = self._special.leading
+        begin = self._special.missing(token_ids_of(words[: len(leading)]).tolist())
+        self._num_begun += begin != leading
         return words_of(begin, all(piece.is_target for piece in document[:1]))
 
     def _missing_end(self, document: Document, words: Words) -> Words:
         end_id = self._end.token_id
-        if end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]:
+        if end_id is None or token_ids_of(words[-1:]).tolist() == [end_id]:
             return words_of([])
         return words_of([end_id], _is_learned(document))
 
@@ -467,9 +469,13 @@ def _notes(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions)
     special, notes = special_tokens_of(tokenizer), []
     leading, trailing = (", ".join(tokenizer.convert_ids_to_tokens(list(ids))) for ids in special)
     if form is PLAIN_TEXT and leading:
-        notes.append(f"{leading}: the tokenizer begins texts by it; samples of plain text do not")
+        notes.append(
+            f"{leading}: the tokenizer puts that in front of texts; plain text is cut without it"
+        )
     if not form.has_end and not form.has_class and trailing:
-        notes.append(f"{trailing}: the tokenizer ends texts by it, TRL too; documents end once")
+        notes.append(
+            f"{trailing}: the tokenizer puts that behind texts; TRL keeps it, here texts end once"
+        )
     if ASSISTANT_ONLY in form.asks and options.assistant_only_loss:
         if not marks_answers(tokenizer):
             notes.append(
@@ -480,6 +486,11 @@ def _notes(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions)
             notes.append(
                 "the tokenizer has no tokens of white space: where an answer begins or ends by "
                 "some, TRL loses the answer's place, and its letters are learned here"
+            )
+        elif has_long_line_breaks(tokenizer):
+            notes.append(
+                "the tokenizer writes a line break behind a special token by several tokens: where "
+                "an answer ends by one, TRL learns the first of them, and all are learned here"
             )
     return notes
 
