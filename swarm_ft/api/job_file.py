@@ -142,12 +142,12 @@ class _Translation:
         self._row_type: RowType | None = None
         self._trains_on_inputs: bool | None = None
         self._per_epoch: dict[str, Any] = {}
-        self._columns: dict[str, str] = {}
+        self._columns: dict[str, str] | None = None
         self._known = {name: one.field for one in _OPTIONS.values() for name in one.names}
         self._known |= RENAMED
         self._special: dict[str, Callable[[Any], None]] = {
-            "datasets": lambda value: self._one_dataset(value, "dataset", "split"),
-            "test_datasets": lambda value: self._one_dataset(value, "eval_dataset", "eval_split"),
+            "datasets": lambda value: self._datasets(value, "dataset", "split"),
+            "test_datasets": lambda value: self._datasets(value, "eval_dataset", "eval_split"),
             "adapter": self._adapter,
             "peft_use_dora": lambda value: self._if_true(value, "adapter", "dora"),
             "excess_length_strategy": lambda value: self._set("truncation", value),
@@ -343,28 +343,61 @@ class _Translation:
 
     # ---- datasets
 
-    def _one_dataset(self, value: Any, path: str, split: str) -> None:
+    def _datasets(self, value: Any, path: str, split: str) -> None:
         key = self._key
         if value in OFF:
             return
-        if not (isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict)):
-            words = "expected a list of one, such as '- path: notes.txt'; a run has one dataset"
-            self._refuse(f"{words}, which may be a directory of files")
+        entries = value if isinstance(value, list) else []
+        if not entries or not all(isinstance(entry, dict) for entry in entries):
+            self._refuse("expected a list, such as '- path: notes.txt'")
             return
-        fields = {"path": path, "split": split, "name": "subset", "field": "text_column"}
+        if path == "eval_dataset" and len(entries) > 1:
+            self._refuse("expected a list of one; it may be a directory of files")
+            return
+        for entry in entries:
+            self._key = key
+            self._dataset(entry, split)
+        self._key = f"{key}: path"
+        paths = [str(entry["path"]) for entry in entries if entry.get("path")]
+        if len(paths) < len(entries):
+            self._refuse("expected one in each entry")
+        else:
+            self._set(path, paths[0] if len(paths) == 1 else tuple(paths))
+
+    def _dataset(self, value: Mapping[Any, Any], split: str) -> None:
+        """Take all of an entry but its path; several entries say the same there."""
+        key = self._key
+        fields = {"split": split, "name": "subset", "field": "text_column"}
         fields["ds_type"] = "data_format"
-        entry = {str(name): one for name, one in value[0].items() if one is not None}
+        entry = {str(name): one for name, one in value.items() if one is not None}
         for name, one in entry.items():
             self._key = f"{key}: {name}"
-            problem = row_problem(name, one, [*fields, *COLUMNS, "type"])
+            problem = row_problem(name, one, [*fields, *COLUMNS, "path", "type"])
             if name == "type":
                 self._row_type_of(one, entry)
-            elif name in COLUMNS:
-                self._column(COLUMNS[name], one)
             elif name in fields:
                 self._set(fields[name], one)
-            elif problem:
+            elif name not in ("path", *COLUMNS) and problem:
                 self._refuse(problem)
+        self._columns_of(entry, key)
+
+    def _columns_of(self, entry: Mapping[str, Any], key: str) -> None:
+        """Have columns fill the roles of the entry's type, the same in all entries."""
+        row_type = ROW_TYPES.get(str(entry.get("type")), NO_ROW_TYPE)
+        columns = {role: role for role in row_type.roles}
+        for name, role in COLUMNS.items():
+            column = entry.get(name, role)
+            if not isinstance(column, str):
+                self._key = f"{key}: {name}"
+                self._refuse(f"expected a column, got {shown(column)}")
+            elif column != role:
+                columns[role] = column
+        if not columns and "type" not in entry:
+            return
+        if self._columns not in (None, columns):
+            self._key = key
+            self._refuse("expected the same columns of all datasets")
+        self._columns = columns
 
     def _row_type_of(self, name: Any, entry: Mapping[str, Any]) -> None:
         """What rows mean: their columns decide it (docs/data.md), and have to be of this type."""
@@ -378,19 +411,8 @@ class _Translation:
         if self._row_type not in (None, row_type):
             self._refuse("expected the same type of all datasets")
         self._row_type = row_type
-        for role in row_type.roles:
-            self._columns.setdefault(role, role)
         if row_type.is_text:
             self._text_rows(entry)
-
-    def _column(self, role: str, column: Any) -> None:
-        """Have a column fill a role, the same in all datasets."""
-        if not isinstance(column, str):
-            self._refuse(f"expected a column, got {shown(column)}")
-        elif self._columns.get(role, role) not in (role, column):
-            self._refuse(f"expected the same column of all datasets, got {shown(column)}")
-        elif column != role or role in self._columns:
-            self._columns[role] = column
 
     def _text_rows(self, entry: Mapping[str, Any]) -> None:
         """Rows of one column; each line of a `.txt` is one, as the library `datasets` reads it.
@@ -425,7 +447,7 @@ class _Translation:
 
     def _note_unused(self) -> None:
         if self._unused:
-            words = "without effect here, on what is learned and elsewhere"
+            words = "without effect here; none of them changes what is learned"
             self._notes.insert(0, f"{', '.join(self._unused)}: {words}")
 
     def _note_defaults(self, document: Mapping[str, Any]) -> None:
@@ -474,12 +496,13 @@ def job_yaml(options: JobOptions) -> str:
     values = {one.field: _written(one, _value_at(options, one.field)) for one in _declared()}
     document: dict[str, Any] = {}
     names = {one.field: _name(one) for one in _declared()}
-    data = {"path": values.pop("dataset"), "split": values.pop("split")}
+    split = values.pop("split")
+    values.pop("dataset")
     if values["lr_schedule"] == "constant" and (values["warmup_steps"] or values["warmup_ratio"]):
         values["lr_schedule"] = "constant_with_warmup"
     held_out = {"path": values.pop("eval_dataset"), "split": values.pop("eval_split")}
     document["base_model"] = values.pop("model")
-    document["datasets"] = [_given(data)]
+    document["datasets"] = [_given({"path": path, "split": split}) for path in options.datasets]
     if held_out["path"] is not None:
         document["test_datasets"] = [_given(held_out)]
     elif held_out["split"] is not None:

@@ -14,8 +14,10 @@ class JobKeywords(TypedDict, total=False):
     """What `train` takes; whatever is left out is as by default."""
 
     model: str | None
-    dataset: str | None
+    dataset: Sequence[str] | None
     split: str | None
+    probabilities: str | None
+    stopping_strategy: Literal["first-exhausted", "all-exhausted"]
     max_samples: int | None
     data_format: Literal["text", "lines", "jsonl", "json", "csv", "tsv", "parquet", "arrow"] | None
     subset: str | None

@@ -123,8 +123,13 @@ def _by_parameter(command: click.Command, section: Mapping[str, Any], where: str
         param = known.get(name)
         if param is None or param.name is None:
             raise BadOption(f"{where}: {name}: there is no such option{nearest(name, known)}")
-        found[param.name] = value if isinstance(value, (bool, list)) else str(value)
+        found[param.name] = value if isinstance(value, (bool, list)) else _word(param, value)
     return found
+
+
+def _word(param: click.Parameter, value: object) -> object:
+    """A value as click takes it: one of an option that may be given several times is a list."""
+    return [str(value)] if getattr(param, "multiple", False) else str(value)
 
 
 def _dashed(param: click.Parameter) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -91,8 +92,9 @@ def lines_of(found: Preview, *, is_coloured: bool = False) -> Iterator[str]:
         for number, sample in enumerate(samples, 1):
             counts = f"{len(sample.input_ids)} tokens, {sum(sample.loss_mask)} learned"
             yield f"{title} {number} ({counts}):"
-            pieces = (_piece(piece, is_coloured=is_coloured) for piece in sample.pieces)
-            yield f"  {' '.join(pieces)}"
+            for _, pieces in groupby(sample.pieces, key=lambda piece: piece.document):
+                words = (_piece(piece, is_coloured=is_coloured) for piece in pieces)
+                yield f"  {' '.join(words)}"
 
 
 def _piece(piece: TextPiece, *, is_coloured: bool) -> str:

@@ -13,8 +13,10 @@ from typing import overload
 from swarm_ft.client.data.dataset import Dataset, Samples, open_dataset
 from swarm_ft.client.data.files import Wanted
 from swarm_ft.client.data.holdout import Part
+from swarm_ft.client.data.mixture import Mixing, Mixture, open_datasets
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.data.samples import SampleBytes, TokenArray
+from swarm_ft.client.ends import end_lines, learned_ends
 from swarm_ft.client.export import check_out_dir
 from swarm_ft.client.hub import check_push
 from swarm_ft.client.labels import ClassNames, class_names
@@ -129,11 +131,13 @@ class JobData:
         train: that it trains on.
         held_out: that are held out, if any are.
         eval_tokens: rows of those that are evaluated, of either.
+        end_token_ids: see `TrainSpec`.
     """
 
     train: Samples
     held_out: Samples | None
     eval_tokens: TokenArray
+    end_token_ids: tuple[int, ...] = ()
 
     def train_spec(self, options: JobOptions) -> TrainSpec:
         """How the options train on so many samples.
@@ -141,9 +145,10 @@ class JobData:
         Raises:
             BadOption: there are too many of them, or of steps.
         """
-        return options.train_spec(
+        spec = options.train_spec(
             num_samples=len(self.train.tokens), num_eval_samples=len(self.eval_tokens)
         )
+        return replace(spec, end_token_ids=self.end_token_ids)
 
 
 def open_job(options: JobOptions) -> OpenJob:
@@ -166,20 +171,31 @@ def read_data(job: OpenJob, listener: Listener) -> JobData:
         BadInput: the first problem of the data, or of options beside it.
     """
     options, checkpoint, names = job.options, job.checkpoint, job.classes.counted_names
+    for line in checkpoint.unused.lines():
+        listener.tell(f"model '{checkpoint.reference}': {line}")
     wanted = Wanted(split=options.split, format=options.reading.data_format)
     tokenizer, task = checkpoint.tokenizer(), task_of(options.train)
     for line in class_lines(checkpoint, options.train, tokenizer):
         listener.tell(line)
     train_part, eval_part = parts_of(options)
     open_part = partial(
-        open_dataset, options.dataset, tokenizer=tokenizer, task=task, counted_names=names
+        open_datasets,
+        options.datasets,
+        options=options.reading,
+        tokenizer=tokenizer,
+        task=task,
+        counted_names=names,
     )
-    data = open_part(replace(wanted, part=train_part), options.reading)
+    mixing = Mixing(
+        shares=options.shares, stopping=options.stopping_strategy, seed=options.train.seed
+    )
+    data = open_part(replace(wanted, part=train_part), mixing=mixing)
+    held_out: Dataset | Mixture | None
     if eval_part is not None:
-        held_out: Dataset | None = open_part(replace(wanted, part=eval_part), options.reading)
+        held_out = open_part(replace(wanted, part=eval_part), mixing=Mixing(seed=mixing.seed))
     else:
         held_out = open_held_out(
-            options.evaluation, options.reading, checkpoint, options.dataset, names
+            options.evaluation, options.reading, checkpoint, _only_dataset(options), names
         )
     # Nothing is told of the one before the other is known to begin well.
     to_tell = [job.classes.note] if job.classes.note else []
@@ -197,15 +213,25 @@ def read_data(job: OpenJob, listener: Listener) -> JobData:
         eval_tokens = _beginning_of(train.tokens, options)
         words = f"evaluated on the first {len(eval_tokens)} of them: nothing is held out"
         listener.tell(f"{words} (--eval-dataset, --eval-split, --eval-size)")
-    return JobData(train=train, held_out=eval_samples, eval_tokens=eval_tokens)
+    ends: tuple[int, ...] = ()
+    if not options.train.has_classes:
+        ends = learned_ends(train.tokens, tokenizer, checkpoint.end_token_ids)
+        for line in end_lines(tokenizer, ends, is_adapter=options.train.gives_adapter):
+            listener.tell(line)
+    return JobData(train=train, held_out=eval_samples, eval_tokens=eval_tokens, end_token_ids=ends)
 
 
 def _class_names(options: JobOptions) -> ClassNames:
     if not options.train.has_classes:
         return ClassNames()
     known = labels_of(_reference(options.model), task_of(options.train))
-    held_out = _held_out_at(options.evaluation, options.reading, options.dataset)
+    held_out = _held_out_at(options.evaluation, options.reading, _only_dataset(options))
     return class_names(options, known, held_out)
+
+
+def _only_dataset(options: JobOptions) -> str | None:
+    """Return the dataset of which a split may be held out; None where there are several."""
+    return options.datasets[0] if len(options.datasets) == 1 else None
 
 
 def _reference(model: str) -> str:
@@ -288,12 +314,14 @@ def _held_out_at(
         return None
     path = options.eval_dataset or dataset
     if path is None:
-        raise BadOption("--eval-split: expected --eval-dataset beside it")
+        raise BadOption(
+            "--eval-split: expected --eval-dataset beside it, unless there is one --dataset"
+        )
     return path, Wanted(split=options.eval_split, instead=EVAL_SPLITS, format=reading.data_format)
 
 
 def _read_held_out(
-    data: Dataset, options: JobOptions, checkpoint: Checkpoint, listener: Listener
+    data: Dataset | Mixture, options: JobOptions, checkpoint: Checkpoint, listener: Listener
 ) -> Samples:
     """All of it, or as much as is asked for, or as the swarm takes.
 
@@ -317,7 +345,7 @@ def _beginning_of(tokens: TokenArray, options: JobOptions) -> TokenArray:
 
 
 def _read(
-    data: Dataset,
+    data: Dataset | Mixture,
     checkpoint: Checkpoint,
     seq_length: int,
     limit: int | None,
@@ -334,5 +362,6 @@ def _read(
 
     vocab_size = int(checkpoint.config.vocab_size)
     samples = data.samples(seq_length, vocab_size, limit=limit, on_batch=on_batch)
-    listener.tell(samples.words)
+    for line in samples.words.splitlines():
+        listener.tell(line)
     return samples

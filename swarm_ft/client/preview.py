@@ -13,7 +13,13 @@ from swarm_ft.client.data.summary import Summary, counted
 from swarm_ft.client.job import open_job, read_data
 from swarm_ft.client.options import JobOptions
 from swarm_ft.protocol.spec.run_spec import EvalStrategy, TrainSpec
-from swarm_ft.protocol.spec.sample_rows import NO_LABEL, labels_in, targets_in, token_ids_of
+from swarm_ft.protocol.spec.sample_rows import (
+    NO_LABEL,
+    labels_in,
+    starts_in,
+    targets_in,
+    token_ids_of,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,11 +33,13 @@ class TextPiece(NamedTuple):
 
     Attributes:
         text: as the tokenizer decodes them.
+        document: of the sample, from 0: several share one where they are packed.
         is_learned: whether they are.
         class_name: the class that is learned of a token; empty where text is learned.
     """
 
     text: str
+    document: int
     is_learned: bool
     class_name: str = ""
 
@@ -44,11 +52,13 @@ class ShownSample:
         input_ids: of its tokens.
         labels: of each token its id where it is learned, or its class; else -100, as in
             transformers.
+        position_ids: of each token its place in its document.
         pieces: its text.
     """
 
     input_ids: tuple[int, ...]
     labels: tuple[int, ...]
+    position_ids: tuple[int, ...]
     pieces: tuple[TextPiece, ...]
 
     @property
@@ -62,8 +72,9 @@ class ShownSample:
             "input_ids": list(self.input_ids),
             "labels": list(self.labels),
             "loss_mask": list(self.loss_mask),
+            "position_ids": list(self.position_ids),
             "pieces": [
-                {"text": piece.text, "learned": piece.is_learned}
+                {"text": piece.text, "learned": piece.is_learned, "document": piece.document}
                 | ({"class": piece.class_name} if piece.class_name else {})
                 for piece in self.pieces
             ],
@@ -173,43 +184,64 @@ def shown(
         tokenizer: of the model.
         class_names: by number, of tasks with classes.
     """
-    targets, classes, found = targets_in(rows), labels_in(rows), []
-    for row, is_target, labels in zip(rows, targets, classes, strict=True):
-        ids = token_ids_of(row)
-        learned = is_target[: len(ids)]
-        known = labels[: len(ids)]
-        labels_here = [
-            NO_LABEL if not one else int(label if label != NO_LABEL else token)
-            for one, label, token in zip(learned, known, ids, strict=True)
-        ]
-        kinds = [
-            (bool(one), class_names[label] if label != NO_LABEL else "")
-            for one, label in zip(learned, known, strict=True)
-        ]
-        found.append(
-            ShownSample(
-                input_ids=tuple(ids.tolist()),
-                labels=tuple(labels_here),
-                pieces=tuple(_pieces(ids.tolist(), kinds, tokenizer)),
-            )
-        )
-    return tuple(found)
+    return tuple(_shown(row[None], tokenizer, class_names) for row in rows)
+
+
+class _Kind(NamedTuple):
+    """What neighbouring tokens of a piece have in common.
+
+    Attributes:
+        document: of the sample, from 0.
+        is_learned: whether the tokens are.
+        class_name: of the one token; empty where text is learned.
+        number: of the token that has a class, and is a piece of its own; else -1.
+    """
+
+    document: int
+    is_learned: bool
+    class_name: str = ""
+    number: int = -1
+
+
+def _shown(
+    row: TokenArray, tokenizer: PreTrainedTokenizerBase, class_names: Sequence[str]
+) -> ShownSample:
+    ids = token_ids_of(row[0]).tolist()
+    size = len(ids)
+    learned, classes, starts = (
+        flags(row)[0, :size].tolist() for flags in (targets_in, labels_in, starts_in)
+    )
+    labels, positions, kinds = [], [], []
+    position, document = -1, 0
+    for number in range(size):
+        label, is_start = classes[number], starts[number]
+        position, document = (0, document + 1) if is_start else (position + 1, document)
+        positions.append(position)
+        if label == NO_LABEL:
+            labels.append(ids[number] if learned[number] else NO_LABEL)
+            kinds.append(_Kind(document, learned[number]))
+        else:
+            labels.append(label)
+            kinds.append(_Kind(document, learned[number], class_names[label], number))
+    return ShownSample(
+        input_ids=tuple(ids),
+        labels=tuple(labels),
+        position_ids=tuple(positions),
+        pieces=tuple(_pieces(ids, kinds, tokenizer)),
+    )
 
 
 def _pieces(
-    ids: list[int], kinds: Sequence[tuple[bool, str]], tokenizer: PreTrainedTokenizerBase
+    ids: list[int], kinds: Sequence[_Kind], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[TextPiece]:
-    """Neighbouring tokens of one kind; a token of a class is a piece of its own."""
-    groups = groupby(
-        range(len(ids)), key=lambda index: (kinds[index], index if kinds[index][1] else -1)
-    )
-    for ((is_learned, class_name), _), places in groups:
-        indices = list(places)
-        start, stop = indices[0], indices[-1] + 1
+    """Neighbouring tokens of one kind, decoded behind some of the tokens in front."""
+    for kind, places in groupby(range(len(ids)), key=lambda number: kinds[number]):
+        numbers = list(places)
+        start, stop = numbers[0], numbers[-1] + 1
         before = ids[max(0, start - NUM_BEFORE) : start]
         in_front = _decoded(before, tokenizer)
         text = _decoded([*before, *ids[start:stop]], tokenizer)[len(in_front) :]
-        yield TextPiece(text, is_learned, class_name)
+        yield TextPiece(text, kind.document, kind.is_learned, kind.class_name)
 
 
 def _decoded(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str:

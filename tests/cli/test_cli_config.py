@@ -34,6 +34,24 @@ def test_options_override_the_file_which_overrides_the_users_defaults(
     assert run_here("client", "train", job, "--print-config").out == shown.out
 
 
+def test_an_option_that_is_given_several_times_may_be_one_text_or_a_list(
+    run_here: RunHere, config: Path, job: Path
+) -> None:
+    config.write_text('[client.train]\ndataset = "notes.txt"\nmodel = "a"\n')
+    by_default = run_here("client", "train", "--print-config")
+    assert yaml.safe_load(by_default.out)["datasets"] == [{"path": "notes.txt"}]
+    job.write_text("base_model: a\ndatasets: [{path: b}, {path: c}]\ncolumn: [text=x, id=y]\n")
+    of_file = run_here("client", "train", job, "--print-config")
+    found = yaml.safe_load(of_file.out)
+    assert (found["datasets"], found["column"]) == (
+        [{"path": "b"}, {"path": "c"}],
+        ["text=x", "id=y"],
+    )
+    words = ("--dataset", "d", "--dataset", "e")
+    asked = run_here("client", "train", job, *words, "--print-config")
+    assert yaml.safe_load(asked.out)["datasets"] == [{"path": "d"}, {"path": "e"}]
+
+
 def test_a_job_may_say_its_way_in(run_here: RunHere, job: Path) -> None:
     job.write_text(f"{job.read_text()}invite: swarm1nonsense\n")
     done = run_here("client", "train", job)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,7 +24,7 @@ from swarm_ft.client.data.samples import (
     TokenArray,
     cut_in,
     labelled_in,
-    num_beginnings,
+    token_counts,
     words_in,
 )
 from swarm_ft.client.data.special_tokens import (
@@ -34,9 +36,11 @@ from swarm_ft.client.data.special_tokens import (
 )
 from swarm_ft.client.data.stored import (
     StoredRows,
+    card_class_names,
     hub_rows,
     is_saved,
     may_be_on_hub,
+    named_rows,
     saved_rows,
     stored_rows,
 )
@@ -48,8 +52,6 @@ from swarm_ft.protocol.spec.options import declared
 from swarm_ft.protocol.spec.sample_rows import (
     NO_LABEL,
     Words,
-    counts_of,
-    labels_in,
     token_ids_of,
     words_of,
 )
@@ -122,7 +124,12 @@ class Dataset:
     Raises:
         BadDataset: there is no text, or what comes before the first is not as it should be.
         BadOption: documents need a separator, and the tokenizer has none.
+
+    Attributes:
+        meaningless: options that were given and mean nothing for this data, with the reason.
     """
+
+    meaningless: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -155,9 +162,9 @@ class Dataset:
         is_all_learned = all(piece.is_target for piece in document)
         brackets = "" if is_all_learned else ", of which [this] is only read and the rest learned"
         begin = tokenizer.convert_ids_to_tokens(list(self._special.leading))
-        shown = " + ".join([*begin, _shown(document, self._end, tokenizer)])
+        shown = " + ".join([*begin, _shown(document, form, self._end, tokenizer)])
         self._first = f"{brackets}: {shown}"
-        self._notes = _notes(form, tokenizer, options)
+        self._notes = [*_notes(form, tokenizer, options), *form.notes(first)]
 
     def describe(self) -> list[str]:
         """What it is, what its columns mean, and its first document, for people.
@@ -234,13 +241,14 @@ class Dataset:
             yield np.concatenate([self._begin(document, words), words, end])
 
     def _begin(self, document: Document, words: Words) -> Words:
-        begin = self._special.missing(token_ids_of(words).tolist())
-        self._num_begun += begin != self._special.leading
+        leading = self._special.leading
+        begin = self._special.missing(token_ids_of(words[: len(leading)]).tolist())
+        self._num_begun += begin != leading
         return words_of(begin, all(piece.is_target for piece in document[:1]))
 
     def _missing_end(self, document: Document, words: Words) -> Words:
         end_id = self._end.token_id
-        if end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]:
+        if end_id is None or token_ids_of(words[-1:]).tolist() == [end_id]:
             return words_of([])
         return words_of([end_id], _is_learned(document))
 
@@ -250,14 +258,8 @@ class Dataset:
         return document if has_end or not end else (*document, Piece(end, _is_learned(document)))
 
     def _summary(self, so_far: ReadSoFar, file: SampleFile, tokens: TokenArray) -> Summary:
-        num_targets, num_tokens = file.num_targets, file.num_kept_tokens
-        beginnings, class_counts = file.num_kept_documents, file.class_counts
-        if len(tokens) < file.num_samples:  # the limit leaves some out
-            counts = counts_of(tokens)
-            num_targets, num_tokens = counts.num_targets, sum(counts.lengths)
-            beginnings = num_beginnings(counts)
-            labels = labels_in(tokens)
-            class_counts = np.bincount(labels[labels != NO_LABEL])
+        """The counts of the samples that remain where a limit was given."""
+        counts = token_counts(tokens) if len(tokens) < file.num_samples else file.counts
         return Summary(
             source=self.source,
             unused=self._unused,
@@ -266,26 +268,22 @@ class Dataset:
             num_begun=self._num_begun,
             long_documents=file.long_documents,
             truncation=self._truncation,
-            num_samples=len(tokens),
+            num_samples=counts.num_samples,
             num_left_out=file.num_left_out,
             seq_length=file.seq_length,
             is_stream=self._form is PLAIN_TEXT,
-            num_tokens=num_tokens,
-            num_beginnings=beginnings,
-            num_targets=num_targets,
-            class_counts=by_class(self._form.classes, class_counts.tolist()),
+            num_tokens=counts.num_tokens,
+            num_starts=counts.num_starts,
+            num_targets=counts.num_targets,
+            class_counts=by_class(self._form.classes, counts.by_class),
         )
 
 
 _LOSS_OPTIONS = frozenset({COMPLETION_ONLY, ASSISTANT_ONLY})
 _SAMPLE_OPTIONS = frozenset({"packing", "packing_strategy", "truncation", "separator"})
-_COLUMN_OPTIONS = frozenset({"column", "template"})
-_FOR_DOCUMENTS = (
-    _LOSS_OPTIONS
-    | _SAMPLE_OPTIONS
-    | _COLUMN_OPTIONS
-    | {"text_column", "label_column", "remove_columns"}
-)
+_COLUMN_OPTIONS = frozenset({"text_column", "label_column", "column", "template", "remove_columns"})
+_FOR_DOCUMENTS = _LOSS_OPTIONS | _SAMPLE_OPTIONS | _COLUMN_OPTIONS
+_NOT_FOR_CLASSES = _SAMPLE_OPTIONS | {"column", "template"}
 _FOR_TABLES = _FOR_DOCUMENTS | {"data_format", "column_names", "delimiter", "quotes"}
 _FOR_FORMAT = {
     DataFormat.TEXT: frozenset({"data_format", "packing", "packing_strategy"}),
@@ -362,8 +360,7 @@ def open_dataset(  # noqa: PLR0913 - where data lies, how it is read, and for wh
     found = _find(path, wanted, options)
     if wanted.part is not None:
         found = _part_of(found, wanted.part, path, lambda: _find(path, wanted, options).rows)
-    if all_options:
-        _check_means_something(path, found, options)
+    meaningless = _meaningless_there(path, found, options)
     form, rows = found.form, found.rows
     if form is not None and task.labels:
         raise refused(path, f"expected columns of text and classes, and it is {found.words}")
@@ -375,10 +372,13 @@ def open_dataset(  # noqa: PLR0913 - where data lies, how it is read, and for wh
             form = class_form_of(list(first.values), options, task, path, counted_names)
         else:
             form = form_of(first.values, options, tokenizer, path)
-        if all_options:
-            _check_is_asked(path, form, options)
+        meaningless = _meaningless_in(form, options) | meaningless
         rows = chain((first,), rows)
-    return Dataset(path, found.words, form, rows, tokenizer, options)
+    if all_options and meaningless:
+        raise BadOption(next(iter(meaningless.values())))
+    data = Dataset(path, found.words, form, rows, tokenizer, options)
+    data.meaningless = meaningless
+    return data
 
 
 def _find(path: str, wanted: Wanted, options: ReadOptions) -> _Found:
@@ -394,9 +394,13 @@ def _find(path: str, wanted: Wanted, options: ReadOptions) -> _Found:
         row = Row({TEXT_COLUMN: read_text(path, files)}, path, 1.0)
         return _Found(words=words, rows=iter((row,)), takes=takes, form=PLAIN_TEXT)
     if files.format in STORED:
-        found = _found_stored("", stored_rows(path, files), takes)
-        return replace(found, words=words)
-    return _Found(words=words, rows=file_rows(files, options), takes=takes)
+        found = replace(_found_stored("", stored_rows(path, files), takes), words=words)
+    else:
+        found = _Found(words=words, rows=file_rows(files, options), takes=takes)
+    names = card_class_names(path) if Path(path).is_dir() and not found.class_names else {}
+    if names:
+        return replace(found, rows=named_rows(found.rows, names), class_names=names)
+    return found
 
 
 def _found_stored(kind: str, stored: StoredRows, takes: frozenset[str]) -> _Found:
@@ -426,21 +430,24 @@ def _part_of(found: _Found, part: Part, path: str, all_rows: Callable[[], Iterab
     return replace(found, rows=iter((row._replace(values={TEXT_COLUMN: text}),)), words=words)
 
 
-def _check_means_something(path: str, found: _Found, options: ReadOptions) -> None:
-    for one in declared(ReadOptions):
-        is_given = getattr(options, one.field) != one.default
-        if is_given and one.field not in found.takes:
-            (flag,) = one.arguments(getattr(options, one.field))[:1]
-            raise BadOption(f"{flag}: means nothing for '{path}', which is {found.words}")
+def _meaningless_there(path: str, found: _Found, options: ReadOptions) -> dict[str, str]:
+    """Return the options that were given and mean nothing for data of a kind, with the reason."""
+    return {
+        one.field: f"{one.arguments(value)[0]}: means nothing for '{path}', which is {found.words}"
+        for one in declared(ReadOptions)
+        if (value := getattr(options, one.field)) != one.default and one.field not in found.takes
+    }
 
 
-def _check_is_asked(path: str, form: Form, options: ReadOptions) -> None:
-    for one in declared(ReadOptions):
-        value = getattr(options, one.field)
-        means_nothing = _LOSS_OPTIONS - form.asks
-        means_nothing |= _SAMPLE_OPTIONS | _COLUMN_OPTIONS if form.has_class else {"label_column"}
-        if one.field in means_nothing and value != one.default:
-            raise BadOption(f"{one.arguments(value)[0]}: means nothing where {form.words}")
+def _meaningless_in(form: Form, options: ReadOptions) -> dict[str, str]:
+    """Return the options that were given and mean nothing for rows of a form, with the reason."""
+    meaningless = _LOSS_OPTIONS - form.asks
+    meaningless |= _NOT_FOR_CLASSES if form.has_class else {"label_column"}
+    return {
+        one.field: f"{one.arguments(value)[0]}: means nothing where {form.words}"
+        for one in declared(ReadOptions)
+        if (value := getattr(options, one.field)) != one.default and one.field in meaningless
+    }
 
 
 def _words(kind: str, split: str, num_files: int = 1) -> str:
@@ -467,7 +474,7 @@ def _notes(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions)
         )
     if not form.has_end and not form.has_class and trailing:
         notes.append(
-            f"{trailing}: the tokenizer puts that behind texts; TRL keeps it, here an end stands once"
+            f"{trailing}: the tokenizer puts that behind texts; TRL keeps it, here texts end once"
         )
     if ASSISTANT_ONLY in form.asks and options.assistant_only_loss:
         if not marks_answers(tokenizer):
@@ -580,11 +587,11 @@ def _described(words: str, form: Form, first: Row, unused: Sequence[str]) -> str
     return "; ".join(filter(None, [words, first.part, form.words, not_used]))
 
 
-def _shown(document: Document, end: _End, tokenizer: PreTrainedTokenizerBase) -> str:
+def _shown(document: Document, form: Form, end: _End, tokenizer: PreTrainedTokenizerBase) -> str:
     """The pieces of a document, whose spaces and line breaks are to be seen."""
     separator = end.text if end.token_id is None else ""
     pieces = (*document, Piece(separator, is_target=True))
-    shown = [_quoted(piece) for piece in pieces if piece.text]
+    shown = [_quoted(piece, form) for piece in pieces if piece.text]
     if any(piece.label != NO_LABEL for piece in document):
         return " + ".join(shown)
     if end.token_id is not None:
@@ -592,8 +599,8 @@ def _shown(document: Document, end: _End, tokenizer: PreTrainedTokenizerBase) ->
     return " + ".join(shown)
 
 
-def _quoted(piece: Piece) -> str:
+def _quoted(piece: Piece, form: Form) -> str:
     text = f"{piece.text[:SHOWN_CHARS]!r}{'...' * (len(piece.text) > SHOWN_CHARS)}"
     if piece.label != NO_LABEL:
-        return f"{text} is of class {piece.label}"
+        return f"{text} is of class {form.classes[piece.label]}"
     return text if piece.is_target else f"[{text}]"

@@ -17,18 +17,19 @@ from swarm_ft.client.data.layouts import (
     Wrapped,
     truncated,
 )
+from swarm_ft.client.data.summary import TokenCounts
 from swarm_ft.client.data.text_files import reason, refused
 from swarm_ft.client.options import Truncation
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
 from swarm_ft.protocol.spec.sample_rows import (
     NO_LABEL,
-    Counts,
     Flags,
     Words,
     counts_of,
     labelled,
     labels_in,
+    starts_in,
     targets_in,
     token_ids_of,
     words_of,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 TokenArray = npt.NDArray[np.uint32]
 """Rows of samples, see `sample_rows`."""
+ROWS_A_BLOCK = 4096
+"""That are counted at a time."""
 
 
 def words_in(
@@ -88,9 +91,15 @@ def _by_prompt(
         if _goes_on(document):
             yield from _by_place([document], tokenizer)
             continue
-        pairs = zip(prompt, ids, strict=False)
-        size = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        yield words_of(ids, np.arange(len(ids)) >= size)
+        yield words_of(ids, np.arange(len(ids)) >= _common_length(prompt, ids))
+
+
+def _common_length(prompt: Sequence[int], ids: Sequence[int]) -> int:
+    """Count the tokens that both begin by; as a rule, all of the prompt's."""
+    if ids[: len(prompt)] == prompt:
+        return len(prompt)
+    pairs = enumerate(zip(prompt, ids, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), len(ids))
 
 
 def _goes_on(document: Document) -> bool:
@@ -224,12 +233,6 @@ def _piece_by_piece(document: Document, tokenizer: PreTrainedTokenizerBase) -> W
     )
 
 
-def num_beginnings(counts: Counts) -> int:
-    """Count the tokens that see nothing in front of them: of each sample, or document in it."""
-    packed = [len(lengths) for lengths in counts.documents if lengths]
-    return len(counts.lengths) - len(packed) + sum(packed)
-
-
 class SampleFile:
     """Documents come in, samples come out; samples without a target are left out.
 
@@ -343,6 +346,17 @@ class SampleFile:
         count = min(self.num_samples, limit or self.num_samples)
         return np.memmap(self._file, dtype="<u4", mode="r", shape=(count, self.seq_length))
 
+    @property
+    def counts(self) -> TokenCounts:
+        """Of all samples in the file."""
+        return TokenCounts(
+            self.num_samples,
+            self.num_kept_tokens,
+            self.num_kept_documents,
+            self.num_targets,
+            tuple(self.class_counts.tolist()),
+        )
+
     def _check_vocabulary(self, words: Words) -> None:
         highest = int(token_ids_of(words).max(initial=0))
         if highest >= self._vocab_size:
@@ -363,27 +377,21 @@ class SampleFile:
         if self.num_left_out:
             return (
                 f"expected something to be learned, but none of {self.num_left_out} samples of "
-                f"{self.seq_length} tokens has any: all is prompts; take a larger --seq-length, or "
-                "--no-completion-only-loss"
+                f"{self.seq_length} tokens has any: all is prompts, or of weight 0; "
+                "take a larger --seq-length, or --no-completion-only-loss"
             )
         return (
             f"expected at least one sample of {self.seq_length} tokens, got "
             f"{self.num_tokens} tokens in all; give more text or a smaller --seq-length"
         )
 
-    def _count_classes(self, rows: Words) -> None:
-        labels = labels_in(rows)
-        found = np.bincount(labels[labels != NO_LABEL], minlength=len(self.class_counts))
-        found[: len(self.class_counts)] += self.class_counts
-        self.class_counts = found
-
     def _keep(self, rows: Words) -> None:
         counts = counts_of(rows)
         self.num_samples += len(rows)
         self.num_targets += counts.num_targets
-        self._count_classes(rows)
+        self.class_counts = _with_classes(self.class_counts, rows)
         self.num_kept_tokens += sum(counts.lengths)
-        self.num_kept_documents += num_beginnings(counts)
+        self.num_kept_documents += len(rows) + int(starts_in(rows).sum())
         try:
             self._file.write(rows.tobytes())
             self._file.flush()
@@ -393,6 +401,28 @@ class SampleFile:
                 f"its tokens cannot be kept in {tempfile.gettempdir()} ({reason(exc)}); TMPDIR "
                 "names another place",
             ) from exc
+
+
+def token_counts(tokens: TokenArray) -> TokenCounts:
+    """Count what there is in rows [samples, seq_length], which lie on the disk."""
+    num_tokens = num_starts = num_targets = 0
+    by_class = np.zeros(0, dtype=np.int64)
+    for start in range(0, len(tokens), ROWS_A_BLOCK):
+        rows = np.asarray(tokens[start : start + ROWS_A_BLOCK])
+        counts = counts_of(rows)
+        num_targets += counts.num_targets
+        num_tokens += sum(counts.lengths)
+        num_starts += len(rows) + int(starts_in(rows).sum())
+        by_class = _with_classes(by_class, rows)
+    return TokenCounts(len(tokens), num_tokens, num_starts, num_targets, tuple(by_class.tolist()))
+
+
+def _with_classes(counts: npt.NDArray[np.int64], rows: Words) -> npt.NDArray[np.int64]:
+    """Counts by class, with those of some rows added."""
+    labels = labels_in(rows)
+    found = np.bincount(labels[labels != NO_LABEL], minlength=len(counts))
+    found[: len(counts)] += counts
+    return found
 
 
 class SampleBytes(Sequence[bytes]):

@@ -29,7 +29,7 @@ class SpecialTokens(NamedTuple):
     trailing: tuple[int, ...] = ()
 
     def missing(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Return the leading ids that a text's own ids lack.
+        """Return the leading ids that a text's own ids, or the first of them, lack.
 
         A text may hold them already: chats that a template rendered into a column do.
         """

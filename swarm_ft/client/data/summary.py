@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import reduce
+from typing import Any, NamedTuple
 
 from swarm_ft.client.data.layouts import LongDocuments
 from swarm_ft.client.options import Truncation
@@ -30,10 +31,11 @@ class Summary:
         seq_length: tokens a sample, at most.
         is_stream: whether the data is one text, which is cut into samples of equal length.
         num_tokens: of all samples.
-        num_beginnings: of these, tokens that nothing predicts: the first of each sample, and of
-            each document that is packed into it.
+        num_starts: tokens with nothing in front, one a sample and one a document packed into it.
         num_targets: tokens that are learned.
         class_counts: targets by class; empty where text is learned.
+        parts: the datasets, where several are mixed.
+        mixed: the share of each of these, for people.
     """
 
     source: str
@@ -48,18 +50,22 @@ class Summary:
     seq_length: int
     is_stream: bool = False
     num_tokens: int
-    num_beginnings: int
+    num_starts: int
     num_targets: int
     class_counts: Mapping[str, int] = field(default_factory=dict)
+    parts: tuple[Summary, ...] = ()
+    mixed: str = ""
 
     @property
     def target_share(self) -> float:
-        """Targets of all tokens that could be."""
-        return self.num_targets / max(1, self.num_tokens - self.num_beginnings)
+        """Targets of all tokens that could be: one with nothing in front is always only read."""
+        return self.num_targets / max(1, self.num_tokens - self.num_starts)
 
     @property
     def words(self) -> str:
-        """All counts in a line, for people."""
+        """All counts in a line, or in a line for each dataset and one for all, for people."""
+        if self.parts:
+            return "\n".join([*(part.words for part in self.parts), self.mixed])
         length = f"{'' if self.is_stream else 'up to '}{self.seq_length} tokens"
         words = [
             f"{self.source}: {counted(self.num_documents, 'document')}, "
@@ -123,7 +129,58 @@ class Summary:
             "tokens": self.num_tokens,
             "learned_tokens": self.num_targets,
             "classes": dict(self.class_counts),
+            "parts": [part.fields() for part in self.parts],
         }
+
+
+def mixed_summary(
+    parts: Sequence[Summary], counts: TokenCounts, *, source: str, mixed: str
+) -> Summary:
+    """The summary of several datasets that are mixed.
+
+    Args:
+        parts: of each dataset.
+        counts: of the samples that were taken of them.
+        source: what all are called.
+        mixed: the share of each one, for people.
+    """
+    names = tuple(parts[0].class_counts)
+    return Summary(
+        source=source,
+        unused=tuple(dict.fromkeys(name for part in parts for name in part.unused)),
+        num_documents=sum(part.num_documents for part in parts),
+        num_blank=sum(part.num_blank for part in parts),
+        num_begun=sum(part.num_begun for part in parts),
+        long_documents=reduce(LongDocuments.plus, (part.long_documents for part in parts)),
+        truncation=parts[0].truncation,
+        num_samples=counts.num_samples,
+        num_left_out=sum(part.num_left_out for part in parts),
+        seq_length=parts[0].seq_length,
+        num_tokens=counts.num_tokens,
+        num_starts=counts.num_starts,
+        num_targets=counts.num_targets,
+        class_counts=by_class(names, counts.by_class),
+        parts=tuple(parts),
+        mixed=mixed,
+    )
+
+
+class TokenCounts(NamedTuple):
+    """What there is in rows of samples.
+
+    Attributes:
+        num_samples: rows.
+        num_tokens: of all.
+        num_starts: tokens with nothing in front.
+        num_targets: that are learned.
+        by_class: targets, by the numbers of classes; empty where text is learned.
+    """
+
+    num_samples: int = 0
+    num_tokens: int = 0
+    num_starts: int = 0
+    num_targets: int = 0
+    by_class: tuple[int, ...] = ()
 
 
 def counted(number: int, what: str) -> str:

@@ -64,7 +64,7 @@ def job_of(text: str, tmp_path: Path) -> JobOptions:
 
 def test_what_axolotl_says_is_what_is_meant_here(tmp_path: Path) -> None:
     job = job_of(AXOLOTL, tmp_path)
-    assert (job.model, job.dataset, job.split) == ("./qwen", "chats.jsonl", "train")
+    assert (job.model, *job.datasets, job.split) == ("./qwen", "chats.jsonl", "train")
     assert (job.evaluation.eval_dataset, job.epochs) == ("others.jsonl", 2)
     assert (job.reading.packing, job.reading.assistant_only_loss) == (False, True)
     assert job.outputs.out == Path("tuned")
@@ -120,7 +120,9 @@ REFUSED = {
     "datasets: [{path: a, type: alpaca}]\ntest_datasets: [{path: b, type: completion}]": (
         "test_datasets: type: expected the same type of all datasets"
     ),
-    "datasets: [{path: a}, {path: b}]": "datasets: expected a list of one",
+    "datasets: [{path: a}, {split: train}]": "datasets: path: expected one in each entry",
+    "datasets: [{path: a, split: x}, {path: b, split: y}]": "datasets: split: split is given twice",
+    "datasets: [{path: a}]\ntest_datasets: [{path: a}, {path: b}]": "expected a list of one",
     "datasets: [{path: a, typo: b}]": "datasets: typo: there is no such key",
     "datasets: [{path: a, type: sharegpt}]": "expected one of completion, chat_template",
     "gradient_accumulation_steps: many": "expected a whole number, got 'many'",
@@ -168,6 +170,8 @@ def test_what_is_no_job_is_refused(text: str, tmp_path: Path) -> None:
             "steps": st.integers(1, 9),
             "adapter": st.sampled_from(("none", "lora", "dora")),
             "eval_strategy": st.sampled_from(("no", "steps", "epoch")),
+            "column": st.sampled_from(((), ("prompt=q", "completion=A: {a}"))),
+            "truncation": st.sampled_from(("cut", "split")),
             "eval_size": st.sampled_from((0.0, 0.1, 7)),
             "warmup_ratio": st.sampled_from((0.0, 0.5)),
             "warmup_steps": st.sampled_from((0, 3)),
@@ -194,6 +198,13 @@ def test_a_job_that_is_shown_is_the_same_job_again(values: dict[str, object]) ->
         reject()  # they contradict each other
     read = job_fields(yaml.safe_load(job_yaml(asked)))
     assert build(JobOptions, by_names(JobOptions, read)) == asked
+
+
+def test_several_datasets_are_a_mixture(tmp_path: Path) -> None:
+    text = "base_model: a\ndatasets: [{path: b, split: x}, {path: c}]\nprobabilities: [0.75, 0.25]"
+    job = job_of(text, tmp_path)
+    assert (job.datasets, job.split, job.shares) == (("b", "c"), "x", (0.75, 0.25))
+    assert job_of(job_yaml(job), tmp_path) == job
 
 
 # ---- all of a file at once
@@ -371,6 +382,10 @@ def test_columns_have_the_roles_of_their_type(tmp_path: Path) -> None:
     assert job_of(f"{start}alpaca\n", tmp_path).reading.column == columns
     with pytest.raises(BadOption, match="column: column is given twice"):
         job_of(f"{start}alpaca\ncolumn: [output=answer]\n", tmp_path)
+    two = "  - path: c\n    type: chat_template\n"
+    with pytest.raises(BadOption, match="datasets: expected the same columns of all datasets"):
+        job_of(f"{start}{chats}{two}", tmp_path)
+    assert job_of(f"{start}chat_template\n{two}", tmp_path).datasets == ("b", "c")
     mapped = job_of("base_model: a\ndataset: b\ncolumn: {prompt: q, completion: a}\n", tmp_path)
     assert mapped.reading.column == ("prompt=q", "completion=a")
 

@@ -67,6 +67,35 @@ def test_a_limit_of_samples_counts_these_alone(pairs: JobOptions) -> None:
     assert found.train.num_targets == sum(sum(one.loss_mask) for one in found.samples)
 
 
+def test_packed_documents_begin_anew(pairs: JobOptions) -> None:
+    options = replace(
+        pairs,
+        reading=ReadOptions(packing=True),
+        train=replace(pairs.train, seq_length=64, micro_batch_size=1),
+    )
+    found = preview(options, num_shown=100)
+    alone = preview(replace(options, reading=ReadOptions()), num_shown=100)
+    assert found.train.num_samples < alone.train.num_samples
+    assert found.train.num_targets == alone.train.num_targets
+    # Each document of a pack is as it is in a sample of its own.
+    documents = [
+        list(zip(one.input_ids, one.labels, one.position_ids, strict=True)) for one in alone.samples
+    ]
+    for sample in found.samples:
+        rest = list(zip(sample.input_ids, sample.labels, sample.position_ids, strict=True))
+        for _ in range(sample.pieces[-1].document + 1):
+            document = next(one for one in documents if rest[: len(one)] == one)
+            documents.remove(document)
+            del rest[: len(document)]
+        assert not rest
+    assert not documents
+    several = next(one for one in found.samples if one.pieces[-1].document)
+    shown = list(lines_of(replace(found, samples=(several,))))
+    assert len(shown) - len(list(lines_of(replace(found, samples=())))) == 2 + (
+        several.pieces[-1].document
+    )
+
+
 def test_learned_tokens_are_green_on_a_terminal(pairs: JobOptions) -> None:
     found = preview(pairs, num_shown=1)
     plain, coloured = list(lines_of(found)), list(lines_of(found, is_coloured=True))
