@@ -16,7 +16,7 @@ from swarm_ft.client.report import RunReport, metrics_of
 from swarm_ft.client.words import printable
 from swarm_ft.protocol.messages.control import StageAssignment, stages_of
 from swarm_ft.protocol.spec.options import arguments
-from swarm_ft.protocol.spec.run_spec import Adapter, RunSpec, TaskKind
+from swarm_ft.protocol.spec.run_spec import Adapter, Dtype, RunSpec, TaskKind
 
 if TYPE_CHECKING:
     from swarm_ft.protocol.messages.client import CodecChange, Evaluated
@@ -101,6 +101,9 @@ def _training(
     if train.train_layers:
         yield "blocks that trained", train.train_layers
     yield "seed", str(train.seed)
+    if spec.result_dtype is not Dtype.FLOAT32:
+        stored = spec.result_dtype.name.lower()
+        yield "weights", f"stored as {stored}; losses are of the float32 weights"
 
 
 def _evaluation(report: RunReport) -> Iterator[str]:

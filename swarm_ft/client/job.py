@@ -16,6 +16,7 @@ from swarm_ft.client.data.holdout import Part
 from swarm_ft.client.data.mixture import Mixing, Mixture, open_datasets
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.data.samples import SampleBytes, TokenArray
+from swarm_ft.client.ends import end_lines, learned_ends
 from swarm_ft.client.export import check_out_dir
 from swarm_ft.client.hub import check_push
 from swarm_ft.client.labels import ClassNames, class_names
@@ -130,11 +131,13 @@ class JobData:
         train: that it trains on.
         held_out: that are held out, if any are.
         eval_tokens: rows of those that are evaluated, of either.
+        end_token_ids: tokens that documents are learned to end by; none of tasks with classes.
     """
 
     train: Samples
     held_out: Samples | None
     eval_tokens: TokenArray
+    end_token_ids: tuple[int, ...]
 
     def train_spec(self, options: JobOptions) -> TrainSpec:
         """How the options train on so many samples.
@@ -142,9 +145,10 @@ class JobData:
         Raises:
             BadOption: there are too many of them, or of steps.
         """
-        return options.train_spec(
+        spec = options.train_spec(
             num_samples=len(self.train.tokens), num_eval_samples=len(self.eval_tokens)
         )
+        return replace(spec, end_token_ids=self.end_token_ids)
 
 
 def open_job(options: JobOptions) -> OpenJob:
@@ -167,6 +171,8 @@ def read_data(job: OpenJob, listener: Listener) -> JobData:
         BadInput: the first problem of the data, or of options beside it.
     """
     options, checkpoint, names = job.options, job.checkpoint, job.classes.counted_names
+    for line in checkpoint.unused.lines():
+        listener.tell(f"model '{checkpoint.reference}': {line}")
     wanted = Wanted(split=options.split, format=options.reading.data_format)
     tokenizer, task = checkpoint.tokenizer(), task_of(options.train)
     for line in class_lines(checkpoint, options.train, tokenizer):
@@ -207,7 +213,12 @@ def read_data(job: OpenJob, listener: Listener) -> JobData:
         eval_tokens = _beginning_of(train.tokens, options)
         words = f"evaluated on the first {len(eval_tokens)} of them: nothing is held out"
         listener.tell(f"{words} (--eval-dataset, --eval-split, --eval-size)")
-    return JobData(train=train, held_out=eval_samples, eval_tokens=eval_tokens)
+    ends: tuple[int, ...] = ()
+    if not options.train.has_classes:
+        ends = learned_ends(train.tokens, tokenizer, checkpoint.end_token_ids)
+        for line in end_lines(tokenizer, ends, is_adapter=options.train.gives_adapter):
+            listener.tell(line)
+    return JobData(train=train, held_out=eval_samples, eval_tokens=eval_tokens, end_token_ids=ends)
 
 
 def _class_names(options: JobOptions) -> ClassNames:

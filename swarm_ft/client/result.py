@@ -26,7 +26,10 @@ def write_result_files(directory: Path, *, checkpoint: Checkpoint, spec: RunSpec
         save_adapter_config(directory, checkpoint, spec)
     else:
         checkpoint.save_config(
-            directory, tie_word_embeddings=spec.keeps_tied, dtype=spec.result_dtype
+            directory,
+            tie_word_embeddings=spec.keeps_tied,
+            dtype=spec.result_dtype,
+            end_token_ids=spec.train.end_token_ids,
         )
     checkpoint.tokenizer().save_pretrained(directory)
 

@@ -105,6 +105,7 @@ class WatchedRun:
             task=self.progress.task,
             codecs=tuple(one for one in state.codecs if one.first_step < state.committed_steps),
             quality=state.quality,
+            result_dtype=self.spec.result_dtype,
         )
 
     async def _end(self, trace: TraceFile | None) -> RunStatus:

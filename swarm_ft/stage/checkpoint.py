@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -43,14 +42,20 @@ from swarm_ft.stage.architecture import (
 )
 from swarm_ft.stage.conversion import TORCH_DTYPES, Recipe, recipes_for
 from swarm_ft.stage.forms import SCALES, Form, Forms, Packing, own_linears
+from swarm_ft.stage.generation import end_tokens_in, save_generation_settings
 from swarm_ft.stage.heads import begun, config_for, head_of
 from swarm_ft.stage.skeleton import ModelConfig, is_below
 from swarm_ft.stage.source import Source, TensorFiles, one_line, open_tensor_files
 from swarm_ft.stage.stored import AnyTensor, StoredTensor, TensorDigest, fill, pieces_of
 from swarm_ft.stage.tokenizer import exported_pad_token_id, prepare_for_classes, tokenizer_in
+from swarm_ft.stage.unused import Unused, find_unused
 
 CONFIG_FILE = "config.json"
-GENERATION_FILE = "generation_config.json"
+_PROBLEM_TYPES = {TaskKind.CLASSIFICATION: "single_label_classification"}
+_CODE_FIELDS = frozenset({"auto_map", "custom_pipelines"})
+QUANTISATION_FIELDS = ("quantization_config", "compression_config")
+QUANTISATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+"""Of ModelOpt, AutoGPTQ and AutoAWQ, which say nothing in config.json."""
 FLOAT32_BYTES = 4
 NO_DIGEST = bytes(DIGEST_BYTES)
 CONFIG_DIFFERS = "the model differs in its config"
@@ -67,6 +72,7 @@ class Checkpoint:
         config: the transformers config, of a model that can be cut, with the task's classes.
         task: what the model is for, which says what it ends in.
         architecture: where that model keeps its parts.
+        unused: stored tensors that it has no place for.
     """
 
     def __init__(
@@ -94,6 +100,7 @@ class Checkpoint:
         for block in range(config.num_hidden_layers):
             self._parts[block_part(block)] += self._shared
         self._tensor_digests: dict[str, bytes] = {}
+        self.unused = self._find_unused()
         self._check_complete()
 
     def describe(self, nonce: bytes | None = NO_NONCE, owner: str = "") -> ModelSpec:
@@ -252,27 +259,40 @@ class Checkpoint:
             prepare_for_classes(found, self.config)
         return found
 
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """The tokens behind which `generate` of transformers ends a text of this model."""
+        return end_tokens_in(self._source, self.config)
+
     def save_config(
-        self, directory: Path, *, tie_word_embeddings: bool, dtype: Dtype = Dtype.FLOAT32
+        self,
+        directory: Path,
+        *,
+        tie_word_embeddings: bool,
+        dtype: Dtype = Dtype.FLOAT32,
+        end_token_ids: Iterable[int] = (),
     ) -> None:
-        """Write the exported model's `config.json` and copy `generation_config.json`.
+        """Write the exported model's `config.json` and `generation_config.json`.
 
         Args:
             directory: exists.
             tie_word_embeddings: whether the exported weights lack a head of their own.
             dtype: what they are stored in.
+            end_token_ids: by which training ended texts, beside the model's own.
         """
         exported = copy.deepcopy(self.config)
         exported.tie_word_embeddings = tie_word_embeddings
         exported.dtype = TORCH_DTYPES[dtype]
         if self.task.labels:
             exported.pad_token_id = exported_pad_token_id(self.tokenizer(), self.config)
+        exported.problem_type = _PROBLEM_TYPES.get(self.task.kind)
+        # They name code that the result does not have, nor needs: its classes are transformers'.
+        for name in _CODE_FIELDS & vars(exported).keys():
+            delattr(exported, name)
         # A base model's checkpoint becomes the task's: the result has a head.
         exported.architectures = [type(self._skeleton).__name__]
         exported.save_pretrained(str(directory))
-        generation = self._source.find(GENERATION_FILE)
-        if generation is not None:
-            shutil.copyfile(generation, directory / GENERATION_FILE)
+        save_generation_settings(self._source, self.config, end_token_ids, directory)
 
     @property
     def skeleton(self) -> PreTrainedModel:
@@ -300,6 +320,18 @@ class Checkpoint:
     @property
     def _may_tie(self) -> bool:
         return bool(getattr(self.config, "tie_word_embeddings", False))
+
+    def _find_unused(self) -> Unused:
+        """Sort what the model does not use of the stored tensors.
+
+        Raises:
+            BadModel: some of it says that the model's weights are others.
+        """
+        used = {name for recipe in self._recipes.values() for name in recipe.stored}
+        found = find_unused(self._skeleton, self.architecture.blocks, self._files.names, used)
+        if found.refusal:
+            raise self._source.refused(found.refusal)
+        return found
 
     def _check_complete(self) -> None:
         for name in self._own:
@@ -372,7 +404,8 @@ class Checkpoint:
 
     def _checked(self, name: str, tensor: AnyTensor) -> AnyTensor:
         own = self._own[name]
-        if tensor.dtype.is_floating_point != own.is_floating_point():
+        is_code = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
+        if is_code or tensor.dtype.is_floating_point != own.is_floating_point():
             raise self._source.refused(
                 f"tensor {name} is {tensor.dtype}; expected {own.dtype} (quantised checkpoints "
                 f"cannot be trained)"
@@ -549,13 +582,38 @@ def read_config(source: Source, task: Task) -> ModelConfig:
         check_model_type(str(fields["model_type"]), task)
     except (OSError, ValueError, LookupError, TypeError) as exc:
         raise source.refused(f"{CONFIG_FILE} is unreadable or names no model_type") from exc
-    if "quantization_config" in fields:
-        raise source.refused("quantised checkpoints cannot be trained")
+    _check_not_quantised(source, fields)
     try:
         config: ModelConfig = AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
     except (OSError, ValueError, TypeError, LookupError, StrictDataclassError) as exc:
         raise source.refused(f"{CONFIG_FILE} cannot be used ({one_line(exc)})") from exc
     return config
+
+
+def _check_not_quantised(source: Source, fields: Mapping[str, object]) -> None:
+    """Refuse a checkpoint whose files say that its weights are codes.
+
+    Raises:
+        BadModel: they do; names the file.
+    """
+    found = [
+        f"{CONFIG_FILE} has {name}" for name in QUANTISATION_FIELDS if fields.get(name) is not None
+    ]
+    for name in QUANTISATION_FILES:
+        path = source.find(name)
+        if path is not None and _names_algorithm(path):
+            found.append(f"it has {name}")
+    if found:
+        raise source.refused(f"quantised checkpoints cannot be trained; {found[0]}")
+
+
+def _names_algorithm(path: Path) -> bool:
+    """Whether a file of settings says how weights are quantised; ModelOpt's can say null."""
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))["quantization"]
+        return bool(fields["quant_algo"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return True
 
 
 def _parts_of(layers: LayerRange, model: ModelSpec) -> list[str]:

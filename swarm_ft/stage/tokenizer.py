@@ -44,6 +44,7 @@ def tokenizer_in(source: Source) -> PreTrainedTokenizerBase:
     # transformers makes up a tokenizer of special tokens alone where it finds no vocabulary.
     if not found.get_vocab().values() - found.added_tokens_decoder.keys():
         raise _unreadable(source, None)
+    found.init_kwargs.pop("auto_map", None)  # names code that a result does not have
     return found
 
 
