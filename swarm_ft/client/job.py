@@ -131,13 +131,13 @@ class JobData:
         train: that it trains on.
         held_out: that are held out, if any are.
         eval_tokens: rows of those that are evaluated, of either.
-        end_token_ids: tokens that documents are learned to end by; none of tasks with classes.
+        end_token_ids: see `TrainSpec`.
     """
 
     train: Samples
     held_out: Samples | None
     eval_tokens: TokenArray
-    end_token_ids: tuple[int, ...]
+    end_token_ids: tuple[int, ...] = ()
 
     def train_spec(self, options: JobOptions) -> TrainSpec:
         """How the options train on so many samples.

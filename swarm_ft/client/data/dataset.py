@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,14 +30,17 @@ from swarm_ft.client.data.samples import (
 from swarm_ft.client.data.special_tokens import (
     NO_SPECIAL_TOKENS,
     SpecialTokens,
+    has_long_line_breaks,
     has_spaces,
     special_tokens_of,
 )
 from swarm_ft.client.data.stored import (
     StoredRows,
+    card_class_names,
     hub_rows,
     is_saved,
     may_be_on_hub,
+    named_rows,
     saved_rows,
     stored_rows,
 )
@@ -158,9 +162,9 @@ class Dataset:
         is_all_learned = all(piece.is_target for piece in document)
         brackets = "" if is_all_learned else ", of which [this] is only read and the rest learned"
         begin = tokenizer.convert_ids_to_tokens(list(self._special.leading))
-        shown = " + ".join([*begin, _shown(document, self._end, tokenizer)])
+        shown = " + ".join([*begin, _shown(document, form, self._end, tokenizer)])
         self._first = f"{brackets}: {shown}"
-        self._notes = _notes(form, tokenizer, options)
+        self._notes = [*_notes(form, tokenizer, options), *form.notes(first)]
 
     def describe(self) -> list[str]:
         """What it is, what its columns mean, and its first document, for people.
@@ -237,14 +241,16 @@ class Dataset:
             yield np.concatenate([self._begin(document, words), words, end])
 
     def _begin(self, document: Document, words: Words) -> Words:
-        begin = self._special.missing(token_ids_of(words).tolist())
-        self._num_begun += begin != self._special.leading
+        leading = self._special.leading
+        begin = self._special.missing(token_ids_of(words[: len(leading)]).tolist())
+        self._num_begun += begin != leading
         return words_of(begin, all(piece.is_target for piece in document[:1]))
 
     def _missing_end(self, document: Document, words: Words) -> Words:
         end_id = self._end.token_id
-        has_end = end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]
-        return words_of([] if has_end or end_id is None else [end_id], _is_learned(document))
+        if end_id is None or token_ids_of(words[-1:]).tolist() == [end_id]:
+            return words_of([])
+        return words_of([end_id], _is_learned(document))
 
     def _with_end(self, document: Document) -> Document:
         end = self._end.text
@@ -388,9 +394,13 @@ def _find(path: str, wanted: Wanted, options: ReadOptions) -> _Found:
         row = Row({TEXT_COLUMN: read_text(path, files)}, path, 1.0)
         return _Found(words=words, rows=iter((row,)), takes=takes, form=PLAIN_TEXT)
     if files.format in STORED:
-        found = _found_stored("", stored_rows(path, files), takes)
-        return replace(found, words=words)
-    return _Found(words=words, rows=file_rows(files, options), takes=takes)
+        found = replace(_found_stored("", stored_rows(path, files), takes), words=words)
+    else:
+        found = _Found(words=words, rows=file_rows(files, options), takes=takes)
+    names = card_class_names(path) if Path(path).is_dir() and not found.class_names else {}
+    if names:
+        return replace(found, rows=named_rows(found.rows, names), class_names=names)
+    return found
 
 
 def _found_stored(kind: str, stored: StoredRows, takes: frozenset[str]) -> _Found:
@@ -459,9 +469,13 @@ def _notes(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions)
     special, notes = special_tokens_of(tokenizer), []
     leading, trailing = (", ".join(tokenizer.convert_ids_to_tokens(list(ids))) for ids in special)
     if form is PLAIN_TEXT and leading:
-        notes.append(f"{leading}: the tokenizer begins texts by it; samples of plain text do not")
+        notes.append(
+            f"{leading}: the tokenizer puts that in front of texts; plain text is cut without it"
+        )
     if not form.has_end and not form.has_class and trailing:
-        notes.append(f"{trailing}: the tokenizer ends texts by it, TRL too; documents end once")
+        notes.append(
+            f"{trailing}: the tokenizer puts that behind texts; TRL keeps it, here texts end once"
+        )
     if ASSISTANT_ONLY in form.asks and options.assistant_only_loss:
         if not marks_answers(tokenizer):
             notes.append(
@@ -472,6 +486,11 @@ def _notes(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions)
             notes.append(
                 "the tokenizer has no tokens of white space: where an answer begins or ends by "
                 "some, TRL loses the answer's place, and its letters are learned here"
+            )
+        elif has_long_line_breaks(tokenizer):
+            notes.append(
+                "the tokenizer writes a line break behind a special token by several tokens: where "
+                "an answer ends by one, TRL learns the first of them, and all are learned here"
             )
     return notes
 
@@ -568,11 +587,11 @@ def _described(words: str, form: Form, first: Row, unused: Sequence[str]) -> str
     return "; ".join(filter(None, [words, first.part, form.words, not_used]))
 
 
-def _shown(document: Document, end: _End, tokenizer: PreTrainedTokenizerBase) -> str:
+def _shown(document: Document, form: Form, end: _End, tokenizer: PreTrainedTokenizerBase) -> str:
     """The pieces of a document, whose spaces and line breaks are to be seen."""
     separator = end.text if end.token_id is None else ""
     pieces = (*document, Piece(separator, is_target=True))
-    shown = [_quoted(piece) for piece in pieces if piece.text]
+    shown = [_quoted(piece, form) for piece in pieces if piece.text]
     if any(piece.label != NO_LABEL for piece in document):
         return " + ".join(shown)
     if end.token_id is not None:
@@ -580,8 +599,8 @@ def _shown(document: Document, end: _End, tokenizer: PreTrainedTokenizerBase) ->
     return " + ".join(shown)
 
 
-def _quoted(piece: Piece) -> str:
+def _quoted(piece: Piece, form: Form) -> str:
     text = f"{piece.text[:SHOWN_CHARS]!r}{'...' * (len(piece.text) > SHOWN_CHARS)}"
     if piece.label != NO_LABEL:
-        return f"{text} is of class {piece.label}"
+        return f"{text} is of class {form.classes[piece.label]}"
     return text if piece.is_target else f"[{text}]"

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Self, overload
 import numpy as np
 import numpy.typing as npt
 
-from swarm_ft.client.data.layouts import Layout, LongDocuments, OneByOne, truncated
+from swarm_ft.client.data.layouts import (
+    Layout,
+    LongDocuments,
+    OneByOne,
+    Wrapped,
+    truncated,
+)
 from swarm_ft.client.data.summary import TokenCounts
 from swarm_ft.client.data.text_files import reason, refused
 from swarm_ft.client.options import Truncation
@@ -85,9 +91,15 @@ def _by_prompt(
         if _goes_on(document):
             yield from _by_place([document], tokenizer)
             continue
-        pairs = zip(prompt, ids, strict=False)
-        size = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        yield words_of(ids, np.arange(len(ids)) >= size)
+        yield words_of(ids, np.arange(len(ids)) >= _common_length(prompt, ids))
+
+
+def _common_length(prompt: Sequence[int], ids: Sequence[int]) -> int:
+    """Count the tokens that both begin by; as a rule, all of the prompt's."""
+    if ids[: len(prompt)] == prompt:
+        return len(prompt)
+    pairs = enumerate(zip(prompt, ids, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), len(ids))
 
 
 def _goes_on(document: Document) -> bool:
@@ -236,7 +248,6 @@ class SampleFile:
     Attributes:
         num_documents: that came in.
         num_tokens: of all documents.
-        long_documents: documents that are longer than a sample.
         num_samples: in the file, up to now.
         num_left_out: samples without a target.
         num_kept_tokens: of the samples in the file.
@@ -256,7 +267,7 @@ class SampleFile:
     ) -> None:
         self.num_documents = 0
         self.num_tokens = 0
-        self.long_documents = LongDocuments()
+        self._long_documents = LongDocuments()
         self.num_samples = 0
         self.num_left_out = 0
         self.num_kept_tokens = 0
@@ -276,6 +287,13 @@ class SampleFile:
     def __exit__(self, *_error: object) -> None:
         self._file.close()
 
+    @property
+    def long_documents(self) -> LongDocuments:
+        """Documents that are longer than a sample; if they are split, all that were."""
+        if isinstance(self._layout, Wrapped) and self._truncation is Truncation.SPLIT:
+            return self._layout.split
+        return self._long_documents
+
     def add(self, documents: Iterable[Words]) -> None:
         """Take some documents.
 
@@ -293,7 +311,7 @@ class SampleFile:
 
     def count_cut(self, long: LongDocuments) -> None:
         """Count documents that were cut before they came in."""
-        self.long_documents = self.long_documents.plus(long)
+        self._long_documents = self._long_documents.plus(long)
 
     def end(self) -> None:
         """Write the samples that no further document fills up.
@@ -359,8 +377,8 @@ class SampleFile:
         if self.num_left_out:
             return (
                 f"expected something to be learned, but none of {self.num_left_out} samples of "
-                f"{self.seq_length} tokens has any: all is prompts; take a larger --seq-length, or "
-                "--no-completion-only-loss"
+                f"{self.seq_length} tokens has any: all is prompts, or of weight 0; "
+                "take a larger --seq-length, or --no-completion-only-loss"
             )
         return (
             f"expected at least one sample of {self.seq_length} tokens, got "
@@ -373,8 +391,7 @@ class SampleFile:
         self.num_targets += counts.num_targets
         self.class_counts = _with_classes(self.class_counts, rows)
         self.num_kept_tokens += sum(counts.lengths)
-        packed = [len(lengths) for lengths in counts.documents if lengths]
-        self.num_kept_documents += len(rows) - len(packed) + sum(packed)
+        self.num_kept_documents += len(rows) + int(starts_in(rows).sum())
         try:
             self._file.write(rows.tobytes())
             self._file.flush()

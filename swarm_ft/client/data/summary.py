@@ -23,7 +23,8 @@ class Summary:
         num_documents: that were read, without blank ones.
         num_blank: documents without text, which are left out.
         num_begun: documents that have the tokenizer's beginning in their text.
-        long_documents: documents that are longer than a sample.
+        long_documents: documents that are longer than a sample; if they are split, all that go on
+            in another sample.
         truncation: what becomes of these.
         num_samples: that train, or are evaluated.
         num_left_out: samples without a target.
@@ -96,7 +97,9 @@ class Summary:
 
     def _long_words(self) -> str:
         long = self.long_documents
-        documents = f"{counted(long.num_documents, 'document')} of more than {self.seq_length}"
+        documents = counted(long.num_documents, "document")
+        if self.truncation is not Truncation.SPLIT:
+            documents += f" of more than {self.seq_length} tokens"
         lost = f"{long.num_tokens_lost:,} of {long.num_tokens:,} tokens"
         how = {
             Truncation.CUT: f"cut, which leaves out {lost} of theirs",
@@ -104,7 +107,7 @@ class Summary:
             Truncation.SPLIT: f"split: {lost} of theirs stand in samples without the beginning",
         }[self.truncation]
         options = "--seq-length" if self.class_counts else "--truncation, --seq-length"
-        return f"{documents} tokens {how} ({options})"
+        return f"{documents} {how} ({options})"
 
     def fields(self) -> dict[str, Any]:
         """The counts for JSON."""

@@ -17,7 +17,13 @@ from transformers import PreTrainedTokenizerFast
 
 from swarm_ft.client.data.chat import ChatTemplate
 from swarm_ft.client.data.messages import Chat
-from tests.unit.client.data.test_beside_trl import CHATML, drawn_messages, drawn_text, our_samples
+from tests.unit.client.data.test_beside_trl import (
+    CHATML,
+    drawn_messages,
+    drawn_text,
+    our_samples,
+    read,
+)
 from tests.unit.client.data.tokenizers_of_each_make import MAKES, tokenizer_of
 from tests.unit.client.data.trl_samples import Sample, quiet, trl_samples
 
@@ -107,7 +113,10 @@ def test_chats_are_those_of_trl(tmp_path: Path, name: str, make: str) -> None:
 
 
 def test_all_tokens_of_an_answers_last_letter_are_learned(tmp_path: Path) -> None:
-    """transformers marks the first alone: Llama-2's tokenizer makes two of a line behind a mark."""
+    """transformers marks the first alone: Llama-2's tokenizer makes two of a line behind a mark.
+
+    The client prints that, see docs/data.md.
+    """
     ours, theirs, tokenizer = both("tool calls, marked", "prefix space", tmp_path)
     for our, their in zip(ours, theirs, strict=True):
         more = sorted(set(our.learned) - set(their.learned))
@@ -153,7 +162,25 @@ def test_sharegpt_by_templates_roles_is_as_in_trl(tmp_path: Path) -> None:
     for row in rows:
         for one in row["conversations"]:
             one["from"] = names[one["from"]]
-    assert our_samples(rows, tokenizer, tmp_path, **given) == ours
+    renamed, printed = read(rows, tokenizer, tmp_path, **given)
+    assert renamed == ours
+    assert "'human' as user, 'gpt' as assistant; TRL gives the names to the template" in printed
+
+
+def test_differences_of_a_chat_are_printed(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of("byte-level BPE", "$A", model_template("qwen2_5"))
+    user = {"role": "user", "content": "Oslo?"}
+
+    def printed(**message: object) -> str:
+        messages = [user, {"role": "assistant", "content": "Look.", **message}]
+        return read([{"messages": messages}], tokenizer, tmp_path, max_length=400)[1]
+
+    def call(arguments: object) -> list[object]:
+        return [{"type": "function", "function": {"name": "weather", "arguments": arguments}}]
+
+    assert "tool calls: 'arguments' or 'content'" in printed(tool_calls=call('{"city": "Oslo"}'))
+    assert "TRL" not in printed(tool_calls=call({"city": "Oslo"}))
+    assert "messages of weight 0 are only read; TRL does not" in printed(weight=0)
 
 
 # ---- what templates take of a call
@@ -214,3 +241,53 @@ def test_templates_that_do_not_know_calls_are_refused(name: str) -> None:
     tokenizer = tokenizer_of("byte-level BPE", "$A", model_template(name))
     with pytest.raises(ValueError, match="leaves out 'tool_calls'"):
         written(tokenizer, called({"city": "Oslo"}, content=""))
+
+
+# ---- templates that write a chat's beginning otherwise than the chat
+
+TURNS: list[dict[str, object]] = [
+    {"role": "user", "content": "Hi?"},
+    {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."},
+    {"role": "user", "content": "Yes."},
+    {"role": "assistant", "content": "Yes."},
+]
+CALLING = [
+    *called({"city": "Oslo"}, content="").messages,
+    {"role": "assistant", "content": "It is sunny."},
+]
+QWEN_CALL = (
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>\n'
+)
+THOUGHT = "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "messages", "learned"),
+    [
+        ("qwen3", TURNS, ["Yes.<|im_end|>\n", f"{THOUGHT}Yes.<|im_end|>\n"]),
+        ("qwen3", CALLING, [QWEN_CALL, f"{THOUGHT}It is sunny.<|im_end|>\n"]),
+        ("qwen3_5_think", TURNS, ["Yes.<|im_end|>\n", "\n</think>\n\nYes.<|im_end|>\n"]),
+        ("nemotron_3_nano", TURNS, ["<think></think>\nYes.<|im_end|>\n", "<think></think>Yes."]),
+        ("gemma4_v5", TURNS, ["Yes.<turn|>\n", "Yes.<turn|>\n"]),
+    ],
+)
+def test_answers_are_found_where_thoughts_of_earlier_turns_are_left_out(
+    name: str, messages: Any, learned: list[str]
+) -> None:
+    tokenizer = tokenizer_of("byte-level BPE", "$A", model_template(name))
+    template, chat = ChatTemplate(tokenizer), Chat(messages)
+    found = template.document(template.prepared(chat), assistant_only=True)
+    assert "".join(piece.text for piece in found) == template.text(chat)
+    answers = [piece.text for piece in found if piece.is_target]
+    assert len(answers) == len(learned)
+    assert all(answer.startswith(start) for answer, start in zip(answers, learned, strict=True))
+    weighted = template.document(chat._replace(only_read=frozenset({1})), assistant_only=True)
+    assert [piece.text for piece in weighted if piece.is_target] == answers[1:]
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1_distill", "gptoss", "phi3"])
+def test_answers_that_are_not_found_are_refused(name: str) -> None:
+    """Their last answer ends, or is asked for, otherwise than the earlier ones."""
+    tokenizer = tokenizer_of("byte-level BPE", "$A", model_template(name))
+    with pytest.raises(ValueError, match="the assistant's part cannot be found"):
+        ChatTemplate(tokenizer).document(Chat(TURNS), assistant_only=True)
