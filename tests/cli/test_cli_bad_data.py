@@ -70,7 +70,7 @@ WRONG: dict[str, tuple[dict[str, str | bytes], str, tuple[str, ...]]] = {
 }
 WRONG_CHATS: dict[str, tuple[object, tuple[str, ...]]] = {
     "messages without roles": ([{"content": "hi"}], ("line 1", "'role'")),
-    "messages of another kind": ([{"from": "human", "value": "hi"}], ("line 1", "'role'")),
+    "messages of another kind": ([{"speaker": "human", "says": "hi"}], ("line 1", "'role'")),
     "no messages": ([], ("line 1", "an empty one")),
     "messages that are text": ("hi", ("line 1", "got text")),
     "a role that the template refuses": ([{"role": "tool", "content": "x"}], ("no tools here",)),
