@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from swarm_ft.client.data.messages import ASSISTANT, Chat, Message, Messages, parse_json
+from swarm_ft.client.data.messages import ASSISTANT, Chat, Message, parse_json
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+MARK = "\ue000\ue001"
+"""A text that no chat has: letters of Unicode's private use."""
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 """Errors of a template that does not take a chat."""
@@ -47,7 +49,10 @@ Span = tuple[int, int]
 
 
 def rendered(
-    messages: Messages, tokenizer: PreTrainedTokenizerBase, *, is_asking: bool = False
+    messages: Sequence[Mapping[str, object]],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    is_asking: bool = False,
 ) -> str:
     """A chat as text.
 
@@ -56,12 +61,23 @@ def rendered(
         tokenizer: whose template it is.
         is_asking: whether what stands in front of an answer follows.
     """
-    return ChatTemplate(tokenizer).text(Chat(messages), is_asking=is_asking)
+    return ChatTemplate(tokenizer).text(Chat([dict(one) for one in messages]), is_asking=is_asking)
 
 
 def marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a chat template says itself what the assistant wrote."""
+    """Whether a chat template marks what the assistant writes."""
     return _MARKED.search(tokenizer.get_chat_template()) is not None
+
+
+class _Variant(NamedTuple):
+    """A chat as a template takes it.
+
+    Attributes:
+        is_json: whether the template writes all arguments of calls as JSON.
+    """
+
+    chat: Chat
+    is_json: bool
 
 
 class ChatTemplate:
@@ -157,14 +173,50 @@ class ChatTemplate:
             if message.get("role") == ASSISTANT and index not in chat.only_read:
                 asking = self.text(_first(chat, index), is_asking=True) if index else ""
                 until = self.text(_first(chat, index + 1))
-                if not (until.startswith(asking) and text.startswith(until)):
-                    raise ValueError(
-                        "it writes a chat's beginning otherwise than the chat, so the assistant's "
-                        "part cannot be found; put {% generation %} and {% endgeneration %} around "
-                        "it in a chat_template.jinja (TRL has such templates in "
-                        "trl/chat_templates), or leave --assistant-only-loss out"
-                    )
-                yield len(asking), len(until)
+                if until.startswith(asking) and text.startswith(until):
+                    yield len(asking), len(until)
+                else:
+                    yield self._found(chat, index, text)
+
+    def _found(self, chat: Chat, index: int, text: str) -> Span:
+        """A message's place in a chat of which the template writes the beginning otherwise.
+
+        Some templates leave out the thoughts of earlier turns, so a message is written in one way
+        as the last one and in another one in front of others. Another message in its place shows
+        which part of the text depends on it. The message begins behind the header that asks for it,
+        and goes on until the end that the template puts behind the last message.
+
+        Raises:
+            ValueError: it is not found so.
+        """
+        header = self._header(_first(chat, index))
+        message = chat.messages[index]
+        for other in ({"role": message["role"], "content": MARK}, {**message, "content": MARK}):
+            messages = [*chat.messages[:index], other, *chat.messages[index + 1 :]]
+            try:
+                changed = self.text(chat._replace(messages=messages))
+                *_, end = self.text(chat._replace(messages=messages[: index + 1])).partition(MARK)
+            except TEMPLATE_ERRORS:
+                continue
+            first = _common_length(text, changed)
+            rest = min(len(text), len(changed)) - first
+            last = len(text) - min(rest, _common_length(text[::-1], changed[::-1]))
+            start = _behind(header, text, first)
+            if start is not None and end and text.startswith(end, last):
+                return start, last + len(end)
+        raise ValueError(
+            "it writes a chat's beginning otherwise than the chat, so the assistant's part cannot "
+            "be found; put {% generation %} and {% endgeneration %} around it in a "
+            "chat_template.jinja (TRL has such templates in trl/chat_templates), or leave "
+            "--assistant-only-loss out"
+        )
+
+    def _header(self, chat: Chat) -> str:
+        """What asks for an answer to a chat."""
+        if not chat.messages:
+            return ""
+        asking = self.text(chat, is_asking=True)
+        return asking[_common_length(asking, self.text(chat)) :]
 
     def _spans_of_read(self, chat: Chat, text: str) -> Iterator[Span]:
         """The whole text of each message that is only read."""
@@ -172,13 +224,15 @@ class ChatTemplate:
             before = self.text(_first(chat, index)) if index else ""
             is_last = index + 1 == len(chat.messages)
             until = text if is_last else self.text(_first(chat, index + 1))
-            if not (until.startswith(before) and text.startswith(until)):
+            if until.startswith(before) and text.startswith(until):
+                yield len(before), len(until)
+            elif chat.messages[index].get("role") == ASSISTANT:
+                yield self._found(chat, index, text)
+            else:
                 raise ValueError(
                     "it writes a chat's beginning otherwise than the chat, so a message that is "
-                    "only read (its weight is 0) cannot be found; --assistant-only-loss may help "
-                    "where the template has {% generation %}"
+                    "only read (its weight is 0) cannot be found; --assistant-only-loss reads it"
                 )
-            yield len(before), len(until)
 
     # ---- what the template takes
 
@@ -195,19 +249,39 @@ class ChatTemplate:
 
         Templates differ in what they take: `arguments` of a call as an object or as JSON text (one
         that takes an object would quote the text once more), and a message without content as
-        transformers gives it, or with an empty one.
+        transformers gives it, or with an empty one. Text stays text where a template would write
+        the object as JSON, too: TRL and transformers give it as it is.
         """
         if not any("tool_calls" in message for message in chat.messages):
             return chat
-        for change in _VARIANTS:
-            variant = chat._replace(messages=[change(dict(message)) for message in chat.messages])
-            try:
-                text = self.text(variant)
-            except TEMPLATE_ERRORS:
-                continue
-            if all(_is_written(arguments, text) for arguments in _arguments_in(variant)):
-                return variant
+        for with_content in (_same, _with_content):
+            as_given = self._variant(chat, with_content, _same)
+            as_object = self._variant(chat, with_content, _as_object)
+            if as_given and (not as_object or as_object.is_json or as_given.chat == as_object.chat):
+                return as_given.chat
+            found = as_object or self._variant(chat, with_content, _as_text)
+            if found:
+                return found.chat
         return chat
+
+    def changes_calls(self, chat: Chat) -> bool:
+        """Whether the template gets calls or missing contents otherwise than the chat has them."""
+        return self._adapted(chat) != chat
+
+    def _variant(
+        self, chat: Chat, change: Callable[[Message], Message], convert: Callable[[object], object]
+    ) -> _Variant | None:
+        """A chat with other arguments; None if the template does not write them."""
+        messages = [_with_arguments(change(dict(one)), convert) for one in chat.messages]
+        variant = chat._replace(messages=messages)
+        try:
+            text = self.text(variant)
+        except TEMPLATE_ERRORS:
+            return None
+        arguments = list(_arguments_in(variant))
+        if not all(_is_written(one, text) for one in arguments):
+            return None
+        return _Variant(variant, all(_as_text(one) in text for one in arguments))
 
     def _check_is_written(self, chat: Chat) -> None:
         """Refuse a chat of which the template leaves out a part; each kind of part is tried once.
@@ -252,6 +326,18 @@ def _common_length(text: str, other: str) -> int:
     """How many letters two texts begin with alike."""
     pairs = enumerate(zip(text, other, strict=False))
     return next((place for place, (one, two) in pairs if one != two), min(len(text), len(other)))
+
+
+def _behind(header: str, text: str, until: int) -> int | None:
+    """The place behind the last header in front of a place, or behind its first line alone.
+
+    Where headers begin a thought in further lines, those may be missing in earlier turns.
+    """
+    for part in (header, header.partition("\n")[0] + "\n"):
+        place = text.rfind(part, 0, until) if part.strip() else -1
+        if place >= 0:
+            return place + len(part)
+    return None
 
 
 def _cut(text: str, spans: Sequence[Span]) -> Document:
@@ -318,19 +404,13 @@ def _as_object(arguments: object) -> object:
     return arguments if found is None else found
 
 
-def _as_text(arguments: object) -> object:
+def _as_text(arguments: object) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _same(given: Any) -> Any:  # noqa: ANN401
+    return given
 
 
 def _with_content(message: Message) -> Message:
     return {"content": "", **message}
-
-
-_VARIANTS: Sequence[Callable[[Message], Message]] = (
-    lambda message: message,
-    lambda message: _with_arguments(message, _as_object),
-    lambda message: _with_arguments(message, _as_text),
-    _with_content,
-    lambda message: _with_arguments(_with_content(message), _as_object),
-    lambda message: _with_arguments(_with_content(message), _as_text),
-)

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from swarm_ft.client.data.chat import Document, Piece
-from swarm_ft.client.data.columns import LABEL_COLUMNS
-from swarm_ft.client.data.forms import Form, text_in
+from swarm_ft.client.data.columns import LABEL_COLUMNS, MEDIA, ColumnMap
+from swarm_ft.client.data.forms import Form, guarded, text_in
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, kind_of
 from swarm_ft.client.data.text_files import refused
 from swarm_ft.client.options import ReadOptions
@@ -89,7 +89,7 @@ def class_form_of(
 
     is_text = task.kind is TaskKind.CLASSIFICATION
     told = " and ".join(f"'{text}'" for text in texts)
-    return Form(
+    form = Form(
         words=f"a document is {told}, "
         + (f"its class is '{label}'" if is_text else f"classes of its words are '{label}'"),
         columns=(*texts, label),
@@ -98,6 +98,7 @@ def class_form_of(
         classes=task.labels,
         are_of_words=not is_text,
     )
+    return guarded(form, ColumnMap.of(options).removed, MEDIA)
 
 
 def find_classes(

@@ -32,11 +32,12 @@ _PREFERENCE = "compares answers (preference data), and a swarm trains on answers
 _MEDIA = "holds media, and a swarm trains on text alone"
 _MASK = "says which tokens are learned, and a swarm reads text, not tokens"
 _CHAT = "is for chats, and these rows have no place for it"
+MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 REASONS: Mapping[str, str] = {
     **dict.fromkeys((*LABEL_COLUMNS, "kto_tag"), "tells good answers from bad ones, or classes"),
     **dict.fromkeys(("chosen", "rejected", "chosen_response", "rejected_response"), _PREFERENCE),
     **dict.fromkeys(("chosen_messages", "rejected_messages"), _PREFERENCE),
-    **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), _MEDIA),
+    **dict.fromkeys(MEDIA, _MEDIA),
     **dict.fromkeys(("input_ids", "completion_mask", "assistant_masks", "loss_mask"), _MASK),
     **dict.fromkeys(("mask", "train_mask", "train_detail", "training_detail"), _MASK),
     **dict.fromkeys(("system", "history", "tools", "functions", "chat_template_kwargs"), _CHAT),
@@ -51,7 +52,7 @@ class Format(NamedTuple):
     """A text with columns in braces, as `Q: {question}`.
 
     Attributes:
-        text: as the user wrote it.
+        text: all of it.
         parts: literal text, each with the column behind it; None behind the last one.
     """
 
@@ -82,7 +83,7 @@ def parse_format(text: str, flag: str) -> Format:
             f"{flag}: expected columns in braces, as {{answer}}, and {{{{ for a brace, in "
             f"{text!r:.80}"
         )
-    return Format(text, tuple((literal, column) for literal, column, _, _ in parts))
+    return Format(plain, tuple((literal, column) for literal, column, _, _ in parts))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,18 +196,21 @@ class Fields(NamedTuple):
         )
 
 
-def refuse_meaningful(row: Row, used: Iterable[str], removed: frozenset[str]) -> None:
+def refuse_meaningful(
+    row: Row, used: Iterable[str], removed: frozenset[str], names: Iterable[str] = REASONS
+) -> None:
     """Refuse a row that has a column which changes its meaning and which nobody reads.
 
     Args:
         row: to check.
+        names: of columns that change it, some of `REASONS`.
         used: columns that its shape reads.
         removed: columns that the user asks to leave out.
 
     Raises:
         BadDataset: it has one; names the option that leaves it out.
     """
-    for name in row.values.keys() & REASONS.keys() - removed - set(used):
+    for name in row.values.keys() & set(names) - removed - set(used):
         if not is_empty(row.values[name]):
             raise BadDataset(
                 f"{row.place}: '{name}' {REASONS[name]}; --remove-columns {name} trains without it"

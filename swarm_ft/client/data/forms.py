@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, NamedTuple
 from swarm_ft.client.data.chat import TEMPLATE_ERRORS, ChatTemplate, Document, Piece
 from swarm_ft.client.data.columns import (
     LABEL_COLUMNS,
+    REASONS,
+    ROW_FLAGS,
     ColumnMap,
     Fields,
     is_row_learned,
     refuse_meaningful,
 )
-from swarm_ft.client.data.messages import chat_in
+from swarm_ft.client.data.messages import Chat, chat_in, renamed_roles
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, kind_of
 from swarm_ft.client.options import ReadOptions
 from swarm_ft.errors import BadDataset, BadOption
+from swarm_ft.protocol.spec.sample_rows import NO_LABEL
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,7 +38,7 @@ COMPLETION_ONLY, ASSISTANT_ONLY = "completion_only_loss", "assistant_only_loss"
 _CHAT_ROLES = ("system", "tools", "chat_template_kwargs")
 
 
-def _no_keys(_row: Row) -> Sequence[str]:
+def _nothing(_row: Row) -> Sequence[str]:
     return ()
 
 
@@ -52,6 +55,7 @@ class Form:
         classes: names of those that are learned, of documents that are a sample each.
         are_of_words: whether pieces have them, and not documents.
         unused_keys: keys of a row's messages that have no effect on its document, for people.
+        notes: where TRL would make another document of a row, for people.
     """
 
     words: str
@@ -61,7 +65,8 @@ class Form:
     asks: frozenset[str] = frozenset()
     classes: tuple[str, ...] = ()
     are_of_words: bool = False
-    unused_keys: Callable[[Row], Sequence[str]] = _no_keys
+    unused_keys: Callable[[Row], Sequence[str]] = _nothing
+    notes: Callable[[Row], Sequence[str]] = _nothing
 
     @property
     def has_class(self) -> bool:
@@ -153,29 +158,45 @@ def form_of(
     if shape is None:
         raise BadDataset(
             f"dataset '{source}': expected the columns text; prompt and completion; messages; "
-            f"conversations; or instruction, input and output; got {told}; --text-column says "
-            "which one to train on, --column prompt=NAME --column completion=NAME what they mean, "
-            '--template "{NAME}" how to put them'
+            f"conversations; or instruction, input and output; got {told}{_hint(values)}"
         )
     made_of = _Source(columns.with_defaults(shape.names), options, tokenizer, source, values)
     form = shape.form(made_of)
     for role in columns.sources:
         if not set(columns.columns_of(role)) <= set(form.columns):
             raise BadOption(f"--column {role}: means nothing where {form.words}")
-    return _guarded(form, columns.removed)
+    return guarded(form, columns.removed)
 
 
-def _guarded(form: Form, removed: frozenset[str]) -> Form:
-    """The form, where a row with a column that changes its meaning is refused, or only read."""
+def _hint(values: Mapping[str, object]) -> str:
+    """How columns of other names are trained on."""
+    texts = [name for name, value in values.items() if isinstance(value, str)]
+    one, other = texts[:2] if len(texts) > 1 else ("NAME", "OTHER")
+    reasons = [f"; '{name}' {REASONS[name]}" for name in values if name in REASONS]
+    return (
+        f"{''.join(reasons[:1])}; --text-column says which one to train on, --column prompt={one} "
+        f"--column completion={other} what they mean, --template '{{{one}}} {{{other}}}' how to "
+        "put them"
+    )
+
+
+def guarded(form: Form, removed: frozenset[str], names: Iterable[str] = REASONS) -> Form:
+    """The form, where a row is refused for a column that changes its meaning, or only read for one.
+
+    Args:
+        form: to guard.
+        removed: columns that the user asks to leave out.
+        names: of columns for which a row is refused, some of `REASONS`.
+    """
 
     def render(row: Row) -> Document:
-        refuse_meaningful(row, form.columns, removed)
+        refuse_meaningful(row, form.columns, removed, names)
         document = form.render(row)
         if is_row_learned(row, form.columns, removed):
             return document
-        return tuple(piece._replace(is_target=False) for piece in document)
+        return tuple(piece._replace(is_target=False, label=NO_LABEL) for piece in document)
 
-    return replace(form, render=render)
+    return replace(form, render=render, columns=(*form.columns, *set(ROW_FLAGS) - removed))
 
 
 # ---- texts
@@ -305,6 +326,7 @@ def _chat_form(made_of: _Source) -> Form:
         has_end=True,
         asks=frozenset({ASSISTANT_ONLY}),
         unused_keys=lambda row: _unused_keys(row, made_of, template, "messages"),
+        notes=lambda row: _chat_notes(row, made_of, template, "messages"),
     )
 
 
@@ -334,6 +356,7 @@ def _chat_pair_form(made_of: _Source) -> Form:
         has_end=True,
         asks=frozenset({COMPLETION_ONLY, ASSISTANT_ONLY}),
         unused_keys=lambda row: _unused_keys(row, made_of, template, "prompt", "completion"),
+        notes=lambda row: _chat_notes(row, made_of, template, "prompt", "completion"),
     )
 
 
@@ -353,12 +376,7 @@ def _refused(row: Row, exc: Exception) -> BadDataset:
 
 def _unused_keys(row: Row, made_of: _Source, template: ChatTemplate, *roles: str) -> list[str]:
     """Keys of messages without which the template writes the same text."""
-    fields = Fields(row, made_of.columns)
-    first, *others = (chat_in(fields, role) for role in roles)
-    chat = first
-    for other in others:
-        chat = chat.followed_by(other)
-    chat = template.prepared(chat)
+    chat = template.prepared(_joined_chat(row, made_of, *roles))
     keys = dict.fromkeys(key for message in chat.messages for key in message)
     return [
         f"'{key}' of messages"
@@ -366,6 +384,32 @@ def _unused_keys(row: Row, made_of: _Source, template: ChatTemplate, *roles: str
         if key not in ("role", "content")
         and not template.is_changed_by(chat, chat.without_key(key))
     ]
+
+
+def _joined_chat(row: Row, made_of: _Source, *roles: str) -> Chat:
+    fields = Fields(row, made_of.columns)
+    chat = chat_in(fields, roles[0])
+    for role in roles[1:]:
+        chat = chat.followed_by(chat_in(fields, role, with_system=False))
+    return chat
+
+
+def _chat_notes(row: Row, made_of: _Source, template: ChatTemplate, *roles: str) -> list[str]:
+    """Differences to TRL's document of a row; docs/data.md has them all."""
+    fields, chat = Fields(row, made_of.columns), _joined_chat(row, made_of, *roles)
+    renamed = {k: v for role in roles for k, v in renamed_roles(fields, role).items()}
+    notes = []
+    if renamed:
+        names = ", ".join(f"'{name}' as {role}" for name, role in renamed.items())
+        notes.append(f"roles of messages: {names}; TRL gives the names to the template")
+    if chat.only_read:
+        notes.append("messages of weight 0 are only read; TRL does not read weights")
+    if template.changes_calls(chat):
+        notes.append(
+            "tool calls: 'arguments' or 'content' is given to the template in the form that it "
+            "takes; TRL gives them as they are"
+        )
+    return notes
 
 
 def _pair_of_either(made_of: _Source) -> Form:

@@ -19,6 +19,7 @@ Messages = Sequence[Message]
 ASSISTANT = "assistant"
 FUNCTION_CALL = "function_call"
 ROLE_OF = {
+    **{name: name for name in ("system", "user", ASSISTANT, "tool", FUNCTION_CALL)},
     "human": "user",
     "prompter": "user",
     "gpt": ASSISTANT,
@@ -30,7 +31,7 @@ ROLE_OF = {
     "tool_response": "tool",
     "tool_call": FUNCTION_CALL,
 }
-"""Roles of ShareGPT's `from` by other names than templates have; the others stay."""
+"""Roles by the names of ShareGPT's `from`, in small letters; other names stay as they are."""
 FLAGS = ("weight", "loss_weight", "loss", "train", "training", "trainable", "train_on_turn")
 """Keys of a message that say whether it is learned: OpenAI's and Mistral's `weight`, LLaMA-Factory
 v1's `loss_weight`, `loss` of ms-swift and xtuner, and those that axolotl's files have."""
@@ -115,6 +116,14 @@ def chat_in(fields: Fields, role: str, *, with_system: bool = True) -> Chat:
     )
 
 
+def renamed_roles(fields: Fields, role: str) -> dict[str, str]:
+    """Names of ShareGPT's `from` in a row, with the template's role where that is another name."""
+    messages = _list_of(fields, role)
+    names = [one["from"] for one in messages if isinstance(one, Mapping) and one.get("from")]
+    roles = {str(name): ROLE_OF.get(str(name).lower(), str(name)) for name in names}
+    return {name: to for name, to in roles.items() if to != name}
+
+
 def _list_of(fields: Fields, role: str) -> list[object]:
     messages = fields.get(role)
     if not isinstance(messages, list) or not messages:
@@ -162,10 +171,10 @@ def _message_of(fields: Fields, given: object, removed: _RemovedKeys) -> tuple[M
 def _normalised(place: str, message: Message) -> Message:
     """A message by OpenAI's names, its content a text."""
     if "role" not in message and "from" in message:
-        message["role"] = message.pop("from")
-        message["role"] = ROLE_OF.get(str(message["role"]), message["role"])
-        if "value" in message:
-            message["content"] = message.pop("value")
+        role = message.pop("from")
+        message["role"] = ROLE_OF.get(str(role).lower(), role)
+    if "content" not in message and "value" in message:
+        message["content"] = message.pop("value")
     if isinstance(message.get("content"), list):
         _join_parts(place, message)
     if message.get("role") == FUNCTION_CALL:
@@ -211,11 +220,11 @@ def _part_of(place: str, part: object) -> tuple[str, str]:
         raise BadDataset(
             f"{place}: expected parts of 'content' with 'type' and 'text', got {kind_of(part)}"
         )
-    kind, text = PART_KINDS.get(str(part.get("type"))), part.get("text", part.get("value"))
+    given = "text" if part.keys() == {"text"} else part.get("type")
+    kind, text = PART_KINDS.get(str(given)), part.get("text", part.get("value"))
     if kind is None:
         raise BadDataset(
-            f"{place}: a part of 'content' is of type {part.get('type')!a:.40}; a swarm trains on "
-            "text alone"
+            f"{place}: a part of 'content' is of type {given!a:.40}; a swarm trains on text alone"
         )
     if not isinstance(text, str):
         raise BadDataset(f"{place}: expected a part's 'text' to be text, got {kind_of(text)}")
@@ -239,11 +248,13 @@ def _call_of(function: object) -> object:
 
 
 def _check_calls(place: str, message: Message) -> None:
-    calls = message.get("tool_calls")
-    if is_empty(calls):
-        message.pop("tool_calls", None)  # templates take an empty list for a call
-    elif not isinstance(calls, list) or not all(isinstance(one, Mapping) for one in calls):
+    given = message.pop("tool_calls", None)
+    if is_empty(given):
+        return  # left out: templates take an empty list for a call
+    calls = parse_json(given) if isinstance(given, str) else given
+    if not isinstance(calls, list) or not all(isinstance(one, Mapping) for one in calls):
         raise BadDataset(f"{place}: expected 'tool_calls' to be a list of objects")
+    message["tool_calls"] = calls
 
 
 def _tools_of(fields: Fields) -> list[object] | None:

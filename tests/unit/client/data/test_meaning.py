@@ -100,8 +100,13 @@ def test_a_message_of_weight_1_is_as_one_without(words: Words, value: object) ->
 
 
 def test_a_template_that_forgets_cannot_tell_a_message_apart(words: Words) -> None:
+    forgetful = "{{ messages | length }}" + CHAT
     with pytest.raises(BadDataset, match=r"line 1: .*its weight is 0\) cannot be found"):
-        document(words, with_key(1, weight=0), "{{ messages | length }}" + CHAT)
+        document(words, with_key(0, weight=0), forgetful)
+    with pytest.raises(BadDataset, match=r"line 1: .*the assistant's part cannot be found"):
+        document(words, with_key(1, weight=0), forgetful)
+    found = document(words, with_key(1, weight=0), forgetful + ASKING)
+    assert read(found) == "w2 </s> "
 
 
 @pytest.mark.parametrize(
@@ -189,8 +194,11 @@ def test_a_row_of_weight_0_is_only_read(words: Words, row: dict[str, Any], weigh
 def test_a_row_of_weight_0_is_left_out_and_counted(
     opened: Callable[..., Dataset], jsonl: Callable[..., Path]
 ) -> None:
-    path = jsonl({"text": "w1 w2"}, {"text": "w3 w4", "weight": 0})
-    samples = opened(path, packing=False).samples(3, 20)
+    path = jsonl({"text": "w1 w2", "weight": 1}, {"text": "w3 w4", "weight": 0})
+    data = opened(path, packing=False)
+    assert "not used" not in data.describe()[0]
+    assert "not used: 'weight'" in opened(path, remove_columns="weight").describe()[0]
+    samples = data.samples(3, 20)
     assert samples.tokens.tolist() == [[1, 2, 11]]
 
 

@@ -54,7 +54,7 @@ def test_sharegpt_is_a_chat(words: Words, column: str) -> None:
         "id": "identity_0",
         column: [
             {"from": "system", "value": "w0"},
-            {"from": "human", "value": "w1"},
+            {"from": "Human", "value": "w1"},
             {"from": "gpt", "value": "w2"},
         ],
     }
@@ -75,7 +75,7 @@ def test_sharegpt_with_tools_is_as_openai_writes_it(words: Words) -> None:
         "system": "w0",
         "tools": json.dumps(tools),
     }
-    openai = {
+    openai: dict[str, Any] = {
         "messages": [
             {"role": "system", "content": "w0"},
             {"role": "user", "content": "w1"},
@@ -85,12 +85,12 @@ def test_sharegpt_with_tools_is_as_openai_writes_it(words: Words) -> None:
         ],
         "tools": tools,
     }
-    legacy = {
-        "messages": [dict(one) for one in openai["messages"]],  # type: ignore[attr-defined]
-        "functions": tools,
-    }
+    legacy = {"messages": [*openai["messages"]], "functions": tools}
     legacy["messages"][2] = {"role": "assistant", "content": None, "function_call": CALL}
     assert document(words, sharegpt) == document(words, openai)
+    as_text = {**openai, "messages": [dict(one) for one in openai["messages"]]}
+    as_text["messages"][2]["tool_calls"] = json.dumps(as_text["messages"][2]["tool_calls"])
+    assert document(words, as_text) == document(words, openai)
     assert "<tools> " + json.dumps(tools) in text(document(words, openai))
     assert json.dumps(CALL) in text(document(words, legacy))
 
@@ -108,14 +108,18 @@ def test_messages_that_a_template_leaves_out_are_refused(words: Words) -> None:
         "{% for m in messages %}{% if m.role in ('user', 'assistant') %}{{ m.content }}"
         "{% endif %}{% endfor %}"
     )
-    row = {"messages": [{"role": "user", "content": "w1"}, {"role": "tool", "content": "w2"}]}
+    row: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "w1"}, {"role": "tool", "content": "w2"}]
+    }
     with pytest.raises(BadDataset, match="leaves out messages of 'tool'"):
         document(words, row, deaf)
-    calls = [{"role": "user", "content": "w1"}, {"role": "assistant", "tool_calls": [CALL]}]
-    calls[1]["content"] = "w2"
+    calls: list[dict[str, Any]] = [
+        {"role": "user", "content": "w1"},
+        {"role": "assistant", "content": "w2", "tool_calls": [CALL]},
+    ]
     with pytest.raises(BadDataset, match="leaves out 'tool_calls'"):
         document(words, {"messages": calls}, deaf)
-    row = {"messages": [{"role": "user", "content": "w1"}], "tools": [CALL]}
+    row |= {"messages": [{"role": "user", "content": "w1"}], "tools": [CALL]}
     with pytest.raises(BadDataset, match=r"leaves out 'tools' \(--remove-columns tools"):
         document(words, row, deaf)
     assert text(document(words, row, deaf, remove_columns="tools")) == "w1"
@@ -138,6 +142,7 @@ def test_a_system_column_goes_in_front_of_a_chat(words: Words) -> None:
         [{"type": "text", "text": "w1 "}, {"type": "text", "text": "w2"}],
         [{"type": "input_text", "text": "w1 w2"}],
         [{"type": "text", "value": "w1 w2"}],
+        [{"text": "w1 w2"}],
         [{"type": "text", "text": "w1 w2", "image_url": None}],
     ],
     ids=json.dumps,
@@ -163,7 +168,7 @@ def test_parts_of_reasoning_and_calls_stand_beside_the_text(words: Words) -> Non
     [
         ({"type": "image_url", "image_url": {"url": "a"}}, "of type 'image_url'"),
         ({"type": "input_audio"}, "of type 'input_audio'"),
-        ({"text": "w1"}, "of type None"),
+        ({"text": "w1", "cache": True}, "of type None"),
         ({"type": "text"}, "'text' to be text, got nothing"),
         ({"type": "tool_call", "value": "f()"}, "a tool call as a JSON object"),
     ],
@@ -176,7 +181,14 @@ def test_other_parts_are_refused_by_their_kind(
         document(words, row)
 
 
-@pytest.mark.parametrize("calls", [[], None], ids=["an empty list", "nothing"])
+@pytest.mark.parametrize("calls", ["f()", {"name": "f"}, ["f"], 5], ids=json.dumps)
+def test_calls_that_are_none_are_refused(words: Words, calls: object) -> None:
+    row = {"messages": [{"role": "assistant", "content": "w1", "tool_calls": calls}]}
+    with pytest.raises(BadDataset, match="line 1: expected 'tool_calls' to be a list of objects"):
+        document(words, row)
+
+
+@pytest.mark.parametrize("calls", [[], None, ""], ids=["an empty list", "nothing", "empty text"])
 def test_no_calls_are_no_calls(words: Words, calls: object) -> None:
     template = "{% for m in messages %}{{ 'tool_calls' in m }} {% endfor %}{{ messages | tojson }}"
     row = {"messages": [{"role": "assistant", "content": "w1", "tool_calls": calls}]}
@@ -208,9 +220,9 @@ def test_of_a_completion_with_several_turns_the_assistants_may_be_learned(words:
         {"role": "user", "content": "w5"},
         {"role": "assistant", "content": "w6"},
     ]
-    row = {"prompt": earlier, "completion": more}
+    row: dict[str, Any] = {"prompt": earlier, "completion": more}
 
-    def learned(**options: bool) -> list[str]:
+    def learned(**options: Any) -> list[str]:
         return [one.text for one in document(words, row, **options) if one.is_target]
 
     assert learned() == ["w4 </s> <user> w5 </s> <assistant> w6 </s> "]
@@ -346,7 +358,10 @@ def test_a_row_that_lacks_a_column_of_a_template_is_refused(
 
 
 def test_columns_that_fit_nothing_are_refused_with_the_options(words: Words) -> None:
-    with pytest.raises(BadDataset, match=r"got 'question', 'answer', 'id'; .*--column prompt=NAME"):
+    with pytest.raises(
+        BadDataset,
+        match=r"got 'question', 'answer', 'id'; .*--column prompt=question --column completion=",
+    ):
         document(words, GSM8K)
 
 
