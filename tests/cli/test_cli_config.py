@@ -76,6 +76,25 @@ def test_defaults_are_for_every_command(run_here: RunHere, config: Path) -> None
     )
 
 
+def test_a_preview_has_the_defaults_of_its_job(run_here: RunHere, config: Path, job: Path) -> None:
+    config.write_text(
+        "[client.train]\nseq-length = 99\nlora-r = 4\ninvite = '@nowhere'\njson = 'report.json'\n"
+        "[client.preview]\nlora-r = 5\nshow = 1\n"
+    )
+    shown = yaml.safe_load(run_here("client", "preview", job, "--print-config").out)
+    assert (shown["sequence_len"], shown["lora_r"]) == (99, 5)
+
+
+def test_notes_of_a_job_are_on_standard_error(run_here: RunHere, job: Path) -> None:
+    job.write_text(f"{job.read_text()}logging_steps: 1\n")
+    shown = run_here("client", "train", job, "--print-config")
+    assert f"{job}: logging_steps: without effect here" in shown.err
+    assert (
+        "left out, with another default than axolotl's: num_epochs (1 there, 3 here)" in shown.err
+    )
+    assert yaml.safe_load(shown.out)["base_model"] == "a"
+
+
 def test_an_invitation_may_lie_there(run_here: RunHere, config: Path) -> None:
     config.write_text('[serve-stage]\ninvite = "swarm1nonsense"\n')
     done = run_here("serve-stage")

@@ -229,6 +229,8 @@ def _name_of(row: Row, column: str, value: object) -> str:
     name = str(int(value)) if isinstance(value, int) else value
     if isinstance(name, str) and "," in name:
         raise BadDataset(f"{row.place}: expected '{column}' to be a class without a comma in it")
+    if isinstance(name, str) and not name.strip().isprintable():
+        raise BadDataset(f"{row.place}: expected '{column}' to be printable, got {name[:80]!a}")
     if isinstance(name, str) and name.strip() and not name.startswith("-"):
         return name.strip()
     raise BadDataset(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,9 +12,9 @@ import numpy.typing as npt
 
 from swarm_ft.client.data.dataset import Dataset, Samples, open_dataset
 from swarm_ft.client.data.files import Wanted
-from swarm_ft.client.data.layouts import LongDocuments
 from swarm_ft.client.data.progress import ReadSoFar
-from swarm_ft.client.data.samples import TokenArray
+from swarm_ft.client.data.samples import TokenArray, token_counts
+from swarm_ft.client.data.summary import mixed_summary
 from swarm_ft.client.data.text_files import reason, refused
 from swarm_ft.client.options import ReadOptions, StoppingStrategy
 from swarm_ft.errors import BadOption
@@ -157,13 +156,14 @@ class Mixture:
             raise refused(
                 self.source, f"more than {MAX_SAMPLES} samples; take fewer (--max-samples)"
             )
-        return Samples(
-            tokens=_mixed_rows(tables, order, self.source),
-            words="\n".join([*(one.words for one in read), self._mixed(order, tables)]),
-            long_documents=reduce(
-                LongDocuments.plus, (one.long_documents for one in read), LongDocuments()
-            ),
+        tokens = _mixed_rows(tables, order, self.source)
+        summary = mixed_summary(
+            [one.summary for one in read],
+            token_counts(tokens),
+            source=self.source,
+            mixed=self._mixed(order, tables),
         )
+        return Samples(tokens=tokens, summary=summary)
 
     def _mixed(self, order: Order, tables: Sequence[TokenArray]) -> str:
         """Say what each dataset gives, for people."""
