@@ -38,7 +38,14 @@ from swarm_ft.stage.base import Lengths, is_packed, tokens_of
 from swarm_ft.stage.device import drawing_apart
 from swarm_ft.stage.forms import own_linears, packing_of, weight_of
 from swarm_ft.stage.heads import head_of
-from swarm_ft.stage.packed import TRIED_SIZE, Outputs, apart, masks_documents, together
+from swarm_ft.stage.packed import (
+    MASKED_TOKENS,
+    TRIED_SIZE,
+    Outputs,
+    apart,
+    masks_documents,
+    together,
+)
 from swarm_ft.stage.skeleton import (
     RECORDED,
     ModelConfig,
@@ -216,7 +223,8 @@ class StageModule(nn.Module):
             seeds = None if dropout is None else replace(dropout, part=part)
             return self._passed(partial(base, **named), x, seeds)
 
-        return (together if self.masks_documents else apart)(run, x, lengths)
+        is_together = x.shape[1] <= MASKED_TOKENS and self.masks_documents
+        return (together if is_together else apart)(run, x, lengths)
 
     @property
     def masks_documents(self) -> bool:

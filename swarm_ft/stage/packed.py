@@ -24,6 +24,11 @@ _log = get_logger(__name__)
 
 TRIED: Sequence[tuple[int, ...]] = ((5, 3, 4), (2, 8))
 """Documents of two samples, by which a stage is tried; the second sample is padded."""
+MASKED_TOKENS = 2048
+"""Longest samples that masks keep apart: a mask has as many values as the square of that.
+
+Longer ones are computed faster document by document, on a CPU from about 1,024 tokens on.
+"""
 TRIED_SIZE = len(TRIED), max(map(sum, TRIED))
 TRIED_RTOL = 1e-4
 """Largest distance of a token's output, relative to its norm, that rounding accounts for."""
