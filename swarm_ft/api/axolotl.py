@@ -28,6 +28,7 @@ RENAMED = {
 """Keys that have the same meaning here under another name, with the field's name."""
 WORDS = {
     "lr_schedule": {"constant_with_warmup": "constant"},
+    "truncation": {"truncate": "cut"},
     "optim": {
         **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf"), "adamw"),
         **dict.fromkeys(("adamw_bnb_8bit", "paged_adamw_8bit"), "adamw-8bit"),
@@ -153,6 +154,7 @@ DEFAULTS = {
     "warmup_ratio": ("warmup_ratio", "0.03, of 100 steps at most"),
     "seq_length": ("sequence_len", "512"),
     "batch_size": ("gradient_accumulation_steps", "1, of micro_batch_size samples"),
+    "truncation": ("excess_length_strategy", "drop"),
     "shuffle": ("shuffle", "true"),
 }
 """By field, the key and axolotl's own default, where ours is another."""
@@ -166,27 +168,31 @@ class RowType(NamedTuple):
 
     Attributes:
         asks: the option that `train_on_inputs` sets for such rows; empty if all is learned anyway.
+        roles: columns that such rows have to have; see `--column`.
         is_text: whether a row is one text.
     """
 
     asks: str = ""
+    roles: tuple[str, ...] = ()
     is_text: bool = False
 
 
-_CHAT = RowType(asks="assistant_only_loss")
+_CHAT = RowType(asks="assistant_only_loss", roles=("messages",))
 _TEXT = RowType(is_text=True)
 ROW_TYPES = {
     "completion": _TEXT,
     "chat_template": _CHAT,
-    "alpaca": RowType(asks="completion_only_loss"),
+    "alpaca": RowType(asks="completion_only_loss", roles=("instruction", "output")),
     "pretraining": _TEXT,
     "pretrain": _TEXT,
     "chat_template.default": _CHAT,
 }
 ROLES = {"human": "user", "gpt": "assistant"}
 """Roles that have another name in axolotl's own mapping."""
-MESSAGE_KEYS = {"messages": ("role", "content"), "conversations": ("from", "value")}
-"""By column, the keys that a message's role and content have."""
+COLUMNS = {"field_messages": "messages", "field_tools": "tools", "field_system": "system"}
+"""Keys of an entry that name a column, with the role that the column has."""
+MESSAGE_KEYS = (("role", "content"), ("from", "value"))
+"""Keys that a message's role and content can have."""
 
 
 def row_problem(name: str, value: Any, known: Iterable[str]) -> str:
@@ -223,11 +229,11 @@ def _one_of(*expected: Any) -> Callable[[Any], str]:
 
 def _mappings(value: Any) -> str:
     keys = (value.get("role"), value.get("content")) if isinstance(value, dict) else ()
-    if keys in MESSAGE_KEYS.values() and len(value) == len(keys):
+    if keys in MESSAGE_KEYS and len(value) == len(keys):
         return ""
     return (
-        "expected role: role, content: content (of messages) or role: from, content: value (of "
-        f"conversations), got {shown(value)}"
+        "expected role: role and content: content, or role: from and content: value, "
+        f"got {shown(value)}"
     )
 
 
@@ -243,15 +249,13 @@ _ENTRY_KEYS: dict[str, Callable[[Any], str]] = {
     "roles_to_train": _roles_to_train,
     "train_on_eos": _one_of("turn"),
     "train_on_eot": _one_of("turn"),
-    "field_messages": _one_of(*MESSAGE_KEYS),
     "message_property_mappings": _mappings,
     "message_field_role": _one_of("role", "from"),
     "message_field_content": _one_of("content", "value"),
-    "message_field_training": _one_of("train"),
+    "message_field_training": _one_of("train", "training", "trainable", "weight"),
     "message_field_training_detail": _refused("a message is learned as a whole, or not at all"),
     "chat_template": _template,
     "chat_template_jinja": _refused(TEMPLATE),
-    "field_tools": _one_of("tools"),
     "field_thinking": _one_of("reasoning_content"),
     "template_thinking_key": _one_of("reasoning_content"),
     "split_thinking": _refused("messages go to the template as they are"),
@@ -259,7 +263,6 @@ _ENTRY_KEYS: dict[str, Callable[[Any], str]] = {
     "roles": _refused("roles go to the template by axolotl's default names"),
     "shards": _refused("max_samples: N takes the first N samples alone"),
     "shards_idx": _refused("max_samples: N takes the first N samples alone"),
-    "preprocess_shards": _refused(""),
     "data_files": _refused("path: names a file, or a directory of files"),
     "revision": _refused("a dataset is read at its newest revision"),
     "trust_remote_code": _refused("code that comes with a dataset is never run"),

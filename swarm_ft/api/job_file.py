@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from swarm_ft.api.axolotl import (
+    COLUMNS,
     DEFAULTS,
     EXPECTED,
     OFF,
@@ -141,13 +142,15 @@ class _Translation:
         self._row_type: RowType | None = None
         self._trains_on_inputs: bool | None = None
         self._per_epoch: dict[str, Any] = {}
+        self._columns: dict[str, str] | None = None
         self._known = {name: one.field for one in _OPTIONS.values() for name in one.names}
         self._known |= RENAMED
         self._special: dict[str, Callable[[Any], None]] = {
-            "datasets": lambda value: self._one_dataset(value, "dataset", "split"),
-            "test_datasets": lambda value: self._one_dataset(value, "eval_dataset", "eval_split"),
+            "datasets": lambda value: self._datasets(value, "dataset", "split"),
+            "test_datasets": lambda value: self._datasets(value, "eval_dataset", "eval_split"),
             "adapter": self._adapter,
             "peft_use_dora": lambda value: self._if_true(value, "adapter", "dora"),
+            "excess_length_strategy": lambda value: self._set("truncation", value),
             "lora_target_linear": lambda value: None,  # see _resolve_targets
             "warmup_steps": self._warmup_steps,
             "use_tensorboard": lambda value: self._if_true(value, "report_to", "tensorboard"),
@@ -170,6 +173,9 @@ class _Translation:
                 self._take(self._key, value)
         if accumulation is not None:
             self._accumulate(accumulation)
+        if self._columns:
+            self._key = "column"
+            self._set("column", [f"{role}={name}" for role, name in self._columns.items()])
         self._resolve_targets(keys)
         self._resolve_per_epoch()
         self._resolve_learned_part()
@@ -337,33 +343,70 @@ class _Translation:
 
     # ---- datasets
 
-    def _one_dataset(self, value: Any, path: str, split: str) -> None:
+    def _datasets(self, value: Any, path: str, split: str) -> None:
         key = self._key
         if value in OFF:
             return
-        if not (isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict)):
-            words = "expected a list of one, such as '- path: notes.txt'; a run has one dataset"
-            self._refuse(f"{words}, which may be a directory of files")
+        entries = value if isinstance(value, list) else []
+        if not entries or not all(isinstance(entry, dict) for entry in entries):
+            self._refuse("expected a list, such as '- path: notes.txt'")
             return
-        fields = {"path": path, "split": split, "name": "subset", "field": "text_column"}
+        if path == "eval_dataset" and len(entries) > 1:
+            self._refuse("expected a list of one; it may be a directory of files")
+            return
+        for entry in entries:
+            self._key = key
+            self._dataset(entry, split)
+        self._key = f"{key}: path"
+        paths = [str(entry["path"]) for entry in entries if entry.get("path")]
+        if len(paths) < len(entries):
+            self._refuse("expected one in each entry")
+        else:
+            self._set(path, paths[0] if len(paths) == 1 else tuple(paths))
+
+    def _dataset(self, value: Mapping[Any, Any], split: str) -> None:
+        """Take all of an entry but its path; several entries say the same there."""
+        key = self._key
+        fields = {"split": split, "name": "subset", "field": "text_column"}
         fields["ds_type"] = "data_format"
-        entry = {str(name): one for name, one in value[0].items() if one is not None}
+        entry = {str(name): one for name, one in value.items() if one is not None}
         for name, one in entry.items():
             self._key = f"{key}: {name}"
-            problem = row_problem(name, one, [*fields, "type"])
+            problem = row_problem(name, one, [*fields, *COLUMNS, "path", "type"])
             if name == "type":
                 self._row_type_of(one, entry)
             elif name in fields:
                 self._set(fields[name], one)
-            elif problem:
+            elif name not in ("path", *COLUMNS) and problem:
                 self._refuse(problem)
+        self._columns_of(entry, key)
+
+    def _columns_of(self, entry: Mapping[str, Any], key: str) -> None:
+        """Have columns fill the roles of the entry's type, the same in all entries."""
+        row_type = ROW_TYPES.get(str(entry.get("type")), NO_ROW_TYPE)
+        columns = {role: role for role in row_type.roles}
+        for name, role in COLUMNS.items():
+            column = entry.get(name, role)
+            if not isinstance(column, str):
+                self._key = f"{key}: {name}"
+                self._refuse(f"expected a column, got {shown(column)}")
+            elif column != role:
+                columns[role] = column
+        if not columns and "type" not in entry:
+            return
+        if self._columns not in (None, columns):
+            self._key = key
+            self._refuse("expected the same columns of all datasets")
+        self._columns = columns
 
     def _row_type_of(self, name: Any, entry: Mapping[str, Any]) -> None:
         """What rows mean: their columns decide it (docs/data.md), and have to be of this type."""
         row_type = ROW_TYPES.get(name) if isinstance(name, str) else None
         if row_type is None:
             known = ", ".join(ROW_TYPES)
-            self._refuse(f"expected one of {known}, got {shown(name)}; docs/data.md has the rest")
+            self._refuse(
+                f"expected one of {known}, got {shown(name)}; column: maps others (docs/data.md)"
+            )
             return
         if self._row_type not in (None, row_type):
             self._refuse("expected the same type of all datasets")
@@ -372,7 +415,11 @@ class _Translation:
             self._text_rows(entry)
 
     def _text_rows(self, entry: Mapping[str, Any]) -> None:
-        """Rows of one column; each line of a `.txt` is one, as the library `datasets` reads it."""
+        """Rows of one column; each line of a `.txt` is one, as the library `datasets` reads it.
+
+        Long ones go on in the next sample.
+        """
+        self._found.setdefault("truncation", "split")
         is_plain = entry.get("ds_type") == "text" or str(entry.get("path", "")).endswith(".txt")
         if is_plain:
             self._set("data_format", "lines")
@@ -400,7 +447,7 @@ class _Translation:
 
     def _note_unused(self) -> None:
         if self._unused:
-            words = "without effect here, on what is learned and elsewhere"
+            words = "without effect here; none of them changes what is learned"
             self._notes.insert(0, f"{', '.join(self._unused)}: {words}")
 
     def _note_defaults(self, document: Mapping[str, Any]) -> None:
@@ -425,7 +472,11 @@ _INSTEAD = {"epochs": ("steps",), "warmup_ratio": ("warmup_steps",)}
 def _value_problem(one: Declared, value: Any) -> str:
     """Why an option cannot have a value of a file; empty if it can."""
     values = value if isinstance(value, list) else [value]
-    if isinstance(value, dict) or any(isinstance(each, (list, dict)) for each in values):
+    if isinstance(value, dict) and one.is_repeated:
+        values = list(value.values())
+    elif isinstance(value, dict):
+        return f"expected one value, got {shown(value)}"
+    if any(isinstance(each, (list, dict)) for each in values):
         return f"expected one value, got {shown(value)}"
     is_text = one.kind is str and not one.choices
     if is_text and any(isinstance(each, bool) or each is None for each in values):
@@ -445,12 +496,13 @@ def job_yaml(options: JobOptions) -> str:
     values = {one.field: _written(one, _value_at(options, one.field)) for one in _declared()}
     document: dict[str, Any] = {}
     names = {one.field: _name(one) for one in _declared()}
-    data = {"path": values.pop("dataset"), "split": values.pop("split")}
+    split = values.pop("split")
+    values.pop("dataset")
     if values["lr_schedule"] == "constant" and (values["warmup_steps"] or values["warmup_ratio"]):
         values["lr_schedule"] = "constant_with_warmup"
     held_out = {"path": values.pop("eval_dataset"), "split": values.pop("eval_split")}
     document["base_model"] = values.pop("model")
-    document["datasets"] = [_given(data)]
+    document["datasets"] = [_given({"path": path, "split": split}) for path in options.datasets]
     if held_out["path"] is not None:
         document["test_datasets"] = [_given(held_out)]
     elif held_out["split"] is not None:
@@ -481,6 +533,8 @@ def _value_at(options: JobOptions, field: str) -> Any:
 
 def _written(one: Declared, value: Any) -> Any:
     """As YAML has it: a word where there are words, else a number, a truth value or a text."""
+    if one.is_repeated:
+        return list(value) or None
     if one.choices and value is not None:
         word = one.word_for(value)
         return int(word) if one.kind is int else word

@@ -56,6 +56,7 @@ class SwarmConfig:
     learning_rate: float = 2e-5
     lr_scheduler_type: str = "linear"
     warmup_steps: int = 0
+    warmup_ratio: float = 0.0
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     optim: str = "adamw_torch"
@@ -103,6 +104,7 @@ class SwarmConfig:
             "learning_rate": self.learning_rate,
             "lr_schedule": words.get(self.lr_scheduler_type, self.lr_scheduler_type),
             "warmup_steps": self.warmup_steps,
+            "warmup_ratio": self.warmup_ratio,
             "weight_decay": self.weight_decay,
             "clip_grad_norm": self.max_grad_norm,
             "optim": optims.get(self.optim, self.optim),

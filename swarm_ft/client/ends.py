@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 
-from swarm_ft.client.data.chat import ASSISTANT, Messages, rendered
+from swarm_ft.client.data.chat import rendered
+from swarm_ft.client.data.messages import ASSISTANT, Messages
 from swarm_ft.protocol.spec.sample_rows import samples_in
 
 if TYPE_CHECKING:

@@ -10,9 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import overload
 
-from swarm_ft.client.data.dataset import Dataset, open_dataset
+from swarm_ft.client.data.dataset import Dataset, Samples, open_dataset
 from swarm_ft.client.data.files import Wanted
 from swarm_ft.client.data.holdout import Part
+from swarm_ft.client.data.mixture import Mixing, Mixture, open_datasets
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.data.samples import SampleBytes, TokenArray
 from swarm_ft.client.ends import end_lines, learned_ends
@@ -94,69 +95,143 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     """
     listener = listener or Listener()
     check_outputs(options.outputs)
+    job = open_job(options)
+    check_routers(job.checkpoint.config, job.options.train)
+    model = job.checkpoint.describe(secrets.token_bytes(DIGEST_BYTES))
+    # Refuses, before anything long begins, what no data could make good.
+    tried = RunSpec(model=model, train=job.options.train_spec(num_samples=1))
+    model = with_adapters(job.checkpoint, tried).model
+    data = read_data(job, listener)
+    return Job(
+        spec=RunSpec(model=model, train=data.train_spec(job.options)),
+        checkpoint=job.checkpoint,
+        samples=InARow(SampleBytes(data.train.tokens), SampleBytes(data.eval_tokens)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenJob:
+    """A job of which the data is not read yet, nor any weights.
+
+    Attributes:
+        options: with the names of all classes.
+        classes: where these come from.
+    """
+
+    options: JobOptions
+    classes: ClassNames
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobData:
+    """The samples of a job.
+
+    Attributes:
+        train: that it trains on.
+        held_out: that are held out, if any are.
+        eval_tokens: rows of those that are evaluated, of either.
+        end_token_ids: see `TrainSpec`.
+    """
+
+    train: Samples
+    held_out: Samples | None
+    eval_tokens: TokenArray
+    end_token_ids: tuple[int, ...] = ()
+
+    def train_spec(self, options: JobOptions) -> TrainSpec:
+        """How the options train on so many samples.
+
+        Raises:
+            BadOption: there are too many of them, or of steps.
+        """
+        spec = options.train_spec(
+            num_samples=len(self.train.tokens), num_eval_samples=len(self.eval_tokens)
+        )
+        return replace(spec, end_token_ids=self.end_token_ids)
+
+
+def open_job(options: JobOptions) -> OpenJob:
+    """Find a job's model, and the names of its classes, for which data is read if need be.
+
+    Raises:
+        BadInput: the first problem of the model, or of classes.
+    """
     classes = _class_names(options)
     train = replace(options.train, label_names=",".join(classes.names))
-    options = replace(options, train=train)
-    checkpoint = open_checkpoint(_reference(options.model), options.train)
+    checkpoint = open_checkpoint(_reference(options.model), train)
+    check_seq_length(checkpoint.architecture, train.seq_length)
+    return OpenJob(options=replace(options, train=train), classes=classes, checkpoint=checkpoint)
+
+
+def read_data(job: OpenJob, listener: Listener) -> JobData:
+    """Read and tokenise the data of a job.
+
+    Raises:
+        BadInput: the first problem of the data, or of options beside it.
+    """
+    options, checkpoint, names = job.options, job.checkpoint, job.classes.counted_names
     for line in checkpoint.unused.lines():
         listener.tell(f"model '{checkpoint.reference}': {line}")
-    check_seq_length(checkpoint.architecture, options.train.seq_length)
-    check_routers(checkpoint.config, options.train)
-    seq_length, model = (
-        options.train.seq_length,
-        checkpoint.describe(secrets.token_bytes(DIGEST_BYTES)),
-    )
-    # Refuses, before anything long begins, what no data could make good.
-    tried = RunSpec(model=model, train=options.train_spec(num_samples=1))
-    model = with_adapters(checkpoint, tried).model
     wanted = Wanted(split=options.split, format=options.reading.data_format)
     tokenizer, task = checkpoint.tokenizer(), task_of(options.train)
-    for line in class_lines(checkpoint, tried, tokenizer):
+    for line in class_lines(checkpoint, options.train, tokenizer):
         listener.tell(line)
     train_part, eval_part = parts_of(options)
-    names = classes.counted_names
     open_part = partial(
-        open_dataset, options.dataset, tokenizer=tokenizer, task=task, counted_names=names
+        open_datasets,
+        options.datasets,
+        options=options.reading,
+        tokenizer=tokenizer,
+        task=task,
+        counted_names=names,
     )
-    data = open_part(replace(wanted, part=train_part), options.reading)
+    mixing = Mixing(
+        shares=options.shares, stopping=options.stopping_strategy, seed=options.train.seed
+    )
+    data = open_part(replace(wanted, part=train_part), mixing=mixing)
+    held_out: Dataset | Mixture | None
     if eval_part is not None:
-        held_out: Dataset | None = open_part(replace(wanted, part=eval_part), options.reading)
+        held_out = open_part(replace(wanted, part=eval_part), mixing=Mixing(seed=mixing.seed))
     else:
         held_out = open_held_out(
-            options.evaluation, options.reading, checkpoint, options.dataset, names
+            options.evaluation, options.reading, checkpoint, _only_dataset(options), names
         )
     # Nothing is told of the one before the other is known to begin well.
-    to_tell = [classes.note] if classes.note else []
-    eval_tokens = None
+    to_tell = [job.classes.note] if job.classes.note else []
+    eval_samples = None
     if held_out is not None:
         quiet = replace(listener, tell=to_tell.append)
-        eval_tokens = _read_held_out(held_out, options, checkpoint, quiet)
-    tokens = _read(data, checkpoint, seq_length, options.max_samples, listener, to_tell)
+        eval_samples = _read_held_out(held_out, options, checkpoint, quiet)
+    seq_length = options.train.seq_length
+    train = _read(data, checkpoint, seq_length, options.max_samples, listener, to_tell)
     if options.train.eval_strategy is EvalStrategy.NO:
-        eval_tokens = tokens[:0]
-    elif eval_tokens is None:
-        eval_tokens = _beginning_of(tokens, options)
+        eval_tokens = train.tokens[:0]
+    elif eval_samples is not None:
+        eval_tokens = eval_samples.tokens
+    else:
+        eval_tokens = _beginning_of(train.tokens, options)
         words = f"evaluated on the first {len(eval_tokens)} of them: nothing is held out"
         listener.tell(f"{words} (--eval-dataset, --eval-split, --eval-size)")
-    train = options.train_spec(num_samples=len(tokens), num_eval_samples=len(eval_tokens))
-    if not train.has_classes:
-        ends = learned_ends(tokens, tokenizer, checkpoint.end_token_ids)
-        train = replace(train, end_token_ids=ends)
-        for line in end_lines(tokenizer, ends, is_adapter=train.gives_adapter):
+    ends: tuple[int, ...] = ()
+    if not options.train.has_classes:
+        ends = learned_ends(train.tokens, tokenizer, checkpoint.end_token_ids)
+        for line in end_lines(tokenizer, ends, is_adapter=options.train.gives_adapter):
             listener.tell(line)
-    return Job(
-        spec=RunSpec(model=model, train=train),
-        checkpoint=checkpoint,
-        samples=InARow(SampleBytes(tokens), SampleBytes(eval_tokens)),
-    )
+    return JobData(train=train, held_out=eval_samples, eval_tokens=eval_tokens, end_token_ids=ends)
 
 
 def _class_names(options: JobOptions) -> ClassNames:
     if not options.train.has_classes:
         return ClassNames()
     known = labels_of(_reference(options.model), task_of(options.train))
-    held_out = _held_out_at(options.evaluation, options.reading, options.dataset)
+    held_out = _held_out_at(options.evaluation, options.reading, _only_dataset(options))
     return class_names(options, known, held_out)
+
+
+def _only_dataset(options: JobOptions) -> str | None:
+    """Return the dataset of which a split may be held out; None where there are several."""
+    return options.datasets[0] if len(options.datasets) == 1 else None
 
 
 def _reference(model: str) -> str:
@@ -239,13 +314,15 @@ def _held_out_at(
         return None
     path = options.eval_dataset or dataset
     if path is None:
-        raise BadOption("--eval-split: expected --eval-dataset beside it")
+        raise BadOption(
+            "--eval-split: expected --eval-dataset beside it, unless there is one --dataset"
+        )
     return path, Wanted(split=options.eval_split, instead=EVAL_SPLITS, format=reading.data_format)
 
 
 def _read_held_out(
-    data: Dataset, options: JobOptions, checkpoint: Checkpoint, listener: Listener
-) -> TokenArray:
+    data: Dataset | Mixture, options: JobOptions, checkpoint: Checkpoint, listener: Listener
+) -> Samples:
     """All of it, or as much as is asked for, or as the swarm takes.
 
     Raises:
@@ -254,10 +331,10 @@ def _read_held_out(
     wanted = options.evaluation.max_eval_samples
     most = TrainSpec.most_eval_samples(options.train, options.max_samples or 1)
     seq_length = options.train.seq_length
-    tokens = _read(data, checkpoint, seq_length, min(wanted or most, most), listener)
-    if wanted is None and len(tokens) == most:
+    samples = _read(data, checkpoint, seq_length, min(wanted or most, most), listener)
+    if wanted is None and len(samples.tokens) == most:
         listener.tell(f"evaluated on {most} samples of {data.source}: a run takes no more")
-    return tokens
+    return samples
 
 
 def _beginning_of(tokens: TokenArray, options: JobOptions) -> TokenArray:
@@ -268,14 +345,14 @@ def _beginning_of(tokens: TokenArray, options: JobOptions) -> TokenArray:
 
 
 def _read(
-    data: Dataset,
+    data: Dataset | Mixture,
     checkpoint: Checkpoint,
     seq_length: int,
     limit: int | None,
     listener: Listener,
     told_first: Sequence[str] = (),
-) -> TokenArray:
-    """Rows [samples, seq_length] of samples; what they are is told once there is one."""
+) -> Samples:
+    """Samples of a dataset; what they are is told once there is one."""
     to_tell = [*told_first, *data.describe()]
 
     def on_batch(so_far: ReadSoFar) -> None:
@@ -285,5 +362,6 @@ def _read(
 
     vocab_size = int(checkpoint.config.vocab_size)
     samples = data.samples(seq_length, vocab_size, limit=limit, on_batch=on_batch)
-    listener.tell(samples.words)
-    return samples.tokens
+    for line in samples.words.splitlines():
+        listener.tell(line)
+    return samples

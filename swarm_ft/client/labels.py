@@ -48,18 +48,21 @@ def class_names(
         return _asked_names(options.train.labels, known)
     wanted = Wanted(split=options.split, format=options.reading.data_format)
     task = task_of(options.train)
-    found = classes_in(options.dataset, wanted, options.reading, task)
-    note = ""
+    found, note = FoundClasses(()), ""
+    for path in options.datasets:
+        more = classes_in(path, wanted, options.reading, task)
+        found = merged_classes(found, more, path) if found.names else more
     if held_out is not None:
         path, held_out_wanted = held_out
         of_held_out = classes_in(path, held_out_wanted, options.reading, task)
         merged = merged_classes(found, of_held_out, path)
         note = _note_of_missing(found, merged, path)
         found = merged
+    source = ", ".join(options.datasets)
     if len(found.names) < 2:
         told = ", ".join(f"'{name}'" for name in found.names) or "none"
-        raise BadDataset(f"dataset '{options.dataset}': expected two classes or more, found {told}")
-    names = _known_names(found, known, options.dataset) if known else ClassNames(found.names)
+        raise BadDataset(f"dataset '{source}': expected two classes or more, found {told}")
+    names = _known_names(found, known, source) if known else ClassNames(found.names)
     return replace(names, note=names.note or note)
 
 

@@ -65,6 +65,13 @@ class Truncation(Enum):
     SPLIT = "the document goes on in the next samples"
 
 
+class StoppingStrategy(Enum):
+    """When samples of several datasets end; the values are those of the library `datasets`."""
+
+    FIRST_EXHAUSTED = "first_exhausted"
+    ALL_EXHAUSTED = "all_exhausted"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadOptions:
     """How data is read, that to train on and that to evaluate on.
@@ -88,6 +95,30 @@ class ReadOptions:
             metavar="NAME|NAME,NAME",
             default="text, prompt and completion, messages, or instruction, input and output; "
             "where texts have classes, also sentence, or GLUE's pairs",
+        ),
+    ] = None
+    column: Annotated[
+        tuple[str, ...],
+        Option(
+            "What a column means, as prompt=question; or how columns are put, as 'prompt=Q: "
+            "{question}'. May be given several times.",
+            metavar="NAME=COLUMN",
+        ),
+    ] = ()
+    template: Annotated[
+        str | None,
+        Option(
+            "A document as a text with columns in braces, as 'Q: {question}\\nA: {answer}', all of "
+            "which is learned.",
+            metavar="TEXT",
+        ),
+    ] = None
+    remove_columns: Annotated[
+        str | None,
+        Option(
+            "Columns to leave out, where one changes a row's meaning and is refused; messages.KEY "
+            "is a key of each message.",
+            metavar="A,B,...",
         ),
     ] = None
     label_column: Annotated[
@@ -263,16 +294,32 @@ class JobOptions:
 
     model: Annotated[str, Option("What to fine-tune.", metavar="DIR|HUB_ID")]
     dataset: Annotated[
-        str,
+        tuple[str, ...] | str,
         Option(
             "Data to train on: .txt, .jsonl, .json, .csv, .tsv, .parquet, .arrow, a directory of "
-            "them, or a dataset on the hub.",
+            "them, or a dataset on the hub. May be given several times.",
             metavar="PATH|HUB_ID",
         ),
     ]
     split: Annotated[
         str | None, Option("Which split of it.", metavar="NAME", default="train, or the only one")
     ] = None
+    probabilities: Annotated[
+        str | None,
+        Option(
+            "Of several --dataset, the share of samples that each one gives, as "
+            "interleave_datasets of datasets draws them.",
+            metavar="0.7,0.3",
+            default="each sample once, spread evenly",
+        ),
+    ] = None
+    stopping_strategy: Annotated[
+        StoppingStrategy,
+        Option(
+            "With --probabilities: end with the first dataset that is exhausted, or begin that one "
+            "again until all are."
+        ),
+    ] = StoppingStrategy.FIRST_EXHAUSTED
     max_samples: Annotated[
         Count | None, Option("Train on so many samples at most; no more is read.")
     ] = None
@@ -324,6 +371,35 @@ class JobOptions:
             raise BadOption("--evals-per-epoch: expected --eval-strategy steps beside it")
         if self.saves_per_epoch and train.save_strategy is not SaveStrategy.STEPS:
             raise BadOption("--saves-per-epoch: expected --save-strategy steps beside it")
+
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """All paths and hub ids of `dataset`."""
+        given = (self.dataset,) if isinstance(self.dataset, str) else self.dataset
+        return tuple(filter(None, given))
+
+    @property
+    def shares(self) -> tuple[float, ...] | None:
+        """The numbers of `probabilities`, one for each dataset.
+
+        Raises:
+            BadOption: they are no such numbers.
+        """
+        if self.probabilities is None:
+            if self.stopping_strategy is not StoppingStrategy.FIRST_EXHAUSTED:
+                raise BadOption("--stopping-strategy: expected --probabilities beside it")
+            return None
+        try:
+            shares = tuple(map(float, self.probabilities.split(",")))
+        except ValueError:
+            shares = ()
+        is_whole = abs(sum(shares) - 1.0) < 1e-6 and all(share > 0.0 for share in shares)
+        if len(shares) != len(self.datasets) or not is_whole:
+            raise BadOption(
+                f"--probabilities: expected {len(self.datasets)} numbers above 0 that sum to 1, "
+                f"one for each --dataset, as 0.7,0.3; got {self.probabilities!a:.80}"
+            )
+        return shares
 
     def train_spec(self, num_samples: int, num_eval_samples: int = 0) -> TrainSpec:
         """Resolve what depends on the data's size, for data of so many samples.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm_ft.protocol.spec.run_spec import RunSpec, TaskKind
+from swarm_ft.protocol.spec.run_spec import RunSpec, TaskKind, TrainOptions
 from swarm_ft.stage.adapters import save_adapter_config
 from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.skeleton import sees_all
@@ -35,10 +35,10 @@ def write_result_files(directory: Path, *, checkpoint: Checkpoint, spec: RunSpec
 
 
 def class_lines(
-    checkpoint: Checkpoint, spec: RunSpec, tokenizer: PreTrainedTokenizerBase
+    checkpoint: Checkpoint, train: TrainOptions, tokenizer: PreTrainedTokenizerBase
 ) -> list[str]:
     """Say at which token a decoder's class is read, and what batches of texts need; for people."""
-    if spec.train.task_kind is not TaskKind.CLASSIFICATION or sees_all(checkpoint.config):
+    if train.task_kind is not TaskKind.CLASSIFICATION or sees_all(checkpoint.config):
         return []
     pad = tokenizer.pad_token_id
     if pad is None:
@@ -50,7 +50,7 @@ def class_lines(
         f"the class of a text is read at its last token that is not the pad token, "
         f"{tokenizer.pad_token!r}"
     ]
-    if spec.train.gives_adapter and checkpoint.config.pad_token_id != pad:
+    if train.gives_adapter and checkpoint.config.pad_token_id != pad:
         lines.append(
             f"for batches of texts, load the base model with pad_token_id={pad}: its config.json "
             f"names no such token"

@@ -11,7 +11,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from swarm_ft.errors import BadModel, MalformedMessage, NonFinite, OutOfTurn, UnsupportedDtype
 from swarm_ft.ids import MicrobatchIndex, StepNumber
@@ -26,6 +25,7 @@ from swarm_ft.stage.adapters import attach, heads_in
 from swarm_ft.stage.architecture import SHARED_PART, Architecture, check_seq_length
 from swarm_ft.stage.base import Lengths, LossAndCounts, LossAndGradient, OpenStep
 from swarm_ft.stage.choosing import choose
+from swarm_ft.stage.chunked_loss import Chunks
 from swarm_ft.stage.conversion import TORCH_DTYPES
 from swarm_ft.stage.device import synchronise
 from swarm_ft.stage.finite import is_finite, origin_in
@@ -342,11 +342,26 @@ class StageEngine:
         step = self.open_step
         check_labels(labels, x, self._num_outputs)
         graph = self._run(step, microbatch, x, lengths)
+        step.left[microbatch] = []  # first: should it fail, nobody resumes the step
         with self._autocast:
-            loss = self.weights.module.loss_sum(graph.output, labels.to(self._device))
+            chunks = self._chunks(graph.output, labels)
+            loss, gradient = chunks.loss_and_gradient(
+                self.weights.module.judge,
+                step.num_targets,
+                (lambda: None) if chunks.is_whole else self._complete_at_once,
+            )
         self._check_finite(loss, microbatch, "loss", x, lengths)
-        input_gradient = self._backward(microbatch, graph, loss / step.num_targets, None)
+        input_gradient = self._backward(microbatch, graph, chunks.rows, gradient)
         return LossAndGradient(loss_sum=loss.item(), input_gradient=input_gradient)
+
+    def _chunks(self, output: Tensor, labels: Tensor) -> Chunks:
+        module = self.weights.module
+        return Chunks(*module.select(output, labels.to(self._device)), module.num_outputs)
+
+    def _complete_at_once(self) -> None:
+        """Compute the weights' gradients of one chunk: all chunks' would hold whole logits."""
+        for product in self.weights.linears.take():
+            product.accumulate()
 
     def infer(self, x: Tensor, lengths: Lengths = None) -> Tensor:
         """See `Engine`."""
@@ -360,12 +375,13 @@ class StageEngine:
         check_labels(labels, x, self._num_outputs)
         with self._evaluating() as module:
             output = self._output(module, x, lengths)
-            logits, targets = module.judged(output, labels.to(self._device))
-            loss = cross_entropy(logits, targets, reduction="sum")
+            chunks = self._chunks(output, labels)
+            is_counted = self._task.num_counts > 0
+            loss, predictions = chunks.evaluate(module.judge, is_counted=is_counted)
         self._check_evaluated(loss, "loss", x, lengths)
         counts: tuple[int, ...] = ()
-        if self._task.num_counts:
-            counts = counts_by_class(logits.argmax(1), targets, self._num_outputs)
+        if is_counted:
+            counts = counts_by_class(predictions, chunks.targets_n, self._num_outputs)
         return LossAndCounts(loss_sum=loss.item(), counts=counts)
 
     @contextmanager

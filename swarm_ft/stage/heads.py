@@ -68,7 +68,9 @@ class Head:
         words: what it is, for people.
         examples: some of the types.
         is_new: whether it may begin with the run, where a checkpoint lacks it.
-        judge: logits [N, K] and targets [N] of a last block's output [B, T, C] and labels [B, T].
+        select: the rows of a last block's output [B, T, C] that predict a target each, and these
+            [N], by labels [B, T]. Rows are tokens [N, 1, C], or whole samples [N, T, C].
+        judge: logits [n, K] of some of these rows.
     """
 
     auto: Any
@@ -76,33 +78,45 @@ class Head:
     words: str
     examples: str
     is_new: bool
-    judge: Callable[[Ending, Tensor, Tensor], tuple[Tensor, Tensor]]
+    select: Callable[[Ending, Tensor, Tensor], tuple[Tensor, Tensor]]
+    judge: Callable[[Ending, Tensor], Tensor]
 
 
-def _next_tokens(stage: Ending, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
-    """Position t tells the token of t + 1."""
-    hidden_btc, targets_bt = hidden_btc[:, :-1], labels_bt[:, 1:]
+def _next_tokens(_: Ending, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
+    """Select the tokens that predict the token behind them: position t that of t + 1."""
+    return _tokens(hidden_btc[:, :-1], labels_bt[:, 1:])
+
+
+def _each(_: Ending, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
+    """Select the tokens that have a class."""
+    return _tokens(hidden_btc, labels_bt)
+
+
+def _tokens(hidden_btc: Tensor, targets_bt: Tensor) -> tuple[Tensor, Tensor]:
+    """Select tokens with a target, each as a sample of one token: any model has its position."""
     is_target_bt = targets_bt != NO_LABEL
-    if not bool(is_target_bt.all()):
-        # Logits are the largest tensors there are: none of what is only read, or pads a
-        # sample. Each target is a sample of one token, for which any model has positions.
-        hidden_btc, targets_bt = hidden_btc[is_target_bt][:, None], targets_bt[is_target_bt]
-    return stage.logits(hidden_btc).flatten(0, 1), targets_bt.flatten()
+    if bool(is_target_bt.all()):
+        return hidden_btc.flatten(0, 1)[:, None], targets_bt.flatten()
+    return hidden_btc[is_target_bt][:, None], targets_bt[is_target_bt]
 
 
-def _each(stage: Ending, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
-    """A token tells its own class."""
-    is_target_bt = labels_bt != NO_LABEL
-    return stage.logits(hidden_btc[is_target_bt][:, None])[:, 0], labels_bt[is_target_bt]
+def _of_tokens(stage: Ending, rows_n1c: Tensor) -> Tensor:
+    """Compute logits of tokens by the whole model's own code."""
+    return stage.logits(rows_n1c).flatten(0, 1)
 
 
 def _of_all(stage: Ending, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
-    """One token tells its sample's class, which stands at the last; it is one that sees all."""
+    """Select the tokens that have their sample's class; all tokens where an encoder pools them."""
     is_target_bt = labels_bt != NO_LABEL
+    rows = hidden_btc if stage.sees_all else hidden_btc[is_target_bt][:, None]
+    return rows, labels_bt[is_target_bt]
+
+
+def _of_samples(stage: Ending, rows: Tensor) -> Tensor:
+    """Compute logits of an encoder's samples [n, T, C], or of a decoder's last tokens [n, 1, C]."""
     if stage.sees_all:
-        return stage.logits(hidden_btc), labels_bt[is_target_bt]
-    normed_n1c = stage.normed(hidden_btc[is_target_bt][:, None])
-    return stage.scores(normed_n1c)[:, 0], labels_bt[is_target_bt]
+        return stage.logits(rows)
+    return stage.scores(stage.normed(rows)).flatten(0, 1)
 
 
 _KNOWN = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) | ENCODERS
@@ -120,6 +134,7 @@ _HEADS = {
         "gpt2, llama or qwen3",
         False,
         _next_tokens,
+        _of_tokens,
     ),
     TaskKind.CLASSIFICATION: Head(
         AutoModelForSequenceClassification,
@@ -128,6 +143,7 @@ _HEADS = {
         "gpt2, llama or bert",
         True,
         _of_all,
+        _of_samples,
     ),
     TaskKind.TOKEN_CLASSIFICATION: Head(
         AutoModelForTokenClassification,
@@ -136,6 +152,7 @@ _HEADS = {
         "gpt2, llama or bert",
         True,
         _each,
+        _of_tokens,
     ),
 }
 

@@ -95,6 +95,7 @@ class StageModule(nn.Module):
     the whole model's state dict, so any stage's weights are a shard of a Hugging Face checkpoint.
 
     Attributes:
+        num_outputs: number of classes or words that a target is one of.
         recomputes: of a forward, blocks' inputs alone are kept; a backward runs each block again.
 
     Raises:
@@ -104,7 +105,8 @@ class StageModule(nn.Module):
     def __init__(self, config: ModelConfig, layers: LayerRange, task: Task = _CAUSAL_LM) -> None:
         super().__init__()
         anatomy = anatomy_of(config, task)
-        self._judge = head_of(task).judge
+        self._head = head_of(task)
+        self.num_outputs = task.num_outputs(config.vocab_size)
         self.layers = layers
         self.architecture = anatomy.architecture
         self.is_first = layers.start == 0
@@ -283,20 +285,24 @@ class StageModule(nn.Module):
             return base
         return partial(base, attention_mask=tokens_among(x, lengths).long())
 
-    def judged(self, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [N, K] in float32 of all targets, and these [N], int64.
+    def select(self, hidden_btc: Tensor, labels_bt: Tensor) -> tuple[Tensor, Tensor]:
+        """Select what predicts a target, see `Head.select`.
 
         Args:
             hidden_btc: the last block's output.
             labels_bt: int64, see `Samples`.
         """
-        with drawing_apart(hidden_btc.device) if self.training else nullcontext():
-            logits_nk, targets_n = self._judge(self, hidden_btc, labels_bt)
-        return logits_nk.float(), targets_n
+        return self._head.select(self, hidden_btc, labels_bt)
+
+    def judge(self, rows: Tensor) -> Tensor:
+        """Compute logits [n, K] in float32 of some rows that `select` gave."""
+        with drawing_apart(rows.device) if self.training else nullcontext():
+            return self._head.judge(self, rows).float()
 
     def loss_sum(self, hidden_btc: Tensor, labels_bt: Tensor) -> Tensor:
-        """Sum of the cross-entropies of all targets, in float32; see `judged`."""
-        return cross_entropy(*self.judged(hidden_btc, labels_bt), reduction="sum")
+        """Sum the cross-entropies of all targets in float32, with whole logits."""
+        rows, targets_n = self.select(hidden_btc, labels_bt)
+        return cross_entropy(self.judge(rows), targets_n, reduction="sum")
 
     def logits(self, hidden_btc: Tensor) -> Tensor:
         """See `Ending`."""
@@ -454,6 +460,10 @@ class _Door:
 # nothing of the microbatch is kept.
 
 
+LARGE_BYTES = 64 << 20
+"""Size of a weight above which no second tensor of its size is made."""
+
+
 @dataclass(frozen=True, slots=True)
 class WeightProduct:
     """What a backward pass left of one layer: the operands of its weight's gradient."""
@@ -470,11 +480,9 @@ class WeightProduct:
     def accumulate(self) -> None:
         """Add the gradients of weight and bias to theirs."""
         x_ni, gradient_no = self.tensors
-        if isinstance(self.layer, nn.Linear):
-            gradient = gradient_no.t().mm(x_ni)
-        else:
-            gradient = x_ni.t().mm(gradient_no)
-        _add(self.layer.get_parameter("weight"), gradient)
+        is_linear = isinstance(self.layer, nn.Linear)
+        factors = (gradient_no.t(), x_ni) if is_linear else (x_ni.t(), gradient_no)
+        _add_product(self.layer.get_parameter("weight"), *factors)
         if self.layer.bias is not None:
             _add(self.layer.get_parameter("bias"), gradient_no.sum(0))
 
@@ -612,6 +620,23 @@ def _there(layer: ref[nn.Module]) -> nn.Module:
     if found is None:
         raise OutOfTurn("a layer is asked to compute whose stage was let go of")
     return found
+
+
+def _add_product(parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
+    """Add a product to a gradient; in place if it is large, as a head's of hundreds of MiB."""
+    if parameter.nbytes <= LARGE_BYTES:
+        _add(parameter, left.mm(right))
+        return
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    if left.dtype == parameter.dtype:
+        parameter.grad.addmm_(left, right)
+        return
+    num_rows = max(1, LARGE_BYTES // parameter.grad[0].nbytes)
+    for rows, factor in zip(
+        *(torch.split(one, num_rows) for one in (parameter.grad, left)), strict=True
+    ):
+        rows.add_(factor.mm(right))
 
 
 def _add(parameter: nn.Parameter, gradient: Tensor) -> None:

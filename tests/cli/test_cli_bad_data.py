@@ -16,7 +16,7 @@ WRONG: dict[str, tuple[dict[str, str | bytes], str, tuple[str, ...]]] = {
     "missing file": ({}, "absent.jsonl", ("no such file",)),
     "empty file": ({"a.jsonl": ""}, "a.jsonl", ("empty",)),
     "rows without text": ({"a.jsonl": '{"text": ""}\n'}, "a.jsonl", ("empty",)),
-    "too little text": ({"a.jsonl": '{"text": "hi"}\n'}, "a.jsonl", ("128 tokens", "--seq-length")),
+    "too little text": ({"a.txt": "hi"}, "a.txt", ("128 tokens", "--seq-length")),
     "directory without data": ({"d/a.pdf": "x"}, "d", ("'d'", "found none")),
     "unknown extension": ({"a.pdf": "x"}, "a.pdf", ("'.pdf'", "--data-format")),
     "unknown format": ({"a.txt": "x"}, "a.txt --data-format xml", ("--data-format", "'jsonl'")),

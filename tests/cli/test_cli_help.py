@@ -22,6 +22,7 @@ COMMANDS = (
     ("plan",),
     ("relay",),
     ("client",),
+    ("client", "preview"),
     ("client", "train"),
     ("client", "attach"),
     ("client", "generate"),
@@ -55,7 +56,12 @@ READING = {
     "--subset",
     "--text-column",
     "--label-column",
+    "--column",
+    "--template",
+    "--remove-columns",
     "--column-names",
+    "--delimiter",
+    "--field",
     "--quotes",
     "--no-quotes",
     "--separator",
@@ -88,6 +94,7 @@ JOB = (
         "--max-samples",
         "--eval-dataset",
         "--eval-split",
+        "--eval-size",
         "--max-eval-samples",
         "--eval-strategy",
         "--eval-steps",
@@ -102,6 +109,9 @@ JOB = (
         "--lr",
         "--lr-schedule",
         "--warmup-steps",
+        "--warmup-ratio",
+        "--evals-per-epoch",
+        "--saves-per-epoch",
         "--weight-decay",
         "--clip-grad-norm",
         "--optim",
@@ -165,6 +175,7 @@ JOB = (
     }
 )
 OF_DATA = {"--dataset", "--split", "--max-samples", "--eval-dataset", "--eval-split"}
+OF_DATA |= {"--eval-size", "--warmup-ratio", "--evals-per-epoch", "--saves-per-epoch"}
 OF_DATA |= {"--max-eval-samples", "--resume", "--priority", "--out", "--trace"}
 DHT = {"--initial-peers", "--dht-prefix", "--log-level"}
 SWARM = DHT | {"--invite", "--insecure"}
@@ -175,6 +186,7 @@ BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir", "--buffer-days"}
 OPTIONS = {
     ("demo",): JOB | BUFFERS | {"--stages", "--replicas", "--log-level"},
     ("client", "train"): JOB | SWARM | {"--detach", "--print-config"},
+    ("client", "preview"): JOB | SWARM | {"--detach", "--print-config", "--show", "--json"},
     ("client", "attach"): SWARM | OUTPUTS | {"--run", "--model"},
     ("client", "generate"): SWARM
     | {"--prompt-file", "--run", "--model", "--json", "--chat", "--max-new-tokens", "--do-sample"}

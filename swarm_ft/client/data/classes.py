@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from swarm_ft.client.data.chat import Document, Piece
-from swarm_ft.client.data.forms import LABEL_COLUMNS, Form, text_in
+from swarm_ft.client.data.columns import LABEL_COLUMNS, MEDIA, ColumnMap
+from swarm_ft.client.data.forms import Form, guarded, text_in
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, kind_of
 from swarm_ft.client.data.text_files import refused
 from swarm_ft.client.options import ReadOptions
@@ -88,7 +89,7 @@ def class_form_of(
 
     is_text = task.kind is TaskKind.CLASSIFICATION
     told = " and ".join(f"'{text}'" for text in texts)
-    return Form(
+    form = Form(
         words=f"a document is {told}, "
         + (f"its class is '{label}'" if is_text else f"classes of its words are '{label}'"),
         columns=(*texts, label),
@@ -97,6 +98,7 @@ def class_form_of(
         classes=task.labels,
         are_of_words=not is_text,
     )
+    return guarded(form, ColumnMap.of(options).removed, MEDIA)
 
 
 def find_classes(
@@ -147,11 +149,11 @@ def _sorted(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def merged_classes(train: FoundClasses, held_out: FoundClasses, source: str) -> FoundClasses:
-    """Return the classes of both training and held-out data.
+    """Return the classes of two datasets, such as training and held-out data.
 
     Args:
         train, held_out: each one's classes.
-        source: of the held-out data, for errors.
+        source: of the second one, for errors.
 
     Raises:
         BadDataset: one has names and the other numbers, so that nobody knows what these mean.
@@ -227,6 +229,8 @@ def _name_of(row: Row, column: str, value: object) -> str:
     name = str(int(value)) if isinstance(value, int) else value
     if isinstance(name, str) and "," in name:
         raise BadDataset(f"{row.place}: expected '{column}' to be a class without a comma in it")
+    if isinstance(name, str) and not name.strip().isprintable():
+        raise BadDataset(f"{row.place}: expected '{column}' to be printable, got {name[:80]!a}")
     if isinstance(name, str) and name.strip() and not name.startswith("-"):
         return name.strip()
     raise BadDataset(

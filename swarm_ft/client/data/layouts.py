@@ -11,8 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
+from swarm_ft.client.data.packing import BestFit
 from swarm_ft.client.options import PackingStrategy, Truncation
-from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.sample_rows import Words, filled_up, words_of
 
 DOCUMENTS_PACKED_TOGETHER = 1000
@@ -124,10 +124,15 @@ class Stream:
 
 
 class Wrapped(Stream):
-    """Documents in one stream, of which the tail is a shorter sample, as TRL's `wrapped`."""
+    """Documents in one stream, of which the tail is a shorter sample, as TRL's `wrapped`.
+
+    Attributes:
+        split: documents that go on in another sample.
+    """
 
     def __init__(self, seq_length: int) -> None:
         super().__init__(seq_length)
+        self.split = LongDocuments()
         self._num_documents = 0
 
     def add(self, documents: Sequence[Words]) -> Words:
@@ -137,6 +142,7 @@ class Wrapped(Stream):
             room = DOCUMENTS_PACKED_TOGETHER - self._num_documents
             group, documents = documents[:room], documents[room:]
             self._num_documents += len(group)
+            self._count_split([len(words) for words in group])
             rows.append(super().add(group))
             if self._num_documents == DOCUMENTS_PACKED_TOGETHER:
                 rows.append(self.end())
@@ -147,6 +153,19 @@ class Wrapped(Stream):
         row, self._rest, self._num_documents = self._rest, words_of([]), 0
         return filled_up(row, self._seq_length)
 
+    def _count_split(self, lengths: Sequence[int]) -> None:
+        sizes = np.array(lengths, dtype=np.int64)
+        begins = len(self._rest) + np.cumsum(sizes) - sizes
+        behind = sizes - (self._seq_length - begins % self._seq_length)
+        is_split = behind > 0
+        self.split = self.split.plus(
+            LongDocuments(
+                num_documents=int(is_split.sum()),
+                num_tokens=int(sizes[is_split].sum()),
+                num_tokens_lost=int(behind[is_split].sum()),
+            )
+        )
+
 
 def layout_of(strategy: PackingStrategy | None, seq_length: int) -> Layout:
     """Choose how documents are laid into rows.
@@ -154,12 +173,9 @@ def layout_of(strategy: PackingStrategy | None, seq_length: int) -> Layout:
     Args:
         strategy: how documents share samples; None gives each its own.
         seq_length: tokens a sample, at most.
-
-    Raises:
-        BadOption: nothing lays documents out in this way.
     """
     if strategy is None:
         return OneByOne(seq_length)
     if strategy is PackingStrategy.WRAPPED:
         return Wrapped(seq_length)
-    raise BadOption("--packing: expected --packing-strategy wrapped; bfd is not supported")
+    return BestFit(seq_length, DOCUMENTS_PACKED_TOGETHER)

@@ -11,6 +11,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -244,9 +245,10 @@ def _lists_of_objects(value: object) -> dict[str, list[object]]:
 def _csv(path: Path, options: ReadOptions, _inside: Wanted, delimiter: str = ",") -> Iterator[Row]:
     csv.field_size_limit(LONGEST_FIELD)
     lines = Lines(path)
-    delimiter = options.column_delimiter or delimiter
+    excel, filled = _excel_delimiter(lines)
+    delimiter = options.column_delimiter or excel or delimiter
     records = csv.reader(
-        lines,
+        filled,
         delimiter=delimiter,
         quoting=csv.QUOTE_MINIMAL if options.quotes else csv.QUOTE_NONE,
         strict=True,
@@ -264,6 +266,18 @@ def _csv(path: Path, options: ReadOptions, _inside: Wanted, delimiter: str = ","
             start = lines.number + 1
     except csv.Error as exc:
         raise lines.refused(_csv_refusal(str(exc), start, options), start) from exc
+
+
+def _excel_delimiter(lines: Lines) -> tuple[str | None, Iterator[str]]:
+    """Read the line `sep=;` that Excel puts in front, if it is there.
+
+    Returns:
+        The delimiter that it names, and the lines behind it, or all of them.
+    """
+    rest = iter(lines)
+    first = next(rest, "")
+    named = re.fullmatch(r"sep=([^\w\s\"]|\t)\r?\n", first)
+    return (named[1], rest) if named else (None, chain([first] if first else [], rest))
 
 
 def _check_record(

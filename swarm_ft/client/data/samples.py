@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from swarm_ft.client.data.layouts import Layout, LongDocuments, OneByOne, truncated
+from swarm_ft.client.data.layouts import (
+    Layout,
+    LongDocuments,
+    OneByOne,
+    Wrapped,
+    truncated,
+)
+from swarm_ft.client.data.summary import TokenCounts
 from swarm_ft.client.data.text_files import reason, refused
 from swarm_ft.client.options import Truncation
 from swarm_ft.errors import BadOption
@@ -22,6 +29,7 @@ from swarm_ft.protocol.spec.sample_rows import (
     counts_of,
     labelled,
     labels_in,
+    starts_in,
     targets_in,
     token_ids_of,
     words_of,
@@ -34,6 +42,8 @@ if TYPE_CHECKING:
 
 TokenArray = npt.NDArray[np.uint32]
 """Rows of samples, see `sample_rows`."""
+ROWS_A_BLOCK = 4096
+"""That are counted at a time."""
 
 
 def words_in(
@@ -46,14 +56,19 @@ def words_in(
         tokenizer: of the model.
         is_answered: whether each document is a prompt and its completion. The completion begins
             where the tokens of both differ from the prompt's alone, as TRL has it. In other
-            documents, a token that holds a letter of a target is a target.
+            documents, and those of several turns, a token that holds a letter of a target is one.
     """
     if all(piece.is_target for document in documents for piece in document):
         for ids in _encoded(map(_text_of, documents), tokenizer)["input_ids"]:
             yield words_of(ids)
     elif is_answered:
         yield from _by_prompt(documents, tokenizer)
-    elif tokenizer.is_fast:
+    else:
+        yield from _by_place(documents, tokenizer)
+
+
+def _by_place(documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> Iterator[Words]:
+    if tokenizer.is_fast:
         encoded = _encoded(map(_text_of, documents), tokenizer, with_places=True)
         found = zip(documents, encoded["input_ids"], encoded["offset_mapping"], strict=True)
         for document, ids, spans in found:
@@ -72,10 +87,25 @@ def _by_prompt(
     ]
     prompt_ids = _encoded(prompts, tokenizer)["input_ids"]
     all_ids = _encoded(map(_text_of, documents), tokenizer)["input_ids"]
-    for prompt, ids in zip(prompt_ids, all_ids, strict=True):
-        pairs = zip(prompt, ids, strict=False)
-        size = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        yield words_of(ids, np.arange(len(ids)) >= size)
+    for document, prompt, ids in zip(documents, prompt_ids, all_ids, strict=True):
+        if _goes_on(document):
+            yield from _by_place([document], tokenizer)
+            continue
+        yield words_of(ids, np.arange(len(ids)) >= _common_length(prompt, ids))
+
+
+def _common_length(prompt: Sequence[int], ids: Sequence[int]) -> int:
+    """Count the tokens that both begin by; as a rule, all of the prompt's."""
+    if ids[: len(prompt)] == prompt:
+        return len(prompt)
+    pairs = enumerate(zip(prompt, ids, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), len(ids))
+
+
+def _goes_on(document: Document) -> bool:
+    """Whether something is only read behind a target, as in a document of several turns."""
+    rest = dropwhile(lambda piece: not piece.is_target, document)
+    return any(piece.text and not piece.is_target for piece in rest)
 
 
 def labelled_in(
@@ -128,6 +158,23 @@ def _class_position(token_ids: Sequence[int], pad_token_id: int | None) -> int:
     while at > 0 and token_ids[at] == pad_token_id:
         at -= 1
     return at
+
+
+def cut_in(
+    documents: Sequence[Document],
+    samples: Sequence[Words],
+    tokenizer: PreTrainedTokenizerBase,
+    seq_length: int,
+    *,
+    of_words: bool,
+) -> LongDocuments:
+    """Count the documents that `labelled_in` cut, by the tokens that all of their text has."""
+    pairs = zip(documents, samples, strict=True)
+    full = [document for document, words in pairs if len(words) == seq_length]
+    if not full:
+        return LongDocuments()
+    encoded = tokenizer(*_texts_of(full, of_words=of_words), verbose=False)
+    return truncated(map(words_of, encoded["input_ids"]), seq_length, Truncation.CUT)[1]
 
 
 def _texts_of(
@@ -201,10 +248,10 @@ class SampleFile:
     Attributes:
         num_documents: that came in.
         num_tokens: of all documents.
-        long_documents: documents that are longer than a sample.
         num_samples: in the file, up to now.
         num_left_out: samples without a target.
         num_kept_tokens: of the samples in the file.
+        num_kept_documents: that begin in these samples anew, and see nothing in front of them.
         num_targets: of these.
         class_counts: of these, by their numbers; empty if they have none.
     """
@@ -220,10 +267,11 @@ class SampleFile:
     ) -> None:
         self.num_documents = 0
         self.num_tokens = 0
-        self.long_documents = LongDocuments()
+        self._long_documents = LongDocuments()
         self.num_samples = 0
         self.num_left_out = 0
         self.num_kept_tokens = 0
+        self.num_kept_documents = 0
         self.num_targets = 0
         self.class_counts = np.zeros(0, dtype=np.int64)
         self._source = source
@@ -239,6 +287,13 @@ class SampleFile:
     def __exit__(self, *_error: object) -> None:
         self._file.close()
 
+    @property
+    def long_documents(self) -> LongDocuments:
+        """Documents that are longer than a sample; if they are split, all that were."""
+        if isinstance(self._layout, Wrapped) and self._truncation is Truncation.SPLIT:
+            return self._layout.split
+        return self._long_documents
+
     def add(self, documents: Iterable[Words]) -> None:
         """Take some documents.
 
@@ -251,8 +306,12 @@ class SampleFile:
         self.num_documents += len(tokenised)
         self.num_tokens += sum(map(len, tokenised))
         remaining, long = truncated(tokenised, self.seq_length, self._truncation)
-        self.long_documents = self.long_documents.plus(long)
+        self.count_cut(long)
         self._add_rows(self._layout.add(remaining))
+
+    def count_cut(self, long: LongDocuments) -> None:
+        """Count documents that were cut before they came in."""
+        self._long_documents = self._long_documents.plus(long)
 
     def end(self) -> None:
         """Write the samples that no further document fills up.
@@ -287,6 +346,17 @@ class SampleFile:
         count = min(self.num_samples, limit or self.num_samples)
         return np.memmap(self._file, dtype="<u4", mode="r", shape=(count, self.seq_length))
 
+    @property
+    def counts(self) -> TokenCounts:
+        """Of all samples in the file."""
+        return TokenCounts(
+            self.num_samples,
+            self.num_kept_tokens,
+            self.num_kept_documents,
+            self.num_targets,
+            tuple(self.class_counts.tolist()),
+        )
+
     def _check_vocabulary(self, words: Words) -> None:
         highest = int(token_ids_of(words).max(initial=0))
         if highest >= self._vocab_size:
@@ -307,26 +377,21 @@ class SampleFile:
         if self.num_left_out:
             return (
                 f"expected something to be learned, but none of {self.num_left_out} samples of "
-                f"{self.seq_length} tokens has any: all is prompts; take a larger --seq-length, or "
-                "--no-completion-only-loss"
+                f"{self.seq_length} tokens has any: all is prompts, or of weight 0; "
+                "take a larger --seq-length, or --no-completion-only-loss"
             )
         return (
             f"expected at least one sample of {self.seq_length} tokens, got "
             f"{self.num_tokens} tokens in all; give more text or a smaller --seq-length"
         )
 
-    def _count_classes(self, rows: Words) -> None:
-        labels = labels_in(rows)
-        found = np.bincount(labels[labels != NO_LABEL], minlength=len(self.class_counts))
-        found[: len(self.class_counts)] += self.class_counts
-        self.class_counts = found
-
     def _keep(self, rows: Words) -> None:
         counts = counts_of(rows)
         self.num_samples += len(rows)
         self.num_targets += counts.num_targets
-        self._count_classes(rows)
+        self.class_counts = _with_classes(self.class_counts, rows)
         self.num_kept_tokens += sum(counts.lengths)
+        self.num_kept_documents += len(rows) + int(starts_in(rows).sum())
         try:
             self._file.write(rows.tobytes())
             self._file.flush()
@@ -336,6 +401,28 @@ class SampleFile:
                 f"its tokens cannot be kept in {tempfile.gettempdir()} ({reason(exc)}); TMPDIR "
                 "names another place",
             ) from exc
+
+
+def token_counts(tokens: TokenArray) -> TokenCounts:
+    """Count what there is in rows [samples, seq_length], which lie on the disk."""
+    num_tokens = num_starts = num_targets = 0
+    by_class = np.zeros(0, dtype=np.int64)
+    for start in range(0, len(tokens), ROWS_A_BLOCK):
+        rows = np.asarray(tokens[start : start + ROWS_A_BLOCK])
+        counts = counts_of(rows)
+        num_targets += counts.num_targets
+        num_tokens += sum(counts.lengths)
+        num_starts += len(rows) + int(starts_in(rows).sum())
+        by_class = _with_classes(by_class, rows)
+    return TokenCounts(len(tokens), num_tokens, num_starts, num_targets, tuple(by_class.tolist()))
+
+
+def _with_classes(counts: npt.NDArray[np.int64], rows: Words) -> npt.NDArray[np.int64]:
+    """Counts by class, with those of some rows added."""
+    labels = labels_in(rows)
+    found = np.bincount(labels[labels != NO_LABEL], minlength=len(counts))
+    found[: len(counts)] += counts
+    return found
 
 
 class SampleBytes(Sequence[bytes]):

@@ -29,7 +29,7 @@ class SpecialTokens(NamedTuple):
     trailing: tuple[int, ...] = ()
 
     def missing(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Return the leading ids that a text's own ids lack.
+        """Return the leading ids that a text's own ids, or the first of them, lack.
 
         A text may hold them already: chats that a template rendered into a column do.
         """
@@ -55,3 +55,10 @@ def has_spaces(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a tokenizer has tokens of white space: WordPiece has none."""
     ids = [tokenizer(text, verbose=False).input_ids for text in ("a", "a ")]
     return bool(ids[0] != ids[1])
+
+
+def has_long_line_breaks(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a line break behind a special token is several tokens, as in Llama-2."""
+    special = tokenizer.eos_token or ""
+    ids = tokenizer(f"{special}\n", add_special_tokens=False, verbose=False).input_ids
+    return len(ids) > 1 + bool(special)

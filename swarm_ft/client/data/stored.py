@@ -12,6 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from yaml import YAMLError
+
 from swarm_ft.client.data.files import Files, Wanted, format_named
 from swarm_ft.client.data.rows import Row
 from swarm_ft.client.data.text_files import refused
@@ -127,6 +129,56 @@ def _features_of(file: Path, kind: DataFormat, datasets: Any) -> Mapping[str, An
                 schema = pyarrow.ipc.open_file(source).schema
     features: Mapping[str, Any] = datasets.Features.from_arrow_schema(schema)
     return features
+
+
+CARDS = {"README.md": "class_label", "dataset_infos.json": "ClassLabel"}
+"""Files beside data that may name its classes, and a word that stands in these where they do."""
+
+
+def card_class_names(directory: str) -> Mapping[str, tuple[str, ...]]:
+    """Return the names of classes by column, as a dataset's card beside the data declares them.
+
+    A card that cannot be read, or that is of several configurations, names none.
+    """
+    if not any(_holds(Path(directory, name), word) for name, word in CARDS.items()):
+        return {}
+    _library()
+    from datasets.info import DatasetInfosDict
+
+    try:
+        infos = DatasetInfosDict.from_directory(directory)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, YAMLError):
+        return {}
+    found = list(infos.values())
+    return _class_names(found[0].features or {}) if len(found) == 1 else {}
+
+
+def _holds(file: Path, word: str) -> bool:
+    try:
+        return word in file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+
+
+def named_rows(rows: Iterator[Row], names: Mapping[str, tuple[str, ...]]) -> Iterator[Row]:
+    """Replace numbers of classes, as numbers or in text, by their names."""
+    for row in rows:
+        named = {
+            column: _class_named(row.values[column], of_column)
+            for column, of_column in names.items()
+            if column in row.values
+        }
+        yield row._replace(values={**row.values, **named})
+
+
+def _class_named(value: object, names: tuple[str, ...]) -> object:
+    if isinstance(value, list):
+        return [_class_named(one, names) for one in value]
+    if value in names or isinstance(value, bool):
+        return value
+    is_number = isinstance(value, int) or (isinstance(value, str) and value.isdecimal())
+    number = int(value) if is_number else -1  # type: ignore[call-overload]
+    return names[number] if 0 <= number < len(names) else value
 
 
 def _library() -> Any:  # noqa: ANN401

@@ -94,7 +94,9 @@ def _opened(path: Path) -> Iterator[_OpenFile]:
             if isinstance(exc, OSError) and exc.errno is not None:
                 raise
             raise refused(
-                path, f"its {found.name} data is damaged or cut off ({exc}); copy the file again"
+                path,
+                f"its {found.name} data cannot be decompressed ({exc}); where it is damaged or cut "
+                "off, copy the file again",
             ) from exc
 
 
@@ -154,10 +156,11 @@ def read_file(path: Path) -> str:
     except OSError as exc:
         raise refused(path, f"cannot be read: {reason(exc)}") from exc
     except UnicodeDecodeError as exc:
+        line = exc.object.count(b"\n", 0, exc.start) + 1
         raise refused(
             path,
-            f"expected UTF-8 text, got another encoding at byte {exc.start} ({exc.reason}); "
-            "convert the file to UTF-8",
+            f"line {line}: expected UTF-8 text, got another encoding at byte {exc.start} "
+            f"({exc.reason}); convert the file to UTF-8",
         ) from exc
 
 

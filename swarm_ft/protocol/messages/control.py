@@ -47,7 +47,6 @@ from swarm_ft.protocol.spec.run_spec import (
     Codecs,
     RunSpec,
 )
-from swarm_ft.protocol.spec.sample_rows import MIN_TEXT_LENGTH
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
 # ---- what the coordinator says to peers, as frozen values whose types say what may come
@@ -65,8 +64,8 @@ SomePeers = Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS, 1)]
 Amount = Annotated[float, Range(0.0)]
 Measured = Annotated[float, Range(0.0, MAX_PEER_NUMBER)]
 DocumentLengths = Annotated[
-    tuple[Annotated[int, Range(MIN_TEXT_LENGTH, MAX_SEQ_LENGTH)], ...],
-    Length(MAX_SEQ_LENGTH // MIN_TEXT_LENGTH, 2),
+    tuple[Annotated[int, Range(MIN_LENGTH, MAX_SEQ_LENGTH)], ...],
+    Length(MAX_SEQ_LENGTH, 2),
 ]
 """Of the documents that share a sample."""
 Targets = Annotated[int, Range(0, MAX_BATCH_SIZE * MAX_SEQ_LENGTH)]

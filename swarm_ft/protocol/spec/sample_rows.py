@@ -39,7 +39,7 @@ NO_TOKEN = (1 << 32) - 1
 NO_LABEL = -100
 """Of a token that is no target; transformers' and torch's own."""
 MIN_TEXT_LENGTH = 2
-"""One to read and one to write: of a sample, and of each document in it."""
+"""One to read and one to write."""
 
 Words = npt.NDArray[np.uint32]
 Numbers = npt.NDArray[np.int64]
@@ -214,18 +214,10 @@ def text_refusal(rows: Words, vocab_size: int) -> tuple[int, str] | None:
     wrong = [
         (has_class, "expected tokens without classes"),
         (seconds_in(rows).any(axis=1), "expected one text"),
-        (_has_short_document(rows), f"expected documents of {MIN_TEXT_LENGTH} tokens or more"),
+        (starts_in(rows)[:, 0], "expected a document in front of a further one"),
         (has_none, "expected a token that is to be learned, behind the first; all are only read"),
     ]
     return first_refused(rows, vocab_size, wrong, least=MIN_TEXT_LENGTH)
-
-
-def _has_short_document(rows: Words) -> Flags:
-    """Which of rows [N, T], if they have several documents, have one that is too short."""
-    is_short = np.zeros(len(rows), dtype=np.bool_)
-    for index, lengths in enumerate(documents_in(rows)):
-        is_short[index] = min(lengths, default=MIN_TEXT_LENGTH) < MIN_TEXT_LENGTH
-    return is_short
 
 
 def first_refused(

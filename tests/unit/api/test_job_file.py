@@ -14,7 +14,7 @@ from swarm_ft.api.job_file import (
     read_job_file,
     translated,
 )
-from swarm_ft.client.options import DataFormat, JobOptions
+from swarm_ft.client.options import DataFormat, JobOptions, Truncation
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.options import build, by_names
 from swarm_ft.protocol.spec.run_spec import (
@@ -64,7 +64,7 @@ def job_of(text: str, tmp_path: Path) -> JobOptions:
 
 def test_what_axolotl_says_is_what_is_meant_here(tmp_path: Path) -> None:
     job = job_of(AXOLOTL, tmp_path)
-    assert (job.model, job.dataset, job.split) == ("./qwen", "chats.jsonl", "train")
+    assert (job.model, *job.datasets, job.split) == ("./qwen", "chats.jsonl", "train")
     assert (job.evaluation.eval_dataset, job.epochs) == ("others.jsonl", 2)
     assert (job.reading.packing, job.reading.assistant_only_loss) == (False, True)
     assert job.outputs.out == Path("tuned")
@@ -120,7 +120,9 @@ REFUSED = {
     "datasets: [{path: a, type: alpaca}]\ntest_datasets: [{path: b, type: completion}]": (
         "test_datasets: type: expected the same type of all datasets"
     ),
-    "datasets: [{path: a}, {path: b}]": "datasets: expected a list of one",
+    "datasets: [{path: a}, {split: train}]": "datasets: path: expected one in each entry",
+    "datasets: [{path: a, split: x}, {path: b, split: y}]": "datasets: split: split is given twice",
+    "datasets: [{path: a}]\ntest_datasets: [{path: a}, {path: b}]": "expected a list of one",
     "datasets: [{path: a, typo: b}]": "datasets: typo: there is no such key",
     "datasets: [{path: a, type: sharegpt}]": "expected one of completion, chat_template",
     "gradient_accumulation_steps: many": "expected a whole number, got 'many'",
@@ -168,6 +170,8 @@ def test_what_is_no_job_is_refused(text: str, tmp_path: Path) -> None:
             "steps": st.integers(1, 9),
             "adapter": st.sampled_from(("none", "lora", "dora")),
             "eval_strategy": st.sampled_from(("no", "steps", "epoch")),
+            "column": st.sampled_from(((), ("prompt=q", "completion=A: {a}"))),
+            "truncation": st.sampled_from(("cut", "split")),
             "eval_size": st.sampled_from((0.0, 0.1, 7)),
             "warmup_ratio": st.sampled_from((0.0, 0.5)),
             "warmup_steps": st.sampled_from((0, 3)),
@@ -194,6 +198,13 @@ def test_a_job_that_is_shown_is_the_same_job_again(values: dict[str, object]) ->
         reject()  # they contradict each other
     read = job_fields(yaml.safe_load(job_yaml(asked)))
     assert build(JobOptions, by_names(JobOptions, read)) == asked
+
+
+def test_several_datasets_are_a_mixture(tmp_path: Path) -> None:
+    text = "base_model: a\ndatasets: [{path: b, split: x}, {path: c}]\nprobabilities: [0.75, 0.25]"
+    job = job_of(text, tmp_path)
+    assert (job.datasets, job.split, job.shares) == (("b", "c"), "x", (0.75, 0.25))
+    assert job_of(job_yaml(job), tmp_path) == job
 
 
 # ---- all of a file at once
@@ -256,7 +267,9 @@ def test_keys_without_effect_are_reported(tmp_path: Path) -> None:
         "eval_sample_packing, logging_steps, attn_implementation, special_tokens: pad_token: "
     )
     assert others == (
-        "left out, with another default than axolotl's: shuffle (true there, no-shuffle here)"
+        "left out, with another default than axolotl's: excess_length_strategy (drop there, cut; "
+        "split for plain text and --packing-strategy wrapped here), shuffle (true there, "
+        "no-shuffle here)"
     )
 
 
@@ -341,8 +354,8 @@ ENTRIES = {
     "roles_to_train: []": "datasets: roles_to_train: expected [assistant], got []",
     "train_on_eos: all": "datasets: train_on_eos: expected turn, got 'all'",
     "chat_template: llama3": "datasets: chat_template: the model's own chat template is used",
-    "field_messages: dialog": "datasets: field_messages: expected messages or conversations",
-    "message_property_mappings: {role: who, content: what}": "expected role: role, content: con",
+    "field_messages: 3": "datasets: field_messages: expected a column, got 3",
+    "message_property_mappings: {role: who, content: what}": "expected role: role and content",
     "message_field_training_detail: d": "a message is learned as a whole, or not at all",
     "roles: {user: [me]}": "datasets: roles: roles go to the template",
     "field_mesages: a": "there is no such key; did you mean 'field_messages'?",
@@ -355,6 +368,36 @@ def test_keys_of_a_dataset_mean_what_they_say_or_are_refused(text: str, tmp_path
     with pytest.raises(BadOption) as refused:
         job_of(f"{start}    {text}\n", tmp_path)
     assert ENTRIES[text] in refused.value.message
+
+
+def test_columns_have_the_roles_of_their_type(tmp_path: Path) -> None:
+    start = "base_model: a\ndatasets:\n  - path: b\n    type: "
+    chats = "chat_template\n    field_messages: dialog\n    field_tools: functions\n"
+    assert job_of(f"{start}{chats}", tmp_path).reading.column == (
+        "messages=dialog",
+        "tools=functions",
+    )
+    # whatever other columns there are, such as 'text' in tatsu-lab/alpaca or 'messages'
+    columns = ("instruction=instruction", "output=output")
+    assert job_of(f"{start}alpaca\n", tmp_path).reading.column == columns
+    with pytest.raises(BadOption, match="column: column is given twice"):
+        job_of(f"{start}alpaca\ncolumn: [output=answer]\n", tmp_path)
+    two = "  - path: c\n    type: chat_template\n"
+    with pytest.raises(BadOption, match="datasets: expected the same columns of all datasets"):
+        job_of(f"{start}{chats}{two}", tmp_path)
+    assert job_of(f"{start}chat_template\n{two}", tmp_path).datasets == ("b", "c")
+    mapped = job_of("base_model: a\ndataset: b\ncolumn: {prompt: q, completion: a}\n", tmp_path)
+    assert mapped.reading.column == ("prompt=q", "completion=a")
+
+
+def test_long_rows_of_text_go_on_in_the_next_sample(tmp_path: Path) -> None:
+    start = "base_model: a\ndatasets:\n  - path: b.jsonl\n    type: "
+    assert job_of(f"{start}completion\n", tmp_path).reading.truncation is Truncation.SPLIT
+    assert job_of(f"{start}alpaca\n", tmp_path).reading.truncation is None
+    truncated = job_of(f"{start}alpaca\nexcess_length_strategy: truncate\n", tmp_path)
+    assert truncated.reading.truncation is Truncation.CUT
+    dropped = job_of(f"{start}alpaca\nexcess_length_strategy: drop\n", tmp_path)
+    assert dropped.reading.truncation is Truncation.DROP
 
 
 def test_rows_of_text_are_of_one_column_or_of_lines(tmp_path: Path) -> None:

@@ -32,12 +32,14 @@ OTHERWISE = {
 def of_trl() -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from trl import SFTConfig
+        from trl.trainer.sft_config import SFTConfig
     return {field.name: field.default for field in fields(SFTConfig)}
 
 
 def test_defaults_are_those_of_trl(of_trl: dict[str, Any]) -> None:
-    ours = {field.name: field.default for field in fields(SwarmConfig) if field.name in of_trl}
+    ours: dict[str, Any] = {
+        field.name: field.default for field in fields(SwarmConfig) if field.name in of_trl
+    }
     assert {name for name, value in ours.items() if value != of_trl[name]} == set(OTHERWISE)
     assert (ours["max_length"], ours["packing"], ours["packing_strategy"]) == (1024, False, "bfd")
     step = ours["per_device_train_batch_size"] * ours["gradient_accumulation_steps"]

@@ -223,7 +223,7 @@ def test_words_have_the_classes_of_the_result(tmp_path: Path, make: Any) -> None
     texts = (["cats", "sleep"], ["b"], ["a", "b", "cats", "c"])
     rows = [{"tokens": text, "tags": ["X" if w == "cats" else "O" for w in text]} for text in texts]
     options = options_for(model, tmp_path, (), task_kind=TaskKind.TOKEN_CLASSIFICATION)
-    Path(options.dataset).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path(options.datasets[0]).write_text("".join(json.dumps(row) + "\n" for row in rows))
     trained = TrainedJob(options)
     loss, _ = trained.evaluate()
     out = trained.export(tmp_path / "out")

@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 
 from swarm_ft.api.local_job import SAMPLE_LR
-from swarm_ft.client.options import EvalOptions, JobOptions, Outputs, PlanOptions
+from swarm_ft.client.options import (
+    EvalOptions,
+    JobOptions,
+    Outputs,
+    PlanOptions,
+    StoppingStrategy,
+)
 from swarm_ft.errors import BadCodec, BadInput, BadOption
-from swarm_ft.protocol.spec.options import build, declared
+from swarm_ft.protocol.spec.options import arguments, build, by_names, declared
 from swarm_ft.protocol.spec.run_spec import EvalStrategy, LrSchedule, TrainOptions, TrainSpec
 
 NAMED = {"model": "gpt2", "dataset": "notes.txt"}
@@ -152,3 +158,32 @@ def test_a_plan_evaluates_as_a_job_would(given: dict[str, Any], num_eval_samples
 def test_a_plans_numbers_are_bounded() -> None:
     with pytest.raises(BadOption, match="--num-eval-samples"):
         PlanOptions(model="gpt2", num_eval_samples=-1)
+
+
+# ---- several datasets
+
+
+def test_datasets_are_one_or_several() -> None:
+    assert JobOptions(model="a", dataset="b").datasets == ("b",)
+    assert build(JobOptions, by_names(JobOptions, {"model": "a", "dataset": "b"})).datasets == (
+        "b",
+    )
+    several = JobOptions(model="a", dataset=("b", "c"), probabilities="0.7,0.3")
+    assert (several.datasets, several.shares) == (("b", "c"), (0.7, 0.3))
+    words = arguments(several)
+    assert words[2:] == ["--dataset", "b", "--dataset", "c", "--probabilities", "0.7,0.3"]
+
+
+@pytest.mark.parametrize("probabilities", ["0.7", "0.7,0.2", "1,0", "a,b", "0.5,0.3,0.2", "-1,2"])
+def test_probabilities_that_are_none_are_refused(probabilities: str) -> None:
+    asked = JobOptions(model="a", dataset=("b", "c"), probabilities=probabilities)
+    with pytest.raises(BadOption, match="--probabilities: expected 2 numbers above 0 that sum to"):
+        _ = asked.shares
+
+
+def test_a_stopping_strategy_needs_probabilities() -> None:
+    asked = JobOptions(
+        model="a", dataset=("b", "c"), stopping_strategy=StoppingStrategy.ALL_EXHAUSTED
+    )
+    with pytest.raises(BadOption, match="--stopping-strategy: expected --probabilities beside it"):
+        _ = asked.shares

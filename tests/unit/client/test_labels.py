@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +201,17 @@ def test_a_job_goes_on_with_the_models_own_head(tmp_path: Path) -> None:
     config = AutoConfig.from_pretrained(out)
     assert config.id2label == dict(enumerate(OWN))
     assert config.label2id == {name: number for number, name in enumerate(OWN)}
+
+
+def test_classes_are_those_of_all_datasets(tmp_path: Path) -> None:
+    made = write_sample(tmp_path, seed=0, num_layers=2, hidden_size=32, vocab_size=300)
+    asked = options(tmp_path, made.model_dir, ["bad", "good"])
+    other = table(tmp_path / "other.csv", ["neutral", "good"])
+    names, found, _ = read(replace(asked, dataset=(*asked.datasets, other)))
+    assert names == ("bad", "good", "neutral")
+    assert sorted(found[:4]) == ["bad", "good", "good", "neutral"]
+    numbers = table(tmp_path / "numbers.csv", ["0", "1"])
+    with pytest.raises(
+        BadDataset, match=r"numbers\.csv': its classes are 0, 1, and those of --dat"
+    ):
+        prepare_job(replace(asked, dataset=(*asked.datasets, numbers)))

@@ -392,7 +392,8 @@ DOCUMENTS = {SampleId(1): (2, 2)}
     [
         ([1, 1, 1, 1], DOCUMENTS, r"lengths \[4, \(2, 2\)\] of \[4, 4\]"),
         ([1, 1, START | 1, 1], {}, r"lengths \[4, 4\] of \[4, \(2, 2\)\]"),
-        ([1, START | 1, 1, 1], DOCUMENTS, "expected documents of 2 tokens or more"),
+        ([START | 1, 1, START | 1, 1], DOCUMENTS, "expected a document in front of a further one"),
+        ([1, START | 1, 1, 1], DOCUMENTS, r"lengths \[4, \(2, 2\)\] of \[4, \(1, 3\)\]"),
     ],
 )
 def test_a_plan_whose_rows_have_other_documents_is_malformed(

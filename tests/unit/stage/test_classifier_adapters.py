@@ -157,7 +157,8 @@ def swarm_logits(pipeline: Pipeline, rows: Words) -> Tensor:
             for stage in pipeline.stages:
                 x = stage.infer(x)
             module = pipeline.stages[-1].weights.module
-            found.append(module.judged(x, labels[row : row + 1, : lengths[row]])[0])
+            targets, _ = module.select(x, labels[row : row + 1, : lengths[row]])
+            found.append(module.judge(targets))
     return torch.cat(found)
 
 

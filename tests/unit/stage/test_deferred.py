@@ -17,7 +17,9 @@ from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.training_plan import step_microbatches
+from swarm_ft.stage import module
 from swarm_ft.stage.engine import StageEngine
+from swarm_ft.stage.held import LiveBytes
 from swarm_ft.stage.module import DeferredLinears, StageModule, WeightProduct
 from tests.unit.stage.conftest import CONFIGS, SEQ_LENGTH, MakePipeline, Pipeline
 
@@ -316,6 +318,38 @@ def test_an_inputs_gradient_lies_as_autograds(
     *samples, tokens, channels = shape
     x = torch.randn(*samples, channels, tokens).transpose(-1, -2).requires_grad_()
     assert_same(*both_ways(make_layer(), x, torch.randn(*samples, tokens, 40)))
+
+
+def gradient_of(weight: nn.Parameter) -> Tensor:
+    assert weight.grad is not None
+    return weight.grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make_layer", LAYERS.values(), ids=LAYERS)
+def test_a_large_weights_product_is_added_in_place(
+    make_layer: Callable[[], nn.Module], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x_ni, gradient_no = make_layer(), torch.randn(17, 24), torch.randn(17, 40)
+    product = WeightProduct(layer, x_ni.to(dtype), gradient_no.to(dtype))
+    for _ in range(2):
+        product.accumulate()
+    weight = layer.get_parameter("weight")
+    expected = gradient_of(weight)
+    layer.zero_grad()
+    block_bytes = 4 * weight[0].nbytes
+    monkeypatch.setattr(module, "LARGE_BYTES", block_bytes)
+    product.accumulate()
+    live = LiveBytes()
+    with live:
+        present = [*product.tensors, *(one.grad for one in layer.parameters())]
+        seen = [one.detach() for one in present if one is not None]
+        before = live.now
+        live.begin()
+        product.accumulate()
+    assert seen
+    assert live.most - before < weight.nbytes / 2
+    torch.testing.assert_close(gradient_of(weight), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_part_of_each_sample_is_summed_alike() -> None:

@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from swarm_ft.client.data.dataset import open_dataset
 from swarm_ft.client.data.files import Wanted
-from swarm_ft.client.options import PackingStrategy, ReadOptions
-from swarm_ft.protocol.spec.sample_rows import targets_in, token_ids_of
+from swarm_ft.client.options import PackingStrategy, ReadOptions, Truncation
+from swarm_ft.client.text import asked
+from swarm_ft.protocol.spec.sample_rows import starts_in, targets_in, token_ids_of
 from tests.unit.client.data.tokenizers_of_each_make import MAKES, tokenizer_of
 from tests.unit.client.data.trl_samples import Sample, quiet, trl_samples
 
@@ -34,7 +36,12 @@ WORDS = (
     *("Cats", "sleep", "a", "lot.", "What", "is", "2+2?", "don't", "Größe", "naïve", "日本", "🙂"),
     *("caching", "\n", "  ", "\t", "weather", "Oslo", "xyzzy", "###", "e\u0301"),
 )
-WRAPPED: dict[str, Any] = {"packing": True, "packing_strategy": "wrapped"}
+PACKINGS: dict[str, dict[str, Any]] = {
+    "unpacked": {},
+    "wrapped": {"packing": True, "packing_strategy": "wrapped"},
+    "bfd": {"packing": True},
+    "bfd_split": {"packing": True, "packing_strategy": "bfd_split"},
+}
 
 
 def drawn_text(draw: random.Random, most: int = 12) -> str:
@@ -94,8 +101,11 @@ def read(
     """Our samples, and all that the client prints of them."""
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    if "packing_strategy" in options:
-        options["packing_strategy"] = PackingStrategy[options["packing_strategy"].upper()]
+    strategy = options.pop("packing_strategy", "bfd")
+    if strategy == "bfd_split":
+        options["truncation"] = Truncation.SPLIT
+    elif strategy == "wrapped":
+        options["packing_strategy"] = PackingStrategy.WRAPPED
     data = open_dataset(str(path), Wanted(), ReadOptions(**options), tokenizer)
     samples = data.samples(max_length, len(tokenizer))
     rows_of_words = [samples.tokens[index : index + 1] for index in range(len(samples.tokens))]
@@ -104,8 +114,10 @@ def read(
 
 def _sample_of(row: Any) -> Sample:
     ids = token_ids_of(row[0]).tolist()
-    learned = [place for place, flag in enumerate(targets_in(row)[0].tolist()) if flag and place]
-    return Sample(ids, learned, list(range(len(ids))))
+    learned = np.flatnonzero(targets_in(row)[0]).tolist()
+    starts = np.flatnonzero(starts_in(row)[0]).tolist()
+    parts = np.split(np.arange(len(ids)), starts)
+    return Sample(ids, learned, [place for part in parts for place in range(len(part))])
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +125,7 @@ def tokenizers() -> Mapping[tuple[str, str], PreTrainedTokenizerFast]:
     return {(make, begin): tokenizer_of(make, begin, CHATML) for make in MAKES for begin in BEGINS}
 
 
-@pytest.mark.parametrize("packing", [{}, WRAPPED], ids=["unpacked", "wrapped"])
+@pytest.mark.parametrize("packing", PACKINGS)
 @pytest.mark.parametrize("begin", BEGINS)
 @pytest.mark.parametrize("make", MAKES)
 @pytest.mark.parametrize("name", FORMATS)
@@ -123,14 +135,14 @@ def test_samples_are_those_of_trl(
     name: str,
     make: str,
     begin: str,
-    packing: dict[str, Any],
+    packing: str,
 ) -> None:
     """Token ids, learned places, positions; some documents are longer than a sample."""
     row, options = FORMATS[name]
     draw = random.Random(f"{name}{make}{begin}")
     rows = [row(draw) for _ in range(40)]
     tokenizer = tokenizers[make, begin]
-    given = {"max_length": 24, **options, **packing}
+    given = {"max_length": 24, **options, **PACKINGS[packing]}
     assert our_samples(rows, tokenizer, tmp_path, **given) == trl_samples(rows, tokenizer, **given)
 
 
@@ -144,7 +156,7 @@ def test_an_end_that_the_tokenizer_puts_itself_stands_once(tmp_path: Path) -> No
     (ours,), printed = read([{"text": "Cats"}], tokenizer, tmp_path)
     assert theirs.ids == [*ours.ids, tokenizer.eos_token_id]
     assert ours.ids[-2:].count(tokenizer.eos_token_id) == 1
-    assert "</s>: the tokenizer ends texts by it" in printed
+    assert "</s>: the tokenizer puts that behind texts" in printed
 
 
 def test_a_beginning_in_the_text_stands_once(tmp_path: Path) -> None:
@@ -197,6 +209,34 @@ def test_an_answer_in_white_space_keeps_its_place(tmp_path: Path) -> None:
     assert "the tokenizer has no tokens of white space" in printed
 
 
+@pytest.mark.parametrize(
+    ("make", "is_printed"), [("byte-level BPE", False), ("prefix space", True)]
+)
+def test_line_breaks_of_several_tokens_are_printed(
+    tmp_path: Path, make: str, is_printed: bool
+) -> None:
+    """The difference itself is in test_chats_beside_trl."""
+    rows = [chat(random.Random(1))]
+    tokenizer = tokenizer_of(make, "$A", CHATML)
+    _, printed = read(rows, tokenizer, tmp_path, assistant_only_loss=True)
+    assert ("a line break behind a special token by several tokens" in printed) is is_printed
+
+
+@pytest.mark.parametrize("single", ["$A", "<s> $A", "$A </s>", "<s> $A </s>"])
+@pytest.mark.parametrize("make", MAKES)
+def test_generation_asks_by_the_tokens_that_training_answered(
+    tmp_path: Path, make: str, single: str
+) -> None:
+    """EleutherAI/lm-evaluation-harness#2049, unslothai/unsloth#7903: one alone had BOS."""
+    tokenizer = tokenizer_of(make, single)
+    row = {"prompt": "Cats sleep", "completion": " a lot."}
+    (sample,), _ = read([row], tokenizer, tmp_path)
+    prompt = asked(row["prompt"], tokenizer, is_chat=False)
+    assert sample.ids[: sample.learned[0]] == list(prompt)
+    assert sample.ids.count(tokenizer.eos_token_id) == 1
+    assert (prompt[0] == tokenizer.bos_token_id) is single.startswith("<s>")
+
+
 @pytest.mark.parametrize("name", ["gemma", "lfm2", "llama3", "qwen3_instruct_2507"])
 def test_answers_without_marks_are_those_of_trls_marked_templates(
     tmp_path: Path, name: str
@@ -223,6 +263,6 @@ def test_plain_text_is_one_stream_without_special_tokens(tmp_path: Path) -> None
     data = open_dataset(str(tmp_path / "a.txt"), Wanted(), ReadOptions(), tokenizer)
     tokens = data.samples(8, len(tokenizer)).tokens.ravel().tolist()
     assert not {tokenizer.bos_token_id, tokenizer.eos_token_id} & set(tokens)
-    assert "<s>: the tokenizer begins texts by it; samples of plain text do not" in (
+    assert "<s>: the tokenizer puts that in front of texts; plain text is cut without it" in (
         "\n".join(data.describe())
     )

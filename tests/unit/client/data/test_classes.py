@@ -119,7 +119,7 @@ def test_each_text_is_a_sample_whose_class_is_at_its_last_token(
     assert samples.labels[0, 3] == samples.labels[0].max() == 1
     assert "2 documents, 2 samples of up to 4 tokens; classes a 50.0%, b 50.0%" in made.words
     assert "a document is 'text', its class is 'label'" in data.describe()[0]
-    assert data.describe()[1].endswith("the first document: 'w1 w2 w3' is of class 1")
+    assert data.describe()[1].endswith("the first document: 'w1 w2 w3' is of class b")
 
 
 def test_a_long_text_is_cut_and_keeps_its_class(tmp_path: Path, words: Words) -> None:
@@ -220,6 +220,21 @@ def test_a_blank_text_is_left_out(tmp_path: Path, words: Words) -> None:
     assert "1 document without text left out" in made.words
 
 
+def test_texts_that_are_cut_are_counted(tmp_path: Path, words: Words) -> None:
+    texts = ("w1 w2 w3 w4 w5", "w1 w2 w3", "w1", "w1 w2 w3 w4")
+    rows = [{"text": text, "label": "a"} for text in texts]
+    made = opened(write(tmp_path / "a.jsonl", rows), words, "ab").samples(4, VOCAB)
+    told = "2 documents of more than 4 tokens cut, which leaves out 3 of 11 tokens of theirs"
+    assert f"; {told} (--seq-length); " in made.words
+
+
+def test_words_that_are_cut_are_counted(tmp_path: Path, words: Words) -> None:
+    rows = [{"tokens": [f"w{i}" for i in range(6)], "ner_tags": [0] * 6}]
+    path = write(tmp_path / "a.jsonl", rows)
+    made = opened(path, words, "ab", kind=TaskKind.TOKEN_CLASSIFICATION).samples(4, VOCAB)
+    assert "; 1 document of more than 4 tokens cut, which leaves out 3 of 7 tokens" in made.words
+
+
 # ---- two texts
 
 
@@ -242,7 +257,7 @@ def test_a_class_may_be_of_two_texts(
     data = opened(path, words, "ab", **options)
     told, first = data.describe()
     assert f"a document is '{columns[0]}' and '{columns[1]}', its class is 'label'; not" in told
-    assert first.endswith("the first document: 'w1 w2' + 'w3' is of class 1")
+    assert first.endswith("the first document: 'w1 w2' + 'w3' is of class b")
     samples = samples_in(np.array(data.samples(8, VOCAB).tokens))
     assert samples.token_ids[0].tolist() == [12, 1, 2, SECOND | 3]
     assert samples.labels[0].tolist() == [NO_LABEL, NO_LABEL, NO_LABEL, 1]
@@ -330,3 +345,24 @@ def test_words_without_their_classes_are_refused(
     path = write(tmp_path / "a.jsonl", [row])
     with pytest.raises(BadDataset, match=why):
         opened(path, words, "abc", EACH, data_format=DataFormat.JSONL)
+
+
+# ---- columns that change what a row means
+
+
+def test_a_row_of_weight_0_is_left_out(tmp_path: Path, words: Words) -> None:
+    rows = [{"text": "w1", "label": 0}, {"text": "w2", "label": 1, "weight": 0.0}]
+    samples = opened(write(tmp_path / "a.jsonl", rows), words, ("0", "1")).samples(4, VOCAB)
+    assert len(samples.tokens) == 1
+    assert "1 sample without anything to learn left out" in samples.words
+    rows[1]["weight"] = 0.5
+    data = opened(write(tmp_path / "b.jsonl", rows), words, ("0", "1"))
+    with pytest.raises(BadDataset, match="line 2: expected 'weight' to be 0 or 1"):
+        data.samples(4, VOCAB)
+
+
+def test_a_text_beside_an_image_is_refused(tmp_path: Path, words: Words) -> None:
+    path = write(tmp_path / "a.jsonl", [{"text": "w1", "label": 0, "image": "a.png"}])
+    with pytest.raises(BadDataset, match=r"line 1: 'image' holds media.*--remove-columns image "):
+        opened(path, words, ("0", "1"))
+    assert opened(path, words, ("0", "1"), remove_columns="image").describe()

@@ -102,8 +102,8 @@ def test_what_a_table_filled_up_is_no_part_of_a_message(words: Words) -> None:
         ({"messages": []}, "expected 'messages' to be a list of at least one, got an empty one"),
         ({"messages": ["hello"]}, "messages with 'role' and 'content', got text"),
         ({"messages": [{"content": "hi"}]}, "'role' of one is nothing"),
-        ({"messages": [{"from": "human", "value": "hi"}]}, "'role' of one is nothing"),
-        ({"messages": [{"role": "user", "content": ["hi"]}]}, "'content' of one is a list"),
+        ({"messages": [{"from": "human", "text": "hi"}]}, "'content' of one is nothing"),
+        ({"messages": [{"role": "user", "content": ["hi"]}]}, "parts of 'content' .* got text"),
         ({"messages": [{"role": "system", "content": "hi"}]}, "template refuses .*roles are user"),
     ],
     ids=json.dumps,
@@ -212,7 +212,7 @@ def test_unpacked_documents_begin_samples_of_their_own(opened: Opened, jsonl: Js
     samples = opened(path, truncation=Truncation.SPLIT).samples(3, VOCAB)
     # An end alone has nothing in front of it.
     assert samples.tokens.tolist() == [[1, 2, 3], [4, END, NO_TOKEN], [5, 6, END]]
-    assert "3 documents, 3 samples of up to 3 tokens; 1 document of more" in samples.words
+    assert "3 documents, 3 samples of up to 3 tokens; 1 document split: 1 of 4" in samples.words
     assert samples.words.endswith("; 1 sample without anything to learn left out")
 
 
@@ -241,7 +241,7 @@ LONG = (
         (
             Truncation.SPLIT,
             [[CONTEXT | 1, 2, 3], [4, END], [CONTEXT | 5, 6, END], [CONTEXT | 1, 2, END]],
-            "2 documents of more than 3 tokens split: 5 of 11 tokens of theirs stand in samples "
+            "2 documents split: 5 of 11 tokens of theirs stand in samples "
             "without the beginning (--truncation, --seq-length); "
             "1 sample without anything to learn left out",
         ),
@@ -271,6 +271,20 @@ def test_wrapped_documents_are_shortened_only_if_that_is_asked_for(
         Truncation.DROP: [[4, END]],
     }.get(truncation or Truncation.SPLIT, [[1, 2, 3], [END, 4, END]])
     assert rows(opened(path, truncation=truncation, **WRAPPED), 3) == expected
+
+
+def test_wrapped_documents_that_go_on_in_another_sample_are_counted(
+    opened: Opened, jsonl: Jsonl
+) -> None:
+    path = jsonl({"text": "w1"}, {"text": "w2 w3"}, {"text": "w4 w5 w6"}, {"text": "w7"})
+    samples = opened(path, **WRAPPED).samples(4, VOCAB)
+    told = "2 documents split: 2 of 7 tokens of theirs stand in samples without the beginning"
+    assert told in samples.words
+    assert [[w for w in row if w != NO_TOKEN] for row in samples.tokens.tolist()] == [
+        [1, END, 2, 3],
+        [END, 4, 5, 6],
+        [END, 7, END],
+    ]
 
 
 def test_data_of_which_all_documents_are_dropped_is_refused(opened: Opened, jsonl: Jsonl) -> None:

@@ -20,11 +20,13 @@ from typing import Any
 import pyarrow
 import pytest
 
-from swarm_ft.client.data.dataset import Dataset
+from swarm_ft.client.data.dataset import Dataset, open_dataset
 from swarm_ft.client.data.files import Wanted, find_files
 from swarm_ft.client.data.rows import file_rows, read_text
 from swarm_ft.client.options import DataFormat, ReadOptions
 from swarm_ft.errors import BadDataset, BadOption
+from swarm_ft.protocol.spec.run_spec import TaskKind
+from swarm_ft.protocol.spec.tasks import Classification
 from tests.unit.client.data.conftest import CHAT, Words
 
 Opened = Callable[..., Dataset]
@@ -121,7 +123,7 @@ def test_a_compressed_file_that_is_cut_off_is_refused(
     whole = COMPRESS[suffix](content)
     cut = max(14, int(len(whole) * share))
     path = write(tmp_path / f"a.jsonl{suffix}", whole[:cut])
-    assert "data is damaged or cut off" in refusal(path)
+    assert "data cannot be decompressed" in refusal(path)
 
 
 def test_how_far_a_compressed_file_was_read_grows_to_all_of_it(tmp_path: Path) -> None:
@@ -238,6 +240,14 @@ def test_a_delimiter_parts_columns(tmp_path: Path, delimiter: str) -> None:
     assert rows_at(path, delimiter=delimiter) == [{"a": "1,5", "b": f"x{letter}y"}]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_line_of_excel_names_the_delimiter(tmp_path: Path, end: str) -> None:
+    path = write(tmp_path / "a.csv", end.join(["sep=;", "a;b", "1,5;x", ""]))
+    assert rows_at(path) == [{"a": "1,5", "b": "x"}]
+    path = write(tmp_path / "b.csv", end.join(["sep=;", "1;2;3", "4;5", ""]))
+    assert "line 3: expected 3 columns, got 2" in refusal(path, column_names="a,b,c")
+
+
 @pytest.mark.parametrize("delimiter", ["", ";;", '"', "\n"])
 def test_a_delimiter_is_one_letter(delimiter: str) -> None:
     with pytest.raises(BadOption, match="--delimiter: expected one letter"):
@@ -328,6 +338,7 @@ def test_objects_without_a_clear_list_of_rows_are_refused(
         ("a.jsonl", '[{"a": 1}]', "line 1: .* got a list; --data-format json reads an array"),
         ("a.json", '{"a": 1}\n{"a": 2}\n{"a":\n', "line 3: expected a JSON object in one line"),
         ("a.json", '{\n"a": 1\n}\n{\n"a": }\n', "line 5: expected JSON"),
+        ("a.json", b'{\n"a":\n"\xff"}', "line 3: expected UTF-8 text, got another enc.* at byte 8"),
         ("a.json", '{"a": 1}\n[2]\n', "line 2: expected a JSON object, got a list"),
         ("a.json", '{\n"a": 1}\n[2]\n', "row 2: expected a JSON object, got a list"),
         ("a.jsonl", '{"a": 1, "a": 2}', "line 1: .*key 'a' stands twice in one object"),
@@ -336,7 +347,7 @@ def test_objects_without_a_clear_list_of_rows_are_refused(
     ],
 )
 def test_json_that_is_wrong_is_refused_by_its_line(
-    tmp_path: Path, name: str, content: str, why: str
+    tmp_path: Path, name: str, content: bytes | str, why: str
 ) -> None:
     with pytest.raises(BadDataset, match=why):
         rows_at(write(tmp_path / name, content))
@@ -386,6 +397,18 @@ def test_half_a_character_is_refused_by_its_line(
             tokenizer=words(chat=CHAT),
             **options,
         )
+
+
+@pytest.mark.parametrize("row", [{"text": "w1", "label": LONE}, {"text": LONE, "label": "a"}])
+def test_half_a_character_in_rows_with_classes_is_refused_by_its_line(
+    tmp_path: Path, words: Words, row: dict[str, str]
+) -> None:
+    rows = [{"text": "w1", "label": "a"}, {"text": "w2", "label": "b"}, row]
+    path = write(tmp_path / "a.jsonl", "".join(f"{json.dumps(one)}\n" for one in rows))
+    task = Classification(TaskKind.CLASSIFICATION, ("a", "b"))
+    data = open_dataset(str(path), Wanted(), ReadOptions(), words(), task=task)
+    with pytest.raises(BadDataset, match=r"line 3: .*ud83d"):
+        data.samples(8, 64)
 
 
 def test_half_a_character_in_a_column_that_is_not_used_is_no_matter(

@@ -192,3 +192,60 @@ def test_a_table_without_names_has_numbers(tmp_path: Path) -> None:
         pyarrow.table({"text": ["w1", "w2"], "label": [1, 0]}), tmp_path / "a.parquet"
     )
     assert names_at(tmp_path / "a.parquet") == ("0", "1")
+
+
+# ---- a card beside the data, as in a clone of a dataset's repository
+
+CARD = """---
+license: mit
+dataset_info:
+  features:
+  - name: text
+    dtype: string
+  - name: label
+    dtype:
+      class_label:
+        names:
+          '0': neg
+          '1': pos
+---
+# A dataset
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", "text,label\nw1,1\nw2,0\n"),
+        ("a.jsonl", '{"text": "w1", "label": 1}\n{"text": "w2", "label": 0}\n'),
+        ("a.jsonl", '{"text": "w1", "label": "pos"}\n{"text": "w2", "label": 0}\n'),
+    ],
+)
+def test_a_card_names_the_classes_of_files(
+    tmp_path: Path, words: Words, name: str, content: str
+) -> None:
+    (tmp_path / "README.md").write_text(CARD)
+    (tmp_path / name).write_text(content)
+    assert names_at(tmp_path) == ("neg", "pos")
+    task = Classification(TaskKind.CLASSIFICATION, ("pos", "neg"))
+    data = open_dataset(str(tmp_path), Wanted(), ReadOptions(), words(), task=task)
+    labels = labels_in(data.samples(8, 64).tokens)
+    assert labels[labels != NO_LABEL].tolist() == [0, 1]
+
+
+def test_a_card_names_classes_of_parquet_that_does_not(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(CARD)
+    table = pyarrow.table({"text": ["w1", "w2"], "label": [1, 0]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    assert names_at(tmp_path) == ("neg", "pos")
+
+
+@pytest.mark.parametrize(
+    "card", ["# class_label\n", "---\nclass_label: [\n---\n", CARD.replace("label\n", "other\n")]
+)
+def test_a_card_that_names_no_classes_of_the_column_changes_nothing(
+    tmp_path: Path, card: str
+) -> None:
+    (tmp_path / "README.md").write_text(card)
+    (tmp_path / "a.csv").write_text("text,label\nw1,1\nw2,0\n")
+    assert names_at(tmp_path) == ("0", "1")

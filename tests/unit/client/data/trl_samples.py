@@ -51,8 +51,8 @@ def trl_samples(
         RuntimeError, ValueError: TRL refuses the rows or the options.
     """
     with quiet():
-        from trl import SFTConfig
         from trl.chat_template_utils import get_training_chat_template, has_generation_markers
+        from trl.trainer.sft_config import SFTConfig
         from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
         args = SFTConfig(
@@ -78,7 +78,7 @@ def trl_samples(
             None,
             "train",
         )
-        is_padding_free = args.packing and args.packing_strategy == "bfd"
+        is_padding_free = args.packing and args.packing_strategy != "wrapped"
         collate = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=is_padding_free)
         samples = [_sample_of(collate([example])) for example in prepared]
     return [sample for sample in samples if sample.learned]

@@ -50,7 +50,6 @@ from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import MIN_LENGTH, Dtype, ModelSpec, RunSpec, TrainSpec
-from swarm_ft.protocol.spec.sample_rows import MIN_TEXT_LENGTH
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.protocol.wire.convert import DEFAULTS, IDS, WireType
@@ -308,8 +307,8 @@ def _plans(draw: st.DrawFn) -> PlanStep:
     num_samples = sum(len(batch.samples) for batch in made)
     lengths = tuple(range(MIN_LENGTH, MIN_LENGTH + num_samples)) if drawn["lengths"] else ()
     counted = zip((sample for batch in made for sample in batch.samples), lengths, strict=False)
-    long = [(sample, length) for sample, length in counted if length >= 2 * MIN_TEXT_LENGTH]
-    documents = {sample: (2, length - 2) for sample, length in long if drawn["documents"]}
+    long = [(sample, length) for sample, length in counted if length >= 2]
+    documents = {sample: (1, length - 1) for sample, length in long if drawn["documents"]}
     cut = draw(st.integers(0, len(made)))
     batches = {"microbatches": tuple(made[:cut]), "evaluation": tuple(made[cut:])}
     return PlanStep(**drawn | batches | {"lengths": lengths, "documents": documents})

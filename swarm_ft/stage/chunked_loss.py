@@ -1,0 +1,131 @@
+"""Cross-entropy of the last stage in chunks of targets, so that no whole logits exist.
+
+Logits are the largest tensors of a step: 4,096 tokens of a vocabulary of 151,936 have 2.5 GB of
+them in float32, and as much of gradient. Here logits, loss and gradient of one chunk of targets
+exist at a time, as in Liger Kernel's fused linear cross-entropy (arXiv 2410.10989). The model's own
+forward computes the logits, so caps, scales and biases are as each family has them.
+
+Shape suffixes: n targets, k classes or words. Rows are what predicts a target, see `Head.select`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, nll_loss
+
+from swarm_ft.protocol.spec.run_spec import BYTES_PER_FLOAT
+
+CHUNK_BYTES = 64 << 20
+"""Size of a chunk's logits in float32. It is fixed, so that all replicas add in the same order."""
+
+Judge = Callable[[Tensor], Tensor]
+"""Computes float32 logits [n, K] of rows [n, ...], a head's largest part."""
+
+
+class Chunks:
+    """Targets in chunks, and what predicts them.
+
+    Args:
+        rows: [N, ...], see `Head.select`.
+        targets_n: int64.
+        num_outputs: size of K.
+    """
+
+    def __init__(self, rows: Tensor, targets_n: Tensor, num_outputs: int) -> None:
+        num_targets = max(1, CHUNK_BYTES // (num_outputs * BYTES_PER_FLOAT))
+        self.rows, self.targets_n = rows, targets_n
+        self._parts = torch.split(rows, num_targets), torch.split(targets_n, num_targets)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one chunk has all targets."""
+        return len(self._parts[0]) == 1
+
+    def loss_and_gradient(
+        self, judge: Judge, num_targets: int, after_each: Callable[[], None]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute the loss, and the backward pass of the head.
+
+        Gradients of the head's parameters are of the sum divided by `num_targets`, added to theirs.
+
+        Args:
+            judge: computes logits.
+            num_targets: of the step, whose loss is the mean over them.
+            after_each: is called after the backward pass of each chunk.
+
+        Returns:
+            The sum of cross-entropies, a float32 scalar, and the gradient of the rows; None if
+            they need none.
+        """
+        losses, gradients = [], []
+        for rows, targets_n in zip(*self._parts, strict=True):
+            part = rows.detach().requires_grad_(rows.requires_grad)
+            loss: Tensor = _CrossEntropy.apply(judge(part), targets_n)  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+            if loss.requires_grad:
+                # As any backward pass: autocast is for the forward alone.
+                with torch.autocast(part.device.type, enabled=False):
+                    (loss / num_targets).backward()  # type: ignore[no-untyped-call]
+                after_each()
+            if part.grad is not None:
+                gradients.append(part.grad)
+        return torch.stack(losses).sum(), _joined(gradients)
+
+    def evaluate(self, judge: Judge, *, is_counted: bool) -> tuple[Tensor, Tensor]:
+        """Compute the loss without a gradient, and the likeliest outputs.
+
+        Returns:
+            The sum of cross-entropies, and int64 predictions [N], or [0] unless `is_counted`.
+        """
+        found = [
+            _evaluated(judge(rows), targets_n, is_counted)
+            for rows, targets_n in zip(*self._parts, strict=True)
+        ]
+        losses, predictions = zip(*found, strict=True)
+        return torch.stack(losses).sum(), torch.cat(predictions)
+
+
+def _joined(gradients: list[Tensor]) -> Tensor | None:
+    if not gradients:
+        return None
+    return torch.cat(gradients) if len(gradients) > 1 else gradients[0]
+
+
+def _evaluated(logits_nk: Tensor, targets_n: Tensor, is_counted: bool) -> tuple[Tensor, Tensor]:
+    loss = cross_entropy(logits_nk, targets_n, reduction="sum")
+    return loss, logits_nk.argmax(1) if is_counted else targets_n[:0]
+
+
+class _Context(Protocol):
+    """Torch's, of one call."""
+
+    saved_tensors: tuple[Tensor, Tensor]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Sum of cross-entropies, whose backward pass needs no memory beside the forward's.
+
+    Torch's own has three tensors of the logits' size at once, this one two. It has one backward
+    pass alone.
+    """
+
+    @staticmethod
+    def forward(ctx: _Context, logits_nk: Tensor, targets_n: Tensor) -> Tensor:
+        log_probabilities_nk = torch.log_softmax(logits_nk, 1)
+        ctx.save_for_backward(log_probabilities_nk, targets_n)
+        return nll_loss(log_probabilities_nk, targets_n, reduction="sum")
+
+    @staticmethod
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, None]:
+        log_probabilities_nk, targets_n = ctx.saved_tensors
+        (scale,) = gradients
+        gradient_nk = log_probabilities_nk.exp_().mul_(scale)
+        at_targets_n1 = targets_n[:, None]
+        gradient_nk.scatter_(1, at_targets_n1, gradient_nk.gather(1, at_targets_n1) - scale)
+        return gradient_nk, None
