@@ -46,6 +46,7 @@ from swarm_ft.stage.packed import (
     masks_documents,
     together,
 )
+from swarm_ft.stage.rope import LengthDependence
 from swarm_ft.stage.skeleton import (
     RECORDED,
     ModelConfig,
@@ -123,6 +124,7 @@ class StageModule(nn.Module):
         for name, part in model.named_children():
             self.add_module(name, part)
         self._passage = _Passage(layers, embedded_size(model, layers))
+        self._by_length = LengthDependence(model)
         self.recomputes = False
         self._masks_documents: bool | None = None
         model.get_submodule(self.architecture.blocks).called_by = self._passage.door
@@ -216,13 +218,15 @@ class StageModule(nn.Module):
     def _computed(
         self, base: Callable[..., object], x: Tensor, dropout: DropoutSeeds | None, lengths: Lengths
     ) -> Outputs:
-        if lengths is None or not is_packed(lengths):
+        if lengths is None or not (is_packed(lengths) or self._by_length.parts(tokens_of(lengths))):
             return self._passed(self._masked(base, x, lengths), x, dropout)
 
         def run(x: Tensor, part: int = 0, **named: Tensor) -> Outputs:
             seeds = None if dropout is None else replace(dropout, part=part)
             return self._passed(partial(base, **named), x, seeds)
 
+        if self._by_length:
+            return apart(run, x, lengths, self._by_length.kind_of)
         is_together = x.shape[1] <= MASKED_TOKENS and self.masks_documents
         return (together if is_together else apart)(run, x, lengths)
 
@@ -264,6 +268,7 @@ class StageModule(nn.Module):
         cache: Cache | None = None,
     ) -> Outputs:
         self._passage.recomputes = self.recomputes
+        self._by_length.forget()
         with nullcontext() if dropout is None else drawing_apart(x.device):
             if self.is_first:
                 passed = self._passage.through(self._reading(base, x), None, dropout, cache)
