@@ -247,7 +247,7 @@ class StageModule(nn.Module):
             random = torch.Generator().manual_seed(0)
             x = torch.randn(*TRIED_SIZE, config.hidden_size, generator=random)
 
-        def run(x: Tensor, _part: int = 0, **named: Tensor) -> Outputs:
+        def run(x: Tensor, part: int = 0, **named: Tensor) -> Outputs:
             return self._passed(partial(base, **named), x, None)
 
         does = masks_documents(run, x.to(next(self.parameters()).device))

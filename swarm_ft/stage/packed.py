@@ -119,7 +119,7 @@ def put_back(groups: Sequence[Group], outputs: Sequence[Tensor], size: torch.Siz
     channels = outputs[0].shape[-1]
     values = [one.reshape(-1, channels)[mask] for one, mask in zip(outputs, masks, strict=True)]
     flat = values[0].new_zeros(size.numel(), channels)
-    return flat.index_copy(0, places, torch.cat(values)).unflatten(0, size)
+    return flat.index_copy(0, places, torch.cat(values)).view(*size, channels)
 
 
 # ---- both ways

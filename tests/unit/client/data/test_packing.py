@@ -11,7 +11,7 @@ import pytest
 from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
-from trl import pack_dataset
+from trl.data_utils import pack_dataset
 
 from swarm_ft.client.data import packing
 from swarm_ft.client.data.layouts import DOCUMENTS_PACKED_TOGETHER, layout_of
