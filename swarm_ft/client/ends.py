@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jinja2 import TemplateError
 
 from swarm_ft.client.data.chat import rendered
-from swarm_ft.client.data.messages import ASSISTANT
+from swarm_ft.client.data.messages import ASSISTANT, Messages
 from swarm_ft.protocol.spec.sample_rows import samples_in
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from swarm_ft.client.data.samples import TokenArray
 
 _ANSWER = "four"
-_CHAT = ({"role": "user", "content": "2+2?"}, {"role": ASSISTANT, "content": _ANSWER})
+_CHAT: Messages = ({"role": "user", "content": "2+2?"}, {"role": ASSISTANT, "content": _ANSWER})
 _ROWS_AT_ONCE = 1024
 
 

@@ -171,12 +171,8 @@ def read_data(job: OpenJob, listener: Listener) -> JobData:
         BadInput: the first problem of the data, or of options beside it.
     """
     options, checkpoint, names = job.options, job.checkpoint, job.classes.counted_names
-    for line in checkpoint.unused.lines():
-        listener.tell(f"model '{checkpoint.reference}': {line}")
     wanted = Wanted(split=options.split, format=options.reading.data_format)
     tokenizer, task = checkpoint.tokenizer(), task_of(options.train)
-    for line in class_lines(checkpoint, options.train, tokenizer):
-        listener.tell(line)
     train_part, eval_part = parts_of(options)
     open_part = partial(
         open_datasets,
@@ -197,8 +193,10 @@ def read_data(job: OpenJob, listener: Listener) -> JobData:
         held_out = open_held_out(
             options.evaluation, options.reading, checkpoint, _only_dataset(options), names
         )
-    # Nothing is told of the one before the other is known to begin well.
-    to_tell = [job.classes.note] if job.classes.note else []
+    # Nothing is reported before all data is known to begin well: an error is one line.
+    to_tell = [f"model '{checkpoint.reference}': {line}" for line in checkpoint.unused.lines()]
+    to_tell += class_lines(checkpoint, options.train, tokenizer)
+    to_tell += [job.classes.note] if job.classes.note else []
     eval_samples = None
     if held_out is not None:
         quiet = replace(listener, tell=to_tell.append)

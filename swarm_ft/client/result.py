@@ -22,6 +22,7 @@ def write_result_files(directory: Path, *, checkpoint: Checkpoint, spec: RunSpec
         checkpoint: the model that the run began with.
         spec: of the run.
     """
+    tokenizer = checkpoint.tokenizer()
     if spec.train.gives_adapter:
         save_adapter_config(directory, checkpoint, spec)
     else:
@@ -30,8 +31,9 @@ def write_result_files(directory: Path, *, checkpoint: Checkpoint, spec: RunSpec
             tie_word_embeddings=spec.keeps_tied,
             dtype=spec.result_dtype,
             end_token_ids=spec.train.end_token_ids,
+            tokenizer=tokenizer,
         )
-    checkpoint.tokenizer().save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
 
 
 def class_lines(

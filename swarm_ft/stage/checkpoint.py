@@ -271,6 +271,7 @@ class Checkpoint:
         tie_word_embeddings: bool,
         dtype: Dtype = Dtype.FLOAT32,
         end_token_ids: Iterable[int] = (),
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         """Write the exported model's `config.json` and `generation_config.json`.
 
@@ -279,12 +280,13 @@ class Checkpoint:
             tie_word_embeddings: whether the exported weights lack a head of their own.
             dtype: what they are stored in.
             end_token_ids: by which training ended texts, beside the model's own.
+            tokenizer: of the result, which a classifier pads with; None leaves the model's own id.
         """
         exported = copy.deepcopy(self.config)
         exported.tie_word_embeddings = tie_word_embeddings
         exported.dtype = TORCH_DTYPES[dtype]
-        if self.task.labels:
-            exported.pad_token_id = exported_pad_token_id(self.tokenizer(), self.config)
+        if self.task.labels and tokenizer is not None:
+            exported.pad_token_id = exported_pad_token_id(tokenizer, self.config)
         exported.problem_type = _PROBLEM_TYPES.get(self.task.kind)
         # They name code that the result does not have, nor needs: its classes are transformers'.
         for name in _CODE_FIELDS & vars(exported).keys():

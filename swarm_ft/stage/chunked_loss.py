@@ -46,7 +46,7 @@ class Chunks:
         return len(self._parts[0]) == 1
 
     def loss_and_gradient(
-        self, judge: Judge, num_targets: int, after_each: Callable[[], None]
+        self, judge: Judge, num_targets: int, after_each: Callable[[], None] | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Compute the loss, and the backward pass of the head.
 
@@ -70,7 +70,8 @@ class Chunks:
                 # As any backward pass: autocast is for the forward alone.
                 with torch.autocast(part.device.type, enabled=False):
                     (loss / num_targets).backward()  # type: ignore[no-untyped-call]
-                after_each()
+                if after_each is not None:
+                    after_each()
             if part.grad is not None:
                 gradients.append(part.grad)
         return torch.stack(losses).sum(), _joined(gradients)

@@ -345,11 +345,7 @@ class StageEngine:
         step.left[microbatch] = []  # first: should it fail, nobody resumes the step
         with self._autocast:
             chunks = self._chunks(graph.output, labels)
-            loss, gradient = chunks.loss_and_gradient(
-                self.weights.module.judge,
-                step.num_targets,
-                (lambda: None) if chunks.is_whole else self._complete_at_once,
-            )
+            loss, gradient = self._loss_and_gradient(chunks, step.num_targets)
         self._check_finite(loss, microbatch, "loss", x, lengths)
         input_gradient = self._backward(microbatch, graph, chunks.rows, gradient)
         return LossAndGradient(loss_sum=loss.item(), input_gradient=input_gradient)
@@ -357,6 +353,15 @@ class StageEngine:
     def _chunks(self, output: Tensor, labels: Tensor) -> Chunks:
         module = self.weights.module
         return Chunks(*module.select(output, labels.to(self._device)), module.num_outputs)
+
+    def _loss_and_gradient(self, chunks: Chunks, num_targets: int) -> tuple[Tensor, Tensor | None]:
+        """See `Chunks`. With several of them, the head's weight has its gradient then."""
+        module = self.weights.module
+        if chunks.is_whole:
+            return chunks.loss_and_gradient(module.judge, num_targets)
+        head = module.get_submodule(module.architecture.head)
+        with self.weights.linears.deferring(head):
+            return chunks.loss_and_gradient(module.judge, num_targets, self._complete_at_once)
 
     def _complete_at_once(self) -> None:
         """Compute the weights' gradients of one chunk: all chunks' would hold whole logits."""

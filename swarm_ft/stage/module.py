@@ -7,8 +7,8 @@ i inputs, o outputs of a linear layer.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -46,6 +46,7 @@ from swarm_ft.stage.packed import (
     masks_documents,
     together,
 )
+from swarm_ft.stage.rope import LengthDependence
 from swarm_ft.stage.skeleton import (
     RECORDED,
     ModelConfig,
@@ -123,6 +124,7 @@ class StageModule(nn.Module):
         for name, part in model.named_children():
             self.add_module(name, part)
         self._passage = _Passage(layers, embedded_size(model, layers))
+        self._by_length = LengthDependence(model)
         self.recomputes = False
         self._masks_documents: bool | None = None
         model.get_submodule(self.architecture.blocks).called_by = self._passage.door
@@ -216,13 +218,15 @@ class StageModule(nn.Module):
     def _computed(
         self, base: Callable[..., object], x: Tensor, dropout: DropoutSeeds | None, lengths: Lengths
     ) -> Outputs:
-        if lengths is None or not is_packed(lengths):
+        if lengths is None or not (is_packed(lengths) or self._by_length.parts(tokens_of(lengths))):
             return self._passed(self._masked(base, x, lengths), x, dropout)
 
         def run(x: Tensor, part: int = 0, **named: Tensor) -> Outputs:
             seeds = None if dropout is None else replace(dropout, part=part)
             return self._passed(partial(base, **named), x, seeds)
 
+        if self._by_length:
+            return apart(run, x, lengths, self._by_length.kind_of)
         is_together = x.shape[1] <= MASKED_TOKENS and self.masks_documents
         return (together if is_together else apart)(run, x, lengths)
 
@@ -264,6 +268,7 @@ class StageModule(nn.Module):
         cache: Cache | None = None,
     ) -> Outputs:
         self._passage.recomputes = self.recomputes
+        self._by_length.forget()
         with nullcontext() if dropout is None else drawing_apart(x.device):
             if self.is_first:
                 passed = self._passage.through(self._reading(base, x), None, dropout, cache)
@@ -465,6 +470,8 @@ class _Door:
 
 LARGE_BYTES = 64 << 20
 """Size of a weight above which no second tensor of its size is made."""
+BLOCK_BYTES = 24 << 20
+"""Size of what is made of such a weight at a time: below what malloc asks the system for anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,6 +557,25 @@ class DeferredLinears:
             weight = weight_of(layer).to(dtype)
         return weight if isinstance(layer, nn.Linear) else weight.t()
 
+    def is_cast_in_blocks(self, layer: nn.Module, dtype: torch.dtype) -> bool:
+        """Whether a weight is cast for each product, and the whole of it would be large."""
+        weight = layer.get_parameter("weight")
+        is_cast = packing_of(layer) is None and weight.dtype not in (dtype, torch.float32)
+        return is_cast and weight.numel() * dtype.itemsize > LARGE_BYTES
+
+    @contextmanager
+    def deferring(self, layer: nn.Module) -> Iterator[None]:
+        """Defer the gradient of a layer's weight that has another role as well."""
+        is_plain = type(layer).forward is nn.Linear.forward
+        if not is_plain or "forward" in vars(layer):
+            yield
+            return
+        vars(layer)["forward"] = partial(self._forward, ref(layer))
+        try:
+            yield
+        finally:
+            del vars(layer)["forward"]
+
     def left(self, product: WeightProduct) -> None:
         """A backward pass came by."""
         if self._at_once:
@@ -596,7 +622,10 @@ class _Deferred(torch.autograd.Function):
         ctx.layer, ctx.owner, ctx.shape = layer, owner, x.shape
         ctx.is_transposed = x_ni.stride() == (1, len(x_ni))
         bias = None if layer.bias is None else owner.cast(layer.get_parameter("bias"), x.dtype)
-        output_no = linear(x_ni, owner.weight_oi(layer, x.dtype), bias)
+        if owner.is_cast_in_blocks(layer, x.dtype):
+            output_no = _cast_linear(x_ni, _outputs_first(layer), bias)
+        else:
+            output_no = linear(x_ni, owner.weight_oi(layer, x.dtype), bias)
         # Not a view, which nobody could change in place: some families do.
         shape = (*x.shape[:-1], output_no.shape[-1])
         output: Tensor = torch.ops.aten._unsafe_view(output_no, shape)  # noqa: SLF001
@@ -610,12 +639,44 @@ class _Deferred(torch.autograd.Function):
             ctx.owner.left(WeightProduct(ctx.layer, x_ni, gradient_no))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
+        if ctx.owner.is_cast_in_blocks(ctx.layer, gradient_no.dtype):
+            gradient_ni = _cast_product(gradient_no, _outputs_first(ctx.layer))
+            return gradient_ni.view(ctx.shape), None, None, None
         weight_oi = ctx.owner.weight_oi(ctx.layer, gradient_no.dtype)
         if ctx.is_transposed:  # its gradient lies as it does, by which what comes next may round
             gradient_ni = weight_oi.t().mm(gradient_no.t()).t()
         else:
             gradient_ni = gradient_no.mm(weight_oi)
         return gradient_ni.view(ctx.shape), None, None, None
+
+
+def _outputs_first(layer: nn.Module) -> Tensor:
+    """A layer's weight [O, I], as it is held."""
+    weight = layer.get_parameter("weight").detach()
+    return weight if isinstance(layer, nn.Linear) else weight.t()
+
+
+def _blocks(weight_oi: Tensor, by_output_no: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Split a weight by its outputs, and what has a column for each."""
+    num_rows = max(1, BLOCK_BYTES // (weight_oi.shape[1] * by_output_no.element_size()))
+    parts = torch.split(weight_oi, num_rows), torch.split(by_output_no, num_rows, dim=1)
+    return zip(*parts, strict=True)
+
+
+def _cast_linear(x_ni: Tensor, weight_oi: Tensor, bias_o: Tensor | None) -> Tensor:
+    """Compute `linear`, with a weight of another type, which is cast a block at a time."""
+    output_no = x_ni.new_empty(len(x_ni), len(weight_oi))
+    for rows, part in _blocks(weight_oi, output_no):
+        torch.mm(x_ni, rows.to(x_ni.dtype).t(), out=part)
+    return output_no if bias_o is None else output_no.add_(bias_o)
+
+
+def _cast_product(gradient_no: Tensor, weight_oi: Tensor) -> Tensor:
+    """Compute the gradient of the input of `_cast_linear`."""
+    gradient_ni = gradient_no.new_zeros(len(gradient_no), weight_oi.shape[1])
+    for rows, part in _blocks(weight_oi, gradient_no):
+        gradient_ni.addmm_(part, rows.to(gradient_no.dtype))
+    return gradient_ni
 
 
 def _there(layer: ref[nn.Module]) -> nn.Module:
@@ -635,7 +696,7 @@ def _add_product(parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
     if left.dtype == parameter.dtype:
         parameter.grad.addmm_(left, right)
         return
-    num_rows = max(1, LARGE_BYTES // parameter.grad[0].nbytes)
+    num_rows = max(1, BLOCK_BYTES // parameter.grad[0].nbytes)
     for rows, factor in zip(
         *(torch.split(one, num_rows) for one in (parameter.grad, left)), strict=True
     ):

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from swarm_ft.log import get_logger
+from swarm_ft.stage.rope import KindOf
 
 _log = get_logger(__name__)
 
@@ -72,12 +73,15 @@ class Group:
         return x.flatten(0, 1)[self.places.to(x.device)]
 
 
-def groups_of(lengths: SomeLengths, num_tokens: int) -> list[Group]:
+def groups_of(
+    lengths: SomeLengths, num_tokens: int, kind_of: KindOf = lambda _length: 0
+) -> list[Group]:
     """Group all documents so that padding is less than half of each group.
 
     Args:
         lengths: see `Lengths`.
         num_tokens: T.
+        kind_of: equal for lengths of documents that may be in one group.
     """
     found = []
     for row, documents in enumerate(_documents(lengths)):
@@ -86,7 +90,8 @@ def groups_of(lengths: SomeLengths, num_tokens: int) -> list[Group]:
     found.sort(key=lambda one: -one[0])
     groups: list[list[tuple[int, int]]] = []
     for length, start in found:
-        if not groups or 2 * length <= groups[-1][0][0]:
+        longest = groups[-1][0][0] if groups else length
+        if not groups or 2 * length <= longest or kind_of(length) != kind_of(longest):
             groups.append([])
         groups[-1].append((length, start))
     return [_group(group) for group in groups]
@@ -142,9 +147,11 @@ def together(run: Run, x: Tensor, lengths: SomeLengths) -> Outputs:
     return run(x, position_ids=positions_in(lengths, x.shape[1]).to(x.device))
 
 
-def apart(run: Run, x: Tensor, lengths: SomeLengths) -> Outputs:
-    """Compute each document as a sample of its own."""
-    groups, size = groups_of(lengths, x.shape[1]), x.shape[:2]
+def apart(
+    run: Run, x: Tensor, lengths: SomeLengths, kind_of: KindOf = lambda _length: 0
+) -> Outputs:
+    """Compute each document as a sample of its own; see `groups_of`."""
+    groups, size = groups_of(lengths, x.shape[1], kind_of), x.shape[:2]
     results = [run(group.taken_from(x), part) for part, group in enumerate(groups)]
     outputs, logits = zip(*results, strict=True)
     of_routers = (put_back(groups, one, size) for one in zip(*logits, strict=True))

@@ -62,6 +62,23 @@ WRONG: dict[str, tuple[dict[str, str | bytes], str, tuple[str, ...]]] = {
         "a.csv --task classification --labels a,b",
         ("line 2", "'c'", "--labels"),
     ),
+    "quotes of a TSV": (
+        {"a.tsv": 'n\ttext\n1\t"a\n2\tb"\n'},
+        "a.tsv",
+        ("lines 2 to 3", "--no-quotes"),
+    ),
+    "semicolons": ({"a.csv": "text;n\na;1\n"}, "a.csv", ("line 1", "--delimiter ';'")),
+    "UTF-16": ({"a.csv": "text\na\n".encode("utf-16")}, "a.csv", ("line 1", "UTF-16", "iconv")),
+    "cut off gzip": ({"a.jsonl.gz": b"\x1f\x8b\x08\0\0"}, "a.jsonl.gz", ("a.jsonl.gz", "cut off")),
+    "half a character": ({"a.jsonl": '{"text": "\\ud83d"}'}, "a.jsonl", ("line 1", "ud83d")),
+    "key twice": ({"a.jsonl": '{"text": "a", "text": "b"}'}, "a.jsonl", ("line 1", "'text'")),
+    "list of rows unclear": ({"a.json": '{"x": [{"a": 1}]}'}, "a.json", ("--field x",)),
+    "number without a name": (
+        {"a.csv": "text,label\na,3\n"},
+        "a.csv --task classification --labels 1,2",
+        ("line 2", "'3'", "--labels"),
+    ),
+    "shares of one dataset": ({"a.csv": "text\na\n"}, "a.csv --probabilities 0.5,0.5", ("--prob",)),
     "no chat template": ({"a.jsonl": json.dumps(MESSAGES)}, "a.jsonl", ("chat template",)),
     "text column of text": ({"a.txt": "hi"}, "a.txt --text-column x", ("--text-column", "a.txt")),
     "torn Parquet": ({"a.parquet": b"PAR1 and no more"}, "a.parquet", ("a.parquet", "read")),
@@ -70,7 +87,7 @@ WRONG: dict[str, tuple[dict[str, str | bytes], str, tuple[str, ...]]] = {
 }
 WRONG_CHATS: dict[str, tuple[object, tuple[str, ...]]] = {
     "messages without roles": ([{"content": "hi"}], ("line 1", "'role'")),
-    "messages of another kind": ([{"from": "human", "value": "hi"}], ("line 1", "'role'")),
+    "messages of another kind": ([{"speaker": "human", "says": "hi"}], ("line 1", "'role'")),
     "no messages": ([], ("line 1", "an empty one")),
     "messages that are text": ("hi", ("line 1", "got text")),
     "a role that the template refuses": ([{"role": "tool", "content": "x"}], ("no tools here",)),

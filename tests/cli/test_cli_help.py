@@ -91,6 +91,8 @@ JOB = (
         "--model",
         "--dataset",
         "--split",
+        "--probabilities",
+        "--stopping-strategy",
         "--max-samples",
         "--eval-dataset",
         "--eval-split",
@@ -175,7 +177,14 @@ JOB = (
     }
 )
 OF_DATA = {"--dataset", "--split", "--max-samples", "--eval-dataset", "--eval-split"}
-OF_DATA |= {"--eval-size", "--warmup-ratio", "--evals-per-epoch", "--saves-per-epoch"}
+OF_DATA |= {
+    "--probabilities",
+    "--stopping-strategy",
+    "--eval-size",
+    "--warmup-ratio",
+    "--evals-per-epoch",
+    "--saves-per-epoch",
+}
 OF_DATA |= {"--max-eval-samples", "--resume", "--priority", "--out", "--trace"}
 DHT = {"--initial-peers", "--dht-prefix", "--log-level"}
 SWARM = DHT | {"--invite", "--insecure"}

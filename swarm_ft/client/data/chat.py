@@ -254,8 +254,11 @@ class ChatTemplate:
         """
         if not any("tool_calls" in message for message in chat.messages):
             return chat
+        has_text = any(isinstance(one, str) for one in _arguments_in(chat))
         for with_content in (_same, _with_content):
             as_given = self._variant(chat, with_content, _same)
+            if as_given and not has_text:
+                return as_given.chat
             as_object = self._variant(chat, with_content, _as_object)
             if as_given and (not as_object or as_object.is_json or as_given.chat == as_object.chat):
                 return as_given.chat
@@ -315,8 +318,7 @@ def _parts_of(chat: Chat) -> Iterator[tuple[str, Callable[[], Chat]]]:
         yield "'tool_calls'", lambda: chat.without_key("tool_calls")
     roles = dict.fromkeys(one["role"] for one in chat.messages if one.get("content"))
     for role in roles:
-        others = [message for message in chat.messages if message["role"] != role]
-        yield f"messages of '{role}'", functools.partial(chat._replace, messages=others)
+        yield f"messages of '{role}'", functools.partial(chat.without_role, role)
 
 
 # ---- spans

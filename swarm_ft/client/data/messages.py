@@ -69,6 +69,10 @@ class Chat(NamedTuple):
     tools: Sequence[object] | None = None
     template_kwargs: Mapping[str, object] = {}
 
+    def without_role(self, role: object) -> Chat:
+        """The chat without the messages of a role."""
+        return self._replace(messages=[one for one in self.messages if one["role"] != role])
+
     def without_key(self, key: str) -> Chat:
         """The chat without one of its messages' keys."""
         lacking = [{name: v for name, v in one.items() if name != key} for one in self.messages]

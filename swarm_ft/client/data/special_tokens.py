@@ -8,6 +8,7 @@ a model continues the tokens that it learned.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -48,7 +49,11 @@ def special_tokens_of(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
         for place in range(len(around) - len(text) + 1):
             if text and around[place : place + len(text)] == text:
                 return SpecialTokens(tuple(around[:place]), tuple(around[place + len(text) :]))
-    return NO_SPECIAL_TOKENS
+    # No probe has tokens, of an alphabet of its own for instance: by the names of the tokens.
+    first = {tokenizer.bos_token_id, tokenizer.cls_token_id}
+    ids = tokenizer("", verbose=False).input_ids
+    leading = tuple(takewhile(lambda token: token in first, ids))
+    return SpecialTokens(leading, tuple(ids[len(leading) :]))
 
 
 def has_spaces(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -6,8 +6,9 @@ Only this module imports it, and only when there is something for it: it takes m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -176,9 +177,8 @@ def _class_named(value: object, names: tuple[str, ...]) -> object:
         return [_class_named(one, names) for one in value]
     if value in names or isinstance(value, bool):
         return value
-    is_number = isinstance(value, int) or (isinstance(value, str) and value.isdecimal())
-    number = int(value) if is_number else -1  # type: ignore[call-overload]
-    return names[number] if 0 <= number < len(names) else value
+    is_text = isinstance(value, str) and value.isdecimal()
+    return _named(names, int(str(value)) if is_text else value)
 
 
 def _library() -> Any:  # noqa: ANN401
@@ -215,10 +215,11 @@ def _rows(
     features: Mapping[str, Any],
     total: int | None,
 ) -> Iterator[Row]:
+    readers = {name: _reader_of(feature) for name, feature in features.items()}
     with _refusing(path, _library()):
         for number, values in enumerate(dataset, 1):
             done = number / total if total else None
-            written = {name: _as_written(one, features.get(name)) for name, one in values.items()}
+            written = {name: readers.get(name, _without_nulls)(one) for name, one in values.items()}
             yield Row(written, f"dataset '{path}', row {number}", done)
 
 
@@ -243,26 +244,44 @@ def _element_of(feature: Any) -> Any:  # noqa: ANN401
     return feature.feature if isinstance(feature, List | LargeList) else None
 
 
-def _as_written(value: object, feature: Any) -> object:  # noqa: ANN401
-    """Return a value as JSON lines would hold it that the data was made of.
+def _reader_of(feature: Any) -> Callable[[Any], object]:  # noqa: ANN401
+    """Return the function that makes a value what the JSON lines hold that the data was made of.
 
     Classes are named. A table gives all objects of a column the same keys, null where an object
     has none; such keys are left out, as TRL does. `Json` columns keep what they hold.
     """
-    from datasets import ClassLabel, Json
+    from datasets import ClassLabel
 
-    if isinstance(feature, Json):
-        return value
-    if isinstance(feature, ClassLabel) and isinstance(value, int):
-        return feature.names[value] if 0 <= value < len(feature.names or ()) else value
+    element = _element_of(feature)
+    if isinstance(feature, ClassLabel):
+        return partial(_named, tuple(feature.names or ()))
+    if isinstance(feature, Mapping):
+        readers = {key: _reader_of(one) for key, one in feature.items()}
+        return lambda value: (
+            value and {key: readers[key](one) for key, one in value.items() if one is not None}
+        )
+    if element is not None:
+        read = _reader_of(element)
+        return _as_it_is if read is _as_it_is else lambda value: value and list(map(read, value))
+    return _as_it_is
+
+
+def _as_it_is(value: object) -> object:
+    return value
+
+
+def _named(names: tuple[str, ...], value: object) -> object:
+    if isinstance(value, int) and 0 <= value < len(names):
+        return names[value]
+    return value
+
+
+def _without_nulls(value: object) -> object:
+    """Leave out keys with null in the objects of a value whose type is not known."""
     if isinstance(value, Mapping):
-        of_keys = feature if isinstance(feature, Mapping) else {}
-        return {
-            key: _as_written(one, of_keys.get(key)) for key, one in value.items() if one is not None
-        }
-    if isinstance(value, list):
-        element = _element_of(feature)
-        return [_as_written(one, element) for one in value]
+        return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+    if isinstance(value, list) and value and not isinstance(value[0], str | int | float):
+        return [_without_nulls(one) for one in value]
     return value
 
 

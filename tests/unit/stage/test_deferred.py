@@ -339,6 +339,7 @@ def test_a_large_weights_product_is_added_in_place(
     layer.zero_grad()
     block_bytes = 4 * weight[0].nbytes
     monkeypatch.setattr(module, "LARGE_BYTES", block_bytes)
+    monkeypatch.setattr(module, "BLOCK_BYTES", block_bytes)
     product.accumulate()
     live = LiveBytes()
     with live:
@@ -350,6 +351,32 @@ def test_a_large_weights_product_is_added_in_place(
     assert seen
     assert live.most - before < weight.nbytes / 2
     torch.testing.assert_close(gradient_of(weight), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("make_layer", LAYERS.values(), ids=LAYERS)
+def test_a_large_weight_in_bfloat16_is_cast_in_blocks(
+    make_layer: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x, gradient = make_layer().bfloat16(), torch.randn(3, 17, 24), torch.randn(3, 17, 40)
+    layer.requires_grad_(False)
+    linears, found, peaks = DeferredLinears(layer), [], []
+    for large_bytes in (1 << 20, 100):
+        monkeypatch.setattr(module, "LARGE_BYTES", large_bytes)
+        monkeypatch.setattr(module, "BLOCK_BYTES", 400)
+        x_own, live = x.clone().requires_grad_(), LiveBytes()
+        with live:
+            present = [one.detach() for one in (x_own, gradient, *layer.parameters())]
+            before = live.now
+            y = layer(x_own)
+            y.backward(gradient)
+        assert x_own.grad is not None
+        peaks.append(live.most - before)
+        found.append((y.detach(), x_own.grad))
+    del present
+    assert not linears.take()
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    assert peaks[1] < peaks[0] - 24 * 40 * 4 / 2
 
 
 def test_a_part_of_each_sample_is_summed_alike() -> None:

@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
 from swarm_ft.client.data.dataset import open_dataset
 from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.special_tokens import special_tokens_of
 from swarm_ft.client.options import PackingStrategy, ReadOptions, Truncation
 from swarm_ft.client.text import asked
 from swarm_ft.protocol.spec.sample_rows import starts_in, targets_in, token_ids_of
@@ -235,6 +237,19 @@ def test_generation_asks_by_the_tokens_that_training_answered(
     assert sample.ids[: sample.learned[0]] == list(prompt)
     assert sample.ids.count(tokenizer.eos_token_id) == 1
     assert (prompt[0] == tokenizer.bos_token_id) is single.startswith("<s>")
+
+
+@pytest.mark.parametrize("single", ["$A", "<s> $A", "$A </s>", "<s> $A </s>"])
+def test_special_tokens_are_found_of_an_alphabet_of_its_own(single: str) -> None:
+    vocab = {"</s>": 0, "<s>": 1, "ж": 2}
+    raw = Tokenizer(models.BPE(vocab, []))
+    raw.post_processor = processors.TemplateProcessing(
+        single=single, special_tokens=[("<s>", 1), ("</s>", 0)]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", eos_token="</s>")
+    assert tokenizer("a", add_special_tokens=False).input_ids == []
+    leading, trailing = special_tokens_of(tokenizer)
+    assert [*leading, 2, *trailing] == tokenizer("ж").input_ids
 
 
 @pytest.mark.parametrize("name", ["gemma", "lfm2", "llama3", "qwen3_instruct_2507"])
