@@ -203,6 +203,11 @@ def read_data(job: OpenJob, listener: Listener) -> JobData:
         eval_samples = _read_held_out(held_out, options, checkpoint, quiet)
     seq_length = options.train.seq_length
     train = _read(data, checkpoint, seq_length, options.max_samples, listener, to_tell)
+    is_packed = train.summary.num_starts > train.summary.num_samples
+    if is_packed and not options.train.shuffle:
+        listener.tell(
+            "packed samples of long documents come first; --shuffle draws an order for each epoch"
+        )
     if options.train.eval_strategy is EvalStrategy.NO:
         eval_tokens = train.tokens[:0]
     elif eval_samples is not None:

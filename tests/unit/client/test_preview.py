@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from swarm_ft.cli.preview import lines_of
+from swarm_ft.client.data.progress import Listener
 from swarm_ft.client.job import prepare_job
 from swarm_ft.client.options import EvalOptions, JobOptions, ReadOptions
 from swarm_ft.client.preview import preview
@@ -124,3 +125,20 @@ def test_nothing_is_written(pairs: JobOptions, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     preview(pairs)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("is_packed", "is_shuffled", "is_noted"),
+    [(True, False, True), (True, True, False), (False, False, False)],
+)
+def test_packs_in_the_order_of_their_lengths_are_noted(
+    pairs: JobOptions, is_packed: bool, is_shuffled: bool, is_noted: bool
+) -> None:
+    options = replace(
+        pairs,
+        reading=ReadOptions(packing=is_packed),
+        train=TrainOptions(seq_length=64, shuffle=is_shuffled),
+    )
+    lines: list[str] = []
+    prepare_job(options, Listener(tell=lines.append))
+    assert any("--shuffle" in line for line in lines) == is_noted
