@@ -16,6 +16,7 @@ HEAD = '''"""A job's options as keywords with types; made of their declarations,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -32,7 +33,8 @@ def module() -> str:
 
 
 def _type(one: Declared) -> str:
-    kind = {"Path": "str | Path"}.get(one.kind.__name__, one.kind.__name__)
+    wider = {"Path": "str | Path", "tuple": "Sequence[str]"}
+    kind = wider.get(one.kind.__name__, one.kind.__name__)
     if one.choices and one.kind not in (bool, int):
         words = ", ".join(f'"{word}"' for word in one.choices)
         kind = f"Literal[{words}]"

@@ -1,189 +1,491 @@
 """Jobs in YAML: axolotl's keys where it has them, our options' names otherwise; and back.
 
-Only what a swarm does is taken. A key that is unknown, or asks for something else, is refused.
+A key means what it means in axolotl. Keys that cannot are refused, all of a file at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from swarm_ft.api.axolotl import (
+    COLUMNS,
+    DEFAULTS,
+    EXPECTED,
+    OFF,
+    PLUGINS_WITHOUT_EFFECT,
+    REFUSED,
+    RENAMED,
+    ROW_TYPES,
+    TEMPLATE,
+    TOKENIZER,
+    WITHOUT_EFFECT,
+    WORDS,
+    RowType,
+    row_problem,
+    shown,
+)
 from swarm_ft.client.options import JobOptions
+from swarm_ft.client.words import printable
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.options import Declared, declared, nearest
 
 MAX_FILE_BYTES = 1 << 20
+ACCUMULATION = "gradient_accumulation_steps"
+NO_ROW_TYPE = RowType()
 
-RENAMED = {
-    "base_model": "model",
-    "sequence_len": "seq_length",
-    "num_epochs": "epochs",
-    "max_steps": "steps",
-    "lr_scheduler": "lr_schedule",
-    "max_grad_norm": "clip_grad_norm",
-    "optimizer": "optim",
-    "lora_target_modules": "target_modules",
-    "sample_packing": "packing",
-    "output_dir": "out",
-    "hub_model_id": "push_to_hub",
-}
-"""axolotl's keys of what is the same here under another name, with the field that has it."""
-WORDS = {
-    "lr_schedule": {"constant_with_warmup": "constant"},
-    "optim": dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf"), "adamw"),
-}
-"""By field, axolotl's words for what has another one here."""
-VOLUNTEERS_DECIDE = "each volunteer decides that for its machine (serve-stage --dtype, --device)"
-ELSEWHERE = {
-    **dict.fromkeys(("bf16", "fp16", "tf32", "bfloat16", "float16"), VOLUNTEERS_DECIDE),
-    **dict.fromkeys(("flash_attention", "sdp_attention", "xformers_attention"), VOLUNTEERS_DECIDE),
-    **dict.fromkeys(("deepspeed", "fsdp", "fsdp_config"), "the swarm shares a model out itself"),
-    "special_tokens": "the model's own tokenizer is used as it is",
-    "chat_template": "the model's own chat template is used",
-    "val_set_size": "name held-out data, with test_datasets",
-    "lora_modules_to_save": "adapters alone are trained; --train-layers trains blocks whole",
-    "resume_from_checkpoint": "a run goes on by itself; resume: true finds it again",
-}
-"""axolotl's keys that say nothing here: taken where they say off, auto or nothing."""
-_OFF: tuple[Any, ...] = (None, False, "auto", 0, 0.0, "", [], {})
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobFile:
+    """A job as a file describes it.
+
+    Attributes:
+        fields: values of its options by `Declared.field`.
+        notes: lines for people: keys without effect, and defaults that differ from axolotl's.
+    """
+
+    fields: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+# ---- YAML
+
+
+class _RepeatedKey(Exception):
+    """A key that a mapping has on two lines."""
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc] # yaml has no types
+    """Refuses a key that a mapping has twice; YAML's own loader takes the last one."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """See yaml's `Composer`.
+
+        Raises:
+            _RepeatedKey: a key is there twice.
+        """
+        node: Any = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                name, line = (key.tag, key.value), key.start_mark.line + 1
+                if name in lines:
+                    raise _RepeatedKey(
+                        f"line {line}: {key.value} is given twice, on line {lines[name]} too"
+                    )
+                lines[name] = line
+        return node
 
 
 def read_job_file(path: Path) -> dict[str, Any]:
-    """What a file says, by the names that it says it by.
+    """Read a file's keys and values as they are written.
 
     Raises:
-        BadOption: it cannot be read, or is no mapping in YAML.
+        BadOption: the file cannot be read, is no mapping in YAML, or has a key twice.
     """
     try:
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
         if len(text) > MAX_FILE_BYTES:
             raise BadOption(f"{path}: expected at most {MAX_FILE_BYTES} bytes")
-        document = yaml.safe_load(text)
+        document = yaml.load(text, _Loader)  # _Loader is a SafeLoader
     except OSError as error:
         raise BadOption(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except _RepeatedKey as error:
+        raise BadOption(f"{path}: {printable(str(error))}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise BadOption(f"{path}: not YAML: {' '.join(str(error).split())[:300]}") from None
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
         raise BadOption(f"{path}: expected keys and values, as 'base_model: gpt2'")
     return document
 
 
+# ---- from keys to options
+
+
 def job_fields(document: Mapping[str, Any], source: object = "job") -> dict[str, Any]:
-    """The values of a job's options by `Declared.field`, as a file or a program wrote them.
+    """Return the fields alone of what `translated` returns."""
+    return dict(translated(document, source).fields)
+
+
+def translated(document: Mapping[str, Any], source: object = "job") -> JobFile:
+    """Translate a file's keys to a job's options.
 
     Args:
-        document: what `read_job_file` gave.
-        source: named in messages.
+        document: what `read_job_file` returned.
+        source: the file, for messages.
 
     Raises:
-        BadOption: a key is unknown, is given twice under two names, or asks for what a swarm does
-            not do.
+        BadOption: some keys are unknown, are given twice under two names, have a value that they
+            cannot have, or ask for what a swarm does not do. The message has all of them.
     """
-    return _Translation(source).fields(document)
+    return _Translation(source).job_file(document)
+
+
+_OPTIONS = {one.field: one for one in declared(JobOptions)}
 
 
 class _Translation:
-    """One document on its way to fields."""
+    """One document on its way to options. It collects problems, and raises them together."""
 
     def __init__(self, source: object) -> None:
         self._source = source
+        self._key = ""
         self._found: dict[str, Any] = {}
-        self._known = {name: one.field for one in declared(JobOptions) for name in one.names}
+        self._problems: dict[str, str] = {}
+        self._notes: list[str] = []
+        self._unused: list[str] = []
+        self._row_type: RowType | None = None
+        self._trains_on_inputs: bool | None = None
+        self._per_epoch: dict[str, Any] = {}
+        self._columns: dict[str, str] | None = None
+        self._known = {name: one.field for one in _OPTIONS.values() for name in one.names}
         self._known |= RENAMED
         self._special: dict[str, Callable[[Any], None]] = {
-            "datasets": self._datasets,
-            "test_datasets": self._test_datasets,
+            "datasets": lambda value: self._datasets(value, "dataset", "split"),
+            "test_datasets": lambda value: self._datasets(value, "eval_dataset", "eval_split"),
             "adapter": self._adapter,
             "peft_use_dora": lambda value: self._if_true(value, "adapter", "dora"),
-            "lora_target_linear": lambda v: self._if_true(v, "target_modules", "all-linear"),
+            "excess_length_strategy": lambda value: self._set("truncation", value),
+            "lora_target_linear": lambda value: None,  # see _resolve_targets
+            "warmup_steps": self._warmup_steps,
+            "use_tensorboard": lambda value: self._if_true(value, "report_to", "tensorboard"),
+            "shuffle_merged_datasets": lambda value: self._if_true(value, "shuffle", True),
+            "curriculum_sampling": lambda value: self._set("shuffle", not value),
             "train_on_inputs": self._train_on_inputs,
+            "evals_per_epoch": lambda value: self._per_epoch.update(eval=value),
+            "saves_per_epoch": lambda value: self._per_epoch.update(save=value),
+            "chat_template": self._chat_template,
+            "special_tokens": self._special_tokens,
+            "plugins": self._plugins,
+            "model_type": self._model_type,
         }
 
-    def fields(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        rest = dict(document)
-        together = rest.pop("gradient_accumulation_steps", None)
-        for key, value in rest.items():
-            self._take(key.replace("-", "_"), value)
-        if together is not None:
-            self._accumulated(together)
-        return {field: value for field, value in self._found.items() if value is not None}
+    def job_file(self, document: Mapping[str, Any]) -> JobFile:
+        keys = self._by_plain_name(document)
+        accumulation = keys.pop(ACCUMULATION, None)
+        for self._key, value in keys.items():
+            if value is not None:
+                self._take(self._key, value)
+        if accumulation is not None:
+            self._accumulate(accumulation)
+        if self._columns:
+            self._key = "column"
+            self._set("column", [f"{role}={name}" for role, name in self._columns.items()])
+        self._resolve_targets(keys)
+        self._resolve_per_epoch()
+        self._resolve_learned_part()
+        self._check_flat_schedule(keys)
+        self._resolve_dropout()
+        self._raise_problems()
+        self._note_unused()
+        self._note_defaults(document)
+        fields = {field: value for field, value in self._found.items() if value is not None}
+        return JobFile(fields=fields, notes=tuple(self._notes))
+
+    def _by_plain_name(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """The document by keys with underscores; two spellings of one key are a problem."""
+        keys: dict[str, Any] = {}
+        for key, value in document.items():
+            name = key.replace("-", "_")
+            if name in keys:
+                self._problems[key] = f"is given twice, as {name} too"
+            keys[name] = value
+        return keys
 
     def _take(self, key: str, value: Any) -> None:
         if key in self._special:
             self._special[key](value)
         elif key in self._known:
-            field = self._known[key]
-            words = WORDS.get(field, {})
-            self._set(field, words.get(value, value) if isinstance(value, str) else value, key)
-        elif key in ELSEWHERE:
-            if value not in _OFF:
-                raise self._refused(key, ELSEWHERE[key])
-        else:
-            raise self._refused(key, f"there is no such key{nearest(key, self._names())}")
+            self._set(self._known[key], value)
+        elif key in WITHOUT_EFFECT:
+            self._unused += [key] if value not in OFF else []
+        elif key in EXPECTED:
+            if value != EXPECTED[key]:
+                self._refuse(f"expected {EXPECTED[key]}, got {shown(value)}")
+        elif key in REFUSED:
+            if value not in OFF:
+                self._refuse(REFUSED[key])
+        elif value not in ("", [], {}):
+            self._refuse(f"there is no such key{nearest(key, self._names())}")
 
     def _names(self) -> list[str]:
-        return [*self._known, *self._special, *ELSEWHERE, "gradient_accumulation_steps"]
+        tables = (self._known, self._special, REFUSED, WITHOUT_EFFECT, EXPECTED)
+        return [*(name for table in tables for name in table), ACCUMULATION]
 
-    def _set(self, field: str, value: Any, key: str) -> None:
+    def _set(self, field: str, value: Any) -> None:
+        """Set an option, unless it has another value already or cannot have this one."""
+        words = WORDS.get(field, {})
+        value = words.get(value, value) if isinstance(value, str) else value
+        problem = _value_problem(_OPTIONS[field], value)
         if self._found.get(field) not in (None, value):
-            raise self._refused(key, f"{field} is given twice, as {self._found[field]!r} too")
-        self._found[field] = value
+            self._refuse(f"{field} is given twice, as {self._found[field]!r} too")
+        elif problem:
+            self._refuse(problem)
+        else:
+            self._found[field] = value
 
-    def _if_true(self, value: Any, field: str, then: str) -> None:
-        if value:
+    def _if_true(self, value: Any, field: str, then: Any) -> None:
+        if value and value not in OFF:
             # dora is what an adapter of lora becomes by another key
             self._found[field] = then
+
+    def _refuse(self, words: str) -> None:
+        self._problems.setdefault(self._key, words)
+
+    def _raise_problems(self) -> None:
+        problems = [f"{printable(key)}: {words}" for key, words in self._problems.items()]
+        if len(problems) == 1:
+            raise BadOption(f"{self._source}: {problems[0]}")
+        if problems:
+            numbered = "; ".join(f"({number}) {one}" for number, one in enumerate(problems, 1))
+            raise BadOption(f"{self._source}: {len(problems)} keys cannot be used: {numbered}")
+
+    # ---- keys that are more than one option under another name
 
     def _adapter(self, value: Any) -> None:
         if value == "qlora":
             value = "lora"
-            self._set("load_in_4bit", True, "adapter: qlora")
+            self._set("load_in_4bit", True)
         if self._found.get("adapter") != "dora" or value != "lora":
-            self._set("adapter", value, "adapter")
+            self._set("adapter", value)
+
+    def _accumulate(self, steps: Any) -> None:
+        """Axolotl's step has so many microbatches; ours is given in samples."""
+        self._key, micro = ACCUMULATION, self._found.get("micro_batch_size", 1)
+        if not (isinstance(steps, int) and isinstance(micro, int)):
+            self._refuse(f"expected a whole number, got {shown(steps)}")
+            return
+        self._set("micro_batch_size", micro)
+        self._set("batch_size", steps * micro)
+
+    def _resolve_targets(self, keys: Mapping[str, Any]) -> None:
+        """Have all linear layers in place of some; others than these cannot be beside them."""
+        if keys.get("lora_target_linear") in OFF:
+            return
+        self._key, names = "lora_target_modules", str(self._found.get("target_modules", ""))
+        if "embed" in names or "lm_head" in names:
+            self._refuse(f"adapters are beside the blocks' linear layers alone, got {shown(names)}")
+        self._found["target_modules"] = "all-linear"
+
+    def _warmup_steps(self, value: Any) -> None:
+        """A number below 1 is a share of all steps, as transformers 5 reads it."""
+        is_share = isinstance(value, float) and 0 < value < 1
+        self._set("warmup_ratio" if is_share else "warmup_steps", value)
+
+    def _resolve_per_epoch(self) -> None:
+        """One in each epoch is a strategy, which early stopping and the best weights know."""
+        for what, value in self._per_epoch.items():
+            self._key = f"{what}s_per_epoch"
+            if value == 1 and value is not True and f"{what}_strategy" not in self._found:
+                self._set(f"{what}_strategy", "epoch")
+            else:
+                self._set(f"{what}s_per_epoch", value)
+
+    def _check_flat_schedule(self, keys: Mapping[str, Any]) -> None:
+        """Refuse a warm-up of transformers' `constant`, which has none there."""
+        has_warmup = self._found.get("warmup_steps") or self._found.get("warmup_ratio")
+        if keys.get("lr_scheduler") == "constant" and has_warmup:
+            self._key = "lr_scheduler"
+            self._refuse("constant has no warm-up; constant_with_warmup has one")
+
+    def _resolve_dropout(self) -> None:
+        """Turn dropout on for adapters that have some; models' own dropout is on there, too."""
+        found = self._found
+        share = found.get("lora_dropout")
+        has_adapter = found.get("adapter", "none") not in ("none", None)
+        if not share or not has_adapter or "dropout" in found:
+            return
+        if found.get("quality"):
+            self._notes.append(f"lora_dropout: {share} has no effect beside quality")
+            return
+        found["dropout"] = True
+        self._notes.append(
+            f"lora_dropout: {share} sets dropout: true; its noise is a floor under what changes "
+            "of activations can save (lora_dropout: 0 leaves it out)"
+        )
+
+    def _chat_template(self, value: Any) -> None:
+        if value not in OFF and not str(value).startswith("tokenizer_default"):
+            self._refuse(TEMPLATE)
+
+    def _special_tokens(self, value: Any) -> None:
+        if not isinstance(value, dict):
+            if value not in OFF:
+                self._refuse(TOKENIZER)
+            return
+        names = [name for name, token in value.items() if token is not None]
+        if set(names) <= {"pad_token"}:
+            self._unused += [f"special_tokens: {name}" for name in names]
+        else:
+            self._refuse(f"{', '.join(map(str, names))}: {TOKENIZER}")
+
+    def _plugins(self, value: Any) -> None:
+        names = value if isinstance(value, list) else [value]
+        others = [n for n in names if str(n).rpartition(".")[2] not in PLUGINS_WITHOUT_EFFECT]
+        if others:
+            self._refuse(f"plugins are not loaded, such as {shown(others[0])}")
+        elif names:
+            self._unused.append(self._key)
+
+    def _model_type(self, value: Any) -> None:
+        if str(value).endswith("ForCausalLM"):
+            self._unused.append(self._key)
+        elif value not in OFF:
+            self._refuse(
+                f"expected a name that ends by ForCausalLM, got {shown(value)}; task: "
+                "classification and token-classification train classes"
+            )
+
+    # ---- datasets
+
+    def _datasets(self, value: Any, path: str, split: str) -> None:
+        key = self._key
+        if value in OFF:
+            return
+        entries = value if isinstance(value, list) else []
+        if not entries or not all(isinstance(entry, dict) for entry in entries):
+            self._refuse("expected a list, such as '- path: notes.txt'")
+            return
+        if path == "eval_dataset" and len(entries) > 1:
+            self._refuse("expected a list of one; it may be a directory of files")
+            return
+        for entry in entries:
+            self._key = key
+            self._dataset(entry, split)
+        self._key = f"{key}: path"
+        paths = [str(entry["path"]) for entry in entries if entry.get("path")]
+        if len(paths) < len(entries):
+            self._refuse("expected one in each entry")
+        else:
+            self._set(path, paths[0] if len(paths) == 1 else tuple(paths))
+
+    def _dataset(self, value: Mapping[Any, Any], split: str) -> None:
+        """Take all of an entry but its path; several entries say the same there."""
+        key = self._key
+        fields = {"split": split, "name": "subset", "field": "text_column"}
+        fields["ds_type"] = "data_format"
+        entry = {str(name): one for name, one in value.items() if one is not None}
+        for name, one in entry.items():
+            self._key = f"{key}: {name}"
+            problem = row_problem(name, one, [*fields, *COLUMNS, "path", "type"])
+            if name == "type":
+                self._row_type_of(one, entry)
+            elif name in fields:
+                self._set(fields[name], one)
+            elif name not in ("path", *COLUMNS) and problem:
+                self._refuse(problem)
+        self._columns_of(entry, key)
+
+    def _columns_of(self, entry: Mapping[str, Any], key: str) -> None:
+        """Have columns fill the roles of the entry's type, the same in all entries."""
+        row_type = ROW_TYPES.get(str(entry.get("type")), NO_ROW_TYPE)
+        columns = {role: role for role in row_type.roles}
+        for name, role in COLUMNS.items():
+            column = entry.get(name, role)
+            if not isinstance(column, str):
+                self._key = f"{key}: {name}"
+                self._refuse(f"expected a column, got {shown(column)}")
+            elif column != role:
+                columns[role] = column
+        if not columns and "type" not in entry:
+            return
+        if self._columns not in (None, columns):
+            self._key = key
+            self._refuse("expected the same columns of all datasets")
+        self._columns = columns
+
+    def _row_type_of(self, name: Any, entry: Mapping[str, Any]) -> None:
+        """What rows mean: their columns decide it (docs/data.md), and have to be of this type."""
+        row_type = ROW_TYPES.get(name) if isinstance(name, str) else None
+        if row_type is None:
+            known = ", ".join(ROW_TYPES)
+            self._refuse(
+                f"expected one of {known}, got {shown(name)}; column: maps others (docs/data.md)"
+            )
+            return
+        if self._row_type not in (None, row_type):
+            self._refuse("expected the same type of all datasets")
+        self._row_type = row_type
+        if row_type.is_text:
+            self._text_rows(entry)
+
+    def _text_rows(self, entry: Mapping[str, Any]) -> None:
+        """Rows of one column; each line of a `.txt` is one, as the library `datasets` reads it.
+
+        Long ones go on in the next sample.
+        """
+        self._found.setdefault("truncation", "split")
+        is_plain = entry.get("ds_type") == "text" or str(entry.get("path", "")).endswith(".txt")
+        if is_plain:
+            self._set("data_format", "lines")
+        elif "field" not in entry:
+            self._set("text_column", "text")
 
     def _train_on_inputs(self, value: Any) -> None:
-        self._set("completion_only_loss", not value, "train_on_inputs")
+        if not isinstance(value, bool):
+            self._refuse(f"expected true or false, got {shown(value)}")
+        self._trains_on_inputs = bool(value)
 
-    def _accumulated(self, steps: Any) -> None:
-        """Axolotl's step has so many of its batches; ours says how many samples it has."""
-        key, micro = "gradient_accumulation_steps", self._found.get("micro_batch_size", 1)
-        if not (isinstance(steps, int) and isinstance(micro, int)):
-            raise self._refused(key, f"expected a whole number, got {steps!a:.80}")
-        self._set("micro_batch_size", micro, key)
-        self._set("batch_size", steps * micro, key)
+    def _resolve_learned_part(self) -> None:
+        """Set what of a row is learned: by the rows' type, inputs are only read by default."""
+        inputs, row_type = self._trains_on_inputs, self._row_type
+        self._key = "train_on_inputs"
+        if row_type is not None and row_type.asks:
+            self._set(row_type.asks, not inputs)
+        elif inputs is not None and row_type is None and "train_on_inputs" not in self._problems:
+            self._refuse(
+                "expected a type of datasets beside it, chat_template or alpaca; or instead of it "
+                "assistant_only_loss (messages) or completion_only_loss (prompts, instructions)"
+            )
 
-    def _datasets(self, value: Any) -> None:
-        names = {"path": "dataset", "split": "split", "name": "subset", "ds_type": "data_format"}
-        self._one_dataset("datasets", value, {**names, "field": "text_column"})
+    # ---- notes
 
-    def _test_datasets(self, value: Any) -> None:
-        self._one_dataset("test_datasets", value, {"path": "eval_dataset", "split": "eval_split"})
+    def _note_unused(self) -> None:
+        if self._unused:
+            words = "without effect here; none of them changes what is learned"
+            self._notes.insert(0, f"{', '.join(self._unused)}: {words}")
 
-    def _one_dataset(self, key: str, value: Any, names: Mapping[str, str]) -> None:
-        if not (isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict)):
-            words = "expected a list of one, such as '- path: notes.txt'; a run has one dataset"
-            raise self._refused(key, f"{words}, which may be a directory of files")
-        for name, one in value[0].items():
-            if name == "type":
-                self._check_type(key, one)
-            elif name in names:
-                self._set(names[name], one, f"{key}: {name}")
-            else:
-                raise self._refused(f"{key}: {name}", f"there is no such key{nearest(name, names)}")
+    def _note_defaults(self, document: Mapping[str, Any]) -> None:
+        """Of a file with axolotl's keys: the defaults that are others there."""
+        if not {"base_model", "datasets"} & document.keys():
+            return
+        others = [
+            f"{key} ({default} there, {_OPTIONS[field].default_word} here)"
+            for field, (key, default) in DEFAULTS.items()
+            if not any(name in self._found for name in (field, *_INSTEAD.get(field, ())))
+        ]
+        if others:
+            self._notes.append(
+                f"left out, with another default than axolotl's: {', '.join(others)}"
+            )
 
-    def _check_type(self, key: str, kind: Any) -> None:
-        """What rows mean is told by their columns (docs/data.md)."""
-        taken = ("completion", "chat_template", "alpaca", "pretraining")
-        if kind not in taken:
-            words = f"expected one of {', '.join(taken)}, got {kind!a:.80}; what rows mean is"
-            raise self._refused(f"{key}: type", f"{words} told by their columns (docs/data.md)")
 
-    def _refused(self, key: str, words: str) -> BadOption:
-        return BadOption(f"{self._source}: {key}: {words}")
+_INSTEAD = {"epochs": ("steps",), "warmup_ratio": ("warmup_steps",)}
+"""By field, others that say the same."""
+
+
+def _value_problem(one: Declared, value: Any) -> str:
+    """Why an option cannot have a value of a file; empty if it can."""
+    values = value if isinstance(value, list) else [value]
+    if isinstance(value, dict) and one.is_repeated:
+        values = list(value.values())
+    elif isinstance(value, dict):
+        return f"expected one value, got {shown(value)}"
+    if any(isinstance(each, (list, dict)) for each in values):
+        return f"expected one value, got {shown(value)}"
+    is_text = one.kind is str and not one.choices
+    if is_text and any(isinstance(each, bool) or each is None for each in values):
+        return f"expected text, got {shown(value)}; YAML has yes, no, on and off for true and false"
+    try:
+        one.value_of(value)
+    except BadOption as error:
+        return error.message.removeprefix(f"{one.flag}: ")
+    return ""
 
 
 # ---- back
@@ -194,10 +496,13 @@ def job_yaml(options: JobOptions) -> str:
     values = {one.field: _written(one, _value_at(options, one.field)) for one in _declared()}
     document: dict[str, Any] = {}
     names = {one.field: _name(one) for one in _declared()}
-    data = {"path": values.pop("dataset"), "split": values.pop("split")}
+    split = values.pop("split")
+    values.pop("dataset")
+    if values["lr_schedule"] == "constant" and (values["warmup_steps"] or values["warmup_ratio"]):
+        values["lr_schedule"] = "constant_with_warmup"
     held_out = {"path": values.pop("eval_dataset"), "split": values.pop("eval_split")}
     document["base_model"] = values.pop("model")
-    document["datasets"] = [_given(data)]
+    document["datasets"] = [_given({"path": path, "split": split}) for path in options.datasets]
     if held_out["path"] is not None:
         document["test_datasets"] = [_given(held_out)]
     elif held_out["split"] is not None:
@@ -228,6 +533,8 @@ def _value_at(options: JobOptions, field: str) -> Any:
 
 def _written(one: Declared, value: Any) -> Any:
     """As YAML has it: a word where there are words, else a number, a truth value or a text."""
+    if one.is_repeated:
+        return list(value) or None
     if one.choices and value is not None:
         word = one.word_for(value)
         return int(word) if one.kind is int else word

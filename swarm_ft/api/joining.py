@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from swarm_ft.errors import BadOption
@@ -47,6 +48,8 @@ class WayIn:
         initial_peers: nodes of the DHT; those that the coordinator names, if there are none.
         dht_prefix: of the swarm's records, for those who come without an invitation.
         coordinator: where that is, if it was said; then the DHT need not be asked.
+        invite_file: the invitation's file, for commands that this one suggests. They never hold
+            the invitation itself: other users of a machine read command lines.
 
     Raises:
         BadOption: without an invitation, a node is not on this machine.
@@ -56,15 +59,18 @@ class WayIn:
     initial_peers: tuple[str, ...]
     dht_prefix: str
     coordinator: str | None = None
+    invite_file: str = "FILE"
 
     def __post_init__(self) -> None:
         if self.invite is None:
             check_only_here(self.initial_peers)
 
     def __str__(self) -> str:
-        """The options that lead there again."""
+        """Options that lead there again, as words of a shell."""
         peers = " ".join(f"--initial-peers {peer}" for peer in self.initial_peers)
-        security = "--insecure" if self.invite is None else f"--invite {self.invite}"
+        security = (
+            "--insecure" if self.invite is None else f"--invite {quote(f'@{self.invite_file}')}"
+        )
         return f"{security} {peers}".rstrip()
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -13,24 +14,37 @@ class JobKeywords(TypedDict, total=False):
     """What `train` takes; whatever is left out is as by default."""
 
     model: str | None
-    dataset: str | None
+    dataset: Sequence[str] | None
     split: str | None
+    probabilities: str | None
+    stopping_strategy: Literal["first-exhausted", "all-exhausted"]
     max_samples: int | None
     data_format: Literal["text", "lines", "jsonl", "json", "csv", "tsv", "parquet", "arrow"] | None
     subset: str | None
     text_column: str | None
+    column: Sequence[str]
+    template: str | None
+    remove_columns: str | None
     label_column: str | None
     column_names: str | None
+    delimiter: str | None
+    field: str | None
     quotes: bool
     separator: str | None
     packing: bool
+    packing_strategy: Literal["bfd", "wrapped"]
+    truncation: Literal["cut", "drop", "split"] | None
     completion_only_loss: bool
     assistant_only_loss: bool
     eval_dataset: str | None
     eval_split: str | None
+    eval_size: float
     max_eval_samples: int | None
     epochs: int
     steps: int | None
+    warmup_ratio: float
+    evals_per_epoch: int
+    saves_per_epoch: int
     task_kind: Literal["causal-lm", "classification", "token-classification"]
     label_names: str
     batch_size: int

@@ -39,16 +39,16 @@ def with_sample(asked: JobOptions, folder: Path) -> JobOptions:
     """The same with a model and text of our own, written into `folder`, where none is named."""
     from swarm_ft.client.sample import write_sample
 
-    if asked.model and asked.dataset:
+    if asked.model and asked.datasets:
         return asked
     made = write_sample(folder, seed=asked.train.seed)
     evaluation = asked.evaluation
-    if not asked.dataset and evaluation.eval_dataset is None:
+    if not asked.datasets and evaluation.eval_dataset is None:
         evaluation = replace(evaluation, eval_dataset=made.eval_file)
     return replace(
         asked,
         model=asked.model or made.model_dir,
-        dataset=asked.dataset or made.train_file,
+        dataset=asked.datasets or made.train_file,
         evaluation=evaluation,
     )
 

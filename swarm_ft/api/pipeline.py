@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from swarm_ft.client.export import assemble
+from swarm_ft.client.result import write_result_files
 from swarm_ft.codec.batches import Boundary
 from swarm_ft.errors import BadOption, BadSnapshot, MalformedMessage, OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
@@ -29,7 +31,7 @@ from swarm_ft.protocol.spec.options import build, by_names
 from swarm_ft.protocol.spec.run_spec import MAX_STEPS, RunSpec, TrainOptions, TrainSpec
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL
 from swarm_ft.protocol.spec.training_plan import clip_factor
-from swarm_ft.stage.adapters import WEIGHTS_FILE, save_adapter_config, with_adapters
+from swarm_ft.stage.adapters import WEIGHTS_FILE, with_adapters
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.device import pick_device
 from swarm_ft.stage.engine import StageEngine
@@ -211,29 +213,15 @@ class LocalPipeline:
         Raises:
             BadOption: the directory may not be used.
         """
-        is_adapter = self._spec.train.gives_adapter
+        write = partial(write_result_files, checkpoint=self._checkpoint, spec=self._spec)
         with TemporaryDirectory(prefix="swarm-ft-") as folder:
             shards = []
             for number, engine in enumerate(self._engines):
                 shards.append(Path(folder) / f"{number}.safetensors")
                 with shards[-1].open("wb") as file:
                     file.writelines(engine.export())
-            as_one = WEIGHTS_FILE if is_adapter else None
-            assemble(Path(out), shards, self._config_writer(is_adapter), as_one=as_one)
-
-    def _config_writer(self, is_adapter: bool) -> Callable[[Path], None]:
-        def write(directory: Path) -> None:
-            if is_adapter:
-                save_adapter_config(directory, self._checkpoint, self._spec)
-            else:
-                self._checkpoint.save_config(
-                    directory,
-                    tie_word_embeddings=self._spec.keeps_tied,
-                    dtype=self._spec.result_dtype,
-                )
-            self._checkpoint.tokenizer().save_pretrained(directory)
-
-        return write
+            as_one = WEIGHTS_FILE if self._spec.train.gives_adapter else None
+            assemble(Path(out), shards, write, as_one=as_one)
 
     def _new_boundaries(self) -> None:
         train = self._spec.train

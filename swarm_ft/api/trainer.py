@@ -41,7 +41,9 @@ class SwarmConfig:
     Attributes:
         per_device_train_batch_size: samples that travel together; no effect on the result.
         gradient_accumulation_steps: of these, that a step has.
-        max_length: tokens of a sample at most.
+        max_length: tokens of a sample at most; a longer document is truncated.
+        packing: put several documents into one sample.
+        packing_strategy: `bfd` or `wrapped`, of `packing`.
         dataset_text_field: the column to train on; by the data's columns, if None.
         swarm: whatever else a job may say, by our own names, as `{"forward_codec": "aq2"}`.
     """
@@ -51,17 +53,19 @@ class SwarmConfig:
     max_steps: int = -1
     per_device_train_batch_size: int = 2
     gradient_accumulation_steps: int = 4
-    learning_rate: float = 5e-5
+    learning_rate: float = 2e-5
     lr_scheduler_type: str = "linear"
     warmup_steps: int = 0
+    warmup_ratio: float = 0.0
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     optim: str = "adamw_torch"
     seed: int = 42
     gradient_checkpointing: bool = False
-    max_length: int = 128
-    packing: bool = True
-    completion_only_loss: bool = True
+    max_length: int | None = 1024
+    packing: bool = False
+    packing_strategy: str = "bfd"
+    completion_only_loss: bool | None = None
     assistant_only_loss: bool = False
     dataset_text_field: str | None = None
     eval_strategy: str = "steps"
@@ -86,6 +90,8 @@ class SwarmConfig:
         """
         if self.num_train_epochs != int(self.num_train_epochs):
             raise BadOption(f"num_train_epochs {self.num_train_epochs}: expected whole ones")
+        if self.max_length is None:
+            raise BadOption("max_length: expected a number of tokens, got None")
         optims = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw"}
         words = {"constant_with_warmup": "constant"}
         hub_id = self.hub_model_id or Path(self.output_dir).name
@@ -98,6 +104,7 @@ class SwarmConfig:
             "learning_rate": self.learning_rate,
             "lr_schedule": words.get(self.lr_scheduler_type, self.lr_scheduler_type),
             "warmup_steps": self.warmup_steps,
+            "warmup_ratio": self.warmup_ratio,
             "weight_decay": self.weight_decay,
             "clip_grad_norm": self.max_grad_norm,
             "optim": optims.get(self.optim, self.optim),
@@ -105,6 +112,7 @@ class SwarmConfig:
             "gradient_checkpointing": self.gradient_checkpointing,
             "seq_length": self.max_length,
             "packing": self.packing,
+            "packing_strategy": self.packing_strategy,
             "completion_only_loss": self.completion_only_loss,
             "assistant_only_loss": self.assistant_only_loss,
             "text_column": self.dataset_text_field,

@@ -20,6 +20,7 @@ from swarm_ft.cli.options import (
     stack,
     takes,
 )
+from swarm_ft.cli.preview import preview
 from swarm_ft.cli.running import on_stop_signal, reading_bar, run_async
 from swarm_ft.client.options import JobOptions, Outputs
 
@@ -41,6 +42,9 @@ class _InOrder(click.Group):
 @click.group(cls=_InOrder)
 def client() -> None:
     """Submit a job to a swarm, watch it, try and fetch its result."""
+
+
+client.add_command(preview)
 
 
 @client.command(

@@ -39,17 +39,33 @@ def defaults_for(cli: click.Group, words: Sequence[str]) -> dict[str, Any] | Non
     document = _read(path)
     names, command = _command(cli, words)
     _check_sections(cli, document, path)
-    section: Any = document
+    if isinstance(command, click.Group):
+        return None
+    found: dict[str, Any] = {}
+    for section_names in (_ALSO_OF.get(tuple(names), ()), names):
+        found |= _section(cli, document, section_names, path)
+    if not found:
+        return None
+    for name in reversed(names):
+        found = {name: found}
+    return found
+
+
+_ALSO_OF: Mapping[tuple[str, ...], tuple[str, ...]] = {("client", "preview"): ("client", "train")}
+"""By command, another one of which the defaults count as well: a preview is of its job."""
+
+
+def _section(
+    cli: click.Group, document: Mapping[str, Any], names: Sequence[str], path: Path
+) -> dict[str, Any]:
+    """Values of one section by the parameters of its command; none if there is no such section."""
+    section: Any = document if names else {}
     for name in names:
         section = _normal(section).get(name, {})
         if not isinstance(section, dict):
             raise BadOption(f"{path}: {'.'.join(names)}: expected a section of options")
-    if isinstance(command, click.Group) or not section:
-        return None
-    found: dict[str, Any] = _by_parameter(command, section, f"{path}: [{'.'.join(names)}]")
-    for name in reversed(names):
-        found = {name: found}
-    return found
+    _, command = _command(cli, names)
+    return _by_parameter(command, section, f"{path}: [{'.'.join(names)}]") if section else {}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -107,8 +123,13 @@ def _by_parameter(command: click.Command, section: Mapping[str, Any], where: str
         param = known.get(name)
         if param is None or param.name is None:
             raise BadOption(f"{where}: {name}: there is no such option{nearest(name, known)}")
-        found[param.name] = value if isinstance(value, (bool, list)) else str(value)
+        found[param.name] = value if isinstance(value, (bool, list)) else _word(param, value)
     return found
+
+
+def _word(param: click.Parameter, value: object) -> object:
+    """A value as click takes it: one of an option that may be given several times is a list."""
+    return [str(value)] if getattr(param, "multiple", False) else str(value)
 
 
 def _dashed(param: click.Parameter) -> str:

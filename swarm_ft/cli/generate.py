@@ -6,6 +6,7 @@ import json
 import secrets
 import sys
 import time
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING
 
 import click
@@ -143,16 +144,18 @@ def _words_of(status: RunStatus, model: str | None) -> Words:
             f"--model: expected a tokenizer of at most {status.spec.model.vocab_size} tokens, as "
             f"run {status.run_id} has, got one of {len(words.tokenizer)}"
         )
-    return words
+    return replace(words, ends=words.ends.union(status.spec.train.end_token_ids))
 
 
 def _wanted(text: str, words: Words, options: GenerateOptions) -> Wanted:
+    from swarm_ft.client.ends import turn_end_of
     from swarm_ft.client.generate import Wanted
     from swarm_ft.client.text import asked
 
     ends = words.ends
-    if options.chat and words.tokenizer.eos_token_id is not None:
-        ends |= {words.tokenizer.eos_token_id}  # a turn's, which a model's own may not be
+    if options.chat:  # a turn's, which a model's own may not be
+        of_turn = words.tokenizer.eos_token_id, turn_end_of(words.tokenizer)
+        ends |= {token for token in of_turn if token is not None}
     wanted = Wanted(
         prompt=asked(text, words.tokenizer, is_chat=options.chat),
         max_new_tokens=options.max_new_tokens,

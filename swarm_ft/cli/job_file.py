@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +11,25 @@ import click
 
 from swarm_ft.cli.options import declared_options, stack
 from swarm_ft.client.options import JobOptions
-from swarm_ft.protocol.spec.options import build, declared
+from swarm_ft.protocol.spec.options import Declared, build, declared
 
 
-def takes_job(parameter: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def takes_job(
+    parameter: str, without: Sequence[str] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Gives a command a job's options, on the command line or in a file, as `parameter`.
 
     The command is not called if they are only to be shown.
+
+    Args:
+        parameter: of the command.
+        without: fields that it has no options for; a file may have them.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def with_job(*, print_config: bool, **given: Any) -> Any:
-            own = {one.field: given.pop(one.field) for one in declared(JobOptions)}
+            own = {one.field: given.pop(one.field, None) for one in declared(JobOptions)}
             options = build(JobOptions, own)
             if not print_config:
                 return command(**{parameter: options}, **given)
@@ -31,7 +37,8 @@ def takes_job(parameter: str) -> Callable[[Callable[..., Any]], Callable[..., An
 
             return click.echo(job_yaml(options), nl=False)
 
-        return stack(_file, declared_options(JobOptions), _print_config)(with_job)
+        options = declared_options(JobOptions, without=without)
+        return stack(_file, options, _print_config)(with_job)
 
     return decorate
 
@@ -40,26 +47,33 @@ def _from_file(context: click.Context, _argument: object, path: Path | None) -> 
     """Have a file's values as the defaults of this command's options."""
     if path is None:
         return
-    from swarm_ft.api.job_file import job_fields, read_job_file
+    from swarm_ft.api.job_file import read_job_file, translated
+    from swarm_ft.client.words import printable
 
     document = read_job_file(path)
     own, found = {one.field: one for one in declared(JobOptions)}, {}
     for name, parameter in _others(context.command, own).items():
         if name in document:  # such as the invitation
             found[parameter] = document.pop(name)
-    for field, value in job_fields(document, path).items():
-        found[field] = own[field].word_of(value)
+    job = translated(document, path)
+    for field, value in job.fields.items():
+        one = own[field]
+        found[field] = one.value_of(value) if one.is_repeated else one.word_of(value)
+    for note in job.notes:
+        click.echo(f"{path}: {printable(note)}", err=True)
     context.default_map = {**(context.default_map or {}), **found}
 
 
-def _others(command: click.Command, own: Container[str]) -> dict[str, str]:
+def _others(command: click.Command, own: Mapping[str, Declared]) -> dict[str, str]:
     """By name in a file, the command's parameters that are no options of a job."""
-    return {
+    taken = {name for one in own.values() for name in one.names}
+    names = {
         flag.lstrip("-").replace("-", "_"): param.name
         for param in command.params
         if isinstance(param, click.Option) and param.name and param.name not in own
         for flag in param.opts
     }
+    return {name: param for name, param in names.items() if name not in taken}
 
 
 _file = click.argument(

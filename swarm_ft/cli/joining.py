@@ -33,12 +33,11 @@ def way_in(
         by_address: the coordinator's address is a way too, for commands that ask nobody else.
     """
     meaning = (
-        click.argument("invite", required=False, callback=invite_given, metavar="[INVITE]")
+        click.argument("invite", required=False, metavar="[INVITE]")
         if by_argument
         else click.option(
             "--invite",
             metavar="INVITE",
-            callback=invite_given,
             help="Invitation, as `swarm-ft invite` prints it; @FILE reads it from a file.",
         )
     )
@@ -47,20 +46,22 @@ def way_in(
         @functools.wraps(command)
         def with_way(
             *,
-            invite: Invite | None,
+            invite: str | None,
             insecure: bool,
             initial_peers: tuple[str, ...],
             dht_prefix: str,
             coordinator: str | None = None,
             **given: Any,
         ) -> Any:
-            if not (invite or insecure or initial_peers or coordinator):
-                invite = invite_asked(reads_pipe=by_argument)
+            invitation = None if invite is None else parsed_invite(invite)
+            if not (invitation or insecure or initial_peers or coordinator):
+                invitation = invite_asked(reads_pipe=by_argument)
             _check_security(
-                invite, (*initial_peers, *filter(None, [coordinator])), insecure=insecure
+                invitation, (*initial_peers, *filter(None, [coordinator])), insecure=insecure
             )
             way = WayIn(
-                invite=invite,
+                invite=invitation,
+                invite_file=invite[1:] if invite and invite.startswith("@") else "FILE",
                 initial_peers=initial_peers,
                 dht_prefix=dht_prefix,
                 coordinator=coordinator,

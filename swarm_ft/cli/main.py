@@ -9,6 +9,7 @@ import importlib
 import os
 import re
 import sys
+from io import TextIOWrapper
 from typing import Any
 
 import click
@@ -90,6 +91,7 @@ def run(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")
     words = sys.argv[1:] if arguments is None else arguments
+    _print_whatever_the_encoding()
     try:
         defaults = defaults_for(cli, words)
         result: Any = cli.main(
@@ -111,6 +113,13 @@ def run(arguments: list[str] | None = None) -> int:
             raise  # not about a file, so nothing a user could see to
         return _fail(f"{error.filename}: {error.strerror}", 1)
     return result if isinstance(result, int) else 0
+
+
+def _print_whatever_the_encoding() -> None:
+    """Have letters that the output's encoding lacks replaced, so that no summary fails by one."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def main() -> None:

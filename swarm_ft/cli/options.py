@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -58,16 +58,20 @@ def takes(
 
 
 def declared_options(
-    of: type[DataclassInstance], instead: Mapping[str, str] | None = None
+    of: type[DataclassInstance],
+    instead: Mapping[str, str] | None = None,
+    without: Container[str] = (),
 ) -> Callable[[Command], Command]:
     """The options of a dataclass; the command gets their values by field.
 
     Args:
         of: what declares them.
         instead: by field, what this command does where a required option is left out.
+        without: fields that it has no options for.
     """
     others = instead or {}
-    return stack(*(_option(one, others.get(one.field)) for one in declared(of)))
+    options = [one for one in declared(of) if one.field not in without]
+    return stack(*(_option(one, others.get(one.field)) for one in options))
 
 
 def _option(one: Declared, instead: str | None) -> Callable[[Command], Command]:
@@ -77,6 +81,8 @@ def _option(one: Declared, instead: str | None) -> Callable[[Command], Command]:
         shape = {"type": click.Choice(list(one.choices)), "callback": _value_of(one.choices)}
     elif one.is_switch:
         shape = {"is_flag": True}
+    elif one.is_repeated:
+        shape = {"type": str, "multiple": True}
     is_open = one.default is MISSING or one.option.default
     if not is_open:
         shape["default"] = one.default_word if one.choices else one.default

@@ -16,7 +16,7 @@ from swarm_ft.client.report import RunReport, metrics_of
 from swarm_ft.client.words import printable
 from swarm_ft.protocol.messages.control import StageAssignment, stages_of
 from swarm_ft.protocol.spec.options import arguments
-from swarm_ft.protocol.spec.run_spec import Adapter, RunSpec, TaskKind
+from swarm_ft.protocol.spec.run_spec import Adapter, Dtype, RunSpec, TaskKind
 
 if TYPE_CHECKING:
     from swarm_ft.protocol.messages.client import CodecChange, Evaluated
@@ -66,12 +66,12 @@ def _metadata(spec: RunSpec, options: JobOptions | None) -> str:
     train = spec.train
     is_adapter = train.gives_adapter
     base = spec.model.reference
-    data = options.dataset if options else ""
+    data = list(filter(_is_public, options.datasets)) if options else []
     found = ModelCardData(
         base_model=base if _is_public(base) else None,
         library_name="peft" if is_adapter else "transformers",
         pipeline_tag=PIPELINES[train.task_kind],
-        datasets=[data] if data and _is_public(data) else None,
+        datasets=data or None,
         tags=[TAG, *([train.adapter.name.lower()] if train.adapts else [])],
         base_model_relation=("adapter" if is_adapter else "finetune") if _is_public(base) else None,
     )
@@ -85,7 +85,7 @@ def _training(
     yield "base model", _named(spec.model.reference)
     if options is not None:
         split = f", split {options.split}" if options.split else ""
-        yield "data", f"{_named(options.dataset)}{split}"
+        yield "data", f"{', '.join(map(_named, options.datasets))}{split}"
     yield "samples", f"{train.num_samples:,} of up to {train.seq_length} tokens"
     early = ", stopped early" if report.has_stopped_early else ""
     kept = report.steps_in_result
@@ -101,6 +101,9 @@ def _training(
     if train.train_layers:
         yield "blocks that trained", train.train_layers
     yield "seed", str(train.seed)
+    if spec.result_dtype is not Dtype.FLOAT32:
+        stored = spec.result_dtype.name.lower()
+        yield "weights", f"stored as {stored}; losses are of the float32 weights"
 
 
 def _evaluation(report: RunReport) -> Iterator[str]:
@@ -181,7 +184,7 @@ def _command(options: JobOptions | None) -> Iterator[str]:
     told = replace(
         options,
         model=_named(options.model),
-        dataset=_named(options.dataset),
+        dataset=tuple(map(_named, options.datasets)),
         evaluation=evaluation,
         outputs=Outputs(),
         resume=False,

@@ -6,16 +6,20 @@ import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import overload
 
-from swarm_ft.client.data.classes import some_of
-from swarm_ft.client.data.dataset import Dataset, classes_in, open_dataset
+from swarm_ft.client.data.dataset import Dataset, Samples, open_dataset
 from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.holdout import Part
+from swarm_ft.client.data.mixture import Mixing, Mixture, open_datasets
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.data.samples import SampleBytes, TokenArray
+from swarm_ft.client.ends import end_lines, learned_ends
 from swarm_ft.client.export import check_out_dir
 from swarm_ft.client.hub import check_push
+from swarm_ft.client.labels import ClassNames, class_names
 from swarm_ft.client.options import (
     TRAINING_TEXT_EVAL_SAMPLES,
     EvalOptions,
@@ -24,9 +28,10 @@ from swarm_ft.client.options import (
     ReadOptions,
 )
 from swarm_ft.client.reporting import named_in
-from swarm_ft.errors import BadDataset, BadOption
+from swarm_ft.client.result import class_lines
+from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES
-from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainOptions, TrainSpec
+from swarm_ft.protocol.spec.run_spec import EvalStrategy, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.stage.adapters import with_adapters
 from swarm_ft.stage.architecture import check_seq_length
@@ -90,88 +95,146 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
     """
     listener = listener or Listener()
     check_outputs(options.outputs)
-    options = replace(options, train=with_labels(options))
-    checkpoint = open_checkpoint(_reference(options.model), options.train)
-    check_seq_length(checkpoint.architecture, options.train.seq_length)
-    check_routers(checkpoint.config, options.train)
-    seq_length, model = (
-        options.train.seq_length,
-        checkpoint.describe(secrets.token_bytes(DIGEST_BYTES)),
-    )
+    job = open_job(options)
+    check_routers(job.checkpoint.config, job.options.train)
+    model = job.checkpoint.describe(secrets.token_bytes(DIGEST_BYTES))
     # Refuses, before anything long begins, what no data could make good.
-    tried = RunSpec(model=model, train=options.train_spec(num_samples=1))
-    model = with_adapters(checkpoint, tried).model
-    wanted = Wanted(split=options.split, format=options.reading.data_format)
-    tokenizer, task = checkpoint.tokenizer(), task_of(options.train)
-    data = open_dataset(options.dataset, wanted, options.reading, tokenizer, task=task)
-    held_out = open_held_out(options.evaluation, options.reading, checkpoint, options.dataset)
-    # Nothing is told of the one before the other is known to begin well.
-    to_tell: list[str] = []
-    eval_tokens = None
-    if held_out is not None:
-        quiet = replace(listener, tell=to_tell.append)
-        eval_tokens = _read_held_out(held_out, options, checkpoint, quiet)
-    tokens = _read(data, checkpoint, seq_length, options.max_samples, listener, to_tell)
-    if options.train.eval_strategy is EvalStrategy.NO:
-        eval_tokens = tokens[:0]
-    elif eval_tokens is None:
-        eval_tokens = _beginning_of(tokens, options)
-        words = f"evaluated on the first {len(eval_tokens)} of them: nothing is held out"
-        listener.tell(f"{words} (--eval-dataset, --eval-split)")
-    train = options.train_spec(num_samples=len(tokens), num_eval_samples=len(eval_tokens))
+    tried = RunSpec(model=model, train=job.options.train_spec(num_samples=1))
+    model = with_adapters(job.checkpoint, tried).model
+    data = read_data(job, listener)
     return Job(
-        spec=RunSpec(model=model, train=train),
-        checkpoint=checkpoint,
-        samples=InARow(SampleBytes(tokens), SampleBytes(eval_tokens)),
+        spec=RunSpec(model=model, train=data.train_spec(job.options)),
+        checkpoint=job.checkpoint,
+        samples=InARow(SampleBytes(data.train.tokens), SampleBytes(data.eval_tokens)),
     )
 
 
-def with_labels(options: JobOptions) -> TrainOptions:
-    """How to train, with the names of all classes; the data is read for them if need be.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenJob:
+    """A job of which the data is not read yet, nor any weights.
+
+    Attributes:
+        options: with the names of all classes.
+        classes: where these come from.
+    """
+
+    options: JobOptions
+    classes: ClassNames
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobData:
+    """The samples of a job.
+
+    Attributes:
+        train: that it trains on.
+        held_out: that are held out, if any are.
+        eval_tokens: rows of those that are evaluated, of either.
+        end_token_ids: see `TrainSpec`.
+    """
+
+    train: Samples
+    held_out: Samples | None
+    eval_tokens: TokenArray
+    end_token_ids: tuple[int, ...] = ()
+
+    def train_spec(self, options: JobOptions) -> TrainSpec:
+        """How the options train on so many samples.
+
+        Raises:
+            BadOption: there are too many of them, or of steps.
+        """
+        spec = options.train_spec(
+            num_samples=len(self.train.tokens), num_eval_samples=len(self.eval_tokens)
+        )
+        return replace(spec, end_token_ids=self.end_token_ids)
+
+
+def open_job(options: JobOptions) -> OpenJob:
+    """Find a job's model, and the names of its classes, for which data is read if need be.
 
     Raises:
-        BadDataset: the data has none, or others than the model tells already.
-        BadOption: they cannot be used, or are not those that the model tells already.
+        BadInput: the first problem of the model, or of classes.
     """
-    train = options.train
-    if not train.has_classes:
-        return train
-    known = labels_of(_reference(options.model), task_of(train))
-    if any("," in name for name in known):
-        raise BadOption(f"--model {options.model}: its classes have commas in their names")
-    if train.labels:
-        _check_asked(train.labels, known)
-        return train
+    classes = _class_names(options)
+    train = replace(options.train, label_names=",".join(classes.names))
+    checkpoint = open_checkpoint(_reference(options.model), train)
+    check_seq_length(checkpoint.architecture, train.seq_length)
+    return OpenJob(options=replace(options, train=train), classes=classes, checkpoint=checkpoint)
+
+
+def read_data(job: OpenJob, listener: Listener) -> JobData:
+    """Read and tokenise the data of a job.
+
+    Raises:
+        BadInput: the first problem of the data, or of options beside it.
+    """
+    options, checkpoint, names = job.options, job.checkpoint, job.classes.counted_names
     wanted = Wanted(split=options.split, format=options.reading.data_format)
-    found = classes_in(options.dataset, wanted, options.reading, task_of(train))
-    names = found if not known else _as_known(found, known, options.dataset)
-    return replace(train, label_names=",".join(names))
-
-
-def _check_asked(names: tuple[str, ...], known: tuple[str, ...]) -> None:
-    if known and names != known and not _are_free(names, known):
-        raise BadOption(
-            f"--labels: the model tells classes already, {some_of(known)}; expected these in this "
-            f"order, got {some_of(names)}; or give a model without a head of classes"
-        )
-
-
-def _as_known(found: tuple[str, ...], known: tuple[str, ...], dataset: str) -> tuple[str, ...]:
-    """The names of a model that tells classes already, in its order, of which data has some."""
-    are_numbers = all(name.isdecimal() and int(name) < len(known) for name in found)
-    if set(found) <= set(known) or are_numbers:
-        return known
-    if _are_free(found, known):
-        return found
-    raise BadDataset(
-        f"dataset '{dataset}': its classes are {some_of(found)}, and the model tells others "
-        f"already, {some_of(known)}; name them alike, or give a model without a head of classes"
+    tokenizer, task = checkpoint.tokenizer(), task_of(options.train)
+    train_part, eval_part = parts_of(options)
+    open_part = partial(
+        open_datasets,
+        options.datasets,
+        options=options.reading,
+        tokenizer=tokenizer,
+        task=task,
+        counted_names=names,
     )
+    mixing = Mixing(
+        shares=options.shares, stopping=options.stopping_strategy, seed=options.train.seed
+    )
+    data = open_part(replace(wanted, part=train_part), mixing=mixing)
+    held_out: Dataset | Mixture | None
+    if eval_part is not None:
+        held_out = open_part(replace(wanted, part=eval_part), mixing=Mixing(seed=mixing.seed))
+    else:
+        held_out = open_held_out(
+            options.evaluation, options.reading, checkpoint, _only_dataset(options), names
+        )
+    # Nothing is reported before all data is known to begin well: an error is one line.
+    to_tell = [f"model '{checkpoint.reference}': {line}" for line in checkpoint.unused.lines()]
+    to_tell += class_lines(checkpoint, options.train, tokenizer)
+    to_tell += [job.classes.note] if job.classes.note else []
+    eval_samples = None
+    if held_out is not None:
+        quiet = replace(listener, tell=to_tell.append)
+        eval_samples = _read_held_out(held_out, options, checkpoint, quiet)
+    seq_length = options.train.seq_length
+    train = _read(data, checkpoint, seq_length, options.max_samples, listener, to_tell)
+    is_packed = train.summary.num_starts > train.summary.num_samples
+    if is_packed and not options.train.shuffle:
+        listener.tell(
+            "packed samples of long documents come first; --shuffle draws an order for each epoch"
+        )
+    if options.train.eval_strategy is EvalStrategy.NO:
+        eval_tokens = train.tokens[:0]
+    elif eval_samples is not None:
+        eval_tokens = eval_samples.tokens
+    else:
+        eval_tokens = _beginning_of(train.tokens, options)
+        words = f"evaluated on the first {len(eval_tokens)} of them: nothing is held out"
+        listener.tell(f"{words} (--eval-dataset, --eval-split, --eval-size)")
+    ends: tuple[int, ...] = ()
+    if not options.train.has_classes:
+        ends = learned_ends(train.tokens, tokenizer, checkpoint.end_token_ids)
+        for line in end_lines(tokenizer, ends, is_adapter=options.train.gives_adapter):
+            listener.tell(line)
+    return JobData(train=train, held_out=eval_samples, eval_tokens=eval_tokens, end_token_ids=ends)
 
 
-def _are_free(names: tuple[str, ...], known: tuple[str, ...]) -> bool:
-    """Whether a model's classes have transformers' names for those that nobody named."""
-    return len(names) == len(known) and known == tuple(f"LABEL_{i}" for i in range(len(known)))
+def _class_names(options: JobOptions) -> ClassNames:
+    if not options.train.has_classes:
+        return ClassNames()
+    known = labels_of(_reference(options.model), task_of(options.train))
+    held_out = _held_out_at(options.evaluation, options.reading, _only_dataset(options))
+    return class_names(options, known, held_out)
+
+
+def _only_dataset(options: JobOptions) -> str | None:
+    """Return the dataset of which a split may be held out; None where there are several."""
+    return options.datasets[0] if len(options.datasets) == 1 else None
 
 
 def _reference(model: str) -> str:
@@ -199,12 +262,25 @@ def check_outputs(outputs: Outputs) -> None:
             raise BadOption(f"{option} {path}: may not be written")
 
 
+def parts_of(options: JobOptions) -> tuple[Part | None, Part | None]:
+    """The documents of the data that train, and those that are held out of it, if any are."""
+    size, seed = options.evaluation.eval_size, options.train.seed
+    if not size:
+        return None, None
+    held_out = Part(size=size, seed=seed, is_held_out=True)
+    return replace(held_out, is_held_out=False), held_out
+
+
 EVAL_SPLITS = ("validation", "test", "train")
 """Of data to evaluate on that has several, the first that is there."""
 
 
 def open_held_out(
-    options: EvalOptions, reading: ReadOptions, checkpoint: Checkpoint, dataset: str | None
+    options: EvalOptions,
+    reading: ReadOptions,
+    checkpoint: Checkpoint,
+    dataset: str | None,
+    counted_names: tuple[str, ...] = (),
 ) -> Dataset | None:
     """Data to evaluate on, if some is asked for.
 
@@ -213,23 +289,43 @@ def open_held_out(
         reading: how it is read.
         checkpoint: whose tokenizer is used.
         dataset: of which a split may be held out; None if there is none.
+        counted_names: of classes, that numbers in the data count from 0.
 
     Raises:
         BadInput: it cannot be used, or a split is asked for of nothing.
     """
+    found = _held_out_at(options, reading, dataset)
+    if found is None:
+        return None
+    path, wanted = found
+    return open_dataset(
+        path,
+        wanted,
+        reading,
+        checkpoint.tokenizer(),
+        all_options=False,
+        task=checkpoint.task,
+        counted_names=counted_names,
+    )
+
+
+def _held_out_at(
+    options: EvalOptions, reading: ReadOptions, dataset: str | None
+) -> tuple[str, Wanted] | None:
+    """Return the path of data to evaluate on and what of it, if some is asked for."""
     if options.eval_dataset is None and options.eval_split is None:
         return None
     path = options.eval_dataset or dataset
     if path is None:
-        raise BadOption("--eval-split: expected --eval-dataset beside it")
-    wanted = Wanted(split=options.eval_split, instead=EVAL_SPLITS, format=reading.data_format)
-    tokenizer, task = checkpoint.tokenizer(), checkpoint.task
-    return open_dataset(path, wanted, reading, tokenizer, all_options=False, task=task)
+        raise BadOption(
+            "--eval-split: expected --eval-dataset beside it, unless there is one --dataset"
+        )
+    return path, Wanted(split=options.eval_split, instead=EVAL_SPLITS, format=reading.data_format)
 
 
 def _read_held_out(
-    data: Dataset, options: JobOptions, checkpoint: Checkpoint, listener: Listener
-) -> TokenArray:
+    data: Dataset | Mixture, options: JobOptions, checkpoint: Checkpoint, listener: Listener
+) -> Samples:
     """All of it, or as much as is asked for, or as the swarm takes.
 
     Raises:
@@ -238,10 +334,10 @@ def _read_held_out(
     wanted = options.evaluation.max_eval_samples
     most = TrainSpec.most_eval_samples(options.train, options.max_samples or 1)
     seq_length = options.train.seq_length
-    tokens = _read(data, checkpoint, seq_length, min(wanted or most, most), listener)
-    if wanted is None and len(tokens) == most:
+    samples = _read(data, checkpoint, seq_length, min(wanted or most, most), listener)
+    if wanted is None and len(samples.tokens) == most:
         listener.tell(f"evaluated on {most} samples of {data.source}: a run takes no more")
-    return tokens
+    return samples
 
 
 def _beginning_of(tokens: TokenArray, options: JobOptions) -> TokenArray:
@@ -252,14 +348,14 @@ def _beginning_of(tokens: TokenArray, options: JobOptions) -> TokenArray:
 
 
 def _read(
-    data: Dataset,
+    data: Dataset | Mixture,
     checkpoint: Checkpoint,
     seq_length: int,
     limit: int | None,
     listener: Listener,
     told_first: Sequence[str] = (),
-) -> TokenArray:
-    """Rows [samples, seq_length] of samples; what they are is told once there is one."""
+) -> Samples:
+    """Samples of a dataset; what they are is told once there is one."""
     to_tell = [*told_first, *data.describe()]
 
     def on_batch(so_far: ReadSoFar) -> None:
@@ -269,5 +365,6 @@ def _read(
 
     vocab_size = int(checkpoint.config.vocab_size)
     samples = data.samples(seq_length, vocab_size, limit=limit, on_batch=on_batch)
-    listener.tell(samples.words)
-    return samples.tokens
+    for line in samples.words.splitlines():
+        listener.tell(line)
+    return samples

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
+from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.bounds import Length, Range
 from swarm_ft.protocol.spec.options import Option, check
 from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, Priority
@@ -14,6 +16,7 @@ from swarm_ft.protocol.spec.run_spec import (
     MAX_EVAL_SAMPLES,
     MAX_STEPS,
     EvalStrategy,
+    SaveStrategy,
     TrainOptions,
     TrainSpec,
 )
@@ -47,9 +50,35 @@ class DataFormat(Enum):
     ARROW = "Arrow"
 
 
+class PackingStrategy(Enum):
+    """How packed documents share samples; the names are TRL's."""
+
+    BFD = "best-fit decreasing"
+    WRAPPED = "one stream of tokens, cut every --seq-length tokens"
+
+
+class Truncation(Enum):
+    """What happens to a document that is longer than a sample."""
+
+    CUT = "the tokens behind --seq-length are left out"
+    DROP = "the document is left out"
+    SPLIT = "the document goes on in the next samples"
+
+
+class StoppingStrategy(Enum):
+    """When samples of several datasets end; the values are those of the library `datasets`."""
+
+    FIRST_EXHAUSTED = "first_exhausted"
+    ALL_EXHAUSTED = "all_exhausted"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadOptions:
-    """How data is read, that to train on and that to evaluate on."""
+    """How data is read, that to train on and that to evaluate on.
+
+    Raises:
+        BadOption: a value is out of its bounds, or a strategy is chosen and nothing is packed.
+    """
 
     data_format: Annotated[
         DataFormat | None,
@@ -68,6 +97,30 @@ class ReadOptions:
             "where texts have classes, also sentence, or GLUE's pairs",
         ),
     ] = None
+    column: Annotated[
+        tuple[str, ...],
+        Option(
+            "What a column means, as prompt=question; or how columns are put, as 'prompt=Q: "
+            "{question}'. May be given several times.",
+            metavar="NAME=COLUMN",
+        ),
+    ] = ()
+    template: Annotated[
+        str | None,
+        Option(
+            "A document as a text with columns in braces, as 'Q: {question}\\nA: {answer}', all of "
+            "which is learned.",
+            metavar="TEXT",
+        ),
+    ] = None
+    remove_columns: Annotated[
+        str | None,
+        Option(
+            "Columns to leave out, where one changes a row's meaning and is refused; messages.KEY "
+            "is a key of each message.",
+            metavar="A,B,...",
+        ),
+    ] = None
     label_column: Annotated[
         str | None,
         Option(
@@ -79,6 +132,22 @@ class ReadOptions:
     column_names: Annotated[
         str | None,
         Option("The columns of a CSV or TSV without a line of names.", metavar="A,B,..."),
+    ] = None
+    delimiter: Annotated[
+        str | None,
+        Option(
+            "The letter between columns of a CSV, such as ';'; \\t is a tab.",
+            metavar="CHAR",
+            default="a comma, or a tab in a TSV",
+        ),
+    ] = None
+    field: Annotated[
+        str | None,
+        Option(
+            "The list of rows in a JSON file that is one object.",
+            metavar="NAME",
+            default="data, rows or examples where it is the only list; train, test, ... are splits",
+        ),
     ] = None
     quotes: Annotated[
         bool,
@@ -95,10 +164,24 @@ class ReadOptions:
     packing: Annotated[
         bool,
         Option(
-            "Documents follow each other in samples, or each begins its own and the last one of it "
-            "ends where it does."
+            "Put several documents into one sample (--packing-strategy), or one document into each."
         ),
-    ] = True
+    ] = False
+    packing_strategy: Annotated[
+        PackingStrategy,
+        Option(
+            "With --packing: bfd fits whole documents into samples, and none attends to another; "
+            "wrapped joins all documents and cuts the stream into samples."
+        ),
+    ] = PackingStrategy.BFD
+    truncation: Annotated[
+        Truncation | None,
+        Option(
+            "A document longer than --seq-length tokens: cut off its end, drop it, or split it "
+            "into several samples.",
+            default="cut; split for plain text and --packing-strategy wrapped",
+        ),
+    ] = None
     completion_only_loss: Annotated[
         bool,
         Option("Learn completions (outputs) alone, and only read what they answer; or all of it."),
@@ -110,6 +193,16 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.packing_strategy is not PackingStrategy.BFD and not self.packing:
+            raise BadOption("--packing-strategy: expected --packing beside it")
+        letter = self.column_delimiter
+        if letter is not None and (len(letter) != 1 or letter in '"\r\n'):
+            raise BadOption(f"--delimiter: expected one letter that is no quote, got {letter!a}")
+
+    @property
+    def column_delimiter(self) -> str | None:
+        """The letter between columns; None is that of the file's format."""
+        return "\t" if self.delimiter == "\\t" else self.delimiter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,10 +217,27 @@ class EvalOptions:
         str | None,
         Option("Which split of it, or of --dataset.", metavar="NAME"),
     ] = None
+    eval_size: Annotated[
+        float,
+        Range(0.0),
+        Option(
+            "Hold out a part of --dataset and evaluate on it: below 1 a share of its documents, "
+            "from 1 on so many; --seed draws them.",
+            default="nothing is held out",
+        ),
+    ] = 0.0
     max_eval_samples: Annotated[Count | None, Option("Evaluate on so many samples at most.")] = None
 
     def __post_init__(self) -> None:
         check(self)
+        if self.eval_size > 1 and self.eval_size != int(self.eval_size):
+            raise BadOption(
+                f"--eval-size: expected a share below 1 or a whole number of documents, "
+                f"got {self.eval_size}"
+            )
+        if self.eval_size and (self.eval_dataset is not None or self.eval_split is not None):
+            other = "--eval-split" if self.eval_dataset is None else "--eval-dataset"
+            raise BadOption(f"--eval-size: expected it without {other}, which is held out already")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,16 +294,32 @@ class JobOptions:
 
     model: Annotated[str, Option("What to fine-tune.", metavar="DIR|HUB_ID")]
     dataset: Annotated[
-        str,
+        tuple[str, ...] | str,
         Option(
             "Data to train on: .txt, .jsonl, .json, .csv, .tsv, .parquet, .arrow, a directory of "
-            "them, or a dataset on the hub.",
+            "them, or a dataset on the hub. May be given several times.",
             metavar="PATH|HUB_ID",
         ),
     ]
     split: Annotated[
         str | None, Option("Which split of it.", metavar="NAME", default="train, or the only one")
     ] = None
+    probabilities: Annotated[
+        str | None,
+        Option(
+            "Of several --dataset, the share of samples that each one gives, as "
+            "interleave_datasets of datasets draws them.",
+            metavar="0.7,0.3",
+            default="each sample once, spread evenly",
+        ),
+    ] = None
+    stopping_strategy: Annotated[
+        StoppingStrategy,
+        Option(
+            "With --probabilities: end with the first dataset that is exhausted, or begin that one "
+            "again until all are."
+        ),
+    ] = StoppingStrategy.FIRST_EXHAUSTED
     max_samples: Annotated[
         Count | None, Option("Train on so many samples at most; no more is read.")
     ] = None
@@ -201,6 +327,21 @@ class JobOptions:
     evaluation: EvalOptions = field(default_factory=EvalOptions)
     epochs: Annotated[Steps, Option("Passes over the data.")] = 3
     steps: Annotated[Steps | None, Option("Optimizer steps; wins over --epochs.")] = None
+    warmup_ratio: Annotated[
+        float,
+        Range(0.0, 1.0),
+        Option("Share of all steps from 0 to --lr, in place of --warmup-steps."),
+    ] = 0.0
+    evals_per_epoch: Annotated[
+        int,
+        Range(0, MAX_STEPS),
+        Option("Evaluations in each epoch, in place of --eval-steps.", default="see --eval-steps"),
+    ] = 0
+    saves_per_epoch: Annotated[
+        int,
+        Range(0, MAX_STEPS),
+        Option("Snapshots in each epoch, in place of --save-steps.", default="see --save-steps"),
+    ] = 0
     train: TrainOptions = field(default_factory=TrainOptions)
     resume: Annotated[
         bool,
@@ -217,14 +358,72 @@ class JobOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        train = self.train
+        pairs = (
+            ("--warmup-ratio", self.warmup_ratio, "--warmup-steps", train.warmup_steps),
+            ("--evals-per-epoch", self.evals_per_epoch, "--eval-steps", train.eval_steps),
+            ("--saves-per-epoch", self.saves_per_epoch, "--save-steps", train.save_steps),
+        )
+        for option, value, other, other_value in pairs:
+            if value and other_value:
+                raise BadOption(f"{option} {value}: expected it or {other}, got both")
+        if self.evals_per_epoch and train.eval_strategy is not EvalStrategy.STEPS:
+            raise BadOption("--evals-per-epoch: expected --eval-strategy steps beside it")
+        if self.saves_per_epoch and train.save_strategy is not SaveStrategy.STEPS:
+            raise BadOption("--saves-per-epoch: expected --save-strategy steps beside it")
 
-    def train_spec(self, num_samples: int, num_eval_samples: int = 0) -> TrainSpec:
-        """How to train on a text of so many samples, with others held out.
+    @property
+    def datasets(self) -> tuple[str, ...]:
+        """All paths and hub ids of `dataset`."""
+        given = (self.dataset,) if isinstance(self.dataset, str) else self.dataset
+        return tuple(filter(None, given))
+
+    @property
+    def shares(self) -> tuple[float, ...] | None:
+        """The numbers of `probabilities`, one for each dataset.
 
         Raises:
-            BadOption: there are too many of them, or of steps.
+            BadOption: they are no such numbers.
         """
-        return _train_spec(self.train, num_samples, self.epochs, self.steps, num_eval_samples)
+        if self.probabilities is None:
+            if self.stopping_strategy is not StoppingStrategy.FIRST_EXHAUSTED:
+                raise BadOption("--stopping-strategy: expected --probabilities beside it")
+            return None
+        try:
+            shares = tuple(map(float, self.probabilities.split(",")))
+        except ValueError:
+            shares = ()
+        is_whole = abs(sum(shares) - 1.0) < 1e-6 and all(share > 0.0 for share in shares)
+        if len(shares) != len(self.datasets) or not is_whole:
+            raise BadOption(
+                f"--probabilities: expected {len(self.datasets)} numbers above 0 that sum to 1, "
+                f"one for each --dataset, as 0.7,0.3; got {self.probabilities!a:.80}"
+            )
+        return shares
+
+    def train_spec(self, num_samples: int, num_eval_samples: int = 0) -> TrainSpec:
+        """Resolve what depends on the data's size, for data of so many samples.
+
+        Shares of steps become numbers of steps, rounded up as by transformers'
+        `TrainingArguments`.
+
+        Raises:
+            BadOption: there are too many samples, or steps.
+        """
+        spec = _train_spec(self.train, num_samples, self.epochs, self.steps, num_eval_samples)
+        in_epoch = spec.steps_per_epoch
+        warmup = math.ceil(self.warmup_ratio * spec.num_steps)
+        return replace(
+            spec,
+            warmup_steps=warmup or spec.warmup_steps,
+            eval_steps=_evenly(in_epoch, self.evals_per_epoch) or spec.eval_steps,
+            save_steps=_evenly(in_epoch, self.saves_per_epoch) or spec.save_steps,
+        )
+
+
+def _evenly(num_steps: int, times: int) -> int:
+    """Steps from one time to the next; 0 if there is none."""
+    return math.ceil(num_steps / times) if times else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

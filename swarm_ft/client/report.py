@@ -34,6 +34,7 @@ from swarm_ft.protocol.messages.client import (
 )
 from swarm_ft.protocol.messages.events import WentBack
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic, summed_by_boundary
+from swarm_ft.protocol.spec.run_spec import Dtype
 from swarm_ft.protocol.spec.tasks import CausalLm, Task, task_of
 
 if TYPE_CHECKING:
@@ -335,6 +336,7 @@ class RunReport:
         codecs: what the job's were changed to on the way, steps rising; of those that follow a
             quality the newest.
         quality: what compression cost; None where no quality was asked for.
+        result_dtype: what its weights are stored in; losses are of float32 weights.
     """
 
     run_id: RunId
@@ -349,6 +351,7 @@ class RunReport:
     task: Task = _CAUSAL_LM
     codecs: tuple[CodecChange, ...] = ()
     quality: QualityFound | None = None
+    result_dtype: Dtype = Dtype.FLOAT32
 
     @property
     def sent(self) -> ByteCounts:
@@ -401,6 +404,8 @@ class RunReport:
             "samples_per_second": self.samples_per_second,
             "went_back": [asdict(told) for told in self.went_back],
             "forecast": _forecast_fields(self.forecast),
+            "eval_weights_dtype": Dtype.FLOAT32.name.lower(),
+            "result_dtype": self.result_dtype.name.lower(),
             "eval_before": _eval_fields(self.eval_before, self.task),
             "eval": _eval_fields(self.eval_after, self.task),
             "evaluations": [
@@ -460,7 +465,10 @@ class RunReport:
             lines.append(f"forecast             {words}")
         if self.eval_before and self.eval_after:
             before, after = self.eval_before.loss, self.eval_after.loss
-            lines.append(f"evaluation loss      {before:.3f} -> {after:.3f}")
+            stored = self.result_dtype
+            words = f"   (float32 weights; the result is stored as {stored.name.lower()})"
+            told = words if stored is not Dtype.FLOAT32 else ""
+            lines.append(f"evaluation loss      {before:.3f} -> {after:.3f}{told}")
             lines += self._metric_lines()
             compressed = self.eval_after.compressed_eval_loss
             if compressed is not None and self.eval_after.eval_loss is not None:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
-from swarm_ft.client.data.rows import read_file
+from swarm_ft.client.data.text_files import read_file
 from swarm_ft.errors import BadDataset
 
 if TYPE_CHECKING:

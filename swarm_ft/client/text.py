@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from jinja2 import TemplateError
 
 from swarm_ft.client.data.chat import rendered
+from swarm_ft.client.data.special_tokens import special_tokens_of
 from swarm_ft.errors import BadOption
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ NUM_IN_FRONT = 5
 
 
 def asked(prompt: str, tokenizer: PreTrainedTokenizerBase, *, is_chat: bool) -> tuple[int, ...]:
-    """A prompt's tokens, as whoever has the tokenizer alone would make them.
+    """Tokenise a prompt as training tokenises documents.
+
+    A prompt begins by the tokens that the tokenizer puts in front; the ones that it puts behind a
+    text, such as EOS, are left out, because the prompt goes on.
 
     Args:
         prompt: the text; or with `is_chat` what a user says, which the model is to answer.
@@ -31,7 +35,8 @@ def asked(prompt: str, tokenizer: PreTrainedTokenizerBase, *, is_chat: bool) -> 
         BadOption: there is no such template, or it refuses this.
     """
     if not is_chat:
-        return tuple(tokenizer(prompt, verbose=False).input_ids)
+        ids = tokenizer(prompt, add_special_tokens=False, verbose=False).input_ids
+        return (*special_tokens_of(tokenizer).missing(ids), *ids)
     if not tokenizer.chat_template:
         raise BadOption(
             "--chat: expected a tokenizer with a chat template, the model's has none; leave it out"

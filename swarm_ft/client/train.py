@@ -19,6 +19,7 @@ from swarm_ft.client.job import Job
 from swarm_ft.client.options import JobOptions, Outputs
 from swarm_ft.client.report import RunProgress, RunReport
 from swarm_ft.client.reporting import reporting
+from swarm_ft.client.result import write_result_files
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.client.trace import TraceFile, open_trace
 from swarm_ft.errors import NotFound, RunFailed, RunMismatch, SwarmError
@@ -27,7 +28,7 @@ from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase, RunStatus
 from swarm_ft.protocol.messages.events import WentBack
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.stage.adapters import WEIGHTS_FILE, save_adapter_config
+from swarm_ft.stage.adapters import WEIGHTS_FILE
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 
 logger = get_logger(__name__)
@@ -104,6 +105,7 @@ class WatchedRun:
             task=self.progress.task,
             codecs=tuple(one for one in state.codecs if one.first_step < state.committed_steps),
             quality=state.quality,
+            result_dtype=self.spec.result_dtype,
         )
 
     async def _end(self, trace: TraceFile | None) -> RunStatus:
@@ -141,15 +143,7 @@ class WatchedRun:
         is_adapter = spec.train.gives_adapter
 
         def write_config(directory: Path) -> None:
-            if is_adapter:
-                save_adapter_config(directory, self.checkpoint, spec)
-            else:
-                self.checkpoint.save_config(
-                    directory,
-                    tie_word_embeddings=spec.keeps_tied,
-                    dtype=spec.result_dtype,
-                )
-            self.checkpoint.tokenizer().save_pretrained(directory)
+            write_result_files(directory, checkpoint=self.checkpoint, spec=spec)
             (directory / CARD).write_text(card, encoding="utf-8")
 
         with shard_dir(out_dir) as directory:

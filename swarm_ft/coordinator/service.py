@@ -120,7 +120,7 @@ from swarm_ft.protocol.messages.timeline import PeerTimeline, StepTimeline
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.priority import Claim
 from swarm_ft.protocol.spec.run_spec import Codecs
-from swarm_ft.protocol.spec.sample_rows import Counts
+from swarm_ft.protocol.spec.sample_rows import Counts, counts_of_all
 from swarm_ft.snapshots.store import Manifest, SnapshotStore
 from swarm_ft.transport.admission import address_of
 from swarm_ft.transport.base import Handler, MessageStream, Method, until_one_ends
@@ -544,8 +544,14 @@ class CoordinatorService:
         except Exception as error:  # noqa: BLE001 - it is logged, and fails the run
             self._abort(run.run_id, error)
             return None
-        num_targets, lengths = counts
-        return replace(message, tokens=tokens, num_targets=num_targets, lengths=lengths)
+        packed = zip(message.samples, counts.documents, strict=False)
+        return replace(
+            message,
+            tokens=tokens,
+            num_targets=counts.num_targets,
+            lengths=counts.lengths,
+            documents={sample: lengths for sample, lengths in packed if lengths},
+        )
 
     async def _counts_of(self, run: Run, plan: PlanStep) -> Counts:
         """Of all samples of a plan, counted once for all of its peers."""
@@ -556,14 +562,14 @@ class CoordinatorService:
         return await asyncio.shield(self._counted[1])
 
     def _count(self, run: Run, plan: PlanStep) -> Counts:
-        """Targets of the samples that train, and how long all are."""
+        """Count the targets of the samples that train, and the tokens of all."""
         trained, held_out = (
             self._journal.tokens.count(
                 run.run_id, run.spec, [sample for batch in batches for sample in batch.samples]
             )
             for batches in (plan.microbatches, plan.evaluation)
         )
-        return Counts(trained.num_targets, (*trained.lengths, *held_out.lengths))
+        return counts_of_all((trained, held_out))._replace(num_targets=trained.num_targets)
 
     def _put(self, peer_id: PeerId, item: Say | SwarmError) -> None:
         outbox = self._outboxes.get(peer_id)

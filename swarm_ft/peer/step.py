@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -33,7 +33,7 @@ from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN, TrainSpec
 from swarm_ft.protocol.spec.sample_rows import CONTEXT, counts_of, rows_in, samples_in
 from swarm_ft.protocol.spec.tasks import CausalLm, summed
 from swarm_ft.protocol.spec.tasks import Task as Learned
-from swarm_ft.stage.base import Engine, LossAndCounts
+from swarm_ft.stage.base import Engine, Lengths, LossAndCounts, is_packed
 
 # ---- what of the open step is done at this peer, kept until the step commits
 #
@@ -225,6 +225,8 @@ class StageStep:
         self._gradients: dict[MicrobatchIndex, Tensor] = {}
         self._loss_sums: dict[MicrobatchIndex, float] = {}
         self._lengths = plan.length_of
+        if plan.documents and not isinstance(routes.learned, CausalLm):
+            raise MalformedMessage(f"plan of step {plan.step}: expected one document a sample")
         needs_tokens = engine.is_first or engine.is_last
         batches = routes.batches.values() if needs_tokens else ()
         entering = [b for b in routes.batches.values() if 0 < b.entry == routes.stage_index]
@@ -425,10 +427,10 @@ class StageStep:
         """What time it is, without that in which the thread was at other runs' tasks instead."""
         return self._context.clock.now_s() - self._context.waited_s
 
-    def _lengths_in(self, index: MicrobatchIndex) -> tuple[int, ...] | None:
-        """Tokens of a microbatch's samples; None if nothing pads them."""
-        lengths = tuple(self._lengths[one] for one in self._routes.batches[index].samples)
-        return lengths if len(set(lengths)) > 1 else None
+    def _lengths_in(self, index: MicrobatchIndex) -> Lengths:
+        """Tokens of a microbatch's samples; None if nothing pads them and each is one document."""
+        lengths = _lengths_of(self._plan, self._routes.batches[index].samples)
+        return lengths if is_packed(lengths) or len(set(lengths)) > 1 else None
 
     async def _evaluate(self, index: MicrobatchIndex) -> None:
         """Compute a held-out microbatch: what is sent on, or at the last stage its loss."""
@@ -507,8 +509,14 @@ class _Rows:
     num_targets: int
 
 
+def _lengths_of(plan: PlanStep, samples: Sequence[SampleId]) -> list[int | tuple[int, ...]]:
+    """See `Lengths`."""
+    length_of = plan.length_of
+    return [plan.documents.get(sample) or length_of[sample] for sample in samples]
+
+
 def _rows_of(plan: PlanStep, batch: Microbatch, learned: Learned) -> _Rows:
-    wanted = tuple(plan.length_of[sample] for sample in batch.samples)
+    wanted = _lengths_of(plan, batch.samples)
     try:
         data = [plan.tokens[sample] for sample in batch.samples]
         rows = rows_in(data, len(data[0]) // BYTES_PER_TOKEN)
@@ -516,8 +524,10 @@ def _rows_of(plan: PlanStep, batch: Microbatch, learned: Learned) -> _Rows:
         raise MalformedMessage(f"plan of step {plan.step}: tokens missing or uneven") from error
     # The engine knows the vocabulary.
     refused, counts = learned.refusal(rows, CONTEXT), counts_of(rows)
-    if refused is not None or counts.lengths != wanted:
-        why = refused[1] if refused else f"lengths {list(wanted)} of {list(counts.lengths)}"
+    documents = counts.documents or ((),) * len(rows)
+    found = [one or length for one, length in zip(documents, counts.lengths, strict=True)]
+    if refused is not None or found != wanted:
+        why = refused[1] if refused else f"lengths {wanted} of {found}"
         raise MalformedMessage(f"plan of step {plan.step}, microbatch {batch.index}: {why}")
     samples = samples_in(rows)
     return _Rows(

@@ -659,7 +659,7 @@ class SampleTokens(_message.Message):
     def __init__(self, sample: _Optional[int] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class PlanStep(_message.Message):
-    __slots__ = ("run_id", "attempt", "step", "microbatches", "tokens", "listeners", "traced", "evaluation", "num_targets", "lengths", "codecs")
+    __slots__ = ("run_id", "attempt", "step", "microbatches", "tokens", "listeners", "traced", "evaluation", "num_targets", "lengths", "codecs", "documents")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -671,6 +671,7 @@ class PlanStep(_message.Message):
     NUM_TARGETS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     attempt: int
     step: int
@@ -682,7 +683,16 @@ class PlanStep(_message.Message):
     num_targets: int
     lengths: _containers.RepeatedScalarFieldContainer[int]
     codecs: Codecs
-    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[Microbatch, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[SampleTokens, _Mapping]]] = ..., listeners: _Optional[_Iterable[str]] = ..., traced: _Optional[bool] = ..., evaluation: _Optional[_Iterable[_Union[Microbatch, _Mapping]]] = ..., num_targets: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ...) -> None: ...
+    documents: _containers.RepeatedCompositeFieldContainer[SampleDocuments]
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[Microbatch, _Mapping]]] = ..., tokens: _Optional[_Iterable[_Union[SampleTokens, _Mapping]]] = ..., listeners: _Optional[_Iterable[str]] = ..., traced: _Optional[bool] = ..., evaluation: _Optional[_Iterable[_Union[Microbatch, _Mapping]]] = ..., num_targets: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ..., documents: _Optional[_Iterable[_Union[SampleDocuments, _Mapping]]] = ...) -> None: ...
+
+class SampleDocuments(_message.Message):
+    __slots__ = ("sample", "lengths")
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    sample: int
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sample: _Optional[int] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Codecs(_message.Message):
     __slots__ = ("forward", "backward")

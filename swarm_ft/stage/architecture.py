@@ -382,7 +382,9 @@ def _traced(
 def _run(
     skeleton: PreTrainedModel, blocks: str, around: tuple[str, ...], forward: Callable[..., object]
 ) -> _Trace:
-    failures: list[Exception] = []
+    # Of an exception only the words: its traceback and this frame would hold each other, and all
+    # tensors of the trace, until the garbage collector comes.
+    failures: list[str] = []
     for form in _FORMS:
         trace = _Trace()
         try:
@@ -391,11 +393,10 @@ def _run(
         except BadModel:
             raise
         except Exception as exc:  # noqa: BLE001 - of some family's own code, for any reason
-            failures.append(exc)
+            failures.append(f"{type(exc).__name__}: {exc}".partition("\n")[0])
         else:
             return trace
-    why = f"{type(failures[0]).__name__}: {failures[0]}".partition("\n")[0]
-    raise _refused(skeleton, f"what is around its blocks does not run without them ({why})")
+    raise _refused(skeleton, f"what is around its blocks does not run without them ({failures[0]})")
 
 
 @contextmanager

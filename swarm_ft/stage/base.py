@@ -18,8 +18,19 @@ from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.sampling import Sampling
 
-Lengths = Sequence[int] | None
-"""Tokens of each sample of a microbatch; None if all are as long as its tensor."""
+Lengths = Sequence[int | tuple[int, ...]] | None
+"""Tokens of each sample of a microbatch, or of each document of a sample that several share; None
+if all samples are one document, as long as the microbatch's tensor."""
+
+
+def is_packed(lengths: Lengths) -> bool:
+    """Whether several documents share a sample."""
+    return any(isinstance(one, tuple) for one in lengths or ())
+
+
+def tokens_of(lengths: Sequence[int | tuple[int, ...]]) -> list[int]:
+    """Tokens of each sample [B]."""
+    return [sum(one) if isinstance(one, tuple) else one for one in lengths]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,7 +192,8 @@ class Engine(Protocol):
             microbatch: its index in the step; computing it again replaces its graph.
             x: at the first stage int64 tokens [B, T], see `Samples.token_ids`, else float32
                 [B, T, C]. It is kept: the caller must not write to it before `backward`.
-            lengths: tokens of each of its samples; what is behind them pads.
+            lengths: see `Lengths`; what is behind a sample's tokens pads. No document attends to
+                another, and the positions of each begin anew.
 
         Returns:
             Float32 [B, T, C] where the stage computes, and complete; not to be written to.

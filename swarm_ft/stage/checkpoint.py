@@ -14,19 +14,16 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import cached_file
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from swarm_ft.errors import BadLayers, BadModel, ModelDiffers, NonFiniteWeights
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES, digest_of
@@ -45,155 +42,20 @@ from swarm_ft.stage.architecture import (
 )
 from swarm_ft.stage.conversion import TORCH_DTYPES, Recipe, recipes_for
 from swarm_ft.stage.forms import SCALES, Form, Forms, Packing, own_linears
+from swarm_ft.stage.generation import end_tokens_in, save_generation_settings
 from swarm_ft.stage.heads import begun, config_for, head_of
 from swarm_ft.stage.skeleton import ModelConfig, is_below
-from swarm_ft.stage.stored import (
-    PIECE_BYTES,
-    AnyTensor,
-    StoredFile,
-    StoredTensor,
-    TensorDigest,
-    fill,
-    pieces_of,
-)
-
-# ---- safetensors files of one checkpoint: which file holds which tensor
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
-    """A directory, or a hub id at one commit; fetches single files into the hub's cache.
-
-    Attributes:
-        reference: directory or hub id, as the user named it.
-        revision: commit of a hub id, so that all files are of one version; None for a directory.
-    """
-
-    reference: str
-    revision: str | None = None
-
-    def refused(self, why: str) -> BadModel:
-        """The error that says why this model cannot be used."""
-        return BadModel(f"model '{self.reference}': {why}")
-
-    def find(self, file_name: str) -> Path | None:
-        """Path of a file, fetched first if it lies on the hub; None where there is none."""
-        try:
-            return self._fetch(file_name)
-        except OSError:
-            return None
-
-    def require(self, file_name: str) -> Path:
-        """Path of a file that has to be there.
-
-        Raises:
-            BadModel: it is not there, or cannot be fetched.
-        """
-        try:
-            path = self._fetch(file_name)
-        except OSError as exc:
-            raise self.refused(f"no {file_name} ({one_line(exc)})") from exc
-        if path is None:
-            raise self.refused(f"no {file_name}")
-        return path
-
-    def _fetch(self, file_name: str) -> Path | None:
-        found: str | None = cached_file(self.reference, file_name, revision=self.revision)
-        return None if found is None else Path(found)
-
-
-class TensorFiles:
-    """Tensors by their stored names, wherever they lie; opens only the files that a read needs."""
-
-    def __init__(self, source: Source, file_of: Mapping[str, str]) -> None:
-        self._source = source
-        self._file_of = file_of
-
-    @property
-    def names(self) -> Iterable[str]:
-        """Of all tensors."""
-        return self._file_of
-
-    def files_of(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Names of the files that hold these tensors."""
-        return tuple(dict.fromkeys(self._file_of[name] for name in names))
-
-    @contextmanager
-    def reading(self) -> Iterator[Callable[[str], StoredTensor]]:
-        """A tensor as stored, by its name, of which nothing is in memory yet.
-
-        Raises:
-            BadModel: in the call: a file is missing or unreadable.
-        """
-        with ExitStack() as stack:
-            opened: dict[str, StoredFile] = {}
-            scratch = torch.empty(PIECE_BYTES, dtype=torch.uint8)
-
-            def read(name: str) -> StoredTensor:
-                file = self._file_of[name]
-                path = self._source.require(file)
-                try:
-                    if file not in opened:
-                        opened[file] = stack.enter_context(closing(StoredFile(path, scratch)))
-                    return opened[file].tensor(name)
-                except (OSError, SafetensorError) as exc:
-                    raise self._source.refused(f"cannot read {file} ({one_line(exc)})") from exc
-
-            yield read
-
-
-def open_tensor_files(source: Source) -> TensorFiles:
-    """Find a checkpoint's tensors in `model.safetensors` or by `model.safetensors.index.json`.
-
-    Raises:
-        BadModel: neither file is there, or it cannot be read.
-    """
-    # The single file first, as transformers does where both are there.
-    single = source.find(SINGLE_FILE)
-    return TensorFiles(
-        source, _indexed_file_names(source) if single is None else _file_names(source, single)
-    )
-
-
-def _file_names(source: Source, single: Path) -> dict[str, str]:
-    try:
-        with safe_open(single, framework="pt") as handle:
-            return dict.fromkeys(handle.keys(), SINGLE_FILE)
-    except (OSError, SafetensorError) as exc:
-        raise source.refused(f"cannot read {SINGLE_FILE} ({one_line(exc)})") from exc
-
-
-def _indexed_file_names(source: Source) -> dict[str, str]:
-    index = source.find(INDEX_FILE)
-    if index is None:
-        raise source.refused(
-            f"expected {SINGLE_FILE} or {INDEX_FILE}, could get neither (other formats can hold "
-            f"code and are not read: convert with save_pretrained)"
-        )
-    try:
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        file_of = {str(name): str(file) for name, file in weight_map.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as exc:
-        raise source.refused(f"{INDEX_FILE} has no readable weight_map") from exc
-    # An index may name files of its own directory only: it can come from a stranger's repository.
-    for file in file_of.values():
-        if Path(file).name != file:
-            raise source.refused(f"{INDEX_FILE} names '{file}'; expected a file name")
-    return file_of
-
-
-def one_line(exc: Exception) -> str:
-    """First line of a library's message; commands answer bad input with one line."""
-    return str(exc).strip().partition("\n")[0]
-
+from swarm_ft.stage.source import Source, TensorFiles, one_line, open_tensor_files
+from swarm_ft.stage.stored import AnyTensor, StoredTensor, TensorDigest, fill, pieces_of
+from swarm_ft.stage.tokenizer import exported_pad_token_id, prepare_for_classes, tokenizer_in
+from swarm_ft.stage.unused import Unused, find_unused
 
 CONFIG_FILE = "config.json"
-GENERATION_FILE = "generation_config.json"
-# transformers makes up an empty tokenizer where none of these is.
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_PROBLEM_TYPES = {TaskKind.CLASSIFICATION: "single_label_classification"}
+_CODE_FIELDS = frozenset({"auto_map", "custom_pipelines"})
+QUANTISATION_FIELDS = ("quantization_config", "compression_config")
+QUANTISATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+"""Of ModelOpt, AutoGPTQ and AutoAWQ, which say nothing in config.json."""
 FLOAT32_BYTES = 4
 NO_DIGEST = bytes(DIGEST_BYTES)
 CONFIG_DIFFERS = "the model differs in its config"
@@ -210,6 +72,7 @@ class Checkpoint:
         config: the transformers config, of a model that can be cut, with the task's classes.
         task: what the model is for, which says what it ends in.
         architecture: where that model keeps its parts.
+        unused: stored tensors that it has no place for.
     """
 
     def __init__(
@@ -237,6 +100,7 @@ class Checkpoint:
         for block in range(config.num_hidden_layers):
             self._parts[block_part(block)] += self._shared
         self._tensor_digests: dict[str, bytes] = {}
+        self.unused = self._find_unused()
         self._check_complete()
 
     def describe(self, nonce: bytes | None = NO_NONCE, owner: str = "") -> ModelSpec:
@@ -385,38 +249,52 @@ class Checkpoint:
         return tensors
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer that lies beside the weights; for classes, with something to pad with.
+        """The tokenizer that lies beside the weights; see `prepare_for_classes`.
 
         Raises:
             BadModel: there is none, or it cannot be read.
         """
         found = tokenizer_in(self._source)
-        if self.task.labels and found.pad_token is None:
-            found.pad_token = found.eos_token
+        if self.task.labels:
+            prepare_for_classes(found, self.config)
         return found
 
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """The tokens behind which `generate` of transformers ends a text of this model."""
+        return end_tokens_in(self._source, self.config)
+
     def save_config(
-        self, directory: Path, *, tie_word_embeddings: bool, dtype: Dtype = Dtype.FLOAT32
+        self,
+        directory: Path,
+        *,
+        tie_word_embeddings: bool,
+        dtype: Dtype = Dtype.FLOAT32,
+        end_token_ids: Iterable[int] = (),
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        """Write the exported model's `config.json` and copy `generation_config.json`.
+        """Write the exported model's `config.json` and `generation_config.json`.
 
         Args:
             directory: exists.
             tie_word_embeddings: whether the exported weights lack a head of their own.
             dtype: what they are stored in.
+            end_token_ids: by which training ended texts, beside the model's own.
+            tokenizer: of the result, which a classifier pads with; None leaves the model's own id.
         """
         exported = copy.deepcopy(self.config)
         exported.tie_word_embeddings = tie_word_embeddings
         exported.dtype = TORCH_DTYPES[dtype]
-        if self.task.labels and exported.pad_token_id is None:
-            # transformers finds a sample's last token by it; see `tokenizer`.
-            exported.pad_token_id = self.tokenizer().pad_token_id
+        if self.task.labels and tokenizer is not None:
+            exported.pad_token_id = exported_pad_token_id(tokenizer, self.config)
+        exported.problem_type = _PROBLEM_TYPES.get(self.task.kind)
+        # They name code that the result does not have, nor needs: its classes are transformers'.
+        for name in _CODE_FIELDS & vars(exported).keys():
+            delattr(exported, name)
         # A base model's checkpoint becomes the task's: the result has a head.
         exported.architectures = [type(self._skeleton).__name__]
         exported.save_pretrained(str(directory))
-        generation = self._source.find(GENERATION_FILE)
-        if generation is not None:
-            shutil.copyfile(generation, directory / GENERATION_FILE)
+        save_generation_settings(self._source, self.config, end_token_ids, directory)
 
     @property
     def skeleton(self) -> PreTrainedModel:
@@ -444,6 +322,18 @@ class Checkpoint:
     @property
     def _may_tie(self) -> bool:
         return bool(getattr(self.config, "tie_word_embeddings", False))
+
+    def _find_unused(self) -> Unused:
+        """Sort what the model does not use of the stored tensors.
+
+        Raises:
+            BadModel: some of it says that the model's weights are others.
+        """
+        used = {name for recipe in self._recipes.values() for name in recipe.stored}
+        found = find_unused(self._skeleton, self.architecture.blocks, self._files.names, used)
+        if found.refusal:
+            raise self._source.refused(found.refusal)
+        return found
 
     def _check_complete(self) -> None:
         for name in self._own:
@@ -516,7 +406,8 @@ class Checkpoint:
 
     def _checked(self, name: str, tensor: AnyTensor) -> AnyTensor:
         own = self._own[name]
-        if tensor.dtype.is_floating_point != own.is_floating_point():
+        is_code = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
+        if is_code or tensor.dtype.is_floating_point != own.is_floating_point():
             raise self._source.refused(
                 f"tensor {name} is {tensor.dtype}; expected {own.dtype} (quantised checkpoints "
                 f"cannot be trained)"
@@ -665,25 +556,6 @@ def check_checkpoint(reference: str) -> None:
         raise
 
 
-def tokenizer_in(source: Source) -> PreTrainedTokenizerBase:
-    """The tokenizer that lies there.
-
-    Raises:
-        BadModel: there is none, or it cannot be read.
-    """
-    if not any(source.find(name) for name in TOKENIZER_FILES):
-        raise source.refused(
-            f"expected a tokenizer beside the weights ({' or '.join(TOKENIZER_FILES)}), found none"
-        )
-    try:
-        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            source.reference, revision=source.revision or "main", trust_remote_code=False
-        )
-    except (OSError, ValueError, LookupError, TypeError) as exc:
-        raise source.refused(f"its tokenizer cannot be read ({one_line(exc)})") from exc
-    return found
-
-
 def find_source(reference: str) -> Source:
     """Where a checkpoint lies; of the hub its config is fetched.
 
@@ -712,13 +584,38 @@ def read_config(source: Source, task: Task) -> ModelConfig:
         check_model_type(str(fields["model_type"]), task)
     except (OSError, ValueError, LookupError, TypeError) as exc:
         raise source.refused(f"{CONFIG_FILE} is unreadable or names no model_type") from exc
-    if "quantization_config" in fields:
-        raise source.refused("quantised checkpoints cannot be trained")
+    _check_not_quantised(source, fields)
     try:
         config: ModelConfig = AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
     except (OSError, ValueError, TypeError, LookupError, StrictDataclassError) as exc:
         raise source.refused(f"{CONFIG_FILE} cannot be used ({one_line(exc)})") from exc
     return config
+
+
+def _check_not_quantised(source: Source, fields: Mapping[str, object]) -> None:
+    """Refuse a checkpoint whose files say that its weights are codes.
+
+    Raises:
+        BadModel: they do; names the file.
+    """
+    found = [
+        f"{CONFIG_FILE} has {name}" for name in QUANTISATION_FIELDS if fields.get(name) is not None
+    ]
+    for name in QUANTISATION_FILES:
+        path = source.find(name)
+        if path is not None and _names_algorithm(path):
+            found.append(f"it has {name}")
+    if found:
+        raise source.refused(f"quantised checkpoints cannot be trained; {found[0]}")
+
+
+def _names_algorithm(path: Path) -> bool:
+    """Whether a file of settings says how weights are quantised; ModelOpt's can say null."""
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))["quantization"]
+        return bool(fields["quant_algo"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return True
 
 
 def _parts_of(layers: LayerRange, model: ModelSpec) -> list[str]:

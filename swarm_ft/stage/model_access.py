@@ -30,12 +30,12 @@ from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.stage.checkpoint import (
     Checkpoint,
-    Source,
     check_main_settings,
     checkpoint_at,
     open_checkpoint,
     read_config,
 )
+from swarm_ft.stage.source import Source
 
 logger = get_logger(__name__)
 

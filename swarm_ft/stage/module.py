@@ -6,9 +6,10 @@ i inputs, o outputs of a linear layer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 from weakref import ref
@@ -21,6 +22,7 @@ from transformers import Cache, PreTrainedModel
 
 from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
+from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.digest import seed_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.sample_rows import SECOND
@@ -32,9 +34,19 @@ from swarm_ft.stage.architecture import (
     anatomy_of,
     block_part,
 )
+from swarm_ft.stage.base import Lengths, is_packed, tokens_of
 from swarm_ft.stage.device import drawing_apart
 from swarm_ft.stage.forms import own_linears, packing_of, weight_of
 from swarm_ft.stage.heads import head_of
+from swarm_ft.stage.packed import (
+    MASKED_TOKENS,
+    TRIED_SIZE,
+    Outputs,
+    apart,
+    masks_documents,
+    together,
+)
+from swarm_ft.stage.rope import LengthDependence
 from swarm_ft.stage.skeleton import (
     RECORDED,
     ModelConfig,
@@ -55,11 +67,15 @@ class DropoutSeeds:
     Each place has its own seed and no place reads the generator's state of another, so the order
     in which blocks, stages or microbatches are computed, or computed again, changes nothing.
     Torch's CPU generator is one for the whole process: only one thread of it may draw.
+
+    Attributes:
+        part: of the microbatch, where its documents are computed in several parts.
     """
 
     seed: int
     step: StepNumber
     microbatch: MicrobatchIndex
+    part: int = 0
 
     def draw_at(self, place: str) -> None:
         """Seed torch's generators for what comes now.
@@ -67,13 +83,15 @@ class DropoutSeeds:
         Args:
             place: a part's name, see `architecture.block_part`.
         """
-        torch.manual_seed(seed_of(f"{self.seed}/{self.step}/{self.microbatch}/{place}"))
+        part = f"/{self.part}" * (self.part > 0)
+        torch.manual_seed(seed_of(f"{self.seed}/{self.step}/{self.microbatch}/{place}{part}"))
 
 
 # ---- the stage
 
 
 _CAUSAL_LM = CausalLm()
+_log = get_logger(__name__)
 
 
 class StageModule(nn.Module):
@@ -106,7 +124,9 @@ class StageModule(nn.Module):
         for name, part in model.named_children():
             self.add_module(name, part)
         self._passage = _Passage(layers, embedded_size(model, layers))
+        self._by_length = LengthDependence(model)
         self.recomputes = False
+        self._masks_documents: bool | None = None
         model.get_submodule(self.architecture.blocks).called_by = self._passage.door
 
     @property
@@ -174,7 +194,7 @@ class StageModule(nn.Module):
         self,
         x: Tensor,
         dropout: DropoutSeeds | None = None,
-        lengths: Sequence[int] | None = None,
+        lengths: Lengths = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """From tokens [B, T] (first stage) or hidden [B, T, C] to hidden [B, T, C].
@@ -182,35 +202,81 @@ class StageModule(nn.Module):
         Args:
             x: int64 tokens, see `Samples.token_ids`, or float32 hidden; on the stage's device.
             dropout: seeds; None where the module is in eval mode, which draws nothing.
-            lengths: tokens of each sample [B]; None if all have T.
+            lengths: see `Lengths`.
             cache: of what stands in front of these tokens, see `stage.kept`; it grows by them.
         """
-        base = self._masked(base_of(self.causal)[1], x, lengths)
+        base = base_of(self.causal)[1]
         if cache is not None:
-            base = partial(base, past_key_values=cache)
-        return self._passed(base, x, dropout, cache)[1]
+            return self._passed(partial(base, past_key_values=cache), x, dropout, cache)[0]
+        return self._computed(base, x, dropout, lengths)[0]
 
-    def routed(
-        self, x: Tensor, dropout: DropoutSeeds | None, lengths: Sequence[int] | None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def routed(self, x: Tensor, dropout: DropoutSeeds | None, lengths: Lengths) -> Outputs:
         """As `forward`, and what the routers of the stage's blocks give, [B T, experts] each."""
-        base = self._masked(base_of(self.causal)[1], x, lengths)
-        result, hidden = self._passed(partial(base, output_router_logits=True), x, dropout, None)
-        return hidden, tuple(getattr(result, RECORDED, None) or ())
+        base = partial(base_of(self.causal)[1], output_router_logits=True)
+        return self._computed(base, x, dropout, lengths)
+
+    def _computed(
+        self, base: Callable[..., object], x: Tensor, dropout: DropoutSeeds | None, lengths: Lengths
+    ) -> Outputs:
+        if lengths is None or not (is_packed(lengths) or self._by_length.parts(tokens_of(lengths))):
+            return self._passed(self._masked(base, x, lengths), x, dropout)
+
+        def run(x: Tensor, part: int = 0, **named: Tensor) -> Outputs:
+            seeds = None if dropout is None else replace(dropout, part=part)
+            return self._passed(partial(base, **named), x, seeds)
+
+        if self._by_length:
+            return apart(run, x, lengths, self._by_length.kind_of)
+        is_together = x.shape[1] <= MASKED_TOKENS and self.masks_documents
+        return (together if is_together else apart)(run, x, lengths)
+
+    @property
+    def masks_documents(self) -> bool:
+        """Whether transformers' own masks keep the documents of a sample apart in these blocks."""
+        if self._masks_documents is None:
+            was_training = self.training
+            self.eval()
+            self._masks_documents = self._try_masks()
+            self.train(was_training)
+        return self._masks_documents
+
+    def _try_masks(self) -> bool:
+        base, config = base_of(self.causal)[1], self.causal.config
+        x = torch.arange(math.prod(TRIED_SIZE)).view(TRIED_SIZE) % config.vocab_size
+        if not self.is_first:
+            random = torch.Generator().manual_seed(0)
+            x = torch.randn(*TRIED_SIZE, config.hidden_size, generator=random)
+
+        def run(x: Tensor, part: int = 0, **named: Tensor) -> Outputs:
+            return self._passed(partial(base, **named), x, None)
+
+        does = masks_documents(run, x.to(next(self.parameters()).device))
+        if not does:
+            _log.info(
+                "documents-apart layers=%s: blocks of '%s' do not keep documents of one sample "
+                "apart; each is computed as a sample of its own, which takes longer",
+                self.layers,
+                config.model_type,
+            )
+        return does
 
     def _passed(
         self,
         base: Callable[..., object],
         x: Tensor,
         dropout: DropoutSeeds | None,
-        cache: Cache | None,
-    ) -> tuple[object, Tensor]:
+        cache: Cache | None = None,
+    ) -> Outputs:
         self._passage.recomputes = self.recomputes
+        self._by_length.forget()
         with nullcontext() if dropout is None else drawing_apart(x.device):
             if self.is_first:
-                return self._passage.through(self._reading(base, x), None, dropout, cache)
-            entered = self._passage.without_input(base, x)
-            return self._passage.through(entered, x, dropout, cache)
+                passed = self._passage.through(self._reading(base, x), None, dropout, cache)
+            else:
+                entered = self._passage.without_input(base, x)
+                passed = self._passage.through(entered, x, dropout, cache)
+        result, hidden = passed
+        return hidden, tuple(getattr(result, RECORDED, None) or ())
 
     def _reading(self, base: Callable[..., object], tokens_bt: Tensor) -> Callable[..., object]:
         """The base, given tokens, and of which text each is if it learned to tell two."""
@@ -220,7 +286,7 @@ class StageModule(nn.Module):
         return partial(base, input_ids=token_ids, token_type_ids=tokens_bt // SECOND)
 
     def _masked(
-        self, base: Callable[..., object], x: Tensor, lengths: Sequence[int] | None
+        self, base: Callable[..., object], x: Tensor, lengths: Lengths
     ) -> Callable[..., object]:
         """The base, whose tokens are to see none of what pads a sample."""
         if lengths is None or not self.sees_all:
@@ -263,10 +329,10 @@ class StageModule(nn.Module):
         return scores
 
 
-def tokens_among(x: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Bool [B, T]: which places of [B, T, ...] are tokens, and do not pad samples of [B] tokens."""
+def tokens_among(x: Tensor, lengths: Sequence[int | tuple[int, ...]]) -> Tensor:
+    """Bool [B, T]: which places of [B, T, ...] are tokens, and do not pad samples."""
     places = torch.arange(x.shape[1], device=x.device)
-    return places < torch.tensor(lengths, device=x.device)[:, None]
+    return places < torch.tensor(tokens_of(lengths), device=x.device)[:, None]
 
 
 class _Passage:

@@ -23,10 +23,11 @@ from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec, TaskKind, TrainOptions
-from swarm_ft.stage.checkpoint import Checkpoint, one_line
+from swarm_ft.stage.checkpoint import Checkpoint
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.stage.forms import Forms
 from swarm_ft.stage.held import LiveBytes
+from swarm_ft.stage.source import one_line
 
 aten = torch.ops.aten
 _log = get_logger(__name__)

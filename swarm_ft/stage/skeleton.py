@@ -29,6 +29,7 @@ class ModelConfig(Protocol):
     dtype: torch.dtype
     architectures: list[str] | None
     id2label: dict[int, str]
+    problem_type: str | None
 
     def save_pretrained(self, save_directory: str) -> None:
         """Write `config.json` into the directory."""

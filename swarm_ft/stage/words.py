@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from swarm_ft.protocol.spec.tasks import CausalLm
-from swarm_ft.stage.checkpoint import (
-    GENERATION_FILE,
-    Source,
-    anatomy_in,
-    find_source,
-    one_line,
-    read_config,
-    tokenizer_in,
-)
-from swarm_ft.stage.skeleton import ModelConfig
+from swarm_ft.stage.checkpoint import anatomy_in, find_source, read_config
+from swarm_ft.stage.generation import end_tokens_in, generation_settings
+from swarm_ft.stage.tokenizer import tokenizer_in
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,10 +52,10 @@ def open_words(reference: str) -> Words:
     source = find_source(reference)
     config = read_config(source, CausalLm())
     architecture = anatomy_in(source, config, CausalLm()).architecture
-    settings = _generation_settings(source)
+    settings = generation_settings(source)
     return Words(
         tokenizer=tokenizer_in(source),
-        ends=_ends_in(source, settings, config),
+        ends=frozenset(end_tokens_in(source, config)),
         positions=architecture.positions,
         unheeded=tuple(
             f"{name} {settings[name]}"
@@ -72,22 +63,3 @@ def open_words(reference: str) -> Words:
             if settings.get(name) not in (None, 0, neutral)
         ),
     )
-
-
-def _generation_settings(source: Source) -> dict[str, Any]:
-    path = source.find(GENERATION_FILE)
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8")) if path is not None else {}
-    except (OSError, ValueError) as exc:
-        raise source.refused(f"{GENERATION_FILE} is unreadable ({one_line(exc)})") from exc
-    if not isinstance(settings, dict):
-        raise source.refused(f"{GENERATION_FILE} is unreadable (expected an object)")
-    return settings
-
-
-def _ends_in(source: Source, settings: dict[str, Any], config: ModelConfig) -> frozenset[int]:
-    ends = settings.get("eos_token_id", getattr(config, "eos_token_id", None))
-    several = ends if isinstance(ends, list) else [ends]
-    if not all(end is None or isinstance(end, int) for end in several):
-        raise source.refused(f"{GENERATION_FILE} is unreadable (eos_token_id: {ends!a:.80})")
-    return frozenset(end for end in several if end is not None)

@@ -34,6 +34,24 @@ def test_options_override_the_file_which_overrides_the_users_defaults(
     assert run_here("client", "train", job, "--print-config").out == shown.out
 
 
+def test_an_option_that_is_given_several_times_may_be_one_text_or_a_list(
+    run_here: RunHere, config: Path, job: Path
+) -> None:
+    config.write_text('[client.train]\ndataset = "notes.txt"\nmodel = "a"\n')
+    by_default = run_here("client", "train", "--print-config")
+    assert yaml.safe_load(by_default.out)["datasets"] == [{"path": "notes.txt"}]
+    job.write_text("base_model: a\ndatasets: [{path: b}, {path: c}]\ncolumn: [text=x, id=y]\n")
+    of_file = run_here("client", "train", job, "--print-config")
+    found = yaml.safe_load(of_file.out)
+    assert (found["datasets"], found["column"]) == (
+        [{"path": "b"}, {"path": "c"}],
+        ["text=x", "id=y"],
+    )
+    words = ("--dataset", "d", "--dataset", "e")
+    asked = run_here("client", "train", job, *words, "--print-config")
+    assert yaml.safe_load(asked.out)["datasets"] == [{"path": "d"}, {"path": "e"}]
+
+
 def test_a_job_may_say_its_way_in(run_here: RunHere, job: Path) -> None:
     job.write_text(f"{job.read_text()}invite: swarm1nonsense\n")
     done = run_here("client", "train", job)
@@ -56,6 +74,25 @@ def test_defaults_are_for_every_command(run_here: RunHere, config: Path) -> None
             "serve-stage", "--insecure", "--initial-peers", "/ip4/127.0.0.1/tcp/1/p2p/Q"
         ).err
     )
+
+
+def test_a_preview_has_the_defaults_of_its_job(run_here: RunHere, config: Path, job: Path) -> None:
+    config.write_text(
+        "[client.train]\nseq-length = 99\nlora-r = 4\ninvite = '@nowhere'\njson = 'report.json'\n"
+        "[client.preview]\nlora-r = 5\nshow = 1\n"
+    )
+    shown = yaml.safe_load(run_here("client", "preview", job, "--print-config").out)
+    assert (shown["sequence_len"], shown["lora_r"]) == (99, 5)
+
+
+def test_notes_of_a_job_are_on_standard_error(run_here: RunHere, job: Path) -> None:
+    job.write_text(f"{job.read_text()}logging_steps: 1\n")
+    shown = run_here("client", "train", job, "--print-config")
+    assert f"{job}: logging_steps: without effect here" in shown.err
+    assert (
+        "left out, with another default than axolotl's: num_epochs (1 there, 3 here)" in shown.err
+    )
+    assert yaml.safe_load(shown.out)["base_model"] == "a"
 
 
 def test_an_invitation_may_lie_there(run_here: RunHere, config: Path) -> None:

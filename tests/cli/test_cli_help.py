@@ -22,6 +22,7 @@ COMMANDS = (
     ("plan",),
     ("relay",),
     ("client",),
+    ("client", "preview"),
     ("client", "train"),
     ("client", "attach"),
     ("client", "generate"),
@@ -55,12 +56,19 @@ READING = {
     "--subset",
     "--text-column",
     "--label-column",
+    "--column",
+    "--template",
+    "--remove-columns",
     "--column-names",
+    "--delimiter",
+    "--field",
     "--quotes",
     "--no-quotes",
     "--separator",
     "--packing",
     "--no-packing",
+    "--packing-strategy",
+    "--truncation",
     "--completion-only-loss",
     "--no-completion-only-loss",
     "--assistant-only-loss",
@@ -83,9 +91,12 @@ JOB = (
         "--model",
         "--dataset",
         "--split",
+        "--probabilities",
+        "--stopping-strategy",
         "--max-samples",
         "--eval-dataset",
         "--eval-split",
+        "--eval-size",
         "--max-eval-samples",
         "--eval-strategy",
         "--eval-steps",
@@ -100,6 +111,9 @@ JOB = (
         "--lr",
         "--lr-schedule",
         "--warmup-steps",
+        "--warmup-ratio",
+        "--evals-per-epoch",
+        "--saves-per-epoch",
         "--weight-decay",
         "--clip-grad-norm",
         "--optim",
@@ -163,6 +177,14 @@ JOB = (
     }
 )
 OF_DATA = {"--dataset", "--split", "--max-samples", "--eval-dataset", "--eval-split"}
+OF_DATA |= {
+    "--probabilities",
+    "--stopping-strategy",
+    "--eval-size",
+    "--warmup-ratio",
+    "--evals-per-epoch",
+    "--saves-per-epoch",
+}
 OF_DATA |= {"--max-eval-samples", "--resume", "--priority", "--out", "--trace"}
 DHT = {"--initial-peers", "--dht-prefix", "--log-level"}
 SWARM = DHT | {"--invite", "--insecure"}
@@ -173,6 +195,7 @@ BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir", "--buffer-days"}
 OPTIONS = {
     ("demo",): JOB | BUFFERS | {"--stages", "--replicas", "--log-level"},
     ("client", "train"): JOB | SWARM | {"--detach", "--print-config"},
+    ("client", "preview"): JOB | SWARM | {"--detach", "--print-config", "--show", "--json"},
     ("client", "attach"): SWARM | OUTPUTS | {"--run", "--model"},
     ("client", "generate"): SWARM
     | {"--prompt-file", "--run", "--model", "--json", "--chat", "--max-new-tokens", "--do-sample"}

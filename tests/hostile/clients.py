@@ -23,7 +23,8 @@ from swarm_ft.protocol.messages.client import RunPhase, RunStatus
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from swarm_ft.stage import stored
-from swarm_ft.stage.checkpoint import SINGLE_FILE, open_checkpoint
+from swarm_ft.stage.checkpoint import open_checkpoint
+from swarm_ft.stage.source import SINGLE_FILE
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.grpc_options import GrpcOptions
 from swarm_ft.transport.grpc_transport import GrpcTransport

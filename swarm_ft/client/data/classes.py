@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from swarm_ft.client.data.chat import Document, Piece
-from swarm_ft.client.data.files import refused
-from swarm_ft.client.data.forms import LABEL_COLUMNS, Form, text_in
+from swarm_ft.client.data.columns import LABEL_COLUMNS, MEDIA, ColumnMap
+from swarm_ft.client.data.forms import Form, guarded, text_in
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, kind_of
+from swarm_ft.client.data.text_files import refused
 from swarm_ft.client.options import ReadOptions
 from swarm_ft.errors import BadDataset
 from swarm_ft.protocol.spec.run_spec import MAX_LABELS, TaskKind
@@ -29,7 +31,30 @@ _TEXTS = {
 _LABELS = {TaskKind.CLASSIFICATION: LABEL_COLUMNS, TaskKind.TOKEN_CLASSIFICATION: TAG_COLUMNS}
 
 
-def class_form_of(columns: Sequence[str], options: ReadOptions, task: Task, source: str) -> Form:
+class FoundClasses(NamedTuple):
+    """Classes that some data has.
+
+    Attributes:
+        names: as declared, or sorted; by their numbers, if all are numbers.
+        are_declared: whether the data names its classes in this order, apart from its rows.
+    """
+
+    names: tuple[str, ...]
+    are_declared: bool = False
+
+    @property
+    def are_numbers(self) -> bool:
+        """Whether no class has a word for a name."""
+        return all(name.isdecimal() for name in self.names)
+
+
+def class_form_of(
+    columns: Sequence[str],
+    options: ReadOptions,
+    task: Task,
+    source: str,
+    counted_names: tuple[str, ...] = (),
+) -> Form:
     """The form of rows that have classes.
 
     Args:
@@ -37,12 +62,16 @@ def class_form_of(columns: Sequence[str], options: ReadOptions, task: Task, sour
         options: which of them hold what.
         task: whose classes these are.
         source: whose columns these are, for errors.
+        counted_names: names that numbers in the data count from 0; none where a number is a name.
 
     Raises:
         BadDataset: there are no such columns.
     """
     texts, label = _columns_of(columns, options, task.kind, source)
     numbers = {name: number for number, name in enumerate(task.labels)}
+    # A number that is a name itself never counts.
+    for place, name in enumerate(counted_names):
+        numbers.setdefault(str(place), numbers[name])
 
     def of_texts(row: Row) -> Document:
         number = _number_of(row, label, row.values.get(label), numbers)
@@ -60,7 +89,7 @@ def class_form_of(columns: Sequence[str], options: ReadOptions, task: Task, sour
 
     is_text = task.kind is TaskKind.CLASSIFICATION
     told = " and ".join(f"'{text}'" for text in texts)
-    return Form(
+    form = Form(
         words=f"a document is {told}, "
         + (f"its class is '{label}'" if is_text else f"classes of its words are '{label}'"),
         columns=(*texts, label),
@@ -69,30 +98,84 @@ def class_form_of(columns: Sequence[str], options: ReadOptions, task: Task, sour
         classes=task.labels,
         are_of_words=not is_text,
     )
+    return guarded(form, ColumnMap.of(options).removed, MEDIA)
 
 
-def names_in(rows: Iterable[Row], options: ReadOptions, kind: TaskKind, source: str) -> list[str]:
-    """All classes that there are, sorted; as numbers, if all are.
+def find_classes(
+    rows: Iterable[Row],
+    options: ReadOptions,
+    kind: TaskKind,
+    source: str,
+    declared: Mapping[str, tuple[str, ...]],
+) -> FoundClasses:
+    """Find all classes of some data: those it declares for the column, or those of its rows.
+
+    Args:
+        rows: of the data; no more than the first one is read where classes are declared.
+        options: which columns hold what.
+        kind: of the task.
+        source: whose rows these are, for errors.
+        declared: names of classes by column.
 
     Raises:
-        BadDataset: one is neither text nor a whole number, or there are too many, or too few.
+        BadDataset: a class is neither text nor a whole number, or there are too many.
     """
     found: set[str] = set()
     for row in rows:
         texts, label = _columns_of(list(row.values), options, kind, source)
+        if label in declared:
+            names = tuple(_name_of(row, label, name) for name in declared[label])
+            _check_count(row, label, names)
+            return FoundClasses(names, are_declared=True)
         is_text = kind is TaskKind.CLASSIFICATION
         many = [row.values.get(label)] if is_text else _words_in(row, texts[0], label)[1]
         found.update(_name_of(row, label, one) for one in many)
-        if len(found) > MAX_LABELS:
-            raise BadDataset(
-                f"{row.place}: '{label}' has more than {MAX_LABELS} different values; is it the "
-                "column of classes? --label-column names another"
-            )
-    if len(found) < 2:
-        told = ", ".join(f"'{name}'" for name in found) or "none"
-        raise refused(source, f"expected two classes or more, found {told}")
-    are_numbers = all(name.isdecimal() for name in found)
-    return sorted(found, key=lambda name: (int(name) if are_numbers else 0, name))
+        _check_count(row, label, found)
+    return FoundClasses(_sorted(found))
+
+
+def _check_count(row: Row, label: str, names: Collection[str]) -> None:
+    if len(names) > MAX_LABELS:
+        raise BadDataset(
+            f"{row.place}: '{label}' has more than {MAX_LABELS} different values; is it the "
+            "column of classes? --label-column names another"
+        )
+
+
+def _sorted(names: Iterable[str]) -> tuple[str, ...]:
+    found = FoundClasses(tuple(names))
+    key = (lambda name: (int(name), name)) if found.are_numbers else (lambda name: (0, name))
+    return tuple(sorted(found.names, key=key))
+
+
+def merged_classes(train: FoundClasses, held_out: FoundClasses, source: str) -> FoundClasses:
+    """Return the classes of two datasets, such as training and held-out data.
+
+    Args:
+        train, held_out: each one's classes.
+        source: of the second one, for errors.
+
+    Raises:
+        BadDataset: one has names and the other numbers, so that nobody knows what these mean.
+    """
+    has_all, lacks_none = (
+        set(held_out.names) <= set(train.names),
+        set(train.names) <= set(held_out.names),
+    )
+    if has_all and (train.are_declared or not lacks_none):
+        return train
+    if lacks_none:
+        return held_out
+    if train.are_numbers != held_out.are_numbers:
+        raise refused(
+            source,
+            f"its classes are {some_of(held_out.names)}, and those of --dataset "
+            f"{some_of(train.names)}; --labels NAME,NAME,... says which names numbers count",
+        )
+    if train.are_declared:
+        more = [name for name in held_out.names if name not in train.names]
+        return FoundClasses((*train.names, *more), are_declared=True)
+    return FoundClasses(_sorted({*train.names, *held_out.names}))
 
 
 def _columns_of(
@@ -146,6 +229,8 @@ def _name_of(row: Row, column: str, value: object) -> str:
     name = str(int(value)) if isinstance(value, int) else value
     if isinstance(name, str) and "," in name:
         raise BadDataset(f"{row.place}: expected '{column}' to be a class without a comma in it")
+    if isinstance(name, str) and not name.strip().isprintable():
+        raise BadDataset(f"{row.place}: expected '{column}' to be printable, got {name[:80]!a}")
     if isinstance(name, str) and name.strip() and not name.startswith("-"):
         return name.strip()
     raise BadDataset(
@@ -156,9 +241,8 @@ def _name_of(row: Row, column: str, value: object) -> str:
 
 def _number_of(row: Row, column: str, value: object, numbers: Mapping[str, int]) -> int:
     name = _name_of(row, column, value)
-    number = numbers.get(name, int(name) if name.isdecimal() else len(numbers))
-    if number < len(numbers):
-        return number
+    if name in numbers:
+        return numbers[name]
     raise BadDataset(
         f"{row.place}: '{column}' is '{name}', which is none of the classes "
         f"{some_of(numbers)} (--labels)"

@@ -2,25 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from swarm_ft.client.data.chat import Document, Piece
-from swarm_ft.client.data.classes import class_form_of, names_in
-from swarm_ft.client.data.files import Wanted, find_files, refused
-from swarm_ft.client.data.forms import PLAIN_TEXT, Form, form_of
+from swarm_ft.client.data.chat import Document, Piece, marks_answers
+from swarm_ft.client.data.classes import FoundClasses, class_form_of, find_classes
+from swarm_ft.client.data.files import STORED, Wanted, find_files
+from swarm_ft.client.data.forms import ASSISTANT_ONLY, COMPLETION_ONLY, PLAIN_TEXT, Form, form_of
+from swarm_ft.client.data.holdout import Part
+from swarm_ft.client.data.layouts import Layout, LongDocuments, Stream, layout_of
 from swarm_ft.client.data.progress import ReadSoFar
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, file_rows, read_text
-from swarm_ft.client.data.samples import SampleFile, TokenArray, labelled_in, words_in
-from swarm_ft.client.data.stored import hub_rows, is_saved, may_be_on_hub, saved_rows, stored_rows
-from swarm_ft.client.options import DataFormat, ReadOptions
-from swarm_ft.errors import BadOption
+from swarm_ft.client.data.samples import (
+    SampleFile,
+    TokenArray,
+    cut_in,
+    labelled_in,
+    token_counts,
+    words_in,
+)
+from swarm_ft.client.data.special_tokens import (
+    NO_SPECIAL_TOKENS,
+    SpecialTokens,
+    has_long_line_breaks,
+    has_spaces,
+    special_tokens_of,
+)
+from swarm_ft.client.data.stored import (
+    StoredRows,
+    card_class_names,
+    hub_rows,
+    is_saved,
+    may_be_on_hub,
+    named_rows,
+    saved_rows,
+    stored_rows,
+)
+from swarm_ft.client.data.summary import Summary, by_class
+from swarm_ft.client.data.text_files import refused
+from swarm_ft.client.options import DataFormat, PackingStrategy, ReadOptions, Truncation
+from swarm_ft.errors import BadDataset, BadOption
 from swarm_ft.protocol.spec.options import declared
-from swarm_ft.protocol.spec.sample_rows import NO_LABEL, Words, token_ids_of, words_of
+from swarm_ft.protocol.spec.sample_rows import (
+    NO_LABEL,
+    Words,
+    token_ids_of,
+    words_of,
+)
 from swarm_ft.protocol.spec.tasks import CausalLm, Task
 
 if TYPE_CHECKING:
@@ -28,7 +62,6 @@ if TYPE_CHECKING:
 
 SHOWN_CHARS = 160
 """Of each piece of the first document."""
-MOST_CLASSES_TOLD = 8
 BATCH_DOCUMENTS = 1000
 BATCH_CHARS = 1 << 20
 """Tokenised at a time: enough for all cores, and some tens of megabytes of memory."""
@@ -40,11 +73,21 @@ class Samples:
 
     Attributes:
         tokens: rows [samples, seq_length] of words, on the disk; see `sample_rows`.
-        words: how much of what it was, for people.
+        summary: their counts.
     """
 
     tokens: TokenArray
-    words: str
+    summary: Summary
+
+    @property
+    def words(self) -> str:
+        """The counts in a line, for people."""
+        return self.summary.words
+
+    @property
+    def long_documents(self) -> LongDocuments:
+        """Documents that are longer than a sample."""
+        return self.summary.long_documents
 
 
 class _One(NamedTuple):
@@ -56,7 +99,12 @@ class _One(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _End:
-    """What stands behind a document: a text that is tokenised with it, or a token."""
+    """The end that is put behind each document.
+
+    Attributes:
+        text: that is tokenised with the document; a document that ends by it gets no other.
+        token_id: of the end-of-text token, if the document ends by that.
+    """
 
     text: str = ""
     token_id: int | None = None
@@ -76,7 +124,12 @@ class Dataset:
     Raises:
         BadDataset: there is no text, or what comes before the first is not as it should be.
         BadOption: documents need a separator, and the tokenizer has none.
+
+    Attributes:
+        meaningless: options that were given and mean nothing for this data, with the reason.
     """
+
+    meaningless: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -91,24 +144,35 @@ class Dataset:
         self._tokenizer = tokenizer
         self._end = _end_of(form, tokenizer, options)
         self._form = form
-        self._packing = options.packing and not form.has_class
+        self._special = _special_of(form, tokenizer)
+        self._strategy = _strategy_of(form, options)
+        self._truncation = _truncation_of(form, options)
+        self._num_begun = 0
         self._num_blank = 0
         for first in rows:
-            document = form.render(first)
+            document = _rendered(form, first)
             if _has_text(document):
                 break
             self._num_blank += 1
         else:
             raise refused(source, "expected text, found none; the data is empty")
         self._documents = _documents(form, chain((first,), rows))
-        self._words = _described(words, form, first)
+        self._unused = tuple(form.unused_in(first))
+        self._words = _described(words, form, first, self._unused)
         is_all_learned = all(piece.is_target for piece in document)
         brackets = "" if is_all_learned else ", of which [this] is only read and the rest learned"
-        self._first = f"{brackets}: {_shown(document, self._end, tokenizer)}"
+        begin = tokenizer.convert_ids_to_tokens(list(self._special.leading))
+        shown = " + ".join([*begin, _shown(document, form, self._end, tokenizer)])
+        self._first = f"{brackets}: {shown}"
+        self._notes = [*_notes(form, tokenizer, options), *form.notes(first)]
 
     def describe(self) -> list[str]:
-        """What it is, what its columns mean, and its first document, for people."""
-        return [f"{self.source}: {self._words}", f"  the first document{self._first}"]
+        """What it is, what its columns mean, and its first document, for people.
+
+        What TRL would make of it otherwise follows; docs/data.md has the table.
+        """
+        first = [f"{self.source}: {self._words}", f"  the first document{self._first}"]
+        return first + [f"  {note}" for note in self._notes]
 
     def samples(
         self,
@@ -129,66 +193,102 @@ class Dataset:
         Raises:
             BadDataset: a row cannot be used (it is named), or there is not one sample that has
                 something to be learned.
+            BadOption: documents cannot be packed in this way.
         """
         so_far = ReadSoFar(source=self.source, num_blank=self._num_blank)
         file = SampleFile(
-            self.source, seq_length=seq_length, vocab_size=vocab_size, packing=self._packing
+            self.source,
+            seq_length=seq_length,
+            vocab_size=vocab_size,
+            layout=self._layout(seq_length),
+            truncation=self._truncation,
         )
         with file:
             for batch in _batches(self._documents):
-                documents = [one.pieces for one in batch if one.pieces]
-                file.add(self._tokenised(documents, seq_length))
+                self._add(file, [one.pieces for one in batch if one.pieces])
                 so_far = _after(so_far, batch, file.num_samples)
                 on_batch(so_far)
                 if limit is not None and file.num_samples >= limit:
                     break
+            else:
+                file.end()
             tokens = file.samples(limit)
-        return Samples(tokens=tokens, words=self._told(so_far, file, len(tokens)))
+        return Samples(tokens=tokens, summary=self._summary(so_far, file, tokens))
 
-    def _tokenised(self, documents: list[Document], seq_length: int) -> Iterable[Words]:
-        """Documents, each with its end, which is learned; or with classes."""
+    def _layout(self, seq_length: int) -> Layout:
+        if self._form is PLAIN_TEXT:
+            return Stream(seq_length)
+        return layout_of(self._strategy, seq_length)
+
+    def _add(self, file: SampleFile, documents: list[Document]) -> None:
         if not documents:
             return
-        if self._form.has_class:
-            yield from labelled_in(
-                documents, self._tokenizer, seq_length, of_words=self._form.are_of_words
-            )
+        if not self._form.has_class:
+            file.add(self._tokenised(documents))
             return
-        end_id, text = self._end.token_id, self._end.text
-        end: Document = (Piece(text, is_target=True),) if text else ()
-        for words in words_in([(*one, *end) for one in documents], self._tokenizer):
-            if end_id is None or token_ids_of(words)[-1:].tolist() == [end_id]:
-                yield words
-            else:
-                yield np.append(words, words_of([end_id]))
+        seq_length, of_words = file.seq_length, self._form.are_of_words
+        samples = list(labelled_in(documents, self._tokenizer, seq_length, of_words=of_words))
+        file.add(samples)
+        file.count_cut(cut_in(documents, samples, self._tokenizer, seq_length, of_words=of_words))
 
-    def _told(self, so_far: ReadSoFar, file: SampleFile, num_samples: int) -> str:
-        seq_length = file.seq_length
-        words = [
-            f"{self.source}: {_counted(so_far.num_documents, 'document')}, "
-            f"{_counted(num_samples, 'sample')} of {'' if self._packing else 'up to '}"
-            f"{seq_length} tokens"
-        ]
-        if so_far.num_blank:
-            words.append(f"{_counted(so_far.num_blank, 'document')} without text left out")
-        if file.num_left_out:
-            left_out = _counted(file.num_left_out, "sample")
-            words.append(f"{left_out} without anything to learn left out")
-        if self._form.has_class:
-            return "; ".join([*words, _shares(self._form.classes, file.class_counts.tolist())])
-        # The first token of a sample is read, whatever it is.
-        share = file.num_targets / max(1, file.num_kept_tokens - file.num_samples)
-        if share < 1.0:
-            words.append(f"{share:.0%} of all tokens are learned, the others only read")
-        return "; ".join(words)
+    def _tokenised(self, documents: list[Document]) -> Iterable[Words]:
+        """Documents, each with its beginning and its end, which is learned."""
+        ended = [self._with_end(document) for document in documents]
+        is_answered = COMPLETION_ONLY in self._form.asks
+        tokenised = words_in(ended, self._tokenizer, is_answered=is_answered)
+        for document, words in zip(documents, tokenised, strict=True):
+            end = self._missing_end(document, words)
+            yield np.concatenate([self._begin(document, words), words, end])
+
+    def _begin(self, document: Document, words: Words) -> Words:
+        leading = self._special.leading
+        begin = self._special.missing(token_ids_of(words[: len(leading)]).tolist())
+        self._num_begun += begin != leading
+        return words_of(begin, all(piece.is_target for piece in document[:1]))
+
+    def _missing_end(self, document: Document, words: Words) -> Words:
+        end_id = self._end.token_id
+        if end_id is None or token_ids_of(words[-1:]).tolist() == [end_id]:
+            return words_of([])
+        return words_of([end_id], _is_learned(document))
+
+    def _with_end(self, document: Document) -> Document:
+        end = self._end.text
+        has_end = self._end.token_id is not None and document[-1].text.endswith(end)
+        return document if has_end or not end else (*document, Piece(end, _is_learned(document)))
+
+    def _summary(self, so_far: ReadSoFar, file: SampleFile, tokens: TokenArray) -> Summary:
+        """The counts of the samples that remain where a limit was given."""
+        counts = token_counts(tokens) if len(tokens) < file.num_samples else file.counts
+        return Summary(
+            source=self.source,
+            unused=self._unused,
+            num_documents=so_far.num_documents,
+            num_blank=so_far.num_blank,
+            num_begun=self._num_begun,
+            long_documents=file.long_documents,
+            truncation=self._truncation,
+            num_samples=counts.num_samples,
+            num_left_out=file.num_left_out,
+            seq_length=file.seq_length,
+            is_stream=self._form is PLAIN_TEXT,
+            num_tokens=counts.num_tokens,
+            num_starts=counts.num_starts,
+            num_targets=counts.num_targets,
+            class_counts=by_class(self._form.classes, counts.by_class),
+        )
 
 
-_LOSS_OPTIONS = frozenset({"completion_only_loss", "assistant_only_loss"})
-_FOR_DOCUMENTS = _LOSS_OPTIONS | {"packing", "separator", "text_column", "label_column"}
-_FOR_TABLES = _FOR_DOCUMENTS | {"data_format", "column_names", "quotes"}
+_LOSS_OPTIONS = frozenset({COMPLETION_ONLY, ASSISTANT_ONLY})
+_SAMPLE_OPTIONS = frozenset({"packing", "packing_strategy", "truncation", "separator"})
+_COLUMN_OPTIONS = frozenset({"text_column", "label_column", "column", "template", "remove_columns"})
+_FOR_DOCUMENTS = _LOSS_OPTIONS | _SAMPLE_OPTIONS | _COLUMN_OPTIONS
+_NOT_FOR_CLASSES = _SAMPLE_OPTIONS | {"column", "template"}
+_FOR_TABLES = _FOR_DOCUMENTS | {"data_format", "column_names", "delimiter", "quotes"}
 _FOR_FORMAT = {
-    DataFormat.TEXT: frozenset({"data_format", "packing"}),
-    DataFormat.LINES: frozenset({"data_format", "packing", "separator"}),
+    DataFormat.TEXT: frozenset({"data_format", "packing", "packing_strategy"}),
+    DataFormat.LINES: _SAMPLE_OPTIONS | {"data_format"},
+    DataFormat.JSON: _FOR_DOCUMENTS | {"data_format", "field"},
     DataFormat.CSV: _FOR_TABLES,
     DataFormat.TSV: _FOR_TABLES,
 }
@@ -203,19 +303,21 @@ class _Found:
         words: what it is.
         takes: options that mean something there.
         form: where that does not depend on the rows.
+        class_names: by column, of data that names its classes apart from its rows.
     """
 
     words: str
     rows: Iterator[Row]
     takes: frozenset[str]
     form: Form | None = None
+    class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 _CAUSAL_LM = CausalLm()
 
 
-def classes_in(path: str, wanted: Wanted, options: ReadOptions, task: Task) -> tuple[str, ...]:
-    """Names of all classes that some data has, for which it is read once.
+def classes_in(path: str, wanted: Wanted, options: ReadOptions, task: Task) -> FoundClasses:
+    """Find all classes that some data has; it is read once for that, unless it names them.
 
     Args:
         path, wanted, options: see `open_dataset`.
@@ -227,10 +329,10 @@ def classes_in(path: str, wanted: Wanted, options: ReadOptions, task: Task) -> t
     found = _find(path, wanted, options)
     if found.form is not None:
         raise refused(path, f"expected columns of text and classes, and it is {found.words}")
-    return tuple(names_in(found.rows, options, task.kind, path))
+    return find_classes(found.rows, options, task.kind, path, found.class_names)
 
 
-def open_dataset(
+def open_dataset(  # noqa: PLR0913 - where data lies, how it is read, and for what
     path: str,
     wanted: Wanted,
     options: ReadOptions,
@@ -238,6 +340,7 @@ def open_dataset(
     *,
     all_options: bool = True,
     task: Task = _CAUSAL_LM,
+    counted_names: tuple[str, ...] = (),
 ) -> Dataset:
     """Find data and understand its first row.
 
@@ -248,14 +351,16 @@ def open_dataset(
         tokenizer: of the model.
         all_options: whether each of `options` is to mean something for this data.
         task: what is learned of it.
+        counted_names: of classes, that numbers in the data count from 0.
 
     Raises:
         BadDataset: it cannot be used, as far as its first document tells.
         BadOption: an option is missing, or means nothing here.
     """
     found = _find(path, wanted, options)
-    if all_options:
-        _check_means_something(path, found, options)
+    if wanted.part is not None:
+        found = _part_of(found, wanted.part, path, lambda: _find(path, wanted, options).rows)
+    meaningless = _meaningless_there(path, found, options)
     form, rows = found.form, found.rows
     if form is not None and task.labels:
         raise refused(path, f"expected columns of text and classes, and it is {found.words}")
@@ -264,54 +369,142 @@ def open_dataset(
         if first is None:
             raise refused(path, "expected rows, found none; the data is empty")
         if task.labels:
-            form = class_form_of(list(first.values), options, task, path)
+            form = class_form_of(list(first.values), options, task, path, counted_names)
         else:
             form = form_of(first.values, options, tokenizer, path)
-        if all_options:
-            _check_is_asked(path, form, options)
+        meaningless = _meaningless_in(form, options) | meaningless
         rows = chain((first,), rows)
-    return Dataset(path, found.words, form, rows, tokenizer, options)
+    if all_options and meaningless:
+        raise BadOption(next(iter(meaningless.values())))
+    data = Dataset(path, found.words, form, rows, tokenizer, options)
+    data.meaningless = meaningless
+    return data
 
 
 def _find(path: str, wanted: Wanted, options: ReadOptions) -> _Found:
     if is_saved(path):
-        split, rows = saved_rows(path, wanted)
-        return _Found(words=_words("a saved dataset", split), rows=rows, takes=_FOR_DOCUMENTS)
+        return _found_stored("a saved dataset", saved_rows(path, wanted), _FOR_DOCUMENTS)
     if may_be_on_hub(path):
-        split, rows = hub_rows(path, options.subset, wanted)
-        takes = _FOR_DOCUMENTS | {"subset"}
-        return _Found(words=_words("a dataset on the hub", split), rows=rows, takes=takes)
+        on_hub = hub_rows(path, options.subset, wanted)
+        return _found_stored("a dataset on the hub", on_hub, _FOR_DOCUMENTS | {"subset"})
     files = find_files(path, wanted)
     words = _words(files.format.value, files.split, len(files.paths))
     takes = _FOR_FORMAT.get(files.format, _FOR_DOCUMENTS | {"data_format"})
     if files.format is DataFormat.TEXT:
         row = Row({TEXT_COLUMN: read_text(path, files)}, path, 1.0)
         return _Found(words=words, rows=iter((row,)), takes=takes, form=PLAIN_TEXT)
-    is_stored = files.format in (DataFormat.PARQUET, DataFormat.ARROW)
-    rows = stored_rows(path, files) if is_stored else file_rows(files, options)
-    return _Found(words=words, rows=rows, takes=takes)
+    if files.format in STORED:
+        found = replace(_found_stored("", stored_rows(path, files), takes), words=words)
+    else:
+        found = _Found(words=words, rows=file_rows(files, options), takes=takes)
+    names = card_class_names(path) if Path(path).is_dir() and not found.class_names else {}
+    if names:
+        return replace(found, rows=named_rows(found.rows, names), class_names=names)
+    return found
 
 
-def _check_means_something(path: str, found: _Found, options: ReadOptions) -> None:
-    for one in declared(ReadOptions):
-        is_given = getattr(options, one.field) != one.default
-        if is_given and one.field not in found.takes:
-            (flag,) = one.arguments(getattr(options, one.field))[:1]
-            raise BadOption(f"{flag}: means nothing for '{path}', which is {found.words}")
+def _found_stored(kind: str, stored: StoredRows, takes: frozenset[str]) -> _Found:
+    words = _words(kind, stored.split)
+    return _Found(words=words, rows=stored.rows, takes=takes, class_names=stored.class_names)
 
 
-def _check_is_asked(path: str, form: Form, options: ReadOptions) -> None:
-    for one in declared(ReadOptions):
-        value = getattr(options, one.field)
-        means_nothing = _LOSS_OPTIONS - {form.asks}
-        means_nothing |= {"packing", "separator"} if form.has_class else {"label_column"}
-        if one.field in means_nothing and value != one.default:
-            raise BadOption(f"{one.arguments(value)[0]}: means nothing where {form.words}")
+def _part_of(found: _Found, part: Part, path: str, all_rows: Callable[[], Iterable[Row]]) -> _Found:
+    """Leave out the documents that do not belong to a part.
+
+    Raises:
+        BadDataset: no document would remain.
+        BadOption: a number is asked for of what is one document.
+    """
+    words = f"{found.words}, {part}"
+    if found.form is not PLAIN_TEXT:
+        num_rows = 0 if part.is_share else sum(1 for _ in all_rows())
+        if not part.is_share and num_rows <= part.size:
+            why = f"expected more than {part.size:,.0f} rows (--eval-size), got {num_rows}"
+            raise refused(path, why)
+        return replace(found, rows=part.of(found.rows, num_rows), words=words)
+    (row,) = found.rows
+    try:
+        text = part.of_text(str(row.values[TEXT_COLUMN]))
+    except ValueError as exc:
+        raise BadOption(f"--eval-size: plain text is one document; {exc}") from exc
+    return replace(found, rows=iter((row._replace(values={TEXT_COLUMN: text}),)), words=words)
+
+
+def _meaningless_there(path: str, found: _Found, options: ReadOptions) -> dict[str, str]:
+    """Return the options that were given and mean nothing for data of a kind, with the reason."""
+    return {
+        one.field: f"{one.arguments(value)[0]}: means nothing for '{path}', which is {found.words}"
+        for one in declared(ReadOptions)
+        if (value := getattr(options, one.field)) != one.default and one.field not in found.takes
+    }
+
+
+def _meaningless_in(form: Form, options: ReadOptions) -> dict[str, str]:
+    """Return the options that were given and mean nothing for rows of a form, with the reason."""
+    meaningless = _LOSS_OPTIONS - form.asks
+    meaningless |= _NOT_FOR_CLASSES if form.has_class else {"label_column"}
+    return {
+        one.field: f"{one.arguments(value)[0]}: means nothing where {form.words}"
+        for one in declared(ReadOptions)
+        if (value := getattr(options, one.field)) != one.default and one.field in meaningless
+    }
 
 
 def _words(kind: str, split: str, num_files: int = 1) -> str:
     parts = [kind, f"split '{split}'" if split else "", f"{num_files} files" * (num_files > 1)]
     return ", ".join(filter(None, parts))
+
+
+def _special_of(form: Form, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
+    """Find the special tokens that documents of a form begin by.
+
+    A chat template writes its own, and `labelled_in` those of classes. Samples of plain text begin
+    anywhere in it.
+    """
+    return NO_SPECIAL_TOKENS if form.has_end or form.has_class else special_tokens_of(tokenizer)
+
+
+def _notes(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions) -> list[str]:
+    """Say where samples are other ones than TRL's because of the tokenizer or its template."""
+    special, notes = special_tokens_of(tokenizer), []
+    leading, trailing = (", ".join(tokenizer.convert_ids_to_tokens(list(ids))) for ids in special)
+    if form is PLAIN_TEXT and leading:
+        notes.append(
+            f"{leading}: the tokenizer puts that in front of texts; plain text is cut without it"
+        )
+    if not form.has_end and not form.has_class and trailing:
+        notes.append(
+            f"{trailing}: the tokenizer puts that behind texts; TRL keeps it, here texts end once"
+        )
+    if ASSISTANT_ONLY in form.asks and options.assistant_only_loss:
+        if not marks_answers(tokenizer):
+            notes.append(
+                "the chat template does not mark answers by {% generation %}: an answer is what it "
+                "adds to the chat that asks for it; TRL knows marked copies of some templates"
+            )
+        elif not has_spaces(tokenizer):
+            notes.append(
+                "the tokenizer has no tokens of white space: where an answer begins or ends by "
+                "some, TRL loses the answer's place, and its letters are learned here"
+            )
+        elif has_long_line_breaks(tokenizer):
+            notes.append(
+                "the tokenizer writes a line break behind a special token by several tokens: where "
+                "an answer ends by one, TRL learns the first of them, and all are learned here"
+            )
+    return notes
+
+
+def _strategy_of(form: Form, options: ReadOptions) -> PackingStrategy | None:
+    is_packed = options.packing and not form.has_class and form is not PLAIN_TEXT
+    return options.packing_strategy if is_packed else None
+
+
+def _truncation_of(form: Form, options: ReadOptions) -> Truncation:
+    if options.truncation is not None:
+        return options.truncation
+    is_stream = form is PLAIN_TEXT or _strategy_of(form, options) is PackingStrategy.WRAPPED
+    return Truncation.SPLIT if is_stream else Truncation.CUT
 
 
 def _end_of(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions) -> _End:
@@ -324,22 +517,38 @@ def _end_of(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions
             "--separator: the model's tokenizer has no end-of-text token to put between documents; "
             "give a text that parts them"
         )
-    return _End(token_id=int(tokenizer.eos_token_id))
+    text, token_id = str(tokenizer.eos_token), int(tokenizer.eos_token_id)
+    ids = tokenizer(f"a{text}", add_special_tokens=False, verbose=False).input_ids
+    return _End(text=text if ids[-1:] == [token_id] else "", token_id=token_id)
 
 
 def _documents(form: Form, rows: Iterator[Row]) -> Iterator[_One]:
     for row in rows:
-        document = form.render(row)
+        document = _rendered(form, row)
         yield _One(document if _has_text(document) else (), row.done)
 
 
-def _shares(names: Sequence[str], counts: Sequence[int]) -> str:
-    """How much of all there is of each class, of the first few."""
-    whole = max(1, sum(counts))
-    pairs = list(zip(names, counts, strict=False))
-    told = [f"{name} {count / whole:.1%}" for name, count in pairs[:MOST_CLASSES_TOLD]]
-    more = [f"and {len(names) - len(told)} more"] if len(names) > len(told) else []
-    return f"classes {', '.join([*told, *more])}"
+def _rendered(form: Form, row: Row) -> Document:
+    """Make a row's document.
+
+    Raises:
+        BadDataset: the row cannot be used, or its text is no Unicode text.
+    """
+    document = form.render(row)
+    for piece in document:
+        try:
+            piece.text.encode()
+        except UnicodeEncodeError as exc:
+            raise BadDataset(
+                f"{row.place}: expected text, got half a character ({piece.text[exc.start]!a}, a "
+                "lone surrogate), as where a text was cut within an emoji; remove it"
+            ) from exc
+    return document
+
+
+def _is_learned(document: Document) -> bool:
+    """Whether any of a document is learned, and so its end."""
+    return any(piece.is_target for piece in document)
 
 
 def _has_text(document: Document) -> bool:
@@ -373,20 +582,16 @@ def _after(so_far: ReadSoFar, batch: list[_One], num_samples: int) -> ReadSoFar:
 # ---- in words
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
+def _described(words: str, form: Form, first: Row, unused: Sequence[str]) -> str:
+    not_used = f"not used: {', '.join(unused)}" if unused else ""
+    return "; ".join(filter(None, [words, first.part, form.words, not_used]))
 
 
-def _described(words: str, form: Form, first: Row) -> str:
-    unused = [f"'{name}'" for name in first.values if name not in form.columns]
-    told = [words, form.words, f"not used: {', '.join(unused)}" if unused else ""]
-    return "; ".join(filter(None, told))
-
-
-def _shown(document: Document, end: _End, tokenizer: PreTrainedTokenizerBase) -> str:
+def _shown(document: Document, form: Form, end: _End, tokenizer: PreTrainedTokenizerBase) -> str:
     """The pieces of a document, whose spaces and line breaks are to be seen."""
-    pieces = (*document, Piece(end.text, is_target=True))
-    shown = [_quoted(piece) for piece in pieces if piece.text]
+    separator = end.text if end.token_id is None else ""
+    pieces = (*document, Piece(separator, is_target=True))
+    shown = [_quoted(piece, form) for piece in pieces if piece.text]
     if any(piece.label != NO_LABEL for piece in document):
         return " + ".join(shown)
     if end.token_id is not None:
@@ -394,8 +599,8 @@ def _shown(document: Document, end: _End, tokenizer: PreTrainedTokenizerBase) ->
     return " + ".join(shown)
 
 
-def _quoted(piece: Piece) -> str:
+def _quoted(piece: Piece, form: Form) -> str:
     text = f"{piece.text[:SHOWN_CHARS]!r}{'...' * (len(piece.text) > SHOWN_CHARS)}"
     if piece.label != NO_LABEL:
-        return f"{text} is of class {piece.label}"
+        return f"{text} is of class {form.classes[piece.label]}"
     return text if piece.is_target else f"[{text}]"

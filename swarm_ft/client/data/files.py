@@ -8,9 +8,21 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from swarm_ft.client.data.holdout import Part
+from swarm_ft.client.data.text_files import (
+    COMPRESSED_SUFFIXES,
+    HEAD_BYTES,
+    head_of,
+    reason,
+    refused,
+    uncompressed_name,
+)
 from swarm_ft.client.options import DataFormat
-from swarm_ft.errors import BadDataset
+
+if TYPE_CHECKING:
+    from swarm_ft.errors import BadDataset
 
 FORMAT_OF = {
     ".txt": DataFormat.TEXT,
@@ -22,6 +34,9 @@ FORMAT_OF = {
     ".parquet": DataFormat.PARQUET,
     ".arrow": DataFormat.ARROW,
 }
+STORED = (DataFormat.PARQUET, DataFormat.ARROW)
+"""Formats that are no text."""
+DATA_NAMES = f"{', '.join(FORMAT_OF)}, or one of these with {', '.join(COMPRESSED_SUFFIXES)}"
 ALSO_TEXT = ("", ".text", ".md")
 """Of a file that is named itself; in a directory they are no data."""
 NO_DATA = ("dataset_info.json", "dataset_infos.json", "config.json")
@@ -43,16 +58,6 @@ SPLIT_WORDS = {
 _SHARD = re.compile(r"(?P<split>.+)-\d{5}-of-\d{5}")
 
 
-def refused(path: str | Path, why: str) -> BadDataset:
-    """The error that says why this data cannot be used."""
-    return BadDataset(f"dataset '{path}': {why}")
-
-
-def reason(exc: OSError) -> str:
-    """What the system says, without the path."""
-    return exc.strerror or str(exc)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
     """What is asked for.
@@ -61,11 +66,13 @@ class Wanted:
         split: its name; None takes the only one, or the first of `instead` that is there.
         instead: names of splits.
         format: None goes by the names of files.
+        part: the documents that are used; None uses all.
     """
 
     split: str | None = None
     instead: tuple[str, ...] = (TRAIN,)
     format: DataFormat | None = None
+    part: Part | None = None
 
     def choose(self, path: str, splits: Iterable[str]) -> str:
         """One of the splits that there are.
@@ -93,11 +100,13 @@ class Files:
 
     Attributes:
         split: by their names; empty where these say nothing, and all were taken.
+        inside: which split to take where one file holds several.
     """
 
     format: DataFormat
     paths: tuple[Path, ...]
     split: str = ""
+    inside: Wanted = Wanted()
 
 
 def find_files(path: str, wanted: Wanted) -> Files:
@@ -111,34 +120,56 @@ def find_files(path: str, wanted: Wanted) -> Files:
     """
     try:
         if Path(path).is_dir():
-            return _in_directory(Path(path), wanted)
-        with Path(path).open("rb"):  # here, where all errors of paths are told
-            found = Files(format=wanted.format or _format_of(Path(path)), paths=(Path(path),))
+            found = _in_directory(Path(path), wanted)
+        else:
+            with Path(path).open("rb"):  # here, where all errors of paths are told
+                kind = wanted.format or _format_of(Path(path))
+            found = Files(format=kind, paths=(Path(path),), inside=wanted)
         if wanted.format is None and found.format is DataFormat.TEXT:
-            check_plain(Path(path))
+            for file in found.paths:
+                check_plain(file)
     except FileNotFoundError as exc:
-        formats = ", ".join(FORMAT_OF)
         raise refused(
-            path, f"no such file or directory; expected {formats} files, or a dataset's id"
+            path, f"no such file or directory; expected {DATA_NAMES}, or a dataset's id"
         ) from exc
     except OSError as exc:
         raise refused(path, f"cannot be read: {reason(exc)}") from exc
-    if wanted.split not in (None, TRAIN):
-        raise refused(path, f"has no split '{wanted.split}'; one file is the split '{TRAIN}'")
+    for file in found.paths:
+        _check_compression(file, found.format)
+    has_splits = Path(path).is_dir() or found.format is DataFormat.JSON
+    if not has_splits and wanted.split not in (None, TRAIN):
+        raise no_split(path, wanted)
     return found
 
 
+def no_split(path: str | Path, wanted: Wanted) -> BadDataset:
+    """Make the error for a split that a file without splits was asked for."""
+    return refused(path, f"has no split '{wanted.split}'; one file is the split '{TRAIN}'")
+
+
+def format_named(path: Path) -> DataFormat | None:
+    """Return the format that a file's name tells, compressed or not."""
+    return FORMAT_OF.get(uncompressed_name(path).suffix.lower())
+
+
 def _format_of(path: Path) -> DataFormat:
-    suffix = path.suffix.lower()
+    suffix = uncompressed_name(path).suffix.lower()
     if suffix in ALSO_TEXT:
         return DataFormat.TEXT
     if suffix not in FORMAT_OF:
         raise refused(
             path,
-            f"unknown extension '{suffix}'; expected {', '.join(FORMAT_OF)}; --data-format says "
+            f"unknown extension '{suffix}'; expected {DATA_NAMES}; --data-format says "
             "what it is, and --data-format text reads it as plain text",
         )
     return FORMAT_OF[suffix]
+
+
+def _check_compression(path: Path, found: DataFormat) -> None:
+    if found in STORED and path.suffix.lower() in COMPRESSED_SUFFIXES:
+        raise refused(
+            path, f"expected {found.value} that is compressed within, if at all; decompress it"
+        )
 
 
 # ---- directories
@@ -159,12 +190,10 @@ def _in_directory(directory: Path, wanted: Wanted) -> Files:
         kind = f"{wanted.format.name.lower()} " if wanted.format else ""
         raise refused(
             directory,
-            f"expected {kind}files in this directory, found none; data is {', '.join(FORMAT_OF)}",
+            f"expected {kind}files in this directory, found none; data is {DATA_NAMES}",
         )
-    found = wanted.format or FORMAT_OF[files[0].suffix.lower()]
-    if found is DataFormat.TEXT and wanted.format is None:
-        for file in files:
-            check_plain(file)
+    _check_copies(directory, files)
+    found = wanted.format or _format_of(files[0])
     if found is DataFormat.TEXT and wanted.split is None:
         return Files(format=found, paths=tuple(files))
     by_split = splits_of(directory, files)
@@ -180,14 +209,25 @@ def _by_format(directory: Path) -> dict[DataFormat, list[Path]]:
     found: dict[DataFormat, list[Path]] = {}
     for file in sorted(directory.rglob("*")):
         inside = file.relative_to(directory)
-        kind = FORMAT_OF.get(file.suffix.lower())
+        plain, kind = uncompressed_name(file), format_named(file)
         is_hidden = any(part.startswith((".", "_")) for part in inside.parts)
-        if kind is None or is_hidden or file.name in NO_DATA or not file.is_file():
+        if kind is None or is_hidden or plain.name in NO_DATA or not file.is_file():
             continue
-        if kind is DataFormat.TEXT and (len(inside.parts) > 1 or file.suffix != ".txt"):
+        if kind is DataFormat.TEXT and (len(inside.parts) > 1 or plain.suffix != ".txt"):
             continue
         found.setdefault(kind, []).append(file)
     return found
+
+
+def _check_copies(directory: Path, files: Iterable[Path]) -> None:
+    """Refuse a file beside its own compressed copy: its rows would count twice."""
+    seen: dict[Path, Path] = {}
+    for file in files:
+        other = seen.setdefault(uncompressed_name(file), file)
+        if other is not file:
+            raise refused(
+                directory, f"has '{other.name}' and '{file.name}', the same twice; remove one"
+            )
 
 
 def splits_of(directory: Path, files: Sequence[Path]) -> Mapping[str, list[Path]]:
@@ -212,7 +252,6 @@ def _split_in(name: str) -> str:
 
 # ---- plain text that is none
 
-SNIFFED_BYTES = 1 << 16
 SNIFFED_LINES = 50
 FEWEST_LINES = 3
 """With the same number of columns each, before they are taken for a table."""
@@ -225,10 +264,9 @@ def check_plain(path: Path) -> None:
         BadDataset: it looks like one; says which option reads it.
         OSError: it cannot be read.
     """
-    with path.open("rb") as file:
-        head = file.read(SNIFFED_BYTES + 1)
-    is_whole = len(head) <= SNIFFED_BYTES
-    found = looks_like(head[:SNIFFED_BYTES].decode("utf-8", errors="replace"), is_whole)
+    head = head_of(path, HEAD_BYTES + 1)
+    is_whole = len(head) <= HEAD_BYTES
+    found = looks_like(head[:HEAD_BYTES].decode("utf-8", errors="replace"), is_whole)
     if found is not None:
         raise refused(
             path,
@@ -239,7 +277,8 @@ def check_plain(path: Path) -> None:
 
 def looks_like(head: str, is_whole: bool = True) -> DataFormat | None:
     """The format of a file that begins with `head`; None if that is plain text."""
-    lines = [line for line in head.removeprefix("\ufeff").split("\n") if line.strip()]
+    head = head.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    lines = [line for line in head.split("\n") if line.strip()]
     if not is_whole:
         lines.pop()
     lines = lines[:SNIFFED_LINES]

@@ -1,22 +1,30 @@
-"""From a row to a document: which columns there are, and what they mean."""
+"""From a row to a document: the shapes of columns that are known, and what each one means."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from jinja2 import TemplateError
-
-from swarm_ft.client.data.chat import Document, Piece, pieces_of_chat, rendered
+from swarm_ft.client.data.chat import TEMPLATE_ERRORS, ChatTemplate, Document, Piece
+from swarm_ft.client.data.columns import (
+    LABEL_COLUMNS,
+    REASONS,
+    ROW_FLAGS,
+    ColumnMap,
+    Fields,
+    is_row_learned,
+    refuse_meaningful,
+)
+from swarm_ft.client.data.messages import Chat, chat_in, renamed_roles
 from swarm_ft.client.data.rows import TEXT_COLUMN, Row, kind_of
 from swarm_ft.client.options import ReadOptions
-from swarm_ft.errors import BadDataset
+from swarm_ft.errors import BadDataset, BadOption
+from swarm_ft.protocol.spec.sample_rows import NO_LABEL
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-LABEL_COLUMNS = ("label", "labels")
 ALPACA_HEAD = (
     "Below is an instruction that describes a task. Write a response that appropriately completes "
     "the request."
@@ -26,6 +34,12 @@ ALPACA_HEAD_WITH_INPUT = (
     "context. Write a response that appropriately completes the request."
 )
 """Of Stanford's Alpaca, as its models and many since were trained."""
+COMPLETION_ONLY, ASSISTANT_ONLY = "completion_only_loss", "assistant_only_loss"
+_CHAT_ROLES = ("system", "tools", "chat_template_kwargs")
+
+
+def _nothing(_row: Row) -> Sequence[str]:
+    return ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,23 +51,32 @@ class Form:
         columns: that are used.
         render: a row's document.
         has_end: whether documents bring their own end, as those of chat templates do.
-        asks: the option that says what of a document is learned; empty if all of it is.
+        asks: the options that say which part of a document is learned; empty if all of it is.
         classes: names of those that are learned, of documents that are a sample each.
         are_of_words: whether pieces have them, and not documents.
+        unused_keys: keys of a row's messages that have no effect on its document, for people.
+        notes: where TRL would make another document of a row, for people.
     """
 
     words: str
     columns: tuple[str, ...]
     render: Callable[[Row], Document]
     has_end: bool = False
-    asks: str = ""
+    asks: frozenset[str] = frozenset()
     classes: tuple[str, ...] = ()
     are_of_words: bool = False
+    unused_keys: Callable[[Row], Sequence[str]] = _nothing
+    notes: Callable[[Row], Sequence[str]] = _nothing
 
     @property
     def has_class(self) -> bool:
         """Whether classes are learned."""
         return bool(self.classes)
+
+    def unused_in(self, row: Row) -> list[str]:
+        """Columns of a row, and keys of its messages, that are not used; in words."""
+        columns = [f"'{name}'" for name in row.values if name not in self.columns]
+        return [*columns, *self.unused_keys(row)]
 
 
 PLAIN_TEXT = Form(
@@ -65,158 +88,355 @@ PLAIN_TEXT = Form(
 """Nothing stands behind it: it is cut into samples as it is."""
 
 
+class _Source(NamedTuple):
+    """What a form is made for."""
+
+    columns: ColumnMap
+    options: ReadOptions
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+    first: Mapping[str, object]
+
+    def words(self, *roles: str) -> str:
+        """Columns of roles, for people."""
+        return ", ".join(map(self.columns.words, roles))
+
+    def used(self, *roles: str) -> tuple[str, ...]:
+        """All columns that fill some roles."""
+        return tuple(name for role in roles for name in self.columns.columns_of(role))
+
+
+class _Shape(NamedTuple):
+    """Columns that have a meaning together.
+
+    Attributes:
+        needs: roles that must be filled.
+        takes: roles that may be filled.
+        names: columns that fill roles, where they are not named as these.
+        form: makes the form of rows with these columns.
+    """
+
+    needs: tuple[str, ...]
+    form: Callable[[_Source], Form]
+    takes: tuple[str, ...] = ()
+    names: Mapping[str, str] = {}
+
+    def fits(self, columns: ColumnMap, names: Iterable[str]) -> bool:
+        """Whether its columns are there, among them all that the user maps."""
+        known = columns.with_defaults(self.names)
+        is_complete = all(known.has(role, names) for role in self.needs)
+        return is_complete and set(columns.sources) <= {*self.needs, *self.takes}
+
+
 def form_of(
-    columns: Iterable[str],
+    values: Mapping[str, object],
     options: ReadOptions,
     tokenizer: PreTrainedTokenizerBase,
     source: str,
 ) -> Form:
-    """The form of rows with these columns.
+    """The form of rows like this one.
 
-    Where they fit several forms, the one that says most: messages, then prompt and completion,
-    then instruction and output, then text.
+    Where its columns fit several shapes, the first of `_SHAPES` counts.
 
     Args:
-        columns: of the first row.
-        options: which column to take, and what of documents is learned.
+        values: of the first row, by column.
+        options: which columns to take, and which part of documents is learned.
         tokenizer: of the model; renders messages.
         source: whose columns these are, for errors.
 
     Raises:
         BadDataset: they fit none, or one that cannot be trained on.
+        BadOption: `--column` or `--template` is malformed.
     """
-    names = set(columns)
-    told = ", ".join(f"'{name}'" for name in columns)
-    text_column = options.text_column
-    if text_column is not None:
-        if text_column not in names:
-            raise BadDataset(f"dataset '{source}': no column '{text_column}'; it has {told}")
-        return _text(text_column)
-    if "messages" in names:
-        return _messages(tokenizer, source, assistant_only=options.assistant_only_loss)
-    if {"prompt", "completion"} <= names:
-        return _learned_by_half(_prompt_and_completion(), options)
-    if {"instruction", "output"} <= names:
-        return _learned_by_half(_alpaca(), options)
-    if TEXT_COLUMN not in names:
+    columns = ColumnMap.of(options)
+    told = ", ".join(f"'{name}'" for name in values)
+    for role in columns.sources:
+        for name in columns.columns_of(role):
+            if name not in values:
+                raise BadDataset(f"dataset '{source}': no column '{name}'; it has {told}")
+    shape = next((one for one in _SHAPES if one.fits(columns, values)), None)
+    if shape is None:
         raise BadDataset(
-            f"dataset '{source}': expected the columns text; prompt and completion; messages; or "
-            f"instruction, input and output; got {told}; --text-column says which one to train on"
+            f"dataset '{source}': expected the columns text; prompt and completion; messages; "
+            f"conversations; or instruction, input and output; got {told}{_hint(values)}"
         )
+    made_of = _Source(columns.with_defaults(shape.names), options, tokenizer, source, values)
+    form = shape.form(made_of)
+    for role in columns.sources:
+        if not set(columns.columns_of(role)) <= set(form.columns):
+            raise BadOption(f"--column {role}: means nothing where {form.words}")
+    return guarded(form, columns.removed)
+
+
+def _hint(values: Mapping[str, object]) -> str:
+    """How columns of other names are trained on."""
+    texts = [name for name, value in values.items() if isinstance(value, str)]
+    one, other = texts[:2] if len(texts) > 1 else ("NAME", "OTHER")
+    reasons = [f"; '{name}' {REASONS[name]}" for name in values if name in REASONS]
+    return (
+        f"{''.join(reasons[:1])}; --text-column says which one to train on, --column prompt={one} "
+        f"--column completion={other} what they mean, --template '{{{one}}} {{{other}}}' how to "
+        "put them"
+    )
+
+
+def guarded(form: Form, removed: frozenset[str], names: Iterable[str] = REASONS) -> Form:
+    """The form, where a row is refused for a column that changes its meaning, or only read for one.
+
+    Args:
+        form: to guard.
+        removed: columns that the user asks to leave out.
+        names: of columns for which a row is refused, some of `REASONS`.
+    """
+
+    def render(row: Row) -> Document:
+        refuse_meaningful(row, form.columns, removed, names)
+        document = form.render(row)
+        if is_row_learned(row, form.columns, removed):
+            return document
+        return tuple(piece._replace(is_target=False, label=NO_LABEL) for piece in document)
+
+    return replace(form, render=render, columns=(*form.columns, *set(ROW_FLAGS) - removed))
+
+
+# ---- texts
+
+
+def _text_form(made_of: _Source) -> Form:
+    columns = made_of.columns
     for label in LABEL_COLUMNS:
-        if label in names:
+        if label in made_of.first.keys() - columns.removed - set(made_of.used(TEXT_COLUMN)):
             raise BadDataset(
-                f"dataset '{source}': text with a '{label}' is for --task classification; "
+                f"dataset '{made_of.name}': text with a '{label}' is for --task classification; "
                 "--text-column text trains on the text alone"
             )
-    return _text(TEXT_COLUMN)
-
-
-def _learned_by_half(form: Form, options: ReadOptions) -> Form:
-    """Of documents that are a question and its answer, the answer; or both."""
-    form = replace(form, asks="completion_only_loss")
-    if options.completion_only_loss:
-        return form
-
-    def render(row: Row) -> Document:
-        return tuple(Piece(one.text, is_target=True) for one in form.render(row))
-
-    return replace(form, render=render)
-
-
-def _text(column: str) -> Form:
     return Form(
-        words=f"a document is '{column}'",
-        columns=(column,),
-        render=lambda row: (Piece(text_in(row, column), True),),
+        words=f"a document is {columns.words(TEXT_COLUMN)}",
+        columns=made_of.used(TEXT_COLUMN),
+        render=lambda row: (Piece(Fields(row, columns).text(TEXT_COLUMN), True),),
     )
 
 
-def _prompt_and_completion() -> Form:
-    def render(row: Row) -> Document:
-        return (
-            Piece(text_in(row, "prompt"), False),
-            Piece(text_in(row, "completion"), True),
-        )
+def _pair_form(made_of: _Source) -> Form:
+    def render(fields: Fields) -> Document:
+        return Piece(fields.text("prompt"), False), Piece(fields.text("completion"), True)
 
-    return Form(
-        words="a document is 'prompt' and 'completion', one right behind the other",
-        columns=("prompt", "completion"),
-        render=render,
+    both = " and ".join(map(made_of.columns.words, ("prompt", "completion")))
+    return _answer_form(
+        made_of, ("prompt", "completion"), f"{both}, one right behind the other", render
     )
 
 
-def _alpaca() -> Form:
-    def render(row: Row) -> Document:
-        head, parts = ALPACA_HEAD, [f"### Instruction:\n{text_in(row, 'instruction')}"]
-        if row.values.get("input") not in (None, ""):
-            head = ALPACA_HEAD_WITH_INPUT
-            parts.append(f"### Input:\n{text_in(row, 'input')}")
-        asked = "\n\n".join((head, *parts, "### Response:\n"))
-        return Piece(asked, False), Piece(text_in(row, "output"), True)
+def _instruction_form(made_of: _Source) -> Form:
+    end = made_of.options.separator
+    if end is None:
+        end = str(made_of.tokenizer.eos_token or "")
 
-    return Form(
-        words="a document is 'instruction', 'input' where there is one, and 'output', as Alpaca's",
-        columns=("instruction", "input", "output"),
-        render=render,
+    def render(fields: Fields) -> Document:
+        head, turns = _system_of(fields), _turns_of(fields)
+        pieces = []
+        for question, answer in turns:
+            pieces += [Piece(f"{head}\n\n{question}", False), Piece(f"{answer}{end}", True)]
+            head = ""
+        *_, last = turns
+        return *pieces[:-1], Piece(last[1], True)
+
+    words = made_of.words("instruction")
+    return _answer_form(
+        made_of,
+        ("instruction", "input", "output", "system", "history"),
+        f"{words}, {made_of.words('input')} where there is one, and {made_of.words('output')}, "
+        "as Alpaca's",
+        render,
     )
 
 
-def _messages(tokenizer: PreTrainedTokenizerBase, source: str, *, assistant_only: bool) -> Form:
-    if not tokenizer.chat_template:
-        raise BadDataset(
-            f"dataset '{source}': 'messages' need a chat template, and the model's tokenizer has "
-            "none; take a model that has one, or put a chat_template.jinja beside this one"
-        )
+def _system_of(fields: Fields) -> str:
+    """The text that a document begins with: the row's own, as LLaMA-Factory's template has it."""
+    system = fields.optional_text("system")
+    if system:
+        return system
+    return ALPACA_HEAD_WITH_INPUT if fields.optional_text("input") else ALPACA_HEAD
 
-    def render(row: Row) -> Document:
-        messages = _checked_messages(row)
-        try:
-            if assistant_only:
-                return pieces_of_chat(messages, tokenizer)
-            return (Piece(rendered(messages, tokenizer), True),)
-        except (TemplateError, TypeError, ValueError, LookupError) as exc:
+
+def _turns_of(fields: Fields) -> list[tuple[str, str]]:
+    """Questions as Alpaca puts them, and their answers; earlier ones first."""
+    asked = _asked(fields.text("instruction"), fields.optional_text("input"))
+    history = fields.get("history") or []
+    words = fields.columns.words("history")
+    if not isinstance(history, list):
+        raise BadDataset(f"{fields.place}: expected {words} to be a list, got {kind_of(history)}")
+    earlier = []
+    for turn in history:
+        is_pair = isinstance(turn, list | tuple) and len(turn) == 2
+        if not is_pair or not all(isinstance(one, str) for one in turn):
             raise BadDataset(
-                f"{row.place}: the model's chat template refuses these messages: {exc}"
-            ) from exc
+                f"{fields.place}: expected {words} to be pairs of texts, a question and its answer"
+            )
+        earlier.append((_asked(turn[0], ""), turn[1]))
+    return [*earlier, (asked, fields.text("output"))]
+
+
+def _asked(instruction: str, given: str) -> str:
+    parts = [f"### Instruction:\n{instruction}"]
+    if given:
+        parts.append(f"### Input:\n{given}")
+    return "\n\n".join((*parts, "### Response:\n"))
+
+
+def _answer_form(
+    made_of: _Source, roles: tuple[str, ...], words: str, render: Callable[[Fields], Document]
+) -> Form:
+    """The form of questions and answers: the answers are learned, or both."""
+    completion_only = made_of.options.completion_only_loss
+
+    def pieces_of(row: Row) -> Document:
+        document = render(Fields(row, made_of.columns))
+        if completion_only:
+            return document
+        return tuple(piece._replace(is_target=True) for piece in document)
 
     return Form(
-        words="a document is 'messages' in the model's chat template",
-        columns=("messages",),
+        words=f"a document is {words}",
+        columns=made_of.used(*roles),
+        render=pieces_of,
+        asks=frozenset({COMPLETION_ONLY}),
+    )
+
+
+# ---- chats
+
+
+def _chat_form(made_of: _Source) -> Form:
+    template = _template_of(made_of, "messages")
+    assistant_only = made_of.options.assistant_only_loss
+
+    def render(row: Row) -> Document:
+        fields = Fields(row, made_of.columns)
+        chat = chat_in(fields, "messages")
+        try:
+            return template.document(template.prepared(chat), assistant_only=assistant_only)
+        except TEMPLATE_ERRORS as exc:
+            raise _refused(row, exc) from exc
+
+    return Form(
+        words=f"a document is {made_of.words('messages')} in the model's chat template",
+        columns=(*made_of.used("messages", *_CHAT_ROLES), "functions"),
         render=render,
         has_end=True,
-        asks="assistant_only_loss",
+        asks=frozenset({ASSISTANT_ONLY}),
+        unused_keys=lambda row: _unused_keys(row, made_of, template, "messages"),
+        notes=lambda row: _chat_notes(row, made_of, template, "messages"),
     )
 
 
-def _checked_messages(row: Row) -> list[dict[str, object]]:
-    """Messages as templates take them: what a table filled up with nothing is left out.
+def _chat_pair_form(made_of: _Source) -> Form:
+    template = _template_of(made_of, "prompt", "completion")
+    options = made_of.options
 
-    Raises:
-        BadDataset: they are no list, or one lacks its role or its text.
-    """
-    messages = row.values.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise BadDataset(
-            f"{row.place}: expected 'messages' to be a list of at least one, got "
-            f"{kind_of(messages) if messages != [] else 'an empty one'}"
-        )
-    for message in messages:
-        _check_message(row, message)
-    return [{name: v for name, v in one.items() if v is not None} for one in messages]
-
-
-def _check_message(row: Row, message: object) -> None:
-    if not isinstance(message, Mapping):
-        raise BadDataset(
-            f"{row.place}: expected messages with 'role' and 'content', got {kind_of(message)}"
-        )
-    for name in ("role", "content"):
-        if not isinstance(message.get(name), str):
-            raise BadDataset(
-                f"{row.place}: expected messages with 'role' and 'content', both text; "
-                f"'{name}' of one is {kind_of(message.get(name))}"
+    def render(row: Row) -> Document:
+        fields = Fields(row, made_of.columns)
+        prompt = chat_in(fields, "prompt")
+        completion = chat_in(fields, "completion", with_system=False)
+        try:
+            return template.answer(
+                prompt,
+                completion,
+                completion_only=options.completion_only_loss,
+                assistant_only=options.assistant_only_loss,
             )
+        except TEMPLATE_ERRORS as exc:
+            raise _refused(row, exc) from exc
+
+    return Form(
+        words=f"a document is the messages of {made_of.words('prompt')} and of "
+        f"{made_of.words('completion')} in the model's chat template",
+        columns=(*made_of.used("prompt", "completion", *_CHAT_ROLES), "functions"),
+        render=render,
+        has_end=True,
+        asks=frozenset({COMPLETION_ONLY, ASSISTANT_ONLY}),
+        unused_keys=lambda row: _unused_keys(row, made_of, template, "prompt", "completion"),
+        notes=lambda row: _chat_notes(row, made_of, template, "prompt", "completion"),
+    )
+
+
+def _template_of(made_of: _Source, *roles: str) -> ChatTemplate:
+    if not made_of.tokenizer.chat_template:
+        raise BadDataset(
+            f"dataset '{made_of.name}': {made_of.words(*roles)} need a chat template, and the "
+            "model's tokenizer has none; take a model that has one, or put a chat_template.jinja "
+            "beside this one"
+        )
+    return ChatTemplate(made_of.tokenizer)
+
+
+def _refused(row: Row, exc: Exception) -> BadDataset:
+    return BadDataset(f"{row.place}: the model's chat template refuses these messages: {exc}")
+
+
+def _unused_keys(row: Row, made_of: _Source, template: ChatTemplate, *roles: str) -> list[str]:
+    """Keys of messages without which the template writes the same text."""
+    chat = template.prepared(_joined_chat(row, made_of, *roles))
+    keys = dict.fromkeys(key for message in chat.messages for key in message)
+    return [
+        f"'{key}' of messages"
+        for key in keys
+        if key not in ("role", "content")
+        and not template.is_changed_by(chat, chat.without_key(key))
+    ]
+
+
+def _joined_chat(row: Row, made_of: _Source, *roles: str) -> Chat:
+    fields = Fields(row, made_of.columns)
+    chat = chat_in(fields, roles[0])
+    for role in roles[1:]:
+        chat = chat.followed_by(chat_in(fields, role, with_system=False))
+    return chat
+
+
+def _chat_notes(row: Row, made_of: _Source, template: ChatTemplate, *roles: str) -> list[str]:
+    """Differences to TRL's document of a row; docs/data.md has them all."""
+    fields, chat = Fields(row, made_of.columns), _joined_chat(row, made_of, *roles)
+    renamed = {k: v for role in roles for k, v in renamed_roles(fields, role).items()}
+    notes = []
+    if renamed:
+        names = ", ".join(f"'{name}' as {role}" for name, role in renamed.items())
+        notes.append(f"roles of messages: {names}; TRL gives the names to the template")
+    if chat.only_read:
+        notes.append("messages of weight 0 are only read; TRL does not read weights")
+    if template.changes_calls(chat):
+        notes.append(
+            "tool calls: 'arguments' or 'content' is given to the template in the form that it "
+            "takes; TRL gives them as they are"
+        )
+    return notes
+
+
+def _pair_of_either(made_of: _Source) -> Form:
+    are_chats = all(
+        isinstance(made_of.first.get(name), list) for name in made_of.used("prompt", "completion")
+    )
+    return (_chat_pair_form if are_chats else _pair_form)(made_of)
+
+
+_INSTRUCTION = ("input", "system", "history")
+_DOLLY = {"output": "response"}
+_SHAPES = (
+    _Shape(("messages",), _chat_form, _CHAT_ROLES),
+    _Shape(("messages",), _chat_form, _CHAT_ROLES, {"messages": "conversations"}),
+    _Shape(("messages",), _chat_form, _CHAT_ROLES, {"messages": "conversation"}),
+    _Shape(("prompt", "completion"), _pair_of_either, _CHAT_ROLES),
+    _Shape(("instruction", "output"), _instruction_form, _INSTRUCTION),
+    _Shape(
+        ("instruction", "input", "output"),
+        _instruction_form,
+        _INSTRUCTION,
+        {"input": "context", **_DOLLY},
+    ),
+    _Shape(("instruction", "output"), _instruction_form, _INSTRUCTION, _DOLLY),
+    _Shape((TEXT_COLUMN,), _text_form),
+)
+"""The shapes that are known; a row that fits several has the first of them."""
 
 
 def text_in(row: Row, column: str) -> str:
@@ -225,7 +445,4 @@ def text_in(row: Row, column: str) -> str:
     Raises:
         BadDataset: there is none, or it is something else.
     """
-    value = row.values.get(column)
-    if isinstance(value, str):
-        return value
-    raise BadDataset(f"{row.place}: expected '{column}' to be text, got {kind_of(value)}")
+    return Fields(row, ColumnMap(sources={})).text(column)

@@ -7,14 +7,16 @@ its line. (`datasets` makes dates of text that looks like one, nothing of `NA` i
 
 from __future__ import annotations
 
-import codecs
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from swarm_ft.client.data.files import Files, reason, refused
+from swarm_ft.client.data.files import SPLIT_WORDS, TRAIN, Files, Wanted, no_split
+from swarm_ft.client.data.text_files import Lines, read_file, reason, refused
 from swarm_ft.client.options import DataFormat, ReadOptions
 from swarm_ft.errors import BadDataset
 
@@ -33,11 +35,13 @@ class Row(NamedTuple):
         values: by column.
         place: where it stands, for errors: `dataset 'notes.jsonl', line 17`.
         done: how much of all data was read with it, from 0 to 1; None if that is not known.
+        part: which part of a file it is of, for people; empty where the whole file is rows.
     """
 
     values: Mapping[str, object]
     place: str
     done: float | None
+    part: str = ""
 
 
 # ---- plain text
@@ -55,24 +59,6 @@ def read_text(path: str, files: Files) -> str:
     return text
 
 
-def read_file(path: Path) -> str:
-    """One UTF-8 file as it is.
-
-    Raises:
-        BadDataset: it is missing, unreadable or not UTF-8.
-    """
-    try:
-        return path.read_bytes().decode("utf-8")
-    except OSError as exc:
-        raise refused(path, f"cannot be read: {reason(exc)}") from exc
-    except UnicodeDecodeError as exc:
-        raise refused(
-            path,
-            f"expected UTF-8 text, got another encoding at byte {exc.start} ({exc.reason}); "
-            "convert the file to UTF-8",
-        ) from exc
-
-
 # ---- rows
 
 
@@ -87,7 +73,7 @@ def file_rows(files: Files, options: ReadOptions) -> Iterator[Row]:
     for path in files.paths:
         size = _size_of(path)
         try:
-            for row in _READERS[files.format](path, options):
+            for row in _READERS[files.format](path, options, files.inside):
                 yield row._replace(done=(before + size * (row.done or 0.0)) / total)
         except OSError as exc:
             raise refused(path, f"cannot be read: {reason(exc)}") from exc
@@ -99,114 +85,263 @@ def _size_of(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-class _Lines:
-    """The lines of a UTF-8 file, and how far it was read."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._size = max(1, _size_of(path))
-        self._num_bytes = 0
-        self.number = 0
-
-    @property
-    def done(self) -> float:
-        return self._num_bytes / self._size
-
-    @property
-    def place(self) -> str:
-        return f"dataset '{self._path}', line {self.number}"
-
-    def __iter__(self) -> Iterator[str]:
-        with self._path.open("rb") as file:
-            for self.number, line in enumerate(file, 1):
-                self._num_bytes += len(line)
-                # A mark that Windows puts in front.
-                letters = line.removeprefix(codecs.BOM_UTF8) if self.number == 1 else line
-                try:
-                    yield letters.decode("utf-8")
-                except UnicodeDecodeError as exc:
-                    raise self.refused(
-                        f"expected UTF-8, got another encoding ({exc.reason}); convert the file"
-                    ) from exc
-
-    def refused(self, why: str) -> BadDataset:
-        return BadDataset(f"{self.place}: {why}")
-
-
-def _text_lines(path: Path, _options: ReadOptions) -> Iterator[Row]:
-    lines = _Lines(path)
+def _text_lines(path: Path, _options: ReadOptions, _inside: Wanted) -> Iterator[Row]:
+    lines = Lines(path)
     for line in lines:
         if line.strip():
             yield Row({TEXT_COLUMN: line.rstrip("\r\n")}, lines.place, lines.done)
 
 
-def _json_lines(path: Path, _options: ReadOptions) -> Iterator[Row]:
-    lines = _Lines(path)
+# ---- JSON
+
+
+def _object_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Make a JSON object; Python's own parser takes the last one of two values silently."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {twice!a} stands twice in one object")
+    return made
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object_of)
+
+
+def _json_lines(path: Path, _options: ReadOptions, _inside: Wanted) -> Iterator[Row]:
+    lines = Lines(path)
     for line in lines:
         if not line.strip():
             continue
         try:
-            values = json.loads(line)
+            values = _DECODER.decode(line)
         except (ValueError, RecursionError) as exc:
             why = getattr(exc, "msg", str(exc))
-            raise lines.refused(f"expected a JSON object in one line ({why})") from exc
+            raise lines.refused(
+                f"expected a JSON object in one line ({why}); --data-format json reads objects "
+                "over several lines"
+            ) from exc
         if not isinstance(values, dict):
-            raise lines.refused(f"expected a JSON object, got {kind_of(values)}")
+            hint = "; --data-format json reads an array" if isinstance(values, list) else ""
+            raise lines.refused(f"expected a JSON object, got {kind_of(values)}{hint}")
         yield Row(values, lines.place, lines.done)
 
 
-def _json(path: Path, options: ReadOptions) -> Iterator[Row]:
-    """An array of objects, read as a whole; or, as many call it JSON too, an object a line."""
-    with path.open("rb") as file:
-        is_array = file.read(1 << 12).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
-    if not is_array:
-        yield from _json_lines(path, options)
+def _json(path: Path, options: ReadOptions, inside: Wanted) -> Iterator[Row]:
+    """Read an object a line; or, as a whole, an array, objects over lines, or a list in one."""
+    if _has_object_a_line(path):
+        if inside.split not in (None, TRAIN):
+            raise no_split(path, inside)
+        if options.field is not None:
+            raise refused(path, f"--field {options.field}: expected one JSON object, got several")
+        yield from _json_lines(path, options, inside)
         return
-    try:
-        rows = json.loads(read_file(path).removeprefix("\ufeff"))
-    except json.JSONDecodeError as exc:
-        raise refused(path, f"line {exc.lineno}: expected JSON ({exc.msg})") from exc
-    except RecursionError as exc:
-        raise refused(path, f"expected an array of JSON objects ({exc})") from exc
-    for number, values in enumerate(rows, 1):
-        place = f"dataset '{path}', row {number}"
+    rows = _listed_rows(path, _json_values(path), options, inside)
+    for number, values in enumerate(rows.values, 1):
+        place = f"dataset '{path}', row {number}{rows.origin}"
         if not isinstance(values, dict):
             raise BadDataset(f"{place}: expected a JSON object, got {kind_of(values)}")
-        yield Row(values, place, number / len(rows))
+        yield Row(values, place, number / len(rows.values), part=rows.part)
 
 
-def _csv(path: Path, options: ReadOptions, delimiter: str = ",") -> Iterator[Row]:
+def _has_object_a_line(path: Path) -> bool:
+    """Return whether the first line is a JSON object and not the only line."""
+    filled = (line for line in Lines(path) if line.strip())
+    first = next(filled, "")
+    try:
+        return isinstance(json.loads(first), dict) and next(filled, None) is not None
+    except (ValueError, RecursionError):
+        return False
+
+
+def _json_values(path: Path) -> list[object]:
+    """Return all values that stand one behind the other in a file."""
+    text = read_file(path).removeprefix("\ufeff")
+    values, end = [], _SPACE.match(text, 0).end()  # type: ignore[union-attr]
+    while end < len(text):
+        try:
+            value, end = _DECODER.raw_decode(text, end)
+        except json.JSONDecodeError as exc:
+            raise refused(path, f"line {exc.lineno}: expected JSON ({exc.msg})") from exc
+        except (ValueError, RecursionError) as exc:
+            raise refused(path, f"expected JSON ({exc})") from exc
+        values.append(value)
+        end = _SPACE.match(text, end).end()  # type: ignore[union-attr]
+    return values
+
+
+_SPACE = re.compile(r"\s*")
+ROW_LISTS = frozenset(
+    {"data", "dataset", "rows", "examples", "records", "items", "instances", "entries", "samples"}
+)
+"""Names of lists of rows in JSON objects that people wrap around them."""
+_LISTS_IN_ROWS = frozenset(
+    {"messages", "conversations", "conversation", "prompt", "completion", "chosen", "rejected"}
+)
+"""Names of lists of objects that one row holds: their object is a row."""
+
+
+class _ListedRows(NamedTuple):
+    """Values that are to be rows, and where in the file they stand, for people."""
+
+    values: Sequence[object]
+    origin: str = ""
+
+    @property
+    def part(self) -> str:
+        return f"rows{self.origin}" if self.origin else ""
+
+
+def _listed_rows(
+    path: Path, values: list[object], options: ReadOptions, inside: Wanted
+) -> _ListedRows:
+    """Choose the list of rows in a file's JSON values.
+
+    Raises:
+        BadDataset: there is no such list or split, or it is not clear which list is meant.
+    """
+    top = values[0] if len(values) == 1 else None
+    field = options.field
+    if field is not None:
+        chosen = top.get(field) if isinstance(top, dict) else None
+        if not isinstance(chosen, list):
+            raise refused(path, f"--field {field}: expected one JSON object with a list '{field}'")
+        return _ListedRows(chosen, f" of '{field}'")
+    lists = _lists_of_objects(top)
+    splits = {name: SPLIT_WORDS[name] for name in lists if name in SPLIT_WORDS}
+    if splits and len(splits) == len(lists):
+        split = inside.choose(str(path), set(splits.values()))
+        rows = [row for name in splits if splits[name] == split for row in lists[name]]
+        return _ListedRows(rows, f" of split '{split}'")
+    if inside.split not in (None, TRAIN):
+        raise no_split(path, inside)
+    if isinstance(top, list):
+        return _ListedRows(top)
+    if not lists or _LISTS_IN_ROWS & set(lists):
+        return _ListedRows(values)
+    if len(lists) == 1 and ROW_LISTS & set(lists):
+        ((name, rows),) = lists.items()
+        return _ListedRows(rows, f" of '{name}'")
+    names = " or ".join(f"'{name}'" for name in lists)
+    raise refused(
+        path,
+        f"expected a list of rows, got one object; rows may be in {names}: "
+        f"--field {next(iter(lists))} reads them",
+    )
+
+
+def _lists_of_objects(value: object) -> dict[str, list[object]]:
+    found = value.items() if isinstance(value, dict) else ()
+    return {
+        name: one
+        for name, one in found
+        if isinstance(one, list) and one and isinstance(one[0], dict)
+    }
+
+
+# ---- CSV
+
+
+def _csv(path: Path, options: ReadOptions, _inside: Wanted, delimiter: str = ",") -> Iterator[Row]:
     csv.field_size_limit(LONGEST_FIELD)
-    lines = _Lines(path)
+    lines = Lines(path)
+    excel, filled = _excel_delimiter(lines)
+    delimiter = options.column_delimiter or excel or delimiter
     records = csv.reader(
-        lines,
+        filled,
         delimiter=delimiter,
         quoting=csv.QUOTE_MINIMAL if options.quotes else csv.QUOTE_NONE,
         strict=True,
     )
+    start = 1
     try:
-        names = _column_names(lines, records, options)
+        names = _column_names(lines, records, options, delimiter)
+        start = lines.number + 1
         for record in records:
-            if not record:
-                continue
-            if len(record) != len(names):
-                raise lines.refused(f"expected {len(names)} columns, got {len(record)}")
-            yield Row(dict(zip(names, record, strict=True)), lines.place, lines.done)
+            if record:
+                _check_record(lines, start, record, names, delimiter)
+                yield Row(
+                    dict(zip(names, record, strict=True)), lines.place_from(start), lines.done
+                )
+            start = lines.number + 1
     except csv.Error as exc:
+        raise lines.refused(_csv_refusal(str(exc), start, options), start) from exc
+
+
+def _excel_delimiter(lines: Lines) -> tuple[str | None, Iterator[str]]:
+    """Read the line `sep=;` that Excel puts in front, if it is there.
+
+    Returns:
+        The delimiter that it names, and the lines behind it, or all of them.
+    """
+    rest = iter(lines)
+    first = next(rest, "")
+    named = re.fullmatch(r"sep=([^\w\s\"]|\t)\r?\n", first)
+    return (named[1], rest) if named else (None, chain([first] if first else [], rest))
+
+
+def _check_record(
+    lines: Lines, start: int, record: list[str], names: list[str], delimiter: str
+) -> None:
+    if len(record) != len(names):
+        hint = _other_delimiter(record, delimiter)
+        raise lines.refused(f"expected {len(names)} columns, got {len(record)}{hint}", start)
+    if delimiter == "\t" and lines.number > start and any(map(_holds_rows, record)):
         raise lines.refused(
-            f"{exc}; --no-quotes reads quotes as letters like others"
-            if options.quotes
-            else f"{exc}"
-        ) from exc
+            "quotes enclose these lines and their tabs as one field; --no-quotes reads quotes as "
+            "letters like others",
+            start,
+        )
 
 
-def _column_names(lines: _Lines, records: Iterator[list[str]], options: ReadOptions) -> list[str]:
+def _holds_rows(field: str) -> bool:
+    """Return whether a field of a TSV looks like several rows that quotes enclose by chance."""
+    return "\t" in field and "\n" in field
+
+
+def _csv_refusal(why: str, start: int, options: ReadOptions) -> str:
+    if "new-line" in why:
+        return (
+            "a carriage return stands within a field without quotes; put quotes around the field, "
+            "or convert the file's line ends"
+        )
+    if not options.quotes:
+        return why
+    if "unexpected end" in why:
+        why = f"a quote that opens here, in line {start} or below, is never closed"
+    return f"{why}; --no-quotes reads quotes as letters like others"
+
+
+_DELIMITER_OPTIONS = {
+    "\t": "--data-format tsv",
+    ";": "--delimiter ';'",
+    ",": "--delimiter ','",
+    "|": "--delimiter '|'",
+}
+
+
+def _other_delimiter(fields: list[str], delimiter: str) -> str:
+    """Name the option that parts a line which came as one field; empty if none would."""
+    options = [
+        option
+        for other, option in _DELIMITER_OPTIONS.items()
+        if len(fields) == 1 and other != delimiter and other in fields[0]
+    ]
+    return f"; {options[0]} parts them" if options else ""
+
+
+def _column_names(
+    lines: Lines, records: Iterator[list[str]], options: ReadOptions, delimiter: str
+) -> list[str]:
     """As given, or the first line, if these can be names."""
     if options.column_names is not None:
         return options.column_names.split(",")
     names = next(records, [])
     if not names:
         raise lines.refused("expected a line with the columns' names, found none")
+    hint = _other_delimiter(names, delimiter)
+    if hint:
+        raise lines.refused(f"expected the columns' names, got one, '{names[0][:200]}'{hint}")
     # The first one may be empty: so pandas calls its index.
     for place, name in enumerate(names):
         is_number = name.strip().replace(".", "", 1).isdigit()
@@ -218,11 +353,11 @@ def _column_names(lines: _Lines, records: Iterator[list[str]], options: ReadOpti
     return names
 
 
-def _tsv(path: Path, options: ReadOptions) -> Iterator[Row]:
-    return _csv(path, options, "\t")
+def _tsv(path: Path, options: ReadOptions, _inside: Wanted) -> Iterator[Row]:
+    return _csv(path, options, _inside, "\t")
 
 
-_READERS: Mapping[DataFormat, Callable[[Path, ReadOptions], Iterator[Row]]] = {
+_READERS: Mapping[DataFormat, Callable[[Path, ReadOptions, Wanted], Iterator[Row]]] = {
     DataFormat.LINES: _text_lines,
     DataFormat.JSONL: _json_lines,
     DataFormat.JSON: _json,

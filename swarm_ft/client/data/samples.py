@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from swarm_ft.client.data.files import reason, refused
+from swarm_ft.client.data.layouts import (
+    Layout,
+    LongDocuments,
+    OneByOne,
+    Wrapped,
+    truncated,
+)
+from swarm_ft.client.data.summary import TokenCounts
+from swarm_ft.client.data.text_files import reason, refused
+from swarm_ft.client.options import Truncation
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
 from swarm_ft.protocol.spec.sample_rows import (
@@ -17,9 +27,9 @@ from swarm_ft.protocol.spec.sample_rows import (
     Flags,
     Words,
     counts_of,
-    filled_up,
     labelled,
     labels_in,
+    starts_in,
     targets_in,
     token_ids_of,
     words_of,
@@ -32,24 +42,70 @@ if TYPE_CHECKING:
 
 TokenArray = npt.NDArray[np.uint32]
 """Rows of samples, see `sample_rows`."""
+ROWS_A_BLOCK = 4096
+"""That are counted at a time."""
 
 
-def words_in(documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> Iterator[Words]:
-    """Each document tokenised as one piece, without special tokens of its own.
+def words_in(
+    documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase, *, is_answered: bool = False
+) -> Iterator[Words]:
+    """Tokenise each document as one piece, without special tokens.
 
-    A token that holds a letter of what is to be learned is to be learned.
+    Args:
+        documents: their texts.
+        tokenizer: of the model.
+        is_answered: whether each document is a prompt and its completion. The completion begins
+            where the tokens of both differ from the prompt's alone, as TRL has it. In other
+            documents, and those of several turns, a token that holds a letter of a target is one.
     """
     if all(piece.is_target for document in documents for piece in document):
         for ids in _encoded(map(_text_of, documents), tokenizer)["input_ids"]:
             yield words_of(ids)
-    elif not tokenizer.is_fast:  # which alone tell where in the text a token is
-        for document in documents:
-            yield _piece_by_piece(document, tokenizer)
+    elif is_answered:
+        yield from _by_prompt(documents, tokenizer)
     else:
+        yield from _by_place(documents, tokenizer)
+
+
+def _by_place(documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> Iterator[Words]:
+    if tokenizer.is_fast:
         encoded = _encoded(map(_text_of, documents), tokenizer, with_places=True)
         found = zip(documents, encoded["input_ids"], encoded["offset_mapping"], strict=True)
         for document, ids, spans in found:
             yield words_of(ids, _learned(document, spans))
+    else:  # a slow tokenizer does not report where in the text a token is
+        for document in documents:
+            yield _piece_by_piece(document, tokenizer)
+
+
+def _by_prompt(
+    documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[Words]:
+    prompts = [
+        "".join(piece.text for piece in takewhile(lambda piece: not piece.is_target, document))
+        for document in documents
+    ]
+    prompt_ids = _encoded(prompts, tokenizer)["input_ids"]
+    all_ids = _encoded(map(_text_of, documents), tokenizer)["input_ids"]
+    for document, prompt, ids in zip(documents, prompt_ids, all_ids, strict=True):
+        if _goes_on(document):
+            yield from _by_place([document], tokenizer)
+            continue
+        yield words_of(ids, np.arange(len(ids)) >= _common_length(prompt, ids))
+
+
+def _common_length(prompt: Sequence[int], ids: Sequence[int]) -> int:
+    """Count the tokens that both begin by; as a rule, all of the prompt's."""
+    if ids[: len(prompt)] == prompt:
+        return len(prompt)
+    pairs = enumerate(zip(prompt, ids, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), len(ids))
+
+
+def _goes_on(document: Document) -> bool:
+    """Whether something is only read behind a target, as in a document of several turns."""
+    rest = dropwhile(lambda piece: not piece.is_target, document)
+    return any(piece.text and not piece.is_target for piece in rest)
 
 
 def labelled_in(
@@ -61,7 +117,8 @@ def labelled_in(
 ) -> Iterator[Words]:
     """Each document as a sample, with special tokens as the tokenizer has them, cut if too long.
 
-    The class of its one text, or two, stands at its last token; or, of words, each at its first.
+    The class of its one text, or two, stands at the last token that is not the pad token, where
+    transformers reads it; or, of words, each at its first.
 
     Raises:
         BadOption: words have classes, and the tokenizer does not tell where they are; or samples
@@ -90,8 +147,34 @@ def labelled_in(
         if of_words:
             _label_words(labels, document, places)
         else:
-            labels[-1:] = document[-1].label
+            at = _class_position(ids, tokenizer.pad_token_id)
+            labels[at : at + 1] = document[-1].label
         yield labelled(ids, labels, np.array(of_ids) == 1)
+
+
+def _class_position(token_ids: Sequence[int], pad_token_id: int | None) -> int:
+    """Return where `AutoModelForSequenceClassification` reads a decoder's class, singly or not."""
+    at = max(0, len(token_ids) - 1)
+    while at > 0 and token_ids[at] == pad_token_id:
+        at -= 1
+    return at
+
+
+def cut_in(
+    documents: Sequence[Document],
+    samples: Sequence[Words],
+    tokenizer: PreTrainedTokenizerBase,
+    seq_length: int,
+    *,
+    of_words: bool,
+) -> LongDocuments:
+    """Count the documents that `labelled_in` cut, by the tokens that all of their text has."""
+    pairs = zip(documents, samples, strict=True)
+    full = [document for document, words in pairs if len(words) == seq_length]
+    if not full:
+        return LongDocuments()
+    encoded = tokenizer(*_texts_of(full, of_words=of_words), verbose=False)
+    return truncated(map(words_of, encoded["input_ids"]), seq_length, Truncation.CUT)[1]
 
 
 def _texts_of(
@@ -151,10 +234,7 @@ def _piece_by_piece(document: Document, tokenizer: PreTrainedTokenizerBase) -> W
 
 
 class SampleFile:
-    """Documents come in, samples come out; what has no target is left out.
-
-    Packed, documents follow each other in rows of `seq_length`, and what does not fill the last is
-    dropped. Otherwise each begins a sample of its own, and its last one ends where it does.
+    """Documents come in, samples come out; samples without a target are left out.
 
     The file has no name: it is gone when this is closed and the arrays made of it are let go.
 
@@ -162,30 +242,42 @@ class SampleFile:
         source: where the documents come from, for errors.
         seq_length: tokens a sample, at most.
         vocab_size: of the model.
-        packing: whether documents share samples.
+        layout: how documents are laid into rows; None gives each samples of its own.
+        truncation: what happens to a document that is longer than a sample.
 
     Attributes:
+        num_documents: that came in.
         num_tokens: of all documents.
-        num_samples: kept, up to now.
+        num_samples: in the file, up to now.
         num_left_out: samples without a target.
-        num_kept_tokens: of the samples that are kept.
+        num_kept_tokens: of the samples in the file.
+        num_kept_documents: that begin in these samples anew, and see nothing in front of them.
         num_targets: of these.
         class_counts: of these, by their numbers; empty if they have none.
     """
 
     def __init__(
-        self, source: str, *, seq_length: int, vocab_size: int, packing: bool = True
+        self,
+        source: str,
+        *,
+        seq_length: int,
+        vocab_size: int,
+        layout: Layout | None = None,
+        truncation: Truncation = Truncation.CUT,
     ) -> None:
+        self.num_documents = 0
         self.num_tokens = 0
+        self._long_documents = LongDocuments()
         self.num_samples = 0
         self.num_left_out = 0
         self.num_kept_tokens = 0
+        self.num_kept_documents = 0
         self.num_targets = 0
         self.class_counts = np.zeros(0, dtype=np.int64)
         self._source = source
         self.seq_length = seq_length
-        self._packing = packing
-        self._rest = words_of([])
+        self._truncation = truncation
+        self._layout = layout or OneByOne(seq_length)
         self._vocab_size = vocab_size
         self._file = tempfile.TemporaryFile(prefix="swarm-ft-tokens-")  # noqa: SIM115
 
@@ -195,6 +287,13 @@ class SampleFile:
     def __exit__(self, *_error: object) -> None:
         self._file.close()
 
+    @property
+    def long_documents(self) -> LongDocuments:
+        """Documents that are longer than a sample; if they are split, all that were."""
+        if isinstance(self._layout, Wrapped) and self._truncation is Truncation.SPLIT:
+            return self._layout.split
+        return self._long_documents
+
     def add(self, documents: Iterable[Words]) -> None:
         """Take some documents.
 
@@ -202,18 +301,35 @@ class SampleFile:
             BadDataset: an id is not in the vocabulary, there are more samples than a run takes,
                 or the disk has no room for them.
         """
-        words = [words_of([]), *documents]
-        self._check_vocabulary(np.concatenate(words))
-        self.num_tokens += sum(map(len, words))
-        rows = self._packed(words) if self._packing else self._apart(words)
+        tokenised = list(documents)
+        self._check_vocabulary(np.concatenate([words_of([]), *tokenised]))
+        self.num_documents += len(tokenised)
+        self.num_tokens += sum(map(len, tokenised))
+        remaining, long = truncated(tokenised, self.seq_length, self._truncation)
+        self.count_cut(long)
+        self._add_rows(self._layout.add(remaining))
+
+    def count_cut(self, long: LongDocuments) -> None:
+        """Count documents that were cut before they came in."""
+        self._long_documents = self._long_documents.plus(long)
+
+    def end(self) -> None:
+        """Write the samples that no further document fills up.
+
+        Raises:
+            BadDataset: see `add`.
+        """
+        self._add_rows(self._layout.end())
+
+    def _add_rows(self, rows: Words) -> None:
         has_target = targets_in(rows).any(axis=1)
         self.num_left_out += int((~has_target).sum())
         self._keep(rows[has_target])
         if self.num_samples > MAX_SAMPLES:
             raise refused(
                 self._source,
-                f"more than {MAX_SAMPLES} samples; take fewer (--max-samples) or longer ones "
-                "(--seq-length)",
+                f"more than {MAX_SAMPLES} samples; take fewer (--max-samples), longer ones "
+                "(--seq-length), or several documents in each (--packing)",
             )
 
     def samples(self, limit: int | None = None) -> TokenArray:
@@ -223,23 +339,23 @@ class SampleFile:
             limit: of samples; None takes all.
 
         Raises:
-            BadDataset: there is not one whole sample.
+            BadDataset: there is not one sample.
         """
-        if self.num_samples == 0 and self.num_left_out:
-            raise refused(
-                self._source,
-                f"expected something to be learned, but none of {self.num_left_out} samples of "
-                f"{self.seq_length} tokens has any: all is prompts; take a larger --seq-length, or "
-                "--no-completion-only-loss",
-            )
         if self.num_samples == 0:
-            raise refused(
-                self._source,
-                f"expected at least one sample of {self.seq_length} tokens, got "
-                f"{self.num_tokens} tokens in all; give more text or a smaller --seq-length",
-            )
+            raise refused(self._source, self._emptiness())
         count = min(self.num_samples, limit or self.num_samples)
         return np.memmap(self._file, dtype="<u4", mode="r", shape=(count, self.seq_length))
+
+    @property
+    def counts(self) -> TokenCounts:
+        """Of all samples in the file."""
+        return TokenCounts(
+            self.num_samples,
+            self.num_kept_tokens,
+            self.num_kept_documents,
+            self.num_targets,
+            tuple(self.class_counts.tolist()),
+        )
 
     def _check_vocabulary(self, words: Words) -> None:
         highest = int(token_ids_of(words).max(initial=0))
@@ -250,27 +366,32 @@ class SampleFile:
                 f"{self._vocab_size}; does the tokenizer belong to the model?",
             )
 
-    def _packed(self, documents: Sequence[Words]) -> Words:
-        words = np.concatenate([self._rest, *documents])
-        whole = len(words) // self.seq_length * self.seq_length
-        self._rest = words[whole:].copy()
-        return words[:whole].reshape(-1, self.seq_length)
-
-    def _apart(self, documents: Sequence[Words]) -> Words:
-        return np.concatenate([filled_up(words, self.seq_length) for words in documents])
-
-    def _count_classes(self, rows: Words) -> None:
-        labels = labels_in(rows)
-        found = np.bincount(labels[labels != NO_LABEL], minlength=len(self.class_counts))
-        found[: len(self.class_counts)] += self.class_counts
-        self.class_counts = found
+    def _emptiness(self) -> str:
+        """Say why there is no sample, and which option helps."""
+        dropped = self.long_documents.num_documents
+        if self._truncation is Truncation.DROP and dropped == self.num_documents:
+            return (
+                f"expected a document of at most {self.seq_length} tokens, but --truncation drop "
+                f"leaves out all {dropped}; take a larger --seq-length, or --truncation cut"
+            )
+        if self.num_left_out:
+            return (
+                f"expected something to be learned, but none of {self.num_left_out} samples of "
+                f"{self.seq_length} tokens has any: all is prompts, or of weight 0; "
+                "take a larger --seq-length, or --no-completion-only-loss"
+            )
+        return (
+            f"expected at least one sample of {self.seq_length} tokens, got "
+            f"{self.num_tokens} tokens in all; give more text or a smaller --seq-length"
+        )
 
     def _keep(self, rows: Words) -> None:
         counts = counts_of(rows)
         self.num_samples += len(rows)
         self.num_targets += counts.num_targets
-        self._count_classes(rows)
+        self.class_counts = _with_classes(self.class_counts, rows)
         self.num_kept_tokens += sum(counts.lengths)
+        self.num_kept_documents += len(rows) + int(starts_in(rows).sum())
         try:
             self._file.write(rows.tobytes())
             self._file.flush()
@@ -280,6 +401,28 @@ class SampleFile:
                 f"its tokens cannot be kept in {tempfile.gettempdir()} ({reason(exc)}); TMPDIR "
                 "names another place",
             ) from exc
+
+
+def token_counts(tokens: TokenArray) -> TokenCounts:
+    """Count what there is in rows [samples, seq_length], which lie on the disk."""
+    num_tokens = num_starts = num_targets = 0
+    by_class = np.zeros(0, dtype=np.int64)
+    for start in range(0, len(tokens), ROWS_A_BLOCK):
+        rows = np.asarray(tokens[start : start + ROWS_A_BLOCK])
+        counts = counts_of(rows)
+        num_targets += counts.num_targets
+        num_tokens += sum(counts.lengths)
+        num_starts += len(rows) + int(starts_in(rows).sum())
+        by_class = _with_classes(by_class, rows)
+    return TokenCounts(len(tokens), num_tokens, num_starts, num_targets, tuple(by_class.tolist()))
+
+
+def _with_classes(counts: npt.NDArray[np.int64], rows: Words) -> npt.NDArray[np.int64]:
+    """Counts by class, with those of some rows added."""
+    labels = labels_in(rows)
+    found = np.bincount(labels[labels != NO_LABEL], minlength=len(counts))
+    found[: len(counts)] += counts
+    return found
 
 
 class SampleBytes(Sequence[bytes]):

@@ -25,7 +25,7 @@ from swarm_ft.ids import RunId, SampleId
 from swarm_ft.private_files import flush_to_disk, open_private, private_folder
 from swarm_ft.protocol.spec.digest import digest_of, file_stem, fingerprint_of
 from swarm_ft.protocol.spec.run_spec import RunSpec
-from swarm_ft.protocol.spec.sample_rows import Counts, counts_of, rows_in
+from swarm_ft.protocol.spec.sample_rows import Counts, counts_of, counts_of_all, rows_in
 from swarm_ft.sealing import SEAL_BYTES, Sealer
 from swarm_ft.systems import read_at, sync_data
 
@@ -131,19 +131,17 @@ class TokenFiles:
         return found
 
     def count(self, run_id: RunId, spec: RunSpec, samples: Sequence[SampleId]) -> Counts:
-        """How many targets samples have, and how many tokens each.
+        """Count the targets of samples, the tokens of each, and those of its documents.
 
         Raises:
             NotFound, JournalError: see `read`.
         """
-        num_targets, lengths = 0, list[int]()
+        parts = []
         for start in range(0, len(samples), COUNTED_SAMPLES):
             some = samples[start : start + COUNTED_SAMPLES]
             found = self.read(run_id, spec, some)
-            counts = counts_of(rows_in([found[one] for one in some], spec.train.seq_length))
-            num_targets += counts.num_targets
-            lengths += counts.lengths
-        return Counts(num_targets, tuple(lengths))
+            parts.append(counts_of(rows_in([found[one] for one in some], spec.train.seq_length)))
+        return counts_of_all(parts)
 
     def delete(self, run_id: RunId) -> None:
         """Of a run that is over. Never fails: what is left is swept at the next start."""

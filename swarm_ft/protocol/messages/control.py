@@ -63,6 +63,11 @@ StorageKey = Annotated[bytes, Length(STORAGE_KEY_BYTES)]
 SomePeers = Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS, 1)]
 Amount = Annotated[float, Range(0.0)]
 Measured = Annotated[float, Range(0.0, MAX_PEER_NUMBER)]
+DocumentLengths = Annotated[
+    tuple[Annotated[int, Range(MIN_LENGTH, MAX_SEQ_LENGTH)], ...],
+    Length(MAX_SEQ_LENGTH, 2),
+]
+"""Of the documents that share a sample."""
 Targets = Annotated[int, Range(0, MAX_BATCH_SIZE * MAX_SEQ_LENGTH)]
 """Of one step."""
 
@@ -267,6 +272,7 @@ class PlanStep:
         num_targets: of all samples that train, over which the step's loss is a mean; 0 until they
             are counted.
         lengths: tokens of each sample, in the order of `samples`; none until then.
+        documents: of each sample that several documents share, the tokens of each of them.
         traced: whether somebody wants to know what peers do when, see `timeline`.
         codecs: in place of the RunSpec's, in this step; None: those.
     """
@@ -285,6 +291,9 @@ class PlanStep:
     lengths: Annotated[
         tuple[Annotated[int, Range(MIN_LENGTH, MAX_SEQ_LENGTH)], ...], Length(MAX_PLAN_SAMPLES)
     ] = ()
+    documents: Annotated[dict[SampleId, DocumentLengths], Length(MAX_PLAN_SAMPLES)] = field(
+        default_factory=dict
+    )
     codecs: Codecs | None = None
 
     def __post_init__(self) -> None:
@@ -303,6 +312,16 @@ class PlanStep:
             raise MalformedMessage(
                 f"expected lengths of {len(samples)} samples, got {len(self.lengths)}"
             )
+        self._check_documents()
+
+    def _check_documents(self) -> None:
+        length_of = self.length_of if self.documents else {}
+        for sample, lengths in self.documents.items():
+            if sum(lengths) != length_of.get(sample):
+                raise MalformedMessage(
+                    f"sample {sample}: expected documents of {length_of.get(sample, 0)} tokens in "
+                    f"all, got {sum(lengths)}"
+                )
 
     @property
     def samples(self) -> tuple[SampleId, ...]:

@@ -106,9 +106,14 @@ class Declared:
         return self.kind is bool and self.option.words is None
 
     @property
+    def is_repeated(self) -> bool:
+        """Whether it may be given several times, so that its value is a tuple of texts."""
+        return self.kind is tuple
+
+    @property
     def default_word(self) -> str:
         """The default as users know it; empty if there is none to tell."""
-        if self.option.default or self.default in (None, MISSING):
+        if self.option.default or self.default in (None, MISSING, ()):
             return self.option.default
         if self.is_switch:
             return (self.flag if self.default else self.no_flag)[2:]
@@ -126,6 +131,8 @@ class Declared:
         Raises:
             BadOption: it is neither.
         """
+        if self.is_repeated and given is not None:
+            return self._texts_of(given)
         if given is None or (
             isinstance(given, self.kind) and not (isinstance(given, bool) and self.kind is not bool)
         ):
@@ -142,6 +149,15 @@ class Declared:
             kind = {"int": "a whole number", "float": "a number", "bool": "true or false"}
             expected = kind.get(self.kind.__name__, self.kind.__name__)
             raise BadOption(f"{self.flag}: expected {expected}, got {given!a:.80}") from None
+
+    def _texts_of(self, given: object) -> tuple[str, ...]:
+        """The texts of a repeated option: of a list, of one text, or `key=value` of a mapping."""
+        if isinstance(given, Mapping):
+            given = [f"{key}={value}" for key, value in given.items()]
+        texts = (given,) if isinstance(given, str) else given
+        if not isinstance(texts, (list, tuple)) or not all(isinstance(one, str) for one in texts):
+            raise BadOption(f"{self.flag}: expected texts, got {given!a:.80}")
+        return tuple(texts)
 
     def word_of(self, given: object) -> str:
         """What a program or a file gave, as it is written on the command line.
@@ -170,6 +186,8 @@ class Declared:
         """What asks for a value on the command line."""
         if self.is_switch:
             return [self.flag if value else self.no_flag]
+        if isinstance(value, tuple):
+            return [word for one in value for word in (self.flag, str(one))]
         return [self.flag, self.word_for(value)]
 
     def word_for(self, value: object) -> str:
@@ -296,6 +314,8 @@ def _kind_and_notes(hint: object) -> tuple[type, tuple[Any, ...]]:
     if get_origin(hint) is Annotated:
         kind, notes = _kind_and_notes(get_args(hint)[0])
         return kind, (*notes, *metadata(hint))
+    if get_origin(hint) is tuple:
+        return tuple, ()
     if get_origin(hint) in (Union, UnionType):
         return _kind_and_notes(next(one for one in get_args(hint) if one is not NoneType))
     return cast(type, hint), ()

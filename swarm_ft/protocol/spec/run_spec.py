@@ -54,6 +54,7 @@ MIN_LENGTH = 1
 """Tokens of a sample."""
 MAX_HIDDEN_SIZE = 1 << 16
 MAX_VOCAB_SIZE = 1 << 20
+MAX_END_TOKENS = 8
 MAX_STEPS = 1 << 31
 MAX_BATCH_SIZE = 1 << 16
 MAX_EVAL_SAMPLES = 1 << 14
@@ -803,6 +804,10 @@ class TrainSpec(TrainOptions):
     num_samples: Annotated[int, Range(1, MAX_SAMPLES)]
     num_steps: Annotated[int, Range(1, MAX_STEPS)]
     num_eval_samples: Annotated[int, Range(0, MAX_EVAL_SAMPLES)] = 0
+    end_token_ids: Annotated[
+        tuple[Annotated[int, Range(0, MAX_VOCAB_SIZE - 1)], ...], Length(MAX_END_TOKENS)
+    ] = ()
+    """Tokens by which samples end texts or turns, and the model's own settings do not."""
 
     def __post_init__(self) -> None:
         TrainOptions.__post_init__(self)
@@ -1074,6 +1079,7 @@ class RunSpec:
         if self.version == UNKEYED_VERSION:
             # What these specs had when peers wrote their digests into states and snapshots.
             del fields["model"]["nonce"], fields["model"]["owner"]
+            del fields["train"]["end_token_ids"]
         text = json.dumps(fields, sort_keys=True, default=lambda value: value.hex())
         return digest_of(text.encode())
 

@@ -1,12 +1,15 @@
 """A sample as it is kept and travels: a row of words, as many in each row of a run. Pure.
 
 A word is a token's id. With `CONTEXT` beside it the token is only read: nobody learns to write it.
-`NO_TOKEN` fills a row up behind its sample's last token. A class, of a token or at the last one of
-a whole sample, stands in the bits between: of such a token the class is learned, not the id. Of
-samples that are two texts, tokens of the second have `SECOND` beside them. The targets of a sample
-are its tokens without `CONTEXT`, but for the first, in front of which nothing stands, if it has no
-class. So a row of plain text is its token ids, and what a sample's loss is
-over can be told from its bytes alone.
+`NO_TOKEN` fills a row up behind its sample's last token. The class of a token, or of a whole sample
+at the token that a decoder reads it at, stands in the bits between: the model learns the class, not
+the id. Of samples that are two texts, tokens of the second have `SECOND` beside them. The targets
+of a sample are its tokens without `CONTEXT`, but for the first, in front of which nothing stands,
+if it has no class. So a row of plain text is its token ids, and what a sample's loss is over can be
+told from its bytes alone.
+
+Several documents may share a sample, packed. The first token of each further document carries
+`START`: no token stands in front of it in its document, so it is never a target.
 """
 
 from __future__ import annotations
@@ -21,6 +24,11 @@ from swarm_ft.protocol.spec.run_spec import MIN_LENGTH
 
 CONTEXT = 1 << 31
 SECOND = 1 << 30
+START = CONTEXT | 1 << 29
+"""Marks the first token of a further document of a sample.
+
+Its lower bit is a class's in words without `CONTEXT`.
+"""
 CLASS_BIT = 20
 """From this bit on a word holds one more than its token's class; 0 if it has none."""
 LABELLED = 1 << CLASS_BIT
@@ -60,10 +68,12 @@ class Counts(NamedTuple):
     Attributes:
         num_targets: of all together.
         lengths: tokens of each.
+        documents: see `documents_in`.
     """
 
     num_targets: int
     lengths: tuple[int, ...]
+    documents: tuple[tuple[int, ...], ...] = ()
 
 
 def words_of(token_ids: npt.ArrayLike, is_target: npt.ArrayLike = True) -> Words:
@@ -91,6 +101,17 @@ def labelled(
     ids = np.where(is_second, ids | SECOND, ids)
     word = np.where(classes == NO_LABEL, ids | CONTEXT, ids | (classes + 1) << CLASS_BIT)
     return word.astype("<u4")
+
+
+def joined(documents: Sequence[Words]) -> Words:
+    """Join documents of text into the words of one sample, whose further documents are marked.
+
+    Args:
+        documents: words of each, uint32 [T]; none is empty.
+    """
+    first, *further = documents
+    marked = [np.concatenate([_ids_in(one[:1]) | np.uint32(START), one[1:]]) for one in further]
+    return np.concatenate([first, *marked]).astype("<u4")
 
 
 def filled_up(words: Words, seq_length: int) -> Words:
@@ -130,9 +151,42 @@ def lengths_in(rows: Words) -> Numbers:
     return lengths
 
 
+def starts_in(rows: Words) -> Flags:
+    """Which words begin a further document of their sample; of the shape of `rows`."""
+    # With `SECOND` beside it a word is no token of any model, and so is `NO_TOKEN`.
+    is_start: Flags = (rows & np.uint32(START | SECOND)) == START
+    return is_start
+
+
+def documents_in(rows: Words) -> tuple[tuple[int, ...], ...]:
+    """Tokens of each document of each of rows [N, T] that several share, else none of that row.
+
+    Empty if no row has several documents.
+    """
+    is_start = starts_in(rows)
+    if not is_start.any():
+        return ()
+    found = zip(map(np.flatnonzero, is_start), lengths_in(rows), strict=True)
+    return tuple(
+        tuple(np.diff(starts, prepend=0, append=length).tolist()) if len(starts) else ()
+        for starts, length in found
+    )
+
+
 def counts_of(rows: Words) -> Counts:
-    """Targets and tokens of rows [N, T]."""
-    return Counts(int(targets_in(rows).sum()), tuple(map(int, lengths_in(rows))))
+    """Targets, tokens and documents of rows [N, T]."""
+    lengths = tuple(map(int, lengths_in(rows)))
+    return Counts(int(targets_in(rows).sum()), lengths, documents_in(rows))
+
+
+def counts_of_all(parts: Sequence[Counts]) -> Counts:
+    """Counts of rows, by the counts of some of them after the others."""
+    documents: list[tuple[int, ...]] = []
+    if any(part.documents for part in parts):
+        for part in parts:
+            documents += part.documents or ((),) * len(part.lengths)
+    lengths = tuple(length for part in parts for length in part.lengths)
+    return Counts(sum(part.num_targets for part in parts), lengths, tuple(documents))
 
 
 def samples_in(rows: Words) -> Samples:
@@ -160,6 +214,7 @@ def text_refusal(rows: Words, vocab_size: int) -> tuple[int, str] | None:
     wrong = [
         (has_class, "expected tokens without classes"),
         (seconds_in(rows).any(axis=1), "expected one text"),
+        (starts_in(rows)[:, 0], "expected a document in front of a further one"),
         (has_none, "expected a token that is to be learned, behind the first; all are only read"),
     ]
     return first_refused(rows, vocab_size, wrong, least=MIN_TEXT_LENGTH)
@@ -201,4 +256,5 @@ def first_refused(
 def _ids_in(words: Words) -> Words:
     """Token ids, of words that are tokens: below what marks them; no id of those that are none."""
     ids = words & np.uint32(_IDS | _CLASSES)
+    ids = np.where(starts_in(words), ids & np.uint32((_IDS | _CLASSES) & ~START), ids)
     return np.where(words < CONTEXT, ids & np.uint32(_IDS), ids)

@@ -19,7 +19,7 @@ from swarm_ft.protocol.spec.sample_rows import (
     Words,
     first_refused,
     labels_in,
-    lengths_in,
+    starts_in,
     text_refusal,
 )
 
@@ -97,21 +97,21 @@ class Classification:
         return len(self.labels)
 
     def refusal(self, rows: Words, vocab_size: int) -> tuple[int, str] | None:
-        """See `Task`. The class of a whole sample stands at its last token."""
+        """See `Task`. The class of a whole sample stands at one token, which a decoder reads."""
         labels = labels_in(rows)
         has_label = labels >= 0
         is_outside: Flags = np.any(labels >= len(self.labels), axis=1)
         wrong = [(is_outside, f"expected classes below {len(self.labels)}")]
         if self.kind is TaskKind.CLASSIFICATION:
-            at = np.maximum(lengths_in(rows) - 1, 0)[:, None]
-            at_last = np.take_along_axis(has_label, at, axis=1)[:, 0]
-            is_none: Flags = ~at_last | (has_label.sum(axis=1) != 1)
-            wrong.append((is_none, "expected one class, at the last token"))
+            is_not_one: Flags = has_label.sum(axis=1) != 1
+            wrong.append((is_not_one, "expected one class"))
         else:
             has_none: Flags = ~np.any(has_label, axis=1)
             wrong.append((has_none, "expected a token with a class"))
         is_text: Flags = np.any(~has_label & (rows < CONTEXT), axis=1)
         wrong.append((is_text, "expected tokens that have a class or are only read"))
+        is_packed: Flags = np.any(starts_in(rows), axis=1)
+        wrong.append((is_packed, "expected one document a sample"))
         return first_refused(rows, vocab_size, wrong)
 
     @property

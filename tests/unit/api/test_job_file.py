@@ -7,11 +7,23 @@ import yaml
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from swarm_ft.api.job_file import MAX_FILE_BYTES, job_fields, job_yaml, read_job_file
-from swarm_ft.client.options import JobOptions
+from swarm_ft.api.job_file import (
+    MAX_FILE_BYTES,
+    job_fields,
+    job_yaml,
+    read_job_file,
+    translated,
+)
+from swarm_ft.client.options import DataFormat, JobOptions, Truncation
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.options import build, by_names
-from swarm_ft.protocol.spec.run_spec import Adapter, EvalStrategy, LrSchedule, Optim
+from swarm_ft.protocol.spec.run_spec import (
+    Adapter,
+    EvalStrategy,
+    LrSchedule,
+    Optim,
+    SaveStrategy,
+)
 
 AXOLOTL = """
 base_model: ./qwen
@@ -52,16 +64,16 @@ def job_of(text: str, tmp_path: Path) -> JobOptions:
 
 def test_what_axolotl_says_is_what_is_meant_here(tmp_path: Path) -> None:
     job = job_of(AXOLOTL, tmp_path)
-    assert (job.model, job.dataset, job.split) == ("./qwen", "chats.jsonl", "train")
+    assert (job.model, *job.datasets, job.split) == ("./qwen", "chats.jsonl", "train")
     assert (job.evaluation.eval_dataset, job.epochs) == ("others.jsonl", 2)
-    assert (job.reading.packing, job.reading.completion_only_loss) == (False, True)
+    assert (job.reading.packing, job.reading.assistant_only_loss) == (False, True)
     assert job.outputs.out == Path("tuned")
     train = job.train
     assert (train.seq_length, train.micro_batch_size, train.batch_size) == (64, 2, 8)
     assert (train.learning_rate, train.lr_schedule) == (2e-4, LrSchedule.CONSTANT)
     assert (train.optim, train.clip_grad_norm) == (Optim.ADAMW, 0.5)
     assert (train.adapter, train.load_in_4bit, train.lora_r) == (Adapter.LORA, True, 8)
-    assert (train.lora_alpha, train.lora_dropout) == (16, 0.1)
+    assert (train.lora_alpha, train.lora_dropout, train.dropout) == (16, 0.1, True)
     assert train.target_modules == "q_proj,v_proj"
     assert train.eval_strategy is EvalStrategy.NO
 
@@ -84,8 +96,33 @@ REFUSED = {
     "base_modle: a": "did you mean 'base_model'?",
     "model: b": "model is given twice, as 'a' too",
     "bf16: true": "bf16: each volunteer decides that",
-    "val_set_size: 0.1": "val_set_size: name held-out data",
-    "datasets: [{path: a}, {path: b}]": "datasets: expected a list of one",
+    "val_set_size: 1.5": "expected a share below 1 or a whole number of documents",
+    "val_set_size: 0.1\ntest_datasets: [{path: b}]": "expected it without --eval-dataset",
+    "warmup_ratio: 0.1\nwarmup_steps: 5": "expected it or --warmup-steps, got both",
+    "evals_per_epoch: 2\neval_steps: 5": "expected it or --eval-steps, got both",
+    "saves_per_epoch: 2\nsave_strategy: epoch": "expected --save-strategy steps beside it",
+    "lr_scheduler: constant\nwarmup_steps: 5": "constant has no warm-up",
+    "lora_target_linear: true\nlora_target_modules: [lm_head]": "linear layers alone",
+    "train_on_inputs: false": "train_on_inputs: expected a type of datasets beside it",
+    "train_on_inputs: 3": "train_on_inputs: expected true or false, got 3",
+    "chat_template: chatml": "chat_template: the model's own chat template is used",
+    "special_tokens: {eos_token: <e>}": "special_tokens: eos_token: the model's own tokenizer",
+    "special_tokens: <e>": "special_tokens: the model's own tokenizer",
+    "plugins: [axolotl.integrations.kd.KDPlugin]": "plugins: plugins are not loaded",
+    "model_type: AutoModelForSequenceClassification": "task: classification",
+    "adam_beta2: 0.95": "adam_beta2: expected 0.999, got 0.95",
+    "rl: dpo": "rl: preferences and rewards are not trained on",
+    "labels: [no, yes]": "labels: expected text, got [False, True]; YAML has yes, no",
+    "optimizer: lion": "optimizer: expected adamw, adafactor, sgd or adamw-8bit, got 'lion'",
+    "num_epochs: 1.5": "num_epochs: expected a whole number, got 1.5",
+    "separator: [[a]]": "separator: expected one value, got [['a']]",
+    "seq-length: 8\nseq_length: 8": "seq_length: is given twice, as seq_length too",
+    "datasets: [{path: a, type: alpaca}]\ntest_datasets: [{path: b, type: completion}]": (
+        "test_datasets: type: expected the same type of all datasets"
+    ),
+    "datasets: [{path: a}, {split: train}]": "datasets: path: expected one in each entry",
+    "datasets: [{path: a, split: x}, {path: b, split: y}]": "datasets: split: split is given twice",
+    "datasets: [{path: a}]\ntest_datasets: [{path: a}, {path: b}]": "expected a list of one",
     "datasets: [{path: a, typo: b}]": "datasets: typo: there is no such key",
     "datasets: [{path: a, type: sharegpt}]": "expected one of completion, chat_template",
     "gradient_accumulation_steps: many": "expected a whole number, got 'many'",
@@ -95,10 +132,12 @@ REFUSED = {
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_is_not_meant_here_is_refused_with_words(text: str, tmp_path: Path) -> None:
+    data = "" if "datasets: [" in text else "dataset: b\n"
     with pytest.raises(BadOption) as refused:
-        job_of(f"base_model: a\n{text}\n", tmp_path)
+        job_of(f"base_model: a\n{data}{text}\n", tmp_path)
     assert REFUSED[text] in refused.value.message
-    assert str(tmp_path) in refused.value.message
+    is_of_options = refused.value.message.startswith("--")
+    assert is_of_options or str(tmp_path) in refused.value.message
 
 
 UNREADABLE = {
@@ -119,7 +158,9 @@ def test_what_is_no_job_is_refused(text: str, tmp_path: Path) -> None:
         read_job_file(tmp_path / "none.yaml")
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
 @given(
     st.fixed_dictionaries(
         {},
@@ -129,6 +170,15 @@ def test_what_is_no_job_is_refused(text: str, tmp_path: Path) -> None:
             "steps": st.integers(1, 9),
             "adapter": st.sampled_from(("none", "lora", "dora")),
             "eval_strategy": st.sampled_from(("no", "steps", "epoch")),
+            "column": st.sampled_from(((), ("prompt=q", "completion=A: {a}"))),
+            "truncation": st.sampled_from(("cut", "split")),
+            "eval_size": st.sampled_from((0.0, 0.1, 7)),
+            "warmup_ratio": st.sampled_from((0.0, 0.5)),
+            "warmup_steps": st.sampled_from((0, 3)),
+            "lr_schedule": st.sampled_from(("constant", "cosine")),
+            "evals_per_epoch": st.integers(0, 2),
+            "saves_per_epoch": st.integers(0, 2),
+            "lora_dropout": st.sampled_from((0.0, 0.1)),
             "eval_compression": st.sampled_from(("off", "on", "both")),
             "eval_dataset": st.text(min_size=1, max_size=9),
             "eval_split": st.sampled_from(("test", "no")),
@@ -148,3 +198,225 @@ def test_a_job_that_is_shown_is_the_same_job_again(values: dict[str, object]) ->
         reject()  # they contradict each other
     read = job_fields(yaml.safe_load(job_yaml(asked)))
     assert build(JobOptions, by_names(JobOptions, read)) == asked
+
+
+def test_several_datasets_are_a_mixture(tmp_path: Path) -> None:
+    text = "base_model: a\ndatasets: [{path: b, split: x}, {path: c}]\nprobabilities: [0.75, 0.25]"
+    job = job_of(text, tmp_path)
+    assert (job.datasets, job.split, job.shares) == (("b", "c"), "x", (0.75, 0.25))
+    assert job_of(job_yaml(job), tmp_path) == job
+
+
+# ---- all of a file at once
+
+LORA_1B = """
+base_model: ./llama
+datasets: [{path: rows.jsonl, type: alpaca}]
+val_set_size: 0.1
+adapter: lora
+lora_model_dir:
+sequence_len: 64
+sample_packing: true
+eval_sample_packing: true
+lora_r: 16
+lora_alpha: 32
+lora_dropout: 0.0
+lora_target_modules: [q_proj, v_proj]
+wandb_project:
+wandb_entity:
+wandb_watch:
+wandb_name:
+wandb_log_model:
+gradient_accumulation_steps: 2
+micro_batch_size: 2
+num_epochs: 1
+optimizer: adamw_8bit
+lr_scheduler: cosine
+learning_rate: 0.0002
+bf16: auto
+tf32: false
+gradient_checkpointing: true
+resume_from_checkpoint:
+logging_steps: 1
+attn_implementation: flash_attention_2
+warmup_ratio: 0.1
+evals_per_epoch: 4
+saves_per_epoch: 1
+weight_decay: 0.0
+special_tokens:
+  pad_token: "<|end_of_text|>"
+"""
+"""The keys of axolotl's examples/llama-3/lora-1b.yml, but for its loss watchdog."""
+WATCHDOG = "loss_watchdog_threshold: 5.0\nloss_watchdog_patience: 3\n"
+
+
+def test_the_keys_of_an_example_of_axolotl(tmp_path: Path) -> None:
+    job = job_of(LORA_1B, tmp_path)
+    assert (job.evaluation.eval_size, job.warmup_ratio, job.evals_per_epoch) == (0.1, 0.1, 4)
+    assert (job.train.optim, job.train.save_strategy) == (Optim.ADAMW_8BIT, SaveStrategy.EPOCH)
+    assert (job.train.batch_size, job.train.dropout, job.reading.packing) == (4, False, True)
+    spec = job.train_spec(num_samples=100)
+    assert (spec.num_steps, spec.warmup_steps, spec.eval_steps) == (25, 3, 7)
+
+
+def test_keys_without_effect_are_reported(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(LORA_1B)
+    (unused, others) = translated(read_job_file(path), path).notes
+    assert unused.startswith(
+        "eval_sample_packing, logging_steps, attn_implementation, special_tokens: pad_token: "
+    )
+    assert others == (
+        "left out, with another default than axolotl's: excess_length_strategy (drop there, cut; "
+        "split for plain text and --packing-strategy wrapped here), shuffle (true there, "
+        "no-shuffle here)"
+    )
+
+
+def test_all_keys_that_cannot_be_used_are_in_one_message(tmp_path: Path) -> None:
+    with pytest.raises(BadOption) as refused:
+        job_of(f"{LORA_1B}{WATCHDOG}learning_rat: 1\nnum_epoch: many\nrl: dpo\n", tmp_path)
+    message = refused.value.message
+    assert (
+        f"{tmp_path / 'job.yaml'}: 5 keys cannot be used: (1) loss_watchdog_threshold:" in message
+    )
+    for words in ("(2) loss_watchdog_patience: ", "'learning_rate'?; ", "'num_epochs'?; (5) rl: "):
+        assert words in message
+
+
+def test_a_key_cannot_steer_the_terminal_that_shows_it(tmp_path: Path) -> None:
+    with pytest.raises(BadOption) as refused:
+        job_of('base_model: a\n"bad\\e[31m": 1\nrl: "\\e[2J"\nadam_beta1: "\\e[2J"\n', tmp_path)
+    assert refused.value.message.isprintable()
+
+
+TWICE = {
+    "num_epochs: 1\nseed: 3\nnum_epochs: 3\n": "line 3: num_epochs is given twice, on line 1 too",
+    "datasets:\n  - path: a\n    path: b\n": "line 3: path is given twice, on line 2 too",
+    "{seed: 1, seed: 1}": "line 1: seed is given twice, on line 1 too",
+}
+"""Of snowflakedb/ArcticTraining#85 and yaml/pyyaml#165: pyyaml takes the last one."""
+
+
+@pytest.mark.parametrize("text", TWICE)
+def test_a_key_that_is_given_twice_is_refused_with_its_lines(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(BadOption) as refused:
+        read_job_file(path)
+    assert refused.value.message == f"{path}: {TWICE[text]}"
+
+
+def test_a_merged_mapping_may_have_keys_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("base_model: a\ndatasets:\n  - &one {path: b, split: x}\n")
+    more = "test_datasets:\n  - <<: *one\n    split: y\n"
+    job = job_of(f"{path.read_text()}{more}", tmp_path)
+    assert (job.split, job.evaluation.eval_split, job.evaluation.eval_dataset) == ("x", "y", "b")
+
+
+@pytest.mark.parametrize(
+    ("keys", "completion_only", "assistant_only"),
+    [
+        ("type: chat_template", True, True),
+        ("type: chat_template\ntrain_on_inputs: false", True, True),
+        ("type: chat_template\ntrain_on_inputs: true", True, False),
+        ("type: chat_template\n    roles_to_train: [assistant]", True, True),
+        ("type: chat_template\n    roles_to_train: [gpt]\n    train_on_eos: turn", True, True),
+        ("type: chat_template\n    chat_template: tokenizer_default", True, True),
+        (
+            "type: chat_template\n    field_messages: conversations\n"
+            "    message_property_mappings: {role: from, content: value}",
+            True,
+            True,
+        ),
+        ("type: alpaca", True, False),
+        ("type: alpaca\ntrain_on_inputs: false", True, False),
+        ("type: alpaca\ntrain_on_inputs: true", False, False),
+        ("type: completion\ntrain_on_inputs: false", True, False),
+        ("split: train", True, False),
+    ],
+)
+def test_what_is_learned_follows_from_the_type(
+    keys: str, completion_only: bool, assistant_only: bool, tmp_path: Path
+) -> None:
+    # axolotl-ai-cloud/axolotl#2089, #1761, #3098: of chats the assistant's part alone
+    job = job_of(f"base_model: a\ndatasets:\n  - path: b\n    {keys}\n", tmp_path)
+    reading = job.reading
+    assert (reading.completion_only_loss, reading.assistant_only_loss) == (
+        completion_only,
+        assistant_only,
+    )
+
+
+ENTRIES = {
+    "roles_to_train: [user, assistant]": "datasets: roles_to_train: expected [assistant]",
+    "roles_to_train: []": "datasets: roles_to_train: expected [assistant], got []",
+    "train_on_eos: all": "datasets: train_on_eos: expected turn, got 'all'",
+    "chat_template: llama3": "datasets: chat_template: the model's own chat template is used",
+    "field_messages: 3": "datasets: field_messages: expected a column, got 3",
+    "message_property_mappings: {role: who, content: what}": "expected role: role and content",
+    "message_field_training_detail: d": "a message is learned as a whole, or not at all",
+    "roles: {user: [me]}": "datasets: roles: roles go to the template",
+    "field_mesages: a": "there is no such key; did you mean 'field_messages'?",
+}
+
+
+@pytest.mark.parametrize("text", ENTRIES)
+def test_keys_of_a_dataset_mean_what_they_say_or_are_refused(text: str, tmp_path: Path) -> None:
+    start = "base_model: a\ndatasets:\n  - path: b\n    type: chat_template\n"
+    with pytest.raises(BadOption) as refused:
+        job_of(f"{start}    {text}\n", tmp_path)
+    assert ENTRIES[text] in refused.value.message
+
+
+def test_columns_have_the_roles_of_their_type(tmp_path: Path) -> None:
+    start = "base_model: a\ndatasets:\n  - path: b\n    type: "
+    chats = "chat_template\n    field_messages: dialog\n    field_tools: functions\n"
+    assert job_of(f"{start}{chats}", tmp_path).reading.column == (
+        "messages=dialog",
+        "tools=functions",
+    )
+    # whatever other columns there are, such as 'text' in tatsu-lab/alpaca or 'messages'
+    columns = ("instruction=instruction", "output=output")
+    assert job_of(f"{start}alpaca\n", tmp_path).reading.column == columns
+    with pytest.raises(BadOption, match="column: column is given twice"):
+        job_of(f"{start}alpaca\ncolumn: [output=answer]\n", tmp_path)
+    two = "  - path: c\n    type: chat_template\n"
+    with pytest.raises(BadOption, match="datasets: expected the same columns of all datasets"):
+        job_of(f"{start}{chats}{two}", tmp_path)
+    assert job_of(f"{start}chat_template\n{two}", tmp_path).datasets == ("b", "c")
+    mapped = job_of("base_model: a\ndataset: b\ncolumn: {prompt: q, completion: a}\n", tmp_path)
+    assert mapped.reading.column == ("prompt=q", "completion=a")
+
+
+def test_long_rows_of_text_go_on_in_the_next_sample(tmp_path: Path) -> None:
+    start = "base_model: a\ndatasets:\n  - path: b.jsonl\n    type: "
+    assert job_of(f"{start}completion\n", tmp_path).reading.truncation is Truncation.SPLIT
+    assert job_of(f"{start}alpaca\n", tmp_path).reading.truncation is None
+    truncated = job_of(f"{start}alpaca\nexcess_length_strategy: truncate\n", tmp_path)
+    assert truncated.reading.truncation is Truncation.CUT
+    dropped = job_of(f"{start}alpaca\nexcess_length_strategy: drop\n", tmp_path)
+    assert dropped.reading.truncation is Truncation.DROP
+
+
+def test_rows_of_text_are_of_one_column_or_of_lines(tmp_path: Path) -> None:
+    start = "base_model: a\ndatasets:\n  - type: completion\n"
+    rows = job_of(f"{start}    path: b.jsonl\n", tmp_path).reading
+    assert (rows.text_column, rows.data_format) == ("text", None)
+    named = job_of(f"{start}    path: b.jsonl\n    field: chapter\n", tmp_path).reading
+    assert named.text_column == "chapter"
+    lines = job_of(f"{start}    path: b.txt\n", tmp_path).reading
+    assert (lines.text_column, lines.data_format) == (None, DataFormat.LINES)
+
+
+def test_shares_and_words_of_transformers(tmp_path: Path) -> None:
+    start = "base_model: a\ndataset: b\n"
+    job = job_of(f"{start}warmup_steps: 0.1\nlora_target_linear: true\n", tmp_path)
+    assert (job.warmup_ratio, job.train.target_modules) == (0.1, "all-linear")
+    job = job_of(
+        f"{start}evals_per_epoch: 1\nload_best_model_at_end: true\nsaves_per_epoch: 1\n", tmp_path
+    )
+    assert job.train.eval_strategy is EvalStrategy.EPOCH
+    job = job_of(f"{start}curriculum_sampling: false\nuse_tensorboard: true\n", tmp_path)
+    assert (job.train.shuffle, job.outputs.report_to) == (True, "tensorboard")

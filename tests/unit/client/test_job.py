@@ -47,20 +47,20 @@ def test_what_was_found_is_told_first_of_the_held_out_data_then_of_the_others(
     assert [line.partition("; ")[0] for line in told] == [
         f"{options.dataset}: JSON lines, split 'test'",
         told[1],
-        told[2],
+        told[2].partition("; ")[0],
         f"{options.dataset}: JSON lines, split 'train'",
         told[4],
-        told[5],
+        told[5].partition("; ")[0],
     ]
     assert "first document: 'test word" in told[1]
     assert "20 documents" in told[2]
     assert "first document: 'train word" in told[4]
-    assert f"40 documents, {job.spec.train.num_samples:,} samples of 16 tokens" in told[5]
+    assert f"40 documents, {job.spec.train.num_samples:,} samples of up to 16 tokens" in told[5]
     assert job.spec.train.num_eval_samples == len(job.samples) - job.spec.train.num_samples > 0
 
 
 def test_nothing_is_told_of_data_that_is_refused(options: JobOptions) -> None:
-    write(Path(options.dataset, "train.jsonl"), [{"text": "word"}, {"text": 5}])
+    write(Path(options.datasets[0], "train.jsonl"), [{"text": "word"}, {"text": 5}])
     told: list[str] = []
     with pytest.raises(BadDataset, match="line 2"):
         prepare_job(options, Listener(tell=told.append))
@@ -97,6 +97,39 @@ def test_nothing_is_held_out_where_nothing_is_evaluated(options: JobOptions) -> 
     assert (job.spec.train.num_eval_samples, len(job.samples)) == (0, job.spec.train.num_samples)
 
 
+@pytest.mark.parametrize(("size", "count"), [(0.1, 4), (6, 6)])
+def test_a_part_of_the_data_is_held_out(options: JobOptions, size: float, count: int) -> None:
+    rows = [{"text": f"{number} apples"} for number in range(40)]
+    write(Path(options.datasets[0], "train.jsonl"), rows)
+    reading = replace(options.reading, packing=False)
+    asked = replace(options, evaluation=EvalOptions(eval_size=size), reading=reading)
+    told: list[str] = []
+    job = prepare_job(asked, Listener(tell=told.append))
+    cut = job.spec.train.num_samples
+    train, held_out = set(job.samples[:cut]), set(job.samples[cut:])
+    assert (len(train), len(held_out), len(train | held_out)) == (40 - count, count, 40)
+    assert f"{count} documents, {count} samples" in told[2]
+    assert f"{40 - count} documents, {40 - count} samples" in told[5]
+    whole = prepare_job(replace(asked, evaluation=EvalOptions(max_eval_samples=1)))
+    assert train | held_out == set(whole.samples)
+    assert list(prepare_job(asked).samples) == list(job.samples)
+    other = replace(asked, train=replace(options.train, seed=7))
+    assert set(prepare_job(other).samples[cut:]) != held_out
+
+
+def test_a_part_that_would_leave_nothing_is_refused(options: JobOptions) -> None:
+    asked = replace(options, evaluation=EvalOptions(eval_size=40))
+    with pytest.raises(BadDataset, match=r"more than 40 rows \(--eval-size\), got 40"):
+        prepare_job(asked)
+    text = Path(options.datasets[0], "notes.txt")
+    text.write_text("one\ntwo\n" * 40)
+    with pytest.raises(BadOption, match="--eval-size: plain text is one document"):
+        prepare_job(replace(asked, dataset=str(text)))
+    share = replace(asked, dataset=str(text), evaluation=EvalOptions(eval_size=0.25))
+    train = prepare_job(share).spec.train
+    assert abs(train.num_eval_samples * 3 - train.num_samples) <= 3
+
+
 def test_each_job_has_digests_of_its_own(options: JobOptions) -> None:
     first, second = prepare_job(options).owned_by("ada"), prepare_job(options)
     assert first.spec.model.owner == "ada"
@@ -119,7 +152,7 @@ def test_a_split_to_evaluate_on_is_of_something(options: JobOptions) -> None:
     checkpoint = open_checkpoint(options.model)
     with pytest.raises(BadOption, match="--eval-split: expected --eval-dataset"):
         open_held_out(options.evaluation, ReadOptions(), checkpoint, None)
-    assert open_held_out(EvalOptions(), ReadOptions(), checkpoint, options.dataset) is None
+    assert open_held_out(EvalOptions(), ReadOptions(), checkpoint, options.datasets[0]) is None
 
 
 async def test_reading_ends_at_its_next_batch_once_it_is_cancelled() -> None:
@@ -139,3 +172,35 @@ async def test_reading_ends_at_its_next_batch_once_it_is_cancelled() -> None:
     await asyncio.wait([task])
     is_cancelled.set()
     assert await asyncio.to_thread(ended.wait, 60)
+
+
+# ---- several datasets
+
+
+def test_several_datasets_are_mixed_by_the_seed(options: JobOptions, tmp_path: Path) -> None:
+    paths = (str(tmp_path / "train.jsonl"), str(tmp_path / "test.jsonl"))
+    several = replace(options, dataset=paths, evaluation=EvalOptions(), probabilities="0.25,0.75")
+    told: list[str] = []
+    job, again = prepare_job(several, Listener(tell=told.append)), prepare_job(several)
+    assert list(job.samples) == list(again.samples)
+    other_seed = replace(several, train=replace(several.train, seed=several.train.seed + 1))
+    assert list(prepare_job(other_seed).samples) != list(job.samples)
+    (mixed,) = (line for line in told if line.startswith("mixed: "))
+    assert f"mixed: {job.spec.train.num_samples:,} samples; {paths[0]}" in mixed
+    assert f"{paths[1]} 20 of its 20" in mixed
+    assert sum("the first document" in line for line in told) == 2
+
+
+def test_a_split_of_several_datasets_cannot_be_held_out(
+    options: JobOptions, tmp_path: Path
+) -> None:
+    paths = (str(tmp_path / "train.jsonl"), str(tmp_path / "test.jsonl"))
+    with pytest.raises(BadOption, match="--eval-split: expected --eval-dataset beside it"):
+        prepare_job(replace(options, dataset=paths))
+
+
+def test_a_share_of_each_dataset_is_held_out(options: JobOptions, tmp_path: Path) -> None:
+    paths = (str(tmp_path / "train.jsonl"), str(tmp_path / "test.jsonl"))
+    several = replace(options, dataset=paths, evaluation=EvalOptions(eval_size=0.25))
+    spec = prepare_job(several).spec.train
+    assert (spec.num_samples, spec.num_eval_samples) == (45, 15)

@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 
 from swarm_ft.api.local_job import SAMPLE_LR
-from swarm_ft.client.options import EvalOptions, JobOptions, Outputs, PlanOptions
+from swarm_ft.client.options import (
+    EvalOptions,
+    JobOptions,
+    Outputs,
+    PlanOptions,
+    StoppingStrategy,
+)
 from swarm_ft.errors import BadCodec, BadInput, BadOption
-from swarm_ft.protocol.spec.options import build, declared
+from swarm_ft.protocol.spec.options import arguments, build, by_names, declared
 from swarm_ft.protocol.spec.run_spec import EvalStrategy, LrSchedule, TrainOptions, TrainSpec
 
 NAMED = {"model": "gpt2", "dataset": "notes.txt"}
@@ -57,6 +63,40 @@ def test_steps_win_over_epochs(given: dict[str, object], num_samples: int, num_s
     options = build(JobOptions, NAMED | given)
     spec = options.train_spec(num_samples)
     assert spec == TrainSpec.of(options.train, num_samples=num_samples, num_steps=num_steps)
+
+
+@pytest.mark.parametrize(
+    ("given", "resolved"),
+    [
+        # 100 samples of 8 a step: 13 steps in an epoch, 39 in all
+        ({"warmup_ratio": 0.1}, {"warmup_steps": 4}),
+        ({"warmup_ratio": 1.0, "epochs": 1}, {"warmup_steps": 13}),
+        ({"warmup_ratio": 0.1, "steps": 100}, {"warmup_steps": 10}),
+        ({"evals_per_epoch": 4, "saves_per_epoch": 2}, {"eval_steps": 4, "save_steps": 7}),
+        ({"evals_per_epoch": 1000}, {"eval_steps": 1}),
+    ],
+)
+def test_shares_become_steps(given: dict[str, object], resolved: dict[str, int]) -> None:
+    # rounded up, as transformers' TrainingArguments.get_warmup_steps does
+    spec = build(JobOptions, NAMED | given).train_spec(100)
+    assert {name: getattr(spec, name) for name in resolved} == resolved
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"eval_size": 1.5}, "--eval-size: expected a share below 1 or a whole number"),
+        ({"eval_size": -0.1}, "--eval-size: expected a finite number, 0 or more"),
+        ({"eval_size": 0.1, "eval_split": "test"}, "expected it without --eval-split"),
+        ({"warmup_ratio": 0.1, "warmup_steps": 3}, "expected it or --warmup-steps, got both"),
+        ({"evals_per_epoch": 2, "eval_steps": 3}, "expected it or --eval-steps, got both"),
+        ({"evals_per_epoch": 2, "eval_strategy": EvalStrategy.NO}, "--eval-strategy steps beside"),
+        ({"saves_per_epoch": 2, "save_steps": 3}, "expected it or --save-steps, got both"),
+    ],
+)
+def test_shares_that_contradict_others_are_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(BadOption, match=re.escape(message)):
+        build(JobOptions, NAMED | given)
 
 
 def test_more_steps_than_a_run_can_have_are_refused() -> None:
@@ -118,3 +158,32 @@ def test_a_plan_evaluates_as_a_job_would(given: dict[str, Any], num_eval_samples
 def test_a_plans_numbers_are_bounded() -> None:
     with pytest.raises(BadOption, match="--num-eval-samples"):
         PlanOptions(model="gpt2", num_eval_samples=-1)
+
+
+# ---- several datasets
+
+
+def test_datasets_are_one_or_several() -> None:
+    assert JobOptions(model="a", dataset="b").datasets == ("b",)
+    assert build(JobOptions, by_names(JobOptions, {"model": "a", "dataset": "b"})).datasets == (
+        "b",
+    )
+    several = JobOptions(model="a", dataset=("b", "c"), probabilities="0.7,0.3")
+    assert (several.datasets, several.shares) == (("b", "c"), (0.7, 0.3))
+    words = arguments(several)
+    assert words[2:] == ["--dataset", "b", "--dataset", "c", "--probabilities", "0.7,0.3"]
+
+
+@pytest.mark.parametrize("probabilities", ["0.7", "0.7,0.2", "1,0", "a,b", "0.5,0.3,0.2", "-1,2"])
+def test_probabilities_that_are_none_are_refused(probabilities: str) -> None:
+    asked = JobOptions(model="a", dataset=("b", "c"), probabilities=probabilities)
+    with pytest.raises(BadOption, match="--probabilities: expected 2 numbers above 0 that sum to"):
+        _ = asked.shares
+
+
+def test_a_stopping_strategy_needs_probabilities() -> None:
+    asked = JobOptions(
+        model="a", dataset=("b", "c"), stopping_strategy=StoppingStrategy.ALL_EXHAUSTED
+    )
+    with pytest.raises(BadOption, match="--stopping-strategy: expected --probabilities beside it"):
+        _ = asked.shares

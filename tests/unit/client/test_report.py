@@ -23,7 +23,7 @@ from swarm_ft.protocol.messages.client import (
     StepCommitted,
 )
 from swarm_ft.protocol.messages.reports import ByteCounts, GradientTraffic, Traffic
-from swarm_ft.protocol.spec.run_spec import Codecs, TaskKind
+from swarm_ft.protocol.spec.run_spec import Codecs, Dtype, TaskKind
 from swarm_ft.protocol.spec.tasks import Classification
 from tests.specs import run_spec
 
@@ -88,6 +88,15 @@ def _report(*steps: StepCommitted, before: float = 3.0, after: float = 1.0) -> R
     )
 
 
+def test_the_dtype_of_the_result_stands_beside_the_loss_of_float32_weights() -> None:
+    """A file in bfloat16 has another loss than the weights that were evaluated."""
+    report = replace(_report(_step(0)), result_dtype=Dtype.BFLOAT16)
+    told = "(float32 weights; the result is stored as bfloat16)"
+    assert f"evaluation loss      3.000 -> 1.000   {told}" in report.summary_lines()
+    assert json.loads(report.to_json())["result_dtype"] == "bfloat16"
+    assert "evaluation loss      3.000 -> 1.000" in _report(_step(0)).summary_lines()
+
+
 def test_the_document_has_the_promised_fields() -> None:
     document = json.loads(_report(_step(0, loss=3.5), _step(1, loss=2.5, keys=0)).to_json())
     assert document == {
@@ -102,6 +111,8 @@ def test_the_document_has_the_promised_fields() -> None:
         "seconds": 1.0,
         "samples_per_second": 8.0,
         "forecast": None,
+        "eval_weights_dtype": "float32",
+        "result_dtype": "float32",
         "eval_before": {"loss": 3.0, "perplexity": pytest.approx(math.exp(3))},
         "eval": {"loss": 1.0, "perplexity": pytest.approx(math.e)},
         "evaluations": [

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from swarm_ft.client.data.rows import read_file
+from swarm_ft.client.data.text_files import read_file
 from swarm_ft.client.sample import SampleInput, write_sample
 from swarm_ft.errors import BadDataset
 

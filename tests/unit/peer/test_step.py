@@ -26,7 +26,7 @@ from swarm_ft.protocol.messages.control import EvalSum, PlanStep
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import EvalCompression
-from swarm_ft.protocol.spec.sample_rows import CONTEXT, NO_TOKEN
+from swarm_ft.protocol.spec.sample_rows import CONTEXT, NO_TOKEN, START
 from swarm_ft.stage.base import Engine, Lengths, LossAndCounts, LossAndGradient
 from tests.specs import train_spec
 
@@ -382,6 +382,41 @@ def test_a_plan_with_rows_that_are_no_samples_is_malformed(
     for index in (0, 1):
         with pytest.raises(MalformedMessage, match=f"plan of step 5, microbatch 0: .*{why}"):
             make_step(index, of=2, microbatches=1, plan=plan)
+
+
+DOCUMENTS = {SampleId(1): (2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("words", "documents", "why"),
+    [
+        ([1, 1, 1, 1], DOCUMENTS, r"lengths \[4, \(2, 2\)\] of \[4, 4\]"),
+        ([1, 1, START | 1, 1], {}, r"lengths \[4, 4\] of \[4, \(2, 2\)\]"),
+        ([START | 1, 1, START | 1, 1], DOCUMENTS, "expected a document in front of a further one"),
+        ([1, START | 1, 1, 1], DOCUMENTS, r"lengths \[4, \(2, 2\)\] of \[4, \(1, 3\)\]"),
+    ],
+)
+def test_a_plan_whose_rows_have_other_documents_is_malformed(
+    make_step: MakeStep, words: list[int], documents: dict[SampleId, tuple[int, ...]], why: str
+) -> None:
+    whole = make_plan(1, with_tokens=False)
+    tokens = {SampleId(0): token_bytes(0, count=4), SampleId(1): np.array(words, "<u4").tobytes()}
+    plan = replace(whole, tokens=tokens, lengths=(4, 4), documents=documents)
+    for index in (0, 1):
+        with pytest.raises(MalformedMessage, match=f"plan of step 5, microbatch 0: {why}"):
+            make_step(index, of=2, microbatches=1, plan=plan)
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [{SampleId(1): (2, 3)}, {SampleId(7): (2, 2)}, {SampleId(1): (4,), SampleId(9): ()}],
+)
+def test_documents_are_of_samples_of_the_plan_and_as_long_as_these(
+    documents: dict[SampleId, tuple[int, ...]],
+) -> None:
+    whole = make_plan(1, with_tokens=False)
+    with pytest.raises(MalformedMessage, match=r"expected documents of [04] tokens in all, got"):
+        replace(whole, lengths=(4, 4), documents=documents)
 
 
 async def test_samples_of_different_lengths_are_padded_here_and_cut_again(

@@ -21,8 +21,9 @@ from transformers import (
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import split_evenly
 from swarm_ft.protocol.spec.run_spec import LrSchedule, RunSpec, TrainSpec
-from swarm_ft.protocol.spec.sample_rows import Samples, Words, samples_in
+from swarm_ft.protocol.spec.sample_rows import Samples, Words, counts_of, samples_in
 from swarm_ft.protocol.spec.training_plan import clip_factor, learning_rate_at, step_microbatches
+from swarm_ft.stage.base import Lengths
 from swarm_ft.stage.checkpoint import Checkpoint, open_checkpoint
 from swarm_ft.stage.engine import StageEngine
 from tests.states import weights_digest
@@ -184,7 +185,7 @@ class Pipeline:
         samples = samples_in(rows)
         tokens, labels = torch.from_numpy(samples.token_ids), torch.from_numpy(samples.labels)
         *upstream, last = self.stages
-        x, lengths = tokens, samples.lengths.tolist()
+        x, lengths = tokens, lengths_of(rows)
         for stage in upstream:
             x = received(stage.forward(MicrobatchIndex(index), x, lengths), samples)
         made = last.forward_backward(MicrobatchIndex(index), x, labels, lengths)
@@ -242,6 +243,13 @@ class Pipeline:
                 assert handle.metadata() == {"format": "pt"}
                 weight_map |= dict.fromkeys(handle.keys(), path.name)
         return weight_map
+
+
+def lengths_of(rows: Words) -> Lengths:
+    """As an engine takes them."""
+    counts = counts_of(rows)
+    documents = counts.documents or ((),) * len(rows)
+    return [one or length for one, length in zip(documents, counts.lengths, strict=True)]
 
 
 def received(sent_btc: torch.Tensor, samples: Samples) -> torch.Tensor:

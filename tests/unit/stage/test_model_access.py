@@ -21,7 +21,7 @@ from swarm_ft.errors import (
     ModelUnavailable,
 )
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec
-from swarm_ft.stage.checkpoint import Source, open_checkpoint
+from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.model_access import (
     UNAVAILABLE,
     ModelAccess,
@@ -29,6 +29,7 @@ from swarm_ft.stage.model_access import (
     named_directories,
     refusal_of,
 )
+from swarm_ft.stage.source import Source
 from tests.specs import train_spec
 from tests.unit.stage.conftest import MakeModel
 

@@ -21,21 +21,29 @@ CHAT = (
     "<{{ message.role }}> {{ message.content }} </s> {% endfor %}"
 )
 END = 11
+BEGIN = 12
 
 
 @pytest.fixture(scope="session")
 def words() -> Words:
-    """`words(...)`: one token a word, w0 to w9, then unknown 10 and, if wanted, the end 11."""
+    """`words(...)`: one token a word, w0 to w9, then unknown 10 and, if wanted, the end 11.
+
+    `single` says which special tokens it puts around a text: by default the beginning, 12.
+    """
 
     def make(
-        *, max_length: int = 4, eos: str | None = "</s>", chat: str | None = None
+        *,
+        max_length: int = 4,
+        eos: str | None = "</s>",
+        chat: str | None = None,
+        single: str = "<s> $A",
     ) -> PreTrainedTokenizerFast:
-        vocab = {f"w{i}": i for i in range(10)} | {"?": 10, "</s>": END, "<s>": 12}
+        vocab = {f"w{i}": i for i in range(10)} | {"?": 10, "</s>": END, "<s>": BEGIN}
         tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="?"))
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         # Like Llama's it puts a special token in front if let.
         tokenizer.post_processor = processors.TemplateProcessing(
-            single="<s> $A", pair="<s> $A $B:1", special_tokens=[("<s>", 12)]
+            single=single, pair="<s> $A $B:1", special_tokens=[("<s>", BEGIN), ("</s>", END)]
         )
         made = PreTrainedTokenizerFast(
             tokenizer_object=tokenizer,
@@ -51,7 +59,7 @@ def words() -> Words:
 
 @pytest.fixture
 def opened(words: Words) -> Callable[..., Dataset]:
-    """`opened(path, text_column=..., split=..., tokenizer=...)`."""
+    """`opened(path, text_column=..., split=..., tokenizer=...)`; by default no beginning."""
 
     def open_it(
         path: object,
@@ -63,7 +71,7 @@ def opened(words: Words) -> Callable[..., Dataset]:
     ) -> Dataset:
         reading = ReadOptions(data_format=data_format, **options)  # type: ignore[arg-type]
         wanted = Wanted(split=split, format=data_format)
-        return open_dataset(str(path), wanted, reading, tokenizer or words())
+        return open_dataset(str(path), wanted, reading, tokenizer or words(single="$A"))
 
     return open_it
 

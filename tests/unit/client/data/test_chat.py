@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
-from swarm_ft.client.data.chat import pieces_of_chat, rendered
+from swarm_ft.client.data.chat import ChatTemplate, Document, rendered
 from swarm_ft.client.data.dataset import Dataset
+from swarm_ft.client.data.messages import Chat
 from swarm_ft.errors import BadDataset
 from swarm_ft.protocol.spec.sample_rows import CONTEXT
 from tests.unit.client.data.conftest import CHAT, Words
@@ -20,6 +22,10 @@ MARKED = (
     "{{ m.content }} </s>{% endgeneration %}{% else %}{{ m.content }} </s>{% endif %} {% endfor %}"
 )
 FORGETFUL = "{{ messages | length }}" + CHAT
+
+
+def pieces_of_chat(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerFast) -> Document:
+    return ChatTemplate(tokenizer).document(Chat(messages), assistant_only=True)
 
 
 def chat(*contents: str) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from tokenizers import processors
 
 from swarm_ft.client.data.dataset import Dataset, classes_in, open_dataset
 from swarm_ft.client.data.files import Wanted
-from swarm_ft.client.options import DataFormat, ReadOptions
+from swarm_ft.client.options import DataFormat, ReadOptions, Truncation
 from swarm_ft.errors import BadDataset, BadOption
 from swarm_ft.protocol.spec.run_spec import TaskKind
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL, SECOND, samples_in
@@ -33,14 +33,20 @@ def write(path: Path, rows: Iterable[object]) -> str:
 
 
 def opened(
-    path: str, words: Words, names: Sequence[str], kind: TaskKind = WHOLE, **options: Any
+    path: str,
+    words: Words,
+    names: Sequence[str],
+    kind: TaskKind = WHOLE,
+    counted: Sequence[str] | None = None,
+    **options: Any,
 ) -> Dataset:
-    task = Classification(kind, tuple(names))
-    return open_dataset(path, Wanted(), ReadOptions(**options), words(), task=task)
+    counted = names if counted is None else counted
+    task, reading = Classification(kind, tuple(names)), ReadOptions(**options)
+    return open_dataset(path, Wanted(), reading, words(), task=task, counted_names=tuple(counted))
 
 
 def found_in(path: str, kind: TaskKind = WHOLE, **options: Any) -> tuple[str, ...]:
-    return classes_in(path, Wanted(), ReadOptions(**options), Classification(kind, ()))
+    return classes_in(path, Wanted(), ReadOptions(**options), Classification(kind, ())).names
 
 
 # ---- which classes there are
@@ -74,7 +80,6 @@ def test_classes_are_all_that_the_data_has_sorted(
         ({"text": "w1", "label": " "}, "expected 'label' to be a class"),
         ({"text": "w1"}, "expected a column 'label'; it has 'text'; --label-column names"),
         ({"body": "w1", "label": 1}, "expected a column 'text'; it has 'body', 'label'; --text-"),
-        ({"text": "w1", "label": 1}, "expected two classes or more, found '1'"),
     ],
 )
 def test_values_that_are_no_classes_are_refused_by_their_line(
@@ -114,7 +119,7 @@ def test_each_text_is_a_sample_whose_class_is_at_its_last_token(
     assert samples.labels[0, 3] == samples.labels[0].max() == 1
     assert "2 documents, 2 samples of up to 4 tokens; classes a 50.0%, b 50.0%" in made.words
     assert "a document is 'text', its class is 'label'" in data.describe()[0]
-    assert data.describe()[1].endswith("the first document: 'w1 w2 w3' is of class 1")
+    assert data.describe()[1].endswith("the first document: 'w1 w2 w3' is of class b")
 
 
 def test_a_long_text_is_cut_and_keeps_its_class(tmp_path: Path, words: Words) -> None:
@@ -126,15 +131,33 @@ def test_a_long_text_is_cut_and_keeps_its_class(tmp_path: Path, words: Words) ->
 
 
 @pytest.mark.parametrize(
-    ("value", "names", "number"),
-    [("b", "ab", 1), (1, "ab", 1), ("1", "ab", 1), (2, "123", 1), ("2", "123", 1), (0, "123", 0)],
+    ("value", "names", "counted", "number"),
+    [
+        ("b", "ab", "", 1),
+        (1, "ab", "ab", 1),
+        ("1", "ab", "ab", 1),
+        (1, "ab", "ba", 0),
+        (2, "123", "", 1),
+        ("2", "123", "", 1),
+        ("2", "123", "123", 1),
+    ],
 )
 def test_a_class_is_told_by_name_or_else_by_number(
-    tmp_path: Path, words: Words, value: object, names: str, number: int
+    tmp_path: Path, words: Words, value: object, names: str, counted: str, number: int
 ) -> None:
     path = write(tmp_path / "a.jsonl", [{"text": "w1 w2", "label": value}])
-    samples = samples_in(np.array(opened(path, words, names).samples(4, VOCAB).tokens))
+    data = opened(path, words, names, counted=counted)
+    samples = samples_in(np.array(data.samples(4, VOCAB).tokens))
     assert samples.labels[0, 2] == number
+
+
+@pytest.mark.parametrize(("value", "names"), [(0, "123"), ("1", "ab"), (7, "ab")])
+def test_a_number_that_nobody_named_is_refused(
+    tmp_path: Path, words: Words, value: object, names: str
+) -> None:
+    path = write(tmp_path / "a.jsonl", [{"text": "w1 w2", "label": value}])
+    with pytest.raises(BadDataset, match=f"line 1: 'label' is '{value}', which is none of"):
+        opened(path, words, names, counted="")
 
 
 def test_a_row_without_its_class_is_refused_by_its_line(tmp_path: Path, words: Words) -> None:
@@ -166,7 +189,13 @@ def test_columns_of_a_tsv_without_names_are_named(tmp_path: Path, words: Words) 
 
 
 @pytest.mark.parametrize(
-    "options", [{"packing": False}, {"separator": "|"}, {"completion_only_loss": False}]
+    "options",
+    [
+        {"packing": True},
+        {"truncation": Truncation.DROP},
+        {"separator": "|"},
+        {"completion_only_loss": False},
+    ],
 )
 def test_options_that_mean_nothing_for_classes_are_refused(
     tmp_path: Path, words: Words, options: dict[str, Any]
@@ -191,6 +220,21 @@ def test_a_blank_text_is_left_out(tmp_path: Path, words: Words) -> None:
     assert "1 document without text left out" in made.words
 
 
+def test_texts_that_are_cut_are_counted(tmp_path: Path, words: Words) -> None:
+    texts = ("w1 w2 w3 w4 w5", "w1 w2 w3", "w1", "w1 w2 w3 w4")
+    rows = [{"text": text, "label": "a"} for text in texts]
+    made = opened(write(tmp_path / "a.jsonl", rows), words, "ab").samples(4, VOCAB)
+    told = "2 documents of more than 4 tokens cut, which leaves out 3 of 11 tokens of theirs"
+    assert f"; {told} (--seq-length); " in made.words
+
+
+def test_words_that_are_cut_are_counted(tmp_path: Path, words: Words) -> None:
+    rows = [{"tokens": [f"w{i}" for i in range(6)], "ner_tags": [0] * 6}]
+    path = write(tmp_path / "a.jsonl", rows)
+    made = opened(path, words, "ab", kind=TaskKind.TOKEN_CLASSIFICATION).samples(4, VOCAB)
+    assert "; 1 document of more than 4 tokens cut, which leaves out 3 of 7 tokens" in made.words
+
+
 # ---- two texts
 
 
@@ -213,7 +257,7 @@ def test_a_class_may_be_of_two_texts(
     data = opened(path, words, "ab", **options)
     told, first = data.describe()
     assert f"a document is '{columns[0]}' and '{columns[1]}', its class is 'label'; not" in told
-    assert first.endswith("the first document: 'w1 w2' + 'w3' is of class 1")
+    assert first.endswith("the first document: 'w1 w2' + 'w3' is of class b")
     samples = samples_in(np.array(data.samples(8, VOCAB).tokens))
     assert samples.token_ids[0].tolist() == [12, 1, 2, SECOND | 3]
     assert samples.labels[0].tolist() == [NO_LABEL, NO_LABEL, NO_LABEL, 1]
@@ -301,3 +345,24 @@ def test_words_without_their_classes_are_refused(
     path = write(tmp_path / "a.jsonl", [row])
     with pytest.raises(BadDataset, match=why):
         opened(path, words, "abc", EACH, data_format=DataFormat.JSONL)
+
+
+# ---- columns that change what a row means
+
+
+def test_a_row_of_weight_0_is_left_out(tmp_path: Path, words: Words) -> None:
+    rows = [{"text": "w1", "label": 0}, {"text": "w2", "label": 1, "weight": 0.0}]
+    samples = opened(write(tmp_path / "a.jsonl", rows), words, ("0", "1")).samples(4, VOCAB)
+    assert len(samples.tokens) == 1
+    assert "1 sample without anything to learn left out" in samples.words
+    rows[1]["weight"] = 0.5
+    data = opened(write(tmp_path / "b.jsonl", rows), words, ("0", "1"))
+    with pytest.raises(BadDataset, match="line 2: expected 'weight' to be 0 or 1"):
+        data.samples(4, VOCAB)
+
+
+def test_a_text_beside_an_image_is_refused(tmp_path: Path, words: Words) -> None:
+    path = write(tmp_path / "a.jsonl", [{"text": "w1", "label": 0, "image": "a.png"}])
+    with pytest.raises(BadDataset, match=r"line 1: 'image' holds media.*--remove-columns image "):
+        opened(path, words, ("0", "1"))
+    assert opened(path, words, ("0", "1"), remove_columns="image").describe()

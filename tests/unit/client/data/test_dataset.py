@@ -14,20 +14,29 @@ from swarm_ft.client.data.files import Wanted
 from swarm_ft.client.data.forms import ALPACA_HEAD, ALPACA_HEAD_WITH_INPUT, form_of
 from swarm_ft.client.data.progress import ReadSoFar
 from swarm_ft.client.data.rows import Row
-from swarm_ft.client.options import DataFormat, ReadOptions
+from swarm_ft.client.options import DataFormat, PackingStrategy, ReadOptions, Truncation
+from swarm_ft.client.text import asked
 from swarm_ft.errors import BadDataset, BadInput, BadOption
 from swarm_ft.protocol.spec.sample_rows import CONTEXT, NO_TOKEN
-from tests.unit.client.data.conftest import CHAT, END, Words
+from tests.unit.client.data.conftest import BEGIN, CHAT, END, Words
 
 Opened = Callable[..., Dataset]
 Jsonl = Callable[..., Path]
 VOCAB = 20
+WRAPPED: dict[str, Any] = {"packing": True, "packing_strategy": PackingStrategy.WRAPPED}
 
 
-def ids(data: Dataset, length: int = 2) -> list[int]:
-    """Words of all samples of `length` tokens."""
-    tokens: list[int] = data.samples(length, VOCAB).tokens.ravel().tolist()
-    return tokens
+def rows(data: Dataset, length: int = 2) -> list[list[int]]:
+    """Words of each sample of up to `length` tokens."""
+    return [
+        [word for word in row if word != NO_TOKEN]
+        for row in data.samples(length, VOCAB).tokens.tolist()
+    ]
+
+
+def ids(data: Dataset, length: int = 4) -> list[int]:
+    """Words of all samples, one behind the other."""
+    return [word for row in rows(data, length) for word in row]
 
 
 def pieces(words: Words, row: dict[str, Any], **options: Any) -> list[tuple[str, bool]]:
@@ -93,8 +102,8 @@ def test_what_a_table_filled_up_is_no_part_of_a_message(words: Words) -> None:
         ({"messages": []}, "expected 'messages' to be a list of at least one, got an empty one"),
         ({"messages": ["hello"]}, "messages with 'role' and 'content', got text"),
         ({"messages": [{"content": "hi"}]}, "'role' of one is nothing"),
-        ({"messages": [{"from": "human", "value": "hi"}]}, "'role' of one is nothing"),
-        ({"messages": [{"role": "user", "content": ["hi"]}]}, "'content' of one is a list"),
+        ({"messages": [{"from": "human", "text": "hi"}]}, "'content' of one is nothing"),
+        ({"messages": [{"role": "user", "content": ["hi"]}]}, "parts of 'content' .* got text"),
         ({"messages": [{"role": "system", "content": "hi"}]}, "template refuses .*roles are user"),
     ],
     ids=json.dumps,
@@ -128,11 +137,14 @@ def test_a_later_row_of_another_kind_is_told_by_its_line(opened: Opened, jsonl: 
 # ---- documents to samples
 
 
-def test_documents_follow_each_other_with_an_end_behind_each(opened: Opened, jsonl: Jsonl) -> None:
+def test_each_document_is_a_sample_that_ends_by_the_end(opened: Opened, jsonl: Jsonl) -> None:
     path = jsonl({"text": "w1 w2"}, {"text": "w3"}, {"text": "w4 w5"})
-    assert ids(opened(path)) == [1, 2, END, 3, END, 4, 5, END]
-    data = opened(path)
-    assert data.samples(3, VOCAB).tokens.tolist() == [[1, 2, END], [3, END, 4]]
+    assert rows(opened(path), 3) == [[1, 2, END], [3, END], [4, 5, END]]
+
+
+def test_wrapped_documents_follow_each_other(opened: Opened, jsonl: Jsonl) -> None:
+    path = jsonl({"text": "w1 w2"}, {"text": "w3"}, {"text": "w4 w5"})
+    assert rows(opened(path, **WRAPPED), 3) == [[1, 2, END], [3, END, 4], [5, END]]
 
 
 def test_an_end_is_not_doubled(opened: Opened, jsonl: Jsonl, words: Words) -> None:
@@ -144,7 +156,7 @@ def test_an_end_is_not_doubled(opened: Opened, jsonl: Jsonl, words: Words) -> No
 def test_a_separator_of_ones_own_stands_behind_documents(opened: Opened, jsonl: Jsonl) -> None:
     path = jsonl({"text": "w1"}, {"text": "w2"})
     assert ids(opened(path, separator=" w9")) == [1, 9, 2, 9]
-    assert ids(opened(path, separator="")) == [1, 2]
+    assert ids(opened(path, separator="", **WRAPPED)) == [1, 2]
 
 
 def test_a_tokenizer_without_an_end_needs_a_separator(
@@ -153,17 +165,132 @@ def test_a_tokenizer_without_an_end_needs_a_separator(
     path = jsonl({"text": "w1"})
     with pytest.raises(BadOption, match=r"--separator: .* no end-of-text token"):
         opened(path, tokenizer=words(eos=None))
-    assert ids(opened(path, tokenizer=words(eos=None), separator=" w3")) == [1, 3]
+    assert ids(opened(path, tokenizer=words(eos=None, single="$A"), separator=" w3")) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"text": "w1 w2"}, [BEGIN, 1, 2, END]),
+        ({"text": "<s> w1"}, [BEGIN, 1, END]),
+        ({"prompt": "w1 ", "completion": "w2"}, [CONTEXT | BEGIN, CONTEXT | 1, 2, END]),
+        ({"prompt": "", "completion": "w2"}, [CONTEXT | BEGIN, 2, END]),
+        ({"messages": [{"role": "user", "content": "w1"}]}, [10, 1, END]),
+    ],
+    ids=json.dumps,
+)
+def test_documents_begin_by_what_the_tokenizer_puts_in_front(
+    opened: Opened, jsonl: Jsonl, words: Words, row: dict[str, Any], expected: list[int]
+) -> None:
+    """EleutherAI/lm-evaluation-harness#1465, unslothai/notebooks#251: training had no BOS.
+
+    A chat's template writes its own, as in huggingface/trl#1400.
+    """
+    assert rows(opened(jsonl(row), tokenizer=words(chat=CHAT)), 6) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("single", "begin"),
+    [("$A", []), ("$A </s>", []), ("<s> $A </s>", [BEGIN]), ("<s> </s> $A", [BEGIN, END])],
+)
+def test_training_and_generation_put_the_same_in_front_and_one_end(
+    opened: Opened, jsonl: Jsonl, words: Words, single: str, begin: list[int]
+) -> None:
+    """h2oai/h2o-llmstudio#636: what the tokenizer puts behind a text is no second end."""
+    tokenizer = words(single=single)
+    data = opened(jsonl({"text": "w1"}), tokenizer=tokenizer)
+    assert (
+        "".join(f"{token} + " for token in tokenizer.convert_ids_to_tokens(begin)) + "'w1'"
+        in (data.describe()[1])
+    )
+    assert rows(data, 9) == [[*begin, 1, END]]
+    assert list(asked("w1", tokenizer, is_chat=False)) == [*begin, 1]
 
 
 def test_unpacked_documents_begin_samples_of_their_own(opened: Opened, jsonl: Jsonl) -> None:
     path = jsonl({"text": "w1 w2 w3"}, {"text": "w4"}, {"text": "w5 w6"})
-    samples = opened(path, packing=False).samples(3, VOCAB)
+    samples = opened(path, truncation=Truncation.SPLIT).samples(3, VOCAB)
     # An end alone has nothing in front of it.
     assert samples.tokens.tolist() == [[1, 2, 3], [4, END, NO_TOKEN], [5, 6, END]]
-    assert samples.words.endswith(
-        "3 documents, 3 samples of up to 3 tokens; 1 sample without anything to learn left out"
-    )
+    assert "3 documents, 3 samples of up to 3 tokens; 1 document split: 1 of 4" in samples.words
+    assert samples.words.endswith("; 1 sample without anything to learn left out")
+
+
+LONG = (
+    {"prompt": "w1 ", "completion": "w2 w3 w4"},
+    {"prompt": "w5 ", "completion": "w6"},
+    {"prompt": "w1 w1 w1 w1 ", "completion": "w2"},
+)
+
+
+@pytest.mark.parametrize(
+    ("truncation", "expected", "told"),
+    [
+        (
+            None,
+            [[CONTEXT | 1, 2, 3], [CONTEXT | 5, 6, END]],
+            "2 documents of more than 3 tokens cut, which leaves out 5 of 11 tokens of theirs "
+            "(--truncation, --seq-length); 1 sample without anything to learn left out",
+        ),
+        (
+            Truncation.DROP,
+            [[CONTEXT | 5, 6, END]],
+            "2 documents of more than 3 tokens dropped, 11 tokens in all "
+            "(--truncation, --seq-length)",
+        ),
+        (
+            Truncation.SPLIT,
+            [[CONTEXT | 1, 2, 3], [4, END], [CONTEXT | 5, 6, END], [CONTEXT | 1, 2, END]],
+            "2 documents split: 5 of 11 tokens of theirs stand in samples "
+            "without the beginning (--truncation, --seq-length); "
+            "1 sample without anything to learn left out",
+        ),
+    ],
+)
+def test_long_documents_are_cut_dropped_or_split_and_counted(
+    opened: Opened,
+    jsonl: Jsonl,
+    truncation: Truncation | None,
+    expected: list[list[int]],
+    told: str,
+) -> None:
+    """hiyouga/LLaMA-Factory#3995, modelscope/ms-swift#6672: answers went on without a question."""
+    samples = opened(jsonl(*LONG), truncation=truncation).samples(3, VOCAB)
+    assert [[w for w in row if w != NO_TOKEN] for row in samples.tokens.tolist()] == expected
+    assert samples.words.endswith(f"; {told}")
+    assert samples.long_documents.num_documents == 2
+
+
+@pytest.mark.parametrize("truncation", [None, *Truncation])
+def test_wrapped_documents_are_shortened_only_if_that_is_asked_for(
+    opened: Opened, jsonl: Jsonl, truncation: Truncation | None
+) -> None:
+    path = jsonl({"text": "w1 w2 w3"}, {"text": "w4"})
+    expected = {
+        Truncation.CUT: [[1, 2, 3], [4, END]],
+        Truncation.DROP: [[4, END]],
+    }.get(truncation or Truncation.SPLIT, [[1, 2, 3], [END, 4, END]])
+    assert rows(opened(path, truncation=truncation, **WRAPPED), 3) == expected
+
+
+def test_wrapped_documents_that_go_on_in_another_sample_are_counted(
+    opened: Opened, jsonl: Jsonl
+) -> None:
+    path = jsonl({"text": "w1"}, {"text": "w2 w3"}, {"text": "w4 w5 w6"}, {"text": "w7"})
+    samples = opened(path, **WRAPPED).samples(4, VOCAB)
+    told = "2 documents split: 2 of 7 tokens of theirs stand in samples without the beginning"
+    assert told in samples.words
+    assert [[w for w in row if w != NO_TOKEN] for row in samples.tokens.tolist()] == [
+        [1, END, 2, 3],
+        [END, 4, 5, 6],
+        [END, 7, END],
+    ]
+
+
+def test_data_of_which_all_documents_are_dropped_is_refused(opened: Opened, jsonl: Jsonl) -> None:
+    data = opened(jsonl({"text": "w1 w2 w3"}), truncation=Truncation.DROP)
+    with pytest.raises(BadDataset, match=r"--truncation drop leaves out all 1.*--truncation cut"):
+        data.samples(3, VOCAB)
 
 
 def test_prompts_are_read_and_completions_learned(opened: Opened, jsonl: Jsonl) -> None:
@@ -171,23 +298,25 @@ def test_prompts_are_read_and_completions_learned(opened: Opened, jsonl: Jsonl) 
         {"prompt": "w1 w2 ", "completion": "w3"}, {"prompt": "w4", "completion": "w5 w6 w7"}
     )
     samples = opened(path).samples(4, VOCAB)
-    read = [CONTEXT | token for token in (1, 2, 4)]
-    # w4 and w5 are one word: what holds a letter that is to be learned is to be learned.
-    assert samples.tokens.tolist() == [[*read[:2], 3, END], [10, 6, 7, END]]
+    # w4 and w5 are one word, and the completion begins where the prompt's own tokens end.
+    assert samples.tokens.tolist() == [
+        [*(CONTEXT | token for token in (1, 2)), 3, END],
+        [10, 6, 7, END],
+    ]
     assert samples.words.endswith("; 83% of all tokens are learned, the others only read")
     whole = opened(path, completion_only_loss=False).samples(4, VOCAB)
     assert whole.tokens.tolist() == [[1, 2, 3, END], [10, 6, 7, END]]
-    assert whole.words.endswith("2 samples of 4 tokens")
+    assert whole.words.endswith("2 samples of up to 4 tokens")
 
 
 def test_samples_without_anything_to_learn_are_left_out_and_counted(
     opened: Opened, jsonl: Jsonl
 ) -> None:
-    path = jsonl({"prompt": "w1 w2 w3 w4 ", "completion": "w5"})
+    path = jsonl({"prompt": "w1 w2 w3 w4 ", "completion": "w5"}, {"prompt": "", "completion": "w5"})
     samples = opened(path).samples(2, VOCAB)
     assert samples.tokens.tolist() == [[5, END]]
-    assert "; 2 samples without anything to learn left out" in samples.words
-    with pytest.raises(BadDataset, match=r"none of 3 samples of 2 tokens .*--no-completion-only"):
+    assert "; 1 sample without anything to learn left out" in samples.words
+    with pytest.raises(BadDataset, match=r"none of 1 samples of 2 tokens .*--no-completion-only"):
         opened(jsonl({"prompt": "w1 w2 w3 w4 w5 w6", "completion": ""}), separator="").samples(
             2, VOCAB
         )
@@ -197,7 +326,8 @@ def test_documents_without_text_are_left_out_and_counted(opened: Opened, jsonl: 
     blank = {"text": " \n"}
     samples = opened(jsonl(blank, {"text": "w1"}, blank, {"text": "w2"})).samples(2, VOCAB)
     assert samples.tokens.ravel().tolist() == [1, END, 2, END]
-    assert "2 documents, 2 samples of 2 tokens; 2 documents without text left out" in samples.words
+    told = "2 documents, 2 samples of up to 2 tokens; 2 documents without text left out"
+    assert told in samples.words
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])
@@ -278,6 +408,7 @@ def test_of_a_directory_it_says_split_and_number_of_files(opened: Opened, tmp_pa
         ("a.txt", {"text_column": "text"}, "--text-column"),
         ("a.txt", {"separator": "x"}, "--separator"),
         ("a.txt", {"column_names": "a,b"}, "--column-names"),
+        ("a.txt", {"truncation": Truncation.CUT}, "--truncation"),
         ("a.jsonl", {"quotes": False}, "--no-quotes"),
         ("a.jsonl", {"subset": "en"}, "--subset"),
         ("a.txt", {"completion_only_loss": False}, "--no-completion-only-loss"),

@@ -12,8 +12,9 @@ from transformers import AutoTokenizer
 
 from swarm_ft.client.data.dataset import Dataset
 from swarm_ft.client.data.files import Wanted, find_files
-from swarm_ft.client.data.rows import read_file, read_text
+from swarm_ft.client.data.rows import read_text
 from swarm_ft.client.data.samples import tokens_to_bytes
+from swarm_ft.client.data.text_files import read_file
 from swarm_ft.client.job import prepare_job
 from swarm_ft.client.options import EvalOptions, JobOptions
 from swarm_ft.client.sample import SampleInput

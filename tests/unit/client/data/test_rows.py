@@ -82,6 +82,8 @@ def test_what_a_writer_writes_is_read(
     tmp_path_factory: pytest.TempPathFactory, rows: list[list[str]], kind: tuple[DataFormat, str]
 ) -> None:
     path = tmp_path_factory.mktemp("csv")
+    if kind[1] == "\t":  # in a TSV, quotes around tabs and line ends are refused
+        rows = [[field.replace("\t", " ") for field in row] for row in rows]
     with (path / "made").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, delimiter=kind[1]).writerows([["a", "b"], *rows])
     made = (path / "made").read_bytes()
@@ -110,8 +112,8 @@ def test_the_index_that_pandas_writes_is_a_column(tmp_path: Path) -> None:
         (DataFormat.JSONL, "[" * 200_000, "line 1: expected a JSON object in one line"),
         (DataFormat.JSON, '[{"a": 1},\n{"a": }]', "line 2: expected JSON"),
         (DataFormat.JSON, '[{"a": 1}, "b"]', "row 2: expected a JSON object, got text"),
-        (DataFormat.JSON, b'[{"a": "\xfc"}]', "expected UTF-8 text"),
-        (DataFormat.JSON, '{\n"data": []\n}', "line 1: expected a JSON object in one line"),
+        (DataFormat.JSON, b'[{"a": "\xfc"}]', "line 1: expected UTF-8"),
+        (DataFormat.JSON, b'[{"a": 1},\n{"a": "\xfc"}]', "expected UTF-8 text"),
         (DataFormat.CSV, "", "line 0: expected a line with the columns' names, found none"),
         (DataFormat.CSV, "a,b\n1,2\n1,2,3\n", "line 3: expected 2 columns, got 3"),
         (DataFormat.CSV, 'a,b\n1,"x" y\n', "line 2: .*--no-quotes"),

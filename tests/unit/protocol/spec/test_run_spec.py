@@ -31,7 +31,7 @@ from swarm_ft.protocol.spec.run_spec import (
 from tests.specs import model_spec as model_spec_of
 from tests.specs import train_spec as train_spec_of
 
-PINNED_DIGEST = "2ec304e1aa917e726d2310824b5baba4"
+PINNED_DIGEST = "ad54bbdeb7e4d6840d859f533e8e2382"
 PINNED_DIGEST_OF_8 = "dbcc702dab9128665209b0cab86891ae"
 
 OTHER_MODEL: dict[str, Any] = {
@@ -101,6 +101,7 @@ OTHER_TRAIN: dict[str, Any] = {
     "train_layers": "1-",
     "task_kind": TaskKind.CLASSIFICATION,
     "label_names": "a,b",
+    "end_token_ids": (3, 7),
     "dtype": Dtype.FLOAT16,
     "base_dtype": BaseDtype.BFLOAT16,
     "load_in_8bit": True,

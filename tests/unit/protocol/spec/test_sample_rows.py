@@ -12,9 +12,14 @@ from swarm_ft.protocol.spec.sample_rows import (
     CONTEXT,
     NO_LABEL,
     NO_TOKEN,
+    SECOND,
+    START,
+    Counts,
     Words,
     counts_of,
+    counts_of_all,
     filled_up,
+    joined,
     rows_in,
     samples_in,
     targets_in,
@@ -100,6 +105,12 @@ def test_no_id_is_taken_for_something_else() -> None:
         ((CONTEXT - 1, 2, 3, 4), "token id 1048575 is outside"),
         ((1, CONTEXT | 2, CONTEXT | 3, CONTEXT | 4), "all are only read"),
         ((1, CONTEXT | 2, NO_TOKEN, NO_TOKEN), "all are only read"),
+        ((START | 1, 2, 3, 4), "a document in front of a further one"),
+        ((1, START | 2, START | 3, START | 4), "all are only read"),
+        ((1, 2, NO_TOKEN, START | 3), "without gaps"),
+        ((1, 2, START | VOCAB, 4), "token id 50 is outside"),
+        ((1, 2, START | SECOND | 3, 4), "token id 536870915 is outside"),
+        ((1, CONTEXT | 2, START | 3, CONTEXT | 4), "all are only read"),
     ],
 )
 def test_what_is_no_sample_is_refused_and_named(words: tuple[int, ...], why: str) -> None:
@@ -112,6 +123,35 @@ def test_what_is_no_sample_is_refused_and_named(words: tuple[int, ...], why: str
         assert why in refused[1]
 
 
+@given(SAMPLES)
+def test_documents_that_share_a_sample_come_out_as_each_of_them_alone(made: Made) -> None:
+    documents = [words_of(*map(list, zip(*one, strict=True))) for one in made]
+    packed = filled_up(joined(documents), 9 * len(made))
+    alone = np.concatenate([filled_up(one, 9) for one in documents])
+    assert text_refusal(packed, VOCAB) is None
+    assert np.array_equal(token_ids_of(packed[0]), np.concatenate(list(map(token_ids_of, alone))))
+    counts, of_alone = counts_of(packed), counts_of(alone)
+    assert counts.num_targets == of_alone.num_targets
+    assert counts.lengths == (sum(of_alone.lengths),)
+    assert counts.documents == ((of_alone.lengths,) if len(made) > 1 else ())
+    samples, first = samples_in(packed), 0
+    for of_one, length in zip(samples_in(alone).labels, of_alone.lengths, strict=True):
+        part = slice(first, first + length)
+        assert samples.labels[0, part][1:].tolist() == of_one[1:length].tolist()
+        # The token in front of it is another document's.
+        assert first == 0 or samples.labels[0, first] == NO_LABEL
+        first += length
+
+
+def test_counts_of_parts_are_those_of_all() -> None:
+    packed = filled_up(joined([words_of([1, 2]), words_of([3, 4, 5])]), 6)
+    rows = np.concatenate([row(1, 2, 3, 4, 5, 6), packed, row(1, 2, 3, 4, 5, NO_TOKEN)])
+    whole = Counts(5 + 3 + 4, (6, 5, 5), ((), (2, 3), ()))
+    assert counts_of(rows) == whole
+    assert counts_of_all([counts_of(rows[:1]), counts_of(rows[1:])]) == whole
+    assert counts_of_all([counts_of(rows[:1])] * 2) == Counts(10, (6, 6))
+
+
 @given(st.binary(min_size=16, max_size=160).map(lambda data: data[: len(data) // 16 * 16]))
 def test_whatever_bytes_come_they_are_refused_or_are_samples(data: bytes) -> None:
     rows = rows_in(data, 4)
@@ -121,3 +161,28 @@ def test_whatever_bytes_come_they_are_refused_or_are_samples(data: bytes) -> Non
         assert (samples.token_ids >= 0).all()
         assert (samples.token_ids < VOCAB).all()
         assert (samples.labels[:, 1:] != NO_LABEL).any(axis=1).all()
+        _check_documents(counts_of(rows))
+
+
+def _check_documents(counts: Counts) -> None:
+    for length, documents in zip(counts.lengths, counts.documents, strict=False):
+        assert not documents or (sum(documents) == length and min(documents) >= 1)
+
+
+WORD = st.builds(
+    lambda token, mark: np.uint32(NO_TOKEN if mark == NO_TOKEN else token | mark),
+    st.integers(0, VOCAB - 1),
+    st.sampled_from([0, 0, CONTEXT, START, NO_TOKEN]),
+)
+
+
+@given(st.lists(WORD, min_size=6, max_size=6))
+def test_marks_in_any_place_are_refused_or_part_documents(words: list[np.uint32]) -> None:
+    """Random bytes hardly ever hold a mark that is in its place."""
+    rows = np.array([words], dtype="<u4")
+    if text_refusal(rows, VOCAB) is None:
+        counts = counts_of(rows)
+        _check_documents(counts)
+        starts = [place for place, word in enumerate(words) if word & START == START]
+        starts = [place for place in starts if words[place] != NO_TOKEN]
+        assert sum(map(len, counts.documents)) == (len(starts) + 1 if starts else 0)

@@ -14,6 +14,7 @@ from swarm_ft.protocol.spec.sample_rows import (
     NO_LABEL,
     NO_TOKEN,
     SECOND,
+    START,
     Words,
     counts_of,
     filled_up,
@@ -91,16 +92,16 @@ def test_the_largest_id_with_the_largest_class_is_neither_text_nor_nothing() -> 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        ((CONTEXT | 1, CONTEXT | 2, NO_TOKEN), "expected one class, at the last token"),
-        ((word(1, 0), CONTEXT | 2, NO_TOKEN), "expected one class, at the last token"),
-        ((word(1, 0), word(2, 0), NO_TOKEN), "expected one class, at the last token"),
-        ((CONTEXT | 1, 2, NO_TOKEN), "expected one class, at the last token"),
+        ((CONTEXT | 1, CONTEXT | 2, NO_TOKEN), "expected one class"),
+        ((word(1, 0), word(2, 0), NO_TOKEN), "expected one class"),
+        ((CONTEXT | 1, 2, NO_TOKEN), "expected one class"),
         ((CONTEXT | 1, word(2, 3), NO_TOKEN), "expected classes below 3"),
         ((CONTEXT | 1, word(VOCAB, 0), NO_TOKEN), "token id 50 is outside"),
         ((CONTEXT | VOCAB, word(1, 0), NO_TOKEN), "token id 50 is outside"),
         ((CONTEXT | LABELLED, word(1, 0), NO_TOKEN), "token id 1048576 is outside"),
         ((NO_TOKEN, NO_TOKEN, NO_TOKEN), "1 tokens or more, got 0"),
         ((NO_TOKEN, word(1, 0), NO_TOKEN), "without gaps"),
+        ((CONTEXT | 1, START | 2, word(1, 0)), "expected one document a sample"),
     ],
 )
 def test_what_has_no_class_is_refused_and_named(words: tuple[int, ...], why: str) -> None:
@@ -109,6 +110,13 @@ def test_what_has_no_class_is_refused_and_named(words: tuple[int, ...], why: str
     assert refused is not None
     assert refused[0] == 1
     assert why in refused[1]
+
+
+def test_a_whole_sample_has_its_class_at_any_token() -> None:
+    """transformers reads a decoder's at the last token that is not its pad token."""
+    rows = row(word(1, 0), CONTEXT | 2, NO_TOKEN)
+    assert WHOLE.refusal(rows, VOCAB) is None
+    assert samples_in(rows).labels.tolist() == [[0, NO_LABEL]]
 
 
 def test_text_has_no_classes() -> None:

@@ -62,7 +62,9 @@ def example_of(kind: Any, descriptor: Descriptor) -> Any:
         (batch,) = values["evaluation"]
         (first,) = batch.samples
         held_out = replace(batch, index=MicrobatchIndex(1), samples=(SampleId(first + 1),))
-        values |= {"evaluation": (held_out,), "lengths": values["lengths"] * 2}
+        (length,) = values["lengths"]
+        values |= {"evaluation": (held_out,), "lengths": (length,) * 2}
+        values["documents"] = {first: (2, length - 2)}
     return kind(**values)
 
 

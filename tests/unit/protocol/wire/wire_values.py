@@ -306,9 +306,12 @@ def _plans(draw: st.DrawFn) -> PlanStep:
         made.append(Microbatch(MicrobatchIndex(0), (SampleId(samples[0]),)))
     num_samples = sum(len(batch.samples) for batch in made)
     lengths = tuple(range(MIN_LENGTH, MIN_LENGTH + num_samples)) if drawn["lengths"] else ()
+    counted = zip((sample for batch in made for sample in batch.samples), lengths, strict=False)
+    long = [(sample, length) for sample, length in counted if length >= 2]
+    documents = {sample: (1, length - 1) for sample, length in long if drawn["documents"]}
     cut = draw(st.integers(0, len(made)))
     batches = {"microbatches": tuple(made[:cut]), "evaluation": tuple(made[cut:])}
-    return PlanStep(**drawn | batches | {"lengths": lengths})
+    return PlanStep(**drawn | batches | {"lengths": lengths, "documents": documents})
 
 
 @st.composite

@@ -1,0 +1,74 @@
+"""Tokens by which samples end texts and turns, and behind which a result is to stop writing."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from jinja2 import TemplateError
+
+from swarm_ft.client.data.chat import rendered
+from swarm_ft.client.data.messages import ASSISTANT, Messages
+from swarm_ft.protocol.spec.sample_rows import samples_in
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from swarm_ft.client.data.samples import TokenArray
+
+_ANSWER = "four"
+_CHAT: Messages = ({"role": "user", "content": "2+2?"}, {"role": ASSISTANT, "content": _ANSWER})
+_ROWS_AT_ONCE = 1024
+
+
+def turn_end_of(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the token by which the chat template ends the assistant's turn; None if none does."""
+    if not tokenizer.chat_template:
+        return None
+    try:
+        text = rendered(_CHAT, tokenizer)
+    except (TemplateError, TypeError, ValueError, LookupError):
+        return None
+    _, found, behind = text.rpartition(_ANSWER)
+    if not found:
+        return None
+    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    ids = tokenizer(behind, add_special_tokens=False, verbose=False).input_ids
+    return next((token for token in ids if token in special), None)
+
+
+def learned_ends(
+    tokens: TokenArray, tokenizer: PreTrainedTokenizerBase, known: Collection[int]
+) -> tuple[int, ...]:
+    """Return the ends of texts and turns that samples teach, but for those known already.
+
+    Args:
+        tokens: rows [samples, seq_length] of words.
+        tokenizer: of the model.
+        known: tokens that the model's own settings for `generate` stop at.
+    """
+    candidates = dict.fromkeys((turn_end_of(tokenizer), tokenizer.eos_token_id))
+    wanted = [one for one in candidates if one is not None and one not in known]
+    return tuple(one for one in wanted if _is_learned(tokens, one))
+
+
+def _is_learned(tokens: TokenArray, token: int) -> bool:
+    parts = (tokens[at : at + _ROWS_AT_ONCE] for at in range(0, len(tokens), _ROWS_AT_ONCE))
+    return any(bool((samples_in(rows).labels == token).any()) for rows in parts)
+
+
+def end_lines(
+    tokenizer: PreTrainedTokenizerBase, ends: Collection[int], *, is_adapter: bool
+) -> list[str]:
+    """Say where a result stops that its base model does not; for people."""
+    if not ends:
+        return []
+    words = " and ".join(repr(tokenizer.decode([token])) for token in ends)
+    if is_adapter:
+        return [
+            f"samples end by {words}, where the base model's generation_config.json does not stop: "
+            f"give generate eos_token_id={list(ends)} beside its own"
+        ]
+    return [
+        f"samples end by {words}: eos_token_id of the result's generation_config.json includes it"
+    ]

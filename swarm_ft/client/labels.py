@@ -1,0 +1,113 @@
+"""Names of a job's classes: of `--labels`, of the data, in the order of the model's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from swarm_ft.client.data.classes import FoundClasses, merged_classes, some_of
+from swarm_ft.client.data.dataset import classes_in
+from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.options import JobOptions
+from swarm_ft.errors import BadDataset, BadOption
+from swarm_ft.protocol.spec.tasks import task_of
+
+
+@dataclass(frozen=True, slots=True)
+class ClassNames:
+    """Names of all classes of a job.
+
+    Attributes:
+        names: in the order of the model's outputs.
+        counted_names: in the order in which numbers in the data count them from 0; none where a
+            number is a name itself.
+        note: a line for people; empty if there is nothing to say.
+    """
+
+    names: tuple[str, ...] = ()
+    counted_names: tuple[str, ...] = ()
+    note: str = ""
+
+
+def class_names(
+    options: JobOptions, known: tuple[str, ...], held_out: tuple[str, Wanted] | None
+) -> ClassNames:
+    """Find the names of all classes; the data is read for them if need be.
+
+    Args:
+        options: of a job whose task has classes.
+        known: classes that the model names already, by their numbers.
+        held_out: where data to evaluate on lies, if some is asked for.
+
+    Raises:
+        BadDataset: the data has none, or others than the model names already.
+        BadOption: they cannot be used, or are not those that the model names already.
+    """
+    if any("," in name for name in known):
+        raise BadOption(f"--model {options.model}: its classes have commas in their names")
+    if options.train.labels:
+        return _asked_names(options.train.labels, known)
+    wanted = Wanted(split=options.split, format=options.reading.data_format)
+    task = task_of(options.train)
+    found, note = FoundClasses(()), ""
+    for path in options.datasets:
+        more = classes_in(path, wanted, options.reading, task)
+        found = merged_classes(found, more, path) if found.names else more
+    if held_out is not None:
+        path, held_out_wanted = held_out
+        of_held_out = classes_in(path, held_out_wanted, options.reading, task)
+        merged = merged_classes(found, of_held_out, path)
+        note = _note_of_missing(found, merged, path)
+        found = merged
+    source = ", ".join(options.datasets)
+    if len(found.names) < 2:
+        told = ", ".join(f"'{name}'" for name in found.names) or "none"
+        raise BadDataset(f"dataset '{source}': expected two classes or more, found {told}")
+    names = _known_names(found, known, source) if known else ClassNames(found.names)
+    return replace(names, note=names.note or note)
+
+
+def _note_of_missing(found: FoundClasses, merged: FoundClasses, path: str) -> str:
+    missing = [name for name in merged.names if name not in found.names]
+    return f"{path}: has classes that the training data lacks: {some_of(missing)}" * bool(missing)
+
+
+def _asked_names(asked: tuple[str, ...], known: tuple[str, ...]) -> ClassNames:
+    """Return the classes of `--labels`; a model that names the same keeps its own order."""
+    counted = () if any(name.isdecimal() for name in asked) else asked
+    if not known or _are_free(asked, known):
+        return ClassNames(asked, counted)
+    if set(asked) == set(known):
+        return ClassNames(known, counted)
+    raise BadOption(
+        f"--labels: the model has classes already, {some_of(known)}; expected these, got "
+        f"{some_of(asked)}; or give a model without a head of classes"
+    )
+
+
+def _known_names(found: FoundClasses, known: tuple[str, ...], dataset: str) -> ClassNames:
+    """Return the classes of a model that names them already, of which the data has some."""
+    if set(found.names) <= set(known):
+        return ClassNames(known)
+    are_countable = found.are_numbers and not any(name.isdecimal() for name in known)
+    if are_countable and all(int(name) < len(known) for name in found.names):
+        pairs = some_of(f"{number} = {name}" for number, name in enumerate(known))
+        note = (
+            f"{dataset}: its classes are numbers, which count those of the model: {pairs}; "
+            "--labels NAME,NAME,... says another order"
+        )
+        return ClassNames(known, known, "" if known == _nameless(len(known)) else note)
+    if _are_free(found.names, known):
+        return ClassNames(found.names)
+    raise BadDataset(
+        f"dataset '{dataset}': its classes are {some_of(found.names)}, and the model has others "
+        f"already, {some_of(known)}; name them alike, or give a model without a head of classes"
+    )
+
+
+def _are_free(names: tuple[str, ...], known: tuple[str, ...]) -> bool:
+    """Return whether a model's classes have the names that transformers gives to unnamed ones."""
+    return len(names) == len(known) and known == _nameless(len(known))
+
+
+def _nameless(count: int) -> tuple[str, ...]:
+    return tuple(f"LABEL_{number}" for number in range(count))

@@ -1,0 +1,60 @@
+"""The files of a result beside its weights: config, generation settings, tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swarm_ft.protocol.spec.run_spec import RunSpec, TaskKind, TrainOptions
+from swarm_ft.stage.adapters import save_adapter_config
+from swarm_ft.stage.checkpoint import Checkpoint
+from swarm_ft.stage.skeleton import sees_all
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def write_result_files(directory: Path, *, checkpoint: Checkpoint, spec: RunSpec) -> None:
+    """Write what `from_pretrained` of transformers, or of peft, reads beside the weights.
+
+    Args:
+        directory: exists.
+        checkpoint: the model that the run began with.
+        spec: of the run.
+    """
+    tokenizer = checkpoint.tokenizer()
+    if spec.train.gives_adapter:
+        save_adapter_config(directory, checkpoint, spec)
+    else:
+        checkpoint.save_config(
+            directory,
+            tie_word_embeddings=spec.keeps_tied,
+            dtype=spec.result_dtype,
+            end_token_ids=spec.train.end_token_ids,
+            tokenizer=tokenizer,
+        )
+    tokenizer.save_pretrained(directory)
+
+
+def class_lines(
+    checkpoint: Checkpoint, train: TrainOptions, tokenizer: PreTrainedTokenizerBase
+) -> list[str]:
+    """Say at which token a decoder's class is read, and what batches of texts need; for people."""
+    if train.task_kind is not TaskKind.CLASSIFICATION or sees_all(checkpoint.config):
+        return []
+    pad = tokenizer.pad_token_id
+    if pad is None:
+        return [
+            "the class of a text is read at its last token; the tokenizer has no token to pad "
+            "texts with, so the result takes one text at a time"
+        ]
+    lines = [
+        f"the class of a text is read at its last token that is not the pad token, "
+        f"{tokenizer.pad_token!r}"
+    ]
+    if train.gives_adapter and checkpoint.config.pad_token_id != pad:
+        lines.append(
+            f"for batches of texts, load the base model with pad_token_id={pad}: its config.json "
+            f"names no such token"
+        )
+    return lines
