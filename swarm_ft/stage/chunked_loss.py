@@ -10,7 +10,7 @@ Shape suffixes: n targets, k classes or words. Rows are what predicts a target, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -21,6 +21,10 @@ from swarm_ft.protocol.spec.run_spec import BYTES_PER_FLOAT
 
 CHUNK_BYTES = 72 << 20
 """Size of a chunk's logits in float32. It is fixed, so that all replicas add in the same order."""
+EVAL_CHUNK_BYTES = 108 << 20
+"""The same without a gradient, for which the logits' probabilities need not stay."""
+SLICE_BYTES = 4 << 20
+"""Size of the logits whose probabilities exist at once then; caches of CPUs hold it."""
 
 Judge = Callable[[Tensor], Tensor]
 """Computes float32 logits [n, K] of rows [n, ...], a head's largest part."""
@@ -36,14 +40,17 @@ class Chunks:
     """
 
     def __init__(self, rows: Tensor, targets_n: Tensor, num_outputs: int) -> None:
-        num_targets = max(1, CHUNK_BYTES // (num_outputs * BYTES_PER_FLOAT))
         self.rows, self.targets_n = rows, targets_n
-        self._parts = torch.split(rows, num_targets), torch.split(targets_n, num_targets)
+        self._target_bytes = num_outputs * BYTES_PER_FLOAT
 
     @property
     def is_whole(self) -> bool:
         """Whether one chunk has all targets."""
-        return len(self._parts[0]) == 1
+        return len(self.targets_n) <= max(1, CHUNK_BYTES // self._target_bytes)
+
+    def _of(self, num_bytes: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Split rows and targets into parts whose logits have this size."""
+        return _split(num_bytes // self._target_bytes, self.rows, self.targets_n)
 
     def loss_and_gradient(
         self, judge: Judge, num_targets: int, after_each: Callable[[], None] | None = None
@@ -62,7 +69,7 @@ class Chunks:
             they need none.
         """
         losses, gradients = [], []
-        for rows, targets_n in zip(*self._parts, strict=True):
+        for rows, targets_n in self._of(CHUNK_BYTES):
             part = rows.detach().requires_grad_(rows.requires_grad)
             loss = self._cross_entropy(judge(part), targets_n)
             losses.append(loss.detach())
@@ -91,7 +98,7 @@ class Chunks:
         """
         found = [
             _evaluated(judge(rows), targets_n, is_counted)
-            for rows, targets_n in zip(*self._parts, strict=True)
+            for rows, targets_n in self._of(EVAL_CHUNK_BYTES)
         ]
         losses, predictions = zip(*found, strict=True)
         return torch.stack(losses).sum(), torch.cat(predictions)
@@ -103,9 +110,14 @@ def _joined(gradients: list[Tensor]) -> Tensor | None:
     return torch.cat(gradients) if len(gradients) > 1 else gradients[0]
 
 
+def _split(size: int, one: Tensor, other: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(*(torch.split(each, max(1, size)) for each in (one, other)), strict=True)
+
+
 def _evaluated(logits_nk: Tensor, targets_n: Tensor, is_counted: bool) -> tuple[Tensor, Tensor]:
-    loss = cross_entropy(logits_nk, targets_n, reduction="sum")
-    return loss, logits_nk.argmax(1) if is_counted else targets_n[:0]
+    slices = _split(SLICE_BYTES // max(1, logits_nk[:1].nbytes), logits_nk, targets_n)
+    losses = [cross_entropy(*one, reduction="sum") for one in slices]
+    return torch.stack(losses).sum(), logits_nk.argmax(1) if is_counted else targets_n[:0]
 
 
 class _Context(Protocol):

@@ -470,7 +470,7 @@ class _Door:
 
 LARGE_BYTES = 64 << 20
 """Size of a weight above which no second tensor of its size is made."""
-BLOCK_BYTES = 8 << 20
+BLOCK_BYTES = 4 << 20
 """Size of the part of such a weight that is computed with at a time; caches of CPUs hold it."""
 
 

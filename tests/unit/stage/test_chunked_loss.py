@@ -63,6 +63,8 @@ METHODS: list[tuple[str, int, dict[str, Any]]] = [
 
 def small_chunks(monkeypatch: pytest.MonkeyPatch, num_targets: int, num_outputs: int) -> None:
     monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", num_targets * num_outputs * 4)
+    monkeypatch.setattr(chunked_loss, "EVAL_CHUNK_BYTES", (num_targets + 1) * num_outputs * 4)
+    monkeypatch.setattr(chunked_loss, "SLICE_BYTES", 2 * num_outputs * 4)
 
 
 def labelled_tokens(seed: int) -> tuple[Tensor, Tensor]:
@@ -189,7 +191,7 @@ def test_a_step_holds_two_chunks_and_no_logits(
     train = make_train_spec(seq_length=64, micro_batch_size=4, **changes)
     spec = Pipeline(open_checkpoint(str(source), train), train, 2, torch.float32).spec
     logits_bytes = train.micro_batch_size * (train.seq_length - 1) * words * 4
-    monkeypatch.setattr(chunked_loss, "CHUNK_BYTES", chunk_bytes)
+    small_chunks(monkeypatch, chunk_bytes // words // 4, words)
     live = LiveBytes()
     with live:
         checkpoint = open_checkpoint(str(source), train)
