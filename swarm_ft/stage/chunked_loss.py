@@ -71,7 +71,7 @@ class Chunks:
         losses, gradients = [], []
         for rows, targets_n in self._of(CHUNK_BYTES):
             part = rows.detach().requires_grad_(rows.requires_grad)
-            loss: Tensor = _CrossEntropy.apply(judge(part), targets_n)  # type: ignore[no-untyped-call]
+            loss = self._cross_entropy(judge(part), targets_n)
             losses.append(loss.detach())
             if loss.requires_grad:
                 # As any backward pass: autocast is for the forward alone.
@@ -82,6 +82,13 @@ class Chunks:
             if part.grad is not None:
                 gradients.append(part.grad)
         return torch.stack(losses).sum(), _joined(gradients)
+
+    def _cross_entropy(self, logits_nk: Tensor, targets_n: Tensor) -> Tensor:
+        """Sum the cross-entropies: of one chunk by torch's own, whose rounding others' code has."""
+        if self.is_whole:
+            return cross_entropy(logits_nk, targets_n, reduction="sum")
+        loss: Tensor = _CrossEntropy.apply(logits_nk, targets_n)  # type: ignore[no-untyped-call]
+        return loss
 
     def evaluate(self, judge: Judge, *, is_counted: bool) -> tuple[Tensor, Tensor]:
         """Compute the loss without a gradient, and the likeliest outputs.

@@ -31,6 +31,8 @@ KEYS = {
     "result_step",
     "went_back",
     "eval_samples",
+    "eval_weights_dtype",
+    "result_dtype",
     "bytes",
     "bytes_by_kind",
     "codecs",

@@ -61,6 +61,12 @@ class Swarm:
         return self.shell.spawn("serve-stage", self.peer_way, *options)
 
 
+def _in_file(shell: Shell, invitation: str) -> str:
+    path = shell.cwd / "client invitation.txt"
+    path.write_text(invitation)
+    return f"@{path}"
+
+
 @pytest.fixture(scope="module")
 def swarm(module_shell: Shell) -> Swarm:
     shell, port = module_shell, free_port()
@@ -72,7 +78,7 @@ def swarm(module_shell: Shell) -> Swarm:
         dht=("--initial-peers", shell.up("dht").first_words()["addresses"][0]),
         port=port,
         peer_way=shell.invited(*place),
-        client_way=("--invite", shell.invited("--role", "client", *place)),
+        client_way=("--invite", _in_file(shell, shell.invited("--role", "client", *place))),
     )
     made.start_coordinator()
     made.peers = [made.add_peer("--json") for _ in range(3)]
@@ -466,7 +472,7 @@ max_steps: 80
 learning_rate: 1e-2
 report_to: [csv]
 output_dir: {out}
-invite: {swarm.client_way[1]}
+invite: "{swarm.client_way[1]}"
 """
     )
     client = swarm.shell.spawn("client", "train", job, "--steps", 3)
