@@ -74,15 +74,11 @@ COMPUTED_APART = {
     "xlstm",
 }
 """Families of which docs/models.md says so."""
-NOISE = {
-    "beam": 2e-6,
-    "bitnet": 4e-6,
-    "dots3_note_text": 2e-6,
-    "flex_olmo": 2e-6,
-    "gemma4_text": 4e-6,
-    "gemma4_unified_text": 3e-5,
-}
-"""Gradients of these differ about as much between batches without packing, by rounding."""
+NOISE_FACTOR = 8.0
+"""Gradients may differ by so many times what two batchings without packing differ by.
+
+Packed samples take other kernels besides: attention with a mask. Up to 4.4 times was measured.
+"""
 
 
 def document(random: np.random.Generator, length: int) -> Words:
@@ -135,11 +131,16 @@ class Trained:
 
 def assert_same(found: Trained, expected: Trained, rtol: float = RTOL) -> None:
     assert found.loss == pytest.approx(expected.loss, rel=RTOL)
+    assert distance(found, expected) <= rtol
+
+
+def distance(found: Trained, expected: Trained) -> float:
+    """Return how far all gradients together are apart, relative to their norm."""
     assert found.gradients.keys() == expected.gradients.keys()
     pairs = [(found.gradients[name], one) for name, one in expected.gradients.items()]
-    distance = sum(float((one - other).double().square().sum()) for one, other in pairs)
+    apart = sum(float((one - other).double().square().sum()) for one, other in pairs)
     norm = sum(float(other.double().square().sum()) for _, other in pairs)
-    assert distance**0.5 <= rtol * norm**0.5
+    return (apart / norm) ** 0.5
 
 
 def source_of(family: str, tmp_path: Path, **changes: Any) -> Path:
@@ -175,8 +176,10 @@ def test_documents_are_computed_apart_where_masks_do_not_part_them(
 def test_every_family_trains_packed_samples(tmp_path: Path, train: TrainSpec, family: str) -> None:
     source, (packed, alone) = source_of(family, tmp_path), made()
     found, expected = Trained(source, train, packed, num_stages=2), Trained(source, train, alone)
-    assert (True not in found.masks) == (family in COMPUTED_APART)
-    assert_same(found, expected, NOISE.get(family, RTOL))
+    # Of hybrids one stage may have blocks of one kind alone.
+    assert (False in found.masks) == (family in COMPUTED_APART)
+    noise = distance(Trained(source, train, [np.concatenate(alone)]), expected)
+    assert_same(found, expected, max(RTOL, NOISE_FACTOR * noise))
 
 
 def test_families_are_named_in_the_docs() -> None:
