@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -140,7 +141,7 @@ def distance(found: Trained, expected: Trained) -> float:
     pairs = [(found.gradients[name], one) for name, one in expected.gradients.items()]
     apart = sum(float((one - other).double().square().sum()) for one, other in pairs)
     norm = sum(float(other.double().square().sum()) for _, other in pairs)
-    return (apart / norm) ** 0.5
+    return math.sqrt(apart / norm)
 
 
 def source_of(family: str, tmp_path: Path, **changes: Any) -> Path:
