@@ -278,7 +278,7 @@ class _Translation:
         self._set("warmup_ratio" if is_share else "warmup_steps", value)
 
     def _resolve_per_epoch(self) -> None:
-        """One in each epoch is a strategy, which early stopping and the best weights know."""
+        """Set a strategy for one in each epoch: early stopping and the best weights know it."""
         for what, value in self._per_epoch.items():
             self._key = f"{what}s_per_epoch"
             if value == 1 and value is not True and f"{what}_strategy" not in self._found:
@@ -400,7 +400,7 @@ class _Translation:
         self._columns = columns
 
     def _row_type_of(self, name: Any, entry: Mapping[str, Any]) -> None:
-        """What rows mean: their columns decide it (docs/data.md), and have to be of this type."""
+        """Check that columns are of this type: they decide the rows' meaning (docs/data.md)."""
         row_type = ROW_TYPES.get(name) if isinstance(name, str) else None
         if row_type is None:
             known = ", ".join(ROW_TYPES)
@@ -451,7 +451,7 @@ class _Translation:
             self._notes.insert(0, f"{', '.join(self._unused)}: {words}")
 
     def _note_defaults(self, document: Mapping[str, Any]) -> None:
-        """Of a file with axolotl's keys: the defaults that are others there."""
+        """Note the defaults that axolotl has otherwise, for a file with its keys."""
         if not {"base_model", "datasets"} & document.keys():
             return
         others = [

@@ -140,7 +140,7 @@ class JobData:
     end_token_ids: tuple[int, ...] = ()
 
     def train_spec(self, options: JobOptions) -> TrainSpec:
-        """How the options train on so many samples.
+        """Make the spec of a training on so many samples.
 
         Raises:
             BadOption: there are too many of them, or of steps.
@@ -228,7 +228,7 @@ def _class_names(options: JobOptions) -> ClassNames:
     if not options.train.has_classes:
         return ClassNames()
     known = labels_of(_reference(options.model), task_of(options.train))
-    held_out = _held_out_at(options.evaluation, options.reading, _only_dataset(options))
+    held_out = _find_held_out(options.evaluation, options.reading, _only_dataset(options))
     return class_names(options, known, held_out)
 
 
@@ -294,7 +294,7 @@ def open_held_out(
     Raises:
         BadInput: it cannot be used, or a split is asked for of nothing.
     """
-    found = _held_out_at(options, reading, dataset)
+    found = _find_held_out(options, reading, dataset)
     if found is None:
         return None
     path, wanted = found
@@ -309,7 +309,7 @@ def open_held_out(
     )
 
 
-def _held_out_at(
+def _find_held_out(
     options: EvalOptions, reading: ReadOptions, dataset: str | None
 ) -> tuple[str, Wanted] | None:
     """Return the path of data to evaluate on and what of it, if some is asked for."""

@@ -45,7 +45,7 @@ def class_names(
     if any("," in name for name in known):
         raise BadOption(f"--model {options.model}: its classes have commas in their names")
     if options.train.labels:
-        return _asked_names(options.train.labels, known)
+        return _names_of_option(options.train.labels, known)
     wanted = Wanted(split=options.split, format=options.reading.data_format)
     task = task_of(options.train)
     found, note = FoundClasses(()), ""
@@ -71,7 +71,7 @@ def _note_of_missing(found: FoundClasses, merged: FoundClasses, path: str) -> st
     return f"{path}: has classes that the training data lacks: {some_of(missing)}" * bool(missing)
 
 
-def _asked_names(asked: tuple[str, ...], known: tuple[str, ...]) -> ClassNames:
+def _names_of_option(asked: tuple[str, ...], known: tuple[str, ...]) -> ClassNames:
     """Return the classes of `--labels`; a model that names the same keeps its own order."""
     counted = () if any(name.isdecimal() for name in asked) else asked
     if not known or _are_free(asked, known):

@@ -132,7 +132,7 @@ class ChatTemplate:
         text = self.text(chat)
         num_asking = len(prompt.messages)
         asking = self.text(chat._replace(messages=chat.messages[:num_asking]), is_asking=True)
-        first = _common_length(asking, text) if completion_only else 0
+        first = common_length(asking, text) if completion_only else 0
         spans = self._learned(chat, text, assistant_only=assistant_only)
         return _cut(text, [(max(first, start), stop) for start, stop in spans if stop > first])
 
@@ -146,7 +146,7 @@ class ChatTemplate:
         return list(self._added(chat, text))
 
     def _marked(self, chat: Chat) -> list[Span]:
-        """What the template marks, but for messages that are only read."""
+        """Find the spans that the template marks, without messages that are only read."""
         spans = self._marks(chat)
         unread: list[Span] = []
         for index in sorted(chat.only_read):
@@ -198,9 +198,9 @@ class ChatTemplate:
                 *_, end = self.text(chat._replace(messages=messages[: index + 1])).partition(MARK)
             except TEMPLATE_ERRORS:
                 continue
-            first = _common_length(text, changed)
+            first = common_length(text, changed)
             rest = min(len(text), len(changed)) - first
-            last = len(text) - min(rest, _common_length(text[::-1], changed[::-1]))
+            last = len(text) - min(rest, common_length(text[::-1], changed[::-1]))
             start = _behind(header, text, first)
             if start is not None and end and text.startswith(end, last):
                 return start, last + len(end)
@@ -212,11 +212,11 @@ class ChatTemplate:
         )
 
     def _header(self, chat: Chat) -> str:
-        """What asks for an answer to a chat."""
+        """Return the text that asks for an answer to a chat."""
         if not chat.messages:
             return ""
         asking = self.text(chat, is_asking=True)
-        return asking[_common_length(asking, self.text(chat)) :]
+        return asking[common_length(asking, self.text(chat)) :]
 
     def _spans_of_read(self, chat: Chat, text: str) -> Iterator[Span]:
         """The whole text of each message that is only read."""
@@ -324,10 +324,13 @@ def _parts_of(chat: Chat) -> Iterator[tuple[str, Callable[[], Chat]]]:
 # ---- spans
 
 
-def _common_length(text: str, other: str) -> int:
-    """How many letters two texts begin with alike."""
-    pairs = enumerate(zip(text, other, strict=False))
-    return next((place for place, (one, two) in pairs if one != two), min(len(text), len(other)))
+def common_length(first: Sequence[object], second: Sequence[object]) -> int:
+    """Count the letters, or tokens, that both begin by."""
+    if second[: len(first)] == first:  # as a rule; it spares a loop
+        return len(first)
+    pairs = enumerate(zip(first, second, strict=False))
+    shorter = min(len(first), len(second))
+    return next((place for place, (one, other) in pairs if one != other), shorter)
 
 
 def _behind(header: str, text: str, until: int) -> int | None:
@@ -352,7 +355,7 @@ def _cut(text: str, spans: Sequence[Span]) -> Document:
 
 
 def _between(spans: Iterator[Span], length: int) -> list[Span]:
-    """What lies between spans, in order, of a text of this length."""
+    """Return the gaps between spans, in order, of a text of this length."""
     found, at = [], 0
     for start, stop in spans:
         found.append((at, start))

@@ -169,7 +169,7 @@ def form_of(
 
 
 def _hint(values: Mapping[str, object]) -> str:
-    """How columns of other names are trained on."""
+    """Suggest the options that train on columns of other names."""
     texts = [name for name, value in values.items() if isinstance(value, str)]
     one, other = texts[:2] if len(texts) > 1 else ("NAME", "OTHER")
     reasons = [f"; '{name}' {REASONS[name]}" for name in values if name in REASONS]
@@ -261,7 +261,7 @@ def _system_of(fields: Fields) -> str:
 
 def _turns_of(fields: Fields) -> list[tuple[str, str]]:
     """Questions as Alpaca puts them, and their answers; earlier ones first."""
-    asked = _asked(fields.text("instruction"), fields.optional_text("input"))
+    asked = _alpaca_prompt(fields.text("instruction"), fields.optional_text("input"))
     history = fields.get("history") or []
     words = fields.columns.words("history")
     if not isinstance(history, list):
@@ -273,11 +273,11 @@ def _turns_of(fields: Fields) -> list[tuple[str, str]]:
             raise BadDataset(
                 f"{fields.place}: expected {words} to be pairs of texts, a question and its answer"
             )
-        earlier.append((_asked(turn[0], ""), turn[1]))
+        earlier.append((_alpaca_prompt(turn[0], ""), turn[1]))
     return [*earlier, (asked, fields.text("output"))]
 
 
-def _asked(instruction: str, given: str) -> str:
+def _alpaca_prompt(instruction: str, given: str) -> str:
     parts = [f"### Instruction:\n{instruction}"]
     if given:
         parts.append(f"### Input:\n{given}")

@@ -291,7 +291,7 @@ def _template_kwargs_of(fields: Fields) -> dict[str, object]:
 
 
 def parse_json(text: str) -> object:
-    """What a JSON text says; None if it is not JSON."""
+    """Parse a JSON text; None if it is not JSON."""
     try:
         found: object = json.loads(text)
     except (ValueError, RecursionError):

@@ -13,9 +13,14 @@ import numpy.typing as npt
 from swarm_ft.client.data.dataset import Dataset, Samples, open_dataset
 from swarm_ft.client.data.files import Wanted
 from swarm_ft.client.data.progress import ReadSoFar
-from swarm_ft.client.data.samples import TokenArray, token_counts
+from swarm_ft.client.data.samples import (
+    ROWS_A_BLOCK,
+    TokenArray,
+    storing_tokens,
+    token_counts,
+)
 from swarm_ft.client.data.summary import mixed_summary
-from swarm_ft.client.data.text_files import reason, refused
+from swarm_ft.client.data.text_files import refused
 from swarm_ft.client.options import ReadOptions, StoppingStrategy
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
@@ -23,9 +28,6 @@ from swarm_ft.protocol.spec.tasks import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-_ROWS_A_WRITE = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,24 +99,17 @@ def _mixed_rows(parts: Sequence[TokenArray], order: Order, source: str) -> Token
     Raises:
         BadDataset: there is no room for them.
     """
-    try:
-        with tempfile.TemporaryFile(prefix="swarm-ft-") as file:
-            for start in range(0, len(order.rows), _ROWS_A_WRITE):
-                block = slice(start, start + _ROWS_A_WRITE)
-                numbers, rows = order.datasets[block], order.rows[block]
-                found = np.empty((len(rows), parts[0].shape[1]), dtype="<u4")
-                for number, part in enumerate(parts):
-                    found[numbers == number] = part[rows[numbers == number]]
-                file.write(found.tobytes())
-            file.flush()
-            shape = (len(order.rows), parts[0].shape[1])
-            return np.memmap(file, dtype="<u4", mode="r", shape=shape)
-    except OSError as exc:
-        raise refused(
-            source,
-            f"its tokens cannot be kept in {tempfile.gettempdir()} ({reason(exc)}); TMPDIR names "
-            "another place",
-        ) from exc
+    with storing_tokens(source), tempfile.TemporaryFile(prefix="swarm-ft-") as file:
+        for start in range(0, len(order.rows), ROWS_A_BLOCK):
+            block = slice(start, start + ROWS_A_BLOCK)
+            numbers, rows = order.datasets[block], order.rows[block]
+            found = np.empty((len(rows), parts[0].shape[1]), dtype="<u4")
+            for number, part in enumerate(parts):
+                found[numbers == number] = part[rows[numbers == number]]
+            file.write(found.tobytes())
+        file.flush()
+        shape = (len(order.rows), parts[0].shape[1])
+        return np.memmap(file, dtype="<u4", mode="r", shape=shape)
 
 
 class Mixture:

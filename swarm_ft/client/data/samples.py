@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from swarm_ft.client.data.chat import common_length
 from swarm_ft.client.data.layouts import (
     Layout,
     LongDocuments,
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 TokenArray = npt.NDArray[np.uint32]
 """Rows of samples, see `sample_rows`."""
 ROWS_A_BLOCK = 4096
-"""That are counted at a time."""
+"""Rows that are counted, or written, at a time."""
 
 
 def words_in(
@@ -91,15 +93,7 @@ def _by_prompt(
         if _goes_on(document):
             yield from _by_place([document], tokenizer)
             continue
-        yield words_of(ids, np.arange(len(ids)) >= _common_length(prompt, ids))
-
-
-def _common_length(prompt: Sequence[int], ids: Sequence[int]) -> int:
-    """Count the tokens that both begin by; as a rule, all of the prompt's."""
-    if ids[: len(prompt)] == prompt:
-        return len(prompt)
-    pairs = enumerate(zip(prompt, ids, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), len(ids))
+        yield words_of(ids, np.arange(len(ids)) >= common_length(prompt, ids))
 
 
 def _goes_on(document: Document) -> bool:
@@ -348,7 +342,7 @@ class SampleFile:
 
     @property
     def counts(self) -> TokenCounts:
-        """Of all samples in the file."""
+        """Counts of all samples in the file."""
         return TokenCounts(
             self.num_samples,
             self.num_kept_tokens,
@@ -392,15 +386,26 @@ class SampleFile:
         self.class_counts = _with_classes(self.class_counts, rows)
         self.num_kept_tokens += sum(counts.lengths)
         self.num_kept_documents += len(rows) + int(starts_in(rows).sum())
-        try:
+        with storing_tokens(self._source):
             self._file.write(rows.tobytes())
             self._file.flush()
-        except OSError as exc:
-            raise refused(
-                self._source,
-                f"its tokens cannot be kept in {tempfile.gettempdir()} ({reason(exc)}); TMPDIR "
-                "names another place",
-            ) from exc
+
+
+@contextmanager
+def storing_tokens(source: str) -> Iterator[None]:
+    """Write tokens of some data to a temporary file.
+
+    Raises:
+        BadDataset: there is no room for them.
+    """
+    try:
+        yield
+    except OSError as exc:
+        raise refused(
+            source,
+            f"its tokens cannot be kept in {tempfile.gettempdir()} ({reason(exc)}); TMPDIR names "
+            "another place",
+        ) from exc
 
 
 def token_counts(tokens: TokenArray) -> TokenCounts:
