@@ -330,12 +330,18 @@ class Attack:
     ) -> AsyncIterator[tuple[Call, Any]]:
         world = self.world
         async with world.call(self.credentials, INTRODUCE.path, world.proxy) as call:
-            await call.send(reachable(*endpoints))
-            with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                if then:
-                    await call.send(then)
-                await call.send(want(world.victim_name))
-            yield call, await call.receive("meet")
+            # gRPC reports a refusal to a sender only after all replies are read.
+            asking = asyncio.ensure_future(self._ask(call, endpoints, then))
+            meet = await call.receive("meet")
+            await asking
+            yield call, meet
+
+    async def _ask(self, call: Call, endpoints: tuple[str, ...], then: bytes) -> None:
+        await call.send(reachable(*endpoints))
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            if then:
+                await call.send(then)
+            await call.send(want(self.world.victim_name))
 
     async def _end(self, call: Call, meet: Any, *, is_caller: bool) -> None:
         """The honest member dials where it may; then this meeting has its stream."""

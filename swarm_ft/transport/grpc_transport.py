@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
@@ -328,17 +329,33 @@ class GrpcChannel:
 class ClientStream(GrpcStream[Out, In]):
     """The client's end of a call."""
 
+    def __init__(
+        self,
+        call: grpc.aio.StreamStreamCall,
+        remote: str,
+        outgoing: WireType[Out],
+        incoming: WireType[In],
+        max_sent_bytes: int,
+        max_received_bytes: int,
+    ) -> None:
+        super().__init__(call, remote, outgoing, incoming, max_sent_bytes, max_received_bytes)
+        self._one_reader = asyncio.Lock()
+        self._stored_replies: deque[bytes] = deque()
+
     async def cancel(self) -> None:
         """See `MessageStream`."""
         await super().cancel()
         self._call.cancel()
 
     async def _read(self) -> bytes | None:
-        try:
-            data = await self._call.read()
-        except grpc.aio.AioRpcError as error:
-            raise self._error(error) from None
-        return None if data is grpc.aio.EOF else bytes(data)
+        async with self._one_reader:
+            if self._stored_replies:
+                return self._stored_replies.popleft()
+            try:
+                data = await self._call.read()
+            except grpc.aio.AioRpcError as error:
+                raise self._error(error) from None
+            return None if data is grpc.aio.EOF else bytes(data)
 
     async def _write(self, data: bytes) -> None:
         try:
@@ -360,11 +377,23 @@ class ClientStream(GrpcStream[Out, In]):
             await self._call.done_writing()
 
     async def _why_ended(self) -> SwarmError:
+        await self._store_replies()
         status = await self._call.code()
         if status is grpc.StatusCode.OK:
             return Unavailable(f"{self._remote} has ended the call")
         details, trailing = await self._call.details(), await self._call.trailing_metadata()
         return from_status(status, details or "", trailing, self._remote)
+
+    async def _store_replies(self) -> None:
+        """Read the last replies of a call that has ended, for `receive`.
+
+        gRPC reports the status of a call after its last reply is read, so a sender that nobody
+        reads for would wait for the status without end.
+        """
+        async with self._one_reader:
+            with suppress(grpc.aio.AioRpcError):
+                while (data := await self._call.read()) is not grpc.aio.EOF:
+                    self._stored_replies.append(bytes(data))
 
     def _error(self, error: grpc.aio.AioRpcError) -> SwarmError:
         details, trailing = error.details(), error.trailing_metadata()
@@ -517,6 +546,9 @@ class GrpcServer:
             stream.known_as(caller, meter)
         except SwarmError as error:
             await context.abort(STATUS[error.code], error.code, to_metadata(error))
+        # `abort` sends the initial metadata again while the first `write` is on its way. gRPC
+        # refuses that batch, and the call then has no status for ever.
+        await context.send_initial_metadata(())
         patience_s = self._options.first_message_s
         waiting = asyncio.get_running_loop().call_later(patience_s, stream.lose_if_silent)
         running = asyncio.create_task(run_handler(handler, stream, method, stream.lost))

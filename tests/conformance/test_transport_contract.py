@@ -630,6 +630,41 @@ async def test_a_sender_learns_the_error_that_ended_the_call(transport: Transpor
         assert error.message == "other digest"
 
 
+async def test_a_sender_that_has_replies_to_read_learns_the_error(transport: Transport) -> None:
+    replies = [b"%d" % number for number in range(3)]
+
+    async def answer_then_refuse(stream: Stream) -> None:
+        for reply in replies:
+            await stream.send(reply)
+        raise errors.RunMismatch("other digest")
+
+    async with serving(transport, {BYTES: answer_then_refuse}) as (_, channel):
+        stream = channel.open(BYTES)
+        while True:
+            try:
+                await stream.send(b"x" * 1000)
+            except errors.RunMismatch:
+                break
+        assert [await stream.receive() for _ in replies] == replies
+        assert isinstance(await raised_by(stream.receive()), errors.RunMismatch)
+
+
+async def test_a_refusal_beside_the_first_reply_ends_the_call(transport: Transport) -> None:
+    async def refuse_while_sending(stream: Stream) -> None:
+        sending = asyncio.ensure_future(stream.send(b"x" * 1000))
+        await asyncio.sleep(0)
+        sending.cancel()  # the write goes on
+        raise errors.RunMismatch("other digest")
+
+    async def receive_all(stream: Stream) -> None:
+        while await stream.receive() is not None:
+            pass
+
+    async with serving(transport, {BYTES: refuse_while_sending}) as (_, channel):
+        error = await raised_by(receive_all(channel.open(BYTES)))
+        assert isinstance(error, errors.RunMismatch)
+
+
 async def test_a_sender_learns_that_the_call_ended_cleanly(transport: Transport) -> None:
     async def leave(_: Stream) -> None:
         return
