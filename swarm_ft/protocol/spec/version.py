@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from swarm_ft.errors import VersionMismatch
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 """Rises whenever a message changes, see `tests/unit/protocol/wire/test_golden_bytes.py`."""
 
 
