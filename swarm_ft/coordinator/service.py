@@ -13,7 +13,8 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
-from swarm_ft import __version__, failpoints
+from swarm_ft import failpoints
+from swarm_ft.build import described_version
 from swarm_ft.clock import Clock
 from swarm_ft.coordinator.capacity import Capacity
 from swarm_ft.coordinator.decide.faults import run_at_fault, run_of
@@ -330,7 +331,7 @@ class CoordinatorService:
             JournalError: the journal cannot be written.
         """
         self._start(self._forget_snapshots())
-        started = Reason(kind=ReasonKind.COORDINATOR_STARTED, code=__version__)
+        started = Reason(kind=ReasonKind.COORDINATOR_STARTED, code=described_version())
         start = Happened(kind=EventKind.COORDINATOR_STARTED, reason=started)
         self._happenings.written(self._write([], [start]))
         try:
@@ -844,7 +845,7 @@ class CoordinatorService:
         return replace(
             overview(self._state, page, caller, self._capacity.machines),
             relays=self._relays.statuses if self._relays is not None else (),
-            version=__version__,
+            version=described_version(),
             unix_s=self._unix_s(),
             next_event=self._happenings.next_serial,
         )

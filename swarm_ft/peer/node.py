@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from swarm_ft import __version__
 from swarm_ft.buffers import BufferStore
+from swarm_ft.build import described_version
 from swarm_ft.clock import Clock
 from swarm_ft.codec.base import CPU
 from swarm_ft.discovery.directory import Directory
@@ -379,7 +379,7 @@ class PeerNode:
             held=tuple(stage for stage in held.values() if stage is not None),
             kept_runs=tuple(sorted(self._kept_runs | unloaded))[:MAX_KEPT_RUNS],
             device=self._options.device,
-            version=__version__,
+            version=described_version(),
             leaving=self.presence.leaving,
             max_up_bytes_per_s=_or_none(self._options.max_up_bytes_per_s),
             max_down_bytes_per_s=_or_none(self._options.max_down_bytes_per_s),

@@ -81,7 +81,7 @@ from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, NO_CLAIM, Claim
 from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.wire import RUN_SPEC
-from swarm_ft.protocol.wire.earlier_specs import salvaged_spec
+from swarm_ft.protocol.wire.earlier import salvaged_spec
 from swarm_ft.sealing import Sealer
 
 logger = get_logger(__name__)

@@ -18,7 +18,7 @@ from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.wire import RUN_SPEC
-from swarm_ft.protocol.wire.earlier_specs import is_earlier, upgraded_specs
+from swarm_ft.protocol.wire.earlier import is_earlier, upgraded_specs
 
 logger = get_logger(__name__)
 

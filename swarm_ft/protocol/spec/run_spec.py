@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 VERSION = 10
 """The version of the fields below. Add fields only with another one, and teach
-`protocol.wire.earlier_specs` what specs of this one mean."""
+`protocol.wire.earlier` what specs of this one mean."""
 NO_NONCE = bytes(DIGEST_BYTES)
 """Of a model whose digests stay in one process."""
 BUFFER_BITS = (16, 8, 4)

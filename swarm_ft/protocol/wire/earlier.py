@@ -1,4 +1,4 @@
-"""RunSpecs of earlier versions, as journals and recordings hold them, in today's fields.
+"""RunSpecs and messages that journals and recordings of earlier versions hold, in today's fields.
 
 A field that a version lacked means what that version did. The digest of a run stays the one that
 it began with: tokens, states, snapshots and buffers name it. Some fields were added without
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -24,7 +24,11 @@ from swarm_ft.protocol.spec.run_spec import (
     TrainSpec,
     digest_of_fields,
 )
+from swarm_ft.protocol.spec.version import PROTOCOL_VERSION
 from swarm_ft.protocol.wire import RUN_SPEC
+from swarm_ft.protocol.wire.convert import WireType
+
+T = TypeVar("T")
 
 OLDEST = 8
 """The oldest version that can be read."""
@@ -73,6 +77,22 @@ def upgraded_specs(data: bytes) -> Iterator[RunSpec]:
     spec = RUN_SPEC.from_wire(message)
     for digest in _digests(spec, version):
         yield replace(spec, inherited_digest=digest)
+
+
+def any_message(wire: WireType[T], data: bytes) -> T:
+    """Return a message that was received, and checked, by an earlier version.
+
+    Raises:
+        MalformedMessage: it cannot be understood.
+    """
+    try:
+        message = wire.message.FromString(data)
+    except DecodeError:
+        raise MalformedMessage(f"{len(data)} bytes that are not a {wire.name}") from None
+    for _, part in message.ListFields():
+        if hasattr(part, "protocol_version"):
+            part.protocol_version = PROTOCOL_VERSION
+    return wire.from_wire(message)
 
 
 def salvaged_spec(data: bytes, num_steps: int) -> RunSpec:
