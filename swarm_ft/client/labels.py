@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from swarm_ft.client.data.classes import FoundClasses, merged_classes, some_of
-from swarm_ft.client.data.dataset import classes_in
 from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.sources import classes_in
 from swarm_ft.client.options import JobOptions
 from swarm_ft.errors import BadDataset, BadOption
 from swarm_ft.protocol.spec.tasks import task_of
