@@ -32,7 +32,7 @@ from swarm_ft.protocol.messages.client import (
     RunStatus,
     StepCommitted,
 )
-from swarm_ft.protocol.messages.events import WentBack
+from swarm_ft.protocol.messages.events import Steered, WentBack
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic, summed_by_boundary
 from swarm_ft.protocol.spec.run_spec import Dtype
 from swarm_ft.protocol.spec.tasks import CausalLm, Task, task_of
@@ -96,6 +96,7 @@ class ProgressState:
         went_back: how often the run did while it was watched, and why.
         codecs: what they were changed to; steps rising.
         quality: what compression costs; None where no quality was asked for.
+        steered: requests of people to pause, resume or change the run, oldest first.
     """
 
     num_steps: int
@@ -108,6 +109,7 @@ class ProgressState:
     went_back: tuple[WentBack, ...] = ()
     codecs: tuple[CodecChange, ...] = ()
     quality: QualityFound | None = None
+    steered: tuple[Steered, ...] = ()
 
     def after(self, event: RunEvent) -> ProgressState:
         """The state after one more event.
@@ -126,6 +128,7 @@ class ProgressState:
                 result_step=event.result_step,
                 codecs=event.codecs,
                 quality=event.quality,
+                steered=(*self.steered, *self.new_requests(event)),
             )
         if isinstance(event, WentBack):
             return replace(
@@ -148,6 +151,11 @@ class ProgressState:
             phase=RunPhase.TRAINING,
             detail="",
         )
+
+    def new_requests(self, status: RunStatus) -> tuple[Steered, ...]:
+        """Return the requests in a status that this state does not have."""
+        newest = self.steered[-1].number if self.steered else 0
+        return tuple(request for request in status.steered if request.number > newest)
 
     def _totals_below(self, step: int) -> tuple[StepTotals, ...]:
         stop = len(self.totals)
@@ -265,8 +273,12 @@ class RunProgress:
             self._listeners.remove(listener)
 
     def show_status(self, status: RunStatus) -> None:
-        """The run moved to another phase, or waits for something else."""
+        """The run moved to another phase, waits for something else, or somebody steered it."""
+        requests = self.state.new_requests(status)
         self._take(status)
+        for request in requests:
+            self._last_line = printable(request.words)
+            self.message(self._last_line)
         line = self.state.line()
         # Who is gone, waited for or joins stays to be read when the bar tells of other things.
         is_news = status.phase is RunPhase.TRAINING and bool(status.detail)
@@ -336,6 +348,7 @@ class RunReport:
         codecs: what the job's were changed to on the way, steps rising; of those that follow a
             quality the newest.
         quality: what compression cost; None where no quality was asked for.
+        steered: requests of people to pause, resume or change the run, oldest first.
         result_dtype: what its weights are stored in; losses are of float32 weights.
     """
 
@@ -351,6 +364,7 @@ class RunReport:
     task: Task = _CAUSAL_LM
     codecs: tuple[CodecChange, ...] = ()
     quality: QualityFound | None = None
+    steered: tuple[Steered, ...] = ()
     result_dtype: Dtype = Dtype.FLOAT32
 
     @property
@@ -403,6 +417,7 @@ class RunReport:
             "seconds": self.totals.seconds,
             "samples_per_second": self.samples_per_second,
             "went_back": [asdict(told) for told in self.went_back],
+            "steered": [_steered_fields(request) for request in self.steered],
             "forecast": _forecast_fields(self.forecast),
             "eval_weights_dtype": Dtype.FLOAT32.name.lower(),
             "result_dtype": self.result_dtype.name.lower(),
@@ -485,6 +500,8 @@ class RunReport:
             times = "once" if len(self.went_back) == 1 else f"{len(self.went_back)} times"
             words = f"{times}, {lost} steps made again; why is said above"
             lines.append(f"went back            {words}")
+        for request in self.steered:
+            lines.append(f"steered              {printable(request.words)}")
         if self.has_stopped_early:
             words = f"after step {len(self.losses)} of {self.num_steps}: no better for long enough"
             lines.append(f"stopped early        {words}")
@@ -576,6 +593,15 @@ def _forecast_fields(expected: Forecast | None) -> dict[str, Any] | None:
         "bound_by": expected.bound_by,
         "evaluation": asdict(expected.evaluation) if expected.evaluation else None,
         "shadows": asdict(expected.shadows) if expected.shadows else None,
+    }
+
+
+def _steered_fields(request: Steered) -> dict[str, Any]:
+    return {
+        "step": request.step,
+        "kind": request.kind.label,
+        "actor": request.actor.label,
+        "words": request.words,
     }
 
 

@@ -105,6 +105,7 @@ class WatchedRun:
             task=self.progress.task,
             codecs=tuple(one for one in state.codecs if one.first_step < state.committed_steps),
             quality=state.quality,
+            steered=state.steered,
             result_dtype=self.spec.result_dtype,
         )
 
@@ -298,4 +299,4 @@ def _check_not_ended(status: RunStatus) -> None:
     if status.phase is RunPhase.COLLECTED:
         raise RunFailed(f"run {status.run_id}: its result was collected already")
     if status.phase in (RunPhase.CANCELLED, RunPhase.FAILED):
-        raise RunFailed(f"run {status.run_id} {status.phase.name.lower()}: {status.detail}")
+        raise RunFailed(f"run {status.run_id} {status.ending}")

@@ -22,6 +22,7 @@ from swarm_ft.protocol.messages.client import (
     RunStatus,
     StepCommitted,
 )
+from swarm_ft.protocol.messages.events import Actor, EventKind, Steered
 from swarm_ft.protocol.messages.reports import ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.spec.run_spec import Codecs, Dtype, TaskKind
 from swarm_ft.protocol.spec.tasks import Classification
@@ -97,12 +98,34 @@ def test_the_dtype_of_the_result_stands_beside_the_loss_of_float32_weights() -> 
     assert "evaluation loss      3.000 -> 1.000" in _report(_step(0)).summary_lines()
 
 
+def test_the_document_and_the_summary_have_what_people_requested() -> None:
+    request = Steered(
+        number=1,
+        kind=EventKind.RUN_STEERED,
+        actor=Actor.OPERATOR,
+        step=StepNumber(88),
+        words="learning rate 0.001 from step 89 on",
+    )
+    report = replace(_report(_step(0)), steered=(request,))
+    assert json.loads(report.to_json())["steered"] == [
+        {
+            "step": 88,
+            "kind": "steered",
+            "actor": "operator",
+            "words": "learning rate 0.001 from step 89 on",
+        }
+    ]
+    line = "steered              learning rate 0.001 from step 89 on"
+    assert line in report.summary_lines()
+
+
 def test_the_document_has_the_promised_fields() -> None:
     document = json.loads(_report(_step(0, loss=3.5), _step(1, loss=2.5, keys=0)).to_json())
     assert document == {
         "run_id": "run-1",
         "model_dir": "out/model",
         "went_back": [],
+        "steered": [],
         "losses": [3.5, 2.5],
         "steps": 2,
         "stopped_early": False,
