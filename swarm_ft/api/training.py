@@ -45,7 +45,7 @@ def way_to(
 
 
 def job_options(given: dict[str, Any]) -> JobOptions:
-    """A job's options of what was given by name; words stand for what has words.
+    """Build a job's options from values by name; words stand for values that have words.
 
     Raises:
         BadInput: one is unknown, missing or out of its bounds.
@@ -53,7 +53,7 @@ def job_options(given: dict[str, Any]) -> JobOptions:
     values = by_names(JobOptions, given)
     for needed in ("model", "dataset"):
         if values.get(needed) is None:
-            raise BadOption(f"--{needed}: it is required, and was not given")
+            raise BadOption(f"{needed}: it is required, and was not given")
     return build(JobOptions, values)
 
 

@@ -33,10 +33,13 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> SampleInput:
 
 def test_a_notebook_trains_in_a_few_lines(tmp_path: Path) -> None:
     with swarm_ft.LocalSwarm(stages=3) as swarm:
+        before = swarm.peers
+        with pytest.raises(OutOfTurn, match="peer stage-2: the first job starts the peers"):
+            swarm.kill("stage-2")
         report = swarm.train(steps=3, max_samples=24, eval_strategy="no", out=tmp_path / "tuned")
         names = swarm.peers
     assert len(report.losses) == 3
-    assert names == ("stage-0-2", "stage-2-4", "stage-4-6")
+    assert before == names == ("stage-1", "stage-2", "stage-3")
     assert AutoModelForCausalLM.from_pretrained(report.model_dir).config.n_layer == 6
 
 
@@ -64,7 +67,7 @@ def test_a_peer_dies_and_its_replica_goes_on(sample: SampleInput, tmp_path: Path
         def kill_one(event: object) -> None:
             # In the swarm's own loop, where a call that waits would wait for itself.
             if isinstance(event, StepCommitted) and not killed:
-                killed.append("stage-0-2.2")
+                killed.append("stage-1.2")
                 thread.start()
 
         thread = threading.Thread(target=lambda: swarm.kill(killed[0]))
@@ -73,7 +76,7 @@ def test_a_peer_dies_and_its_replica_goes_on(sample: SampleInput, tmp_path: Path
         report = swarm.train(**job, progress=False, on_event=kill_one)
         thread.join()
         assert killed[0] not in swarm.peers
-        with pytest.raises(NotFound, match=r"peer nobody: there are stage-0-2\.1"):
+        with pytest.raises(NotFound, match=r"peer nobody: there are stage-1\.1"):
             swarm.kill("nobody")
     assert len(report.losses) == 8
 
@@ -87,11 +90,15 @@ def test_what_is_wrong_is_said_before_anything_begins(tmp_path: Path) -> None:
             swarm.train(out=tmp_path / "tuned")
         with pytest.raises(BadOption, match="did you mean 'learning_rate'"):
             swarm.train(learning_rat=1e-4)  # type: ignore[call-arg]
-        with pytest.raises(BadOption, match="--lr-schedule: expected constant, linear"):
+        with pytest.raises(BadOption, match="^lr_schedule: expected constant, linear"):
             swarm.train(lr_schedule="stairs")  # type: ignore[arg-type]
+        with pytest.raises(BadOption, match="^steps: expected 1 to 2147483648, got -1"):
+            swarm.train(steps=-1)
+        with pytest.raises(BadOption, match="^packing_strategy: expected packing beside it"):
+            swarm.train(packing_strategy="wrapped")
     with pytest.raises(BadOption, match="expected 1 or more"):
         swarm_ft.LocalSwarm(stages=0)
-    with pytest.raises(BadOption, match="--dataset: it is required"):
+    with pytest.raises(BadOption, match="^dataset: it is required"):
         swarm_ft.train(invite="swarm1", model="gpt2")
     with pytest.raises(BadInvite):
         swarm_ft.train(invite="swarm1", model="gpt2", dataset="notes.txt")
@@ -133,11 +140,11 @@ def test_members_of_a_swarm_here_may_be_processes(sample: SampleInput, tmp_path:
         with pytest.raises(OutOfTurn, match="started by the first job"):
             swarm.status()
         report = swarm.train(**quick(sample, tmp_path / "out"), progress=False)
-        assert swarm.peers == ("stage-0-2", "stage-2-4")
+        assert swarm.peers == ("stage-1", "stage-2")
         assert len(swarm.status().members) == 2
     assert len(report.losses) == 3
     assert {path.name for path in (tmp_path / "swarm" / "logs").iterdir()} == {
         "coordinator.log",
-        "stage-0-2.log",
-        "stage-2-4.log",
+        "stage-1.log",
+        "stage-2.log",
     }
