@@ -28,10 +28,10 @@ def test_flags_become_arguments(message: str) -> None:
 
 
 def test_an_error_keeps_its_kind() -> None:
-    with pytest.raises(BadOption, match="^steps: no$") as raised, keyword_errors():
+    with pytest.raises(BadOption, match=r"^steps: no$") as raised, keyword_errors():
         raise BadOption("--steps: no")
     assert (raised.value.message, str(raised.value)) == ("steps: no", "steps: no")
-    with pytest.raises(SwarmError, match="^nothing$"), keyword_errors():
+    with pytest.raises(SwarmError, match=r"^nothing$"), keyword_errors():
         raise SwarmError("nothing")
 
 
