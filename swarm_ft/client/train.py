@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from rich.console import Console
+
 from swarm_ft.client.card import CARD, model_card
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.export import assemble, shard_dir
@@ -223,6 +225,7 @@ async def attach_to(
     client: SwarmClient,
     run_name: str | None,
     model: str | None,
+    console: Console | None = None,
 ) -> WatchedRun:
     """Find a run (the only one, if None) and, by its own spec, what belongs to it.
 
@@ -247,7 +250,7 @@ async def attach_to(
         client=client,
         run_id=status.run_id,
         checkpoint=checkpoint,
-        progress=RunProgress(status.spec.train),
+        progress=RunProgress(status.spec.train, console),
         spec=status.spec,
     )
 
