@@ -35,7 +35,7 @@ def plan(options: PlanOptions, way: WayIn, as_json: bool) -> None:
     async def work() -> None:
         import asyncio
 
-        from swarm_ft.client.forecast import forecast
+        from swarm_ft.client.forecast import placed_forecast
         from swarm_ft.errors import Unavailable
         from swarm_ft.protocol.spec.run_spec import RunSpec
         from swarm_ft.stage.adapters import with_adapters
@@ -55,7 +55,7 @@ def plan(options: PlanOptions, way: WayIn, as_json: bool) -> None:
         layers = {peer.layers for peer in placed.peers}
         stages = [asyncio.to_thread(rehearsed, checkpoint, spec, one) for one in layers]
         memory = {one: await stage for one, stage in zip(layers, stages, strict=True)}
-        found = forecast(spec, placed.peers, memory)
+        found = placed_forecast(spec, placed, memory)
         if as_json:
             fields = {**forecast_fields(found), "relayed_percent": placed.relayed_percent}
             click.echo(json.dumps(fields))
