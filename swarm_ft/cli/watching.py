@@ -240,8 +240,6 @@ def progress_words(run: RunSummary) -> Iterator[str]:
     """How a run learns, how fast, and for how long."""
     from rich.filesize import decimal
 
-    from swarm_ft.client.words import clock_time
-
     last, found = run.last_step, run.last_evaluation
     if last is not None:
         yield f"loss {last.loss:.3f}"
@@ -254,11 +252,21 @@ def progress_words(run: RunSummary) -> Iterator[str]:
     if run.tokens_per_s and not run.phase.is_over:
         yield f"{run.tokens_per_s:,.0f} tokens/s"
     if run.eta_s is not None:
-        yield f"ETA {clock_time(run.eta_s)}"
+        yield f"ETA {_eta_words(run)}"
     if run.bytes_saved > 0 and last is not None:
         yield f"saved {decimal(run.bytes_saved)}"
     if run.quality is not None:
         yield str(run.quality)
+
+
+def _eta_words(run: RunSummary) -> str:
+    """Return how long a run takes yet, as a range."""
+    from swarm_ft.client.words import clock_time
+
+    low, high = clock_time(run.eta_low_s), clock_time(run.eta_high_s)
+    return (
+        f"{low} to {high}" if run.eta_low_s is not None and low != high else clock_time(run.eta_s)
+    )
 
 
 def _about(status: BoundaryStatus) -> Iterator[str]:

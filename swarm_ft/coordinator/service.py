@@ -338,6 +338,7 @@ class CoordinatorService:
             while True:
                 await asyncio.wait([self._broken], timeout=TICK_S)
                 self._handle(Tick(self._ways()))
+                self._capacity.look()
         finally:
             self._is_ending = True
             if self._recorder is not None:
