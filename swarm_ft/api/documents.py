@@ -38,6 +38,7 @@ def status_fields(found: SwarmStatus) -> dict[str, Any]:
         "runs": [_run_fields(run) for run in found.runs],
         "relays": relays,
         "contributors": [{"peer": one.peer_id, **_flat(one.given)} for one in found.contributors],
+        "warnings": list(found.warnings),
     }
 
 

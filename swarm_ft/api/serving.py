@@ -385,7 +385,6 @@ def _engine_maker(options: ServeOptions, access: ModelAccess) -> EngineMaker:
     import torch
 
     from swarm_ft.stage.device import DTYPES, pick_device
-    from swarm_ft.stage.engine import StageEngine
 
     torch_dtype = DTYPES[options.dtype]
     torch_device = pick_device(options.device, torch_dtype)
@@ -394,6 +393,8 @@ def _engine_maker(options: ServeOptions, access: ModelAccess) -> EngineMaker:
     torch.set_num_threads(options.threads or torch.get_num_threads())
 
     def make_engine(spec: RunSpec, layers: LayerRange) -> Engine:
+        from swarm_ft.stage.engine import StageEngine  # with transformers' models: takes seconds
+
         checkpoint = access.open(spec)
         return StageEngine(checkpoint, spec, layers, device=torch_device, dtype=torch_dtype)
 

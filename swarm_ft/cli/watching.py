@@ -175,7 +175,8 @@ def _work_words(work: MemberWork) -> str:
         does = f"waits for {', '.join(work.waits_for)}"
     replica = f", replica {work.replica + 1} of {work.num_replicas}"
     where = f"layers {work.layers}{replica if work.num_replicas > 1 else ''}"
-    share = f"; {work.share} microbatches a step" if work.share else ""
+    noun = "microbatch" if work.share == 1 else "microbatches"
+    share = f"; {work.share} {noun} a step" if work.share else ""
     speed = f", {work.microbatch_s:.3g} s each" if work.share and work.microbatch_s else ""
     return f"{work.run_id}, {where}: {does}{share}{speed}"
 
@@ -233,7 +234,7 @@ def waiting_words(run: RunSummary) -> str:
     """Where it stands in the queue, if it does."""
     if run.behind is None:
         return ""
-    return f"{run.place + 1} in the queue, behind run {run.behind}"
+    return f"place {run.place} in the queue, after {run.behind}"
 
 
 def progress_words(run: RunSummary) -> Iterator[str]:

@@ -224,7 +224,8 @@ class ProgressState:
     def line(self) -> str:
         """The state in words: what is waited for, or else the numbers."""
         if self.detail:
-            return self.detail
+            is_training = self.phase is RunPhase.TRAINING
+            return self.detail if is_training else self.phase.in_words(self.detail)
         if self.phase is not RunPhase.TRAINING or self.loss is None:
             return self.phase.name.lower()
         saved = decimal(max(0, self.bytes_saved))

@@ -56,6 +56,8 @@ class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVENT_KIND_PEER_LEAVING: _ClassVar[EventKind]
     EVENT_KIND_PEER_PAUSED: _ClassVar[EventKind]
     EVENT_KIND_PEER_RESUMED: _ClassVar[EventKind]
+    EVENT_KIND_DISK_LOW: _ClassVar[EventKind]
+    EVENT_KIND_DISK_FREE: _ClassVar[EventKind]
     EVENT_KIND_RUN_SUBMITTED: _ClassVar[EventKind]
     EVENT_KIND_RUN_QUEUED: _ClassVar[EventKind]
     EVENT_KIND_RUN_WAITING: _ClassVar[EventKind]
@@ -108,6 +110,8 @@ EVENT_KIND_PEER_RELIEVED: EventKind
 EVENT_KIND_PEER_LEAVING: EventKind
 EVENT_KIND_PEER_PAUSED: EventKind
 EVENT_KIND_PEER_RESUMED: EventKind
+EVENT_KIND_DISK_LOW: EventKind
+EVENT_KIND_DISK_FREE: EventKind
 EVENT_KIND_RUN_SUBMITTED: EventKind
 EVENT_KIND_RUN_QUEUED: EventKind
 EVENT_KIND_RUN_WAITING: EventKind
@@ -1152,7 +1156,7 @@ class QualityFound(_message.Message):
     def __init__(self, asked: _Optional[float] = ..., cost: _Optional[float] = ..., num_measured: _Optional[int] = ...) -> None: ...
 
 class SwarmStatus(_message.Message):
-    __slots__ = ("members", "runs", "num_members", "num_runs", "relays", "version", "unix_s", "next_event", "contributors")
+    __slots__ = ("members", "runs", "num_members", "num_runs", "relays", "version", "unix_s", "next_event", "contributors", "warnings")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     NUM_MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -1162,6 +1166,7 @@ class SwarmStatus(_message.Message):
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
     NEXT_EVENT_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     runs: _containers.RepeatedCompositeFieldContainer[RunSummary]
     num_members: int
@@ -1171,7 +1176,8 @@ class SwarmStatus(_message.Message):
     unix_s: float
     next_event: int
     contributors: _containers.RepeatedCompositeFieldContainer[Contributor]
-    def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ..., num_members: _Optional[int] = ..., num_runs: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayStatus, _Mapping]]] = ..., version: _Optional[str] = ..., unix_s: _Optional[float] = ..., next_event: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[Contributor, _Mapping]]] = ...) -> None: ...
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ..., num_members: _Optional[int] = ..., num_runs: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayStatus, _Mapping]]] = ..., version: _Optional[str] = ..., unix_s: _Optional[float] = ..., next_event: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[Contributor, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("since", "run_id", "follows", "protocol_version")

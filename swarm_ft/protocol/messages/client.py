@@ -137,6 +137,15 @@ class RunPhase(IntEnum):
         """Whether no step will follow."""
         return self >= RunPhase.FINISHED
 
+    def in_words(self, detail: str) -> str:
+        """Return the phase and its detail for people: `queued`, or `waiting: layers 2-4`."""
+        name = self.name.lower()
+        if detail.startswith(f"{name} for "):
+            detail = detail.removeprefix(f"{name} for ")
+        elif not detail or detail.startswith((name, "paused")):
+            return detail or name
+        return f"{name}: {detail}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoundaryStatus:
@@ -253,12 +262,6 @@ class RunStatus:
     codecs: Annotated[tuple[CodecChange, ...], Length(MAX_CODEC_CHANGES)] = ()
     quality: QualityFound | None = None
     steered: Annotated[tuple[Steered, ...], Length(MAX_STEERED)] = ()
-
-    @property
-    def ending(self) -> str:
-        """The phase and its reason: `failed: ...`, `cancelled by the run's owner`."""
-        phase = self.phase.name.lower()
-        return self.detail if self.detail.startswith(phase) else f"{phase}: {self.detail}"
 
     @property
     def steps_in_result(self) -> StepNumber:
@@ -568,6 +571,9 @@ class RelayStatus:
     relayed_bytes: int = 0
 
 
+MAX_WARNINGS = 16
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SwarmStatus:
     """Everybody and everything the coordinator knows, or a page of it.
@@ -579,6 +585,7 @@ class SwarmStatus:
         unix_s: its wall clock.
         next_event: the serial number that the next event will have.
         contributors: who gave most, here or not; on the first page.
+        warnings: what the coordinator's operator has to see to, for people.
     """
 
     members: Annotated[tuple[MemberStatus, ...], Length(MAX_PAGE_MEMBERS)]
@@ -590,3 +597,4 @@ class SwarmStatus:
     unix_s: Amount = 0.0
     next_event: Serial = 0
     contributors: Annotated[tuple[Contributor, ...], Length(MAX_CONTRIBUTORS)] = ()
+    warnings: Annotated[tuple[Text, ...], Length(MAX_WARNINGS)] = ()
