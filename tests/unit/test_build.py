@@ -1,4 +1,4 @@
-"""A version names its commit where a checkout, a build or an installation says it; else it is plain."""
+"""A version names its commit where a checkout, a build or an installation has it."""
 
 import subprocess
 import sys
