@@ -12,7 +12,8 @@ from swarm_ft.build import UPDATE, described_version
 from swarm_ft.errors import VersionMismatch
 
 PROTOCOL_VERSION = 9
-"""Rises whenever a message changes, see `tests/unit/protocol/wire/test_golden_bytes.py`."""
+"""Rises whenever a message changes, or a RunSpec, which is one; released or not. A test compares:
+`tests/unit/protocol/wire/test_golden_bytes.py`."""
 
 
 @dataclass(frozen=True, slots=True)

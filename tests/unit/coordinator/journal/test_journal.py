@@ -22,7 +22,7 @@ from swarm_ft.coordinator.facts.events import (
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.state import AttemptState, Past, PlannedStep, Run
-from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.journal.journal import SCHEMA, VERSION, Journal
 from swarm_ft.coordinator.journal.reason_text import recorded
 from swarm_ft.coordinator.journal.tokens import NewTokenFile
 from swarm_ft.coordinator.plan.membership import GATHER_S
@@ -41,6 +41,7 @@ from swarm_ft.protocol.messages.control import CommitStep, StageAssignment
 from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.best import Best, Judged
+from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.sealing import Sealer
@@ -50,6 +51,7 @@ RUN = RunId("run-1")
 DIGEST = b"d" * 16
 WHY = Reason(kind=ReasonKind.DATA_UNREADABLE, text="why")
 NOW_S = 50.0
+PINNED_TABLES = "f73304bf364dcc28441e129f03f2d4e8"
 Reopen: TypeAlias = Callable[[], Journal]
 ASSIGNMENTS = (
     StageAssignment(peer_id=PeerId("a"), layers=LayerRange(0, 2)),
@@ -472,6 +474,11 @@ def test_a_journal_of_another_version_is_refused_in_one_line_and_left_as_it_is(
         assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("runs",)]
         assert other.execute("PRAGMA user_version").fetchone() == (version,)
     assert list(tmp_path.glob("other.db.*")) == []
+
+
+def test_the_tables_change_only_with_the_version() -> None:
+    """Raise `journal.VERSION`, add a step to `migrations`, and see `tests.earlier_files` first."""
+    assert (VERSION, digest_of(SCHEMA.encode()).hex()) == (10, PINNED_TABLES)
 
 
 @pytest.mark.parametrize("key", [None, b"k" * 32], ids=["plain", "encrypted"])
