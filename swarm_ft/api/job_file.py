@@ -5,29 +5,35 @@ A key means what it means in axolotl. Keys that cannot are refused, all of a fil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from swarm_ft.api.arguments import (
+    DECISIONS,
+    MODEL_INIT,
+    OFF,
+    TEMPLATE,
+    TOKENIZER,
+    TRAINER,
+    WORDS,
+    Decision,
+    Honoured,
+    Ignored,
+    Refused,
+    shown,
+)
 from swarm_ft.api.axolotl import (
     COLUMNS,
     DEFAULTS,
-    EXPECTED,
-    OFF,
     PLUGINS_WITHOUT_EFFECT,
-    REFUSED,
     RENAMED,
     ROW_TYPES,
-    TEMPLATE,
-    TOKENIZER,
-    WITHOUT_EFFECT,
-    WORDS,
     RowType,
     row_problem,
-    shown,
 )
 from swarm_ft.client.options import JobOptions
 from swarm_ft.client.words import printable
@@ -123,28 +129,91 @@ def translated(document: Mapping[str, Any], source: object = "job") -> JobFile:
         BadOption: some keys are unknown, are given twice under two names, have a value that they
             cannot have, or ask for what a swarm does not do. The message has all of them.
     """
-    return _Translation(source).job_file(document)
+    return _Translation(source, _JOB_FILE).job_file(document)
+
+
+def translated_arguments(arguments: Mapping[str, Any], source: object) -> JobFile:
+    """Translate arguments of a Trainer to a job's options; raises as `translated` does.
+
+    Args:
+        arguments: by their names in `TRAINER`.
+        source: where they stand, for messages.
+    """
+    return _Translation(source, _TRAINER).job_file(arguments)
+
+
+def check_argument_names(names: Iterable[str], source: object) -> None:
+    """Refuse names that no Trainer has.
+
+    Raises:
+        BadOption: some are unknown; the message has all, each with the nearest known one.
+    """
+    unknown = {name: _TRAINER.unknown(name, _OPTION_NAMES) for name in names if name not in TRAINER}
+    _raise_problems(unknown, source, _TRAINER)
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """A set of names that a translation knows.
+
+    Attributes:
+        noun: the word for a name.
+        decisions: on those of libraries.
+        has_options: whether the job's own options are among the names.
+    """
+
+    noun: str
+    decisions: Mapping[str, Decision]
+    has_options: bool
+
+    def unknown(self, name: str, others: Iterable[str]) -> str:
+        """Say that there is no such name, and which is the nearest."""
+        like = nearest(name, [*self.decisions, *(others if self.has_options else ())])
+        if not self.has_options and name in _OPTION_NAMES:
+            like = f"; options of a job go into swarm={{'{name}': ...}}"
+        return f"there is no such {self.noun}{like}"
+
+
+_JOB_FILE = _Names("key", DECISIONS, has_options=True)
+_TRAINER = _Names("argument", TRAINER, has_options=False)
+
+
+def _raise_problems(problems: Mapping[str, str], source: object, names: _Names) -> None:
+    lines = [f"{printable(name)}: {words}" for name, words in problems.items()]
+    if len(lines) == 1:
+        raise BadOption(f"{source}: {lines[0]}")
+    if lines:
+        numbered = "; ".join(f"({number}) {one}" for number, one in enumerate(lines, 1))
+        raise BadOption(f"{source}: {len(lines)} {names.noun}s cannot be used: {numbered}")
 
 
 _OPTIONS = {one.field: one for one in declared(JobOptions)}
+_OPTION_NAMES = {name: one.field for one in _OPTIONS.values() for name in one.names}
 
 
 class _Translation:
     """One document on its way to options. It collects problems, and raises them together."""
 
-    def __init__(self, source: object) -> None:
+    def __init__(self, source: object, names: _Names) -> None:
         self._source = source
+        self._names = names
         self._key = ""
         self._found: dict[str, Any] = {}
         self._problems: dict[str, str] = {}
         self._notes: list[str] = []
         self._unused: list[str] = []
+        self._told: list[str] = []
         self._row_type: RowType | None = None
         self._trains_on_inputs: bool | None = None
         self._per_epoch: dict[str, Any] = {}
         self._columns: dict[str, str] | None = None
-        self._known = {name: one.field for one in _OPTIONS.values() for name in one.names}
-        self._known |= RENAMED
+        self._known = {
+            name: one.option
+            for name, one in names.decisions.items()
+            if isinstance(one, Honoured) and one.option
+        }
+        if names.has_options:
+            self._known |= _OPTION_NAMES | RENAMED
         self._special: dict[str, Callable[[Any], None]] = {
             "datasets": lambda value: self._datasets(value, "dataset", "split"),
             "test_datasets": lambda value: self._datasets(value, "eval_dataset", "eval_split"),
@@ -153,6 +222,17 @@ class _Translation:
             "excess_length_strategy": lambda value: self._set("truncation", value),
             "lora_target_linear": lambda value: None,  # see _resolve_targets
             "warmup_steps": self._warmup_steps,
+            "warmup_ratio": self._warmup_ratio,
+            "max_steps": self._max_steps,
+            "per_device_train_batch_size": lambda value: self._set("micro_batch_size", value),
+            "train_sampling_strategy": self._sampling,
+            "shuffle_dataset": lambda value: self._set("shuffle", value) if value else None,
+            "packing_strategy": self._packing_strategy,
+            "dataset_text_field": self._text_field,
+            "report_to": lambda value: self._set("report_to", value or "none"),
+            "model_init_kwargs": self._model_init,
+            "data_seed": lambda value: None,  # see _resolve_beside
+            "greater_is_better": lambda value: None,  # see _resolve_beside
             "use_tensorboard": lambda value: self._if_true(value, "report_to", "tensorboard"),
             "shuffle_merged_datasets": lambda value: self._if_true(value, "shuffle", True),
             "curriculum_sampling": lambda value: self._set("shuffle", not value),
@@ -164,6 +244,9 @@ class _Translation:
             "plugins": self._plugins,
             "model_type": self._model_type,
         }
+        if names is _TRAINER:
+            # see _resolve_hub
+            self._special |= dict.fromkeys(("push_to_hub", "hub_model_id"), lambda value: None)
 
     def job_file(self, document: Mapping[str, Any]) -> JobFile:
         keys = self._by_plain_name(document)
@@ -180,8 +263,10 @@ class _Translation:
         self._resolve_per_epoch()
         self._resolve_learned_part()
         self._check_flat_schedule(keys)
+        self._resolve_beside(keys)
+        self._resolve_hub(keys)
         self._resolve_dropout()
-        self._raise_problems()
+        _raise_problems(self._problems, self._source, self._names)
         self._note_unused()
         self._note_defaults(document)
         fields = {field: value for field, value in self._found.items() if value is not None}
@@ -198,24 +283,26 @@ class _Translation:
         return keys
 
     def _take(self, key: str, value: Any) -> None:
-        if key in self._special:
+        decision = self._names.decisions.get(key)
+        if key in self._special and (decision is not None or self._names.has_options):
             self._special[key](value)
         elif key in self._known:
             self._set(self._known[key], value)
-        elif key in WITHOUT_EFFECT:
-            self._unused += [key] if value not in OFF else []
-        elif key in EXPECTED:
-            if value != EXPECTED[key]:
-                self._refuse(f"expected {EXPECTED[key]}, got {shown(value)}")
-        elif key in REFUSED:
-            if value not in OFF:
-                self._refuse(REFUSED[key])
+        elif decision is not None:
+            self._decide(key, decision, value)
         elif value not in ("", [], {}):
-            self._refuse(f"there is no such key{nearest(key, self._names())}")
+            self._refuse(self._names.unknown(key, [*self._known, *self._special, ACCUMULATION]))
 
-    def _names(self) -> list[str]:
-        tables = (self._known, self._special, REFUSED, WITHOUT_EFFECT, EXPECTED)
-        return [*(name for table in tables for name in table), ACCUMULATION]
+    def _decide(self, name: str, decision: Decision, value: Any) -> None:
+        if isinstance(decision, Refused):
+            problem = decision.problem(value)
+            if problem:
+                self._refuse(problem)
+        elif isinstance(decision, Ignored) and value not in (*OFF, decision.default):
+            if decision.note:
+                self._told.append(f"{name}: without effect here; {decision.note}")
+            else:
+                self._unused.append(name)
 
     def _set(self, field: str, value: Any) -> None:
         """Set an option, unless it has another value already or cannot have this one."""
@@ -236,14 +323,6 @@ class _Translation:
 
     def _refuse(self, words: str) -> None:
         self._problems.setdefault(self._key, words)
-
-    def _raise_problems(self) -> None:
-        problems = [f"{printable(key)}: {words}" for key, words in self._problems.items()]
-        if len(problems) == 1:
-            raise BadOption(f"{self._source}: {problems[0]}")
-        if problems:
-            numbered = "; ".join(f"({number}) {one}" for number, one in enumerate(problems, 1))
-            raise BadOption(f"{self._source}: {len(problems)} keys cannot be used: {numbered}")
 
     # ---- keys that are more than one option under another name
 
@@ -275,7 +354,71 @@ class _Translation:
     def _warmup_steps(self, value: Any) -> None:
         """A number below 1 is a share of all steps, as transformers 5 reads it."""
         is_share = isinstance(value, float) and 0 < value < 1
+        if is_share and not self._found.get("warmup_ratio"):
+            self._found["warmup_ratio"] = None
         self._set("warmup_ratio" if is_share else "warmup_steps", value)
+
+    def _warmup_ratio(self, value: Any) -> None:
+        """Take a share of all steps; none beside `warmup_steps` asks for nothing."""
+        if value or not self._found.get("warmup_ratio"):
+            self._set("warmup_ratio", value)
+
+    def _max_steps(self, value: Any) -> None:
+        """Take a number of steps; of transformers' default, -1, epochs decide."""
+        if value != -1:
+            self._set("steps", value)
+
+    def _sampling(self, value: Any) -> None:
+        if value in ("random", "sequential"):
+            self._set("shuffle", value == "random")
+        else:
+            self._refuse(
+                f"expected random or sequential, got {shown(value)}; samples are not sorted by "
+                "length"
+            )
+
+    def _packing_strategy(self, value: Any) -> None:
+        """Take a strategy; TRL's `bfd_split` is two options here."""
+        if value == "bfd_split":
+            self._set("truncation", "split")
+            value = "bfd"
+        self._set("packing_strategy", value)
+
+    def _text_field(self, value: Any) -> None:
+        """Take a column; TRL's default, text, is taken here wherever there is such a column."""
+        if value != "text":
+            self._set("text_column", value)
+
+    def _model_init(self, value: Any) -> None:
+        if not isinstance(value, Mapping):
+            self._refuse(f"expected names and values, got {shown(value)}")
+            return
+        outer = self._key
+        for name, one in value.items():
+            self._key = f"{outer}: {name}"
+            decision = MODEL_INIT.get(str(name))
+            if decision is None:
+                self._refuse(f"there is no such argument{nearest(str(name), MODEL_INIT)}")
+            else:
+                self._decide(self._key, decision, one)
+
+    def _resolve_beside(self, keys: Mapping[str, Any]) -> None:
+        """Refuse what contradicts another argument: a second seed, a direction of the metric."""
+        seed = self._found.get("seed", _OPTIONS["seed"].default)
+        self._key = "data_seed"
+        if keys.get("data_seed") not in (None, seed):
+            self._refuse(f"a run has one seed, here {seed}")
+        metric = self._found.get("metric_for_best_model") or "loss"
+        self._key, is_better = "greater_is_better", metric != "loss"
+        if keys.get("greater_is_better") not in (None, is_better):
+            self._refuse(f"expected {is_better} of metric_for_best_model {metric}")
+
+    def _resolve_hub(self, keys: Mapping[str, Any]) -> None:
+        """Name the repository of a Trainer's `push_to_hub`, as it does: by its output directory."""
+        if self._names is _TRAINER and keys.get("push_to_hub"):
+            self._key = "push_to_hub"
+            folder = Path(self._found.get("out", _OPTIONS["out"].default)).name
+            self._set("push_to_hub", keys.get("hub_model_id") or folder)
 
     def _resolve_per_epoch(self) -> None:
         """Set a strategy for one in each epoch: early stopping and the best weights know it."""
@@ -289,9 +432,9 @@ class _Translation:
     def _check_flat_schedule(self, keys: Mapping[str, Any]) -> None:
         """Refuse a warm-up of transformers' `constant`, which has none there."""
         has_warmup = self._found.get("warmup_steps") or self._found.get("warmup_ratio")
-        if keys.get("lr_scheduler") == "constant" and has_warmup:
-            self._key = "lr_scheduler"
-            self._refuse("constant has no warm-up; constant_with_warmup has one")
+        for self._key in ("lr_scheduler", "lr_scheduler_type"):
+            if keys.get(self._key) == "constant" and has_warmup:
+                self._refuse("constant has no warm-up; constant_with_warmup has one")
 
     def _resolve_dropout(self) -> None:
         """Turn dropout on for adapters that have some; models' own dropout is on there, too."""
@@ -446,6 +589,7 @@ class _Translation:
     # ---- notes
 
     def _note_unused(self) -> None:
+        self._notes[:0] = self._told
         if self._unused:
             words = "without effect here; none of them changes what is learned"
             self._notes.insert(0, f"{', '.join(self._unused)}: {words}")

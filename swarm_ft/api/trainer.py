@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
+from enum import Enum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
+from swarm_ft.api.arguments import TRAINER, Honoured
 from swarm_ft.api.client_calls import train_async
-from swarm_ft.api.keywords import JobKeywords
+from swarm_ft.api.job_file import JobFile, check_argument_names, translated_arguments
+from swarm_ft.api.keyword_errors import keyword_errors
+from swarm_ft.api.keywords import JobKeywords, TrainerKeywords
 from swarm_ft.api.local_swarm import LocalSwarm
 from swarm_ft.api.loop import awaited, waited
 from swarm_ft.client.report import RunReport
 from swarm_ft.client.reporting import numbers_of
 from swarm_ft.errors import BadOption
+from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import RunEvent
+
+logger = get_logger(__name__)
 
 ALL_LINEAR = "all-linear"
 _PEFT_TAKEN = {"r", "lora_alpha", "lora_dropout", "target_modules", "use_dora"}
@@ -34,18 +41,26 @@ _PEFT_SAYS_NOTHING = {
 }
 
 
-@dataclass(kw_only=True)
+@dataclass(init=False)
 class SwarmConfig:
-    """Arguments by the names of `TrainingArguments` and `SFTConfig`.
+    """Arguments by the names of `TrainingArguments` and `SFTConfig`, all of which it takes.
+
+    Those that a swarm has nothing for are refused when a `SwarmTrainer` is made, with the option
+    that comes nearest; those without effect on what is learned are ignored, and a line of the log
+    lists them. `api/arguments.py` decides, for job files as well.
 
     Attributes:
         per_device_train_batch_size: samples that travel together; no effect on the result.
-        gradient_accumulation_steps: of these, that a step has.
+        gradient_accumulation_steps: number of these in a step.
         max_length: tokens of a sample at most; a longer document is truncated.
         packing: put several documents into one sample.
-        packing_strategy: `bfd` or `wrapped`, of `packing`.
+        packing_strategy: `bfd`, `bfd_split` or `wrapped`, of `packing`.
         dataset_text_field: the column to train on; by the data's columns, if None.
-        swarm: whatever else a job may say, by our own names, as `{"forward_codec": "aq2"}`.
+        swarm: other options of a job, by our own names, as `{"forward_codec": "aq2"}`.
+        others: all other arguments that were given.
+
+    Raises:
+        BadOption: there is no such argument; the message names the nearest one.
     """
 
     output_dir: str | Path = "swarm-ft-output"
@@ -55,7 +70,7 @@ class SwarmConfig:
     gradient_accumulation_steps: int = 4
     learning_rate: float = 2e-5
     lr_scheduler_type: str = "linear"
-    warmup_steps: int = 0
+    warmup_steps: float = 0
     warmup_ratio: float = 0.0
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
@@ -72,63 +87,77 @@ class SwarmConfig:
     eval_steps: int | None = None
     save_strategy: str = "steps"
     save_steps: int = 0
-    save_total_limit: int = 2
+    save_total_limit: int | None = 2
     load_best_model_at_end: bool = False
-    metric_for_best_model: str = "loss"
-    report_to: str | list[str] = "none"
+    metric_for_best_model: str | None = "loss"
+    report_to: str | list[str] | None = "none"
     logging_dir: str | Path | None = None
     push_to_hub: bool = False
     hub_model_id: str | None = None
-    hub_private_repo: bool = True
+    hub_private_repo: bool | None = True
     swarm: JobKeywords = field(default_factory=lambda: JobKeywords())
+    others: dict[str, Any] = field(default_factory=dict)
+
+    def __init__(self, **arguments: Unpack[TrainerKeywords]) -> None:
+        given: dict[str, Any] = dict(arguments)
+        self.__dict__["others"] = given.pop("others", {})  # of dataclasses.replace
+        for one in fields(self):
+            if one.name != "others":
+                default = JobKeywords() if one.name == "swarm" else one.default
+                setattr(self, one.name, given.pop(one.name, default))
+        check_argument_names(given, "SwarmConfig")
+        self.others.update(given)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIELDS:
+            super().__setattr__(name, value)
+        else:
+            check_argument_names((name,), "SwarmConfig")
+            self.others[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        others = self.__dict__.get("others", {})
+        if name not in others:
+            raise AttributeError(f"'SwarmConfig' object has no attribute {name!r}")
+        return others[name]
 
     def keywords(self) -> dict[str, Any]:
-        """The same as a job's options.
+        """Translate the arguments to a job's options.
 
         Raises:
-            BadOption: a value that a swarm has nothing for.
+            BadOption: arguments ask for what a swarm does not do; the message has all of them.
         """
-        if self.num_train_epochs != int(self.num_train_epochs):
-            raise BadOption(f"num_train_epochs {self.num_train_epochs}: expected whole ones")
+        return {**self._translated().fields, **self.swarm}
+
+    def notes(self) -> tuple[str, ...]:
+        """List the arguments without effect, in lines; raises as `keywords` does."""
+        return self._translated().notes
+
+    def _translated(self) -> JobFile:
         if self.max_length is None:
             raise BadOption("max_length: expected a number of tokens, got None")
-        optims = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw"}
-        words = {"constant_with_warmup": "constant"}
-        hub_id = self.hub_model_id or Path(self.output_dir).name
-        return {
-            "out": self.output_dir,
-            "epochs": int(self.num_train_epochs),
-            "steps": self.max_steps if self.max_steps > 0 else None,
-            "micro_batch_size": self.per_device_train_batch_size,
-            "batch_size": self.per_device_train_batch_size * self.gradient_accumulation_steps,
-            "learning_rate": self.learning_rate,
-            "lr_schedule": words.get(self.lr_scheduler_type, self.lr_scheduler_type),
-            "warmup_steps": self.warmup_steps,
-            "warmup_ratio": self.warmup_ratio,
-            "weight_decay": self.weight_decay,
-            "clip_grad_norm": self.max_grad_norm,
-            "optim": optims.get(self.optim, self.optim),
-            "seed": self.seed,
-            "gradient_checkpointing": self.gradient_checkpointing,
-            "seq_length": self.max_length,
-            "packing": self.packing,
-            "packing_strategy": self.packing_strategy,
-            "completion_only_loss": self.completion_only_loss,
-            "assistant_only_loss": self.assistant_only_loss,
-            "text_column": self.dataset_text_field,
-            "eval_strategy": self.eval_strategy,
-            "eval_steps": self.eval_steps,
-            "save_strategy": self.save_strategy,
-            "save_steps": self.save_steps,
-            "save_total_limit": self.save_total_limit,
-            "load_best_model_at_end": self.load_best_model_at_end,
-            "metric_for_best_model": self.metric_for_best_model,
-            "report_to": self.report_to,
-            "logging_dir": self.logging_dir,
-            "push_to_hub": hub_id if self.push_to_hub else None,
-            "hub_private_repo": self.hub_private_repo,
-            **self.swarm,
+        own = {
+            one.name: getattr(self, one.name)
+            for one in fields(self)
+            if one.name not in ("swarm", "others") and not self._is_replaced(one)
         }
+        arguments = {
+            name: value.value if isinstance(value, Enum) else value
+            for name, value in {**own, **self.others}.items()
+        }
+        return translated_arguments(arguments, "SwarmConfig")
+
+    def _is_replaced(self, one: Field[Any]) -> bool:
+        """Whether a default gives way to another name of the same option, as `max_seq_length`."""
+        decision = TRAINER[one.name]
+        is_option = isinstance(decision, Honoured) and decision.option
+        is_default = getattr(self, one.name) == one.default
+        return bool(is_option and is_default) and any(
+            TRAINER[name] == decision and value is not None for name, value in self.others.items()
+        )
+
+
+_FIELDS = frozenset(one.name for one in fields(SwarmConfig))
 
 
 class TrainOutput(NamedTuple):
@@ -168,6 +197,7 @@ class SwarmTrainer:
         BadOption: something that a swarm does not do.
     """
 
+    @keyword_errors()
     def __init__(
         self,
         model: Any,
@@ -188,6 +218,8 @@ class SwarmTrainer:
             raise BadOption("invite, swarm: give one of the two")
         _check_model(model, processing_class, is_remote=invite is not None)
         self._keywords = args.keywords() | lora_keywords(peft_config)
+        for note in args.notes():
+            logger.warning("SwarmConfig: %s", note)
         self._model, self._tokenizer = model, processing_class
         self._data = {"dataset": train_dataset, "eval_dataset": eval_dataset}
         self._invite, self._swarm, self._stages = invite, swarm, stages

@@ -85,7 +85,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "pattern": ({"peft_config": LoraConfig(target_modules=".*q")}, "patterns are not taken"),
     "no peft": ({"peft_config": {"r": 8}}, "peft_config: expected a LoraConfig, got dict"),
     "model": ({"model": 3}, "model: expected a directory, a hub id or a model, got int"),
-    "epochs": ({"args": SwarmConfig(num_train_epochs=0.5)}, "expected whole ones"),
+    "epochs": (
+        {"args": SwarmConfig(num_train_epochs=0.5)},
+        "num_train_epochs: expected a whole number, got 0.5",
+    ),
     "ways": ({"invite": "swarm1", "swarm": LocalSwarm()}, "give one of the two"),
 }
 
