@@ -51,8 +51,12 @@ def _trainer_keywords() -> str:
 
 
 def _typed(name: str, of: type[DataclassInstance], words: str) -> str:
-    fields = "".join(f"    {one.field}: {_type(one)}\n" for one in declared(of))
-    return f'\n\nclass {name}(TypedDict, total=False):\n    """{words}"""\n\n{fields}'
+    lines = [
+        f"    {one.field}: {_type(one)}\n"
+        for one in declared(of)
+        if (of, one.field) != (PlanOptions, "model")  # a parameter of its own
+    ]
+    return f'\n\nclass {name}(TypedDict, total=False):\n    """{words}"""\n\n' + "".join(lines)
 
 
 def _type(one: Declared) -> str:

@@ -110,7 +110,6 @@ class JobKeywords(TypedDict, total=False):
 class PlanKeywords(TypedDict, total=False):
     """What `plan` takes: a job without data."""
 
-    model: str | None
     num_samples: int
     num_eval_samples: int | None
     epochs: int

@@ -1,11 +1,12 @@
 """Training by the names of transformers' Trainer and TRL's SFTTrainer, in a swarm.
 
-What a swarm does not do is refused with words, and nothing is quietly left out.
+Arguments that a swarm has nothing for are refused with a reason; none is left out silently.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import Enum
@@ -13,18 +14,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Unpack
 
-from swarm_ft.api.arguments import TRAINER, Honoured
+from swarm_ft.api.arguments import METRICS, TRAINER, Honoured
 from swarm_ft.api.client_calls import train_async
 from swarm_ft.api.job_file import JobFile, check_argument_names, translated_arguments
 from swarm_ft.api.keyword_errors import keyword_errors
 from swarm_ft.api.keywords import JobKeywords, TrainerKeywords
 from swarm_ft.api.local_swarm import LocalSwarm
 from swarm_ft.api.loop import awaited, waited
-from swarm_ft.client.report import RunReport
+from swarm_ft.client.report import RunReport, metrics_of
 from swarm_ft.client.reporting import numbers_of
-from swarm_ft.errors import BadOption
+from swarm_ft.errors import BadOption, OutOfTurn
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import RunEvent
+from swarm_ft.protocol.spec.options import nearest
 
 logger = get_logger(__name__)
 
@@ -161,15 +163,33 @@ _FIELDS = frozenset(one.name for one in fields(SwarmConfig))
 
 
 class TrainOutput(NamedTuple):
-    """As the Trainer's: steps done, the mean of their losses, and what else was measured."""
+    """The Trainer's: number of steps, the mean of their losses, and other metrics."""
 
     global_step: int
     training_loss: float
     metrics: dict[str, float]
 
 
+class TrainerState(NamedTuple):
+    """A run's progress, by some of the names of transformers' `TrainerState`.
+
+    Attributes:
+        global_step: optimizer steps so far.
+        max_steps: that the run has; 0 before its end is known.
+        log_history: see `SwarmTrainer`.
+        best_metric: of all evaluations, by `metric_for_best_model`; None before the first.
+        best_global_step: the step of that evaluation.
+    """
+
+    global_step: int
+    max_steps: int
+    log_history: list[dict[str, float]]
+    best_metric: float | None
+    best_global_step: int | None
+
+
 class SwarmTrainer:
-    """Fine-tunes by a swarm: one that others run, or one that is started here for it.
+    """A Trainer whose steps a swarm makes: one that others run, or one that it starts here.
 
         trainer = SwarmTrainer(
             model="gpt2", args=SwarmConfig(output_dir="tuned"), train_dataset=dataset,
@@ -179,7 +199,7 @@ class SwarmTrainer:
 
     Args:
         model: a directory, a hub id, or a model of transformers, which a swarm here alone takes.
-        args: how to train.
+        args: how to train; see `SwarmConfig`.
         train_dataset: a path, a hub id, a `datasets.Dataset`, or rows or texts.
         eval_dataset: held-out data, so too.
         peft_config: a `LoraConfig` of peft; without one all weights are trained.
@@ -188,13 +208,14 @@ class SwarmTrainer:
         invite: into a swarm; None starts one here.
         swarm: a `LocalSwarm` that is up, instead.
         stages: of the swarm that is started here.
+        others: further arguments of Trainer and SFTTrainer, which are refused unless None.
 
     Attributes:
-        log_history: what the Trainer would log, by its names, a dictionary a step.
-        report: all that is known of the run; None before it.
+        log_history: the Trainer's logs by its names, a dictionary a step.
+        report: the outcome of the run; None before its end.
 
     Raises:
-        BadOption: something that a swarm does not do.
+        BadOption: an argument asks for what a swarm does not do.
     """
 
     @keyword_errors()
@@ -210,7 +231,9 @@ class SwarmTrainer:
         invite: str | None = None,
         swarm: LocalSwarm | None = None,
         stages: int = 2,
+        **others: Any,
     ) -> None:
+        _check_others(others)
         args = _checked(args)
         if train_dataset is None:
             raise BadOption("train_dataset: expected one, got None")
@@ -223,25 +246,94 @@ class SwarmTrainer:
         self._model, self._tokenizer = model, processing_class
         self._data = {"dataset": train_dataset, "eval_dataset": eval_dataset}
         self._invite, self._swarm, self._stages = invite, swarm, stages
+        self._metric = args.metric_for_best_model or "loss"
         self.log_history: list[dict[str, float]] = []
         self.report: RunReport | None = None
 
-    def train(self) -> TrainOutput:
-        """Train, and leave the result in `args.output_dir`.
+    def train(self, resume_from_checkpoint: bool | None = None) -> TrainOutput:
+        """Train, and write the result to `args.output_dir`.
+
+        Args:
+            resume_from_checkpoint: True goes on with this job's unfinished run in the swarm of
+                `invite`, from its newest snapshot if need be.
 
         Raises:
-            SwarmError: why nothing came of it.
+            BadOption: a checkpoint is named, or there is no swarm that could have such a run.
+            SwarmError: why there is no result.
         """
-        return waited(self._train())
+        return waited(self._train(resume_from_checkpoint))
 
-    async def train_async(self) -> TrainOutput:
-        """As `train`."""
-        return await awaited(self._train())
+    async def train_async(self, resume_from_checkpoint: bool | None = None) -> TrainOutput:
+        """Do what `train` does."""
+        return await awaited(self._train(resume_from_checkpoint))
 
-    async def _train(self) -> TrainOutput:
-        self.log_history = []
+    def save_model(self, output_dir: str | Path | None = None) -> None:
+        """Copy the result to another directory; `train` wrote it to `args.output_dir`.
+
+        Args:
+            output_dir: where to; None: it stays where it is.
+
+        Raises:
+            OutOfTurn: no run has ended yet.
+        """
+        result = Path(self._ended("save_model").model_dir)
+        if output_dir is not None and Path(output_dir).absolute() != result.absolute():
+            shutil.copytree(result, output_dir, dirs_exist_ok=True)
+
+    def evaluate(self, eval_dataset: Any = None) -> dict[str, float]:
+        """Return the swarm's evaluation of the result, by the Trainer's names.
+
+        Args:
+            eval_dataset: must be None: the swarm evaluates while it trains.
+
+        Raises:
+            BadOption: other data is given.
+            OutOfTurn: no run has ended yet, or it evaluated nothing.
+        """
+        if eval_dataset is not None:
+            raise BadOption(
+                "evaluate: the swarm evaluates while it trains; give eval_dataset to SwarmTrainer, "
+                "or load the result with transformers"
+            )
+        report = self._ended("evaluate")
+        if report.eval_after is None:
+            raise OutOfTurn("evaluate: the run evaluated nothing; eval_strategy='steps' does")
+        metrics = {"loss": report.eval_after.loss, **metrics_of(report.eval_after, report.task)}
+        return {f"eval_{name}": value for name, value in metrics.items()}
+
+    @property
+    def state(self) -> TrainerState:
+        """The progress of the run, as far as this client knows it."""
+        steps = [one for one in self.log_history if "loss" in one]
+        name = f"eval_{self._metric.removeprefix('eval_')}"
+        evaluated = {one[name]: int(one["step"]) for one in self.log_history if name in one}
+        best = (min if name == "eval_loss" else max)(evaluated, default=None)
+        return TrainerState(
+            global_step=int(steps[-1]["step"]) if steps else 0,
+            max_steps=(self.report.num_steps or 0) if self.report else 0,
+            log_history=self.log_history,
+            best_metric=best,
+            best_global_step=evaluated[best] if best is not None else None,
+        )
+
+    def _ended(self, caller: str) -> RunReport:
+        if self.report is None:
+            raise OutOfTurn(f"{caller}: call train() first; no run has ended yet")
+        return self.report
+
+    async def _train(self, resume: object) -> TrainOutput:
+        if resume not in (None, False, True):
+            raise BadOption("resume_from_checkpoint: expected True or False; the swarm has states")
+        if resume and self._invite is None:
+            raise BadOption(
+                "resume_from_checkpoint: expected invite beside it; a swarm that was "
+                "started here has ended with its runs"
+            )
+        self.log_history, self.report = [], None
         with TemporaryDirectory(prefix="swarm-ft-") as folder:
             job = self._job(Path(folder))
+            if resume:
+                job["resume"] = True
             if self._invite is not None:
                 report = await train_async(invite=self._invite, on_event=self._log, **job)
             elif self._swarm is not None:
@@ -253,7 +345,7 @@ class SwarmTrainer:
         return _output(report)
 
     def _job(self, folder: Path) -> JobKeywords:
-        """What is to be trained, with what has no path written into `folder`."""
+        """Make the job; data and a model without a path are written into `folder`."""
         data = {
             name: _path_of(name, one, folder) for name, one in self._data.items() if one is not None
         }
@@ -284,7 +376,7 @@ def _output(report: RunReport) -> TrainOutput:
 
 
 def lora_keywords(peft_config: Any) -> dict[str, Any]:
-    """A job's options for a `LoraConfig` of peft; none, without one.
+    """Translate a `LoraConfig` of peft to a job's options; None to no options.
 
     Raises:
         BadOption: it is another configuration, or says what a swarm does not do.
@@ -321,13 +413,47 @@ def _targets(given: Any) -> str:
     return ",".join(sorted(given))
 
 
+_NO_CALLS = "the swarm's machines run no code of a client; on_event of swarm_ft.train has losses"
+_OF_TRAINERS = {
+    "callbacks": "log_history, report_to and on_event of swarm_ft.train have what they see",
+    "compute_metrics": METRICS,
+    "preprocess_logits_for_metrics": METRICS,
+    "compute_loss_func": _NO_CALLS,
+    "data_collator": "the swarm's client tokenizes and pads rows itself (docs/data.md)",
+    "formatting_func": "swarm={'template': 'Q: {question} A: {answer}'} formats rows, or map them",
+    "optimizers": "args.optim and args.lr_scheduler_type choose them by name",
+    "optimizer_cls_and_kwargs": "args.optim chooses one by name",
+    "model_init": "give model as a directory, a hub id or a model",
+    "tokenizer": "its name is processing_class now",
+}
+"""By the name of an argument of Trainer or SFTTrainer, why a swarm has nothing for it."""
+
+
+def _check_others(others: Mapping[str, Any]) -> None:
+    """Refuse arguments of Trainers that are not this one's."""
+    for name, value in others.items():
+        if name in TRAINER:
+            raise BadOption(f"{name}: goes into args, as SwarmConfig({name}=...)")
+        if name not in _OF_TRAINERS:
+            raise BadOption(f"{name}: there is no such argument{nearest(name, _OWN_NAMES)}")
+        if value not in (None, [], (None, None)):
+            raise BadOption(f"{name}: {_OF_TRAINERS[name]}")
+
+
+_OWN_NAMES = (
+    *("model", "args", "train_dataset", "eval_dataset", "peft_config", "processing_class"),
+    *("invite", "swarm", "stages"),
+)
+
+
 def _checked(args: object) -> SwarmConfig:
     if args is None:
         return SwarmConfig()
     if isinstance(args, SwarmConfig):
         return args
     kind = type(args).__name__
-    raise BadOption(f"args: expected a SwarmConfig, which has the same names, got {kind}")
+    hint = "; SwarmConfig(**args.to_dict()) takes it" if hasattr(args, "to_dict") else ""
+    raise BadOption(f"args: expected a SwarmConfig, which has the same names, got {kind}{hint}")
 
 
 def _check_model(model: Any, tokenizer: Any, *, is_remote: bool) -> None:
@@ -351,7 +477,7 @@ def _check_model(model: Any, tokenizer: Any, *, is_remote: bool) -> None:
 
 
 def _path_of(name: str, data: Any, folder: Path) -> str:
-    """Where data lies that can be read by a path, written there if it lies nowhere yet."""
+    """Return the path of data; write it into `folder` if it has none."""
     if isinstance(data, (str, Path)):
         return str(data)
     if hasattr(data, "save_to_disk"):

@@ -26,7 +26,7 @@ from swarm_ft.protocol.spec.options import build, by_names, declared
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from transformers import TrainingArguments
-    from trl import SFTConfig
+    from trl.trainer.sft_config import SFTConfig
 
 OF_TRL = {one.name: one.default for one in fields(SFTConfig)}
 OF_TRANSFORMERS = {one.name: one.default for one in fields(TrainingArguments)}
@@ -67,7 +67,8 @@ def test_every_option_that_is_set_is_an_option() -> None:
 @pytest.mark.parametrize("name", sorted(TRAINER))
 def test_every_argument_is_read_or_refused_with_a_reason(name: str) -> None:
     decision = TRAINER[name]
-    config = SwarmConfig(**{name: "odd"})  # type: ignore[misc] # the name is drawn
+    arguments: Any = {name: "odd"}
+    config = SwarmConfig(**arguments)
     if isinstance(decision, Ignored):
         assert "odd" not in str(config.keywords())
         assert any(name in note for note in config.notes())
@@ -86,7 +87,8 @@ REFUSING = [name for name, one in TRAINER.items() if isinstance(one, Refused)]
 
 
 def test_all_that_is_refused_is_in_one_message_with_its_reasons() -> None:
-    config = SwarmConfig(**dict.fromkeys(REFUSING, "odd"))  # type: ignore[misc]
+    arguments: Any = dict.fromkeys(REFUSING, "odd")
+    config = SwarmConfig(**arguments)
     with pytest.raises(BadOption) as refused:
         config.keywords()
     message = refused.value.message
@@ -130,7 +132,8 @@ def test_a_config_of_trl_is_taken_as_it_is(tmp_path: Path) -> None:
 def test_every_default_of_the_libraries_is_taken(of: dict[str, Any]) -> None:
     for name, default in of.items():
         if default not in (MISSING, None):
-            SwarmConfig(**{name: default}).keywords()  # type: ignore[misc]
+            arguments: Any = {name: default}
+            SwarmConfig(**arguments).keywords()
 
 
 @pytest.mark.parametrize("warmup", [0, 7, 0.1, 0.03, 0.5])
