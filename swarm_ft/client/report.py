@@ -32,7 +32,7 @@ from swarm_ft.protocol.messages.client import (
     RunStatus,
     StepCommitted,
 )
-from swarm_ft.protocol.messages.events import WentBack
+from swarm_ft.protocol.messages.events import Steered, WentBack
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic, summed_by_boundary
 from swarm_ft.protocol.spec.run_spec import Dtype
 from swarm_ft.protocol.spec.tasks import CausalLm, Task, task_of
@@ -96,6 +96,7 @@ class ProgressState:
         went_back: how often the run did while it was watched, and why.
         codecs: what they were changed to; steps rising.
         quality: what compression costs; None where no quality was asked for.
+        steered: requests of people to pause, resume or change the run, oldest first.
     """
 
     num_steps: int
@@ -108,6 +109,7 @@ class ProgressState:
     went_back: tuple[WentBack, ...] = ()
     codecs: tuple[CodecChange, ...] = ()
     quality: QualityFound | None = None
+    steered: tuple[Steered, ...] = ()
 
     def after(self, event: RunEvent) -> ProgressState:
         """The state after one more event.
@@ -126,6 +128,7 @@ class ProgressState:
                 result_step=event.result_step,
                 codecs=event.codecs,
                 quality=event.quality,
+                steered=(*self.steered, *self.new_requests(event)),
             )
         if isinstance(event, WentBack):
             return replace(
@@ -148,6 +151,11 @@ class ProgressState:
             phase=RunPhase.TRAINING,
             detail="",
         )
+
+    def new_requests(self, status: RunStatus) -> tuple[Steered, ...]:
+        """Return the requests in a status that this state does not have."""
+        newest = self.steered[-1].number if self.steered else 0
+        return tuple(request for request in status.steered if request.number > newest)
 
     def _totals_below(self, step: int) -> tuple[StepTotals, ...]:
         stop = len(self.totals)
@@ -216,7 +224,8 @@ class ProgressState:
     def line(self) -> str:
         """The state in words: what is waited for, or else the numbers."""
         if self.detail:
-            return self.detail
+            is_training = self.phase is RunPhase.TRAINING
+            return self.detail if is_training else self.phase.in_words(self.detail)
         if self.phase is not RunPhase.TRAINING or self.loss is None:
             return self.phase.name.lower()
         saved = decimal(max(0, self.bytes_saved))
@@ -265,8 +274,12 @@ class RunProgress:
             self._listeners.remove(listener)
 
     def show_status(self, status: RunStatus) -> None:
-        """The run moved to another phase, or waits for something else."""
+        """The run moved to another phase, waits for something else, or somebody steered it."""
+        requests = self.state.new_requests(status)
         self._take(status)
+        for request in requests:
+            self._last_line = printable(request.words)
+            self.message(self._last_line)
         line = self.state.line()
         # Who is gone, waited for or joins stays to be read when the bar tells of other things.
         is_news = status.phase is RunPhase.TRAINING and bool(status.detail)
@@ -340,6 +353,7 @@ class RunReport:
         codecs: what the job's were changed to on the way, steps rising; of those that follow a
             quality the newest.
         quality: what compression cost; None where no quality was asked for.
+        steered: requests of people to pause, resume or change the run, oldest first.
         result_dtype: what its weights are stored in; losses are of float32 weights.
     """
 
@@ -355,6 +369,7 @@ class RunReport:
     task: Task = field(default=_CAUSAL_LM, repr=False)
     codecs: tuple[CodecChange, ...] = field(default=(), repr=False)
     quality: QualityFound | None = field(default=None, repr=False)
+    steered: tuple[Steered, ...] = field(default=(), repr=False)
     result_dtype: Dtype = Dtype.FLOAT32
 
     def __str__(self) -> str:
@@ -433,6 +448,7 @@ class RunReport:
             "seconds": self.totals.seconds,
             "samples_per_second": self.samples_per_second,
             "went_back": [asdict(told) for told in self.went_back],
+            "steered": [_steered_fields(request) for request in self.steered],
             "forecast": _forecast_fields(self.forecast),
             "eval_weights_dtype": Dtype.FLOAT32.name.lower(),
             "result_dtype": self.result_dtype.name.lower(),
@@ -487,11 +503,9 @@ class RunReport:
             )
         lines += self._end_lines()
         if self.forecast and self.losses:
-            expected = self.forecast.samples_per_s
-            share = self.samples_per_second / expected if expected else math.nan
-            is_apart = self.forecast.evaluation or self.forecast.shadows
-            told = ", evaluations included" if is_apart else ""
-            words = f"{expected:.1f} samples/s; it was {share:.2f} of it{told}"
+            low, high = self.forecast.samples_range
+            reached = self.samples_per_second
+            words = f"{low:.3g} to {high:.3g} samples/s; reached {reached:.3g}"
             lines.append(f"forecast             {words}")
         if self.eval_before and self.eval_after:
             before, after = self.eval_before.loss, self.eval_after.loss
@@ -513,6 +527,8 @@ class RunReport:
         if self.went_back:
             words = f"{_went_back_words(self.went_back)}; why is said above"
             lines.append(f"went back            {words}")
+        for request in self.steered:
+            lines.append(f"steered              {printable(request.words)}")
         if self.has_stopped_early:
             words = f"after step {len(self.losses)} of {self.num_steps}: no better for long enough"
             lines.append(f"stopped early        {words}")
@@ -608,10 +624,23 @@ def _forecast_fields(expected: Forecast | None) -> dict[str, Any] | None:
         return None
     return {
         "seconds": expected.seconds,
+        "seconds_range": [expected.seconds_range.low, expected.seconds_range.high],
         "samples_per_second": expected.samples_per_s,
+        "samples_per_second_range": list(expected.samples_range),
+        "runs_learned_from": expected.num_learned,
+        "shared": list(expected.shared),
         "bound_by": expected.bound_by,
         "evaluation": asdict(expected.evaluation) if expected.evaluation else None,
         "shadows": asdict(expected.shadows) if expected.shadows else None,
+    }
+
+
+def _steered_fields(request: Steered) -> dict[str, Any]:
+    return {
+        "step": request.step,
+        "kind": request.kind.label,
+        "actor": request.actor.label,
+        "words": request.words,
     }
 
 

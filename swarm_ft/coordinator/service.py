@@ -18,6 +18,7 @@ from swarm_ft.clock import Clock
 from swarm_ft.coordinator.capacity import Capacity
 from swarm_ft.coordinator.decide.faults import run_at_fault, run_of
 from swarm_ft.coordinator.decide.machine import decide
+from swarm_ft.coordinator.disk_watch import DiskWatch
 from swarm_ft.coordinator.facts.events import (
     CodecsChanged,
     CommitRecord,
@@ -52,6 +53,7 @@ from swarm_ft.coordinator.facts.state import QUEUE_S, RESULT_S, Run, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.happenings import Happenings
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.journal.tokens import RESERVE_BYTES
 from swarm_ft.coordinator.places import Places
 from swarm_ft.coordinator.recording.recorder import Recorder, Sink, Surroundings
 from swarm_ft.coordinator.relays import RelayRoll
@@ -111,6 +113,7 @@ from swarm_ft.protocol.messages.control import (
     ToPeer,
 )
 from swarm_ft.protocol.messages.events import (
+    Actor,
     EventKind,
     EventsRequest,
     SwarmEvent,
@@ -284,6 +287,8 @@ class CoordinatorService:
         self._outboxes: dict[PeerId, _Outbox] = {}
         self._counted: tuple[object, asyncio.Task[Counts]] | None = None
         self._watchers = Watchers()
+        self._logged_phases: dict[RunId, str] = {}
+        self._disk = DiskWatch(journal.tokens.free_bytes, RESERVE_BYTES)
         self._frames = StatusFrames(self._encoded_status, lambda: self._state)
         self._followers = Places(MAX_FOLLOWERS, MAX_OWN_FOLLOWERS, "followers")
         # Made once for all readers of the same page.
@@ -333,14 +338,31 @@ class CoordinatorService:
         started = Reason(kind=ReasonKind.COORDINATOR_STARTED, code=__version__)
         start = Happened(kind=EventKind.COORDINATOR_STARTED, reason=started)
         self._happenings.written(self._write([], [start]))
+        self._check_disk()
         try:
             while True:
                 await asyncio.wait([self._broken], timeout=TICK_S)
                 self._handle(Tick(self._ways()))
+                self._capacity.look()
+                self._check_disk()
         finally:
             self._is_ending = True
             if self._recorder is not None:
                 self._recorder.close()
+
+    def _check_disk(self) -> None:
+        """Report a disk that becomes nearly full, and one that has room again."""
+        happened = self._disk.look(self._clock.now_s())
+        if happened is None:
+            return
+        logger.warning("%s", in_words(happened.reason))
+        with contextlib.suppress(JournalError):  # the event needs the room that is missing
+            self._happenings.written(self._write([], [happened]))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the operator has to see to, for people."""
+        return () if self._disk.low is None else (in_words(self._disk.low),)
 
     # ---- events in, effects out
 
@@ -442,6 +464,15 @@ class CoordinatorService:
         self._journal.write([*records, *events])
         return events
 
+    def _log_phase(self, run: Run) -> None:
+        """Log a run's phase, unless it is what was logged last."""
+        words = run.phase.in_words(in_words(run.reason))
+        if self._logged_phases.get(run.run_id) != words:
+            logger.info("run %s: %s", run.run_id, words)
+        self._logged_phases[run.run_id] = words
+        if run.phase > RunPhase.FINISHED:
+            del self._logged_phases[run.run_id]
+
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Say(peer_id, PlanStep() as plan):
@@ -455,8 +486,7 @@ class CoordinatorService:
                 self._put(peer_id, refusal)
             case Publish(run_id, published):
                 if isinstance(published, Run):
-                    phase, detail = published.phase.name.lower(), in_words(published.reason)
-                    logger.info("run %s: %s %s", run_id, phase, detail)
+                    self._log_phase(published)
                 self._watchers.tell(run_id, event_of(run_id, published))
             case WriteSnapshot():
                 self._start(self._write_snapshot(effect))
@@ -722,7 +752,11 @@ class CoordinatorService:
         request = await stream.receive()
         run = self._named(request, stream.caller)
         if is_owner(stream.caller, run.owner):  # a reader that has the result ends nothing
-            self._handle(event(run.run_id))
+            actor = Actor.CLIENT if stream.caller is None else Actor.OWNER
+            is_cancel = event is RunCancelled
+            self._handle(
+                RunCancelled(run.run_id, actor) if is_cancel else ResultCollected(run.run_id)
+            )
         await stream.send(status_of(self._state.runs[run.run_id]))
 
     async def _status(self, stream: MessageStream[SwarmStatus | Encoded, StatusRequest]) -> None:
@@ -764,7 +798,7 @@ class CoordinatorService:
         evaluations = [found[i] for i in _evenly(0, len(found), max_points)]
         return sorted([*evaluations, *steps], key=lambda told: told.step)
 
-    # ---- what the swarm's owner asks for, of any client's run
+    # ---- requests of the swarm's operator, for any client's run
 
     def cancel(self, run_id: RunId) -> None:
         """End a run.
@@ -773,15 +807,15 @@ class CoordinatorService:
             NotFound: there is no such run.
             OutOfTurn: it is over.
         """
-        self._steer(RunCancelled(run_id, by_operator=True), last=RunPhase.FINISHED)
+        self._steer(RunCancelled(run_id, Actor.OPERATOR), last=RunPhase.FINISHED)
 
     def pause(self, run_id: RunId) -> None:
         """Plan no step after the one under way; raises as `cancel` does."""
-        self._steer(RunPaused(run_id))
+        self._steer(RunPaused(run_id, Actor.OPERATOR))
 
     def resume(self, run_id: RunId) -> None:
         """Go on with a run that was paused; raises as `cancel` does."""
-        self._steer(RunResumed(run_id))
+        self._steer(RunResumed(run_id, Actor.OPERATOR))
 
     def change_rate(self, run_id: RunId, learning_rate: float) -> None:
         """Train with another peak learning rate from the next step on; raises as `cancel` does.
@@ -799,7 +833,7 @@ class CoordinatorService:
             raise BadInput(f"run {run_id} was submitted with learning rate 0, and keeps it")
         if run is not None and len(run.steering.rates) >= MAX_RATE_CHANGES:
             raise BadInput(f"run {run_id} had {MAX_RATE_CHANGES} learning rates already")
-        self._steer(RateChanged(run_id, learning_rate))
+        self._steer(RateChanged(run_id, learning_rate, Actor.OPERATOR))
 
     def change_codecs(self, run_id: RunId, forward: str = "", backward: str = "") -> None:
         """Have frames go by other codecs from the next step on; raises as `cancel` does.
@@ -825,7 +859,7 @@ class CoordinatorService:
         run.spec.with_codecs(codecs)
         if len(run.steering.codecs) >= MAX_CODEC_CHANGES:
             raise BadInput(f"run {run_id} had {MAX_CODEC_CHANGES} pairs of codecs already")
-        self._steer(CodecsChanged(run_id, codecs))
+        self._steer(CodecsChanged(run_id, codecs, Actor.OPERATOR))
 
     def _steer(
         self,
@@ -847,6 +881,7 @@ class CoordinatorService:
             version=__version__,
             unix_s=self._unix_s(),
             next_event=self._happenings.next_serial,
+            warnings=self.warnings,
         )
 
     async def happened(

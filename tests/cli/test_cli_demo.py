@@ -30,6 +30,7 @@ KEYS = {
     "stopped_early",
     "result_step",
     "went_back",
+    "steered",
     "eval_samples",
     "eval_weights_dtype",
     "result_dtype",

@@ -46,7 +46,9 @@ from swarm_ft.coordinator.facts.state import (
     Run,
     Snapshot,
     Steering,
+    SteeringRequest,
 )
+from swarm_ft.coordinator.journal.disk_words import in_words
 from swarm_ft.coordinator.journal.reason_text import reason_from, recorded, text_of
 from swarm_ft.coordinator.journal.reserve import Reserve
 from swarm_ft.coordinator.journal.tokens import TokenFiles
@@ -841,8 +843,8 @@ class Journal:
         try:
             yield
         except sqlite3.Error as error:
-            hint = "; does another coordinator use it?" if "locked" in str(error) else ""
-            raise JournalError(f"journal {self._path}: {error}{hint}") from error
+            logger.debug("journal %s: %s", self._path, error)
+            raise JournalError(f"journal {self._path}: {in_words(error)}") from error
 
 
 def _keep_private(path: str) -> None:
@@ -887,6 +889,9 @@ def _steering_text(steering: Steering) -> str:
     told = {"is_paused": steering.is_paused, "rates": rates, "codecs": codecs}
     if steering.quality is not None:
         told |= {"quality": asdict(steering.quality), "measured_steps": steering.measured_steps}
+    told["requests"] = [
+        (one.number, one.kind, one.step, text_of(one.reason)) for one in steering.requests
+    ]
     return json.dumps(told)
 
 
@@ -904,6 +909,11 @@ def _steering_from(text: str) -> Steering:
         codecs=codecs,
         quality=QualityControl(**quality) if quality else None,
         measured_steps=told.get("measured_steps", 0),
+        requests=tuple(
+            SteeringRequest(number, EventKind(kind), step, reason)
+            for number, kind, step, text in told.get("requests", ())
+            if (reason := reason_from(text)) is not None
+        ),
     )
 
 

@@ -15,6 +15,7 @@ from swarm_ft.client.report import ProgressState, RunReport, StepTotals, eval_li
 from swarm_ft.client.words import kind_lines
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
+from swarm_ft.protocol.machines.step_cost import SecondsRange
 from swarm_ft.protocol.messages.client import (
     CodecChange,
     Evaluated,
@@ -22,7 +23,7 @@ from swarm_ft.protocol.messages.client import (
     RunStatus,
     StepCommitted,
 )
-from swarm_ft.protocol.messages.events import WentBack
+from swarm_ft.protocol.messages.events import Actor, EventKind, Steered, WentBack
 from swarm_ft.protocol.messages.reports import ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.spec.run_spec import Codecs, Dtype, TaskKind
 from swarm_ft.protocol.spec.tasks import Classification
@@ -98,12 +99,34 @@ def test_the_dtype_of_the_result_stands_beside_the_loss_of_float32_weights() -> 
     assert "evaluation loss      3.000 -> 1.000" in _report(_step(0)).summary_lines()
 
 
+def test_the_document_and_the_summary_have_what_people_requested() -> None:
+    request = Steered(
+        number=1,
+        kind=EventKind.RUN_STEERED,
+        actor=Actor.OPERATOR,
+        step=StepNumber(88),
+        words="learning rate 0.001 from step 89 on",
+    )
+    report = replace(_report(_step(0)), steered=(request,))
+    assert json.loads(report.to_json())["steered"] == [
+        {
+            "step": 88,
+            "kind": "steered",
+            "actor": "operator",
+            "words": "learning rate 0.001 from step 89 on",
+        }
+    ]
+    line = "steered              learning rate 0.001 from step 89 on"
+    assert line in report.summary_lines()
+
+
 def test_the_document_has_the_promised_fields() -> None:
     document = json.loads(_report(_step(0, loss=3.5), _step(1, loss=2.5, keys=0)).to_json())
     assert document == {
         "run_id": "run-1",
         "model_dir": "out/model",
         "went_back": [],
+        "steered": [],
         "losses": [3.5, 2.5],
         "steps": 2,
         "stopped_early": False,
@@ -395,7 +418,9 @@ def test_the_summary_sets_the_forecast_beside_what_happened() -> None:
         first_step_s=1.0,
         step_s=1.0,
         seconds=2.0,
+        seconds_range=SecondsRange(1.0, 2.0, 4.0),
         samples_per_s=2 * report.samples_per_second,
+        samples_range=(40.0, 60.0),
         bound_by="the uplink of peer-1",
         kwh=0.0,
         evaluation=None,
@@ -403,10 +428,14 @@ def test_the_summary_sets_the_forecast_beside_what_happened() -> None:
         unknown=(),
     )
     evaluated = EvalForecast(times=2, samples=8, sent_bytes=1e6, seconds=1.0)
-    for evaluation, end in ((None, "of it"), (evaluated, "of it, evaluations included")):
+    for evaluation in (None, evaluated):
         told = replace(report, forecast=replace(expected, evaluation=evaluation))
         (line,) = (one for one in told.summary_lines() if one.startswith("forecast "))
-        assert line.endswith(f"samples/s; it was 0.50 {end}")
+        reached = f"{report.samples_per_second:.3g}"
+        assert line == f"forecast             40 to 60 samples/s; reached {reached}"
+        fields = json.loads(told.to_json())["forecast"]
+        assert fields["samples_per_second_range"] == [40.0, 60.0]
+        assert fields["seconds_range"] == [1.0, 4.0]
 
 
 def test_what_went_over_relays_is_told_where_anything_did() -> None:
