@@ -1,6 +1,6 @@
 """Decisions on the arguments of transformers, TRL and axolotl: one for each name.
 
-`SwarmConfig` takes the names of `TRAINER`, a job file (`api/job_file.py`) those of `DECISIONS`.
+`SwarmConfig` takes the names of `TRAINER`, a job file those of `DECISIONS` (`api/translation.py`).
 A test holds `TRAINER` against the fields of the installed libraries: a new one needs a decision.
 
 Sources: transformers' `training_args.py` (5.23, and names of 4.x that scripts still have), TRL's

@@ -76,7 +76,7 @@ MESSAGE_KEYS = (("role", "content"), ("from", "value"))
 
 
 def row_problem(name: str, value: Any, known: Iterable[str]) -> str:
-    """Why an entry of `datasets` cannot have a key with this value; empty if it can.
+    """Return why an entry of `datasets` cannot have a key with this value; empty if it can.
 
     Args:
         name: of the key.

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, Unpack
 
 from swarm_ft.api.arguments import METRICS, TRAINER, Honoured
 from swarm_ft.api.client_calls import train_async
-from swarm_ft.api.job_file import JobFile, check_argument_names, translated_arguments
 from swarm_ft.api.keyword_errors import keyword_errors
 from swarm_ft.api.keywords import JobKeywords, TrainerKeywords
 from swarm_ft.api.local_swarm import LocalSwarm
 from swarm_ft.api.loop import awaited, waited
+from swarm_ft.api.translation import TranslatedJob, check_argument_names, translated_arguments
 from swarm_ft.client.report import RunReport, metrics_of
 from swarm_ft.client.reporting import numbers_of
 from swarm_ft.errors import BadOption, OutOfTurn
@@ -135,7 +135,7 @@ class SwarmConfig:
         """List the arguments without effect, in lines; raises as `keywords` does."""
         return self._translated().notes
 
-    def _translated(self) -> JobFile:
+    def _translated(self) -> TranslatedJob:
         if self.max_length is None:
             raise BadOption("max_length: expected a number of tokens, got None")
         own = {
@@ -150,7 +150,7 @@ class SwarmConfig:
         return translated_arguments(arguments, "SwarmConfig")
 
     def _is_replaced(self, one: Field[Any]) -> bool:
-        """Whether a default gives way to another name of the same option, as `max_seq_length`."""
+        """Return whether another name of the option, as `max_seq_length`, replaces a default."""
         decision = TRAINER[one.name]
         is_option = isinstance(decision, Honoured) and decision.option
         is_default = getattr(self, one.name) == one.default

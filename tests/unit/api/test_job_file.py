@@ -7,13 +7,8 @@ import yaml
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from swarm_ft.api.job_file import (
-    MAX_FILE_BYTES,
-    job_fields,
-    job_yaml,
-    read_job_file,
-    translated,
-)
+from swarm_ft.api.job_file import MAX_FILE_BYTES, job_yaml, read_job_file
+from swarm_ft.api.translation import job_fields, translated
 from swarm_ft.client.options import DataFormat, JobOptions, Truncation
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.options import build, by_names
