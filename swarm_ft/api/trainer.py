@@ -21,12 +21,13 @@ from swarm_ft.api.keywords import JobKeywords, TrainerKeywords
 from swarm_ft.api.local_swarm import LocalSwarm
 from swarm_ft.api.loop import awaited, waited
 from swarm_ft.api.translation import TranslatedJob, check_argument_names, translated_arguments
+from swarm_ft.client.options import JobOptions
 from swarm_ft.client.report import RunReport, metrics_of
 from swarm_ft.client.reporting import numbers_of
 from swarm_ft.errors import BadOption, OutOfTurn
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.client import RunEvent
-from swarm_ft.protocol.spec.options import nearest
+from swarm_ft.protocol.spec.options import build, by_names, nearest
 
 logger = get_logger(__name__)
 
@@ -241,6 +242,8 @@ class SwarmTrainer:
             raise BadOption("invite, swarm: give one of the two")
         _check_model(model, processing_class, is_remote=invite is not None)
         self._keywords = args.keywords() | lora_keywords(peft_config)
+        named = {"model": "model", "dataset": "data"}
+        build(JobOptions, by_names(JobOptions, {**self._keywords, **named}))  # before data is read
         for note in args.notes():
             logger.warning("SwarmConfig: %s", note)
         self._model, self._tokenizer = model, processing_class

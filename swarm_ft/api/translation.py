@@ -306,8 +306,8 @@ class _Translation:
             self._set("warmup_ratio", value)
 
     def _max_steps(self, value: Any) -> None:
-        """Take a number of steps; of transformers' default, -1, epochs decide."""
-        if value != -1:
+        """Take a number of steps; without a positive one epochs decide, as in transformers."""
+        if isinstance(value, bool) or not isinstance(value, int) or value > 0:
             self._set("steps", value)
 
     def _sampling(self, value: Any) -> None:

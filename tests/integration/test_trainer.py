@@ -107,6 +107,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"args": SwarmConfig(label_smoothing_factor=0.1)},
         "SwarmConfig: label_smoothing_factor: the loss has no label smoothing",
     ),
+    "bounds": ({"args": SwarmConfig(learning_rate=-1.0)}, "learning_rate: expected a finite"),
+    "beside": (
+        {"args": SwarmConfig(packing_strategy="wrapped")},
+        "packing_strategy: expected packing beside it",
+    ),
+    "own options": ({"args": SwarmConfig(swarm={"epochs": 0})}, "epochs: expected 1 to"),
     "ways": ({"invite": "swarm1", "swarm": LocalSwarm()}, "give one of the two"),
 }
 
