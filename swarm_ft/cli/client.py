@@ -11,6 +11,7 @@ import click
 
 from swarm_ft.api.joining import WayIn, connected
 from swarm_ft.cli.generate import generate
+from swarm_ft.cli.groups import CommandGroup
 from swarm_ft.cli.job_file import takes_job
 from swarm_ft.cli.joining import way_in
 from swarm_ft.cli.options import (
@@ -32,14 +33,7 @@ if TYPE_CHECKING:
 swarm_options = stack(way_in(), log_option)
 
 
-class _InOrder(click.Group):
-    """Lists its commands as they were defined: in the order in which they are needed."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
-
-
-@click.group(cls=_InOrder)
+@click.group(cls=CommandGroup)
 def client() -> None:
     """Submit a job to a swarm, watch it, try and fetch its result."""
 
@@ -134,7 +128,7 @@ def cancel(run_name: str | None, way: WayIn) -> None:
 
         async with connected(way) as swarm:
             status = await swarm.cancel(RunId(run_name) if run_name else None)
-        click.echo(f"{status.run_id} {status.ending}")
+        click.echo(f"{status.run_id} {status.phase.in_words(status.detail)}")
 
     run_async(work)
 

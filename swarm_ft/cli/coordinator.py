@@ -333,6 +333,8 @@ def _show_coordinator(running: Coordinator, told: Charge, *, as_json: bool) -> N
         click.echo(json.dumps(told_all))
         return
     click.echo(f"coordinator at {running.endpoint}")
+    if running.disk_words:
+        click.echo(running.disk_words)
     if public is not None:
         click.echo(f"anybody becomes a replica on probation with 'swarm-ft serve-stage {public}'")
     _show_watched(running.watched)

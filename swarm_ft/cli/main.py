@@ -16,6 +16,7 @@ import click
 
 from swarm_ft import __version__
 from swarm_ft.cli.defaults import defaults_for
+from swarm_ft.cli.groups import CommandGroup
 from swarm_ft.cli.options import examples
 from swarm_ft.errors import BadInput, SwarmError
 from swarm_ft.systems import hide_in_command_line
@@ -38,6 +39,7 @@ _COMMANDS = {
     "events": "swarm_ft.cli.watching:events",
     "losses": "swarm_ft.cli.watching:losses",
     "replay": "swarm_ft.cli.replay:replay",
+    "clean": "swarm_ft.cli.clean:clean",
     "bench": "swarm_ft.cli.bench:bench",
     "sample": "swarm_ft.cli.demo:sample",
 }
@@ -47,7 +49,7 @@ INVITATION = re.compile("swarm1[0-9A-Za-z]{16,}")
 """Looks like the word of one; known here without what it takes to read one."""
 
 
-class LazyGroup(click.Group):
+class LazyGroup(CommandGroup):
     """A group whose commands are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

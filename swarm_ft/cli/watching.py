@@ -175,7 +175,8 @@ def _work_words(work: MemberWork) -> str:
         does = f"waits for {', '.join(work.waits_for)}"
     replica = f", replica {work.replica + 1} of {work.num_replicas}"
     where = f"layers {work.layers}{replica if work.num_replicas > 1 else ''}"
-    share = f"; {work.share} microbatches a step" if work.share else ""
+    noun = "microbatch" if work.share == 1 else "microbatches"
+    share = f"; {work.share} {noun} a step" if work.share else ""
     speed = f", {work.microbatch_s:.3g} s each" if work.share and work.microbatch_s else ""
     return f"{work.run_id}, {where}: {does}{share}{speed}"
 
@@ -233,14 +234,12 @@ def waiting_words(run: RunSummary) -> str:
     """Where it stands in the queue, if it does."""
     if run.behind is None:
         return ""
-    return f"{run.place + 1} in the queue, behind run {run.behind}"
+    return f"place {run.place} in the queue, after {run.behind}"
 
 
 def progress_words(run: RunSummary) -> Iterator[str]:
     """How a run learns, how fast, and for how long."""
     from rich.filesize import decimal
-
-    from swarm_ft.client.words import clock_time
 
     last, found = run.last_step, run.last_evaluation
     if last is not None:
@@ -254,11 +253,21 @@ def progress_words(run: RunSummary) -> Iterator[str]:
     if run.tokens_per_s and not run.phase.is_over:
         yield f"{run.tokens_per_s:,.0f} tokens/s"
     if run.eta_s is not None:
-        yield f"ETA {clock_time(run.eta_s)}"
+        yield f"ETA {_eta_words(run)}"
     if run.bytes_saved > 0 and last is not None:
         yield f"saved {decimal(run.bytes_saved)}"
     if run.quality is not None:
         yield str(run.quality)
+
+
+def _eta_words(run: RunSummary) -> str:
+    """Return how long a run takes yet, as a range."""
+    from swarm_ft.client.words import clock_time
+
+    low, high = clock_time(run.eta_low_s), clock_time(run.eta_high_s)
+    return (
+        f"{low} to {high}" if run.eta_low_s is not None and low != high else clock_time(run.eta_s)
+    )
 
 
 def _about(status: BoundaryStatus) -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -224,7 +224,8 @@ class ProgressState:
     def line(self) -> str:
         """The state in words: what is waited for, or else the numbers."""
         if self.detail:
-            return self.detail
+            is_training = self.phase is RunPhase.TRAINING
+            return self.detail if is_training else self.phase.in_words(self.detail)
         if self.phase is not RunPhase.TRAINING or self.loss is None:
             return self.phase.name.lower()
         saved = decimal(max(0, self.bytes_saved))
@@ -331,9 +332,13 @@ class RunProgress:
 # ---- what came of it
 
 
+_LABEL_CHARS = 16
+"""Width of the labels of `str(report)`."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
-    """What came of a run.
+    """The outcome of a run; `print(report)` shows it in six lines.
 
     Attributes:
         losses: one for each step that counts, mean over its target tokens.
@@ -353,19 +358,45 @@ class RunReport:
     """
 
     run_id: RunId
-    losses: tuple[float, ...]
-    totals: StepTotals
-    evaluations: tuple[Evaluated, ...]
+    losses: tuple[float, ...] = field(repr=False)
+    totals: StepTotals = field(repr=False)
+    evaluations: tuple[Evaluated, ...] = field(repr=False)
     model_dir: str
     num_steps: int | None = None
     result_step: int | None = None
-    forecast: Forecast | None = None
-    went_back: tuple[WentBack, ...] = ()
-    task: Task = _CAUSAL_LM
-    codecs: tuple[CodecChange, ...] = ()
-    quality: QualityFound | None = None
-    steered: tuple[Steered, ...] = ()
+    forecast: Forecast | None = field(default=None, repr=False)
+    went_back: tuple[WentBack, ...] = field(default=(), repr=False)
+    task: Task = field(default=_CAUSAL_LM, repr=False)
+    codecs: tuple[CodecChange, ...] = field(default=(), repr=False)
+    quality: QualityFound | None = field(default=None, repr=False)
+    steered: tuple[Steered, ...] = field(default=(), repr=False)
     result_dtype: Dtype = Dtype.FLOAT32
+
+    def __str__(self) -> str:
+        totals, sent = self.totals, self.sent
+        of_all = f" of {self.num_steps}" if self.has_stopped_early else ""
+        loss = f"{self.losses[0]:.3f} -> {self.losses[-1]:.3f}" if self.losses else "no step ran"
+        lines = {
+            str(self.run_id): (
+                f"{len(self.losses)}{of_all} steps, {totals.num_samples} samples in "
+                f"{totals.seconds:,.1f} s ({self.samples_per_second:.1f} samples/s)"
+            ),
+            "training loss": loss,
+            "evaluation loss": self._evaluation_words(),
+            "sent": sent_words(sent.sent_bytes, sent.uncompressed_bytes),
+            "went back": _went_back_words(self.went_back) or "never",
+            "result": f"{self.model_dir} ({self.steps_in_result} steps)",
+        }
+        return "\n".join(f"{label:<{_LABEL_CHARS}} {words}" for label, words in lines.items())
+
+    def _evaluation_words(self) -> str:
+        before, after = self.eval_before, self.eval_after
+        if before is None or after is None:
+            return "not evaluated"
+        digits = 3 if self.task.num_counts else 1
+        metrics = metrics_of(after, self.task)
+        words = ", ".join(f"{name} {value:.{digits}f}" for name, value in metrics.items())
+        return f"{before.loss:.3f} -> {after.loss:.3f}" + (f" ({words})" if words else "")
 
     @property
     def sent(self) -> ByteCounts:
@@ -472,11 +503,9 @@ class RunReport:
             )
         lines += self._end_lines()
         if self.forecast and self.losses:
-            expected = self.forecast.samples_per_s
-            share = self.samples_per_second / expected if expected else math.nan
-            is_apart = self.forecast.evaluation or self.forecast.shadows
-            told = ", evaluations included" if is_apart else ""
-            words = f"{expected:.1f} samples/s; it was {share:.2f} of it{told}"
+            low, high = self.forecast.samples_range
+            reached = self.samples_per_second
+            words = f"{low:.3g} to {high:.3g} samples/s; reached {reached:.3g}"
             lines.append(f"forecast             {words}")
         if self.eval_before and self.eval_after:
             before, after = self.eval_before.loss, self.eval_after.loss
@@ -496,9 +525,7 @@ class RunReport:
         """Steps made again, an early end, other codecs, or a result that is of an earlier step."""
         lines = []
         if self.went_back:
-            lost = sum(told.from_step - told.to_step for told in self.went_back)
-            times = "once" if len(self.went_back) == 1 else f"{len(self.went_back)} times"
-            words = f"{times}, {lost} steps made again; why is said above"
+            words = f"{_went_back_words(self.went_back)}; why is said above"
             lines.append(f"went back            {words}")
         for request in self.steered:
             lines.append(f"steered              {printable(request.words)}")
@@ -535,6 +562,14 @@ class RunReport:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         for line in self.summary_lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _went_back_words(went_back: Sequence[WentBack]) -> str:
+    if not went_back:
+        return ""
+    num_steps = sum(one.from_step - one.to_step for one in went_back)
+    times = "once" if len(went_back) == 1 else f"{len(went_back)} times"
+    return f"{times}, {num_steps} steps made again"
 
 
 def perplexity(loss: float) -> float:
@@ -589,7 +624,11 @@ def _forecast_fields(expected: Forecast | None) -> dict[str, Any] | None:
         return None
     return {
         "seconds": expected.seconds,
+        "seconds_range": [expected.seconds_range.low, expected.seconds_range.high],
         "samples_per_second": expected.samples_per_s,
+        "samples_per_second_range": list(expected.samples_range),
+        "runs_learned_from": expected.num_learned,
+        "shared": list(expected.shared),
         "bound_by": expected.bound_by,
         "evaluation": asdict(expected.evaluation) if expected.evaluation else None,
         "shadows": asdict(expected.shadows) if expected.shadows else None,

@@ -18,6 +18,7 @@ from swarm_ft.clock import Clock
 from swarm_ft.coordinator.capacity import Capacity, check_lent
 from swarm_ft.coordinator.decide.faults import run_at_fault, run_of
 from swarm_ft.coordinator.decide.machine import decide
+from swarm_ft.coordinator.disk_watch import DiskWatch
 from swarm_ft.coordinator.facts.events import (
     CodecsChanged,
     CommitRecord,
@@ -52,6 +53,7 @@ from swarm_ft.coordinator.facts.state import QUEUE_S, RESULT_S, Run, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.happenings import Happenings
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.journal.tokens import RESERVE_BYTES
 from swarm_ft.coordinator.places import Places
 from swarm_ft.coordinator.recording.recorder import Recorder, Sink, Surroundings
 from swarm_ft.coordinator.relays import RelayRoll
@@ -285,6 +287,8 @@ class CoordinatorService:
         self._outboxes: dict[PeerId, _Outbox] = {}
         self._counted: tuple[object, asyncio.Task[Counts]] | None = None
         self._watchers = Watchers()
+        self._logged_phases: dict[RunId, str] = {}
+        self._disk = DiskWatch(journal.tokens.free_bytes, RESERVE_BYTES)
         self._frames = StatusFrames(self._encoded_status, lambda: self._state)
         self._followers = Places(MAX_FOLLOWERS, MAX_OWN_FOLLOWERS, "followers")
         # Made once for all readers of the same page.
@@ -334,14 +338,31 @@ class CoordinatorService:
         started = Reason(kind=ReasonKind.COORDINATOR_STARTED, code=__version__)
         start = Happened(kind=EventKind.COORDINATOR_STARTED, reason=started)
         self._happenings.written(self._write([], [start]))
+        self._check_disk()
         try:
             while True:
                 await asyncio.wait([self._broken], timeout=TICK_S)
                 self._handle(Tick(self._ways()))
+                self._capacity.look()
+                self._check_disk()
         finally:
             self._is_ending = True
             if self._recorder is not None:
                 self._recorder.close()
+
+    def _check_disk(self) -> None:
+        """Report a disk that becomes nearly full, and one that has room again."""
+        happened = self._disk.look(self._clock.now_s())
+        if happened is None:
+            return
+        logger.warning("%s", in_words(happened.reason))
+        with contextlib.suppress(JournalError):  # the event needs the room that is missing
+            self._happenings.written(self._write([], [happened]))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the operator has to see to, for people."""
+        return () if self._disk.low is None else (in_words(self._disk.low),)
 
     # ---- events in, effects out
 
@@ -443,6 +464,15 @@ class CoordinatorService:
         self._journal.write([*records, *events])
         return events
 
+    def _log_phase(self, run: Run) -> None:
+        """Log a run's phase, unless it is what was logged last."""
+        words = run.phase.in_words(in_words(run.reason))
+        if self._logged_phases.get(run.run_id) != words:
+            logger.info("run %s: %s", run.run_id, words)
+        self._logged_phases[run.run_id] = words
+        if run.phase > RunPhase.FINISHED:
+            del self._logged_phases[run.run_id]
+
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Say(peer_id, PlanStep() as plan):
@@ -456,8 +486,7 @@ class CoordinatorService:
                 self._put(peer_id, refusal)
             case Publish(run_id, published):
                 if isinstance(published, Run):
-                    phase, detail = published.phase.name.lower(), in_words(published.reason)
-                    logger.info("run %s: %s %s", run_id, phase, detail)
+                    self._log_phase(published)
                 self._watchers.tell(run_id, event_of(run_id, published))
             case WriteSnapshot():
                 self._start(self._write_snapshot(effect))
@@ -853,6 +882,7 @@ class CoordinatorService:
             version=__version__,
             unix_s=self._unix_s(),
             next_event=self._happenings.next_serial,
+            warnings=self.warnings,
         )
 
     async def happened(

@@ -124,6 +124,10 @@ def _seconds(number: float | None) -> str:
     return f"{number or 0:.0f} s"
 
 
+def _megabytes(num_bytes: float | None) -> str:
+    return f"{(num_bytes or 0) / 1e6:,.0f} MB"
+
+
 def _hours(number: float | None) -> str:
     return f"{(number or 0) / 3600:g} h"
 
@@ -242,13 +246,12 @@ def _missing_layers(reason: Reason) -> str:
 
 
 def _behind(reason: Reason) -> str:
-    runs = _and_more(_both(reason.runs), reason.num_more, "others")
-    place = f"behind {runs}" if reason.runs else "its turn is next"
-    return (
-        f"{place}; {_count(reason.amount, 'run')} before it in the queue"
-        if reason.amount
-        else place
-    )
+    if not reason.runs and not reason.amount:
+        return "its turn is next"
+    place = f"place {int(reason.amount or 0) + 1} in the queue"
+    others = "other" if reason.num_more == 1 else "others"
+    runs = _and_more(_both(reason.runs), reason.num_more, others)
+    return f"{place}, after {runs}" if reason.runs else place
 
 
 def _may_return(reason: Reason) -> str:
@@ -424,6 +427,11 @@ _OTHERS: Mapping[Kind, Callable[[Reason], str]] = {
     Kind.RECORDED_TEXT: lambda r: r.text,
     Kind.SEVERAL: _parts,
     Kind.COORDINATOR_STARTED: lambda r: f"the coordinator started, swarm-ft {r.code}",
+    Kind.DISK_LOW: lambda r: (
+        f"the coordinator's disk is nearly full: {_megabytes(r.amount)} free; it refuses jobs that "
+        f"would leave less than {_megabytes(r.limit)}, which are for runs under way; make room"
+    ),
+    Kind.DISK_FREE: lambda r: f"the coordinator's disk has room again: {_megabytes(r.amount)} free",
     Kind.CONFIRMED_ERROR: _run_failed,
     Kind.REPEATED_ERROR: _run_failed,
     # ---- what follows from the loss of a peer

@@ -45,12 +45,17 @@ from swarm_ft.stage.forms import SCALES, Form, Forms, Packing, own_linears
 from swarm_ft.stage.generation import end_tokens_in, save_generation_settings
 from swarm_ft.stage.heads import begun, config_for, head_of
 from swarm_ft.stage.skeleton import ModelConfig, is_below
-from swarm_ft.stage.source import Source, TensorFiles, one_line, open_tensor_files
+from swarm_ft.stage.source import (
+    CONFIG_FILE,
+    Source,
+    TensorFiles,
+    one_line,
+    open_tensor_files,
+)
 from swarm_ft.stage.stored import AnyTensor, StoredTensor, TensorDigest, fill, pieces_of
 from swarm_ft.stage.tokenizer import exported_pad_token_id, prepare_for_classes, tokenizer_in
 from swarm_ft.stage.unused import Unused, find_unused
 
-CONFIG_FILE = "config.json"
 _PROBLEM_TYPES = {TaskKind.CLASSIFICATION: "single_label_classification"}
 _CODE_FIELDS = frozenset({"auto_map", "custom_pipelines"})
 QUANTISATION_FIELDS = ("quantization_config", "compression_config")

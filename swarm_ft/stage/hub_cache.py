@@ -29,8 +29,7 @@ from huggingface_hub.file_download import http_get
 from swarm_ft.errors import BadModel
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_FLOAT, ModelSpec
-from swarm_ft.stage.checkpoint import CONFIG_FILE
-from swarm_ft.stage.source import INDEX_FILE, SINGLE_FILE, Source, one_line
+from swarm_ft.stage.source import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, Source, one_line
 
 logger = get_logger(__name__)
 

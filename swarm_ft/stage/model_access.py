@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swarm_ft.errors import (
     BadInput,
@@ -28,14 +29,10 @@ from swarm_ft.errors import (
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec
 from swarm_ft.protocol.spec.tasks import task_of
-from swarm_ft.stage.checkpoint import (
-    Checkpoint,
-    check_main_settings,
-    checkpoint_at,
-    open_checkpoint,
-    read_config,
-)
 from swarm_ft.stage.source import Source
+
+if TYPE_CHECKING:
+    from swarm_ft.stage.checkpoint import Checkpoint
 
 logger = get_logger(__name__)
 
@@ -126,6 +123,14 @@ class ModelAccess:
         return checkpoint
 
     def _opened(self, spec: RunSpec) -> Checkpoint:
+        # Imports transformers' models, which takes seconds: a peer without a run has no use for it.
+        from swarm_ft.stage.checkpoint import (
+            check_main_settings,
+            checkpoint_at,
+            open_checkpoint,
+            read_config,
+        )
+
         if self.own is not None:
             return open_checkpoint(self.own, spec.train)
         source = self._source(spec.model)

@@ -316,6 +316,23 @@ def test_options_may_be_written_with_underscores(run_here: RunHere) -> None:
         assert "--lora-r: expected 1 to" in answer.err
 
 
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        (["serve-stag"], "no such command 'serve-stag'; did you mean 'serve-stage'?"),
+        (["Serve_Stage"], "no such command 'Serve_Stage'; did you mean 'serve-stage'?"),
+        (["client", "tarin"], "no such command 'tarin'; did you mean 'train'?"),
+        (["peer", "resum"], "no such command 'resum'; did you mean 'resume'?"),
+        (["keys", "revok"], "no such command 'revok'; did you mean 'revoke'?"),
+        (["bench", "xyz"], "no such command 'xyz'; expected codec"),
+    ],
+)
+def test_a_mistyped_command_is_suggested(run_here: RunHere, typed: list[str], hint: str) -> None:
+    answer = run_here(*typed)
+    assert answer.code == 2
+    assert hint in answer.err
+
+
 def test_demo_and_client_train_take_the_same_job() -> None:
     for name in JOB - {"--model", "--dataset"}:
         one, other = (option_of(words, name) for words in (("demo",), ("client", "train")))

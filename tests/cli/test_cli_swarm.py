@@ -416,7 +416,7 @@ def test_without_keys_a_stage_waits_for_the_right_peer_and_everybody_leaves_clea
     first = shell.spawn("serve-stage", "--layers", "0-1", *join)
     second = shell.spawn("serve-stage", "--layers", "1-2", "--leave-timeout", 1, *join)
     client = shell.spawn(*job)
-    client.wait_for("err", "waiting for layers 2-3")
+    client.wait_for("err", "waiting: layers 2-3")
     endless = shell.spawn(*job, "--steps", "1000000", "--out", "second")  # is queued
 
     other = write_sample(shell.cwd / "other", seed=2, num_layers=3, hidden_size=32, vocab_size=300)
@@ -433,8 +433,8 @@ def test_without_keys_a_stage_waits_for_the_right_peer_and_everybody_leaves_clea
     endless.wait_for("err", "step 1/")
     assert second.interrupted() == 0
     assert any("nobody can take over, and no snapshots are kept" in line for line in second.err)
-    coordinator.wait_for("err", "waiting for layers 1-2")
-    endless.wait_for("err", "waiting for layers 1-2")
+    coordinator.wait_for("err", "waiting: layers 1-2")
+    endless.wait_for("err", "waiting: layers 1-2")
     for process in (endless, first, right, wrong, coordinator, dht):
         assert process.interrupted() == 0, process.err
     assert_no_traceback(second, first, right, wrong, coordinator, dht, client, endless)

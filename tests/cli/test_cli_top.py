@@ -159,7 +159,7 @@ def test_all_facts_find_room(picture: Picture, width: int) -> None:
         "> run-1 training step 50/200 25% █",
         "loss 1.648 lr 2e-05 0.5 s a step 16 samples/s 2,048 tokens/s ETA 1:15 saved 8.0 MB",
         "run-2 queued step 0/40 0% (another client's)",
-        "2 in the queue, behind run run-1",
+        "place 1 in the queue, after run-1",
         "0-3 amber cpu computing 5/12 40% 40/100 24",
         "takes over; computing",
         "dolomite cpu layers auto nothing",

@@ -29,6 +29,11 @@ class ReasonKind(StrEnum):
 
     COORDINATOR_STARTED = "coordinator-started"
     """`code`: its version."""
+    DISK_LOW = "disk-low"
+    """`amount`: bytes that are free on the coordinator's disk. `limit`: it refuses a job that would
+    leave fewer."""
+    DISK_FREE = "disk-free"
+    """The disk has room again. `amount`: bytes that are free."""
 
     # ---- a peer joins, leaves or fails: `peers` has one; as a part of another reason, none
     PEER_JOINED = "peer-joined"

@@ -48,6 +48,7 @@ from swarm_ft.coordinator.facts.state import (
     Steering,
     SteeringRequest,
 )
+from swarm_ft.coordinator.journal.disk_words import in_words
 from swarm_ft.coordinator.journal.reason_text import reason_from, recorded, text_of
 from swarm_ft.coordinator.journal.reserve import Reserve
 from swarm_ft.coordinator.journal.tokens import TokenFiles
@@ -842,8 +843,8 @@ class Journal:
         try:
             yield
         except sqlite3.Error as error:
-            hint = "; does another coordinator use it?" if "locked" in str(error) else ""
-            raise JournalError(f"journal {self._path}: {error}{hint}") from error
+            logger.debug("journal %s: %s", self._path, error)
+            raise JournalError(f"journal {self._path}: {in_words(error)}") from error
 
 
 def _keep_private(path: str) -> None:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from swarm_ft.coordinator.journal.disk_words import in_words
 from swarm_ft.errors import BadInvite, JournalError, NotAllowed, NotFound
 from swarm_ft.identity.certificates import Certificate, from_der, to_der
 from swarm_ft.identity.invites import (
@@ -28,10 +29,13 @@ from swarm_ft.identity.invites import (
 )
 from swarm_ft.identity.keys import name_of
 from swarm_ft.identity.roles import Caller, Role
+from swarm_ft.log import get_logger
 from swarm_ft.private_files import make_private, open_private
 from swarm_ft.protocol.spec.grant import PROBATION, Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.priority import Claim
+
+logger = get_logger(__name__)
 
 FILE = "members.db"
 MAX_INVITATIONS = 256
@@ -210,20 +214,29 @@ class Registry:
             NotAllowed: its key was revoked, or never let in.
         """
         name, now_s = name_of(caller.key), int(now.timestamp())
-        with self._errors(), self._transaction():
+        with self._errors():
             known = self._member(name)
             if known is not None and known.is_revoked:
                 raise NotAllowed(f"{known.role} {name}: its key was revoked")
-            if known is not None:
+            if known is None and caller.role is not Role.NEWCOMER:
+                raise NotAllowed(f"{caller} is no member; join with an invitation")
+            if known is None:
+                with self._transaction():
+                    role = self._let_in(name, caller.name, now_s)
+            else:
                 role = known.role
                 if caller.role is Role.NEWCOMER and caller.name != known.invitation:
-                    self._grant_anew(known, caller.name, now_s)
-            elif caller.role is Role.NEWCOMER:
-                role = self._let_in(name, caller.name, now_s)
-            else:
-                raise NotAllowed(f"{caller} is no member; join with an invitation")
-            self._db.execute("UPDATE members SET seen_unix_s=? WHERE name=?", (now_s, name))
+                    with self._transaction():
+                        self._grant_anew(known, caller.name, now_s)
+                self._note_seen(name, now_s)
         return Caller(role=role, name=name, key=caller.key)
+
+    def _note_seen(self, name: str, now_s: int) -> None:
+        """Store when a member was last here; a disk that refuses keeps no member out."""
+        try:
+            self._db.execute("UPDATE members SET seen_unix_s=? WHERE name=?", (now_s, name))
+        except sqlite3.OperationalError as error:
+            logger.warning("members %s: %s", self._path, in_words(error))
 
     def check(self, caller: Caller, now: datetime) -> None:
         """Whether `admit` would let the caller in, now; nothing is used up.
@@ -373,7 +386,8 @@ class Registry:
         try:
             yield
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # a full disk ends it
+                self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
 
@@ -383,7 +397,7 @@ class Registry:
             with self._one_at_a_time:
                 yield
         except (sqlite3.Error, OSError) as error:
-            raise JournalError(f"members {self._path}: {error}") from error
+            raise JournalError(f"members {self._path}: {in_words(error)}") from error
 
 
 _INVITATION = (

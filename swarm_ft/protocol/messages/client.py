@@ -137,6 +137,15 @@ class RunPhase(IntEnum):
         """Whether no step will follow."""
         return self >= RunPhase.FINISHED
 
+    def in_words(self, detail: str) -> str:
+        """Return the phase and its detail for people: `queued`, or `waiting: layers 2-4`."""
+        name = self.name.lower()
+        if detail.startswith(f"{name} for "):
+            detail = detail.removeprefix(f"{name} for ")
+        elif not detail or detail.startswith((name, "paused")):
+            return detail or name
+        return f"{name}: {detail}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoundaryStatus:
@@ -253,12 +262,6 @@ class RunStatus:
     codecs: Annotated[tuple[CodecChange, ...], Length(MAX_CODEC_CHANGES)] = ()
     quality: QualityFound | None = None
     steered: Annotated[tuple[Steered, ...], Length(MAX_STEERED)] = ()
-
-    @property
-    def ending(self) -> str:
-        """The phase and its reason: `failed: ...`, `cancelled by the run's owner`."""
-        phase = self.phase.name.lower()
-        return self.detail if self.detail.startswith(phase) else f"{phase}: {self.detail}"
 
     @property
     def steps_in_result(self) -> StepNumber:
@@ -504,6 +507,7 @@ class RunSummary:
         samples_per_s: trained, over the last steps.
         tokens_per_s: target tokens, over the last steps since the coordinator started.
         eta_s: seconds until its last step, at the pace of the last ones; None: not known.
+        eta_low_s, eta_high_s: the range of that.
         place: in the queue: 0 is its turn, at work, or over.
         behind: the run that is before it in the queue.
         snapshots: how many steps are in those that are whole.
@@ -539,6 +543,8 @@ class RunSummary:
     learning_rate: Amount = 0.0
     codecs: Codecs | None = None
     quality: QualityFound | None = None
+    eta_low_s: Amount | None = None
+    eta_high_s: Amount | None = None
 
     @property
     def bytes_saved(self) -> int:
@@ -565,6 +571,9 @@ class RelayStatus:
     relayed_bytes: int = 0
 
 
+MAX_WARNINGS = 16
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SwarmStatus:
     """Everybody and everything the coordinator knows, or a page of it.
@@ -576,6 +585,7 @@ class SwarmStatus:
         unix_s: its wall clock.
         next_event: the serial number that the next event will have.
         contributors: who gave most, here or not; on the first page.
+        warnings: what the coordinator's operator has to see to, for people.
     """
 
     members: Annotated[tuple[MemberStatus, ...], Length(MAX_PAGE_MEMBERS)]
@@ -587,3 +597,4 @@ class SwarmStatus:
     unix_s: Amount = 0.0
     next_event: Serial = 0
     contributors: Annotated[tuple[Contributor, ...], Length(MAX_CONTRIBUTORS)] = ()
+    warnings: Annotated[tuple[Text, ...], Length(MAX_WARNINGS)] = ()

@@ -34,6 +34,10 @@ class EventKind(IntEnum):
     """It would leave, and hands over first."""
     PEER_PAUSED = 10
     PEER_RESUMED = 11
+    DISK_LOW = 18
+    """The coordinator's disk is nearly full."""
+    DISK_FREE = 19
+    """It has room again."""
     RUN_SUBMITTED = 20
     RUN_QUEUED = 21
     RUN_WAITING = 22

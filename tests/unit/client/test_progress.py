@@ -99,7 +99,7 @@ def test_a_history_told_again_ends_in_the_same_state() -> None:
 
 def test_the_line_says_what_the_run_waits_for_until_it_goes_on() -> None:
     waiting = _after(_step(0), _status(RunPhase.WAITING, "waiting for layers 12-24", committed=1))
-    assert waiting.line() == "waiting for layers 12-24"
+    assert waiting.line() == "waiting: layers 12-24"
     assert (
         waiting.after(_step(1)).line() == "loss 2.000  8.0 samples/s  saved 4.0 kB (6.0x)  ETA 0:19"
     )
@@ -138,7 +138,7 @@ def test_without_a_terminal_about_every_tenth_of_the_run_is_a_plain_line() -> No
             progress.show_step(_step(k))
         progress.message("[done]")
     lines = _written(console).splitlines()
-    assert lines[0] == "waiting for layers 2-4"
+    assert lines[0] == "waiting: layers 2-4"
     assert lines[1].startswith("step 1/40  loss 2.000")
     assert [line.split()[1] for line in lines[2:-1]] == [f"{k}/40" for k in range(4, 41, 4)]
     assert lines[-1] == "[done]"

@@ -15,6 +15,7 @@ from swarm_ft.client.report import ProgressState, RunReport, StepTotals, eval_li
 from swarm_ft.client.words import kind_lines
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
+from swarm_ft.protocol.machines.step_cost import SecondsRange
 from swarm_ft.protocol.messages.client import (
     CodecChange,
     Evaluated,
@@ -22,7 +23,7 @@ from swarm_ft.protocol.messages.client import (
     RunStatus,
     StepCommitted,
 )
-from swarm_ft.protocol.messages.events import Actor, EventKind, Steered
+from swarm_ft.protocol.messages.events import Actor, EventKind, Steered, WentBack
 from swarm_ft.protocol.messages.reports import ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.spec.run_spec import Codecs, Dtype, TaskKind
 from swarm_ft.protocol.spec.tasks import Classification
@@ -254,6 +255,37 @@ def test_a_run_without_steps_or_evaluation_still_has_a_document() -> None:
     assert report.summary_lines() == ["result               m"]
 
 
+WENT_BACK = WentBack(
+    from_step=StepNumber(5), to_step=StepNumber(2), why="a peer left", remedy="a replica"
+)
+
+
+def test_a_report_prints_in_six_lines() -> None:
+    report = _report(_step(0, loss=3.5), _step(1, loss=2.5))
+    assert str(report).splitlines() == [
+        "run-1            2 steps, 8 samples in 1.0 s (8.0 samples/s)",
+        "training loss    3.500 -> 2.500",
+        "evaluation loss  3.000 -> 1.000 (perplexity 2.7)",
+        "sent             140 bytes of 758 bytes 5.4x",
+        "went back        never",
+        "result           out/model (2 steps)",
+    ]
+    other = replace(report, num_steps=9, evaluations=(), went_back=(WENT_BACK, WENT_BACK))
+    lines = str(other).splitlines()
+    assert len(lines) == 6
+    assert lines[0].startswith("run-1            2 of 9 steps, ")
+    assert lines[2] == "evaluation loss  not evaluated"
+    assert lines[4] == "went back        2 times, 6 steps made again"
+    empty = replace(report, losses=(), totals=StepTotals(), evaluations=())
+    assert "training loss    no step ran" in str(empty)
+
+
+def test_a_notebook_shows_a_report_in_a_line() -> None:
+    report = _report(*(_step(number) for number in range(500)))
+    assert repr(report).startswith("RunReport(run_id='run-1', model_dir='out/model'")
+    assert len(repr(report)) < 200
+
+
 def test_numbers_that_json_lacks_become_null() -> None:
     report = _report(_step(0, loss=math.nan), after=800.0)
     document = json.loads(report.to_json())
@@ -386,7 +418,9 @@ def test_the_summary_sets_the_forecast_beside_what_happened() -> None:
         first_step_s=1.0,
         step_s=1.0,
         seconds=2.0,
+        seconds_range=SecondsRange(1.0, 2.0, 4.0),
         samples_per_s=2 * report.samples_per_second,
+        samples_range=(40.0, 60.0),
         bound_by="the uplink of peer-1",
         kwh=0.0,
         evaluation=None,
@@ -394,10 +428,14 @@ def test_the_summary_sets_the_forecast_beside_what_happened() -> None:
         unknown=(),
     )
     evaluated = EvalForecast(times=2, samples=8, sent_bytes=1e6, seconds=1.0)
-    for evaluation, end in ((None, "of it"), (evaluated, "of it, evaluations included")):
+    for evaluation in (None, evaluated):
         told = replace(report, forecast=replace(expected, evaluation=evaluation))
         (line,) = (one for one in told.summary_lines() if one.startswith("forecast "))
-        assert line.endswith(f"samples/s; it was 0.50 {end}")
+        reached = f"{report.samples_per_second:.3g}"
+        assert line == f"forecast             40 to 60 samples/s; reached {reached}"
+        fields = json.loads(told.to_json())["forecast"]
+        assert fields["samples_per_second_range"] == [40.0, 60.0]
+        assert fields["seconds_range"] == [1.0, 4.0]
 
 
 def test_what_went_over_relays_is_told_where_anything_did() -> None:

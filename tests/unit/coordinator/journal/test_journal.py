@@ -376,17 +376,17 @@ def test_a_closed_journal_can_be_opened_again(journal: Journal, path: Path, run:
 
 def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
     path.write_bytes(b"this was never a journal" * 100)
-    with pytest.raises(JournalError, match=r"journal\.db: file is not a database"):
+    with pytest.raises(JournalError, match=r"journal\.db: this is no such file, or it is damaged"):
         Journal(str(path))
 
 
 def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="unable to open"):
+    with pytest.raises(JournalError, match="it cannot be opened"):
         Journal(str(tmp_path / "missing" / "journal.db"))
 
 
 def test_a_directory_is_no_journal(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="unable to open"):
+    with pytest.raises(JournalError, match="it cannot be opened"):
         Journal(str(tmp_path))
 
 
