@@ -16,7 +16,7 @@ from typing import Any
 from swarm_ft import failpoints
 from swarm_ft.build import described_version
 from swarm_ft.clock import Clock
-from swarm_ft.coordinator.capacity import Capacity
+from swarm_ft.coordinator.capacity import Capacity, check_lent
 from swarm_ft.coordinator.decide.faults import run_at_fault, run_of
 from swarm_ft.coordinator.decide.machine import decide
 from swarm_ft.coordinator.disk_watch import DiskWatch
@@ -637,6 +637,7 @@ class CoordinatorService:
         if not isinstance(hello, PeerHello):
             raise OutOfTurn(f"{stream.remote}: expected a hello as the first message")
         check_name(stream.caller, hello.peer_id)
+        check_lent(hello)
         self._joins_of_peer.check(hello.peer_id, now_s, f"peer {hello.peer_id} joins")
         outbox = self._open_outbox(hello.peer_id)
         if self._revoked.names:

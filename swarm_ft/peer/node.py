@@ -112,6 +112,7 @@ class PeerOptions:
     Attributes:
         layers: blocks to host; None lets the coordinator choose.
         memory_bytes: lent at most; bounds an automatic choice, and the microbatches in flight.
+        device_memory_bytes: that the device has in all; 0: unknown.
         shard_dir: where the trained stage is kept until it is collected.
         buffers: where buffers are kept, and how many bytes of them.
         snapshots_url: where the swarm's snapshots lie; empty if this peer is to have no part.
@@ -139,6 +140,7 @@ class PeerOptions:
     machine: Machine | None = None
     device: str = ""
     codes_on: torch.device = CPU
+    device_memory_bytes: int = 0
 
 
 class PeerNode:
@@ -386,6 +388,7 @@ class PeerNode:
             keep_bytes=self._kept.lent_bytes,
             kept_shards=self._kept.shards,
             max_beside=self._options.max_beside,
+            device_memory_bytes=self._options.device_memory_bytes,
         )
 
     def _alive(self) -> list[PeerAlive]:

@@ -164,7 +164,7 @@ class HeldStage(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., committed_steps: _Optional[int] = ..., last_attempt: _Optional[int] = ..., exported: _Optional[_Union[_snapshot_pb2.ShardFile, _Mapping]] = ...) -> None: ...
 
 class PeerHello(_message.Message):
-    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "device", "version", "leaving", "max_up_bytes_per_s", "max_down_bytes_per_s", "keep_bytes", "kept_shards", "protocol_version", "max_beside")
+    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "device", "version", "leaving", "max_up_bytes_per_s", "max_down_bytes_per_s", "keep_bytes", "kept_shards", "protocol_version", "max_beside", "device_memory_bytes")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +180,7 @@ class PeerHello(_message.Message):
     KEPT_SHARDS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_BESIDE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
     memory_bytes: int
@@ -195,7 +196,8 @@ class PeerHello(_message.Message):
     kept_shards: _containers.RepeatedCompositeFieldContainer[KeptShard]
     protocol_version: int
     max_beside: int
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldStage, _Mapping]]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., leaving: _Optional[_Union[PeerLeaving, _Mapping]] = ..., max_up_bytes_per_s: _Optional[float] = ..., max_down_bytes_per_s: _Optional[float] = ..., keep_bytes: _Optional[int] = ..., kept_shards: _Optional[_Iterable[_Union[KeptShard, _Mapping]]] = ..., protocol_version: _Optional[int] = ..., max_beside: _Optional[int] = ...) -> None: ...
+    device_memory_bytes: int
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldStage, _Mapping]]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., leaving: _Optional[_Union[PeerLeaving, _Mapping]] = ..., max_up_bytes_per_s: _Optional[float] = ..., max_down_bytes_per_s: _Optional[float] = ..., keep_bytes: _Optional[int] = ..., kept_shards: _Optional[_Iterable[_Union[KeptShard, _Mapping]]] = ..., protocol_version: _Optional[int] = ..., max_beside: _Optional[int] = ..., device_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class KeptShard(_message.Message):
     __slots__ = ("name", "digest")
