@@ -678,8 +678,8 @@ class CoordinatorService:
                 case StepTimeline():
                     self._trace(peer_id, said)
                 case Machine():
-                    self._capacity.heard(peer_id, said)
-                    if self._recorder is not None:
+                    is_new = self._capacity.heard(peer_id, said)
+                    if self._recorder is not None and is_new:
                         self._recorder.machine(peer_id, said)
                 case _:
                     self._handle(PeerSaid(peer_id, said))

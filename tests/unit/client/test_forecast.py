@@ -293,7 +293,7 @@ def test_peers_on_one_machine_share_its_cores_and_are_named() -> None:
     spec = job()
     spec = replace(spec, model=replace(spec.model, vocab_size=512))
     together = forecast(spec, on(*[slow] * 4))
-    assert together.step_s > 1.4 * forecast(spec, on(*apart)).step_s
+    assert together.step_s > 1.3 * forecast(spec, on(*apart)).step_s
     assert (
         together.bound_by == "the cores of the machine of peer-0 and peer-1 and peer-2 and peer-3"
     )
