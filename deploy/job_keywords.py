@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import MISSING
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from swarm_ft.client.options import JobOptions
+from swarm_ft.client.options import GenerateOptions, JobOptions, Outputs, PlanOptions
 from swarm_ft.protocol.spec.options import Declared, declared
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 MODULE = Path("swarm_ft/api/keywords.py")
-HEAD = '''"""A job's options as keywords with types; made of their declarations, by `make docs`.
+HEAD = '''"""Options of calls as keywords with types; made of their declarations, by `make docs`.
 
 `docs/options.md` says what each is for. Words stand for values that have words, as "lora".
 """
@@ -19,17 +23,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
-
-
-class JobKeywords(TypedDict, total=False):
-    """What `train` takes; whatever is left out is as by default."""
-
 '''
+KEYWORDS = {
+    "JobKeywords": (JobOptions, "What `train` takes; whatever is left out is as by default."),
+    "PlanKeywords": (PlanOptions, "What `plan` takes: a job without data."),
+    "OutputKeywords": (Outputs, "What `attach` takes: where the result and reports go."),
+    "GenerateKeywords": (GenerateOptions, "What `generate` takes, by transformers' names."),
+}
 
 
 def module() -> str:
-    """The module as it should be."""
-    return HEAD + "".join(f"    {one.field}: {_type(one)}\n" for one in declared(JobOptions))
+    """Write the module's text."""
+    return HEAD + "".join(_typed(name, of, words) for name, (of, words) in KEYWORDS.items())
+
+
+def _typed(name: str, of: type[DataclassInstance], words: str) -> str:
+    fields = "".join(f"    {one.field}: {_type(one)}\n" for one in declared(of))
+    return f'\n\nclass {name}(TypedDict, total=False):\n    """{words}"""\n\n{fields}'
 
 
 def _type(one: Declared) -> str:

@@ -1,4 +1,4 @@
-"""`train`, `serve` and `coordinate`, each in a form that waits and in one that is awaited."""
+"""`serve` and `coordinate`, each in a form that waits and in one that is awaited."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar
 
 from swarm_ft.api.coordinating import Charge, Coordinator, composed, keepers_of
 from swarm_ft.api.joining import DHT_PREFIX, check_only_here
-from swarm_ft.api.keywords import JobKeywords
 from swarm_ft.api.listening import Listening
 from swarm_ft.api.loop import awaited, awaits, waited, waits
 from swarm_ft.api.peer_home import BufferOptions
 from swarm_ft.api.serving import Peer, ServeOptions, serve_until_over
 from swarm_ft.api.swarm_keys import JOURNAL, keys_folder, opened
-from swarm_ft.api.training import OnEvent, job_options, train_in, way_to
-from swarm_ft.client.report import RunReport
+from swarm_ft.api.training import way_to
 from swarm_ft.coordinator.facts.quotas import Quotas
 from swarm_ft.coordinator.recording.files import RECORDING_BYTES
 from swarm_ft.errors import BadOption
@@ -31,51 +29,6 @@ from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import parse_layers
 from swarm_ft.protocol.spec.priority import DEFAULT_WEIGHT, MAX_WEIGHT
 from swarm_ft.snapshots.store import SnapshotStore
-
-# ---- train
-
-
-async def _train(
-    *,
-    invite: str | None = None,
-    initial_peers: Sequence[str] = (),
-    dht_prefix: str = DHT_PREFIX,
-    key_file: str | Path | None = None,
-    progress: bool = True,
-    on_event: OnEvent | None = None,
-    **options: Unpack[JobKeywords],
-) -> RunReport:
-    """Fine-tune a model in a swarm, and fetch the result into `out`.
-
-    Args:
-        invite: an invitation for a client, as `swarm-ft invite --role client` prints it; `@FILE`
-            reads it from a file.
-        initial_peers: without an invitation, DHT addresses of a swarm without keys, here.
-        dht_prefix: of such a swarm.
-        key_file: of this client's key, made if absent; None: this user's own.
-        progress: whether it is shown on standard error.
-        on_event: told every event of the run: a step, an evaluation, a status. It is called in
-            another thread.
-        options: those of `swarm-ft client train`, by their names with underscores; `model` and
-            `dataset` are required.
-
-    Returns:
-        What came of the run: losses, evaluations, bytes, and where the result is.
-
-    Raises:
-        BadInput: an option, the model, the data or the invitation is not usable.
-        SwarmError: why nothing came of the run.
-        KeyboardInterrupt: Ctrl-C; the run goes on without this client.
-    """
-    asked = job_options(dict(options))
-    way = way_to(invite, tuple(initial_peers), dht_prefix)
-    key = Path(key_file) if key_file is not None else None
-    return await train_in(way, asked, key_file=key, shows=progress, on_event=on_event)
-
-
-train = waits("train", _train)
-train_async = awaits("train_async", _train)
-
 
 # ---- what goes on until it is stopped
 

@@ -158,6 +158,7 @@ def event_fields(event: SwarmEvent) -> dict[str, Any]:
         "from_step": event.from_step,
         "to_step": event.to_step,
         "words": event.words,
+        "actor": event.actor.label if event.actor is not None else None,
     }
 
 

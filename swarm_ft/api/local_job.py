@@ -67,14 +67,19 @@ def layers_to_share(options: JobOptions, stages: int) -> LayerRange:
     return LayerRange(0, num_blocks)
 
 
+def peer_names(stages: int, replicas: int) -> tuple[str, ...]:
+    """Name the peers by stage and replica, as `stage-2`, or `stage-2.1` with several replicas."""
+    return tuple(
+        f"stage-{stage}" + f".{replica}" * (replicas > 1)
+        for replica in range(1, replicas + 1)
+        for stage in range(1, stages + 1)
+    )
+
+
 def shares(layers: LayerRange, stages: int, replicas: int) -> dict[str, str]:
-    """The layers that each peer hosts, by its name."""
+    """Share the layers out: return those that each peer hosts, by the peer's name."""
     parts = [str(part) for part in split_evenly(layers, stages)]
-    return {
-        f"stage-{part}" + f".{number}" * (replicas > 1): part
-        for number in range(1, replicas + 1)
-        for part in parts
-    }
+    return dict(zip(peer_names(stages, replicas), parts * replicas, strict=True))
 
 
 async def all_joined(client: SwarmClient, num_peers: int) -> None:

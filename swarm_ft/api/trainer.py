@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from swarm_ft.api.calls import train_async
+from swarm_ft.api.client_calls import train_async
 from swarm_ft.api.keywords import JobKeywords
 from swarm_ft.api.local_swarm import LocalSwarm
 from swarm_ft.api.loop import awaited, waited

@@ -191,7 +191,6 @@ async def _train(
     swarm: ProcessSwarm, client: SwarmClient, job: Job, options: JobOptions
 ) -> RunReport:
     """Submit the job and see it through, unless a process of the swarm ends first."""
-    from swarm_ft.api.training import seen_through
     from swarm_ft.client.report import RunProgress
     from swarm_ft.client.train import submit
     from swarm_ft.transport.base import until_one_ends
@@ -202,7 +201,8 @@ async def _train(
     async def see_through() -> None:
         # Peers that share one machine are not as fast as each was when it was measured.
         run = await submit(client, job, options, progress, forecasts=False)
-        reports.append(await seen_through(run, options))
+        await run.fetch(options.outputs)
+        reports.append(run.report(options.outputs))
 
     await until_one_ends(see_through(), swarm.first_loss(progress.message))
     return reports[0]

@@ -39,6 +39,7 @@ _COMMANDS = {
     "events": "swarm_ft.cli.watching:events",
     "losses": "swarm_ft.cli.watching:losses",
     "replay": "swarm_ft.cli.replay:replay",
+    "clean": "swarm_ft.cli.clean:clean",
     "bench": "swarm_ft.cli.bench:bench",
     "sample": "swarm_ft.cli.demo:sample",
 }

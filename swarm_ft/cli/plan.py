@@ -35,27 +35,11 @@ def plan(options: PlanOptions, way: WayIn, as_json: bool) -> None:
     async def work() -> None:
         import asyncio
 
-        from swarm_ft.client.forecast import forecast
-        from swarm_ft.errors import Unavailable
-        from swarm_ft.protocol.spec.run_spec import RunSpec
-        from swarm_ft.stage.adapters import with_adapters
-        from swarm_ft.stage.checkpoint import open_checkpoint
-        from swarm_ft.stage.rehearsal import rehearsed
-        from swarm_ft.stage.routers import check_routers
+        from swarm_ft.api.planning import forecast_in, read_model
 
-        train = options.train_spec()
-        checkpoint = await asyncio.to_thread(open_checkpoint, options.model, train)
-        check_routers(checkpoint.config, train)
-        spec = RunSpec(model=await asyncio.to_thread(checkpoint.describe), train=train)
-        spec = with_adapters(checkpoint, spec)
+        checkpoint, spec = await asyncio.to_thread(read_model, options)
         async with connected(way) as swarm:
-            placed = await swarm.place(spec)
-        if not placed.peers:
-            raise Unavailable(f"nobody would host it now: {placed.reason}")
-        layers = {peer.layers for peer in placed.peers}
-        stages = [asyncio.to_thread(rehearsed, checkpoint, spec, one) for one in layers]
-        memory = {one: await stage for one, stage in zip(layers, stages, strict=True)}
-        found = forecast(spec, placed.peers, memory)
+            found, placed = await forecast_in(swarm, checkpoint, spec)
         if as_json:
             fields = {**forecast_fields(found), "relayed_percent": placed.relayed_percent}
             click.echo(json.dumps(fields))

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from rich.console import Console
+
 from swarm_ft.client.card import CARD, model_card
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.export import assemble, shard_dir
@@ -105,6 +107,7 @@ class WatchedRun:
             task=self.progress.task,
             codecs=tuple(one for one in state.codecs if one.first_step < state.committed_steps),
             quality=state.quality,
+            steered=state.steered,
             result_dtype=self.spec.result_dtype,
         )
 
@@ -222,6 +225,7 @@ async def attach_to(
     client: SwarmClient,
     run_name: str | None,
     model: str | None,
+    console: Console | None = None,
 ) -> WatchedRun:
     """Find a run (the only one, if None) and, by its own spec, what belongs to it.
 
@@ -246,7 +250,7 @@ async def attach_to(
         client=client,
         run_id=status.run_id,
         checkpoint=checkpoint,
-        progress=RunProgress(status.spec.train),
+        progress=RunProgress(status.spec.train, console),
         spec=status.spec,
     )
 
@@ -298,4 +302,4 @@ def _check_not_ended(status: RunStatus) -> None:
     if status.phase is RunPhase.COLLECTED:
         raise RunFailed(f"run {status.run_id}: its result was collected already")
     if status.phase in (RunPhase.CANCELLED, RunPhase.FAILED):
-        raise RunFailed(f"run {status.run_id} {status.phase.in_words(status.detail)}")
+        raise RunFailed(f"run {status.run_id} {status.ending}")

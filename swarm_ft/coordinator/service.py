@@ -113,6 +113,7 @@ from swarm_ft.protocol.messages.control import (
     ToPeer,
 )
 from swarm_ft.protocol.messages.events import (
+    Actor,
     EventKind,
     EventsRequest,
     SwarmEvent,
@@ -750,7 +751,11 @@ class CoordinatorService:
         request = await stream.receive()
         run = self._named(request, stream.caller)
         if is_owner(stream.caller, run.owner):  # a reader that has the result ends nothing
-            self._handle(event(run.run_id))
+            actor = Actor.CLIENT if stream.caller is None else Actor.OWNER
+            is_cancel = event is RunCancelled
+            self._handle(
+                RunCancelled(run.run_id, actor) if is_cancel else ResultCollected(run.run_id)
+            )
         await stream.send(status_of(self._state.runs[run.run_id]))
 
     async def _status(self, stream: MessageStream[SwarmStatus | Encoded, StatusRequest]) -> None:
@@ -792,7 +797,7 @@ class CoordinatorService:
         evaluations = [found[i] for i in _evenly(0, len(found), max_points)]
         return sorted([*evaluations, *steps], key=lambda told: told.step)
 
-    # ---- what the swarm's owner asks for, of any client's run
+    # ---- requests of the swarm's operator, for any client's run
 
     def cancel(self, run_id: RunId) -> None:
         """End a run.
@@ -801,15 +806,15 @@ class CoordinatorService:
             NotFound: there is no such run.
             OutOfTurn: it is over.
         """
-        self._steer(RunCancelled(run_id, by_operator=True), last=RunPhase.FINISHED)
+        self._steer(RunCancelled(run_id, Actor.OPERATOR), last=RunPhase.FINISHED)
 
     def pause(self, run_id: RunId) -> None:
         """Plan no step after the one under way; raises as `cancel` does."""
-        self._steer(RunPaused(run_id))
+        self._steer(RunPaused(run_id, Actor.OPERATOR))
 
     def resume(self, run_id: RunId) -> None:
         """Go on with a run that was paused; raises as `cancel` does."""
-        self._steer(RunResumed(run_id))
+        self._steer(RunResumed(run_id, Actor.OPERATOR))
 
     def change_rate(self, run_id: RunId, learning_rate: float) -> None:
         """Train with another peak learning rate from the next step on; raises as `cancel` does.
@@ -827,7 +832,7 @@ class CoordinatorService:
             raise BadInput(f"run {run_id} was submitted with learning rate 0, and keeps it")
         if run is not None and len(run.steering.rates) >= MAX_RATE_CHANGES:
             raise BadInput(f"run {run_id} had {MAX_RATE_CHANGES} learning rates already")
-        self._steer(RateChanged(run_id, learning_rate))
+        self._steer(RateChanged(run_id, learning_rate, Actor.OPERATOR))
 
     def change_codecs(self, run_id: RunId, forward: str = "", backward: str = "") -> None:
         """Have frames go by other codecs from the next step on; raises as `cancel` does.
@@ -853,7 +858,7 @@ class CoordinatorService:
         run.spec.with_codecs(codecs)
         if len(run.steering.codecs) >= MAX_CODEC_CHANGES:
             raise BadInput(f"run {run_id} had {MAX_CODEC_CHANGES} pairs of codecs already")
-        self._steer(CodecsChanged(run_id, codecs))
+        self._steer(CodecsChanged(run_id, codecs, Actor.OPERATOR))
 
     def _steer(
         self,

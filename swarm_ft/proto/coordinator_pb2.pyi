@@ -24,6 +24,13 @@ class RunPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUN_PHASE_CANCELLED: _ClassVar[RunPhase]
     RUN_PHASE_FAILED: _ClassVar[RunPhase]
 
+class Actor(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACTOR_UNSPECIFIED: _ClassVar[Actor]
+    ACTOR_CLIENT: _ClassVar[Actor]
+    ACTOR_OWNER: _ClassVar[Actor]
+    ACTOR_OPERATOR: _ClassVar[Actor]
+
 class MemberDoing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     MEMBER_DOING_UNSPECIFIED: _ClassVar[MemberDoing]
@@ -79,6 +86,10 @@ RUN_PHASE_FINISHED: RunPhase
 RUN_PHASE_COLLECTED: RunPhase
 RUN_PHASE_CANCELLED: RunPhase
 RUN_PHASE_FAILED: RunPhase
+ACTOR_UNSPECIFIED: Actor
+ACTOR_CLIENT: Actor
+ACTOR_OWNER: Actor
+ACTOR_OPERATOR: Actor
 MEMBER_DOING_UNSPECIFIED: MemberDoing
 MEMBER_DOING_LOADING: MemberDoing
 MEMBER_DOING_COMPUTING: MemberDoing
@@ -867,7 +878,7 @@ class StatusRequest(_message.Message):
     def __init__(self, first_member: _Optional[int] = ..., first_run: _Optional[int] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "assignments", "sent", "attempt", "joining", "results", "result_step", "codecs", "quality")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "assignments", "sent", "attempt", "joining", "results", "result_step", "codecs", "quality", "steered")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -881,6 +892,7 @@ class RunStatus(_message.Message):
     RESULT_STEP_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
     QUALITY_FIELD_NUMBER: _ClassVar[int]
+    STEERED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: RunPhase
     detail: str
@@ -894,7 +906,22 @@ class RunStatus(_message.Message):
     result_step: int
     codecs: _containers.RepeatedCompositeFieldContainer[CodecChange]
     quality: QualityFound
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ..., result_step: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChange, _Mapping]]] = ..., quality: _Optional[_Union[QualityFound, _Mapping]] = ...) -> None: ...
+    steered: _containers.RepeatedCompositeFieldContainer[Steered]
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ..., result_step: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChange, _Mapping]]] = ..., quality: _Optional[_Union[QualityFound, _Mapping]] = ..., steered: _Optional[_Iterable[_Union[Steered, _Mapping]]] = ...) -> None: ...
+
+class Steered(_message.Message):
+    __slots__ = ("number", "kind", "actor", "step", "words")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    kind: EventKind
+    actor: Actor
+    step: int
+    words: str
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[EventKind, str]] = ..., actor: _Optional[_Union[Actor, str]] = ..., step: _Optional[int] = ..., words: _Optional[str] = ...) -> None: ...
 
 class StageResult(_message.Message):
     __slots__ = ("peer_id", "file")
@@ -1157,7 +1184,7 @@ class EventsRequest(_message.Message):
     def __init__(self, since: _Optional[int] = ..., run_id: _Optional[str] = ..., follows: _Optional[bool] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class SwarmEvent(_message.Message):
-    __slots__ = ("serial", "unix_s", "kind", "run_id", "peer_id", "from_step", "to_step", "words")
+    __slots__ = ("serial", "unix_s", "kind", "run_id", "peer_id", "from_step", "to_step", "words", "actor")
     SERIAL_FIELD_NUMBER: _ClassVar[int]
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -1166,6 +1193,7 @@ class SwarmEvent(_message.Message):
     FROM_STEP_FIELD_NUMBER: _ClassVar[int]
     TO_STEP_FIELD_NUMBER: _ClassVar[int]
     WORDS_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
     serial: int
     unix_s: float
     kind: EventKind
@@ -1174,7 +1202,8 @@ class SwarmEvent(_message.Message):
     from_step: int
     to_step: int
     words: str
-    def __init__(self, serial: _Optional[int] = ..., unix_s: _Optional[float] = ..., kind: _Optional[_Union[EventKind, str]] = ..., run_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., from_step: _Optional[int] = ..., to_step: _Optional[int] = ..., words: _Optional[str] = ...) -> None: ...
+    actor: Actor
+    def __init__(self, serial: _Optional[int] = ..., unix_s: _Optional[float] = ..., kind: _Optional[_Union[EventKind, str]] = ..., run_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., from_step: _Optional[int] = ..., to_step: _Optional[int] = ..., words: _Optional[str] = ..., actor: _Optional[_Union[Actor, str]] = ...) -> None: ...
 
 class SwarmEvents(_message.Message):
     __slots__ = ("events",)

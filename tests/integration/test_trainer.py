@@ -180,8 +180,15 @@ def test_a_state_goes_on_where_it_was_saved(sample: SampleInput, tmp_path: Path)
 def test_changes_are_sent_of_samples_that_come_again(sample: SampleInput) -> None:
     pipeline = LocalPipeline(sample.model_dir, device="cpu", seq_length=16)
     (batch, *_) = batches()
-    with pytest.raises(BadOption, match="say which ones these are"):
+    # The default codecs by the names that a caller knows, not by the settings that they stand for.
+    words = (
+        r"forward_backward: pass sample_ids=\[\.\.\.\], a number for each of the 2 samples "
+        r"\(aq3\+z remembers each sample\); or forward_codec='q8', which needs none"
+    )
+    with pytest.raises(BadOption, match=words):
         pipeline.forward_backward(batch)
+    with pytest.raises(BadOption, match="seq_length: expected 2 to"):
+        LocalPipeline(sample.model_dir, seq_length=1)
     with pytest.raises(OutOfTurn, match="no forward_backward came before"):
         pipeline.optim_step()
     losses = []

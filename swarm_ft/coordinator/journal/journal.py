@@ -46,6 +46,7 @@ from swarm_ft.coordinator.facts.state import (
     Run,
     Snapshot,
     Steering,
+    SteeringRequest,
 )
 from swarm_ft.coordinator.journal.disk_words import in_words
 from swarm_ft.coordinator.journal.reason_text import reason_from, recorded, text_of
@@ -888,6 +889,9 @@ def _steering_text(steering: Steering) -> str:
     told = {"is_paused": steering.is_paused, "rates": rates, "codecs": codecs}
     if steering.quality is not None:
         told |= {"quality": asdict(steering.quality), "measured_steps": steering.measured_steps}
+    told["requests"] = [
+        (one.number, one.kind, one.step, text_of(one.reason)) for one in steering.requests
+    ]
     return json.dumps(told)
 
 
@@ -905,6 +909,11 @@ def _steering_from(text: str) -> Steering:
         codecs=codecs,
         quality=QualityControl(**quality) if quality else None,
         measured_steps=told.get("measured_steps", 0),
+        requests=tuple(
+            SteeringRequest(number, EventKind(kind), step, reason)
+            for number, kind, step, text in told.get("requests", ())
+            if (reason := reason_from(text)) is not None
+        ),
     )
 
 

@@ -16,7 +16,7 @@ from swarm_ft.protocol.messages.control import (
     Targets,
     TokenIds,
 )
-from swarm_ft.protocol.messages.events import Serial, WentBack
+from swarm_ft.protocol.messages.events import Serial, Steered, WentBack
 from swarm_ft.protocol.messages.meeting import MAX_RELAYS, Way
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile
@@ -198,6 +198,8 @@ class StageResult:
 
 MAX_CODEC_CHANGES = 64
 """Of one run."""
+MAX_STEERED = 64
+"""Requests for one run that the coordinator remembers: the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +245,7 @@ class RunStatus:
         result_step: how many steps are in the result, if the best weights are it, and not the last.
         codecs: what they were changed to meanwhile, the last times; steps rising.
         quality: None where none was asked for.
+        steered: the last requests to pause, resume or change the run, oldest first.
     """
 
     run_id: RunId
@@ -258,6 +261,13 @@ class RunStatus:
     result_step: StepNumber | None = None
     codecs: Annotated[tuple[CodecChange, ...], Length(MAX_CODEC_CHANGES)] = ()
     quality: QualityFound | None = None
+    steered: Annotated[tuple[Steered, ...], Length(MAX_STEERED)] = ()
+
+    @property
+    def ending(self) -> str:
+        """The phase and its reason: `failed: ...`, `cancelled by the run's owner`."""
+        phase = self.phase.name.lower()
+        return self.detail if self.detail.startswith(phase) else f"{phase}: {self.detail}"
 
     @property
     def steps_in_result(self) -> StepNumber:
@@ -506,9 +516,9 @@ class RunSummary:
         place: in the queue: 0 is its turn, at work, or over.
         behind: the run that is before it in the queue.
         snapshots: how many steps are in those that are whole.
-        is_paused: by its owner: no step is planned.
-        learning_rate: the schedule's peak, which its owner may have changed; of the caller's own.
-        codecs: which its owner may have changed, too; None of others'.
+        is_paused: somebody paused it: no step is planned.
+        learning_rate: the schedule's peak in effect; 0 for another client's run.
+        codecs: the codecs in effect; None for another client's run.
         quality: what compression costs; None where no quality was asked for, and of others'.
     """
 

@@ -51,6 +51,7 @@ from swarm_ft.errors import BadInput, BadOption, JournalError
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.control import CommitStep, PeerAlive, SavedStage
+from swarm_ft.protocol.messages.events import Actor
 from swarm_ft.protocol.messages.meeting import Way
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
 from swarm_ft.protocol.spec.best import Best, Judged
@@ -351,8 +352,8 @@ def test_every_kind_of_event_is_read_as_it_was_written(make_spec: MakeSpec) -> N
         PeerSaid(peer, PeerAlive(attempt=Attempt(1), compute_s=0.1)),
         PeerLost(peer),
         RunSubmitted(run_id, make_spec(num_steps=4), "owner", key, 7),
-        RunCancelled(run_id, by_operator=True),
-        RunPaused(run_id),
+        RunCancelled(run_id, Actor.OPERATOR),
+        RunPaused(run_id, Actor.OPERATOR),
         RunResumed(run_id),
         RateChanged(run_id, 0.1),
         CodecsChanged(run_id, Codecs("aq2+z", "q2+z")),
