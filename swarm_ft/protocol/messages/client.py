@@ -266,8 +266,7 @@ class RunStatus:
     @property
     def ending(self) -> str:
         """The phase and its reason: `failed: ...`, `cancelled by the run's owner`."""
-        phase = self.phase.name.lower()
-        return self.detail if self.detail.startswith(phase) else f"{phase}: {self.detail}"
+        return self.phase.in_words(self.detail)
 
     @property
     def steps_in_result(self) -> StepNumber:
