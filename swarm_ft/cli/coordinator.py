@@ -254,26 +254,24 @@ def coordinator(
 
     Without --initial-peers it starts a DHT of its own and prints its address.
     """
-    from swarm_ft.coordinator.facts.quotas import Quotas
-    from swarm_ft.sealing import sealing_key_at
-    from swarm_ft.snapshots.store import SnapshotStore
-
     _check_security(journal, insecure=insecure)
     if insecure:
         listening.check_only_here()
         check_only_here(initial_peers)
-    store = SnapshotStore(snapshots) if snapshots else None
     if is_public and not keys_folder(journal).exists():
         raise BadOption("--open: without keys nobody is kept out; make some with 'swarm-ft init'")
-    key = sealing_key_at(encrypt_at_rest) if encrypt_at_rest else None
-
     if page and no_page:
         raise BadOption("--page, --no-page: give one of the two")
     show_start("starting the coordinator", as_json=as_json)
 
     from swarm_ft.api.coordinating import Charge, composed, keepers_of
+    from swarm_ft.coordinator.facts.quotas import Quotas
     from swarm_ft.page.server import http_places
+    from swarm_ft.sealing import sealing_key_at
+    from swarm_ft.snapshots.store import SnapshotStore
 
+    store = SnapshotStore(snapshots) if snapshots else None
+    key = sealing_key_at(encrypt_at_rest) if encrypt_at_rest else None
     http = http_places(page, metrics, has_page=not no_page)
 
     told = Charge(
