@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoTokenizer
 from swarm_ft.cli.main import run
 from swarm_ft.client.sample import SampleInput, write_sample
 from swarm_ft.stage.hub_cache import NEWEST
-from tests.cli.conftest import RunHere, Shell, Spawned, free_port
+from tests.cli.conftest import RunHere, Shell, Spawned, error_lines, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.xdist_group("swarm")]
 
@@ -293,7 +293,7 @@ def test_commands_about_runs_that_are_not_there_fail_in_one_line(
     for command in ("attach", "cancel"):
         result = run_here("client", command, "--run", "run-none", *swarm.client_way)
         assert result.code == 1
-        (line,) = result.err.splitlines()
+        (line,) = error_lines(result.err)
         assert "run-none" in line
         assert quiet_report["run_id"] in line, "it names those there are"
 
@@ -317,7 +317,7 @@ def test_a_job_that_cannot_be_done_is_not_submitted(
 ) -> None:
     result = run_here(*train("refused"), *arguments)
     assert result.code == 2
-    (line,) = result.err.splitlines()
+    (line,) = error_lines(result.err)
     assert all(word in line for word in words)
     assert not (swarm.shell.cwd / "refused").exists()
 
@@ -333,7 +333,7 @@ def test_a_port_in_use_is_refused(swarm: Swarm, run_here: RunHere) -> None:
 def test_a_journal_in_use_is_refused(swarm: Swarm, run_here: RunHere) -> None:
     result = run_here("coordinator", *swarm.journal, *swarm.dht)
     assert result.code == 2
-    (line,) = result.err.splitlines()
+    (line,) = error_lines(result.err)
     assert "another coordinator" in line
 
 
