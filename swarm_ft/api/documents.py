@@ -113,6 +113,7 @@ def _run_fields(run: RunSummary) -> dict[str, Any]:
         "samples_per_s": run.samples_per_s,
         "tokens_per_s": run.tokens_per_s,
         "eta_s": run.eta_s,
+        "eta_range_s": None if run.eta_low_s is None else [run.eta_low_s, run.eta_high_s],
         "snapshots": list(run.snapshots),
         "bytes": kind_fields(run.sent),
         "bytes_saved": run.bytes_saved,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from swarm_ft.client.forecast import Forecast, forecast
+from swarm_ft.client.forecast import Forecast, placed_forecast
 from swarm_ft.client.options import PlanOptions
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.errors import Unavailable
@@ -46,4 +46,4 @@ async def forecast_in(
     layers = {peer.layers for peer in placed.peers}
     stages = [asyncio.to_thread(rehearsed, checkpoint, spec, one) for one in layers]
     memory = {one: await stage for one, stage in zip(layers, stages, strict=True)}
-    return forecast(spec, placed.peers, memory), placed
+    return placed_forecast(spec, placed, memory), placed

@@ -467,9 +467,14 @@ async def _measured(device: str, dtype: str, watts: float) -> Machine:
     """What this machine can do; the node measures its link."""
     from swarm_ft.protocol.messages.capacity import Machine
     from swarm_ft.stage.device import DTYPES, pick_device
-    from swarm_ft.stage.speed import training_flops_per_s
+    from swarm_ft.stage.speed import host_digest, peers_at_once, training_flops_per_s
 
     torch_dtype = DTYPES[dtype]
     torch_device = pick_device(device, torch_dtype)
     flops = await asyncio.to_thread(training_flops_per_s, torch_device, torch_dtype)
-    return Machine(flops_per_s=flops, watts=watts)
+    return Machine(
+        flops_per_s=flops,
+        watts=watts,
+        cores=peers_at_once(torch_device),
+        host=host_digest(torch_device),
+    )

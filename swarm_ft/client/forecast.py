@@ -2,7 +2,8 @@
 
 A step is bound from below as any pipeline is: one microbatch goes all the way there and back, and
 each other one follows at the pace of the slowest stage or link. What machines and links can do
-their peers have measured; a measured value that is missing bounds nothing, and is told.
+their peers have measured; a measured value that is missing bounds nothing, and is told. What a step
+costs beside that the swarm learned from its runs, see `machines.step_cost`, so seconds are a range.
 """
 
 from __future__ import annotations
@@ -20,8 +21,21 @@ from rich.filesize import decimal
 from swarm_ft.codec import from_spec
 from swarm_ft.ids import PeerId
 from swarm_ft.protocol.machines.pipeline import least_held
-from swarm_ft.protocol.machines.step_time import Bound, Crossing, StageTime, exchanged, step_time
-from swarm_ft.protocol.messages.capacity import PlacedPeer
+from swarm_ft.protocol.machines.step_cost import (
+    Factors,
+    Limit,
+    Pipeline,
+    SecondsRange,
+    StageWork,
+    StepCost,
+    bare,
+    expected,
+    factors_of,
+    forward_turn_s,
+    step_cost,
+)
+from swarm_ft.protocol.machines.step_time import Bound, Crossing, StageTime, exchanged
+from swarm_ft.protocol.messages.capacity import Costs, Placed, PlacedPeer
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_codec_spec
 from swarm_ft.protocol.spec.flops import FORWARD_PART, all_flops, num_outputs, stage_flops
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -38,6 +52,8 @@ PROBED_SAMPLES = 1000
 """By which the mean length of all is told."""
 FRAME_BYTES = 64
 """Around a payload: numbers and lengths, HTTP/2, TLS."""
+BESIDE_SPREAD = 0.25
+"""Of how much other runs on the same peers stretch a step, what is not known of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,49 +129,101 @@ class Forecast:
         first_step_s: while samples are met for the first time.
         step_s: after that; without frozen stages in front, if what these made is kept.
         seconds: of all steps.
+        seconds_range: that holds nine of ten, evaluations included.
         samples_per_s: in the mean.
+        samples_range: from the slowest to the fastest of that range.
+        num_learned: runs from which the swarm knows what a step costs.
         bound_by: what no step can be faster for.
         kwh: of the machines whose watts are known.
         evaluation: of held-out samples, apart from all else; None if there is none.
         shadows: so too, by which it is measured what compression costs; None where no quality was
             asked for.
         unknown: what nobody measured, in words; the forecast leaves it out.
+        shared: peers that share a machine or train other runs, in words.
+        num_waiting: runs that wait for peers, and come before this one.
+        starts_after_s: until these peers have room for it; 0: it begins at once.
     """
 
     stages: tuple[StageForecast, ...]
     first_step_s: float
     step_s: float
     seconds: float
+    seconds_range: SecondsRange
     samples_per_s: float
+    samples_range: tuple[float, float]
     bound_by: str
     kwh: float
     evaluation: EvalForecast | None
     shadows: EvalForecast | None
     unknown: tuple[str, ...]
+    shared: tuple[str, ...] = ()
+    num_learned: int = 0
+    num_waiting: int = 0
+    starts_after_s: float = 0.0
 
     def line(self) -> str:
-        """In one line, for people."""
-        minutes = self.seconds / 60
-        lasts = f"{minutes / 60:.1f} h" if minutes >= 100 else f"{minutes:.1f} min"
+        """Return the range of the speed and of the time in one line, for people."""
+        low, high = self.samples_range
+        first, later = f"{self.first_step_s:.3g}", f"{self.step_s:.3g}"
+        steps = (
+            f"{first} s a step" if first == later else f"{first} s a step at first, then {later}"
+        )
         return (
-            f"forecast  {self.samples_per_s:.3g} samples/s, {lasts} "
-            f"({self.first_step_s:.3g} s a step at first, then {self.step_s:.3g}); "
-            f"bound by {self.bound_by}"
+            f"forecast  {low:.3g} to {high:.3g} samples/s, "
+            f"{duration_words(self.seconds_range.low, self.seconds_range.high)} "
+            f"(about {steps}); bound by {self.bound_by}"
         )
 
     def lines(self) -> Iterator[str]:
-        """That, and what is apart from it."""
+        """Yield that line, and what is apart from it."""
         yield self.line()
+        for words in self.shared:
+            yield f"shared    {words}"
+        if self.num_waiting:
+            runs = "1 run waits" if self.num_waiting == 1 else f"{self.num_waiting} runs wait"
+            yield f"queue     {runs} before this one"
+        if self.starts_after_s:
+            yield f"start     in about {duration_words(self.starts_after_s)}: other runs end first"
+        if not self.num_learned:
+            yield "range     wide: no run of this swarm was measured yet"
         if self.evaluation is not None:
             yield self.evaluation.line("evaluation")
         if self.shadows is not None:
             yield self.shadows.line("shadows")
 
 
+def duration_words(low_s: float, high_s: float | None = None) -> str:
+    """Return a duration, or a range of it, with the unit that suits its longer end."""
+    high_s = low_s if high_s is None else high_s
+    unit_s, unit = (
+        (3600.0, "h") if high_s >= 6000 else (60.0, "min") if high_s >= 100 else (1.0, "s")
+    )
+    low, high = (f"{seconds / unit_s:.2g}" for seconds in (low_s, high_s))
+    return f"{high} {unit}" if low == high else f"{low} to {high} {unit}"
+
+
+def placed_forecast(
+    spec: RunSpec,
+    placed: Placed,
+    memory: Mapping[LayerRange, StageMemory | None] | None = None,
+) -> Forecast:
+    """Forecast a job by what a coordinator says of its peers, its runs and what it learned.
+
+    Args:
+        spec: the job.
+        placed: by the coordinator.
+        memory: see `forecast`.
+    """
+    found = forecast(spec, placed.peers, memory, placed.costs, placed.beside_s)
+    return replace(found, num_waiting=placed.num_waiting, starts_after_s=placed.starts_after_s)
+
+
 def forecast(
     spec: RunSpec,
     placed: Sequence[PlacedPeer],
     memory: Mapping[LayerRange, StageMemory | None] | None = None,
+    costs: Costs | None = None,
+    beside_s: float = math.inf,
 ) -> Forecast:
     """What a job will take on these peers.
 
@@ -163,27 +231,57 @@ def forecast(
         spec: the job.
         placed: who hosts what, first stage to last, replicas beside each other.
         memory: what stages take, see `stage.rehearsal`, as far as that is asked for.
+        costs: of a step beside operations and bytes; None: nothing, so steps are bounds from below.
+        beside_s: how long other runs on these peers go on.
     """
+    costs = costs or bare()
     stages = [_Stage(spec, tuple(group)) for _, group in groupby(placed, lambda one: one.layers)]
-    train = spec.train
-    first_s, _ = _step(spec, stages, is_first=True)
-    step_s, bound_by = _step(spec, stages[_entry(spec, stages) :], is_first=False)
-    num_first = min(train.num_steps, train.steps_per_epoch)
-    seconds = num_first * first_s + (train.num_steps - num_first) * step_s
+    train, factors = spec.train, factors_of(costs)
+    work = _Work(spec, stages, beside_s)
+    later = stages[_entry(spec, stages) :]
+    step = step_cost(work.later, factors)
+    seconds, seconds_range = work.seconds(factors), work.range(costs)
     num_samples = min(train.num_steps * train.batch_size, _visits(spec))
     watts = sum(peer.machine.watts for peer in placed)
     return Forecast(
-        stages=tuple(_told(spec, stages, index, memory or {}) for index in range(len(stages))),
-        first_step_s=first_s,
-        step_s=step_s,
+        stages=tuple(
+            _told(spec, stages, index, memory or {}, factors) for index in range(len(stages))
+        ),
+        first_step_s=step_cost(work.first, factors).seconds,
+        step_s=step.seconds,
         seconds=seconds,
+        seconds_range=seconds_range,
         samples_per_s=num_samples / seconds if seconds else 0.0,
-        bound_by=bound_by,
+        samples_range=(
+            num_samples / seconds_range.high if seconds else 0.0,
+            num_samples / seconds_range.low if seconds else 0.0,
+        ),
+        bound_by=_bound_words(later, step),
         kwh=watts * seconds / 3.6e6,
-        evaluation=_evaluation(spec, stages),
-        shadows=_shadows(spec, stages),
+        evaluation=_evaluation(spec, stages, factors),
+        shadows=_shadows(spec, stages, factors),
         unknown=tuple(_unknown(placed)),
+        shared=tuple(_shared(placed)),
+        num_learned=costs.num_runs,
     )
+
+
+def _shared(placed: Sequence[PlacedPeer]) -> Iterator[str]:
+    """Name the peers that share cores, and those that train other runs."""
+    on_host: dict[str, list[PlacedPeer]] = {}
+    for peer in placed:
+        if peer.machine.host:
+            on_host.setdefault(peer.machine.host, []).append(peer)
+    for peers in on_host.values():
+        if len(peers) > 1:
+            names = " and ".join(peer.peer_id for peer in peers)
+            room = min(peer.machine.cores for peer in peers)
+            cores = f"; it computes for {room:.2g} of them at once" if room else ""
+            yield f"{names} are on one machine{cores}"
+    for peer in placed:
+        if peer.num_runs:
+            runs = "1 other run" if peer.num_runs == 1 else f"{peer.num_runs} other runs"
+            yield f"{peer.peer_id} trains {runs}, {100 * min(1.0, peer.busy):.0f} % of its time"
 
 
 def of_mean_length(spec: RunSpec, samples: Sequence[bytes]) -> RunSpec:
@@ -231,6 +329,16 @@ class _Stage:
         }
         self._flops = stage_flops(spec, self.layers)
         self._forward_flops = FORWARD_PART * all_flops(spec, self.layers)
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """By name; a peer of which none is known has one of its own."""
+        return tuple(peer.machine.host or f"of {peer.peer_id}" for peer in self.peers)
+
+    @property
+    def busy(self) -> float:
+        """Share of the mean replica's time that other runs take."""
+        return mean(peer.busy for peer in self.peers)
 
     @property
     def compute_s(self) -> float:
@@ -361,17 +469,95 @@ def _times(members: int) -> float:
 # ---- a step
 
 
-def _step(spec: RunSpec, stages: Sequence[_Stage], *, is_first: bool) -> tuple[float, str]:
-    """Seconds of a step over these stages, and what it is bound by."""
-    microbatches = spec.train.batch_size // spec.train.micro_batch_size
-    told_s = 2 * max(stage.round_trip_s for stage in stages)
-    times = [_time(spec, stages, index, is_first=is_first) for index in range(len(stages))]
-    found = step_time(times, microbatches, told_s)
-    stage = stages[found.stage]
-    names = " and ".join(peer.peer_id for peer in stage.peers)
-    if found.bound is Bound.COMPUTE:
-        return found.seconds, f"what {names} computes (layers {stage.layers})"
-    return found.seconds, f"the {found.bound.value} of {names}"
+class _Work:
+    """All steps of a job, on these stages."""
+
+    def __init__(self, spec: RunSpec, stages: Sequence[_Stage], beside_s: float) -> None:
+        train = spec.train
+        self._beside_s = beside_s
+        self._num_first = min(train.num_steps, train.steps_per_epoch)
+        self._num_later = train.num_steps - self._num_first
+        self._spec, self._stages = spec, stages
+        self.first = _pipeline(spec, stages, is_first=True)
+        self.later = _pipeline(spec, stages[_entry(spec, stages) :], is_first=False)
+
+    def seconds(self, factors: Factors) -> float:
+        """Of all steps, some of them beside other runs, as long as these go on."""
+        beside_s = self._all_s(factors, self.first, self.later)
+        if beside_s <= self._beside_s or not beside_s:
+            return beside_s
+        done = self._beside_s / beside_s
+        return self._beside_s + (1 - done) * self._all_s(
+            factors, self.first.alone, self.later.alone
+        )
+
+    def range(self, costs: Costs) -> SecondsRange:
+        """Of all steps; the longest with all that evaluations and shadows take."""
+        factors = factors_of(costs)
+        with_others_s = self._all_s(factors, self.first, self.later)
+        alone_s = self._all_s(factors, self.first.alone, self.later.alone)
+        spread = BESIDE_SPREAD * math.log(with_others_s / alone_s) if alone_s else 0.0
+        low, likely, high = expected(costs, self.seconds, spread)
+        if self._is_evaluated:
+            high = expected(costs, self._with_evaluations_s, spread).high
+        return SecondsRange(low, likely, high)
+
+    @property
+    def _is_evaluated(self) -> bool:
+        return bool(num_evaluations(self._spec.train) or self._spec.train.quality)
+
+    def _with_evaluations_s(self, factors: Factors) -> float:
+        apart = (
+            _evaluation(self._spec, self._stages, factors),
+            _shadows(self._spec, self._stages, factors),
+        )
+        return self.seconds(factors) + sum(one.seconds for one in apart if one is not None)
+
+    def _all_s(self, factors: Factors, first: Pipeline, later: Pipeline) -> float:
+        seconds = self._num_first * step_cost(first, factors).seconds
+        if self._num_later:
+            seconds += self._num_later * step_cost(later, factors).seconds
+        return seconds
+
+
+def _pipeline(spec: RunSpec, stages: Sequence[_Stage], *, is_first: bool) -> Pipeline:
+    peers = [peer for stage in stages for peer in stage.peers]
+    names = [name for stage in stages for name in stage.machines]
+    return Pipeline(
+        stages=tuple(
+            StageWork(
+                time=_time(spec, stages, index, is_first=is_first),
+                blocks=len(stage.layers),
+                frames=_num_frames(spec, stage) if index else 0,
+                machines=stage.machines,
+                busy=stage.busy,
+            )
+            for index, stage in enumerate(stages)
+        ),
+        num_microbatches=spec.train.batch_size // spec.train.micro_batch_size,
+        told_s=2 * max(stage.round_trip_s for stage in stages),
+        cores={name: peer.machine.cores for name, peer in zip(names, peers, strict=True)},
+        busy={name: peer.host_busy for name, peer in zip(names, peers, strict=True)},
+    )
+
+
+def _num_frames(spec: RunSpec, stage: _Stage) -> int:
+    """Of a microbatch, over the boundary in front of a stage: one a sample and direction."""
+    return spec.train.micro_batch_size * (1 + spec.gradients_cross(stage.layers.start))
+
+
+def _bound_words(stages: Sequence[_Stage], step: StepCost) -> str:
+    """Say what a step is bound by."""
+    if step.bound is Limit.CORES:
+        names = [
+            p.peer_id for stage in stages for p in stage.peers if step.machine in stage.machines
+        ]
+        return f"the cores of the machine of {' and '.join(dict.fromkeys(names))}"
+    stage = stages[step.stage]
+    names = [peer.peer_id for peer in stage.peers]
+    if step.bound is Bound.COMPUTE:
+        return f"what {' and '.join(names)} computes (layers {stage.layers})"
+    return f"the {step.bound.value} of {' and '.join(names)}"
 
 
 def _time(spec: RunSpec, stages: Sequence[_Stage], index: int, *, is_first: bool) -> StageTime:
@@ -397,13 +583,15 @@ def _crossings(stages: Sequence[_Stage], *, is_first: bool) -> list[Crossing]:
     return [Crossing(), *(stage.comes(is_first=is_first) for stage in stages[1:])]
 
 
-def _evaluation(spec: RunSpec, stages: Sequence[_Stage]) -> EvalForecast | None:
+def _evaluation(spec: RunSpec, stages: Sequence[_Stage], factors: Factors) -> EvalForecast | None:
     train, times = spec.train, num_evaluations(spec.train)
     if not times:
         return None
     first, later = stages, stages[_entry(spec, stages) :]
     each = [
-        _evaluated(spec, entered, count * train.num_eval_samples, is_compressed=is_compressed)
+        _evaluated(
+            spec, entered, count * train.num_eval_samples, factors, is_compressed=is_compressed
+        )
         for entered, count in ((first, 1), (later, times - 1))
         for is_compressed in train.eval_passes
     ]
@@ -415,23 +603,32 @@ def _evaluation(spec: RunSpec, stages: Sequence[_Stage]) -> EvalForecast | None:
     )
 
 
-def _shadows(spec: RunSpec, stages: Sequence[_Stage]) -> EvalForecast | None:
+def _shadows(spec: RunSpec, stages: Sequence[_Stage], factors: Factors) -> EvalForecast | None:
     """Of steps' first microbatches; they enter at the first stage, since none keeps any of them."""
     train, samples = spec.train, spec.train.micro_batch_size
     if not train.quality or all(spec.is_constant(stage.layers.start) for stage in stages[1:]):
         return None
     times = num_measured(train.num_steps)
-    sent_bytes, seconds = _evaluated(spec, stages, times * samples, is_compressed=False)
+    sent_bytes, seconds = _evaluated(spec, stages, times * samples, factors, is_compressed=False)
     return EvalForecast(times=times, samples=samples, sent_bytes=sent_bytes, seconds=seconds)
 
 
 def _evaluated(
-    spec: RunSpec, stages: Sequence[_Stage], samples: int, *, is_compressed: bool
+    spec: RunSpec,
+    stages: Sequence[_Stage],
+    samples: int,
+    factors: Factors,
+    *,
+    is_compressed: bool,
 ) -> tuple[float, float]:
     """Bytes and seconds: samples follow each other at the pace of the slowest stage or link."""
     sizes = _evaluated_bytes(spec, stages, is_compressed=is_compressed)
     microbatches = samples / spec.train.micro_batch_size
-    return microbatches * sum(sizes), microbatches * max(_forward_turns(stages, sizes))
+    computed_s = forward_turn_s(
+        _pipeline(spec, stages, is_first=False), [stage.forward_s for stage in stages], factors
+    )
+    turn_s = max(computed_s, factors.link * max(_link_turns(stages, sizes)))
+    return microbatches * sum(sizes), microbatches * turn_s
 
 
 def _evaluated_bytes(
@@ -447,10 +644,9 @@ def _evaluated_bytes(
     return [_frames_bytes(spec, codec) for codec in codecs]
 
 
-def _forward_turns(stages: Sequence[_Stage], sizes: Sequence[float]) -> Iterable[float]:
-    """What each stage and each link needs for one more microbatch that is evaluated."""
+def _link_turns(stages: Sequence[_Stage], sizes: Sequence[float]) -> Iterable[float]:
+    """What each link needs for one more microbatch that is evaluated."""
     for stage, comes, goes in zip(stages, (0.0, *sizes), (*sizes, 0.0), strict=True):
-        yield stage.forward_s / len(stage.peers)
         yield goes / stage.up_bytes_per_s
         yield comes / stage.down_bytes_per_s
 
@@ -480,6 +676,7 @@ def _told(
     stages: Sequence[_Stage],
     index: int,
     memory: Mapping[LayerRange, StageMemory | None],
+    factors: Factors,
 ) -> StageForecast:
     stage, train = stages[index], spec.train
     num_first = min(train.num_steps, train.steps_per_epoch)
@@ -496,7 +693,8 @@ def _told(
         layers=stage.layers,
         peers=tuple(peer.peer_id for peer in stage.peers),
         memory=_peer_memory(spec, stages, index, memory.get(stage.layers)),
-        compute_s=stage.compute_s,
+        compute_s=factors.load
+        * (factors.compute * stage.compute_s + factors.block_s * len(stage.layers)),
         up_bytes=sent + reduced,
         down_bytes=received + reduced,
     )

@@ -503,11 +503,9 @@ class RunReport:
             )
         lines += self._end_lines()
         if self.forecast and self.losses:
-            expected = self.forecast.samples_per_s
-            share = self.samples_per_second / expected if expected else math.nan
-            is_apart = self.forecast.evaluation or self.forecast.shadows
-            told = ", evaluations included" if is_apart else ""
-            words = f"{expected:.1f} samples/s; it was {share:.2f} of it{told}"
+            low, high = self.forecast.samples_range
+            reached = self.samples_per_second
+            words = f"{low:.3g} to {high:.3g} samples/s; reached {reached:.3g}"
             lines.append(f"forecast             {words}")
         if self.eval_before and self.eval_after:
             before, after = self.eval_before.loss, self.eval_after.loss
@@ -626,7 +624,11 @@ def _forecast_fields(expected: Forecast | None) -> dict[str, Any] | None:
         return None
     return {
         "seconds": expected.seconds,
+        "seconds_range": [expected.seconds_range.low, expected.seconds_range.high],
         "samples_per_second": expected.samples_per_s,
+        "samples_per_second_range": list(expected.samples_range),
+        "runs_learned_from": expected.num_learned,
+        "shared": list(expected.shared),
         "bound_by": expected.bound_by,
         "evaluation": asdict(expected.evaluation) if expected.evaluation else None,
         "shadows": asdict(expected.shadows) if expected.shadows else None,

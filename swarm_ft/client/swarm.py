@@ -253,14 +253,19 @@ class SwarmClient:
                         contributors=contributors,
                     )
 
-    async def place(self, spec: RunSpec) -> Placed:
-        """Who would host what if this job began now.
+    async def place(self, spec: RunSpec, run_id: RunId | None = None) -> Placed:
+        """Who would host what if this job began now, or who hosts a run.
+
+        Args:
+            spec: of the job.
+            run_id: a run of this client, which has that spec; None: the job was not submitted yet.
 
         Raises:
             SwarmError: the coordinator cannot be asked, or says no.
         """
         async with self._coordinator() as channel:
-            return await call(channel, PLACE, PlaceRequest(spec=spec), CALL_TIMEOUT_S)
+            request = PlaceRequest(spec=spec, run_id=run_id)
+            return await call(channel, PLACE, request, CALL_TIMEOUT_S)
 
     async def run(self, run_id: RunId | None) -> RunStatus:
         """A run of this client's (the only one, if None) as it is now.

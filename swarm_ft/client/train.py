@@ -15,7 +15,7 @@ from rich.console import Console
 from swarm_ft.client.card import CARD, model_card
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.export import assemble, shard_dir
-from swarm_ft.client.forecast import Forecast, forecast, of_mean_length
+from swarm_ft.client.forecast import Forecast, of_mean_length, placed_forecast
 from swarm_ft.client.hub import push
 from swarm_ft.client.job import Job
 from swarm_ft.client.options import JobOptions, Outputs
@@ -27,6 +27,7 @@ from swarm_ft.client.trace import TraceFile, open_trace
 from swarm_ft.errors import NotFound, RunFailed, RunMismatch, SwarmError
 from swarm_ft.ids import RunId
 from swarm_ft.log import get_logger
+from swarm_ft.protocol.messages.capacity import Placed
 from swarm_ft.protocol.messages.client import Evaluated, RunPhase, RunStatus
 from swarm_ft.protocol.messages.events import WentBack
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -212,13 +213,30 @@ async def _forecast(client: SwarmClient, job: Job, progress: RunProgress) -> For
     except SwarmError as error:
         logger.info("no forecast: %s", error)
         return None
-    if not placed.peers or not any(peer.machine.flops_per_s for peer in placed.peers):
+    if not _is_measured(placed):
         return None
     spec = await asyncio.to_thread(of_mean_length, job.spec, job.samples)
-    found = forecast(spec, placed.peers)
+    found = placed_forecast(spec, placed)
     for words in found.lines():
         progress.message(words)
     return found
+
+
+async def _forecast_again(client: SwarmClient, status: RunStatus) -> Forecast | None:
+    """Forecast a run that was found; None if it has no peers now, or nobody can tell.
+
+    Its samples are with the coordinator, so all are taken to be as long as the longest may be.
+    """
+    try:
+        placed = await client.place(status.spec, status.run_id)
+    except SwarmError as error:
+        logger.info("no forecast: %s", error)
+        return None
+    return placed_forecast(status.spec, placed) if _is_measured(placed) else None
+
+
+def _is_measured(placed: Placed) -> bool:
+    return any(peer.machine.flops_per_s for peer in placed.peers)
 
 
 async def attach_to(
@@ -246,12 +264,17 @@ async def attach_to(
             f"model '{checkpoint.reference}': not the model that run {status.run_id} began with; "
             "give that one with --model"
         )
+    progress = RunProgress(status.spec.train, console)
+    expected = await _forecast_again(client, status)
+    if expected is not None:
+        progress.message(expected.line())
     return WatchedRun(
         client=client,
         run_id=status.run_id,
         checkpoint=checkpoint,
-        progress=RunProgress(status.spec.train, console),
+        progress=progress,
         spec=status.spec,
+        forecast=expected,
     )
 
 
@@ -302,4 +325,4 @@ def _check_not_ended(status: RunStatus) -> None:
     if status.phase is RunPhase.COLLECTED:
         raise RunFailed(f"run {status.run_id}: its result was collected already")
     if status.phase in (RunPhase.CANCELLED, RunPhase.FAILED):
-        raise RunFailed(f"run {status.run_id} {status.ending}")
+        raise RunFailed(f"run {status.run_id} {status.phase.in_words(status.detail)}")

@@ -6,18 +6,21 @@ Nothing comes of either: no run begins, and no decision is made by what was meas
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from swarm_ft.clock import Clock
-from swarm_ft.coordinator.facts.state import SwarmState
+from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.plan.learned import Seen, beside, costs_of, seen
 from swarm_ft.coordinator.plan.neighbours import relayed_percent, with_better_neighbours
 from swarm_ft.coordinator.plan.placement import SETTLE_S, place
 from swarm_ft.coordinator.words import in_words
-from swarm_ft.errors import Busy, MalformedMessage, OutOfTurn, Unavailable
-from swarm_ft.identity.roles import Role
-from swarm_ft.ids import PeerId
+from swarm_ft.errors import Busy, MalformedMessage, NotFound, OutOfTurn, Unavailable
+from swarm_ft.identity.roles import Caller, Role
+from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.capacity import (
+    MAX_LEFT_S,
     MAX_PLACED,
     LinkEcho,
     LinkSample,
@@ -26,8 +29,11 @@ from swarm_ft.protocol.messages.capacity import (
     PlacedPeer,
     PlaceRequest,
 )
+from swarm_ft.protocol.messages.control import StageAssignment
+from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.transport.admission import address_of
 from swarm_ft.transport.base import MessageStream
+from swarm_ft.transport.rules import may_read
 
 MAX_SAMPLES = 520
 """Of one measurement, each way: 16 MiB, and a few to see how long a round trip takes."""
@@ -35,6 +41,9 @@ MEASURE_S = 20.0
 MEASURES_PER_S, MEASURES_BURST = 1 / 60, 12
 """Of one peer, or of an address with an invitation: it takes a few of growing size each time."""
 PLACES_PER_S, PLACES_BURST = 1.0, 8
+
+MAX_LEARNED = 16
+"""Runs by which it is known what a step costs, the newest ones."""
 
 Asked = MessageStream[Placed, PlaceRequest]
 Measured = MessageStream[LinkEcho, LinkSample]
@@ -55,6 +64,7 @@ class Capacity:
         self._measures: Rate[str] = Rate(per_s=MEASURES_PER_S, burst=MEASURES_BURST)
         self._measuring = asyncio.Lock()
         self._machines: dict[PeerId, Machine] = {}
+        self._seen: dict[RunId, Seen] = {}
 
     def heard(self, peer_id: PeerId, machine: Machine) -> None:
         """A member says what it can do."""
@@ -64,6 +74,23 @@ class Capacity:
     def machines(self) -> Mapping[PeerId, Machine]:
         """Of members that said what they can do."""
         return self._machines
+
+    def look(self) -> None:
+        """See how long the steps took that runs made since."""
+        state = self._state()
+        for run in state.active_runs:
+            self._look_at(state, run)
+
+    def _look_at(self, state: SwarmState, run: Run) -> None:
+        before = self._seen.get(run.run_id)
+        if before is not None and before.committed_steps == run.past.committed_steps:
+            return
+        after = seen(before, state, run, self._machines)
+        if after is not None:
+            self._seen.pop(run.run_id, None)
+            self._seen[run.run_id] = after
+            if len(self._seen) > MAX_LEARNED:
+                del self._seen[next(iter(self._seen))]
 
     def gone(self, peer_id: PeerId) -> None:
         """It is a member no more."""
@@ -79,7 +106,7 @@ class Capacity:
         request = await stream.receive()
         if request is None:
             raise OutOfTurn(f"{stream.remote}: expected a job to plan")
-        await stream.send(self._placed(request))
+        await stream.send(self._placed(request, stream.caller))
 
     async def measure(self, stream: Measured) -> None:
         """Once all messages came, answer them with as many bytes as they had.
@@ -101,26 +128,67 @@ class Capacity:
                     f"{stream.remote}: its link was measured for {MEASURE_S:g} s; that is enough"
                 ) from None
 
-    def _placed(self, request: PlaceRequest) -> Placed:
-        """As if all who are there had settled, and had nothing else to do."""
-        state, spec = self._state(), request.spec
+    def _placed(self, request: PlaceRequest, caller: Caller | None) -> Placed:
+        """As if all who are there had settled; or as the run is placed that is asked for."""
+        state = self._state()
+        for run in tuple(state.runs.values())[-MAX_LEARNED:]:
+            self._look_at(state, run)  # those of before a restart, too
+        if request.run_id is not None:
+            return self._hosted(request.run_id, caller)
+        spec = request.spec
         members = tuple(state.members.values())
         placement = place(spec, members, self._clock.now_s() + SETTLE_S)
         placed = with_better_neighbours(spec, placement.assignments, state.members, state.ways)
-        lent = {member.hello.peer_id: member.hello.memory_bytes for member in members}
+        found = self._described(spec, placed, None)
+        waits_s = [
+            beside(state, self._machines, one.peer_id).left_s
+            for one in placed
+            if len(state.hosted.get(one.peer_id, ())) > state.members[one.peer_id].hello.max_beside
+        ]
+        if waits_s:  # what other runs take there is free by then
+            alone = (replace(one, num_runs=0, busy=0.0, host_busy=0.0) for one in found.peers)
+            starts_after_s = min(max(waits_s), MAX_LEFT_S)
+            found = replace(found, peers=tuple(alone), starts_after_s=starts_after_s, beside_s=0.0)
+        waiting = [run for run in state.going_runs if not run.attempt.assignments]
+        return replace(found, reason=in_words(placement.reason), num_waiting=len(waiting))
+
+    def _hosted(self, run_id: RunId, caller: Caller | None) -> Placed:
+        """Who hosts a run.
+
+        Raises:
+            NotFound: there is no such run, or it is another client's.
+        """
+        run = self._state().runs.get(run_id)
+        if run is None or not may_read(caller, run.owner, run.spec.train.readers):
+            raise NotFound(f"run {run_id} is not known here, or not yours")
+        there = [one for one in run.attempt.assignments if one.peer_id in self._state().members]
+        return self._described(run.spec, there, run_id)
+
+    def _described(
+        self, spec: RunSpec, placed: Sequence[StageAssignment], but: RunId | None
+    ) -> Placed:
+        """Say what is known of these peers, and what other runs take of them."""
+        state = self._state()
+        around = {p: beside(state, self._machines, p, but) for p in (a.peer_id for a in placed)}
         peers = tuple(
             PlacedPeer(
                 peer_id=one.peer_id,
                 layers=one.layers,
-                memory_bytes=lent[one.peer_id],
+                memory_bytes=state.members[one.peer_id].hello.memory_bytes,
                 machine=self._machines.get(one.peer_id, Machine()),
+                num_runs=around[one.peer_id].num_runs,
+                busy=around[one.peer_id].busy,
+                host_busy=around[one.peer_id].host_busy,
             )
-            for one in placed
+            for one in placed[:MAX_PLACED]
         )
+        left_s = max((one.left_s for one in around.values()), default=0.0)
         return Placed(
-            peers=peers[:MAX_PLACED],
-            reason=in_words(placement.reason),
+            peers=peers,
+            reason="",
             relayed_percent=relayed_percent(spec, placed, state.ways),
+            costs=costs_of(self._seen.values()),
+            beside_s=min(left_s, MAX_LEFT_S),
         )
 
 

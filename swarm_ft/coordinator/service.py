@@ -343,6 +343,7 @@ class CoordinatorService:
             while True:
                 await asyncio.wait([self._broken], timeout=TICK_S)
                 self._handle(Tick(self._ways()))
+                self._capacity.look()
                 self._check_disk()
         finally:
             self._is_ending = True

@@ -22,6 +22,7 @@ from swarm_ft.coordinator.facts.messages import Idle, Message, Progress, Release
 from swarm_ft.coordinator.facts.reasons import Reason
 from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.members import Roll, contributors
+from swarm_ft.coordinator.plan.learned import left_s_range
 from swarm_ft.coordinator.plan.steps import ends_of
 from swarm_ft.coordinator.words import event_in_words, in_words, steered, went_back
 from swarm_ft.errors import Busy, Unavailable
@@ -188,6 +189,8 @@ def _summary(run: Run, queue: Sequence[RunId], *, is_own: bool) -> RunSummary:
     step_s = fmean(run.measured.step_seconds or (0.0,))
     is_paused = run.steering.is_paused and not run.phase.is_over
     left = train.num_steps - run.past.all_steps
+    is_known = step_s and run.phase.is_working and not is_paused
+    etas = tuple(left_s_range(run.measured.step_seconds, left)) if is_known else ()
     return RunSummary(
         run_id=run.run_id,
         phase=run.phase,
@@ -209,7 +212,9 @@ def _summary(run: Run, queue: Sequence[RunId], *, is_own: bool) -> RunSummary:
         step_s=step_s,
         samples_per_s=train.batch_size / step_s if step_s else 0.0,
         tokens_per_s=_tokens_per_s(run),
-        eta_s=left * step_s if step_s and run.phase.is_working and not is_paused else None,
+        eta_s=left * step_s if is_known else None,
+        eta_low_s=etas[0] if etas else None,
+        eta_high_s=etas[1] if etas else None,
         place=place,
         behind=queue[place - 1] if place else None,
         is_paused=is_paused,

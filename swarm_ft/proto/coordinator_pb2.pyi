@@ -220,18 +220,22 @@ class ShardLost(_message.Message):
     def __init__(self, shard: _Optional[_Union[KeptShard, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Machine(_message.Message):
-    __slots__ = ("flops_per_s", "up_bytes_per_s", "down_bytes_per_s", "round_trip_s", "watts")
+    __slots__ = ("flops_per_s", "up_bytes_per_s", "down_bytes_per_s", "round_trip_s", "watts", "cores", "host")
     FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
     UP_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     DOWN_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
     WATTS_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     flops_per_s: float
     up_bytes_per_s: float
     down_bytes_per_s: float
     round_trip_s: float
     watts: float
-    def __init__(self, flops_per_s: _Optional[float] = ..., up_bytes_per_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., watts: _Optional[float] = ...) -> None: ...
+    cores: float
+    host: str
+    def __init__(self, flops_per_s: _Optional[float] = ..., up_bytes_per_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., watts: _Optional[float] = ..., cores: _Optional[float] = ..., host: _Optional[str] = ...) -> None: ...
 
 class StageReady(_message.Message):
     __slots__ = ("run_id", "attempt", "done", "buffers")
@@ -1082,7 +1086,7 @@ class Contributor(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., given: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
 
 class RunSummary(_message.Message):
-    __slots__ = ("run_id", "phase", "detail", "committed_steps", "num_steps", "spec_digest", "assignments", "sent", "joining", "boundaries", "attempt", "is_own", "model", "last_step", "last_evaluation", "step_s", "samples_per_s", "tokens_per_s", "eta_s", "place", "behind", "snapshots", "is_paused", "learning_rate", "codecs", "quality")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "num_steps", "spec_digest", "assignments", "sent", "joining", "boundaries", "attempt", "is_own", "model", "last_step", "last_evaluation", "step_s", "samples_per_s", "tokens_per_s", "eta_s", "place", "behind", "snapshots", "is_paused", "learning_rate", "codecs", "quality", "eta_low_s", "eta_high_s")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -1109,6 +1113,8 @@ class RunSummary(_message.Message):
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
     QUALITY_FIELD_NUMBER: _ClassVar[int]
+    ETA_LOW_S_FIELD_NUMBER: _ClassVar[int]
+    ETA_HIGH_S_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: RunPhase
     detail: str
@@ -1135,7 +1141,9 @@ class RunSummary(_message.Message):
     learning_rate: float
     codecs: Codecs
     quality: QualityFound
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., spec_digest: _Optional[bytes] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., attempt: _Optional[int] = ..., is_own: _Optional[bool] = ..., model: _Optional[str] = ..., last_step: _Optional[_Union[StepCommitted, _Mapping]] = ..., last_evaluation: _Optional[_Union[Evaluated, _Mapping]] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., place: _Optional[int] = ..., behind: _Optional[str] = ..., snapshots: _Optional[_Iterable[int]] = ..., is_paused: _Optional[bool] = ..., learning_rate: _Optional[float] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ..., quality: _Optional[_Union[QualityFound, _Mapping]] = ...) -> None: ...
+    eta_low_s: float
+    eta_high_s: float
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., spec_digest: _Optional[bytes] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., joining: _Optional[_Iterable[str]] = ..., boundaries: _Optional[_Iterable[_Union[BoundaryStatus, _Mapping]]] = ..., attempt: _Optional[int] = ..., is_own: _Optional[bool] = ..., model: _Optional[str] = ..., last_step: _Optional[_Union[StepCommitted, _Mapping]] = ..., last_evaluation: _Optional[_Union[Evaluated, _Mapping]] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., place: _Optional[int] = ..., behind: _Optional[str] = ..., snapshots: _Optional[_Iterable[int]] = ..., is_paused: _Optional[bool] = ..., learning_rate: _Optional[float] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ..., quality: _Optional[_Union[QualityFound, _Mapping]] = ..., eta_low_s: _Optional[float] = ..., eta_high_s: _Optional[float] = ...) -> None: ...
 
 class QualityFound(_message.Message):
     __slots__ = ("asked", "cost", "num_measured")
@@ -1288,34 +1296,62 @@ class RunEvent(_message.Message):
     def __init__(self, status: _Optional[_Union[RunStatus, _Mapping]] = ..., step: _Optional[_Union[StepCommitted, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.PeerTimeline, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., went_back: _Optional[_Union[WentBack, _Mapping]] = ...) -> None: ...
 
 class PlaceRequest(_message.Message):
-    __slots__ = ("spec", "protocol_version")
+    __slots__ = ("spec", "run_id", "protocol_version")
     SPEC_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     spec: _run_pb2.RunSpec
+    run_id: str
     protocol_version: int
-    def __init__(self, spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., run_id: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class PlacedPeer(_message.Message):
-    __slots__ = ("peer_id", "layers", "memory_bytes", "machine")
+    __slots__ = ("peer_id", "layers", "memory_bytes", "machine", "num_runs", "busy", "host_busy")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    HOST_BUSY_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
     memory_bytes: int
     machine: Machine
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ...) -> None: ...
+    num_runs: int
+    busy: float
+    host_busy: float
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., num_runs: _Optional[int] = ..., busy: _Optional[float] = ..., host_busy: _Optional[float] = ...) -> None: ...
+
+class Costs(_message.Message):
+    __slots__ = ("logs", "covariance", "num_runs", "surprise")
+    LOGS_FIELD_NUMBER: _ClassVar[int]
+    COVARIANCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNS_FIELD_NUMBER: _ClassVar[int]
+    SURPRISE_FIELD_NUMBER: _ClassVar[int]
+    logs: _containers.RepeatedScalarFieldContainer[float]
+    covariance: _containers.RepeatedScalarFieldContainer[float]
+    num_runs: int
+    surprise: float
+    def __init__(self, logs: _Optional[_Iterable[float]] = ..., covariance: _Optional[_Iterable[float]] = ..., num_runs: _Optional[int] = ..., surprise: _Optional[float] = ...) -> None: ...
 
 class Placed(_message.Message):
-    __slots__ = ("peers", "reason", "relayed_percent")
+    __slots__ = ("peers", "reason", "relayed_percent", "costs", "num_waiting", "starts_after_s", "beside_s")
     PEERS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     RELAYED_PERCENT_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    STARTS_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_S_FIELD_NUMBER: _ClassVar[int]
     peers: _containers.RepeatedCompositeFieldContainer[PlacedPeer]
     reason: str
     relayed_percent: int
-    def __init__(self, peers: _Optional[_Iterable[_Union[PlacedPeer, _Mapping]]] = ..., reason: _Optional[str] = ..., relayed_percent: _Optional[int] = ...) -> None: ...
+    costs: Costs
+    num_waiting: int
+    starts_after_s: float
+    beside_s: float
+    def __init__(self, peers: _Optional[_Iterable[_Union[PlacedPeer, _Mapping]]] = ..., reason: _Optional[str] = ..., relayed_percent: _Optional[int] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ..., num_waiting: _Optional[int] = ..., starts_after_s: _Optional[float] = ..., beside_s: _Optional[float] = ...) -> None: ...
 
 class LinkSample(_message.Message):
     __slots__ = ("data", "protocol_version")

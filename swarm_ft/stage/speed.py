@@ -1,9 +1,13 @@
-"""How fast a device trains a block, for forecasts alone."""
+"""How fast a device trains a block, and who shares it, for forecasts alone."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
+import uuid
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -13,6 +17,9 @@ from swarm_ft.protocol.spec.flops import block_flops
 WIDTH, HEADS = 768, 12
 """Of the block that is timed: GPT-2's."""
 BATCH, TOKENS = 2, 128
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""What Linux draws when it starts, the same for all of its containers and network namespaces."""
+DIGEST_CHARS = 12
 LEAST_S = 0.3
 MOST_PASSES = 200
 
@@ -36,6 +43,32 @@ def training_flops_per_s(device: torch.device, dtype: torch.dtype) -> float:
     seconds = time.perf_counter() - began_s
     weights = sum(parameter.numel() for parameter in block.parameters())
     return passes * block_flops(weights, WIDTH, BATCH * TOKENS, TOKENS) / seconds
+
+
+def peers_at_once(device: torch.device) -> float:
+    """Return how many peers like this one the device computes for at full speed.
+
+    Args:
+        device: that computes; of a GPU its peers take turns.
+    """
+    if device.type != "cpu":
+        return 1.0
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return cores / torch.get_num_threads()
+
+
+def host_digest(device: torch.device) -> str:
+    """Return a name that peers on the same device of one machine have, and no others.
+
+    It is a digest of what the machine drew at its start, or of its network card's address.
+    """
+    try:
+        name = BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        name = f"{uuid.getnode():x}"
+    place = "cpu" if device.type == "cpu" else str(device)
+    return hashlib.sha256(f"{name} {place}".encode()).hexdigest()[:DIGEST_CHARS]
 
 
 def _pass(block: nn.Module, hidden: torch.Tensor, dtype: torch.dtype) -> None:

@@ -115,13 +115,16 @@ def step_s(spec: RunSpec, stages: Sequence[Stage], rates: Rates, *, is_first: bo
         rates: of their peers.
         is_first: whether its samples are met for the first time by these stages.
     """
-    times = [_time(spec, stages, index, rates, is_first=is_first) for index in range(len(stages))]
+    times = [
+        stage_time(spec, stages, index, rates, is_first=is_first) for index in range(len(stages))
+    ]
     return step_time(times, spec.train.batch_size // spec.train.micro_batch_size).seconds
 
 
-def _time(
+def stage_time(
     spec: RunSpec, stages: Sequence[Stage], index: int, rates: Rates, *, is_first: bool
 ) -> StageTime:
+    """Return what one of the stages, and the boundary in front of it, adds to a step."""
     stage, comes, hop_s = stages[index], Crossing(), (0.0, 0.0)
     if index:
         ahead, comes = stages[index - 1].peers, _crossing(spec, stage, is_first=is_first)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from swarm_ft.ids import PeerId
-from swarm_ft.protocol.spec.bounds import Length, Range, Text
+from swarm_ft.ids import PeerId, RunId
+from swarm_ft.protocol.spec.bounds import MAX_HOSTED, Length, Range, Text
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
@@ -16,11 +16,20 @@ MAX_PLACED = 1024
 SAMPLE_BYTES = 32 << 10
 """Of a message by which a link is measured."""
 
+NUM_COSTS = 6
+"""Factors of `machines.step_cost`."""
+MAX_LOG, MAX_VARIANCE = 30.0, 1e3
+
 MAX_BYTES_PER_S, MAX_SECONDS = 1e18, 3600.0
+MAX_LEFT_S = 1e9
 Rate = Annotated[float, Range(0.0, MAX_BYTES_PER_S)]
 Seconds = Annotated[float, Range(0.0, MAX_SECONDS)]
 Watts = Annotated[float, Range(0.0, 1e6)]
 Percent = Annotated[int, Range(0, 100)]
+Share = Annotated[float, Range(0.0, 1e3)]
+Left = Annotated[float, Range(0.0, MAX_LEFT_S)]
+_Log = Annotated[float, Range(-MAX_LOG, MAX_LOG)]
+_Covariance = Annotated[float, Range(-MAX_VARIANCE, MAX_VARIANCE)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +44,8 @@ class Machine:
         down_bytes_per_s: from there.
         round_trip_s: there and back.
         watts: that it takes at work, as its volunteer says.
+        cores: processors that this peer may use, which it shares with others of the same host.
+        host: a digest of what names the machine until it is started again; empty: unknown.
     """
 
     flops_per_s: Rate = 0.0
@@ -42,6 +53,8 @@ class Machine:
     down_bytes_per_s: Rate = 0.0
     round_trip_s: Seconds = 0.0
     watts: Watts = 0.0
+    cores: Annotated[float, Range(0.0, 1e5)] = 0.0
+    host: Text = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,9 +76,14 @@ class LinkSpeed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlaceRequest:
-    """Say who would host what if this job began now."""
+    """Say who would host what if this job began now, or who hosts it.
+
+    Attributes:
+        run_id: the caller's run that has this spec; None: of a job that was not submitted yet.
+    """
 
     spec: RunSpec
+    run_id: RunId | None = None
     protocol_version: Annotated[int, Spoken("client", "coordinator")] = PROTOCOL_VERSION
 
 
@@ -75,12 +93,36 @@ class PlacedPeer:
 
     Attributes:
         memory_bytes: that it lends.
+        num_runs: other runs that it has a stage of, under way.
+        busy: share of its time that they take.
+        host_busy: share of its machine's cores that other runs take, at all peers there.
     """
 
     peer_id: PeerId
     layers: LayerRange
     memory_bytes: int
     machine: Machine
+    num_runs: Annotated[int, Range(0, MAX_HOSTED)] = 0
+    busy: Share = 0.0
+    host_busy: Share = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """What is known of a step's costs beside operations and bytes, see `machines.step_cost`.
+
+    Attributes:
+        logs: natural logarithms of its factors: seconds, and ratios.
+        covariance: of these, row after row.
+        num_runs: from which they were learned.
+        surprise: sum over these of the squared distance, in standard deviations, of what was
+            measured from what was expected.
+    """
+
+    logs: Annotated[tuple[_Log, ...], Length(NUM_COSTS, NUM_COSTS)]
+    covariance: Annotated[tuple[_Covariance, ...], Length(NUM_COSTS**2, NUM_COSTS**2)]
+    num_runs: Annotated[int, Range(0, 1 << 31)] = 0
+    surprise: Annotated[float, Range(0.0)] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,11 +131,20 @@ class Placed:
 
     Attributes:
         relayed_percent: of the bytes between them, as far as is known how they reach each other.
+        costs: that the swarm learned from its runs.
+        num_waiting: runs that wait for peers now, and come before this one.
+        starts_after_s: until peers are free that have no room for one more stage; 0: it begins at
+            once.
+        beside_s: how long the other runs on these peers go on, about; 0: there are none.
     """
 
     peers: Annotated[tuple[PlacedPeer, ...], Length(MAX_PLACED)]
     reason: Text
     relayed_percent: Percent = 0
+    costs: Costs | None = None
+    num_waiting: Annotated[int, Range(0, 1 << 31)] = 0
+    starts_after_s: Left = 0.0
+    beside_s: Left = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

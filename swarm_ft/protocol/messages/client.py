@@ -264,11 +264,6 @@ class RunStatus:
     steered: Annotated[tuple[Steered, ...], Length(MAX_STEERED)] = ()
 
     @property
-    def ending(self) -> str:
-        """The phase and its reason: `failed: ...`, `cancelled by the run's owner`."""
-        return self.phase.in_words(self.detail)
-
-    @property
     def steps_in_result(self) -> StepNumber:
         """How many steps are in the result, or would be."""
         return StepNumber(self.committed_steps) if self.result_step is None else self.result_step
@@ -512,6 +507,7 @@ class RunSummary:
         samples_per_s: trained, over the last steps.
         tokens_per_s: target tokens, over the last steps since the coordinator started.
         eta_s: seconds until its last step, at the pace of the last ones; None: not known.
+        eta_low_s, eta_high_s: the range of that.
         place: in the queue: 0 is its turn, at work, or over.
         behind: the run that is before it in the queue.
         snapshots: how many steps are in those that are whole.
@@ -547,6 +543,8 @@ class RunSummary:
     learning_rate: Amount = 0.0
     codecs: Codecs | None = None
     quality: QualityFound | None = None
+    eta_low_s: Amount | None = None
+    eta_high_s: Amount | None = None
 
     @property
     def bytes_saved(self) -> int:

@@ -15,10 +15,12 @@ from swarm_ft.client.forecast import (
     PeerMemory,
     StageForecast,
     bytes_per_value,
+    duration_words,
     forecast,
     of_mean_length,
 )
 from swarm_ft.ids import PeerId
+from swarm_ft.protocol.machines.step_cost import SecondsRange, prior
 from swarm_ft.protocol.messages.capacity import Machine, PlacedPeer
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -185,7 +187,10 @@ def test_evaluations_are_told_apart_from_training() -> None:
     quiet = forecast(job(key_codec="q8"), on(FAST, slow, FAST, FAST))
     found = forecast(job(**changes), on(FAST, slow, FAST, FAST))
     assert quiet.evaluation is None
-    assert replace(found, evaluation=None) == quiet
+    assert found.seconds_range.low == quiet.seconds_range.low
+    assert found.seconds_range.high > quiet.seconds_range.high, "evaluations may take longer"
+    ranges = {"seconds_range": quiet.seconds_range, "samples_range": quiet.samples_range}
+    assert replace(found, evaluation=None, **ranges) == quiet
     told = found.evaluation
     assert told is not None
     assert (told.times, told.samples) == (6, 10), "after 0, 7, 14, 21, 28 and 30 steps"
@@ -236,7 +241,9 @@ def test_a_line_says_the_most_important() -> None:
         first_step_s=2.0,
         step_s=1.0,
         seconds=7200.0,
+        seconds_range=SecondsRange(5400.0, 7200.0, 10000.0),
         samples_per_s=3.14159,
+        samples_range=(2.26, 4.1888),
         bound_by="the uplink of peer-1",
         kwh=0.0,
         evaluation=None,
@@ -244,9 +251,76 @@ def test_a_line_says_the_most_important() -> None:
         unknown=(),
     )
     assert found.line() == (
-        "forecast  3.14 samples/s, 2.0 h (2 s a step at first, then 1); "
+        "forecast  2.26 to 4.19 samples/s, 1.5 to 2.8 h (about 2 s a step at first, then 1); "
         "bound by the uplink of peer-1"
     )
+    assert "range     wide: no run of this swarm was measured yet" in found.lines()
+    waits = replace(found, num_waiting=2, starts_after_s=240.0, num_learned=3)
+    assert list(waits.lines())[1:] == [
+        "queue     2 runs wait before this one",
+        "start     in about 4 min: other runs end first",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [((3.2, 5.9), "3.2 to 5.9 s"), ((90, 240), "1.5 to 4 min"), ((5400, 9000), "1.5 to 2.5 h")],
+)
+def test_a_duration_has_the_unit_of_its_longer_end(
+    seconds: tuple[float, float], words: str
+) -> None:
+    assert duration_words(*seconds) == words
+
+
+# ---- what the swarm learned, other runs, machines that are shared
+
+SMALL = Machine(flops_per_s=1e13, up_bytes_per_s=1e9, down_bytes_per_s=1e9, cores=2.0, host="one")
+
+
+def test_a_small_model_takes_what_blocks_frames_and_steps_take() -> None:
+    """Frames are two a sample and direction; nothing else of a step takes any time here."""
+    bare = forecast(job(), on(SMALL, SMALL))
+    found = forecast(job(), on(SMALL, SMALL), costs=prior())
+    assert 2 * bare.step_s < found.step_s
+    least, likely, most = found.seconds_range
+    assert bare.seconds < least < likely < most
+    assert found.samples_range[0] < found.samples_per_s < found.samples_range[1]
+
+
+def test_peers_on_one_machine_share_its_cores_and_are_named() -> None:
+    slow = replace(SMALL, flops_per_s=1e10)
+    apart = [replace(slow, host=name) for name in "abcd"]
+    spec = job()
+    spec = replace(spec, model=replace(spec.model, vocab_size=512))
+    together = forecast(spec, on(*[slow] * 4))
+    assert together.step_s > 1.4 * forecast(spec, on(*apart)).step_s
+    assert (
+        together.bound_by == "the cores of the machine of peer-0 and peer-1 and peer-2 and peer-3"
+    )
+    assert together.shared == (
+        "peer-0 and peer-1 and peer-2 and peer-3 are on one machine; "
+        "it computes for 2 of them at once",
+    )
+    assert forecast(job(), on(*apart)).shared == ()
+
+
+def test_other_runs_on_the_same_peers_stretch_a_step_while_they_last() -> None:
+    alone = on(replace(SMALL, flops_per_s=1e10, host=""))
+    beside = [replace(one, num_runs=1, busy=0.8) for one in alone]
+    spec = job()
+    quiet, full = forecast(spec, alone), forecast(spec, beside)
+    assert full.seconds == pytest.approx(1.8 * quiet.seconds)
+    assert full.shared == ("peer-0 trains 1 other run, 80 % of its time",)
+    half = forecast(spec, beside, beside_s=full.seconds / 2)
+    assert half.seconds == pytest.approx((full.seconds + quiet.seconds) / 2)
+    assert forecast(spec, beside, beside_s=0.0).seconds == pytest.approx(quiet.seconds)
+
+
+def test_bytes_do_not_depend_on_what_was_learned() -> None:
+    bare, found = (forecast(job(), on(SMALL, SMALL), costs=one) for one in (None, prior()))
+    assert [(s.up_bytes, s.down_bytes) for s in bare.stages] == [
+        (s.up_bytes, s.down_bytes) for s in found.stages
+    ]
 
 
 machines = st.builds(

@@ -15,6 +15,7 @@ from swarm_ft.client.report import ProgressState, RunReport, StepTotals, eval_li
 from swarm_ft.client.words import kind_lines
 from swarm_ft.errors import BadOption, ProtocolError
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
+from swarm_ft.protocol.machines.step_cost import SecondsRange
 from swarm_ft.protocol.messages.client import (
     CodecChange,
     Evaluated,
@@ -417,7 +418,9 @@ def test_the_summary_sets_the_forecast_beside_what_happened() -> None:
         first_step_s=1.0,
         step_s=1.0,
         seconds=2.0,
+        seconds_range=SecondsRange(1.0, 2.0, 4.0),
         samples_per_s=2 * report.samples_per_second,
+        samples_range=(40.0, 60.0),
         bound_by="the uplink of peer-1",
         kwh=0.0,
         evaluation=None,
@@ -425,10 +428,14 @@ def test_the_summary_sets_the_forecast_beside_what_happened() -> None:
         unknown=(),
     )
     evaluated = EvalForecast(times=2, samples=8, sent_bytes=1e6, seconds=1.0)
-    for evaluation, end in ((None, "of it"), (evaluated, "of it, evaluations included")):
+    for evaluation in (None, evaluated):
         told = replace(report, forecast=replace(expected, evaluation=evaluation))
         (line,) = (one for one in told.summary_lines() if one.startswith("forecast "))
-        assert line.endswith(f"samples/s; it was 0.50 {end}")
+        reached = f"{report.samples_per_second:.3g}"
+        assert line == f"forecast             40 to 60 samples/s; reached {reached}"
+        fields = json.loads(told.to_json())["forecast"]
+        assert fields["samples_per_second_range"] == [40.0, 60.0]
+        assert fields["seconds_range"] == [1.0, 4.0]
 
 
 def test_what_went_over_relays_is_told_where_anything_did() -> None:

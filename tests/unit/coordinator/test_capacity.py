@@ -13,13 +13,23 @@ from typing import Any
 import pytest
 
 from swarm_ft.coordinator.capacity import MAX_SAMPLES, PLACES_BURST, Capacity
-from swarm_ft.coordinator.facts.state import Member, SwarmState
+from swarm_ft.coordinator.facts.state import (
+    AttemptState,
+    Measured,
+    Member,
+    Past,
+    Run,
+    SwarmState,
+)
 from swarm_ft.coordinator.facts.ways import Home, Ways
-from swarm_ft.errors import Busy, MalformedMessage
-from swarm_ft.ids import PeerId
+from swarm_ft.coordinator.plan.learned import beside
+from swarm_ft.errors import Busy, MalformedMessage, NotFound
+from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.capacity import measure_link
 from swarm_ft.protocol.messages.capacity import LinkEcho, LinkSample, Machine, PlaceRequest
-from swarm_ft.protocol.messages.control import PeerHello
+from swarm_ft.protocol.messages.client import RunPhase
+from swarm_ft.protocol.messages.control import PeerHello, StageAssignment
+from swarm_ft.protocol.spec.flops import stage_flops
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.transport.base import Channel, Handler, Method, call
 from swarm_ft.transport.grpc_transport import GrpcTransport
@@ -93,6 +103,73 @@ async def test_a_plan_says_what_is_missing() -> None:
     async with asked(lambda: swarm_of(member("a", LayerRange(0, 2)))) as channel:
         placed = await call(channel, PLACE, PlaceRequest(spec=run_spec()), 5.0)
     assert (placed.peers, placed.reason) == ((), "waiting for layers 2-4")
+
+
+def training(name: str, *assignments: StageAssignment, owner: str = "") -> Run:
+    """A run of 100 steps, 20 of them made in 2 s each, of which each peer computes 1.5 s."""
+    spec = run_spec(num_steps=100)
+    microbatches = spec.train.batch_size // spec.train.micro_batch_size
+    rates = {
+        one.peer_id: (stage_flops(spec, one.layers) * microbatches / 1.5,) for one in assignments
+    }
+    return Run(
+        run_id=RunId(name),
+        spec=spec,
+        owner=owner,
+        phase=RunPhase.TRAINING,
+        past=Past(committed_steps=20),
+        attempt=AttemptState(assignments=assignments),
+        measured=Measured(step_seconds=(2.0,) * 5, flops_per_s=MappingProxyType(rates)),
+    )
+
+
+def at(peer: str, layers: str) -> StageAssignment:
+    return StageAssignment(peer_id=PeerId(peer), layers=LayerRange(*map(int, layers.split("-"))))
+
+
+async def test_a_plan_counts_who_else_trains_there_and_learns_from_it() -> None:
+    roomy = [replace(one, hello=replace(one.hello, max_beside=3)) for one in map(member, "ab")]
+    state = swarm_of(*roomy).with_run(training("run-1", at("a", "0-4")))
+    state = state.with_run(Run(run_id=RunId("run-2"), spec=run_spec()))
+    async with asked(lambda: state) as channel:
+        placed = await call(channel, PLACE, PlaceRequest(spec=run_spec()), 5.0)
+    busy = {one.peer_id: (one.num_runs, one.busy) for one in placed.peers}
+    assert busy == {"a": (1, 0.75), "b": (0, 0.0)}
+    assert (placed.num_waiting, placed.starts_after_s) == (1, 0.0)
+    assert placed.beside_s == pytest.approx(80 * 2.0)
+    assert placed.costs is not None
+    assert placed.costs.num_runs == 1
+
+
+async def test_peers_on_one_machine_are_slowed_by_runs_of_each_other() -> None:
+    """Runs at `b` take a share of the cores that `a` computes with."""
+    state = swarm_of(member("a"), member("b")).with_run(training("run-1", at("b", "0-4")))
+    for cores, expected in ((1.0, 0.75), (4.0, 0.1875)):
+        machines = {PeerId(n): replace(MACHINE, host="one", cores=cores) for n in "ab"}
+        found = beside(state, machines, PeerId("a"))
+        assert (found.num_runs, found.busy) == (0, 0.0)
+        assert found.host_busy == pytest.approx(expected)
+    apart = {PeerId(n): replace(MACHINE, host=n, cores=1.0) for n in "ab"}
+    assert beside(state, apart, PeerId("a")).host_busy == 0.0
+
+
+async def test_a_job_that_has_to_wait_for_peers_is_told_for_how_long() -> None:
+    state = swarm_of(member("a")).with_run(training("run-1", at("a", "0-4")))
+    async with asked(lambda: state) as channel:
+        placed = await call(channel, PLACE, PlaceRequest(spec=run_spec()), 5.0)
+    assert placed.starts_after_s == pytest.approx(80 * 2.0)
+    assert [(one.num_runs, one.busy) for one in placed.peers] == [(0, 0.0)]
+
+
+async def test_a_run_s_own_hosts_are_told_and_it_is_not_beside_itself() -> None:
+    run = training("run-1", at("b", "0-2"), at("a", "2-4"))
+    state = swarm_of(member("a"), member("b")).with_run(run)
+    async with asked(lambda: state) as channel:
+        request = PlaceRequest(spec=run.spec, run_id=run.run_id)
+        placed = await call(channel, PLACE, request, 5.0)
+        assert [(one.peer_id, one.num_runs) for one in placed.peers] == [("b", 0), ("a", 0)]
+        with pytest.raises(NotFound, match="run-9 is not known here, or not yours"):
+            await call(channel, PLACE, replace(request, run_id=RunId("run-9")), 5.0)
 
 
 async def test_plans_are_not_made_without_end() -> None:

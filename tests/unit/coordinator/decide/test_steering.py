@@ -271,7 +271,8 @@ def test_a_run_remembers_its_newest_requests(trained: Swarm) -> None:
 )
 def test_a_cancelled_run_names_the_actor(trained: Swarm, actor: Actor, words: str) -> None:
     trained.handle(RunCancelled(RUN, actor))
-    assert status_of(trained.run()).ending == words
+    status = status_of(trained.run())
+    assert status.phase.in_words(status.detail) == words
 
 
 # ---- codecs

@@ -25,7 +25,7 @@ from swarm_ft.protocol.messages.reduction import PieceAck
 from swarm_ft.protocol.messages.reports import SampleSet
 from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList
 from swarm_ft.protocol.spec.addresses import IpAndPort
-from swarm_ft.protocol.spec.bounds import HostAndPort, OneOf, Range, field_hints
+from swarm_ft.protocol.spec.bounds import HostAndPort, Length, OneOf, Range, field_hints
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec, TrainSpec
@@ -79,7 +79,8 @@ def _example(hint: Any, field: FieldDescriptor, name: str) -> Any:
         return {_example(key, of_key, name): _example(value, of_value, name)}
     if get_origin(kind) is not None:
         # Microbatches count from 0, and no sample comes twice.
-        return get_origin(kind)([_example(get_args(kind)[0], field, name)])
+        entries = next((note.minimum for note in notes if isinstance(note, Length)), 1)
+        return get_origin(kind)([_example(get_args(kind)[0], field, name)] * max(1, entries))
     if any(isinstance(note, HostAndPort) for note in notes):
         return "peer.example:7001"
     if any(isinstance(note, IpAndPort) for note in notes):

@@ -1,0 +1,302 @@
+"""What the swarm's own runs say of a step's costs, and who else trains on the same peers. Pure.
+
+Of each run it is seen how long its steps took, on which stages, beside which other runs; and what
+operations and bytes alone would have taken, as its peers measured their machines and links. The
+difference is what a step costs beside these, see `machines.step_cost`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from typing import NamedTuple
+
+from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.plan.forecast import Rates, stage_time
+from swarm_ft.ids import PeerId, RunId, StepNumber
+from swarm_ft.protocol.machines.step_cost import (
+    Factors,
+    Pipeline,
+    StageWork,
+    compute_s,
+    learned,
+    learned_compute,
+    prior,
+    step_cost,
+)
+from swarm_ft.protocol.messages.capacity import Costs, Machine
+from swarm_ft.protocol.messages.control import Stage
+from swarm_ft.protocol.spec.flops import stage_flops
+from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.training_plan import casts_shadows, evaluates_at
+
+LEAST_STEPS = 3
+"""Of a run, before anything is learned from it."""
+UNKNOWN_SHARE = 0.5
+"""Of a peer's time, that a run takes whose steps were not measured yet."""
+
+
+class Beside(NamedTuple):
+    """What other runs take of a peer.
+
+    Attributes:
+        num_runs: that it has a stage of.
+        busy: share of its time.
+        host_busy: share of its machine's cores, at all peers there.
+        left_s: until the last of these runs is through, as far as is known.
+    """
+
+    num_runs: int = 0
+    busy: float = 0.0
+    host_busy: float = 0.0
+    left_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """Steps of one run on the same stages.
+
+    Attributes:
+        stages: on which they were made.
+        first: what a step passes while samples are met for the first time.
+        later: and after that.
+        num_first, num_later: steps of each that were seen, evaluations left out.
+        seconds: of these steps together.
+        committed_steps: of the run, when it was seen last.
+        computed_s: that a microbatch took at each stage, by what its peers reported; 0: unknown.
+    """
+
+    stages: tuple[Stage, ...]
+    first: Pipeline
+    later: Pipeline
+    num_first: int = 0
+    num_later: int = 0
+    seconds: float = 0.0
+    committed_steps: int = 0
+    computed_s: tuple[float, ...] = ()
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were seen."""
+        return self.num_first + self.num_later
+
+    def step_s(self, factors: Factors) -> float:
+        """Seconds of the mean step, as the model has it."""
+        seconds = 0.0
+        for count, pipeline in ((self.num_first, self.first), (self.num_later, self.later)):
+            if count:
+                seconds += count * step_cost(pipeline, factors).seconds
+        return seconds / self.num_steps
+
+    def all_compute_s(self, factors: Factors) -> float:
+        """Seconds of a microbatch at all stages whose peers reported theirs, by the model."""
+        return math.fsum(
+            compute_s(stage, factors)
+            for stage, measured_s in zip(self.first.stages, self.computed_s, strict=True)
+            if measured_s
+        )
+
+
+def seen(
+    before: Seen | None, state: SwarmState, run: Run, machines: Mapping[PeerId, Machine]
+) -> Seen | None:
+    """Return what is seen of a run with the steps that it committed since; None if nothing is.
+
+    Args:
+        before: what was seen of it.
+        state: of the swarm.
+        run: one of its runs.
+        machines: what members measured of themselves.
+    """
+    stages = run.computing
+    peers = [peer for stage in stages for peer in stage.peers]
+    is_known = bool(peers) and all(peer in machines for peer in peers)
+    if not is_known or not run.measured.step_seconds:
+        return before
+    if before is None or before.stages != stages:
+        around = {peer: beside(state, machines, peer, run.run_id) for peer in peers}
+        first, later = (
+            pipeline(run.spec, stages, machines, around, is_first=one) for one in (True, False)
+        )
+        before = Seen(stages=stages, first=first, later=later)
+    return _with_steps(before, run)
+
+
+def _with_steps(before: Seen, run: Run) -> Seen:
+    """Add the steps that were committed since, as many of them as are remembered."""
+    train, committed = run.spec.train, run.past.committed_steps
+    known = run.measured.step_seconds
+    num_new = min(len(known), max(0, committed - before.committed_steps))
+    num_first, num_later, seconds = before.num_first, before.num_later, before.seconds
+    newest = zip(range(committed - num_new, committed), known[len(known) - num_new :], strict=True)
+    for step, step_s in newest:
+        if evaluates_at(train, StepNumber(step)) or casts_shadows(train, StepNumber(step)):
+            continue
+        is_first = step < train.steps_per_epoch
+        num_first, num_later = num_first + is_first, num_later + (not is_first)
+        seconds += step_s
+    return replace(
+        before,
+        num_first=num_first,
+        num_later=num_later,
+        seconds=seconds,
+        committed_steps=committed,
+        computed_s=tuple(_computed_s(run, stage) for stage in before.stages),
+    )
+
+
+def _computed_s(run: Run, stage: Stage) -> float:
+    rates = [
+        median(run.measured.flops_per_s[peer])
+        for peer in stage.peers
+        if run.measured.flops_per_s.get(peer)
+    ]
+    return stage_flops(run.spec, stage.layers) / fmean(rates) if rates else 0.0
+
+
+def costs_of(runs: Iterable[Seen]) -> Costs:
+    """Return what is known of a step's costs after these runs, the newest last."""
+    costs = prior()
+    for one in runs:
+        if one.num_steps < LEAST_STEPS:
+            continue
+        costs = learned(costs, one.step_s, one.seconds / one.num_steps)
+        computed_s = math.fsum(one.computed_s)
+        if computed_s:
+            costs = learned_compute(costs, one.all_compute_s, computed_s)
+    return costs
+
+
+# ---- what a run passes
+
+
+def pipeline(
+    spec: RunSpec,
+    stages: Sequence[Stage],
+    machines: Mapping[PeerId, Machine],
+    around: Mapping[PeerId, Beside],
+    *,
+    is_first: bool,
+) -> Pipeline:
+    """Return what a step passes, as peers measured their machines and links."""
+    rates = _rates(machines, [peer for stage in stages for peer in stage.peers])
+    names = {peer: machines[peer].host or f"of {peer}" for peer in rates.up}
+    return Pipeline(
+        stages=tuple(
+            StageWork(
+                time=stage_time(spec, stages, index, rates, is_first=is_first),
+                blocks=len(stage.layers),
+                frames=_num_frames(spec, stage) if index else 0,
+                machines=tuple(names[peer] for peer in stage.peers),
+                busy=fmean(_stretched(around[peer]) for peer in stage.peers),
+            )
+            for index, stage in enumerate(stages)
+        ),
+        num_microbatches=spec.train.batch_size // spec.train.micro_batch_size,
+        told_s=2 * max(machines[peer].round_trip_s for peer in names),
+        cores={name: machines[peer].cores for peer, name in names.items()},
+        busy={name: around[peer].host_busy for peer, name in names.items()},
+    )
+
+
+def _stretched(around: Beside) -> float:
+    """By how much a task takes longer at a peer, if other runs have this share of its time now."""
+    if not around.num_runs:
+        return 0.0
+    return min(float(around.num_runs), around.busy / max(1e-3, 1 - around.busy))
+
+
+def _num_frames(spec: RunSpec, stage: Stage) -> int:
+    return spec.train.micro_batch_size * (1 + spec.gradients_cross(stage.layers.start))
+
+
+def _rates(machines: Mapping[PeerId, Machine], peers: Sequence[PeerId]) -> Rates:
+    """Return rates as peers measured them, against the coordinator."""
+    flops_per_s = {p: machines[p].flops_per_s for p in peers if machines[p].flops_per_s}
+    return Rates(
+        flops_per_s=flops_per_s,
+        usual_flops_per_s=median(flops_per_s.values()) if flops_per_s else math.inf,
+        up={peer: machines[peer].up_bytes_per_s or math.inf for peer in peers},
+        down={peer: machines[peer].down_bytes_per_s or math.inf for peer in peers},
+        links={},
+        usual_way_s=fmean(machines[peer].round_trip_s for peer in peers) / 2,
+        summed_bytes=0.0,
+    )
+
+
+# ---- who else trains there
+
+
+def beside(
+    state: SwarmState,
+    machines: Mapping[PeerId, Machine],
+    peer: PeerId,
+    but: RunId | None = None,
+) -> Beside:
+    """Return what other runs take of a peer.
+
+    Args:
+        state: of the swarm.
+        machines: what members measured of themselves.
+        peer: a member.
+        but: a run that is not counted.
+    """
+    runs = [run for run in state.runs_of(peer) if run.run_id != but]
+    host, cores = _host(machines, peer), machines.get(peer, Machine()).cores
+    near = [
+        (run, other)
+        for run in state.active_runs
+        for other in dict.fromkeys(run.peers)
+        if run.run_id != but and (other == peer or (host and _host(machines, other) == host))
+    ]
+    taken = math.fsum(_share(run, other) for run, other in near) / (cores or 1.0)
+    return Beside(
+        num_runs=len(runs),
+        busy=min(1.0, math.fsum(_share(run, peer) for run in runs)),
+        host_busy=min(taken, float(len({run.run_id for run, _ in near}))),
+        left_s=max((_left_s(run) for run, _ in near), default=0.0),
+    )
+
+
+def _host(machines: Mapping[PeerId, Machine], peer: PeerId) -> str:
+    return machines[peer].host if peer in machines else ""
+
+
+def _share(run: Run, peer: PeerId) -> float:
+    """Of a peer's time, that a run takes."""
+    rates, step_seconds = run.measured.flops_per_s.get(peer), run.measured.step_seconds
+    stage = next((one for one in run.stages if peer in one.peers), None)
+    if not rates or not step_seconds or stage is None:
+        return UNKNOWN_SHARE
+    microbatches = run.spec.train.batch_size // run.spec.train.micro_batch_size
+    flops = stage_flops(run.spec, stage.layers) * microbatches / len(stage.peers)
+    return min(1.0, flops / median(rates) / max(1e-6, median(step_seconds)))
+
+
+def _left_s(run: Run) -> float:
+    """Until a run is through; infinite if its steps were not measured."""
+    left = run.spec.train.num_steps - run.past.all_steps
+    step_seconds = run.measured.step_seconds
+    return left * fmean(step_seconds) if step_seconds else math.inf
+
+
+def left_s_range(step_seconds: Sequence[float], left: int) -> Iterator[float]:
+    """Yield the least and the most that so many steps take at the pace of the last ones.
+
+    The mean of a few steps is off by their spread; what peers do meanwhile is not known at all.
+    """
+    logs = [math.log(seconds) for seconds in step_seconds if seconds > 0]
+    if not logs:
+        return
+    middle = fmean(logs)
+    variance = math.fsum((one - middle) ** 2 for one in logs) / max(1, len(logs) - 1)
+    factor = math.exp(1.645 * math.sqrt(variance / len(logs) + PACE_SPREAD**2))
+    pace_s = fmean(step_seconds)
+    yield left * pace_s / factor
+    yield left * pace_s * factor
+
+
+PACE_SPREAD = 0.1
+"""Of the logarithm of a run's pace, from its last steps to all that follow."""
