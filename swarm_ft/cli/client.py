@@ -139,7 +139,7 @@ def cancel(run_name: str | None, way: WayIn) -> None:
 
         async with connected(way) as swarm:
             status = await swarm.cancel(RunId(run_name) if run_name else None)
-        click.echo(f"{status.run_id} {status.ending}")
+        click.echo(f"{status.run_id} {status.phase.in_words(status.detail)}")
 
     run_async(work)
 

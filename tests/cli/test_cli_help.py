@@ -266,7 +266,7 @@ OPTIONS = {
         "--log-level",
         "--log-format",
     },
-    ("status",): LOOKING | {"--json", "--watch"},
+    ("status",): LOOKING | {"--json", "--watch", "--verbose"},
     ("top",): LOOKING | {"--once", "--run"},
     ("events",): LOOKING | {"--json", "--follow", "--since", "--run"},
     ("losses",): LOOKING | {"--json", "--csv", "--follow", "--run"},

@@ -211,7 +211,7 @@ def test_a_newcomers_first_ten_minutes(places: tuple[Place, Place], sample: Samp
 def watches(owner: Place, word: object) -> None:
     """Who is there, what happened, how the run learned."""
     way = ("--invite", word)
-    assert_told(owner.says("status", *way), WATCHING, *STATUS)
+    assert_told(owner.says("status", "--verbose", *way), WATCHING, *STATUS)
     assert_told(owner.says("losses", *way), WATCHING, *LOSSES)
     events = owner.says("events", *way)
     assert_told(events, WATCHING, "peer mx5i6rodvv4hic5pko4px7ltpzy32ydi joined:")

@@ -22,13 +22,13 @@ from swarm_ft.errors import (
 )
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec
 from swarm_ft.stage.checkpoint import open_checkpoint
-from swarm_ft.stage.names import is_hub_id
 from swarm_ft.stage.model_access import (
     UNAVAILABLE,
     ModelAccess,
     named_directories,
     refusal_of,
 )
+from swarm_ft.stage.names import is_hub_id
 from swarm_ft.stage.source import Source
 from tests.specs import train_spec
 from tests.unit.stage.conftest import MakeModel
