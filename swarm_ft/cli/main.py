@@ -35,7 +35,7 @@ _COMMANDS = {
     "backup": "swarm_ft.cli.backup:backup",
     "relay": "swarm_ft.cli.relay:relay",
     "dht": "swarm_ft.cli.coordinator:dht",
-    "status": "swarm_ft.cli.watching:status",
+    "status": "swarm_ft.cli.status:status",
     "top": "swarm_ft.cli.top:top",
     "events": "swarm_ft.cli.watching:events",
     "losses": "swarm_ft.cli.watching:losses",
