@@ -178,9 +178,11 @@ class LocalSwarm:
         clock: Clock | None = None,
         make_engine: EngineMaker | None = None,
         memory_bytes: int | None = None,
+        sent_bytes: Callable[[], int] = lambda: 0,
     ) -> LocalPeer:
         """Start another peer; with a clock of its own, as another machine has one.
 
+        `sent_bytes` is its count of everything that it sent.
         Where links are encrypted, `name` says nothing: it has its key's.
         """
         own = self._members.member() if self._members else None
@@ -207,6 +209,7 @@ class LocalSwarm:
             transport=transport,
             clock=clock or self._clock,
             make_engine=make_engine or cpu_engine,
+            sent_bytes=sent_bytes,
         )
         server = await transport.serve("127.0.0.1", 0, node.handlers())
         await self.directory.announce(Role.PEER, name, server.endpoint)
