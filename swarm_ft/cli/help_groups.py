@@ -72,7 +72,7 @@ class GroupedCommand(click.Command):
         shows_all, sections, num_rare = ctx.meta.get(_SHOWS_ALL, False), _no_rows(), 0
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is None:
+            if record is None or not isinstance(param, click.Option):
                 continue
             name = name_of(param)
             if name in RARE and not shows_all:
