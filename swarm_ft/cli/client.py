@@ -141,7 +141,7 @@ def cancel(run_name: str | None, way: WayIn) -> None:
 
         async with connected(way) as swarm:
             status = await swarm.cancel(RunId(run_name) if run_name else None)
-        click.echo(f"{status.run_id} {status.phase.in_words(status.detail)}")
+        click.echo(f"{status.run_id} {status.ending}")
 
     run_async(work)
 

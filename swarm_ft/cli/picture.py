@@ -32,6 +32,7 @@ from swarm_ft.protocol.messages.client import (
 )
 from swarm_ft.protocol.messages.control import Stage, stages_of
 from swarm_ft.protocol.messages.events import EventKind, SwarmEvent
+from swarm_ft.protocol.spec.sizes import size_words
 
 WIDE_COLUMNS = 110
 """From this width on there is room for what is nice to know."""
@@ -277,7 +278,7 @@ def _replica(
         return [_text(cell) for cell in (layers, names.get(peer, peer), "", "not here")]
     joining = "takes over; " if peer in run.joining else ""
     mbps, trip_ms = _measured(member)
-    memory = decimal(member.memory_bytes) if member.memory_bytes else ""
+    memory = size_words(member.memory_bytes) if member.memory_bytes else ""
     met = [link for link in member.links if link.way is not None]
     ways = ", ".join(f"{link.way} {names.get(link.peer_id, '?')}" for link in met)
     does = Text.assemble(joining, _does(member, member.work_in(run.run_id), names))

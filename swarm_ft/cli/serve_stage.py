@@ -129,11 +129,11 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option(
     "--memory",
-    "memory_gib",
-    metavar="GIB",
-    type=click.FloatRange(min=0, min_open=True),
-    help="GiB lent at most, to a stage and the microbatches in flight there; bounds --layers auto. "
-    "Of a GPU no more is taken; on a CPU buffers come on top.  "
+    "lent_memory_bytes",
+    metavar="SIZE",
+    type=ByteSize(minimum=1),
+    help="Limit for stages and their microbatches, such as 5GiB; bounds --layers auto. On a GPU it "
+    "is the total; on a CPU buffers are extra.  "
     "[default: 80 % of what is free beside buffers]",
 )
 @click.option(
@@ -234,6 +234,8 @@ def serve_stage(
             await _serve(swarm, lent, leave_timeout, as_json=as_json)
 
     with lending(way, options) as lent:
+        if not as_json:
+            click.echo(lent.resources.in_words())
         run_async(lambda: work(lent))
 
 
@@ -261,7 +263,7 @@ async def _serve(swarm: Joined, lent: Lent, leave_timeout_s: float, *, as_json: 
         on_leave=line.show,
     )
     async with up as peer:
-        _show(offer, peer.endpoint, is_encrypted=swarm.credentials is not None, as_json=as_json)
+        _show(offer, lent, peer.endpoint, is_encrypted=bool(swarm.credentials), as_json=as_json)
         ask = partial(_asked, peer.node, line, lent.keeper)
         speaking = PeerControl(offer.peer_id, peer.node, ask)
         home = lent.home.path if lent.home else None
@@ -324,15 +326,19 @@ async def _tell_reached(
         await tell_reached(transport.reach, coordinator, as_json=as_json)
 
 
-def _show(offer: PeerOptions, endpoint: str, *, is_encrypted: bool, as_json: bool) -> None:
+def _show(
+    offer: PeerOptions, lent: Lent, endpoint: str, *, is_encrypted: bool, as_json: bool
+) -> None:
     from swarm_ft.protocol.spec.bounds import host_of, is_loopback
+    from swarm_ft.transport.grpc_options import ADVICE, restarts_after_idle
 
     layers, only_here = str(offer.layers or "auto"), is_loopback(host_of(endpoint))
     if as_json:
         told = {"peer": offer.peer_id, "layers": layers, "endpoint": endpoint}
         privacy = {"encrypted": is_encrypted, "encrypted_at_rest": offer.encrypts}
         privacy["only_here"] = only_here
-        click.echo(json.dumps({**told, **privacy}))
+        lends = {"lends": lent.resources.fields()}
+        click.echo(json.dumps({**told, **privacy, **lends}))
         return
     click.echo(f"peer {offer.peer_id} at {endpoint} offers layers {layers}; Ctrl-C leaves")
     if only_here:
@@ -342,6 +348,8 @@ def _show(offer: PeerOptions, endpoint: str, *, is_encrypted: bool, as_json: boo
         )
     for line in who_sees(offer, is_encrypted=is_encrypted):
         click.echo(line)
+    if restarts_after_idle():
+        click.echo(f"optional: {ADVICE}")
 
 
 def who_sees(offer: PeerOptions, *, is_encrypted: bool) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ def verbose_lines(found: SwarmStatus) -> Iterator[str]:
 
 
 def _member_lines(member: MemberStatus) -> Iterator[str]:
-    from rich.filesize import decimal
+    from swarm_ft.protocol.spec.sizes import size_words
 
     granted = f"  ({member.grant})" if str(member.grant) else ""
     idle = f"  idle: {member.idle}" if member.idle else ""
@@ -115,7 +115,7 @@ def _member_lines(member: MemberStatus) -> Iterator[str]:
     machine = member.machine
     words = [
         member.device,
-        f"{decimal(member.memory_bytes)} lent" if member.memory_bytes else "",
+        f"{size_words(member.memory_bytes)} lent" if member.memory_bytes else "",
         f"swarm-ft {member.version}" if member.version else "",
         f"at {member.endpoint}" if member.endpoint else "",
         f"heard {member.heard_ago_s:.0f} s ago" if member.heard_ago_s >= 1.0 else "",
@@ -236,7 +236,7 @@ def _eta_words(run: RunSummary) -> str:
 
 def _about(status: BoundaryStatus) -> Iterator[str]:
     """What is kept at a boundary that keeps buffers, or sent frames that could build on some."""
-    from rich.filesize import decimal
+    from swarm_ft.protocol.spec.sizes import size_words
 
     kept = status.kept
     if status.ratio is not None:
@@ -249,7 +249,8 @@ def _about(status: BoundaryStatus) -> Iterator[str]:
         )
     if kept.samples:
         yield (
-            f"{'':<20} {decimal(kept.memory_bytes)} in memory, {decimal(kept.disk_bytes)} on disk; "
+            f"{'':<20} {size_words(kept.memory_bytes)} in memory, "
+            f"{size_words(kept.disk_bytes)} on disk; "
             f"read {kept.memory_hits} times from memory, {kept.disk_hits} from disk, "
             f"{kept.misses} not there; {kept.evictions} evicted, {kept.repairs} repaired"
         )

@@ -538,6 +538,7 @@ _OTHERS: Mapping[Kind, Callable[[Reason], str]] = {
     # ---- a run ends
     Kind.QUEUE_EXPIRED: _queue_expired,
     Kind.NO_PEER_CAN_HOST: lambda r: _because("no peer can host it", r),
+    Kind.RUN_UNREADABLE: lambda r: _with_text("its record in the journal cannot be read", r),
     Kind.DATA_UNREADABLE: lambda r: _with_text("its data cannot be read", r),
     Kind.RUN_ABORTED: lambda r: r.text or "the coordinator ended the run after an internal error",
     Kind.CANCELLED_BY_CLIENT: lambda r: f"cancelled{_by(r) or ' by a client'}",

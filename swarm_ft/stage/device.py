@@ -85,11 +85,22 @@ def free_memory_bytes(device: torch.device) -> int:
         return free_bytes
     free = systems.free_memory_bytes()
     if free is None:
-        raise BadOption("--memory: this system does not tell how much is free; say how many GiB")
+        raise BadOption(
+            "--memory: this system does not tell how much is free; give a size such as 4GiB"
+        )
     if device.type == "mps":  # which has the machine's, up to a part
         left = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
         return max(0, min(free, left))
     return free
+
+
+def total_memory_bytes(device: torch.device) -> int | None:
+    """Return the memory that the device has in all, free or not; None: unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    return systems.total_memory_bytes()
 
 
 def keep_within(device: torch.device, memory_bytes: int) -> None:

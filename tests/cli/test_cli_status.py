@@ -213,7 +213,7 @@ def test_what_is_kept_at_a_boundary_and_what_went_over_it_is_shown(found: SwarmS
     lines = list(verbose_lines(found))
     assert lines[-3:-1] == [
         "  boundary 1           40 samples buffered, hit rate 75.0% (48 key, 144 delta frames)",
-        "                       2.0 MB in memory, 6.0 MB on disk; read 140 times from memory, "
+        "                       1.9 MiB in memory, 5.7 MiB on disk; read 140 times from memory, "
         "4 from disk, 48 not there; 3 evicted, 1 repaired",
     ]
     boundary, quiet = status_fields(found)["runs"][0]["boundaries"]

@@ -172,7 +172,7 @@ def test_all_facts_find_room(picture: Picture, width: int) -> None:
     assert lines[at_boundary].split()[-2:] == ["72/?", "31"], "of the slowest link between them"
     is_wide = width == 120
     assert ("aq3+z down, q3+z up: 10.0x" in told) == is_wide
-    assert ("direct coral" in told, "4.0 GB" in told) == (is_wide, is_wide)
+    assert ("direct coral" in told, "3.7 GiB" in told) == (is_wide, is_wide)
 
 
 def test_it_fits_its_terminal_and_the_newest_events_go_first(picture: Picture) -> None:

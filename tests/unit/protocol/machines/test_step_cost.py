@@ -56,7 +56,7 @@ def work(
 
 
 def row(*stages: StageWork, microbatches: int = 4, **more: object) -> Pipeline:
-    known = {"cores": {}, "busy": {}, **more}
+    known = {"cores": {}, "busy": {}, "load": {}, **more}
     return Pipeline(stages=stages, num_microbatches=microbatches, **known)  # type: ignore[arg-type]
 
 
@@ -98,7 +98,7 @@ def test_no_factor_that_rises_makes_a_step_shorter(
 ) -> None:
     more = known._replace(**{name: times * getattr(known, name)})
     before, after = step_cost(pipeline, known).seconds, step_cost(pipeline, more).seconds
-    assert after >= before * (1 - 1e-9)
+    assert after >= before * (1 - 1e-5)
 
 
 @given(pipelines, factors)
@@ -106,9 +106,9 @@ def test_others_work_and_fewer_cores_make_no_step_shorter(
     pipeline: Pipeline, known: Factors
 ) -> None:
     seconds = step_cost(pipeline, known).seconds
-    assert step_cost(pipeline.alone, known).seconds <= seconds * (1 + 1e-9)
+    assert step_cost(pipeline.alone, known).seconds <= seconds * (1 + 1e-5)
     halved = replace(pipeline, cores={name: n / 2 for name, n in pipeline.cores.items()})
-    assert step_cost(halved, known).seconds >= seconds * (1 - 1e-9)
+    assert step_cost(halved, known).seconds >= seconds * (1 - 1e-5)
 
 
 @given(pipelines)
@@ -144,8 +144,11 @@ def test_a_machine_with_fewer_cores_than_peers_is_what_a_step_waits_for() -> Non
 def test_another_run_has_its_share_of_a_peer_and_of_its_machine() -> None:
     assert step_cost(row(work(busy=1.0)), BARE).seconds == pytest.approx(0.8)
     pair = [work(machines=("one",)) for _ in range(2)]
-    crowded = row(*pair, cores={"one": 1.0}, busy={"one": 0.5})
-    assert step_cost(crowded, BARE).seconds == pytest.approx(8 * 0.1 * 1.5)
+    # Two stages take 0.5 s of their own, in which 1.6 of them compute at once; one more half asks.
+    for others in ({"busy": {"one": 0.5}}, {"load": {"one": 0.5}}):
+        found = step_cost(row(*pair, cores={"one": 1.0}, **others), BARE)
+        assert found.seconds == pytest.approx(0.5 * (1.6 + 0.5), rel=1e-4)
+        assert found.bound is Limit.CORES
 
 
 def test_a_microbatch_that_is_evaluated_goes_there_alone() -> None:
