@@ -21,7 +21,7 @@ from swarm_ft.api.training import (
     job_options,
     listener_on,
     read,
-    train_in,
+    run_job_in,
     way_to,
 )
 from swarm_ft.client.forecast import Forecast
@@ -70,7 +70,7 @@ async def _train(
     asked = job_options(dict(options))
     way = way_to(invite, tuple(initial_peers), dht_prefix)
     key = Path(key_file) if key_file is not None else None
-    return await train_in(way, asked, key_file=key, shows=progress, on_event=on_event)
+    return await run_job_in(way, asked, key_file=key, shows=progress, on_event=on_event)
 
 
 async def _submit(
