@@ -34,7 +34,7 @@ _COMMANDS = {
     "keys": "swarm_ft.cli.keys:keys",
     "relay": "swarm_ft.cli.relay:relay",
     "dht": "swarm_ft.cli.coordinator:dht",
-    "status": "swarm_ft.cli.watching:status",
+    "status": "swarm_ft.cli.status:status",
     "top": "swarm_ft.cli.top:top",
     "events": "swarm_ft.cli.watching:events",
     "losses": "swarm_ft.cli.watching:losses",

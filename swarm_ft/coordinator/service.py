@@ -301,7 +301,7 @@ class CoordinatorService:
         self._revoked = Revoked(names=())
         self._broken = asyncio.get_running_loop().create_future()
         runs = {run.run_id: run for run in journal.load(clock.now_s())}
-        self._state = SwarmState(
+        self._state: SwarmState = SwarmState(
             runs=MappingProxyType(runs),
             standings=MappingProxyType(journal.standings(clock.now_s())),
             contributions=MappingProxyType(journal.contributions()),

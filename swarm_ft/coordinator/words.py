@@ -248,7 +248,7 @@ def _missing_layers(reason: Reason) -> str:
 def _behind(reason: Reason) -> str:
     if not reason.runs and not reason.amount:
         return "its turn is next"
-    place = f"place {int(reason.amount or 0) + 1} in the queue"
+    place = f"place {int(reason.amount or 0) + 1}"
     others = "other" if reason.num_more == 1 else "others"
     runs = _and_more(_both(reason.runs), reason.num_more, others)
     return f"{place}, after {runs}" if reason.runs else place

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from swarm_ft.coordinator.journal.journal import VERSION
+from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
 from tests.earlier_files import ALL, BUFFERS, CANCELLED, LAYERS, NUM_STEPS, RUN, Earlier
 from tests.local_swarm import LocalSwarm
 
 SNAPSHOT = 2
 """Steps that the newest snapshot has, at least."""
-AFTER = range(SNAPSHOT, NUM_STEPS)
+AFTER = tuple(map(StepNumber, range(SNAPSHOT, NUM_STEPS)))
 EARLIER = pytest.mark.parametrize("earlier", ALL, ids=lambda one: one.name)
 
 

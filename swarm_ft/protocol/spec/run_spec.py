@@ -580,8 +580,8 @@ class TrainOptions:
         str,
         NameList(MAX_PRIVATE_ENDS),
         Option(
-            "Peers, as `swarm-ft status` names them, that alone may host the first and the last "
-            "stage, which see text and labels.",
+            "Peers, as `swarm-ft status --verbose` names them, that alone may host the first and "
+            "the last stage, which see text and labels.",
             metavar="NAME,NAME,...",
             default="any",
         ),

@@ -39,6 +39,6 @@ class Spoken:
         theirs = str(version) if version else "an older one"
         older = sender if version < PROTOCOL_VERSION else f"the {self.receiver}"
         raise VersionMismatch(
-            f"this {self.receiver} (swarm-ft {described_version()}) speaks protocol version "
+            f"the {self.receiver} (swarm-ft {described_version()}) speaks protocol version "
             f"{PROTOCOL_VERSION}, {sender} speaks {theirs}: update {older} ({UPDATE})"
         )

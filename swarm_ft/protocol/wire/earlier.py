@@ -51,7 +51,7 @@ def is_earlier(data: bytes) -> bool:
     Raises:
         MalformedMessage: they are of no spec.
     """
-    return OLDEST <= _parsed(data).version < VERSION
+    return bool(OLDEST <= _parsed(data).version < VERSION)
 
 
 def any_spec(data: bytes) -> RunSpec:

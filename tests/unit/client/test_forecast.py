@@ -189,8 +189,9 @@ def test_evaluations_are_told_apart_from_training() -> None:
     assert quiet.evaluation is None
     assert found.seconds_range.low == quiet.seconds_range.low
     assert found.seconds_range.high > quiet.seconds_range.high, "evaluations may take longer"
-    ranges = {"seconds_range": quiet.seconds_range, "samples_range": quiet.samples_range}
-    assert replace(found, evaluation=None, **ranges) == quiet
+    seconds, samples = quiet.seconds_range, quiet.samples_range
+    same = replace(found, evaluation=None, seconds_range=seconds, samples_range=samples)
+    assert same == quiet
     told = found.evaluation
     assert told is not None
     assert (told.times, told.samples) == (6, 10), "after 0, 7, 14, 21, 28 and 30 steps"

@@ -241,7 +241,7 @@ def test_a_message_without_a_body_is_refused(wire: WireType[Any]) -> None:
 def test_another_version_is_told_with_who_is_to_be_updated(version: int, words: str) -> None:
     with pytest.raises(VersionMismatch) as caught:
         Spoken("peer", "coordinator").check(version, "alice")
-    us = f"this coordinator (swarm-ft {described_version()}) speaks protocol version "
+    us = f"the coordinator (swarm-ft {described_version()}) speaks protocol version "
     assert caught.value.message.startswith(f"{us}{PROTOCOL_VERSION}, ")
     assert words in caught.value.message
 
