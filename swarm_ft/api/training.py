@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from swarm_ft.api.joining import DHT_PREFIX, WayIn, connected, parsed_invite
+from swarm_ft.api.joining import WayIn, connected
 from swarm_ft.client.data.progress import Listener
 from swarm_ft.client.job import check_outputs, prepare_job
 from swarm_ft.client.options import JobOptions, Outputs
@@ -25,23 +25,6 @@ if TYPE_CHECKING:
     from swarm_ft.client.job import Job
 
 OnEvent = Callable[[RunEvent], object]
-
-
-def way_to(
-    invite: str | None, initial_peers: tuple[str, ...] = (), dht_prefix: str = DHT_PREFIX
-) -> WayIn:
-    """Parse a way into a swarm.
-
-    Raises:
-        BadInvite, BadOption: they lead nowhere.
-    """
-    if invite is None and not initial_peers:
-        raise BadOption(
-            "no way into a swarm: pass invite=..., an invitation as 'swarm-ft invite' prints it; "
-            "or initial_peers, for a swarm without keys on this machine"
-        )
-    parsed = parsed_invite(invite) if invite is not None else None
-    return WayIn(invite=parsed, initial_peers=tuple(initial_peers), dht_prefix=dht_prefix)
 
 
 def job_options(given: dict[str, Any]) -> JobOptions:
