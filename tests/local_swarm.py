@@ -22,6 +22,7 @@ from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.clock import Clock, SystemClock
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.recording.files import RecordingFiles, folder_of
+from swarm_ft.coordinator.restored import forget_missing_snapshots
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.identity.certificates import key_name
 from swarm_ft.identity.roles import COORDINATOR_NAME, Role
@@ -146,6 +147,7 @@ class LocalSwarm:
         journal = Journal(str(self.journal), self._journal_key)
         recording = RecordingFiles(folder_of(self.journal), self._journal_key)
         store = SnapshotStore(self._snapshots_url) if self._snapshots_url else None
+        forget_missing_snapshots(journal, store)
         service = CoordinatorService(
             journal, self._clock, store, num_keepers=self._num_keepers, recording=recording
         )

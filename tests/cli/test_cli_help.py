@@ -20,6 +20,7 @@ COMMANDS = (
     ("peer", "pause"),
     ("doctor",),
     ("plan",),
+    ("backup",),
     ("relay",),
     ("client",),
     ("client", "preview"),
