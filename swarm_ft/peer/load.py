@@ -17,7 +17,7 @@ from swarm_ft.protocol.messages.capacity import Machine
 
 LOADAVG, STAT = Path("/proc/loadavg"), Path("/proc/stat")
 SAMPLE_S = 0.5
-MEMORY_S = 8.0
+MEMORY_S = 5.0
 """Older samples weigh less by e."""
 TELL_S = 3.0
 """From one report to the next, at least."""

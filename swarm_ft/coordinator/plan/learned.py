@@ -14,7 +14,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from swarm_ft.coordinator.facts.state import Run, SwarmState
-from swarm_ft.coordinator.plan.forecast import Rates, stage_time
+from swarm_ft.coordinator.plan.forecast import Rates, num_frames, stage_time
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.machines.step_cost import (
     Factors,
@@ -177,7 +177,7 @@ def costs_of(runs: Iterable[Seen]) -> Costs:
     for one in runs:
         if one.num_steps < LEAST_STEPS:
             continue
-        costs = learned(costs, one.step_s, one.seconds / one.num_steps)
+        costs = learned(costs, one.step_s, one.seconds / one.num_steps, one.num_steps)
         computed_s = math.fsum(one.computed_s)
         if computed_s:
             costs = learned_compute(costs, one.all_compute_s, computed_s)
@@ -203,7 +203,8 @@ def pipeline(
             StageWork(
                 time=stage_time(spec, stages, index, rates, is_first=is_first),
                 blocks=len(stage.layers),
-                frames=_num_frames(spec, stage) if index else 0,
+                trained_bytes=spec.trained_bytes(stage.layers),
+                frames=num_frames(spec, stage.layers.start) if index else 0,
                 machines=tuple(names[peer] for peer in stage.peers),
                 busy=fmean(_stretched(around[peer]) for peer in stage.peers),
             )
@@ -222,10 +223,6 @@ def _stretched(around: Beside) -> float:
     if not around.num_runs:
         return 0.0
     return min(float(around.num_runs), around.busy / max(1e-3, 1 - around.busy))
-
-
-def _num_frames(spec: RunSpec, stage: Stage) -> int:
-    return spec.train.micro_batch_size * (1 + spec.gradients_cross(stage.layers.start))
 
 
 def _rates(machines: Mapping[PeerId, Machine], peers: Sequence[PeerId]) -> Rates:

@@ -16,9 +16,9 @@ MAX_PLACED = 1024
 SAMPLE_BYTES = 32 << 10
 """Of a message by which a link is measured."""
 
-NUM_COSTS = 6
+NUM_COSTS = 7
 """Factors of `machines.step_cost`."""
-MAX_LOG, MAX_VARIANCE = 30.0, 1e3
+MAX_LOG, MAX_VARIANCE = 60.0, 1e3
 
 MAX_BYTES_PER_S, MAX_SECONDS = 1e18, 3600.0
 MAX_LEFT_S = 1e9

@@ -187,8 +187,8 @@ def test_evaluations_are_told_apart_from_training() -> None:
     quiet = forecast(job(key_codec="q8"), on(FAST, slow, FAST, FAST))
     found = forecast(job(**changes), on(FAST, slow, FAST, FAST))
     assert quiet.evaluation is None
-    assert found.seconds_range.low == quiet.seconds_range.low
-    assert found.seconds_range.high > quiet.seconds_range.high, "evaluations may take longer"
+    assert quiet.seconds < found.seconds_range.low < found.seconds_range.high
+    assert found.seconds_range.high < quiet.seconds + 23.6, "the last one is after all steps"
     ranges = {"seconds_range": quiet.seconds_range, "samples_range": quiet.samples_range}
     assert replace(found, evaluation=None, **ranges) == quiet
     told = found.evaluation

@@ -37,6 +37,7 @@ def work(
     machines: Sequence[str] = ("a",),
     busy: float = 0.0,
     hop_s: float = 0.0,
+    trained_bytes: float = 0.0,
 ) -> StageWork:
     return StageWork(
         time=StageTime(
@@ -49,6 +50,7 @@ def work(
             reduced_s=0.0,
         ),
         blocks=blocks,
+        trained_bytes=trained_bytes,
         frames=frames,
         machines=tuple(machines),
         busy=busy,
@@ -69,6 +71,7 @@ works = st.builds(
     machines=st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True),
     busy=st.floats(0.0, 2.0),
     hop_s=st.floats(0.0, 1.0),
+    trained_bytes=st.floats(0.0, 1e9),
 )
 pipelines = st.builds(
     lambda stages, microbatches, cores: row(
@@ -83,6 +86,7 @@ factors = st.builds(
     block_s=st.floats(1e-5, 0.1),
     message_s=st.floats(1e-5, 0.1),
     step_s=st.floats(1e-4, 1.0),
+    update_s=st.floats(1e-11, 1e-7),
     compute=st.floats(0.2, 20.0),
     link=st.floats(0.5, 5.0),
     load=st.floats(0.2, 20.0),
@@ -129,6 +133,14 @@ def test_each_block_each_frame_and_each_step_takes_its_time() -> None:
     # A frame is half its time at either end.
     assert step_cost(two, known).seconds == pytest.approx(4 * 0.01 + 2 * 0.1 + 1.0)
     assert step_cost(two, known._replace(load=3.0)).seconds == pytest.approx(3 * 1.24)
+
+
+def test_weights_are_updated_once_a_step_at_all_stages_together() -> None:
+    known = BARE._replace(update_s=1e-9)
+    apart = [work(0.0, trained_bytes=1e9, machines=(name,)) for name in "ab"]
+    assert step_cost(row(*apart), known).seconds == pytest.approx(1.0)
+    together = [work(0.0, trained_bytes=1e9, machines=("one",)) for _ in range(2)]
+    assert step_cost(row(*together, cores={"one": 1.0}), known).seconds == pytest.approx(2.0)
 
 
 def test_a_machine_with_fewer_cores_than_peers_is_what_a_step_waits_for() -> None:
