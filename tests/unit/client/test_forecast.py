@@ -189,8 +189,8 @@ def test_evaluations_are_told_apart_from_training() -> None:
     assert quiet.evaluation is None
     assert quiet.seconds < found.seconds_range.low < found.seconds_range.high
     assert found.seconds_range.high < quiet.seconds + 23.6, "the last one is after all steps"
-    ranges = {"seconds_range": quiet.seconds_range, "samples_range": quiet.samples_range}
-    assert replace(found, evaluation=None, **ranges) == quiet
+    alike = replace(found, seconds_range=quiet.seconds_range, samples_range=quiet.samples_range)
+    assert replace(alike, evaluation=None) == quiet
     told = found.evaluation
     assert told is not None
     assert (told.times, told.samples) == (6, 10), "after 0, 7, 14, 21, 28 and 30 steps"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -57,9 +58,20 @@ def work(
     )
 
 
-def row(*stages: StageWork, microbatches: int = 4, **more: object) -> Pipeline:
-    known = {"cores": {}, "busy": {}, "load": {}, **more}
-    return Pipeline(stages=stages, num_microbatches=microbatches, **known)  # type: ignore[arg-type]
+def row(
+    *stages: StageWork,
+    microbatches: int = 4,
+    cores: Mapping[str, float] | None = None,
+    busy: Mapping[str, float] | None = None,
+    load: Mapping[str, float] | None = None,
+) -> Pipeline:
+    return Pipeline(
+        stages=stages,
+        num_microbatches=microbatches,
+        cores=cores or {},
+        busy=busy or {},
+        load=load or {},
+    )
 
 
 BARE = factors_of(bare())
@@ -157,8 +169,9 @@ def test_another_run_has_its_share_of_a_peer_and_of_its_machine() -> None:
     assert step_cost(row(work(busy=1.0)), BARE).seconds == pytest.approx(0.8)
     pair = [work(machines=("one",)) for _ in range(2)]
     # Two stages take 0.5 s of their own, in which 1.6 of them compute at once; one more half asks.
-    for others in ({"busy": {"one": 0.5}}, {"load": {"one": 0.5}}):
-        found = step_cost(row(*pair, cores={"one": 1.0}, **others), BARE)
+    half, one = {"one": 0.5}, {"one": 1.0}
+    for crowded in (row(*pair, cores=one, busy=half), row(*pair, cores=one, load=half)):
+        found = step_cost(crowded, BARE)
         assert found.seconds == pytest.approx(0.5 * (1.6 + 0.5), rel=1e-4)
         assert found.bound is Limit.CORES
 
@@ -196,6 +209,10 @@ TINY = row(work(1e-4, blocks=3), work(1e-4, blocks=3, frames=8, hop_s=1e-3), mic
 LARGE = row(work(2.0, blocks=3), work(2.0, blocks=3, frames=8, hop_s=1e-3), microbatches=4)
 
 
+def seconds_of(pipeline: Pipeline, known: Factors) -> float:
+    return step_cost(pipeline, known).seconds
+
+
 def run_of(rng: random.Random, truth: Factors, pipeline: Pipeline) -> float:
     """Seconds of a step on machines whose load differs from run to run."""
     load = truth.load * math.exp(rng.gauss(0.0, 0.1))
@@ -206,17 +223,17 @@ def test_after_runs_of_all_sizes_ranges_hold_the_truth_and_are_narrow() -> None:
     rng, held, wide, told = random.Random(7), 0, 0, 0
     for _ in range(40):
         truth = Factors(
-            *(math.exp(math.log(known) + rng.gauss(0.0, 0.4)) for known in PRIOR[:-1]),
-            load=math.exp(rng.gauss(0.0, 0.3)),
+            *(known * math.exp(rng.gauss(0.0, 0.4)) for known in PRIOR[:-1]),
+            math.exp(rng.gauss(0.0, 0.3)),
         )
         costs = prior()
         for pipeline in (TINY, LARGE, TINY, LARGE, TINY):
-            taken_s = run_of(rng, truth, pipeline)
+            taken_s, step_s = run_of(rng, truth, pipeline), partial(seconds_of, pipeline)
             if costs.num_runs >= 2:
-                found = expected(costs, lambda f, p=pipeline: step_cost(p, f).seconds)
+                found = expected(costs, step_s)
                 told, held = told + 1, held + (found.low <= taken_s <= found.high)
                 wide += found.width > 2
-            costs = learned(costs, lambda f, p=pipeline: step_cost(p, f).seconds, taken_s)
+            costs = learned(costs, step_s, taken_s)
     assert told == 120
     assert held >= 108
     assert wide <= 30
