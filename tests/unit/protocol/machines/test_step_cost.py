@@ -85,10 +85,14 @@ works = st.builds(
     hop_s=st.floats(0.0, 1.0),
     trained_bytes=st.floats(0.0, 1e9),
 )
+
+
+def on_three_machines(stages: list[StageWork], microbatches: int, cores: float) -> Pipeline:
+    return row(*stages, microbatches=microbatches, cores={"a": cores, "b": cores, "c": cores})
+
+
 pipelines = st.builds(
-    lambda stages, microbatches, cores: row(
-        *stages, microbatches=microbatches, cores=dict.fromkeys("abc", cores)
-    ),
+    on_three_machines,
     st.lists(works, min_size=1, max_size=5),
     st.integers(1, 16),
     st.floats(0.5, 64.0),
@@ -222,9 +226,10 @@ def run_of(rng: random.Random, truth: Factors, pipeline: Pipeline) -> float:
 def test_after_runs_of_all_sizes_ranges_hold_the_truth_and_are_narrow() -> None:
     rng, held, wide, told = random.Random(7), 0, 0, 0
     for _ in range(40):
-        truth = Factors(
-            *(known * math.exp(rng.gauss(0.0, 0.4)) for known in PRIOR[:-1]),
-            math.exp(rng.gauss(0.0, 0.3)),
+        spreads = [0.4] * (NUM_COSTS - 1) + [0.3]
+        truth = Factors._make(
+            known * math.exp(rng.gauss(0.0, spread))
+            for known, spread in zip(PRIOR, spreads, strict=True)
         )
         costs = prior()
         for pipeline in (TINY, LARGE, TINY, LARGE, TINY):
