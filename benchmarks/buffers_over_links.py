@@ -128,7 +128,7 @@ def _training(
     with LabSwarm(folder, lab.host()) as swarm:
         for number in range(NUM_LAYERS):
             place = ("--buffer-dir", str(folder / f"buffers-{number}"))
-            limits = ("--buffer-memory", str(budget), "--buffer-disk", "50GiB")
+            limits = ("--buffer-memory", f"{budget}B", "--buffer-disk", "50GiB")
             layers = f"{number}-{number + 1}"
             swarm.peer(f"peer-{number}", lab.host(link), layers, *place, *limits)
         job = (

@@ -35,7 +35,7 @@ from rich.console import Console
 from benchmarks.lab import Host, Lab, LabSwarm, Link
 from benchmarks.slow_network.way import add_way, way_of
 from swarm_ft.api.joining import connected
-from swarm_ft.api.training import begun, read, seen_through
+from swarm_ft.api.training import begun, finished, read
 from swarm_ft.cli.running import run_async
 from swarm_ft.client.data.progress import Listener
 from swarm_ft.client.forecast import of_mean_length, placed_forecast
@@ -256,7 +256,7 @@ async def _trained(swarm: SwarmClient, job: JobDrawn, folder: Path, run_s: float
     steps = min(MOST_STEPS, max(LEAST_STEPS, round(run_s / step_s)))
     options = _options(job, folder, steps)
     run = await begun(swarm, await read(options, _quiet()), options, console=Console(quiet=True))
-    report = await seen_through(run, options)
+    report = await finished(run, options.outputs)
     others = 0
     if other is not None:
         status = await swarm.run(other.run_id)

@@ -24,7 +24,8 @@ from transformers import Qwen3Config
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.stage.chunked_loss import Chunks
 from swarm_ft.stage.held import LiveBytes
-from swarm_ft.stage.module import DeferredLinears, StageModule
+from swarm_ft.stage.module import StageModule
+from swarm_ft.stage.weight_products import DeferredLinears
 
 MIB = 1 << 20
 Result = tuple[Tensor, Tensor | None]

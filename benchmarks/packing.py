@@ -27,8 +27,8 @@ from statistics import mean
 from transformers import AutoTokenizer
 
 from benchmarks.lab import THIS_MACHINE, LabSwarm
-from swarm_ft.client.data.dataset import open_dataset
 from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.sources import open_dataset
 from swarm_ft.client.options import ReadOptions
 from swarm_ft.client.sample import write_sample
 from swarm_ft.protocol.spec.sample_rows import counts_of

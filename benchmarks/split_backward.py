@@ -26,7 +26,8 @@ from transformers import GPT2Config
 
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.stage.held import HeldBytes, Storages
-from swarm_ft.stage.module import DeferredLinears, StageModule, WeightProduct
+from swarm_ft.stage.module import StageModule
+from swarm_ft.stage.weight_products import DeferredLinears, WeightProduct
 
 WARM_UP = 3
 

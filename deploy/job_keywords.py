@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING
+from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from swarm_ft.client.options import JobOptions
+from swarm_ft.api.arguments import TRAINER
+from swarm_ft.client.options import GenerateOptions, JobOptions, Outputs, PlanOptions
 from swarm_ft.protocol.spec.options import Declared, declared
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 MODULE = Path("swarm_ft/api/keywords.py")
-HEAD = '''"""A job's options as keywords with types; made of their declarations, by `make docs`.
+HEAD = '''"""Options of calls as keywords with types; made of their declarations, by `make docs`.
 
 `docs/options.md` says what each is for. Words stand for values that have words, as "lora".
 """
@@ -19,17 +24,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypedDict
-
-
-class JobKeywords(TypedDict, total=False):
-    """What `train` takes; whatever is left out is as by default."""
-
 '''
+KEYWORDS = {
+    "JobKeywords": (JobOptions, "What `train` takes; whatever is left out is as by default."),
+    "PlanKeywords": (PlanOptions, "What `plan` takes: a job without data."),
+    "OutputKeywords": (Outputs, "What `attach` takes: where the result and reports go."),
+    "GenerateKeywords": (GenerateOptions, "What `generate` takes, by transformers' names."),
+}
 
 
 def module() -> str:
-    """The module as it should be."""
-    return HEAD + "".join(f"    {one.field}: {_type(one)}\n" for one in declared(JobOptions))
+    """Write the module's text."""
+    of_options = "".join(_typed(name, of, words) for name, (of, words) in KEYWORDS.items())
+    return f"{HEAD}{of_options}{_trainer_keywords()}"
+
+
+def _trainer_keywords() -> str:
+    """Write the arguments of `SwarmConfig`: its fields by their types, all others as objects."""
+    from swarm_ft.api.trainer import SwarmConfig
+
+    types = {one.name: str(one.type) for one in fields(SwarmConfig) if one.name != "others"}
+    lines = [f"    {name}: {types.get(name, 'object')}\n" for name in (*TRAINER, "swarm")]
+    words = "Names of `TrainingArguments` and `SFTConfig`; `api/arguments.py` decides on each."
+    start = f'\n\nclass TrainerKeywords(TypedDict, total=False):\n    """{words}"""\n\n'
+    return start + "".join(lines)
+
+
+def _typed(name: str, of: type[DataclassInstance], words: str) -> str:
+    lines = [
+        f"    {one.field}: {_type(one)}\n"
+        for one in declared(of)
+        if (of, one.field) != (PlanOptions, "model")  # a parameter of its own
+    ]
+    return f'\n\nclass {name}(TypedDict, total=False):\n    """{words}"""\n\n' + "".join(lines)
 
 
 def _type(one: Declared) -> str:

@@ -1,7 +1,7 @@
 """swarm-ft: fine-tune a Hugging Face transformer across volunteers' machines.
 
-What is offered to programs is told in docs/python.md; each is imported when it is first used, so
-that `import swarm_ft` takes no time.
+docs/python.md describes what programs may use. Each name is imported when it is first used, so
+`import swarm_ft` takes no time.
 """
 
 from __future__ import annotations
@@ -11,8 +11,21 @@ import importlib
 __version__ = "0.1.0"
 
 _WHERE = {
-    "train": "api.calls",
-    "train_async": "api.calls",
+    "train": "api.client_calls",
+    "train_async": "api.client_calls",
+    "submit": "api.client_calls",
+    "submit_async": "api.client_calls",
+    "attach": "api.client_calls",
+    "attach_async": "api.client_calls",
+    "cancel": "api.client_calls",
+    "cancel_async": "api.client_calls",
+    "generate": "api.client_calls",
+    "generate_async": "api.client_calls",
+    "plan": "api.client_calls",
+    "plan_async": "api.client_calls",
+    "status": "api.client_calls",
+    "status_async": "api.client_calls",
+    "GeneratedText": "api.generating",
     "serve": "api.calls",
     "serve_async": "api.calls",
     "RunningPeer": "api.calls",
@@ -29,7 +42,7 @@ _WHERE = {
     "RunReport": "client.report",
     "SwarmError": "errors",
 }
-"""By name, the module that has it."""
+"""Modules by the names that they define."""
 
 __all__ = [*_WHERE, "__version__"]
 

@@ -12,6 +12,7 @@ import importlib
 import math
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -271,6 +272,52 @@ def _by_vm_stat() -> int:
     return int(page[1]) * sum(map(int, counts))
 
 
+CGROUP_FILES = ("memory.max", "memory/memory.limit_in_bytes")
+"""The limits of a container: of version 2 of control groups, and of version 1."""
+
+
+def total_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return the memory that this machine has in all, or its container; None: unknown."""
+    found = [limit for name in CGROUP_FILES if (limit := _limit_in(cgroup / name)) is not None]
+    for ask in (_total_by_sysconf, _total_by_windows):
+        with suppress(AttributeError, ValueError, OSError):
+            found.append(ask())
+            break
+    else:
+        return None
+    return min(found)
+
+
+def _limit_in(file: Path) -> int | None:
+    try:
+        text = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _total_by_sysconf() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def core_count() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def disk_bytes(folder: Path) -> int:
+    """Return the size of a folder's file system; the folder need not be there yet.
+
+    Raises:
+        OSError: the system does not say.
+    """
+    folder = folder.absolute()
+    place = next(one for one in (folder, *folder.parents) if one.exists())
+    return shutil.disk_usage(place).total
+
+
 class _MemoryStatus(ctypes.Structure):
     """Windows' MEMORYSTATUSEX."""
 
@@ -284,11 +331,19 @@ class _MemoryStatus(ctypes.Structure):
 
 
 def _by_windows() -> int:
+    return int(_windows_memory().available)
+
+
+def _total_by_windows() -> int:
+    return int(_windows_memory().total)
+
+
+def _windows_memory() -> _MemoryStatus:
     status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
     libraries: Any = getattr(ctypes, "windll", None)
     if not libraries.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
         raise OSError("GlobalMemoryStatusEx")
-    return int(status.available)
+    return status
 
 
 # ---- sockets

@@ -1,4 +1,4 @@
-"""`train`, `serve` and `coordinate`, each in a form that waits and in one that is awaited."""
+"""`serve` and `coordinate`, each in a form that waits and in one that is awaited."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar
 
 from swarm_ft.api.coordinating import Charge, Coordinator, composed, keepers_of
 from swarm_ft.api.joining import DHT_PREFIX, check_only_here
-from swarm_ft.api.keywords import JobKeywords
 from swarm_ft.api.listening import Listening
 from swarm_ft.api.loop import awaited, awaits, waited, waits
 from swarm_ft.api.peer_home import BufferOptions
 from swarm_ft.api.serving import Peer, ServeOptions, serve_until_over
 from swarm_ft.api.swarm_keys import JOURNAL, keys_folder, opened
-from swarm_ft.api.training import OnEvent, job_options, train_in, way_to
-from swarm_ft.client.report import RunReport
+from swarm_ft.api.training import way_to
 from swarm_ft.coordinator.facts.quotas import Quotas
 from swarm_ft.coordinator.recording.files import RECORDING_BYTES
 from swarm_ft.errors import BadOption
@@ -31,51 +29,6 @@ from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import parse_layers
 from swarm_ft.protocol.spec.priority import DEFAULT_WEIGHT, MAX_WEIGHT
 from swarm_ft.snapshots.store import SnapshotStore
-
-# ---- train
-
-
-async def _train(
-    *,
-    invite: str | None = None,
-    initial_peers: Sequence[str] = (),
-    dht_prefix: str = DHT_PREFIX,
-    key_file: str | Path | None = None,
-    progress: bool = True,
-    on_event: OnEvent | None = None,
-    **options: Unpack[JobKeywords],
-) -> RunReport:
-    """Fine-tune a model in a swarm, and fetch the result into `out`.
-
-    Args:
-        invite: an invitation for a client, as `swarm-ft invite --role client` prints it; `@FILE`
-            reads it from a file.
-        initial_peers: without an invitation, DHT addresses of a swarm without keys, here.
-        dht_prefix: of such a swarm.
-        key_file: of this client's key, made if absent; None: this user's own.
-        progress: whether it is shown on standard error.
-        on_event: told every event of the run: a step, an evaluation, a status. It is called in
-            another thread.
-        options: those of `swarm-ft client train`, by their names with underscores; `model` and
-            `dataset` are required.
-
-    Returns:
-        What came of the run: losses, evaluations, bytes, and where the result is.
-
-    Raises:
-        BadInput: an option, the model, the data or the invitation is not usable.
-        SwarmError: why nothing came of the run.
-        KeyboardInterrupt: Ctrl-C; the run goes on without this client.
-    """
-    asked = job_options(dict(options))
-    way = way_to(invite, tuple(initial_peers), dht_prefix)
-    key = Path(key_file) if key_file is not None else None
-    return await train_in(way, asked, key_file=key, shows=progress, on_event=on_event)
-
-
-train = waits("train", _train)
-train_async = awaits("train_async", _train)
-
 
 # ---- what goes on until it is stopped
 
@@ -125,11 +78,11 @@ class Running(Generic[Up]):
             raise
 
     async def wait_async(self) -> None:
-        """As `wait`; cancelling this leaves it running."""
+        """Do what `wait` does; cancelling this leaves it running."""
         await awaited(self._ended())
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stop it; nothing, if it has ended.
+        """Stop it, unless it has ended.
 
         Args:
             timeout_s: how long a peer may say goodbye, and wait for the client that its part of a
@@ -138,7 +91,7 @@ class Running(Generic[Up]):
         waited(self._stop(timeout_s))
 
     async def stop_async(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """As `stop`."""
+        """Do what `stop` does."""
         await awaited(self._stop(timeout_s))
 
     async def _ended(self) -> None:
@@ -151,7 +104,7 @@ class Running(Generic[Up]):
 
 
 async def _up(work: Coroutine[Any, Any, None], told: asyncio.Future[Up]) -> asyncio.Task[None]:
-    """The work as a task, once it has told that it is up.
+    """Start the work, and return its task once it is up.
 
     Raises:
         SwarmError: why it is not.
@@ -173,11 +126,11 @@ async def _up(work: Coroutine[Any, Any, None], told: asyncio.Future[Up]) -> asyn
 
 
 class RunningPeer(Running[Peer]):
-    """This machine as a peer of a swarm."""
+    """A peer of a swarm, on this machine."""
 
     @property
     def name(self) -> str:
-        """As `swarm-ft status` shows it."""
+        """The peer's name, as `swarm-ft status` shows it."""
         return self._up.name
 
     @property
@@ -209,7 +162,7 @@ async def _serve(
     dht_prefix: str = DHT_PREFIX,
     peer_id: str | None = None,
 ) -> RunningPeer:
-    """Lend this machine to a swarm, from now until what this gives is stopped.
+    """Lend this machine to a swarm until the returned peer is stopped.
 
         with swarm_ft.serve("swarm1KNiD7aJ4ghup2Y...") as peer:
             peer.wait()
@@ -251,7 +204,7 @@ async def _serve(
         models=tuple(map(str, models)),
         allow_models=tuple(allow_models),
         model_disk_bytes=model_disk_bytes,
-        memory_gib=memory_gib,
+        lent_memory_bytes=None if memory_gib is None else int(memory_gib * (1 << 30)),
         max_stages=max_stages,
         threads=threads,
         watts=watts,
@@ -289,7 +242,7 @@ class RunningCoordinator(Running[Coordinator]):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of its DHT node; those of a swarm without keys join by them."""
+        """Addresses of its DHT node, by which members of a swarm without keys join."""
         return self._up.addresses
 
     def invite(
@@ -303,7 +256,7 @@ class RunningCoordinator(Running[Coordinator]):
         layers: str = "auto",
         weight: int = 1,
     ) -> str:
-        """A word with which somebody joins; give it only to whom it is for.
+        """Make an invitation; whoever has it may join.
 
         Args:
             role: what it makes of its bearer: peer, client or relay.
@@ -355,7 +308,7 @@ async def _coordinate(
     recording_bytes: int = RECORDING_BYTES,
     http: HttpPlaces = HttpPlaces(),  # noqa: B008 - a value
 ) -> RunningCoordinator:
-    """Run a swarm's coordinator, from now until what this gives is stopped.
+    """Run a swarm's coordinator until the returned one is stopped.
 
     The swarm's keys are beside the journal; they are made if there are none.
 
@@ -415,7 +368,7 @@ async def _coordinate(
 
 
 def _check_keys(charge: Charge, *, insecure: bool) -> None:
-    """Nothing is plaintext unless it was asked for; the swarm's keys are made if there are none."""
+    """Make the swarm's keys if there are none, unless plaintext was asked for."""
     folder = keys_folder(charge.journal)
     if not insecure:
         if not folder.exists():

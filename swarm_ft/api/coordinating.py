@@ -27,6 +27,7 @@ from swarm_ft.coordinator.facts.quotas import Quotas
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.coordinator.journal.reserve import RESERVE_BYTES
+from swarm_ft.coordinator.journal.tokens import RESERVE_BYTES as TOKEN_RESERVE_BYTES
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.recording.files import RecordingFiles, folder_of
 from swarm_ft.coordinator.relays import Relaying
@@ -105,6 +106,7 @@ class Coordinator:
         addresses: of its DHT node.
         public: the invitation for all, if all are to be let in.
         watched: where its page and its metrics are.
+        disk_words: how much of the disk is free, and how much is reserved, for people.
     """
 
     endpoint: str
@@ -113,6 +115,7 @@ class Coordinator:
     watched: Watched
     service: CoordinatorService
     enrolment: Enrolment | None
+    disk_words: str = ""
 
     async def run(self) -> None:
         """Plan and commit, until cancelled.
@@ -176,7 +179,20 @@ async def composed(told: Charge, stack: AsyncExitStack) -> Coordinator:
         ),
         service=parts.service,
         enrolment=parts.enrolment,
+        disk_words=_disk_words(journal),
     )
+
+
+def _disk_words(journal: Journal) -> str:
+    free_bytes, reserve = journal.tokens.free_bytes(), f"{TOKEN_RESERVE_BYTES / 1e6:,.0f} MB"
+    if free_bytes is None:
+        return ""
+    reserved = (
+        f"its disk has {free_bytes / 1e6:,.0f} MB free, of which {reserve} stay reserved for runs "
+        "under way"
+    )
+    is_low = free_bytes < TOKEN_RESERVE_BYTES
+    return f"{reserved}, so it takes no job before there is more room" if is_low else reserved
 
 
 def _http(told: Charge) -> HttpPlaces:

@@ -38,6 +38,7 @@ def status_fields(found: SwarmStatus) -> dict[str, Any]:
         "runs": [_run_fields(run) for run in found.runs],
         "relays": relays,
         "contributors": [{"peer": one.peer_id, **_flat(one.given)} for one in found.contributors],
+        "warnings": list(found.warnings),
     }
 
 
@@ -158,6 +159,7 @@ def event_fields(event: SwarmEvent) -> dict[str, Any]:
         "from_step": event.from_step,
         "to_step": event.to_step,
         "words": event.words,
+        "actor": event.actor.label if event.actor is not None else None,
     }
 
 

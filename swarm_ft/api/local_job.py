@@ -24,7 +24,7 @@ JOIN_TIMEOUT_S, JOIN_POLL_S = 60.0, 0.05
 
 
 def asked_for(given: Mapping[str, Any]) -> JobOptions:
-    """The options by field; a model or text that is yet to be made has an empty name.
+    """Build a job's options; a model or text that is yet to be made has an empty name.
 
     Raises:
         BadInput: one is out of its bounds.
@@ -36,7 +36,7 @@ def asked_for(given: Mapping[str, Any]) -> JobOptions:
 
 
 def with_sample(asked: JobOptions, folder: Path) -> JobOptions:
-    """The same with a model and text of our own, written into `folder`, where none is named."""
+    """Write a model and text of our own into `folder`, where the options name none."""
     from swarm_ft.client.sample import write_sample
 
     if asked.model and asked.datasets:
@@ -54,7 +54,7 @@ def with_sample(asked: JobOptions, folder: Path) -> JobOptions:
 
 
 def layers_to_share(options: JobOptions, stages: int) -> LayerRange:
-    """The blocks of the job's model.
+    """Return the blocks of the job's model.
 
     Raises:
         BadOption: there are fewer of them than stages.
@@ -67,14 +67,19 @@ def layers_to_share(options: JobOptions, stages: int) -> LayerRange:
     return LayerRange(0, num_blocks)
 
 
+def peer_names(stages: int, replicas: int) -> tuple[str, ...]:
+    """Name the peers by stage and replica, as `stage-2`, or `stage-2.1` with several replicas."""
+    return tuple(
+        f"stage-{stage}" + f".{replica}" * (replicas > 1)
+        for replica in range(1, replicas + 1)
+        for stage in range(1, stages + 1)
+    )
+
+
 def shares(layers: LayerRange, stages: int, replicas: int) -> dict[str, str]:
-    """The layers that each peer hosts, by its name."""
+    """Share the layers out: return those that each peer hosts, by the peer's name."""
     parts = [str(part) for part in split_evenly(layers, stages)]
-    return {
-        f"stage-{part}" + f".{number}" * (replicas > 1): part
-        for number in range(1, replicas + 1)
-        for part in parts
-    }
+    return dict(zip(peer_names(stages, replicas), parts * replicas, strict=True))
 
 
 async def all_joined(client: SwarmClient, num_peers: int) -> None:

@@ -13,6 +13,7 @@ from swarm_ft.api.local_job import (
     all_joined,
     asked_for,
     layers_to_share,
+    peer_names,
     shares,
     with_sample,
 )
@@ -72,6 +73,7 @@ class LocalSwarm:
         self._processes, self._device, self._threads = processes, device, threads
         self._folder = Path()
         self._members: MembersHere | MembersApart | None = None
+        self._has_peers = False
 
     # ---- its life
 
@@ -100,7 +102,7 @@ class LocalSwarm:
         await awaited(self._close())
 
     def start(self) -> Self:
-        """As entering it; for a notebook, where it lives from one cell to another."""
+        """Enter it; for a notebook, where it lives from one cell to another."""
         return self.__enter__()
 
     def stop(self) -> None:
@@ -135,33 +137,38 @@ class LocalSwarm:
         on_event: OnEvent | None = None,
         **options: Unpack[JobKeywords],
     ) -> RunReport:
-        """As `train`; cancelling this leaves the run as it is."""
+        """Do what `train` does; cancelling this leaves the run as it is."""
         return await awaited(self._train(options, shows=progress, on_event=on_event))
 
     def status(self) -> SwarmStatus:
-        """Who is there, and what they do."""
+        """Ask the coordinator for the swarm's peers and runs."""
         return waited(self._status())
 
     async def status_async(self) -> SwarmStatus:
-        """As `status`."""
+        """Do what `status` does."""
         return await awaited(self._status())
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """The names of the peers that are there, as `kill` takes them; none before a first job."""
-        return tuple(self._there.peers)
+        """The names of its peers, as `kill` takes them.
+
+        The first job starts the peers; before it these are the names that they will have.
+        """
+        members = self._there
+        return tuple(members.peers) if self._has_peers else self._peer_names
 
     def kill(self, peer: str) -> None:
-        """End a peer without a word to anybody, to see what becomes of a run.
+        """Stop a peer at once, without a goodbye, to see what the run does.
 
         Raises:
             NotFound: there is no such peer.
+            OutOfTurn: no job has started the peers yet.
         """
-        waited(self._there.kill(peer))
+        waited(self._kill(peer))
 
     async def kill_async(self, peer: str) -> None:
-        """As `kill`."""
-        await awaited(self._there.kill(peer))
+        """Do what `kill` does."""
+        await awaited(self._kill(peer))
 
     # ---- in the loop
 
@@ -189,7 +196,7 @@ class LocalSwarm:
         self._members = members
 
     async def _close(self) -> None:
-        members, self._members = self._members, None
+        members, self._members, self._has_peers = self._members, None, False
         try:
             if members is not None:
                 await members.close()
@@ -207,6 +214,7 @@ class LocalSwarm:
         options = self._options(dict(given))
         layers = layers_to_share(options, self._stages)
         await members.host(shares(layers, self._stages, self._replicas), options.model)
+        self._has_peers = True
         await all_joined(members.client, len(members.peers))
         reports: list[RunReport] = []
 
@@ -219,10 +227,20 @@ class LocalSwarm:
         return reports[0]
 
     def _options(self, given: dict[str, Any]) -> JobOptions:
-        """What was asked for, with a model and text of our own where none is named."""
+        """Build the job's options, with a model and text of our own where none is named."""
         asked = asked_for(by_names(JobOptions, given))
         check_outputs(asked.outputs)
         return with_sample(asked, self._folder / "input")
+
+    @property
+    def _peer_names(self) -> tuple[str, ...]:
+        return peer_names(self._stages, self._replicas)
+
+    async def _kill(self, peer: str) -> None:
+        members = self._there
+        if not self._has_peers and peer in self._peer_names:
+            raise OutOfTurn(f"peer {peer}: the first job starts the peers, and none has begun")
+        await members.kill(peer)
 
     async def _status(self) -> SwarmStatus:
         return await self._there.client.status()

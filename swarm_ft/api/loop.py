@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, ParamSpec, TypeVar
 
+from swarm_ft.api.keyword_errors import keyword_errors
 from swarm_ft.errors import BadOption
 from swarm_ft.systems import new_loop
 
@@ -22,11 +23,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@keyword_errors()
 def waited(work: Coroutine[Any, Any, T]) -> T:
-    """What the work gives; Ctrl-C cancels it, and it cleans up first.
+    """Return what the work returns; Ctrl-C cancels it, and it cleans up first.
 
     Raises:
         BadOption: this is called by the work itself, which would wait for itself for ever.
+        SwarmError: as the work raises it, with options named as arguments.
     """
     if threading.current_thread() is _thread():
         work.close()
@@ -46,17 +49,22 @@ def waited(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def awaited(work: Coroutine[Any, Any, T]) -> T:
-    """What the work gives; cancelling this cancels it, and waits until it has cleaned up."""
+    """Return what the work returns; cancelling this cancels it and waits until it cleaned up.
+
+    Raises:
+        SwarmError: as the work raises it, with options named as arguments.
+    """
     future = _begun(work)
-    try:
-        return await asyncio.wrap_future(future)
-    except asyncio.CancelledError:
-        await asyncio.wrap_future(_begun(_ended(future)))
-        raise
+    with keyword_errors():
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            await asyncio.wrap_future(_begun(_ended(future)))
+            raise
 
 
 def waits(name: str, work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """The form of `work` that waits, under its own name; see `waited`."""
+    """Make the form of `work` that waits, under its own name; see `waited`."""
 
     @functools.wraps(work)
     def wait(*given: P.args, **named: P.kwargs) -> T:
@@ -69,7 +77,7 @@ def waits(name: str, work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T
 def awaits(
     name: str, work: Callable[P, Coroutine[Any, Any, T]]
 ) -> Callable[P, Coroutine[Any, Any, T]]:
-    """The form of `work` that is awaited in any loop, under its own name; see `awaited`."""
+    """Make the form of `work` that is awaited in any loop, under its own name; see `awaited`."""
 
     @functools.wraps(work)
     async def wait(*given: P.args, **named: P.kwargs) -> T:
@@ -80,7 +88,7 @@ def awaits(
 
 
 def _begun(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-    """What the work will give; cancelling this cancels it."""
+    """Begin the work; return the future of its result, whose cancellation cancels it."""
     outer: concurrent.futures.Future[T] = concurrent.futures.Future()
     _begin(work, outer)
     return outer

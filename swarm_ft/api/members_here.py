@@ -49,6 +49,7 @@ RENEW_S = 6 * 3600.0
 @dataclass(frozen=True, slots=True)
 class _Peer:
     own_name: str
+    layers: str
     server: Server
     task: asyncio.Task[None]
 
@@ -79,7 +80,7 @@ class MembersHere:
 
     @property
     def peers(self) -> Mapping[str, str]:
-        """The peers that are there: by a name that says what each hosts, their keys' names."""
+        """The peers that are there: the names of their keys, by the names that `host` gave."""
         return {name: peer.own_name for name, peer in self._peers.items()}
 
     async def open(self) -> None:
@@ -98,14 +99,14 @@ class MembersHere:
         await self._running.enter_async_context(beside(self._renew()))
 
     async def host(self, layers: Mapping[str, str], model: str) -> None:
-        """Have just these peers, each with its layers; those that are there already stay.
+        """Have just these peers, each with its layers; those that have them already stay.
 
         Args:
             layers: by the peers' names.
             model: directory or hub id that jobs may name from now on, beside earlier directories.
         """
         self._allow(model)
-        for name in [name for name in self._peers if name not in layers]:
+        for name in [one for one, peer in self._peers.items() if layers.get(one) != peer.layers]:
             await self.kill(name)
         for name, part in layers.items():
             if name not in self._peers:
@@ -166,7 +167,7 @@ class MembersHere:
         server = await transport.serve("127.0.0.1", 0, node.handlers())
         await self._directory.announce(Role.PEER, own_name, server.endpoint)
         task = asyncio.create_task(node.run(server.endpoint))
-        self._peers[name] = _Peer(own_name, server, task)
+        self._peers[name] = _Peer(own_name, layers, server, task)
 
     def _allow(self, model: str) -> None:
         is_directory = Path(model).is_dir()
@@ -181,7 +182,7 @@ class MembersHere:
         return StageEngine(checkpoint, spec, layers, device=self._device, dtype=torch.float32)
 
     def _transport(self, role: Role, name: str = "") -> tuple[GrpcTransport, str]:
-        """Links of a new member; and its name, which is its key's, but for the coordinator."""
+        """Make the links of a new member, and its name: its key's, but for the coordinator."""
         key = new_key()
         holder = Caller(role=role, name=name or name_of(key.public_key()), key=key.public_key())
         certificate = self._authority.issue(holder)

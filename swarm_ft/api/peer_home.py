@@ -16,7 +16,14 @@ from swarm_ft.protocol.spec.bounds import Range
 from swarm_ft.protocol.spec.options import Option, Size, check
 from swarm_ft.systems import lock_file
 
-KEY_FILE = "key.pem"
+KEY_FILE, LOCK_FILE = "key.pem", "lock"
+CACHES = {
+    "buffers": "buffers of samples; a run that goes on sends them again",
+    "work": "states and results under way",
+    "kept": "backups of others' stages; runs that go on lose them",
+    "models": "models from the hub",
+}
+"""Folders in a peer's home that hold no key, with their contents for people."""
 MAX_NAMELESS_PEERS = 64
 """Of one user on one machine."""
 
@@ -114,9 +121,9 @@ def claim_home(name: str | None, directory: Path | None) -> PeerHome:
     path = directory or homes()
     try:
         for candidate in _candidates(name, directory):
-            lock = _locked(candidate)
-            if lock is not None:
-                return PeerHome(candidate, lock)
+            home = lock_home(candidate)
+            if home is not None:
+                return home
     except OSError as error:
         raise BadOption(
             f"--buffer-dir {path}: {error.strerror}; name a directory that can be written to, or "
@@ -145,11 +152,15 @@ def homes() -> Path:
     return cache_folder() / "swarm-ft" / "peers"
 
 
-def _locked(path: Path) -> IO[bytes] | None:
-    """The directory's lock; None if another process has it."""
+def lock_home(path: Path) -> PeerHome | None:
+    """Make a home the caller's; None if another process has it.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
     private_folder(path)
-    lock = open_private(path / "lock", "ab")
+    lock = open_private(path / LOCK_FILE, "ab")
     if not lock_file(lock.fileno()):
         lock.close()
         return None
-    return lock
+    return PeerHome(path, lock)

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from swarm_ft.api.keyword_errors import keyword_errors
 from swarm_ft.client.export import assemble
 from swarm_ft.client.result import write_result_files
 from swarm_ft.codec.batches import Boundary
@@ -59,6 +60,7 @@ class LocalPipeline:
         BadInput: the model or an option is not usable.
     """
 
+    @keyword_errors()
     def __init__(
         self, model: str, *, stages: int = 2, device: str = "auto", **options: Any
     ) -> None:
@@ -82,7 +84,7 @@ class LocalPipeline:
 
     @property
     def boundaries(self) -> tuple[Boundary, ...]:
-        """Between stages, first to last; they count what they send."""
+        """The boundaries between stages, first to last; each counts the bytes that it sends."""
         return tuple(self._boundaries)
 
     def forward_backward(
@@ -98,7 +100,8 @@ class LocalPipeline:
             input_ids: int64 [samples, tokens].
             labels: int64 of that shape, of each token its id, or -100 if it is only read; all are
                 learned, if None.
-            sample_ids: of the samples, the same at every visit; codecs of changes need them.
+            sample_ids: one number for each sample, the same at every visit; codecs that remember
+                samples, such as aq3+z, need them.
 
         Returns:
             The batch's loss: the mean over its targets, in nats.
@@ -244,13 +247,18 @@ class LocalPipeline:
     def _checked_ids(self, sample_ids: Sequence[int] | None, count: int) -> list[int]:
         if sample_ids is not None:
             return [int(one) for one in sample_ids]
-        ways = Direction.FORWARD, Direction.BACKWARD
-        codecs = [self._spec.train.codec(way) for way in ways]
-        if self._boundaries and any(one.is_delta or one.has_residual for one in codecs):
-            raise BadOption(
-                f"sample_ids: --fw {codecs[0]} --bw {codecs[1]} keep something of each sample; say "
-                "which ones these are, or take codecs that keep nothing, such as q8"
-            )
+        train = self._spec.train
+        texts = {
+            Direction.FORWARD: ("forward_codec", train.forward_codec),
+            Direction.BACKWARD: ("backward_codec", train.backward_codec),
+        }
+        for way, (option, text) in texts.items():
+            codec = train.codec(way)
+            if self._boundaries and (codec.is_delta or codec.has_residual):
+                raise BadOption(
+                    f"forward_backward: pass sample_ids=[...], a number for each of the {count} "
+                    f"samples ({text} remembers each sample); or {option}='q8', which needs none"
+                )
         return list(range(count))
 
     def _cut(self) -> list[str]:

@@ -12,41 +12,50 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarm_ft import systems
 from swarm_ft.api.joining import Joined, WayIn, announced, beside, joined
 from swarm_ft.api.listening import Listening
 from swarm_ft.api.manners import USE_FILE, Keeper, MonthlyCount, manners_of, shape_of
-from swarm_ft.api.peer_home import KEY_FILE, BufferOptions, PeerHome, claim_home, work_folder
+from swarm_ft.api.peer_home import (
+    KEY_FILE,
+    BufferOptions,
+    PeerHome,
+    claim_home,
+    homes,
+    work_folder,
+)
+from swarm_ft.api.resources import (
+    LentResources,
+    check_buffer_memory,
+    check_cores,
+    check_disk,
+    check_memory,
+)
 from swarm_ft.clock import SystemClock
 from swarm_ft.errors import BadOption
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
-from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.reach.transport import HomeTransport
-from swarm_ft.stage.base import Engine
-from swarm_ft.transport.grpc_options import (
-    ADVICE,
-    CONTROL_ANSWER_S,
-    WARM_IDLE_S,
-    GrpcOptions,
-    restarts_after_idle,
-)
-from swarm_ft.transport.grpc_transport import GrpcTransport
+from swarm_ft.stage.names import check_allowed_models, check_device_name
 
 if TYPE_CHECKING:
     import torch
 
     from swarm_ft.peer.keeping import KeepingPlace
     from swarm_ft.peer.kept_buffers import BufferPlace
+    from swarm_ft.peer.node import PeerNode, PeerOptions
     from swarm_ft.peer.state.stage_state import EngineMaker
     from swarm_ft.protocol.messages.capacity import Machine
     from swarm_ft.protocol.messages.control import LeaveProgress
     from swarm_ft.protocol.spec.run_spec import RunSpec
     from swarm_ft.reach.shaping import Shape
+    from swarm_ft.reach.transport import HomeTransport
+    from swarm_ft.stage.base import Engine
     from swarm_ft.stage.hub_cache import HubCache
     from swarm_ft.stage.model_access import ModelAccess
+    from swarm_ft.transport.grpc_transport import GrpcTransport
 
 
 MODEL_SHARE = 0.25
@@ -70,7 +79,7 @@ class ServeOptions:
         model_disk_bytes: for models that jobs name and the hub has; None: MODEL_SHARE of what is
             free.
         allow_models: hub ids that jobs may name, as ORG/NAME or ORG/*; none: all public ones.
-        memory_gib: lent at most; None: 80 % of what is free beside buffers.
+        lent_memory_bytes: lent at most; None: 80 % of what is free beside buffers.
         max_stages: that it hosts at a time, each of another run, as far as memory allows.
         threads: CPU threads to compute with; None: as many as torch takes.
         watts: what the machine takes at work, for forecasts.
@@ -92,7 +101,7 @@ class ServeOptions:
     models: tuple[str, ...] = ()
     allow_models: tuple[str, ...] = ()
     model_disk_bytes: int | None = None
-    memory_gib: float | None = None
+    lent_memory_bytes: int | None = None
     max_stages: int = MAX_HOSTED
     threads: int | None = None
     watts: float = 0.0
@@ -114,6 +123,8 @@ class Lent:
     """What a machine lends, before it is in a swarm.
 
     Attributes:
+        device_memory_bytes: of the device that computes, in all; 0: unknown.
+        resources: limits of all that is lent.
         home: where it keeps its key and its buffers; None if it keeps neither.
         folder: for states and results on their way.
         shape: of its link to other members.
@@ -123,6 +134,8 @@ class Lent:
     options: ServeOptions
     make_engine: EngineMaker
     memory_bytes: int
+    device_memory_bytes: int
+    resources: LentResources
     home: PeerHome | None
     folder: Path
     shape: Shape
@@ -135,12 +148,15 @@ class Lent:
 
     async def offer(self, swarm: Joined) -> PeerOptions:
         """What the swarm is told; measures how fast this machine computes."""
+        from swarm_ft.peer.node import PeerOptions
+
         asked = self.options
         own_name = PeerId(swarm.name) if swarm.name else _peer_id(asked.peer_id, self.home)
         return PeerOptions(
             peer_id=own_name,
             layers=asked.layers,
             memory_bytes=self.memory_bytes,
+            device_memory_bytes=self.device_memory_bytes,
             shard_dir=self.folder,
             buffers=_buffer_place(self.home, asked.buffers),
             snapshots_url=asked.snapshots or "",
@@ -155,22 +171,35 @@ class Lent:
         )
 
 
-@contextmanager
-def lending(way: WayIn, options: ServeOptions) -> Iterator[Lent]:
-    """What is lent, as long as the context lasts; everything is checked first.
+def check_options(way: WayIn, options: ServeOptions) -> None:
+    """Check what a volunteer typed, as far as that needs neither torch nor anybody's answer.
 
     Raises:
-        BadOption: something cannot be had here, or contradicts the way in.
-        BadModel: `options.model` is none.
+        BadOption: a value is out of its bounds, or contradicts the way in.
     """
-    access = _model_access(options)
-    memory_bytes = _lent_bytes(options)
-    keeper = Keeper(manners_of(options.hours, options.pause_when))
+    manners_of(options.hours, options.pause_when)
+    check_device_name(options.device)
+    check_allowed_models(options.allow_models)
     if way.invite is None:
         _check_has_keys(options)
         options.listening.check_only_here()
     elif options.peer_id is not None:
         raise BadOption("--peer-id: with an invitation a peer's name is its key's")
+
+
+@contextmanager
+def lending(way: WayIn, options: ServeOptions) -> Iterator[Lent]:
+    """What is lent, as long as the context lasts; everything is checked first.
+
+    Raises:
+        BadOption: this machine does not have it, or it contradicts the way in.
+        BadModel: `options.model` is none.
+    """
+    check_options(way, options)
+    _check_machine(options)
+    access = _model_access(options)
+    memory_bytes, device_memory_bytes = _lent_bytes(options)
+    keeper = Keeper(manners_of(options.hours, options.pause_when))
     home = _home(options.peer_id, options.buffers, has_key=way.invite is not None)
     shape = shape_of(options.upload_mbps, options.download_mbps)
     left_bytes: Callable[[], float] = _unbounded
@@ -178,11 +207,14 @@ def lending(way: WayIn, options: ServeOptions) -> Iterator[Lent]:
         count = MonthlyCount(home.path / USE_FILE, options.monthly_gb, shape)
         keeper.used_up, left_bytes = count.used_up, count.left_bytes
     with closing(home) if home else nullcontext(), work_folder(home) as folder:
-        cache = _hub_cache(home.path if home else Path(folder), options, shape, left_bytes)
+        place = home.path if home else Path(folder)
+        cache = _hub_cache(place, options, shape, left_bytes)
         yield Lent(
             options=options,
             make_engine=_engine_maker(options, replace(access, hub=cache)),
             memory_bytes=memory_bytes,
+            device_memory_bytes=device_memory_bytes,
+            resources=_resources(options, memory_bytes, place, cache.max_bytes),
             home=home,
             folder=Path(folder),
             shape=shape,
@@ -233,8 +265,15 @@ async def peer_up(
     Raises:
         PortInUse: the port is taken.
     """
-    if restarts_after_idle():
-        get_logger(__name__).info("tcp-idle-restart %s", ADVICE)
+    from swarm_ft.peer.node import PeerNode
+    from swarm_ft.reach.transport import HomeTransport
+    from swarm_ft.transport.grpc_options import (
+        CONTROL_ANSWER_S,
+        WARM_IDLE_S,
+        GrpcOptions,
+    )
+    from swarm_ft.transport.grpc_transport import GrpcTransport
+
     own, directory = swarm.credentials, swarm.directory
     if swarm.coordinator is not None:
         listening = listening.towards(swarm.coordinator)
@@ -284,6 +323,7 @@ async def serve_until_over(
             offer = await lent.offer(swarm)
             up = peer_up(swarm, options.listening, offer, lent.make_engine, lent.shape)
             async with up as peer, kept(peer.node, lent.keeper):
+                get_logger(__name__).info(lent.resources.in_words())
                 on_up(peer)
                 await _run_politely(peer)
 
@@ -338,11 +378,44 @@ def _buffer_place(home: PeerHome | None, buffers: BufferOptions) -> BufferPlace:
 def _keeping_place(folder: Path, asked: ServeOptions) -> KeepingPlace:
     from swarm_ft.peer.keeping import KeepingPlace
 
-    max_bytes = asked.keep_disk_bytes
-    if max_bytes is None:
-        max_bytes = int(shutil.disk_usage(folder).free * KEEP_SHARE)
     keep_s = 86400.0 * asked.buffers.keep_days
+    max_bytes = _keep_bytes(folder, asked)
     return KeepingPlace(directory=folder / "kept", max_bytes=max_bytes, keep_s=keep_s)
+
+
+def _keep_bytes(folder: Path, options: ServeOptions) -> int:
+    """Disk for snapshots of others' stages."""
+    if options.keep_disk_bytes is not None:
+        return options.keep_disk_bytes
+    return int(shutil.disk_usage(folder).free * KEEP_SHARE)
+
+
+def _check_machine(options: ServeOptions) -> None:
+    """Refuse what this machine does not have, before anything heavy is imported."""
+    buffers, folder = options.buffers, options.buffers.directory or homes()
+    check_cores(options.threads)
+    check_buffer_memory(buffers, BufferOptions().memory_bytes)
+    if buffers.disk_bytes != BufferOptions().disk_bytes:
+        check_disk("--buffer-disk", buffers.disk_bytes, folder)
+    check_disk("--keep-disk", options.keep_disk_bytes, folder)
+    check_disk("--model-disk", options.model_disk_bytes, folder)
+
+
+def _resources(
+    options: ServeOptions, memory_bytes: int, folder: Path, model_bytes: int
+) -> LentResources:
+    import torch
+
+    buffer_bytes = options.buffers.memory_bytes
+    disk_bytes = options.buffers.disk_bytes + _keep_bytes(folder, options) + model_bytes
+    return LentResources(
+        memory_bytes=memory_bytes,
+        buffer_memory_bytes=min(buffer_bytes, systems.total_memory_bytes() or buffer_bytes),
+        cores=torch.get_num_threads(),
+        disk_bytes=min(disk_bytes, systems.disk_bytes(folder)),
+        up_mbps=options.upload_mbps,
+        down_mbps=options.download_mbps,
+    )
 
 
 def _peer_id(given: str | None, home: PeerHome | None) -> PeerId:
@@ -385,7 +458,6 @@ def _engine_maker(options: ServeOptions, access: ModelAccess) -> EngineMaker:
     import torch
 
     from swarm_ft.stage.device import DTYPES, pick_device
-    from swarm_ft.stage.engine import StageEngine
 
     torch_dtype = DTYPES[options.dtype]
     torch_device = pick_device(options.device, torch_dtype)
@@ -394,6 +466,8 @@ def _engine_maker(options: ServeOptions, access: ModelAccess) -> EngineMaker:
     torch.set_num_threads(options.threads or torch.get_num_threads())
 
     def make_engine(spec: RunSpec, layers: LayerRange) -> Engine:
+        from swarm_ft.stage.engine import StageEngine  # with transformers' models: takes seconds
+
         checkpoint = access.open(spec)
         return StageEngine(checkpoint, spec, layers, device=torch_device, dtype=torch_dtype)
 
@@ -413,12 +487,13 @@ def _hub_cache(
 
 
 def _model_access(options: ServeOptions) -> ModelAccess:
-    from swarm_ft.stage.checkpoint import check_checkpoint
     from swarm_ft.stage.device import DTYPES, pick_device
     from swarm_ft.stage.model_access import ModelAccess, named_directories
 
     pick_device(options.device, DTYPES[options.dtype])
     if options.model:
+        from swarm_ft.stage.checkpoint import check_checkpoint
+
         check_checkpoint(options.model)  # a wrong --model is refused now, not when a run comes
     return ModelAccess(
         directories=named_directories(options.models),
@@ -427,19 +502,33 @@ def _model_access(options: ServeOptions) -> ModelAccess:
     )
 
 
-def _lent_bytes(options: ServeOptions) -> int:
-    """Memory that stages may take; a GPU's is bounded by what was asked for, from now on."""
-    from swarm_ft.stage.device import free_memory_bytes, keep_within, pick_device, shares_memory
+def _lent_bytes(options: ServeOptions) -> tuple[int, int]:
+    """Return the memory that stages may take, and what the device has (0: unknown).
+
+    From now on torch takes no more of a GPU than `--memory`.
+
+    Raises:
+        BadOption: the device has less than `--memory`.
+    """
+    from swarm_ft.stage.device import (
+        free_memory_bytes,
+        keep_within,
+        pick_device,
+        shares_memory,
+        total_memory_bytes,
+    )
 
     torch_device = pick_device(options.device)
-    if options.memory_gib is not None:
-        lent_bytes = int(options.memory_gib * (1 << 30))
-        keep_within(torch_device, lent_bytes)
-        return lent_bytes
+    has_bytes = total_memory_bytes(torch_device)
+    if options.lent_memory_bytes is not None:
+        where = "this machine" if torch_device.type == "cpu" else str(torch_device)
+        check_memory("--memory", options.lent_memory_bytes, has_bytes, where)
+        keep_within(torch_device, options.lent_memory_bytes)
+        return options.lent_memory_bytes, has_bytes or 0
     free_bytes = free_memory_bytes(torch_device)
     if shares_memory(torch_device):  # buffers lie in the same memory, if there are any
         free_bytes -= min(options.buffers.memory_bytes, free_bytes // 2)
-    return int(0.8 * free_bytes)
+    return int(0.8 * free_bytes), has_bytes or 0
 
 
 async def _measured(device: str, dtype: str, watts: float) -> Machine:

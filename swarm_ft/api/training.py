@@ -13,7 +13,7 @@ from rich.console import Console
 from swarm_ft.api.joining import DHT_PREFIX, WayIn, connected, parsed_invite
 from swarm_ft.client.data.progress import Listener
 from swarm_ft.client.job import check_outputs, prepare_job
-from swarm_ft.client.options import JobOptions
+from swarm_ft.client.options import JobOptions, Outputs
 from swarm_ft.client.report import RunProgress, RunReport
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.client.train import WatchedRun, reading, submit
@@ -30,22 +30,22 @@ OnEvent = Callable[[RunEvent], object]
 def way_to(
     invite: str | None, initial_peers: tuple[str, ...] = (), dht_prefix: str = DHT_PREFIX
 ) -> WayIn:
-    """A way into a swarm, as texts name it.
+    """Parse a way into a swarm.
 
     Raises:
         BadInvite, BadOption: they lead nowhere.
     """
     if invite is None and not initial_peers:
         raise BadOption(
-            "no way into a swarm is given: an invitation, as 'swarm-ft invite' prints it, or "
-            "initial_peers, for a swarm without keys on this machine"
+            "no way into a swarm: pass invite=..., an invitation as 'swarm-ft invite' prints it; "
+            "or initial_peers, for a swarm without keys on this machine"
         )
     parsed = parsed_invite(invite) if invite is not None else None
     return WayIn(invite=parsed, initial_peers=tuple(initial_peers), dht_prefix=dht_prefix)
 
 
 def job_options(given: dict[str, Any]) -> JobOptions:
-    """A job's options of what was given by name; words stand for what has words.
+    """Build a job's options from values by name; words stand for values that have words.
 
     Raises:
         BadInput: one is unknown, missing or out of its bounds.
@@ -53,12 +53,12 @@ def job_options(given: dict[str, Any]) -> JobOptions:
     values = by_names(JobOptions, given)
     for needed in ("model", "dataset"):
         if values.get(needed) is None:
-            raise BadOption(f"--{needed}: it is required, and was not given")
+            raise BadOption(f"{needed}: it is required, and was not given")
     return build(JobOptions, values)
 
 
 async def read(options: JobOptions, listener: Listener) -> Job:
-    """The job that the options ask for, read and checked; nobody is called.
+    """Read and check the job that the options ask for; no connection is opened.
 
     Raises:
         BadInput: the first thing that is wrong with the options, the model or the data.
@@ -94,10 +94,23 @@ async def begun(
     return await submit(swarm, job, options, progress, forecasts=forecasts)
 
 
-async def seen_through(run: WatchedRun, options: JobOptions) -> RunReport:
-    """Watch a run to its end, fetch its result, and say what came of it."""
-    await run.fetch(options.outputs)
-    return run.report(options.outputs)
+async def finished(run: WatchedRun, outputs: Outputs, on_event: OnEvent | None = None) -> RunReport:
+    """Watch a run to its end, fetch its result, and report on it.
+
+    Args:
+        run: that was submitted or found.
+        outputs: where its result and its report go.
+        on_event: called with every event of the run: a step, an evaluation, a status.
+
+    Raises:
+        SwarmError: why there is no result.
+    """
+    with run.progress.telling(on_event) if on_event else nullcontext():
+        await run.fetch(outputs)
+    report = run.report(outputs)
+    if outputs.json_file is not None:
+        report.write(outputs.json_file)
+    return report
 
 
 async def trained(
@@ -120,15 +133,20 @@ async def trained(
     Raises:
         SwarmError: why nothing came of it.
     """
-    console = Console(stderr=True, highlight=False) if shows else Console(quiet=True)
-    listener = Listener(tell=partial(console.print, markup=False, soft_wrap=True))
-    job = await read(options, listener)
+    console = console_for(shows=shows)
+    job = await read(options, listener_on(console))
     run = await begun(swarm, job, options, console=console, forecasts=forecasts)
-    with run.progress.telling(on_event) if on_event else nullcontext():
-        report = await seen_through(run, options)
-    if options.outputs.json_file is not None:
-        report.write(options.outputs.json_file)
-    return report
+    return await finished(run, options.outputs, on_event)
+
+
+def console_for(*, shows: bool) -> Console:
+    """Make a console on standard error, or one that shows nothing."""
+    return Console(stderr=True, highlight=False) if shows else Console(quiet=True)
+
+
+def listener_on(console: Console) -> Listener:
+    """Make a listener that prints what reading reports."""
+    return Listener(tell=partial(console.print, markup=False, soft_wrap=True))
 
 
 async def train_in(
@@ -139,7 +157,7 @@ async def train_in(
     shows: bool = True,
     on_event: OnEvent | None = None,
 ) -> RunReport:
-    """As `trained`, in the swarm that `way` leads to, with this key or this user's own.
+    """Do what `trained` does in the swarm of `way`, with this key or this user's own.
 
     Raises:
         SwarmError: why nothing came of it.

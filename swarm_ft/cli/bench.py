@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from swarm_ft.cli.groups import CommandGroup
 from swarm_ft.cli.options import examples, json_flag
 from swarm_ft.errors import BadOption
 
@@ -23,7 +24,7 @@ _MAX_VALUES = 1 << 28
 """A gigabyte of float32; several such tensors are alive at once."""
 
 
-@click.group(epilog=examples("swarm-ft bench codec --codecs aq4,aq2+z"))
+@click.group(cls=CommandGroup, epilog=examples("swarm-ft bench codec --codecs aq4,aq2+z"))
 def bench() -> None:
     """Measure what this machine can do."""
 

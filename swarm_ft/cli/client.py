@@ -11,6 +11,7 @@ import click
 
 from swarm_ft.api.joining import WayIn, connected
 from swarm_ft.cli.generate import generate
+from swarm_ft.cli.groups import CommandGroup
 from swarm_ft.cli.job_file import takes_job
 from swarm_ft.cli.joining import way_in
 from swarm_ft.cli.options import (
@@ -21,7 +22,7 @@ from swarm_ft.cli.options import (
     takes,
 )
 from swarm_ft.cli.preview import preview
-from swarm_ft.cli.running import on_stop_signal, reading_bar, run_async
+from swarm_ft.cli.running import load, on_stop_signal, reading_bar, run_async, show_start
 from swarm_ft.client.options import JobOptions, Outputs
 
 if TYPE_CHECKING:
@@ -32,14 +33,7 @@ if TYPE_CHECKING:
 swarm_options = stack(way_in(), log_option)
 
 
-class _InOrder(click.Group):
-    """Lists its commands as they were defined: in the order in which they are needed."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
-
-
-@click.group(cls=_InOrder)
+@click.group(cls=CommandGroup)
 def client() -> None:
     """Submit a job to a swarm, watch it, try and fetch its result."""
 
@@ -70,6 +64,14 @@ def train(options: JobOptions, detaches: bool, way: WayIn) -> None:
     JOB.yaml holds options by their names, or by axolotl's (base_model, datasets, sequence_len,
     ...); options given here override it.
     """
+    from swarm_ft.client.data.files import check_place
+    from swarm_ft.stage.names import check_model_place
+
+    check_model_place(options.model)
+    for path in filter(None, (*options.datasets, options.evaluation.eval_dataset)):
+        check_place(path)
+    show_start("reading the model and the data; the libraries for them take some seconds")
+    load("swarm_ft.api.training", "swarm_ft.discovery.dht")
 
     async def begin(swarm: SwarmClient) -> WatchedRun:
         with reading_bar() as listener:  # its words come before what is imported now
@@ -109,6 +111,8 @@ def attach(
     way: WayIn,
 ) -> None:
     """Come back to a run: watch it to its end and fetch the result."""
+    show_start("looking for the run; libraries take some seconds")
+    load("swarm_ft.client.train", "swarm_ft.discovery.dht")
 
     async def begin(swarm: SwarmClient) -> WatchedRun:
         from swarm_ft.client.train import attach_to
@@ -128,13 +132,14 @@ client.add_command(generate)
 @swarm_options
 def cancel(run_name: str | None, way: WayIn) -> None:
     """End a run; what it trained is lost."""
+    show_start("looking for the run")
 
     async def work() -> None:
         from swarm_ft.ids import RunId
 
         async with connected(way) as swarm:
             status = await swarm.cancel(RunId(run_name) if run_name else None)
-        click.echo(f"{status.run_id}: {status.phase.name.lower()}, {status.detail}")
+        click.echo(f"{status.run_id} {status.phase.in_words(status.detail)}")
 
     run_async(work)
 

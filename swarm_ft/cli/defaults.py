@@ -1,7 +1,7 @@
 """Defaults of commands' options, from the user's own file: a section in TOML for each command.
 
 [serve-stage]
-memory = 8
+memory = "8GiB"
 device = "cuda:0"
 
 [client.train]

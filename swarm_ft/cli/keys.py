@@ -14,6 +14,7 @@ import click
 
 from swarm_ft.api.documents import grant_fields
 from swarm_ft.api.swarm_keys import JOURNAL, keys_folder, opened
+from swarm_ft.cli.groups import CommandGroup
 from swarm_ft.cli.options import examples, json_flag, log_option
 from swarm_ft.errors import BadOption
 
@@ -221,6 +222,7 @@ def _limits(grant: Grant) -> str:
 
 
 @click.group(
+    cls=CommandGroup,
     short_help="See and take back who may take part.",
     epilog=examples("swarm-ft keys list", "swarm-ft keys revoke 7pc4kmmfwwlnk6..."),
 )

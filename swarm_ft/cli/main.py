@@ -14,8 +14,9 @@ from typing import Any
 
 import click
 
-from swarm_ft import __version__
+from swarm_ft.build import described_version
 from swarm_ft.cli.defaults import defaults_for
+from swarm_ft.cli.groups import CommandGroup
 from swarm_ft.cli.options import examples
 from swarm_ft.errors import BadInput, SwarmError
 from swarm_ft.systems import hide_in_command_line
@@ -33,11 +34,12 @@ _COMMANDS = {
     "keys": "swarm_ft.cli.keys:keys",
     "relay": "swarm_ft.cli.relay:relay",
     "dht": "swarm_ft.cli.coordinator:dht",
-    "status": "swarm_ft.cli.watching:status",
+    "status": "swarm_ft.cli.status:status",
     "top": "swarm_ft.cli.top:top",
     "events": "swarm_ft.cli.watching:events",
     "losses": "swarm_ft.cli.watching:losses",
     "replay": "swarm_ft.cli.replay:replay",
+    "clean": "swarm_ft.cli.clean:clean",
     "bench": "swarm_ft.cli.bench:bench",
     "sample": "swarm_ft.cli.demo:sample",
 }
@@ -47,7 +49,7 @@ INVITATION = re.compile("swarm1[0-9A-Za-z]{16,}")
 """Looks like the word of one; known here without what it takes to read one."""
 
 
-class LazyGroup(click.Group):
+class LazyGroup(CommandGroup):
     """A group whose commands are imported when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -76,7 +78,7 @@ class LazyGroup(click.Group):
         "swarm-ft client train --model gpt2 --dataset text.txt --invite @invitation.txt",
     ),
 )
-@click.version_option(__version__, prog_name="swarm-ft")
+@click.version_option(described_version(), prog_name="swarm-ft")
 def cli() -> None:
     """Fine-tune a Hugging Face transformer across volunteers' machines.
 

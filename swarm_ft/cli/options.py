@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Container, Mapping
 from dataclasses import MISSING
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from swarm_ft import log
 from swarm_ft.api.joining import DHT_PREFIX
 from swarm_ft.protocol.spec.bounds import Range
-from swarm_ft.protocol.spec.options import Declared, Size, build, declared
+from swarm_ft.protocol.spec.options import Declared, build, declared
+from swarm_ft.protocol.spec.sizes import parse_size
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -75,8 +75,7 @@ def declared_options(
 
 
 def _option(one: Declared, instead: str | None) -> Callable[[Command], Command]:
-    is_size = any(isinstance(note, Size) for note in one.notes)
-    shape: dict[str, Any] = {"type": ByteSize() if is_size else one.kind}
+    shape: dict[str, Any] = {"type": ByteSize() if one.is_size else one.kind}
     if one.choices:
         shape = {"type": click.Choice(list(one.choices)), "callback": _value_of(one.choices)}
     elif one.is_switch:
@@ -113,22 +112,28 @@ def _told(one: Declared, instead: str | None) -> str:
 
 
 class ByteSize(click.ParamType):  # type: ignore[type-arg] # not generic in click 8.1
-    """`2GiB`, `500MB`, `4096`; 0 is none."""
+    """`2GiB`, `500MB`, `4096B`; 0 is none.
+
+    Args:
+        minimum: bytes.
+    """
 
     name = "SIZE"
-    _pattern = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT]i?)?B?", re.IGNORECASE)
-    _powers: ClassVar = {"K": 1, "M": 2, "G": 3, "T": 4}
+
+    def __init__(self, minimum: int = 0) -> None:
+        self._minimum = minimum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Bytes."""
         if isinstance(value, int):
             return value
-        match = self._pattern.fullmatch(value.strip())
-        if match is None:
-            self.fail(f"expected a size such as 2GiB, 500MB or 0, got {value!r}", param, ctx)
-        unit = match["unit"] or ""
-        base = 1024 if unit[1:] else 1000
-        return int(float(match["number"]) * base ** self._powers.get(unit[:1].upper(), 0))
+        try:
+            num_bytes = parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if num_bytes < self._minimum:
+            self.fail(f"expected at least {self._minimum} bytes, got {value!r}", param, ctx)
+        return num_bytes
 
 
 def _expanded(_context: object, _option: object, values: tuple[str, ...]) -> tuple[str, ...]:

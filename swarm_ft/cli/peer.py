@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from swarm_ft.cli.groups import CommandGroup
 from swarm_ft.cli.options import examples, json_flag
 from swarm_ft.errors import BadOption, NotFound
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.group(
+    cls=CommandGroup,
     short_help="Pause, resume or drain the peer that runs here.",
     epilog=examples(
         "swarm-ft peer pause      hand over what it has, and rest",

@@ -12,7 +12,7 @@ import click
 from swarm_ft.api.joining import WayIn, connected
 from swarm_ft.cli.joining import way_in
 from swarm_ft.cli.options import examples, json_flag, log_option, takes
-from swarm_ft.cli.running import run_async
+from swarm_ft.cli.running import load, run_async, show_start
 from swarm_ft.client.options import PlanOptions
 
 if TYPE_CHECKING:
@@ -31,31 +31,20 @@ if TYPE_CHECKING:
 @log_option
 def plan(options: PlanOptions, way: WayIn, as_json: bool) -> None:
     """Say how long a job would take, what it sends and costs; nothing begins."""
+    from swarm_ft.stage.names import check_model_place
+
+    check_model_place(options.model)
+    show_start("reading the model's config; libraries take some seconds", as_json=as_json)
+    load("swarm_ft.api.planning", "swarm_ft.discovery.dht")
 
     async def work() -> None:
         import asyncio
 
-        from swarm_ft.client.forecast import placed_forecast
-        from swarm_ft.errors import Unavailable
-        from swarm_ft.protocol.spec.run_spec import RunSpec
-        from swarm_ft.stage.adapters import with_adapters
-        from swarm_ft.stage.checkpoint import open_checkpoint
-        from swarm_ft.stage.rehearsal import rehearsed
-        from swarm_ft.stage.routers import check_routers
+        from swarm_ft.api.planning import forecast_in, read_model
 
-        train = options.train_spec()
-        checkpoint = await asyncio.to_thread(open_checkpoint, options.model, train)
-        check_routers(checkpoint.config, train)
-        spec = RunSpec(model=await asyncio.to_thread(checkpoint.describe), train=train)
-        spec = with_adapters(checkpoint, spec)
+        checkpoint, spec = await asyncio.to_thread(read_model, options)
         async with connected(way) as swarm:
-            placed = await swarm.place(spec)
-        if not placed.peers:
-            raise Unavailable(f"nobody would host it now: {placed.reason}")
-        layers = {peer.layers for peer in placed.peers}
-        stages = [asyncio.to_thread(rehearsed, checkpoint, spec, one) for one in layers]
-        memory = {one: await stage for one, stage in zip(layers, stages, strict=True)}
-        found = placed_forecast(spec, placed, memory)
+            found, placed = await forecast_in(swarm, checkpoint, spec)
         if as_json:
             fields = {**forecast_fields(found), "relayed_percent": placed.relayed_percent}
             click.echo(json.dumps(fields))

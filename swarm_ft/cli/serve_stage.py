@@ -30,7 +30,7 @@ from swarm_ft.cli.options import (
     takes,
 )
 from swarm_ft.cli.peer_control import DRAIN, PAUSE, PeerControl
-from swarm_ft.cli.running import on_each_stop_signal, run_async
+from swarm_ft.cli.running import load, on_each_stop_signal, run_async, show_start
 from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 PAUSE_CASES = ("gpu-busy", "on-battery", "user-active")
 MIN_MBPS = 0.1
+PEER_MODULES = ("swarm_ft.peer.node", "swarm_ft.discovery.dht", "swarm_ft.stage.hub_cache")
+"""All that a peer without a run imports. With its first run come transformers' models."""
 
 
 def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,11 +129,11 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option(
     "--memory",
-    "memory_gib",
-    metavar="GIB",
-    type=click.FloatRange(min=0, min_open=True),
-    help="GiB lent at most, to a stage and the microbatches in flight there; bounds --layers auto. "
-    "Of a GPU no more is taken; on a CPU buffers come on top.  "
+    "lent_memory_bytes",
+    metavar="SIZE",
+    type=ByteSize(minimum=1),
+    help="Limit for stages and their microbatches, such as 5GiB; bounds --layers auto. On a GPU it "
+    "is the total; on a CPU buffers are extra.  "
     "[default: 80 % of what is free beside buffers]",
 )
 @click.option(
@@ -212,7 +214,7 @@ def serve_stage(
     INVITE is @FILE, a file with what its owner gave you (`swarm-ft invite`). Without it the command
     asks, or reads standard input.
     """
-    from swarm_ft.api.serving import ServeOptions, lending
+    from swarm_ft.api.serving import ServeOptions, check_options, lending
     from swarm_ft.protocol.spec.layers import parse_layers
 
     options = ServeOptions(
@@ -223,11 +225,17 @@ def serve_stage(
         **given,
     )
 
+    check_options(way, options)
+    show_start("starting this peer; its libraries take some seconds", as_json=as_json)
+    load(*PEER_MODULES)
+
     async def work(lent: Lent) -> None:
         async with joined(way, lent.key_file) as swarm:
             await _serve(swarm, lent, leave_timeout, as_json=as_json)
 
     with lending(way, options) as lent:
+        if not as_json:
+            click.echo(lent.resources.in_words())
         run_async(lambda: work(lent))
 
 
@@ -255,7 +263,7 @@ async def _serve(swarm: Joined, lent: Lent, leave_timeout_s: float, *, as_json: 
         on_leave=line.show,
     )
     async with up as peer:
-        _show(offer, peer.endpoint, is_encrypted=swarm.credentials is not None, as_json=as_json)
+        _show(offer, lent, peer.endpoint, is_encrypted=bool(swarm.credentials), as_json=as_json)
         ask = partial(_asked, peer.node, line, lent.keeper)
         speaking = PeerControl(offer.peer_id, peer.node, ask)
         home = lent.home.path if lent.home else None
@@ -318,15 +326,19 @@ async def _tell_reached(
         await tell_reached(transport.reach, coordinator, as_json=as_json)
 
 
-def _show(offer: PeerOptions, endpoint: str, *, is_encrypted: bool, as_json: bool) -> None:
+def _show(
+    offer: PeerOptions, lent: Lent, endpoint: str, *, is_encrypted: bool, as_json: bool
+) -> None:
     from swarm_ft.protocol.spec.bounds import host_of, is_loopback
+    from swarm_ft.transport.grpc_options import ADVICE, restarts_after_idle
 
     layers, only_here = str(offer.layers or "auto"), is_loopback(host_of(endpoint))
     if as_json:
         told = {"peer": offer.peer_id, "layers": layers, "endpoint": endpoint}
         privacy = {"encrypted": is_encrypted, "encrypted_at_rest": offer.encrypts}
         privacy["only_here"] = only_here
-        click.echo(json.dumps({**told, **privacy}))
+        lends = {"lends": lent.resources.fields()}
+        click.echo(json.dumps({**told, **privacy, **lends}))
         return
     click.echo(f"peer {offer.peer_id} at {endpoint} offers layers {layers}; Ctrl-C leaves")
     if only_here:
@@ -336,6 +348,8 @@ def _show(offer: PeerOptions, endpoint: str, *, is_encrypted: bool, as_json: boo
         )
     for line in who_sees(offer, is_encrypted=is_encrypted):
         click.echo(line)
+    if restarts_after_idle():
+        click.echo(f"optional: {ADVICE}")
 
 
 def who_sees(offer: PeerOptions, *, is_encrypted: bool) -> tuple[str, ...]:

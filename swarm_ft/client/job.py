@@ -10,12 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import overload
 
-from swarm_ft.client.data.dataset import Dataset, Samples, open_dataset
+from swarm_ft.client.data.dataset import Dataset, Samples
 from swarm_ft.client.data.files import Wanted
 from swarm_ft.client.data.holdout import Part
 from swarm_ft.client.data.mixture import Mixing, Mixture, open_datasets
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.data.samples import SampleBytes, TokenArray
+from swarm_ft.client.data.sources import open_dataset
 from swarm_ft.client.ends import end_lines, learned_ends
 from swarm_ft.client.export import check_out_dir
 from swarm_ft.client.hub import check_push

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from swarm_ft.client.data.classes import FoundClasses, merged_classes, some_of
-from swarm_ft.client.data.dataset import classes_in
 from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.sources import classes_in
 from swarm_ft.client.options import JobOptions
 from swarm_ft.errors import BadDataset, BadOption
 from swarm_ft.protocol.spec.tasks import task_of
@@ -90,12 +90,13 @@ def _known_names(found: FoundClasses, known: tuple[str, ...], dataset: str) -> C
         return ClassNames(known)
     are_countable = found.are_numbers and not any(name.isdecimal() for name in known)
     if are_countable and all(int(name) < len(known) for name in found.names):
-        pairs = some_of(f"{number} = {name}" for number, name in enumerate(known))
-        note = (
-            f"{dataset}: its classes are numbers, which count those of the model: {pairs}; "
-            "--labels NAME,NAME,... says another order"
+        if known == _nameless(len(known)):
+            return ClassNames(known, known)
+        raise BadDataset(
+            f"dataset '{dataset}': its classes are numbers, {some_of(found.names)}, and the model "
+            f"has names, {some_of(known)}; expected the names in the order in which the data "
+            f"counts them: --labels {','.join(known)}, or another order"
         )
-        return ClassNames(known, known, "" if known == _nameless(len(known)) else note)
     if _are_free(found.names, known):
         return ClassNames(found.names)
     raise BadDataset(

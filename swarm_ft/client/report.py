@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from swarm_ft.protocol.messages.client import (
     RunStatus,
     StepCommitted,
 )
-from swarm_ft.protocol.messages.events import WentBack
+from swarm_ft.protocol.messages.events import Steered, WentBack
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic, summed_by_boundary
 from swarm_ft.protocol.spec.run_spec import Dtype
 from swarm_ft.protocol.spec.tasks import CausalLm, Task, task_of
@@ -96,6 +96,7 @@ class ProgressState:
         went_back: how often the run did while it was watched, and why.
         codecs: what they were changed to; steps rising.
         quality: what compression costs; None where no quality was asked for.
+        steered: requests of people to pause, resume or change the run, oldest first.
     """
 
     num_steps: int
@@ -108,6 +109,7 @@ class ProgressState:
     went_back: tuple[WentBack, ...] = ()
     codecs: tuple[CodecChange, ...] = ()
     quality: QualityFound | None = None
+    steered: tuple[Steered, ...] = ()
 
     def after(self, event: RunEvent) -> ProgressState:
         """The state after one more event.
@@ -126,6 +128,7 @@ class ProgressState:
                 result_step=event.result_step,
                 codecs=event.codecs,
                 quality=event.quality,
+                steered=(*self.steered, *self.new_requests(event)),
             )
         if isinstance(event, WentBack):
             return replace(
@@ -148,6 +151,11 @@ class ProgressState:
             phase=RunPhase.TRAINING,
             detail="",
         )
+
+    def new_requests(self, status: RunStatus) -> tuple[Steered, ...]:
+        """Return the requests in a status that this state does not have."""
+        newest = self.steered[-1].number if self.steered else 0
+        return tuple(request for request in status.steered if request.number > newest)
 
     def _totals_below(self, step: int) -> tuple[StepTotals, ...]:
         stop = len(self.totals)
@@ -216,7 +224,8 @@ class ProgressState:
     def line(self) -> str:
         """The state in words: what is waited for, or else the numbers."""
         if self.detail:
-            return self.detail
+            is_training = self.phase is RunPhase.TRAINING
+            return self.detail if is_training else self.phase.in_words(self.detail)
         if self.phase is not RunPhase.TRAINING or self.loss is None:
             return self.phase.name.lower()
         saved = decimal(max(0, self.bytes_saved))
@@ -265,8 +274,12 @@ class RunProgress:
             self._listeners.remove(listener)
 
     def show_status(self, status: RunStatus) -> None:
-        """The run moved to another phase, or waits for something else."""
+        """The run moved to another phase, waits for something else, or somebody steered it."""
+        requests = self.state.new_requests(status)
         self._take(status)
+        for request in requests:
+            self._last_line = printable(request.words)
+            self.message(self._last_line)
         line = self.state.line()
         # Who is gone, waited for or joins stays to be read when the bar tells of other things.
         is_news = status.phase is RunPhase.TRAINING and bool(status.detail)
@@ -319,9 +332,13 @@ class RunProgress:
 # ---- what came of it
 
 
+_LABEL_CHARS = 16
+"""Width of the labels of `str(report)`."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
-    """What came of a run.
+    """The outcome of a run; `print(report)` shows it in six lines.
 
     Attributes:
         losses: one for each step that counts, mean over its target tokens.
@@ -336,22 +353,50 @@ class RunReport:
         codecs: what the job's were changed to on the way, steps rising; of those that follow a
             quality the newest.
         quality: what compression cost; None where no quality was asked for.
+        steered: requests of people to pause, resume or change the run, oldest first.
         result_dtype: what its weights are stored in; losses are of float32 weights.
     """
 
     run_id: RunId
-    losses: tuple[float, ...]
-    totals: StepTotals
-    evaluations: tuple[Evaluated, ...]
+    losses: tuple[float, ...] = field(repr=False)
+    totals: StepTotals = field(repr=False)
+    evaluations: tuple[Evaluated, ...] = field(repr=False)
     model_dir: str
     num_steps: int | None = None
     result_step: int | None = None
-    forecast: Forecast | None = None
-    went_back: tuple[WentBack, ...] = ()
-    task: Task = _CAUSAL_LM
-    codecs: tuple[CodecChange, ...] = ()
-    quality: QualityFound | None = None
+    forecast: Forecast | None = field(default=None, repr=False)
+    went_back: tuple[WentBack, ...] = field(default=(), repr=False)
+    task: Task = field(default=_CAUSAL_LM, repr=False)
+    codecs: tuple[CodecChange, ...] = field(default=(), repr=False)
+    quality: QualityFound | None = field(default=None, repr=False)
+    steered: tuple[Steered, ...] = field(default=(), repr=False)
     result_dtype: Dtype = Dtype.FLOAT32
+
+    def __str__(self) -> str:
+        totals, sent = self.totals, self.sent
+        of_all = f" of {self.num_steps}" if self.has_stopped_early else ""
+        loss = f"{self.losses[0]:.3f} -> {self.losses[-1]:.3f}" if self.losses else "no step ran"
+        lines = {
+            str(self.run_id): (
+                f"{len(self.losses)}{of_all} steps, {totals.num_samples} samples in "
+                f"{totals.seconds:,.1f} s ({self.samples_per_second:.1f} samples/s)"
+            ),
+            "training loss": loss,
+            "evaluation loss": self._evaluation_words(),
+            "sent": _sent_in_all(sent),
+            "went back": _went_back_words(self.went_back) or "never",
+            "result": f"{self.model_dir} ({self.steps_in_result} steps)",
+        }
+        return "\n".join(f"{label:<{_LABEL_CHARS}} {words}" for label, words in lines.items())
+
+    def _evaluation_words(self) -> str:
+        before, after = self.eval_before, self.eval_after
+        if before is None or after is None:
+            return "not evaluated"
+        digits = 3 if self.task.num_counts else 1
+        metrics = metrics_of(after, self.task)
+        words = ", ".join(f"{name} {value:.{digits}f}" for name, value in metrics.items())
+        return f"{before.loss:.3f} -> {after.loss:.3f}" + (f" ({words})" if words else "")
 
     @property
     def sent(self) -> ByteCounts:
@@ -403,6 +448,7 @@ class RunReport:
             "seconds": self.totals.seconds,
             "samples_per_second": self.samples_per_second,
             "went_back": [asdict(told) for told in self.went_back],
+            "steered": [_steered_fields(request) for request in self.steered],
             "forecast": _forecast_fields(self.forecast),
             "eval_weights_dtype": Dtype.FLOAT32.name.lower(),
             "result_dtype": self.result_dtype.name.lower(),
@@ -479,10 +525,10 @@ class RunReport:
         """Steps made again, an early end, other codecs, or a result that is of an earlier step."""
         lines = []
         if self.went_back:
-            lost = sum(told.from_step - told.to_step for told in self.went_back)
-            times = "once" if len(self.went_back) == 1 else f"{len(self.went_back)} times"
-            words = f"{times}, {lost} steps made again; why is said above"
+            words = f"{_went_back_words(self.went_back)}; why is said above"
             lines.append(f"went back            {words}")
+        for request in self.steered:
+            lines.append(f"steered              {printable(request.words)}")
         if self.has_stopped_early:
             words = f"after step {len(self.losses)} of {self.num_steps}: no better for long enough"
             lines.append(f"stopped early        {words}")
@@ -516,6 +562,22 @@ class RunReport:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         for line in self.summary_lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _sent_in_all(sent: ByteCounts) -> str:
+    if not sent.sent_bytes:
+        return "nothing"
+    ratio = sent.uncompressed_bytes / sent.sent_bytes
+    amounts = f"{decimal(sent.sent_bytes)} instead of {decimal(sent.uncompressed_bytes)}"
+    return f"{amounts} ({ratio:.1f}x less)"
+
+
+def _went_back_words(went_back: Sequence[WentBack]) -> str:
+    if not went_back:
+        return ""
+    num_steps = sum(one.from_step - one.to_step for one in went_back)
+    times = "once" if len(went_back) == 1 else f"{len(went_back)} times"
+    return f"{times}, {num_steps} steps made again"
 
 
 def perplexity(loss: float) -> float:
@@ -578,6 +640,15 @@ def _forecast_fields(expected: Forecast | None) -> dict[str, Any] | None:
         "bound_by": expected.bound_by,
         "evaluation": asdict(expected.evaluation) if expected.evaluation else None,
         "shadows": asdict(expected.shadows) if expected.shadows else None,
+    }
+
+
+def _steered_fields(request: Steered) -> dict[str, Any]:
+    return {
+        "step": request.step,
+        "kind": request.kind.label,
+        "actor": request.actor.label,
+        "words": request.words,
     }
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from rich.console import Console
+
 from swarm_ft.client.card import CARD, model_card
 from swarm_ft.client.data.progress import Listener, ReadSoFar
 from swarm_ft.client.export import assemble, shard_dir
@@ -106,6 +108,7 @@ class WatchedRun:
             task=self.progress.task,
             codecs=tuple(one for one in state.codecs if one.first_step < state.committed_steps),
             quality=state.quality,
+            steered=state.steered,
             result_dtype=self.spec.result_dtype,
         )
 
@@ -240,6 +243,7 @@ async def attach_to(
     client: SwarmClient,
     run_name: str | None,
     model: str | None,
+    console: Console | None = None,
 ) -> WatchedRun:
     """Find a run (the only one, if None) and, by its own spec, what belongs to it.
 
@@ -260,7 +264,8 @@ async def attach_to(
             f"model '{checkpoint.reference}': not the model that run {status.run_id} began with; "
             "give that one with --model"
         )
-    progress, expected = RunProgress(status.spec.train), await _forecast_again(client, status)
+    progress = RunProgress(status.spec.train, console)
+    expected = await _forecast_again(client, status)
     if expected is not None:
         progress.message(expected.line())
     return WatchedRun(
@@ -320,4 +325,4 @@ def _check_not_ended(status: RunStatus) -> None:
     if status.phase is RunPhase.COLLECTED:
         raise RunFailed(f"run {status.run_id}: its result was collected already")
     if status.phase in (RunPhase.CANCELLED, RunPhase.FAILED):
-        raise RunFailed(f"run {status.run_id} {status.phase.name.lower()}: {status.detail}")
+        raise RunFailed(f"run {status.run_id} {status.phase.in_words(status.detail)}")

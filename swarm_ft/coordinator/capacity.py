@@ -15,7 +15,7 @@ from swarm_ft.coordinator.plan.learned import Seen, beside, costs_of, seen
 from swarm_ft.coordinator.plan.neighbours import relayed_percent, with_better_neighbours
 from swarm_ft.coordinator.plan.placement import SETTLE_S, place
 from swarm_ft.coordinator.words import in_words
-from swarm_ft.errors import Busy, MalformedMessage, NotFound, OutOfTurn, Unavailable
+from swarm_ft.errors import BadInput, Busy, MalformedMessage, NotFound, OutOfTurn, Unavailable
 from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.machines.rate import Rate
@@ -29,8 +29,9 @@ from swarm_ft.protocol.messages.capacity import (
     PlacedPeer,
     PlaceRequest,
 )
-from swarm_ft.protocol.messages.control import StageAssignment
+from swarm_ft.protocol.messages.control import PeerHello, StageAssignment
 from swarm_ft.protocol.spec.run_spec import RunSpec
+from swarm_ft.protocol.spec.sizes import size_words
 from swarm_ft.transport.admission import address_of
 from swarm_ft.transport.base import MessageStream
 from swarm_ft.transport.rules import may_read
@@ -192,6 +193,20 @@ class Capacity:
             relayed_percent=relayed_percent(spec, placed, state.ways),
             costs=costs_of(self._seen.values()),
             beside_s=min(left_s, MAX_LEFT_S),
+        )
+
+
+def check_lent(hello: PeerHello) -> None:
+    """Refuse a peer that offers more memory than its device has by its own report.
+
+    Raises:
+        BadInput: names both sizes, and the option that lowers the offer.
+    """
+    has_bytes = hello.device_memory_bytes
+    if has_bytes and hello.memory_bytes > has_bytes:
+        raise BadInput(
+            f"peer {hello.peer_id}: expected at most {size_words(has_bytes)}, the memory of its "
+            f"device, got {size_words(hello.memory_bytes)}; lower --memory"
         )
 
 

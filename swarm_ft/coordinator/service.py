@@ -13,11 +13,13 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
-from swarm_ft import __version__, failpoints
+from swarm_ft import failpoints
+from swarm_ft.build import described_version
 from swarm_ft.clock import Clock
-from swarm_ft.coordinator.capacity import Capacity
+from swarm_ft.coordinator.capacity import Capacity, check_lent
 from swarm_ft.coordinator.decide.faults import run_at_fault, run_of
 from swarm_ft.coordinator.decide.machine import decide
+from swarm_ft.coordinator.disk_watch import DiskWatch
 from swarm_ft.coordinator.facts.events import (
     CodecsChanged,
     CommitRecord,
@@ -52,6 +54,7 @@ from swarm_ft.coordinator.facts.state import QUEUE_S, RESULT_S, Run, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.happenings import Happenings
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.journal.tokens import RESERVE_BYTES
 from swarm_ft.coordinator.places import Places
 from swarm_ft.coordinator.recording.recorder import Recorder, Sink, Surroundings
 from swarm_ft.coordinator.relays import RelayRoll
@@ -111,6 +114,7 @@ from swarm_ft.protocol.messages.control import (
     ToPeer,
 )
 from swarm_ft.protocol.messages.events import (
+    Actor,
     EventKind,
     EventsRequest,
     SwarmEvent,
@@ -284,6 +288,8 @@ class CoordinatorService:
         self._outboxes: dict[PeerId, _Outbox] = {}
         self._counted: tuple[object, asyncio.Task[Counts]] | None = None
         self._watchers = Watchers()
+        self._logged_phases: dict[RunId, str] = {}
+        self._disk = DiskWatch(journal.tokens.free_bytes, RESERVE_BYTES)
         self._frames = StatusFrames(self._encoded_status, lambda: self._state)
         self._followers = Places(MAX_FOLLOWERS, MAX_OWN_FOLLOWERS, "followers")
         # Made once for all readers of the same page.
@@ -295,7 +301,7 @@ class CoordinatorService:
         self._revoked = Revoked(names=())
         self._broken = asyncio.get_running_loop().create_future()
         runs = {run.run_id: run for run in journal.load(clock.now_s())}
-        self._state = SwarmState(
+        self._state: SwarmState = SwarmState(
             runs=MappingProxyType(runs),
             standings=MappingProxyType(journal.standings(clock.now_s())),
             contributions=MappingProxyType(journal.contributions()),
@@ -330,18 +336,34 @@ class CoordinatorService:
             JournalError: the journal cannot be written.
         """
         self._start(self._forget_snapshots())
-        started = Reason(kind=ReasonKind.COORDINATOR_STARTED, code=__version__)
+        started = Reason(kind=ReasonKind.COORDINATOR_STARTED, code=described_version())
         start = Happened(kind=EventKind.COORDINATOR_STARTED, reason=started)
         self._happenings.written(self._write([], [start]))
+        self._check_disk()
         try:
             while True:
                 await asyncio.wait([self._broken], timeout=TICK_S)
                 self._handle(Tick(self._ways()))
                 self._capacity.look()
+                self._check_disk()
         finally:
             self._is_ending = True
             if self._recorder is not None:
                 self._recorder.close()
+
+    def _check_disk(self) -> None:
+        """Report a disk that becomes nearly full, and one that has room again."""
+        happened = self._disk.look(self._clock.now_s())
+        if happened is None:
+            return
+        logger.warning("%s", in_words(happened.reason))
+        with contextlib.suppress(JournalError):  # the event needs the room that is missing
+            self._happenings.written(self._write([], [happened]))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the operator has to see to, for people."""
+        return () if self._disk.low is None else (in_words(self._disk.low),)
 
     # ---- events in, effects out
 
@@ -443,6 +465,15 @@ class CoordinatorService:
         self._journal.write([*records, *events])
         return events
 
+    def _log_phase(self, run: Run) -> None:
+        """Log a run's phase, unless it is what was logged last."""
+        words = run.phase.in_words(in_words(run.reason))
+        if self._logged_phases.get(run.run_id) != words:
+            logger.info("run %s: %s", run.run_id, words)
+        self._logged_phases[run.run_id] = words
+        if run.phase > RunPhase.FINISHED:
+            del self._logged_phases[run.run_id]
+
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Say(peer_id, PlanStep() as plan):
@@ -456,8 +487,7 @@ class CoordinatorService:
                 self._put(peer_id, refusal)
             case Publish(run_id, published):
                 if isinstance(published, Run):
-                    phase, detail = published.phase.name.lower(), in_words(published.reason)
-                    logger.info("run %s: %s %s", run_id, phase, detail)
+                    self._log_phase(published)
                 self._watchers.tell(run_id, event_of(run_id, published))
             case WriteSnapshot():
                 self._start(self._write_snapshot(effect))
@@ -607,6 +637,7 @@ class CoordinatorService:
         if not isinstance(hello, PeerHello):
             raise OutOfTurn(f"{stream.remote}: expected a hello as the first message")
         check_name(stream.caller, hello.peer_id)
+        check_lent(hello)
         self._joins_of_peer.check(hello.peer_id, now_s, f"peer {hello.peer_id} joins")
         outbox = self._open_outbox(hello.peer_id)
         if self._revoked.names:
@@ -723,7 +754,11 @@ class CoordinatorService:
         request = await stream.receive()
         run = self._named(request, stream.caller)
         if is_owner(stream.caller, run.owner):  # a reader that has the result ends nothing
-            self._handle(event(run.run_id))
+            actor = Actor.CLIENT if stream.caller is None else Actor.OWNER
+            is_cancel = event is RunCancelled
+            self._handle(
+                RunCancelled(run.run_id, actor) if is_cancel else ResultCollected(run.run_id)
+            )
         await stream.send(status_of(self._state.runs[run.run_id]))
 
     async def _status(self, stream: MessageStream[SwarmStatus | Encoded, StatusRequest]) -> None:
@@ -765,7 +800,7 @@ class CoordinatorService:
         evaluations = [found[i] for i in _evenly(0, len(found), max_points)]
         return sorted([*evaluations, *steps], key=lambda told: told.step)
 
-    # ---- what the swarm's owner asks for, of any client's run
+    # ---- requests of the swarm's operator, for any client's run
 
     def cancel(self, run_id: RunId) -> None:
         """End a run.
@@ -774,15 +809,15 @@ class CoordinatorService:
             NotFound: there is no such run.
             OutOfTurn: it is over.
         """
-        self._steer(RunCancelled(run_id, by_operator=True), last=RunPhase.FINISHED)
+        self._steer(RunCancelled(run_id, Actor.OPERATOR), last=RunPhase.FINISHED)
 
     def pause(self, run_id: RunId) -> None:
         """Plan no step after the one under way; raises as `cancel` does."""
-        self._steer(RunPaused(run_id))
+        self._steer(RunPaused(run_id, Actor.OPERATOR))
 
     def resume(self, run_id: RunId) -> None:
         """Go on with a run that was paused; raises as `cancel` does."""
-        self._steer(RunResumed(run_id))
+        self._steer(RunResumed(run_id, Actor.OPERATOR))
 
     def change_rate(self, run_id: RunId, learning_rate: float) -> None:
         """Train with another peak learning rate from the next step on; raises as `cancel` does.
@@ -800,7 +835,7 @@ class CoordinatorService:
             raise BadInput(f"run {run_id} was submitted with learning rate 0, and keeps it")
         if run is not None and len(run.steering.rates) >= MAX_RATE_CHANGES:
             raise BadInput(f"run {run_id} had {MAX_RATE_CHANGES} learning rates already")
-        self._steer(RateChanged(run_id, learning_rate))
+        self._steer(RateChanged(run_id, learning_rate, Actor.OPERATOR))
 
     def change_codecs(self, run_id: RunId, forward: str = "", backward: str = "") -> None:
         """Have frames go by other codecs from the next step on; raises as `cancel` does.
@@ -826,7 +861,7 @@ class CoordinatorService:
         run.spec.with_codecs(codecs)
         if len(run.steering.codecs) >= MAX_CODEC_CHANGES:
             raise BadInput(f"run {run_id} had {MAX_CODEC_CHANGES} pairs of codecs already")
-        self._steer(CodecsChanged(run_id, codecs))
+        self._steer(CodecsChanged(run_id, codecs, Actor.OPERATOR))
 
     def _steer(
         self,
@@ -845,9 +880,10 @@ class CoordinatorService:
         return replace(
             overview(self._state, page, caller, self._capacity.machines),
             relays=self._relays.statuses if self._relays is not None else (),
-            version=__version__,
+            version=described_version(),
             unix_s=self._unix_s(),
             next_event=self._happenings.next_serial,
+            warnings=self.warnings,
         )
 
     async def happened(

@@ -24,7 +24,7 @@ from swarm_ft.coordinator.facts.state import Run, SwarmState
 from swarm_ft.coordinator.members import Roll, contributors
 from swarm_ft.coordinator.plan.learned import left_s_range
 from swarm_ft.coordinator.plan.steps import ends_of
-from swarm_ft.coordinator.words import event_in_words, in_words, went_back
+from swarm_ft.coordinator.words import event_in_words, in_words, steered, went_back
 from swarm_ft.errors import Busy, Unavailable
 from swarm_ft.identity.roles import Caller
 from swarm_ft.ids import BlockIndex, PeerId, RunId, StepNumber
@@ -122,6 +122,7 @@ def status_of(run: Run) -> RunStatus:
         result_step=StepNumber(run.committed_steps) if run.past.trained_steps else None,
         codecs=run.steering.codecs[-MAX_CODEC_CHANGES:],
         quality=run.quality_found,
+        steered=tuple(filter(None, map(steered, run.steering.requests))),
     )
 
 
@@ -251,6 +252,7 @@ def told_to(state: SwarmState, caller: Caller | None, event: EventRecord) -> Swa
         from_step=_step(happened.from_step),
         to_step=_step(happened.to_step),
         words=event_in_words(happened.kind, reason) if is_shown else "",
+        actor=reason.actor if reason is not None and is_shown else None,
     )
 
 

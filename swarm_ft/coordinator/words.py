@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from swarm_ft.coordinator.facts.reasons import Reason
 from swarm_ft.coordinator.facts.reasons import ReasonKind as Kind
+from swarm_ft.coordinator.facts.state import SteeringRequest
 from swarm_ft.errors import NonFinite, NonFiniteWeights, OutOfMemory
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.client import QualityFound
-from swarm_ft.protocol.messages.events import EventKind, WentBack
+from swarm_ft.protocol.messages.events import Actor, EventKind, Steered, WentBack
 from swarm_ft.protocol.spec.bounds import MAX_TEXT_BYTES, cut_text
 
 
@@ -29,6 +30,20 @@ def in_words(reason: Reason | None) -> str:
 def event_in_words(kind: EventKind, reason: Reason | None) -> str:
     """An event's reason as text; events without one have a text of their kind."""
     return in_words(reason) or _EVENTS.get(kind, "")
+
+
+def steered(request: SteeringRequest) -> Steered | None:
+    """The message for a request; None if it names no actor."""
+    actor = request.reason.actor
+    if actor is None:
+        return None
+    return Steered(
+        number=request.number,
+        kind=request.kind,
+        actor=actor,
+        step=StepNumber(request.step),
+        words=in_words(request.reason),
+    )
 
 
 def went_back(reason: Reason) -> WentBack:
@@ -107,6 +122,10 @@ def _count(number: float | None, noun: str) -> str:
 
 def _seconds(number: float | None) -> str:
     return f"{number or 0:.0f} s"
+
+
+def _megabytes(num_bytes: float | None) -> str:
+    return f"{(num_bytes or 0) / 1e6:,.0f} MB"
 
 
 def _hours(number: float | None) -> str:
@@ -227,13 +246,12 @@ def _missing_layers(reason: Reason) -> str:
 
 
 def _behind(reason: Reason) -> str:
-    runs = _and_more(_both(reason.runs), reason.num_more, "others")
-    place = f"behind {runs}" if reason.runs else "its turn is next"
-    return (
-        f"{place}; {_count(reason.amount, 'run')} before it in the queue"
-        if reason.amount
-        else place
-    )
+    if not reason.runs and not reason.amount:
+        return "its turn is next"
+    place = f"place {int(reason.amount or 0) + 1}"
+    others = "other" if reason.num_more == 1 else "others"
+    runs = _and_more(_both(reason.runs), reason.num_more, others)
+    return f"{place}, after {runs}" if reason.runs else place
 
 
 def _may_return(reason: Reason) -> str:
@@ -267,21 +285,34 @@ def _layers_moved(reason: Reason) -> str:
     return f"layers {_layers(reason)} {change}"
 
 
-def _paused_by_owner(reason: Reason) -> str:
-    when = "now" if reason.step is None else f"when step {reason.step} is committed"
-    return f"its owner pauses it {when}"
+_ACTORS = {
+    Actor.CLIENT: "a client",
+    Actor.OWNER: "the run's owner",
+    Actor.OPERATOR: "the swarm's operator on the coordinator's page",
+}
+
+
+def _by(reason: Reason, verb: str = "") -> str:
+    """`; set by the run's owner`; empty for a reason of an older journal, which has no actor."""
+    return f"{verb} by {_ACTORS[reason.actor]}" if reason.actor else ""
+
+
+def _pause_requested(reason: Reason) -> str:
+    when = "" if reason.step is None else f", once step {reason.step} is committed"
+    return f"paused{_by(reason)}{when}"
 
 
 def _rate_changed(reason: Reason) -> str:
     rate = "" if reason.value is None else f" {reason.value:.4g}"
     before = "" if reason.value_before is None else f", {reason.value_before:.4g} before"
-    return f"learning rate{rate} from step {reason.step} on{before}"
+    return f"learning rate{rate} from step {reason.step} on{before}{_by(reason, '; set')}"
 
 
 def _codecs_changed(reason: Reason) -> str:
     codecs = f" {reason.text}" if reason.text else " change"
     before = f", {reason.text_before} before" if reason.text_before else ""
-    return _because(f"codecs{codecs} from step {reason.step} on{before}", reason)
+    sentence = f"codecs{codecs} from step {reason.step} on{before}{_by(reason, '; set')}"
+    return _because(sentence, reason)
 
 
 def _compression_cost(reason: Reason) -> str:
@@ -396,6 +427,11 @@ _OTHERS: Mapping[Kind, Callable[[Reason], str]] = {
     Kind.RECORDED_TEXT: lambda r: r.text,
     Kind.SEVERAL: _parts,
     Kind.COORDINATOR_STARTED: lambda r: f"the coordinator started, swarm-ft {r.code}",
+    Kind.DISK_LOW: lambda r: (
+        f"the coordinator's disk is nearly full: {_megabytes(r.amount)} free; it refuses jobs that "
+        f"would leave less than {_megabytes(r.limit)}, which are for runs under way; make room"
+    ),
+    Kind.DISK_FREE: lambda r: f"the coordinator's disk has room again: {_megabytes(r.amount)} free",
     Kind.CONFIRMED_ERROR: _run_failed,
     Kind.REPEATED_ERROR: _run_failed,
     # ---- what follows from the loss of a peer
@@ -463,8 +499,8 @@ _OTHERS: Mapping[Kind, Callable[[Reason], str]] = {
     Kind.MOVED: _moved,
     Kind.LAYERS_MOVED: _layers_moved,
     Kind.PAUSED: lambda r: f"paused after step {r.step}: its peers hold its state",
-    Kind.PAUSED_BY_OWNER: _paused_by_owner,
-    Kind.RESUMED_BY_OWNER: _fixed("its owner resumes it"),
+    Kind.PAUSE_REQUESTED: _pause_requested,
+    Kind.RESUME_REQUESTED: lambda r: f"resumed{_by(r)}",
     Kind.RATE_CHANGED: _rate_changed,
     Kind.CODECS_CHANGED: _codecs_changed,
     Kind.COMPRESSION_COST: _compression_cost,
@@ -502,10 +538,11 @@ _OTHERS: Mapping[Kind, Callable[[Reason], str]] = {
     # ---- a run ends
     Kind.QUEUE_EXPIRED: _queue_expired,
     Kind.NO_PEER_CAN_HOST: lambda r: _because("no peer can host it", r),
+    Kind.RUN_UNREADABLE: lambda r: _with_text("its record in the journal cannot be read", r),
     Kind.DATA_UNREADABLE: lambda r: _with_text("its data cannot be read", r),
     Kind.RUN_ABORTED: lambda r: r.text or "the coordinator ended the run after an internal error",
-    Kind.CANCELLED_BY_CLIENT: _fixed("cancelled by a client"),
-    Kind.CANCELLED_BY_OPERATOR: _fixed("cancelled by the swarm's owner"),
+    Kind.CANCELLED_BY_CLIENT: lambda r: f"cancelled{_by(r) or ' by a client'}",
+    Kind.CANCELLED_BY_OPERATOR: lambda r: f"cancelled{_by(r) or ' by the operator'}",
     Kind.RESULT_COLLECTED: _fixed("a client has the result"),
     Kind.RESULT_EXPIRED: lambda r: f"no client collected its result in {_hours(r.amount)}",
     # ---- a peer is released from a run

@@ -1,4 +1,4 @@
-"""A directory in a hivemind DHT; the only module that imports hivemind, which takes seconds.
+"""A directory in a hivemind DHT.
 
 A record is a value under key `PREFIX.ROLE` and subkey NAME: the endpoint, or an empty text once
 it is withdrawn. Of two values the one that expires later counts, wherever and whenever they
@@ -18,15 +18,20 @@ from importlib import resources
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
-from hivemind.dht.node import DHTNode
-from hivemind.dht.protocol import ValidationError
-from hivemind.dht.validation import DHTRecord, RecordValidatorBase
-from hivemind.p2p import P2P, P2PDaemonError, PeerID
-from hivemind.utils import get_dht_time
-from hivemind.utils.logging import use_hivemind_log_handler
-from hivemind.utils.multiaddr import Multiaddr
 
 from swarm_ft.discovery.directory import checked_record, readable_records
+from swarm_ft.discovery.hivemind_parts import (
+    P2P,
+    DHTNode,
+    DHTRecord,
+    Multiaddr,
+    P2PDaemonError,
+    PeerID,
+    RecordValidatorBase,
+    ValidationError,
+    get_dht_time,
+    use_hivemind_log_handler,
+)
 from swarm_ft.errors import (
     BadOption,
     DirectoryUnreachable,

@@ -163,12 +163,12 @@ async def watched(
         if places.page is not None:
             shown = certificate if places.is_far else None
             page = _Page(source, clock, documents, live, places, complaints, shown)
-            found = await page.answer(stack, _health(source, metrics))
+            found = await page.answer(stack, _health(source, facts, metrics))
         if places.metrics is not None:
             own = _socket("--metrics", *places.metrics)
             host, port = own.getsockname()[:2]
             names = own_names | {places.metrics[0].lower()}
-            await _open_to_all(stack, own, _health(source, metrics), names, complaints)
+            await _open_to_all(stack, own, _health(source, facts, metrics), names, complaints)
             found = replace(found, metrics=f"{_bracketed(host)}:{port}")
         yield found
 
@@ -271,13 +271,15 @@ def _plain(words: str, status: int = 200) -> web.Response:
     return web.Response(text=words + "\n", status=status)
 
 
-def _health(source: Source, metrics: Metrics) -> Iterable[web.RouteDef]:
+def _health(source: Source, facts: Facts, metrics: Metrics) -> Iterable[web.RouteDef]:
     async def healthz(_request: web.Request) -> web.Response:
         return _plain("ok")
 
     async def readyz(_request: web.Request) -> web.Response:
         if source.is_ready:
-            return _plain("ok")
+            return _plain(
+                "\n".join(("ok", *(f"warning: {one}" for one in facts.status().warnings)))
+            )
         return _plain("the coordinator plans and commits nothing now", status=503)
 
     async def scraped(_request: web.Request) -> web.Response:

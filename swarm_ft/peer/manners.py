@@ -140,6 +140,7 @@ def why_paused(manners: Manners, seen: Seen) -> str:
     if seen.used_up:
         return seen.used_up
     if manners.hours is not None and not manners.hours.covers(seen.local):
-        return f"outside of its hours ({manners.hours})"
+        again = _clock(manners.hours.start)
+        return f"outside of its hours ({manners.hours}); it works again at {again}"
     first = next((case for case in manners.pause_when if case in seen.holds), None)
     return first.in_words if first is not None else ""

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from swarm_ft import __version__
 from swarm_ft.buffers import BufferStore
+from swarm_ft.build import described_version
 from swarm_ft.clock import Clock
 from swarm_ft.codec.base import CPU
 from swarm_ft.discovery.directory import Directory
@@ -113,6 +113,7 @@ class PeerOptions:
     Attributes:
         layers: blocks to host; None lets the coordinator choose.
         memory_bytes: lent at most; bounds an automatic choice, and the microbatches in flight.
+        device_memory_bytes: that the device has in all; 0: unknown.
         shard_dir: where the trained stage is kept until it is collected.
         buffers: where buffers are kept, and how many bytes of them.
         snapshots_url: where the swarm's snapshots lie; empty if this peer is to have no part.
@@ -140,6 +141,7 @@ class PeerOptions:
     machine: Machine | None = None
     device: str = ""
     codes_on: torch.device = CPU
+    device_memory_bytes: int = 0
 
 
 class PeerNode:
@@ -391,13 +393,14 @@ class PeerNode:
             held=tuple(stage for stage in held.values() if stage is not None),
             kept_runs=tuple(sorted(self._kept_runs | unloaded))[:MAX_KEPT_RUNS],
             device=self._options.device,
-            version=__version__,
+            version=described_version(),
             leaving=self.presence.leaving,
             max_up_bytes_per_s=_or_none(self._options.max_up_bytes_per_s),
             max_down_bytes_per_s=_or_none(self._options.max_down_bytes_per_s),
             keep_bytes=self._kept.lent_bytes,
             kept_shards=self._kept.shards,
             max_beside=self._options.max_beside,
+            device_memory_bytes=self._options.device_memory_bytes,
         )
 
     def _alive(self) -> list[PeerAlive]:

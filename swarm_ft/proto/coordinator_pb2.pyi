@@ -24,6 +24,13 @@ class RunPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     RUN_PHASE_CANCELLED: _ClassVar[RunPhase]
     RUN_PHASE_FAILED: _ClassVar[RunPhase]
 
+class Actor(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ACTOR_UNSPECIFIED: _ClassVar[Actor]
+    ACTOR_CLIENT: _ClassVar[Actor]
+    ACTOR_OWNER: _ClassVar[Actor]
+    ACTOR_OPERATOR: _ClassVar[Actor]
+
 class MemberDoing(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     MEMBER_DOING_UNSPECIFIED: _ClassVar[MemberDoing]
@@ -49,6 +56,8 @@ class EventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EVENT_KIND_PEER_LEAVING: _ClassVar[EventKind]
     EVENT_KIND_PEER_PAUSED: _ClassVar[EventKind]
     EVENT_KIND_PEER_RESUMED: _ClassVar[EventKind]
+    EVENT_KIND_DISK_LOW: _ClassVar[EventKind]
+    EVENT_KIND_DISK_FREE: _ClassVar[EventKind]
     EVENT_KIND_RUN_SUBMITTED: _ClassVar[EventKind]
     EVENT_KIND_RUN_QUEUED: _ClassVar[EventKind]
     EVENT_KIND_RUN_WAITING: _ClassVar[EventKind]
@@ -77,6 +86,10 @@ RUN_PHASE_FINISHED: RunPhase
 RUN_PHASE_COLLECTED: RunPhase
 RUN_PHASE_CANCELLED: RunPhase
 RUN_PHASE_FAILED: RunPhase
+ACTOR_UNSPECIFIED: Actor
+ACTOR_CLIENT: Actor
+ACTOR_OWNER: Actor
+ACTOR_OPERATOR: Actor
 MEMBER_DOING_UNSPECIFIED: MemberDoing
 MEMBER_DOING_LOADING: MemberDoing
 MEMBER_DOING_COMPUTING: MemberDoing
@@ -97,6 +110,8 @@ EVENT_KIND_PEER_RELIEVED: EventKind
 EVENT_KIND_PEER_LEAVING: EventKind
 EVENT_KIND_PEER_PAUSED: EventKind
 EVENT_KIND_PEER_RESUMED: EventKind
+EVENT_KIND_DISK_LOW: EventKind
+EVENT_KIND_DISK_FREE: EventKind
 EVENT_KIND_RUN_SUBMITTED: EventKind
 EVENT_KIND_RUN_QUEUED: EventKind
 EVENT_KIND_RUN_WAITING: EventKind
@@ -149,7 +164,7 @@ class HeldStage(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., committed_steps: _Optional[int] = ..., last_attempt: _Optional[int] = ..., exported: _Optional[_Union[_snapshot_pb2.ShardFile, _Mapping]] = ...) -> None: ...
 
 class PeerHello(_message.Message):
-    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "device", "version", "leaving", "max_up_bytes_per_s", "max_down_bytes_per_s", "keep_bytes", "kept_shards", "protocol_version", "max_beside")
+    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "device", "version", "leaving", "max_up_bytes_per_s", "max_down_bytes_per_s", "keep_bytes", "kept_shards", "protocol_version", "max_beside", "device_memory_bytes")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +180,7 @@ class PeerHello(_message.Message):
     KEPT_SHARDS_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_BESIDE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
     memory_bytes: int
@@ -180,7 +196,8 @@ class PeerHello(_message.Message):
     kept_shards: _containers.RepeatedCompositeFieldContainer[KeptShard]
     protocol_version: int
     max_beside: int
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldStage, _Mapping]]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., leaving: _Optional[_Union[PeerLeaving, _Mapping]] = ..., max_up_bytes_per_s: _Optional[float] = ..., max_down_bytes_per_s: _Optional[float] = ..., keep_bytes: _Optional[int] = ..., kept_shards: _Optional[_Iterable[_Union[KeptShard, _Mapping]]] = ..., protocol_version: _Optional[int] = ..., max_beside: _Optional[int] = ...) -> None: ...
+    device_memory_bytes: int
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldStage, _Mapping]]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., leaving: _Optional[_Union[PeerLeaving, _Mapping]] = ..., max_up_bytes_per_s: _Optional[float] = ..., max_down_bytes_per_s: _Optional[float] = ..., keep_bytes: _Optional[int] = ..., kept_shards: _Optional[_Iterable[_Union[KeptShard, _Mapping]]] = ..., protocol_version: _Optional[int] = ..., max_beside: _Optional[int] = ..., device_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class KeptShard(_message.Message):
     __slots__ = ("name", "digest")
@@ -871,7 +888,7 @@ class StatusRequest(_message.Message):
     def __init__(self, first_member: _Optional[int] = ..., first_run: _Optional[int] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "assignments", "sent", "attempt", "joining", "results", "result_step", "codecs", "quality")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "assignments", "sent", "attempt", "joining", "results", "result_step", "codecs", "quality", "steered")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -885,6 +902,7 @@ class RunStatus(_message.Message):
     RESULT_STEP_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
     QUALITY_FIELD_NUMBER: _ClassVar[int]
+    STEERED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: RunPhase
     detail: str
@@ -898,7 +916,22 @@ class RunStatus(_message.Message):
     result_step: int
     codecs: _containers.RepeatedCompositeFieldContainer[CodecChange]
     quality: QualityFound
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ..., result_step: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChange, _Mapping]]] = ..., quality: _Optional[_Union[QualityFound, _Mapping]] = ...) -> None: ...
+    steered: _containers.RepeatedCompositeFieldContainer[Steered]
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ..., result_step: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChange, _Mapping]]] = ..., quality: _Optional[_Union[QualityFound, _Mapping]] = ..., steered: _Optional[_Iterable[_Union[Steered, _Mapping]]] = ...) -> None: ...
+
+class Steered(_message.Message):
+    __slots__ = ("number", "kind", "actor", "step", "words")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    kind: EventKind
+    actor: Actor
+    step: int
+    words: str
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[_Union[EventKind, str]] = ..., actor: _Optional[_Union[Actor, str]] = ..., step: _Optional[int] = ..., words: _Optional[str] = ...) -> None: ...
 
 class StageResult(_message.Message):
     __slots__ = ("peer_id", "file")
@@ -1129,7 +1162,7 @@ class QualityFound(_message.Message):
     def __init__(self, asked: _Optional[float] = ..., cost: _Optional[float] = ..., num_measured: _Optional[int] = ...) -> None: ...
 
 class SwarmStatus(_message.Message):
-    __slots__ = ("members", "runs", "num_members", "num_runs", "relays", "version", "unix_s", "next_event", "contributors")
+    __slots__ = ("members", "runs", "num_members", "num_runs", "relays", "version", "unix_s", "next_event", "contributors", "warnings")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     NUM_MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -1139,6 +1172,7 @@ class SwarmStatus(_message.Message):
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
     NEXT_EVENT_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    WARNINGS_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     runs: _containers.RepeatedCompositeFieldContainer[RunSummary]
     num_members: int
@@ -1148,7 +1182,8 @@ class SwarmStatus(_message.Message):
     unix_s: float
     next_event: int
     contributors: _containers.RepeatedCompositeFieldContainer[Contributor]
-    def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ..., num_members: _Optional[int] = ..., num_runs: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayStatus, _Mapping]]] = ..., version: _Optional[str] = ..., unix_s: _Optional[float] = ..., next_event: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[Contributor, _Mapping]]] = ...) -> None: ...
+    warnings: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ..., num_members: _Optional[int] = ..., num_runs: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayStatus, _Mapping]]] = ..., version: _Optional[str] = ..., unix_s: _Optional[float] = ..., next_event: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[Contributor, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("since", "run_id", "follows", "protocol_version")
@@ -1163,7 +1198,7 @@ class EventsRequest(_message.Message):
     def __init__(self, since: _Optional[int] = ..., run_id: _Optional[str] = ..., follows: _Optional[bool] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class SwarmEvent(_message.Message):
-    __slots__ = ("serial", "unix_s", "kind", "run_id", "peer_id", "from_step", "to_step", "words")
+    __slots__ = ("serial", "unix_s", "kind", "run_id", "peer_id", "from_step", "to_step", "words", "actor")
     SERIAL_FIELD_NUMBER: _ClassVar[int]
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -1172,6 +1207,7 @@ class SwarmEvent(_message.Message):
     FROM_STEP_FIELD_NUMBER: _ClassVar[int]
     TO_STEP_FIELD_NUMBER: _ClassVar[int]
     WORDS_FIELD_NUMBER: _ClassVar[int]
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
     serial: int
     unix_s: float
     kind: EventKind
@@ -1180,7 +1216,8 @@ class SwarmEvent(_message.Message):
     from_step: int
     to_step: int
     words: str
-    def __init__(self, serial: _Optional[int] = ..., unix_s: _Optional[float] = ..., kind: _Optional[_Union[EventKind, str]] = ..., run_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., from_step: _Optional[int] = ..., to_step: _Optional[int] = ..., words: _Optional[str] = ...) -> None: ...
+    actor: Actor
+    def __init__(self, serial: _Optional[int] = ..., unix_s: _Optional[float] = ..., kind: _Optional[_Union[EventKind, str]] = ..., run_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., from_step: _Optional[int] = ..., to_step: _Optional[int] = ..., words: _Optional[str] = ..., actor: _Optional[_Union[Actor, str]] = ...) -> None: ...
 
 class SwarmEvents(_message.Message):
     __slots__ = ("events",)

@@ -5,7 +5,6 @@ Apple's GPUs (`mps`) were not run by the tests: what is known to differ is here.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from swarm_ft import systems
 from swarm_ft.errors import BadOption
+from swarm_ft.stage.names import check_device_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """What a stage computes in; its weights stay float32."""
@@ -33,14 +33,12 @@ def pick_device(text: str, dtype: torch.dtype = torch.float32) -> torch.device:
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if text == "auto":
         return torch.device("cuda:0" if num_gpus else "cpu")
-    match = re.fullmatch(r"cpu|mps|cuda(?::(\d{1,3}))?", text)
-    if match is None:
-        raise BadOption(f"--device '{text}': expected auto, cpu, cuda, cuda:N or mps")
+    check_device_name(text)
     if text == "cpu":
         return torch.device("cpu")
     if text == "mps":
         return _apple_gpu(dtype)
-    index = int(match[1] or 0)
+    index = int(text.partition(":")[2] or 0)
     if index >= num_gpus:
         raise BadOption(f"--device '{text}': torch finds {num_gpus} CUDA devices; try auto or cpu")
     return torch.device("cuda", index)
@@ -87,11 +85,22 @@ def free_memory_bytes(device: torch.device) -> int:
         return free_bytes
     free = systems.free_memory_bytes()
     if free is None:
-        raise BadOption("--memory: this system does not tell how much is free; say how many GiB")
+        raise BadOption(
+            "--memory: this system does not tell how much is free; give a size such as 4GiB"
+        )
     if device.type == "mps":  # which has the machine's, up to a part
         left = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
         return max(0, min(free, left))
     return free
+
+
+def total_memory_bytes(device: torch.device) -> int | None:
+    """Return the memory that the device has in all, free or not; None: unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    return systems.total_memory_bytes()
 
 
 def keep_within(device: torch.device, memory_bytes: int) -> None:

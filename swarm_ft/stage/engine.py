@@ -33,9 +33,10 @@ from swarm_ft.stage.forms import Forms, frozen_forms, prepare
 from swarm_ft.stage.heads import FLOAT32_ALONE, counts_by_class
 from swarm_ft.stage.held import HeldBytes, Storages
 from swarm_ft.stage.kept import TRIED, Keeping, StageCache, try_out
-from swarm_ft.stage.module import DropoutSeeds, StageModule, WeightProduct, tokens_among
+from swarm_ft.stage.module import DropoutSeeds, StageModule, tokens_among
 from swarm_ft.stage.routers import balance_loss, check_routers, experts_per_token
 from swarm_ft.stage.skeleton import ModelConfig, reports_router
+from swarm_ft.stage.weight_products import WeightProduct
 from swarm_ft.stage.weights import StageWeights
 
 # ---- checks of tensors that other processes sent

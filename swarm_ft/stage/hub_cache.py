@@ -29,8 +29,7 @@ from huggingface_hub.file_download import http_get
 from swarm_ft.errors import BadModel
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.run_spec import BYTES_PER_FLOAT, ModelSpec
-from swarm_ft.stage.checkpoint import CONFIG_FILE
-from swarm_ft.stage.source import INDEX_FILE, SINGLE_FILE, Source, one_line
+from swarm_ft.stage.source import CONFIG_FILE, INDEX_FILE, SINGLE_FILE, Source, one_line
 
 logger = get_logger(__name__)
 
@@ -102,7 +101,7 @@ class HubCache:
         left_bytes: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self._folder = folder
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._endpoint = endpoint
         self._on_bytes = on_bytes
         self._left_bytes = left_bytes
@@ -235,15 +234,15 @@ class HubCache:
         used = {one.folder for one in self._in_use.values()}
         there = {path: bytes_in(path) for path in self._repositories()}
         for path in sorted(there, key=_last_used_s):
-            if sum(there.values()) + num_bytes <= self._max_bytes:
+            if sum(there.values()) + num_bytes <= self.max_bytes:
                 break
             if path not in used:
                 shutil.rmtree(path)
                 logger.info("model %s: deleted, to make room (--model-disk)", path.name)
                 del there[path]
-        if sum(there.values()) + num_bytes > self._max_bytes:
+        if sum(there.values()) + num_bytes > self.max_bytes:
             raise OSError(
-                f"{num_bytes} bytes more have no room in --model-disk of {self._max_bytes} bytes"
+                f"{num_bytes} bytes more have no room in --model-disk of {self.max_bytes} bytes"
             )
 
     def _repositories(self) -> list[Path]:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers.utils import cached_file
 
 from swarm_ft.errors import BadModel
 from swarm_ft.stage.stored import PIECE_BYTES, StoredFile, StoredTensor
 
+CONFIG_FILE = "config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
@@ -57,6 +57,8 @@ class Source:
         return path
 
     def _fetch(self, file_name: str) -> Path | None:
+        from transformers.utils import cached_file  # a peer without a run needs none of it
+
         found: str | None = cached_file(self.reference, file_name, revision=self.revision)
         return None if found is None else Path(found)
 

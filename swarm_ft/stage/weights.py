@@ -22,9 +22,10 @@ from swarm_ft.stage.device import summable
 from swarm_ft.stage.finite import origin_among
 from swarm_ft.stage.forms import SCALES, Lazy
 from swarm_ft.stage.held import Storages
-from swarm_ft.stage.module import DeferredLinears, StageModule
+from swarm_ft.stage.module import StageModule
 from swarm_ft.stage.optimizers import NEVER_NEGATIVE, STEP, Kept, Kind, kind_of
 from swarm_ft.stage.stored import file_pieces
+from swarm_ft.stage.weight_products import DeferredLinears
 
 T = TypeVar("T")
 _NORMED_VALUES = 1 << 20

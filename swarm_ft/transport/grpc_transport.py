@@ -14,6 +14,7 @@ import grpc
 
 from swarm_ft.errors import InternalError, OutOfTurn, SwarmError, Unavailable, from_code
 from swarm_ft.identity.roles import Caller
+from swarm_ft.log import get_logger
 from swarm_ft.protocol.wire.convert import WireType
 from swarm_ft.transport.base import (
     LOST_GRACE_S,
@@ -33,12 +34,15 @@ from swarm_ft.transport.grpc_options import (
     refusal,
     server_arguments,
 )
+from swarm_ft.transport.grpc_words import in_words
 from swarm_ft.transport.local_places import LocalPlace
 from swarm_ft.transport.metering import CallMeter, Meter, OnFlood
 from swarm_ft.transport.methods import from_bytes, to_bytes
 from swarm_ft.transport.open_calls import OpenCalls
 from swarm_ft.transport.open_files import max_connections, raise_open_files
 from swarm_ft.transport.rules import check_rule
+
+logger = get_logger(__name__)
 
 # ---- the one table between this project's errors and gRPC's
 #
@@ -97,14 +101,6 @@ _GONE = frozenset(
     }
 )
 
-_OF_ANOTHER_SWARM = "who answers shows a certificate of another swarm"
-_MEANINGS = (
-    ("Hostname Verification Check failed", "who answers shows another member's certificate"),
-    ("certificate signature failure", _OF_ANOTHER_SWARM),
-    ("CERTIFICATE_VERIFY_FAILED", _OF_ANOTHER_SWARM),
-)
-"""Of what gRPC says when a handshake fails."""
-
 Metadata = Iterable[tuple[str, str | bytes]]
 
 
@@ -126,13 +122,9 @@ def from_status(
         if key == METADATA_KEY and isinstance(value, bytes):
             code, _, message = value.decode("utf-8", "replace").partition("\n")
             return from_code(code, _printable(message))
-    text = f"{remote}: {_printable(_in_words(details)) or 'no detail'} (gRPC {status.name})"
-    return Unavailable(text) if status in _GONE else InternalError(text)
-
-
-def _in_words(details: str) -> str:
-    """What gRPC says, in words of its users where these know more."""
-    return next((words for sign, words in _MEANINGS if sign in details), details)
+    logger.debug("%s: gRPC %s: %s", remote, status.name, _printable(details))
+    error = Unavailable if status in _GONE else InternalError
+    return error(f"{remote}: {in_words(status, details)}")
 
 
 def _printable(text: str) -> str:

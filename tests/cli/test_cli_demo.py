@@ -30,6 +30,7 @@ KEYS = {
     "stopped_early",
     "result_step",
     "went_back",
+    "steered",
     "eval_samples",
     "eval_weights_dtype",
     "result_dtype",
@@ -259,7 +260,7 @@ def test_a_stage_that_dies_ends_the_demo_with_its_last_words_and_the_next_one_fo
     demo.wait_for("err", "step 1/", timeout_s=START_S)
     shell.kill("serve-stage --layers 3-6")
     assert demo.ends(30) == 1
-    assert "stage-3-6 ended with" in demo.err[-1]
+    assert "stage-2 ended with" in demo.err[-1]
     assert shell.all_gone(), shell.alive()
     # In the same folder: one that went on with the run of before would not end.
     again = shell.spawn("demo", "--stages", 1, "--steps", 1, "--max-eval-samples", 1)

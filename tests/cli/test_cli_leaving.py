@@ -22,13 +22,13 @@ class Swarm:
         port, journal = free_port(), ("--journal", shell.cwd / "journal.db")
         assert shell.spawn("init", *journal).ends() == 0
         place = ("--address", f"127.0.0.1:{port}", "--uses", 100, *journal)
-        self._peer_way = shell.invited(*place)
+        self.peer_way = shell.invited(*place)
         self._client_way = ("--invite", shell.invited("--role", "client", *place))
         self.coordinator = shell.up("coordinator", "--port", port, *journal, *options)
 
     def peer(self, name: str, *options: object) -> Spawned:
         home = ("--buffer-dir", self.shell.cwd / name)
-        return self.shell.spawn("serve-stage", self._peer_way, *home, *options)
+        return self.shell.spawn("serve-stage", self.peer_way, *home, *options)
 
     def train(self, name: str, sample: SampleInput, *options: object) -> Spawned:
         report = self.shell.cwd / f"{name}.json"
@@ -80,3 +80,18 @@ def test_ctrl_c_on_the_last_peer_of_a_stage_loses_no_step(
     assert not any("goes back" in line or "went back" in line for line in lines)
     assert auto.interrupted() == 0
     assert "; thank you" in auto.out[-1]
+
+
+def test_a_volunteer_leaves_and_removes_everything(shell: Shell) -> None:
+    """Walk the steps of docs/volunteering.md, "Leave, and uninstall"."""
+    swarm = Swarm(shell)
+    peer = shell.spawn("serve-stage", swarm.peer_way)
+    peer.wait_for("out", "offers layers")
+    running = shell.spawn("clean", "--all", "--yes")
+    assert running.ends() == 1
+    assert "a peer that runs uses" in running.out[0]
+    assert shell.spawn("peer", "drain").ends(60) == 0
+    assert peer.ends(60) == 0
+    assert shell.spawn("clean", "--all", "--yes").ends() == 0
+    places = [shell.cwd / name for name in ("cache", "state", "config")]
+    assert [path for place in places for path in place.rglob("*") if path.is_file()] == []

@@ -1,12 +1,16 @@
 """`client preview` shows what a job would learn, and calls nobody."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from swarm_ft.client.sample import SampleInput
 from tests.cli.conftest import RunHere
+from tests.doubles.dataset_hub import NAME, serving_dataset
 
 PAIRS = [
     {"id": 1, "prompt": "What is 2+2?\n", "completion": f"Four\x1b[31m {n}."} for n in range(6)
@@ -64,3 +68,23 @@ def test_what_train_would_refuse_is_refused(run_here: RunHere, job: Path) -> Non
     assert (done.code, done.out) == (2, "")
     done = run_here("client", "preview", job, "--assistant-only-loss")
     assert "--assistant-only-loss: means nothing where" in done.err
+
+
+def test_a_dataset_that_no_disk_holds_is_streamed(sample: SampleInput, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    command = [sys.executable, "-m", "swarm_ft", "client", "preview", "--json", "--show", "0"]
+    job = ["--model", sample.model_dir, "--dataset", NAME, "--max-samples", "40"]
+    with serving_dataset() as hub:
+        done = subprocess.run(
+            [*command, *job, "--eval-size", "0.25"],
+            env=os.environ | hub.environment(home),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["train"]["samples"] == 40
+    assert hub.sent_bytes < 1 << 30
+    assert sum(path.stat().st_size for path in home.rglob("*") if path.is_file()) < 1 << 20

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from swarm_ft.client.sample import SampleInput
-from tests.cli.conftest import Shell, Spawned, free_port
+from tests.cli.conftest import Shell, Spawned, error_lines, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("swarm")]
 
@@ -30,6 +30,9 @@ SECTION = "## Run a swarm on several machines"
 TRAIN_S = 300.0
 NOTES_CHARS = 12_000
 LENT = (
+    "lends at most 5 GiB of memory for stages and 2 GiB for buffers, 2 cores, 126 GiB of disk, "
+    "no cap on the link (--memory, --buffer-memory, --threads, --buffer-disk, --keep-disk, "
+    "--model-disk, --upload-mbps, --download-mbps)",
     "peer vggfzjhnv5zaqqvtgcydxhgrfksvqxwd at 192.168.1.20:46843 offers layers auto; Ctrl-C leaves",
     "of the runs that it serves this machine sees activations, gradients, its layers' weights and, "
     "with the first or the last stage, text",
@@ -38,7 +41,10 @@ LENT = (
     "others: reach this machine: direct",
 )
 THANKS = "this peer gave 19 s, 171 steps, 684 samples and sent 6.4 MB; thank you"
-STATUS = ("cpu, 7.7 GB lent, swarm-ft 0.1.0", "  gave 722 samples in 91 steps, 0.01 h, 9.2 MB sent")
+STATUS = (
+    "cpu, 7.2 GiB lent, swarm-ft 0.1.0",
+    "  gave 722 samples in 91 steps, 0.01 h, 9.2 MB sent",
+)
 LOSSES = (
     "step      0  evaluation loss 6.3779",
     "step      0  loss 6.3725   lr 5e-05      grad norm 5         1.66 s",
@@ -80,7 +86,7 @@ class Place:
         typed = self.types(words)
         assert typed.ends() == 2, (words, typed.out, typed.err)
         assert not typed.out
-        (line,) = typed.err
+        (line,) = error_lines("\n".join(typed.err))
         return line
 
 
@@ -205,7 +211,7 @@ def test_a_newcomers_first_ten_minutes(places: tuple[Place, Place], sample: Samp
 def watches(owner: Place, word: object) -> None:
     """Who is there, what happened, how the run learned."""
     way = ("--invite", word)
-    assert_told(owner.says("status", *way), WATCHING, *STATUS)
+    assert_told(owner.says("status", "--verbose", *way), WATCHING, *STATUS)
     assert_told(owner.says("losses", *way), WATCHING, *LOSSES)
     events = owner.says("events", *way)
     assert_told(events, WATCHING, "peer mx5i6rodvv4hic5pko4px7ltpzy32ydi joined:")

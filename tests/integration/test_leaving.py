@@ -8,6 +8,7 @@ import pytest
 
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.events import Actor, EventKind
 from tests.integration.conftest import Job, MakeJob, QuietEvents
 from tests.local_swarm import POLL_S, LocalSwarm
 
@@ -63,6 +64,12 @@ async def test_an_idle_peer_takes_over_from_the_last_of_a_stage_of_a_run_that_is
         swarm.service.resume(run_id)
         events = await watching
     assert steps_of(events) == quiet, "none is made again, and none from other weights"
+    requests = [one for event in events if isinstance(event, RunStatus) for one in event.steered]
+    kinds = list(dict.fromkeys((one.number, one.kind, one.actor) for one in requests))
+    assert kinds == [
+        (1, EventKind.RUN_PAUSED, Actor.OPERATOR),
+        (2, EventKind.RUN_RESUMED, Actor.OPERATOR),
+    ]
 
 
 async def test_the_result_that_nobody_fetched_yet_is_made_again_after_its_last_peer_left(

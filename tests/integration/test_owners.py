@@ -77,7 +77,8 @@ async def test_a_run_is_its_clients_alone(swarm: Swarm, job: Job, tmp_path: Path
         owner, other = (SwarmClient(directory, over(who)) for who in (mine, theirs))
         with pytest.raises(NotFound):
             await other.cancel(run_id)
-        assert (await owner.cancel(None)).phase is RunPhase.CANCELLED
+        ended = await owner.cancel(None)
+        assert (ended.phase, ended.detail) == (RunPhase.CANCELLED, "cancelled by the run's owner")
 
 
 async def test_a_run_is_shown_to_whom_its_owner_names(

@@ -303,10 +303,10 @@ async def test_the_owner_steers_a_run_by_keys(tmp_path: Path, job: Job) -> None:
         await tab.until(f"{RUN}.phase === 'cancelled'")
         log = await tab.look("$('log').innerText")
         words_of_all = (
-            "its owner pauses it",
+            "paused by the swarm's operator on the coordinator's page",
             "learning rate 0.001 from",
             f"codecs aq2+z/q2+z from step {paused_at} on, {job.spec.train.codecs} before",
-            "by the swarm's owner",
+            "cancelled by the swarm's operator on the coordinator's page",
         )
         for words in words_of_all:
             assert words in log

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 import swarm_ft
 from swarm_ft.api.keywords import JobKeywords
 from swarm_ft.client.sample import SampleInput, write_sample
-from swarm_ft.errors import BadInvite, BadOption, NotFound, OutOfTurn
-from swarm_ft.protocol.messages.client import StepCommitted
+from swarm_ft.errors import BadInvite, BadOption, NotFound, OutOfTurn, RunFailed
+from swarm_ft.protocol.messages.client import RunEvent, RunPhase, RunStatus, StepCommitted
 
 QUICK: JobKeywords = {
     "epochs": 1,
@@ -33,10 +33,13 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> SampleInput:
 
 def test_a_notebook_trains_in_a_few_lines(tmp_path: Path) -> None:
     with swarm_ft.LocalSwarm(stages=3) as swarm:
+        before = swarm.peers
+        with pytest.raises(OutOfTurn, match="peer stage-2: the first job starts the peers"):
+            swarm.kill("stage-2")
         report = swarm.train(steps=3, max_samples=24, eval_strategy="no", out=tmp_path / "tuned")
         names = swarm.peers
     assert len(report.losses) == 3
-    assert names == ("stage-0-2", "stage-2-4", "stage-4-6")
+    assert before == names == ("stage-1", "stage-2", "stage-3")
     assert AutoModelForCausalLM.from_pretrained(report.model_dir).config.n_layer == 6
 
 
@@ -64,7 +67,7 @@ def test_a_peer_dies_and_its_replica_goes_on(sample: SampleInput, tmp_path: Path
         def kill_one(event: object) -> None:
             # In the swarm's own loop, where a call that waits would wait for itself.
             if isinstance(event, StepCommitted) and not killed:
-                killed.append("stage-0-2.2")
+                killed.append("stage-1.2")
                 thread.start()
 
         thread = threading.Thread(target=lambda: swarm.kill(killed[0]))
@@ -73,7 +76,7 @@ def test_a_peer_dies_and_its_replica_goes_on(sample: SampleInput, tmp_path: Path
         report = swarm.train(**job, progress=False, on_event=kill_one)
         thread.join()
         assert killed[0] not in swarm.peers
-        with pytest.raises(NotFound, match=r"peer nobody: there are stage-0-2\.1"):
+        with pytest.raises(NotFound, match=r"peer nobody: there are stage-1\.1"):
             swarm.kill("nobody")
     assert len(report.losses) == 8
 
@@ -87,11 +90,15 @@ def test_what_is_wrong_is_said_before_anything_begins(tmp_path: Path) -> None:
             swarm.train(out=tmp_path / "tuned")
         with pytest.raises(BadOption, match="did you mean 'learning_rate'"):
             swarm.train(learning_rat=1e-4)  # type: ignore[call-arg]
-        with pytest.raises(BadOption, match="--lr-schedule: expected constant, linear"):
+        with pytest.raises(BadOption, match=r"^lr_schedule: expected constant, linear"):
             swarm.train(lr_schedule="stairs")  # type: ignore[arg-type]
+        with pytest.raises(BadOption, match=r"^steps: expected 1 to 2147483648, got -1"):
+            swarm.train(steps=-1)
+        with pytest.raises(BadOption, match=r"^packing_strategy: expected packing beside it"):
+            swarm.train(packing_strategy="wrapped")
     with pytest.raises(BadOption, match="expected 1 or more"):
         swarm_ft.LocalSwarm(stages=0)
-    with pytest.raises(BadOption, match="--dataset: it is required"):
+    with pytest.raises(BadOption, match=r"^dataset: it is required"):
         swarm_ft.train(invite="swarm1", model="gpt2")
     with pytest.raises(BadInvite):
         swarm_ft.train(invite="swarm1", model="gpt2", dataset="notes.txt")
@@ -111,18 +118,54 @@ def test_three_roles_by_calls_that_wait(sample: SampleInput, tmp_path: Path) -> 
             coordinator.invite(), layers="0-2", buffers=buffers("one"), **lent
         ) as one:
             two = swarm_ft.serve(coordinator.invite(), layers="2-4", buffers=buffers("two"), **lent)
+            client = coordinator.invite("client")
             report = swarm_ft.train(
-                invite=coordinator.invite("client"),
+                invite=client,
                 key_file=tmp_path / "client.pem",
                 progress=False,
                 **quick(sample, tmp_path / "tuned"),
             )
             assert one.name != two.name
             assert one.endpoint.startswith("127.0.0.1:")
+            way: Any = {"invite": client, "key_file": tmp_path / "client.pem"}
+            forecast = swarm_ft.plan(sample.model_dir, num_samples=12, seq_length=32, **way)
+            fetched = submitted_and_fetched(sample, tmp_path / "fetched", way)
+            cancelled = submitted_and_cancelled(sample, tmp_path / "never", way)
             two.stop()
             two.stop()
+    assert [str(stage.layers) for stage in forecast.stages] == ["0-2", "2-4"]
+    assert fetched.losses == report.losses
+    assert cancelled.phase is RunPhase.CANCELLED
+    assert not (tmp_path / "never").exists()
     assert len(report.losses) == 3
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "tuned").config.n_layer == 4
+
+
+def submitted_and_fetched(sample: SampleInput, out: Path, way: Any) -> swarm_ft.RunReport:
+    run_id = swarm_ft.submit(progress=False, **quick(sample, out), **way)
+    (run,) = (one for one in swarm_ft.status(**way).runs if one.run_id == run_id)
+    while run.phase is not RunPhase.FINISHED:
+        (run,) = (one for one in swarm_ft.status(**way).runs if one.run_id == run_id)
+    pieces: list[str] = []
+    text = swarm_ft.generate(
+        "def read(self", run_id, max_new_tokens=4, on_text=pieces.append, **way
+    )
+    assert (len(text.token_ids), str(text), text.run) == (4, "".join(pieces), run_id)
+    with pytest.raises(BadOption, match=r"^max_new_tokens: expected 1 to"):
+        swarm_ft.generate("def", run_id, max_new_tokens=0, **way)
+    steps: list[RunEvent] = []
+    report = swarm_ft.attach(run_id, out=out, progress=False, on_event=steps.append, **way)
+    assert [one.loss for one in steps if isinstance(one, StepCommitted)] == list(report.losses)
+    with pytest.raises(RunFailed, match="its result was collected"):
+        swarm_ft.attach(run_id, out=out, progress=False, **way)
+    return report
+
+
+def submitted_and_cancelled(sample: SampleInput, out: Path, way: Any) -> RunStatus:
+    job = quick(sample, out)
+    job["steps"] = 100_000
+    run_id = swarm_ft.submit(progress=False, **job, **way)
+    return swarm_ft.cancel(run_id, **way)
 
 
 @pytest.mark.slow
@@ -133,11 +176,11 @@ def test_members_of_a_swarm_here_may_be_processes(sample: SampleInput, tmp_path:
         with pytest.raises(OutOfTurn, match="started by the first job"):
             swarm.status()
         report = swarm.train(**quick(sample, tmp_path / "out"), progress=False)
-        assert swarm.peers == ("stage-0-2", "stage-2-4")
+        assert swarm.peers == ("stage-1", "stage-2")
         assert len(swarm.status().members) == 2
     assert len(report.losses) == 3
     assert {path.name for path in (tmp_path / "swarm" / "logs").iterdir()} == {
         "coordinator.log",
-        "stage-0-2.log",
-        "stage-2-4.log",
+        "stage-1.log",
+        "stage-2.log",
     }

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from swarm_ft.client.data.chat import Document, Piece, marks_answers
-from swarm_ft.client.data.classes import FoundClasses, class_form_of, find_classes
-from swarm_ft.client.data.files import STORED, Wanted, find_files
-from swarm_ft.client.data.forms import ASSISTANT_ONLY, COMPLETION_ONLY, PLAIN_TEXT, Form, form_of
-from swarm_ft.client.data.holdout import Part
+from swarm_ft.client.data.forms import ASSISTANT_ONLY, COMPLETION_ONLY, PLAIN_TEXT, Form
 from swarm_ft.client.data.layouts import Layout, LongDocuments, Stream, layout_of
 from swarm_ft.client.data.progress import ReadSoFar
-from swarm_ft.client.data.rows import TEXT_COLUMN, Row, file_rows, read_text
+from swarm_ft.client.data.rows import Row
 from swarm_ft.client.data.samples import (
     SampleFile,
     TokenArray,
@@ -34,28 +30,16 @@ from swarm_ft.client.data.special_tokens import (
     has_spaces,
     special_tokens_of,
 )
-from swarm_ft.client.data.stored import (
-    StoredRows,
-    card_class_names,
-    hub_rows,
-    is_saved,
-    may_be_on_hub,
-    named_rows,
-    saved_rows,
-    stored_rows,
-)
 from swarm_ft.client.data.summary import Summary, by_class
 from swarm_ft.client.data.text_files import refused
-from swarm_ft.client.options import DataFormat, PackingStrategy, ReadOptions, Truncation
+from swarm_ft.client.options import PackingStrategy, ReadOptions, Truncation
 from swarm_ft.errors import BadDataset, BadOption
-from swarm_ft.protocol.spec.options import declared
 from swarm_ft.protocol.spec.sample_rows import (
     NO_LABEL,
     Words,
     token_ids_of,
     words_of,
 )
-from swarm_ft.protocol.spec.tasks import CausalLm, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -277,182 +261,6 @@ class Dataset:
             num_targets=counts.num_targets,
             class_counts=by_class(self._form.classes, counts.by_class),
         )
-
-
-_LOSS_OPTIONS = frozenset({COMPLETION_ONLY, ASSISTANT_ONLY})
-_SAMPLE_OPTIONS = frozenset({"packing", "packing_strategy", "truncation", "separator"})
-_COLUMN_OPTIONS = frozenset({"text_column", "label_column", "column", "template", "remove_columns"})
-_FOR_DOCUMENTS = _LOSS_OPTIONS | _SAMPLE_OPTIONS | _COLUMN_OPTIONS
-_NOT_FOR_CLASSES = _SAMPLE_OPTIONS | {"column", "template"}
-_FOR_TABLES = _FOR_DOCUMENTS | {"data_format", "column_names", "delimiter", "quotes"}
-_FOR_FORMAT = {
-    DataFormat.TEXT: frozenset({"data_format", "packing", "packing_strategy"}),
-    DataFormat.LINES: _SAMPLE_OPTIONS | {"data_format"},
-    DataFormat.JSON: _FOR_DOCUMENTS | {"data_format", "field"},
-    DataFormat.CSV: _FOR_TABLES,
-    DataFormat.TSV: _FOR_TABLES,
-}
-"""Fields of `ReadOptions` that mean something for each format; elsewhere `_FOR_DOCUMENTS`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Found:
-    """What lies at a path.
-
-    Attributes:
-        words: what it is.
-        takes: options that mean something there.
-        form: where that does not depend on the rows.
-        class_names: by column, of data that names its classes apart from its rows.
-    """
-
-    words: str
-    rows: Iterator[Row]
-    takes: frozenset[str]
-    form: Form | None = None
-    class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-_CAUSAL_LM = CausalLm()
-
-
-def classes_in(path: str, wanted: Wanted, options: ReadOptions, task: Task) -> FoundClasses:
-    """Find all classes that some data has; it is read once for that, unless it names them.
-
-    Args:
-        path, wanted, options: see `open_dataset`.
-        task: what is learned of it; its own classes do not count.
-
-    Raises:
-        BadDataset: see `open_dataset`; or it has no classes, or too many.
-    """
-    found = _find(path, wanted, options)
-    if found.form is not None:
-        raise refused(path, f"expected columns of text and classes, and it is {found.words}")
-    return find_classes(found.rows, options, task.kind, path, found.class_names)
-
-
-def open_dataset(  # noqa: PLR0913 - where data lies, how it is read, and for what
-    path: str,
-    wanted: Wanted,
-    options: ReadOptions,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    all_options: bool = True,
-    task: Task = _CAUSAL_LM,
-    counted_names: tuple[str, ...] = (),
-) -> Dataset:
-    """Find data and understand its first row.
-
-    Args:
-        path: a file, a directory, or a dataset's id on the hub.
-        wanted: which split and format of it.
-        options: how it is read.
-        tokenizer: of the model.
-        all_options: whether each of `options` is to mean something for this data.
-        task: what is learned of it.
-        counted_names: of classes, that numbers in the data count from 0.
-
-    Raises:
-        BadDataset: it cannot be used, as far as its first document tells.
-        BadOption: an option is missing, or means nothing here.
-    """
-    found = _find(path, wanted, options)
-    if wanted.part is not None:
-        found = _part_of(found, wanted.part, path, lambda: _find(path, wanted, options).rows)
-    meaningless = _meaningless_there(path, found, options)
-    form, rows = found.form, found.rows
-    if form is not None and task.labels:
-        raise refused(path, f"expected columns of text and classes, and it is {found.words}")
-    if form is None:
-        first = next(rows, None)
-        if first is None:
-            raise refused(path, "expected rows, found none; the data is empty")
-        if task.labels:
-            form = class_form_of(list(first.values), options, task, path, counted_names)
-        else:
-            form = form_of(first.values, options, tokenizer, path)
-        meaningless = _meaningless_in(form, options) | meaningless
-        rows = chain((first,), rows)
-    if all_options and meaningless:
-        raise BadOption(next(iter(meaningless.values())))
-    data = Dataset(path, found.words, form, rows, tokenizer, options)
-    data.meaningless = meaningless
-    return data
-
-
-def _find(path: str, wanted: Wanted, options: ReadOptions) -> _Found:
-    if is_saved(path):
-        return _found_stored("a saved dataset", saved_rows(path, wanted), _FOR_DOCUMENTS)
-    if may_be_on_hub(path):
-        on_hub = hub_rows(path, options.subset, wanted)
-        return _found_stored("a dataset on the hub", on_hub, _FOR_DOCUMENTS | {"subset"})
-    files = find_files(path, wanted)
-    words = _words(files.format.value, files.split, len(files.paths))
-    takes = _FOR_FORMAT.get(files.format, _FOR_DOCUMENTS | {"data_format"})
-    if files.format is DataFormat.TEXT:
-        row = Row({TEXT_COLUMN: read_text(path, files)}, path, 1.0)
-        return _Found(words=words, rows=iter((row,)), takes=takes, form=PLAIN_TEXT)
-    if files.format in STORED:
-        found = replace(_found_stored("", stored_rows(path, files), takes), words=words)
-    else:
-        found = _Found(words=words, rows=file_rows(files, options), takes=takes)
-    names = card_class_names(path) if Path(path).is_dir() and not found.class_names else {}
-    if names:
-        return replace(found, rows=named_rows(found.rows, names), class_names=names)
-    return found
-
-
-def _found_stored(kind: str, stored: StoredRows, takes: frozenset[str]) -> _Found:
-    words = _words(kind, stored.split)
-    return _Found(words=words, rows=stored.rows, takes=takes, class_names=stored.class_names)
-
-
-def _part_of(found: _Found, part: Part, path: str, all_rows: Callable[[], Iterable[Row]]) -> _Found:
-    """Leave out the documents that do not belong to a part.
-
-    Raises:
-        BadDataset: no document would remain.
-        BadOption: a number is asked for of what is one document.
-    """
-    words = f"{found.words}, {part}"
-    if found.form is not PLAIN_TEXT:
-        num_rows = 0 if part.is_share else sum(1 for _ in all_rows())
-        if not part.is_share and num_rows <= part.size:
-            why = f"expected more than {part.size:,.0f} rows (--eval-size), got {num_rows}"
-            raise refused(path, why)
-        return replace(found, rows=part.of(found.rows, num_rows), words=words)
-    (row,) = found.rows
-    try:
-        text = part.of_text(str(row.values[TEXT_COLUMN]))
-    except ValueError as exc:
-        raise BadOption(f"--eval-size: plain text is one document; {exc}") from exc
-    return replace(found, rows=iter((row._replace(values={TEXT_COLUMN: text}),)), words=words)
-
-
-def _meaningless_there(path: str, found: _Found, options: ReadOptions) -> dict[str, str]:
-    """Return the options that were given and mean nothing for data of a kind, with the reason."""
-    return {
-        one.field: f"{one.arguments(value)[0]}: means nothing for '{path}', which is {found.words}"
-        for one in declared(ReadOptions)
-        if (value := getattr(options, one.field)) != one.default and one.field not in found.takes
-    }
-
-
-def _meaningless_in(form: Form, options: ReadOptions) -> dict[str, str]:
-    """Return the options that were given and mean nothing for rows of a form, with the reason."""
-    meaningless = _LOSS_OPTIONS - form.asks
-    meaningless |= _NOT_FOR_CLASSES if form.has_class else {"label_column"}
-    return {
-        one.field: f"{one.arguments(value)[0]}: means nothing where {form.words}"
-        for one in declared(ReadOptions)
-        if (value := getattr(options, one.field)) != one.default and one.field in meaningless
-    }
-
-
-def _words(kind: str, split: str, num_files: int = 1) -> str:
-    parts = [kind, f"split '{split}'" if split else "", f"{num_files} files" * (num_files > 1)]
-    return ", ".join(filter(None, parts))
 
 
 def _special_of(form: Form, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from swarm_ft.client.data.dataset import Dataset, Samples, open_dataset
+from swarm_ft.client.data.dataset import Dataset, Samples
 from swarm_ft.client.data.files import Wanted
 from swarm_ft.client.data.progress import ReadSoFar
 from swarm_ft.client.data.samples import (
@@ -19,6 +19,7 @@ from swarm_ft.client.data.samples import (
     storing_tokens,
     token_counts,
 )
+from swarm_ft.client.data.sources import open_dataset
 from swarm_ft.client.data.summary import mixed_summary
 from swarm_ft.client.data.text_files import refused
 from swarm_ft.client.options import ReadOptions, StoppingStrategy

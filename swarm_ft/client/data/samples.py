@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from itertools import dropwhile, takewhile
 from typing import TYPE_CHECKING, Self, overload
 
@@ -242,12 +243,8 @@ class SampleFile:
     Attributes:
         num_documents: that came in.
         num_tokens: of all documents.
-        num_samples: in the file, up to now.
         num_left_out: samples without a target.
-        num_kept_tokens: of the samples in the file.
-        num_kept_documents: that begin in these samples anew, and see nothing in front of them.
-        num_targets: of these.
-        class_counts: of these, by their numbers; empty if they have none.
+        counts: of the samples in the file, up to now.
     """
 
     def __init__(
@@ -262,12 +259,8 @@ class SampleFile:
         self.num_documents = 0
         self.num_tokens = 0
         self._long_documents = LongDocuments()
-        self.num_samples = 0
         self.num_left_out = 0
-        self.num_kept_tokens = 0
-        self.num_kept_documents = 0
-        self.num_targets = 0
-        self.class_counts = np.zeros(0, dtype=np.int64)
+        self.counts = TokenCounts()
         self._source = source
         self.seq_length = seq_length
         self._truncation = truncation
@@ -318,7 +311,7 @@ class SampleFile:
     def _add_rows(self, rows: Words) -> None:
         has_target = targets_in(rows).any(axis=1)
         self.num_left_out += int((~has_target).sum())
-        self._keep(rows[has_target])
+        self._store(rows[has_target])
         if self.num_samples > MAX_SAMPLES:
             raise refused(
                 self._source,
@@ -341,15 +334,9 @@ class SampleFile:
         return np.memmap(self._file, dtype="<u4", mode="r", shape=(count, self.seq_length))
 
     @property
-    def counts(self) -> TokenCounts:
-        """Counts of all samples in the file."""
-        return TokenCounts(
-            self.num_samples,
-            self.num_kept_tokens,
-            self.num_kept_documents,
-            self.num_targets,
-            tuple(self.class_counts.tolist()),
-        )
+    def num_samples(self) -> int:
+        """Samples in the file, up to now."""
+        return self.counts.num_samples
 
     def _check_vocabulary(self, words: Words) -> None:
         highest = int(token_ids_of(words).max(initial=0))
@@ -379,13 +366,8 @@ class SampleFile:
             f"{self.num_tokens} tokens in all; give more text or a smaller --seq-length"
         )
 
-    def _keep(self, rows: Words) -> None:
-        counts = counts_of(rows)
-        self.num_samples += len(rows)
-        self.num_targets += counts.num_targets
-        self.class_counts = _with_classes(self.class_counts, rows)
-        self.num_kept_tokens += sum(counts.lengths)
-        self.num_kept_documents += len(rows) + int(starts_in(rows).sum())
+    def _store(self, rows: Words) -> None:
+        self.counts = self.counts.plus(_counts_in(rows))
         with storing_tokens(self._source):
             self._file.write(rows.tobytes())
             self._file.flush()
@@ -409,25 +391,21 @@ def storing_tokens(source: str) -> Iterator[None]:
 
 
 def token_counts(tokens: TokenArray) -> TokenCounts:
-    """Count what there is in rows [samples, seq_length], which lie on the disk."""
-    num_tokens = num_starts = num_targets = 0
-    by_class = np.zeros(0, dtype=np.int64)
-    for start in range(0, len(tokens), ROWS_A_BLOCK):
-        rows = np.asarray(tokens[start : start + ROWS_A_BLOCK])
-        counts = counts_of(rows)
-        num_targets += counts.num_targets
-        num_tokens += sum(counts.lengths)
-        num_starts += len(rows) + int(starts_in(rows).sum())
-        by_class = _with_classes(by_class, rows)
-    return TokenCounts(len(tokens), num_tokens, num_starts, num_targets, tuple(by_class.tolist()))
+    """Count the tokens in rows [samples, seq_length], which lie on the disk."""
+    starts = range(0, len(tokens), ROWS_A_BLOCK)
+    blocks = (np.asarray(tokens[start : start + ROWS_A_BLOCK]) for start in starts)
+    return reduce(TokenCounts.plus, map(_counts_in, blocks), TokenCounts())
 
 
-def _with_classes(counts: npt.NDArray[np.int64], rows: Words) -> npt.NDArray[np.int64]:
-    """Counts by class, with those of some rows added."""
-    labels = labels_in(rows)
-    found = np.bincount(labels[labels != NO_LABEL], minlength=len(counts))
-    found[: len(counts)] += counts
-    return found
+def _counts_in(rows: Words) -> TokenCounts:
+    counts, labels = counts_of(rows), labels_in(rows)
+    return TokenCounts(
+        num_samples=len(rows),
+        num_tokens=sum(counts.lengths),
+        num_starts=len(rows) + int(starts_in(rows).sum()),
+        num_targets=counts.num_targets,
+        by_class=tuple(np.bincount(labels[labels != NO_LABEL]).tolist()),
+    )
 
 
 class SampleBytes(Sequence[bytes]):

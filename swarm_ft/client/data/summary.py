@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from swarm_ft.client.data.layouts import LongDocuments
@@ -166,7 +167,7 @@ def mixed_summary(
 
 
 class TokenCounts(NamedTuple):
-    """What there is in rows of samples.
+    """Counts of rows of samples.
 
     Attributes:
         num_samples: rows.
@@ -181,6 +182,17 @@ class TokenCounts(NamedTuple):
     num_starts: int = 0
     num_targets: int = 0
     by_class: tuple[int, ...] = ()
+
+    def plus(self, other: TokenCounts) -> TokenCounts:
+        """Return the counts of these rows and of others."""
+        classes = zip_longest(self.by_class, other.by_class, fillvalue=0)
+        return TokenCounts(
+            self.num_samples + other.num_samples,
+            self.num_tokens + other.num_tokens,
+            self.num_starts + other.num_starts,
+            self.num_targets + other.num_targets,
+            tuple(mine + theirs for mine, theirs in classes),
+        )
 
 
 def counted(number: int, what: str) -> str:

@@ -346,7 +346,7 @@ def _plan_or_export(turn: Turn, run: Run) -> None:
 
 
 def _paused(run: Run) -> Reason | None:
-    """Why no step is planned of a run that its owner paused; None of others."""
+    """Why no step of a paused run is planned; None if the run is not paused."""
     paused = Reason(kind=ReasonKind.PAUSED, step=run.committed_steps)
     return paused if run.steering.is_paused else None
 

@@ -12,7 +12,7 @@ end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -
     ... but evaluations were   the run ends with the step before, see `protocol.spec.best`
         no better for long
     last step committed        ExportStage to all                                    -> EXPORTING
-    its owner pauses it        the step under way is committed, and none planned until it resumes
+    somebody pauses it         the step under way is committed, and none planned until it resumes
     ... but the best weights   attempt + 1, in which all load these, then ExportStage -> WAITING
         are others
     StageExported from all     the result can be fetched                             -> FINISHED
@@ -117,7 +117,7 @@ from swarm_ft.protocol.messages.control import (
     StageUnsaved,
     StepReady,
 )
-from swarm_ft.protocol.messages.events import EventKind
+from swarm_ft.protocol.messages.events import Actor, EventKind
 from swarm_ft.protocol.spec.grant import Grant
 
 _NO_RUN = RunId("")
@@ -485,7 +485,8 @@ def _peer_gone(
 def _done_with(turn: Turn, event: RunCancelled | ResultCollected) -> None:
     if isinstance(event, RunCancelled):
         by_operator, by_client = ReasonKind.CANCELLED_BY_OPERATOR, ReasonKind.CANCELLED_BY_CLIENT
-        reason = Reason(kind=by_operator if event.by_operator else by_client)
+        kind = by_operator if event.actor is Actor.OPERATOR else by_client
+        reason = Reason(kind=kind, actor=event.actor)
         _end(turn, event.run_id, RunPhase.CANCELLED, reason)
     else:
         _collected(turn, event.run_id)

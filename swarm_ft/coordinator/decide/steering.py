@@ -1,4 +1,6 @@
-"""What a run's owner asks of it while it goes on: pause, resume, other numbers or codecs. Pure.
+"""Requests of people for a run under way: pause, resume, another rate or codecs. Pure.
+
+Each request is an event with its actor, and watchers of the run get it at once.
 
 A paused run finishes the step under way and plans no other; its peers stay and hold its state, so
 that it resumes at once, and others that would take their place meanwhile do. One that waits for its
@@ -24,7 +26,7 @@ from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.state import RateChange, Run
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.client import CodecChange, RunPhase
-from swarm_ft.protocol.messages.events import EventKind
+from swarm_ft.protocol.messages.events import Actor, EventKind
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.run_spec import Codecs, forward_codec_of
 
@@ -33,59 +35,72 @@ _WORTH = 1.1
 
 
 def steer(turn: Turn, event: RunPaused | RunResumed | RateChanged | CodecsChanged) -> None:
-    """Do as the owner asks; of a run that is over, or does so already, nothing."""
+    """Grant a request; ignore one for a run that is over, or that changes nothing."""
     run = turn.state.runs.get(event.run_id)
     if run is None or run.phase.is_over:
         return
     match event:
-        case RateChanged(_, learning_rate):
-            _change_rate(turn, run, learning_rate)
-        case CodecsChanged(_, codecs):
-            _change_codecs(turn, run, codecs)
-        case RunPaused() if not run.steering.is_paused:
-            _pause(turn, run)
-        case RunResumed() if run.steering.is_paused:
-            _resume(turn, run)
+        case RateChanged(_, learning_rate, actor):
+            _change_rate(turn, run, learning_rate, actor)
+        case CodecsChanged(_, codecs, actor):
+            _change_codecs(turn, run, codecs, actor)
+        case RunPaused(_, actor) if not run.steering.is_paused:
+            _pause(turn, run, actor)
+        case RunResumed(_, actor) if run.steering.is_paused:
+            _resume(turn, run, actor)
         case _:
             pass
 
 
-def _pause(turn: Turn, run: Run) -> None:
+def _pause(turn: Turn, run: Run, actor: Actor) -> None:
     is_open = run.phase is RunPhase.TRAINING and run.step is not None
     step = run.committed_steps if is_open else None
-    reason = Reason(kind=ReasonKind.PAUSED_BY_OWNER, step=step)
-    _steered(turn, run, EventKind.RUN_PAUSED, reason, is_paused=True)
+    reason = Reason(kind=ReasonKind.PAUSE_REQUESTED, step=step, actor=actor)
+    run = replace(run, detail=reason, steering=replace(run.steering, is_paused=True))
+    _grant(turn, run, EventKind.RUN_PAUSED, reason)
 
 
-def _resume(turn: Turn, run: Run) -> None:
+def _resume(turn: Turn, run: Run, actor: Actor) -> None:
     # `commits.look_after_held` follows.
-    reason = Reason(kind=ReasonKind.RESUMED_BY_OWNER)
-    _steered(turn, run, EventKind.RUN_RESUMED, reason, is_paused=False)
+    reason = Reason(kind=ReasonKind.RESUME_REQUESTED, actor=actor)
+    run = replace(run, detail=reason, steering=replace(run.steering, is_paused=False))
+    _grant(turn, run, EventKind.RUN_RESUMED, reason)
 
 
-def _steered(turn: Turn, run: Run, kind: EventKind, reason: Reason, *, is_paused: bool) -> None:
-    run = replace(run, detail=reason, steering=replace(run.steering, is_paused=is_paused))
-    _keep(turn, run, kind, reason)
+def _grant(turn: Turn, run: Run, kind: EventKind, reason: Reason) -> None:
+    """Remember the request with the run, so that a client that comes later hears of it too."""
+    steering = run.steering.with_request(kind, run.past.all_steps, reason)
+    _keep(turn, replace(run, steering=steering), kind, reason)
 
 
-def _change_rate(turn: Turn, run: Run, learning_rate: float) -> None:
+def _change_rate(turn: Turn, run: Run, learning_rate: float, actor: Actor) -> None:
     first = _first_unplanned(run)
     before = run.steering.peak_at(first, run.spec.train.learning_rate)
     run = replace(run, steering=run.steering.with_rate(RateChange(first, learning_rate)))
-    kind = ReasonKind.RATE_CHANGED
-    reason = Reason(kind=kind, step=first, value=learning_rate, value_before=before)
-    _keep(turn, run, EventKind.RUN_STEERED, reason)
+    reason = Reason(
+        kind=ReasonKind.RATE_CHANGED,
+        step=first,
+        value=learning_rate,
+        value_before=before,
+        actor=actor,
+    )
+    _grant(turn, run, EventKind.RUN_STEERED, reason)
 
 
-def _change_codecs(turn: Turn, run: Run, codecs: Codecs) -> None:
+def _change_codecs(turn: Turn, run: Run, codecs: Codecs, actor: Actor) -> None:
     first = _first_unplanned(run)
     before = run.spec_at(first).train.codecs
     if codecs == before:
         return
     run = replace(run, steering=run.steering.with_codecs(CodecChange(first, codecs)))
-    kind = ReasonKind.CODECS_CHANGED
-    reason = Reason(kind=kind, step=first, text=str(codecs), text_before=str(before))
-    _keep(turn, run, EventKind.RUN_STEERED, reason)
+    reason = Reason(
+        kind=ReasonKind.CODECS_CHANGED,
+        step=first,
+        text=str(codecs),
+        text_before=str(before),
+        actor=actor,
+    )
+    _grant(turn, run, EventKind.RUN_STEERED, reason)
 
 
 def follow_quality(turn: Turn, run: Run, step: StepNumber, excess: float | None) -> Run:

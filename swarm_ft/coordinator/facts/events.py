@@ -20,7 +20,7 @@ from swarm_ft.protocol.messages.client import (
     StepCommitted,
 )
 from swarm_ft.protocol.messages.control import CommitStep, FromPeer, PeerHello
-from swarm_ft.protocol.messages.events import EventKind
+from swarm_ft.protocol.messages.events import Actor, EventKind
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
 from swarm_ft.protocol.spec.best import Judged
 from swarm_ft.protocol.spec.grant import Grant
@@ -70,40 +70,44 @@ class RunSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class RunCancelled:
-    """A client, or the operator of the swarm, cancels a run."""
+    """Somebody cancels a run."""
 
     run_id: RunId
-    by_operator: bool = False
+    actor: Actor = Actor.CLIENT
 
 
 @dataclass(frozen=True, slots=True)
 class RunPaused:
-    """Its owner wants no more steps of a run for now."""
+    """Somebody wants no more steps of a run for now."""
 
     run_id: RunId
+    actor: Actor = Actor.CLIENT
 
 
 @dataclass(frozen=True, slots=True)
 class RunResumed:
-    """Its owner wants a run that was paused to go on."""
+    """Somebody wants a paused run to go on."""
 
     run_id: RunId
+    actor: Actor = Actor.CLIENT
 
 
 @dataclass(frozen=True, slots=True)
 class RateChanged:
-    """Its owner wants another peak learning rate of a run, from the next step on."""
+    """Somebody wants another peak learning rate for a run, from the next step on."""
 
     run_id: RunId
     learning_rate: float
+    actor: Actor = Actor.CLIENT
 
 
 @dataclass(frozen=True, slots=True)
 class CodecsChanged:
-    """Its owner wants a run to go by these codecs, which can take the others' place, so too."""
+    """Somebody wants other codecs for a run, from the next step on."""
 
     run_id: RunId
     codecs: Codecs
+    actor: Actor = Actor.CLIENT
 
 
 @dataclass(frozen=True, slots=True)

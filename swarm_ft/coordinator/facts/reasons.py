@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from swarm_ft.errors import SwarmError
 from swarm_ft.ids import PeerId, RunId
+from swarm_ft.protocol.messages.events import Actor
 from swarm_ft.protocol.spec.layers import LayerRange
 
 MAX_NAMED = 3
@@ -28,6 +29,11 @@ class ReasonKind(StrEnum):
 
     COORDINATOR_STARTED = "coordinator-started"
     """`code`: its version."""
+    DISK_LOW = "disk-low"
+    """`amount`: bytes that are free on the coordinator's disk. `limit`: it refuses a job that would
+    leave fewer."""
+    DISK_FREE = "disk-free"
+    """The disk has room again. `amount`: bytes that are free."""
 
     # ---- a peer joins, leaves or fails: `peers` has one; as a part of another reason, none
     PEER_JOINED = "peer-joined"
@@ -166,13 +172,14 @@ class ReasonKind(StrEnum):
     """`layers` moved from `peers` to `others`."""
     PAUSED = "paused"
     """`step`: how many are committed."""
-    PAUSED_BY_OWNER = "paused-by-owner"
-    """`step`: the step that is finished first, if one is under way."""
-    RESUMED_BY_OWNER = "resumed-by-owner"
+    PAUSE_REQUESTED = "paused-by-owner"
+    """`actor`. `step`: the step that is finished first, if one is under way."""
+    RESUME_REQUESTED = "resumed-by-owner"
+    """`actor`."""
     RATE_CHANGED = "rate-changed"
-    """`step`: the first. `value`, `value_before`: learning rates."""
+    """`actor`. `step`: the first. `value`, `value_before`: learning rates."""
     CODECS_CHANGED = "codecs-changed"
-    """`step`: the first. `text`, `text_before`: codecs. `parts`: the cost that was measured."""
+    """`step`: the first. `text`, `text_before`: codecs. `actor`; or `parts`: the measured cost."""
     COMPRESSION_COST = "compression-cost"
     """`step`: measured. `value`: nats. `parts`: the quality."""
     QUALITY = "quality"
@@ -229,11 +236,14 @@ class ReasonKind(StrEnum):
     """`amount`: seconds. `parts`: the last reason to wait."""
     NO_PEER_CAN_HOST = "no-peer-can-host"
     """`parts`: the misfit of one peer."""
+    RUN_UNREADABLE = "run-unreadable"
+    """The journal's record of it cannot be read. `text`: why."""
     DATA_UNREADABLE = "data-unreadable"
     """`text`: of the coordinator's error."""
     RUN_ABORTED = "run-aborted"
     """The coordinator failed to decide about it. `text`: of the error."""
     CANCELLED_BY_CLIENT = "cancelled-by-client"
+    """`actor`: its owner, or any client."""
     CANCELLED_BY_OPERATOR = "cancelled-by-operator"
     RESULT_COLLECTED = "result-collected"
     RESULT_EXPIRED = "result-expired"
@@ -294,6 +304,7 @@ class Reason:
         value: a number that training produced, such as a loss; for the same readers as `text`.
         value_before: so too, to compare it with.
         parts: reasons that this one consists of.
+        actor: the person who requested it.
     """
 
     kind: ReasonKind
@@ -312,6 +323,7 @@ class Reason:
     value: float | None = None
     value_before: float | None = None
     parts: tuple[Reason, ...] = ()
+    actor: Actor | None = None
 
     @property
     def wait(self) -> tuple[ReasonKind, int | None]:
@@ -331,6 +343,7 @@ class Reason:
             step=self.step,
             code=self.code,
             parts=tuple(part.gist for part in self.parts),
+            actor=self.actor,
         )
 
     def of(self, run_id: RunId) -> Reason:

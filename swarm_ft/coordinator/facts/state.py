@@ -21,6 +21,7 @@ from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.client import (
+    MAX_STEERED,
     CodecChange,
     Contribution,
     Evaluated,
@@ -39,6 +40,7 @@ from swarm_ft.protocol.messages.control import (
     StepReady,
     stages_of,
 )
+from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, Traffic
 from swarm_ft.protocol.messages.shard import KeptShard, ShardFile, ShardName
 from swarm_ft.protocol.spec.best import Judged
@@ -419,9 +421,25 @@ class RateChange:
     learning_rate: float
 
 
+@dataclass(frozen=True, slots=True)
+class SteeringRequest:
+    """One request to pause, to resume or to change a run.
+
+    Attributes:
+        number: place among all requests for this run, from 1.
+        step: how many steps were committed.
+        reason: names the change and the actor.
+    """
+
+    number: int
+    kind: EventKind
+    step: int
+    reason: Reason
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steering:
-    """What a run's owner asked of it since it was submitted; a rollback does not undo it.
+    """Requests for a run since it was submitted, and their effect; a rollback keeps them.
 
     Attributes:
         is_paused: no step is planned; one that was begun is finished.
@@ -429,6 +447,7 @@ class Steering:
         codecs: so too; those that follow a quality as far as a step may yet go by them.
         quality: what follows from what was measured; None before the first time.
         measured_steps: what came of steps before this one is in it, however often they are made.
+        requests: the last `MAX_STEERED`, oldest first.
     """
 
     is_paused: bool = False
@@ -436,6 +455,13 @@ class Steering:
     codecs: tuple[CodecChange, ...] = ()
     quality: QualityControl | None = None
     measured_steps: int = 0
+    requests: tuple[SteeringRequest, ...] = ()
+
+    def with_request(self, kind: EventKind, step: int, reason: Reason) -> Steering:
+        """Remember one more request, and forget the oldest beyond `MAX_STEERED`."""
+        number = self.requests[-1].number + 1 if self.requests else 1
+        request = SteeringRequest(number, kind, step, reason)
+        return replace(self, requests=(*self.requests, request)[-MAX_STEERED:])
 
     def peak_at(self, step: int, submitted: float) -> float:
         """The schedule's peak at a step."""
@@ -545,7 +571,7 @@ class Run:
         notice: which of its peers at work is silent or late now; of no use after a restart.
         attempt: the one at work, or the last one.
         step: the first uncommitted step, once it was planned.
-        steering: what its owner asked of it meanwhile.
+        steering: requests of people since it was submitted.
         moving: the stages that it is to go on on, or went on on and has no snapshot of yet; None
             where nothing moves.
         moves: those that were for speed.

@@ -9,6 +9,7 @@ from typing import Any
 
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.ids import PeerId, RunId
+from swarm_ft.protocol.messages.events import Actor
 from swarm_ft.protocol.spec.layers import LayerRange
 
 
@@ -46,7 +47,7 @@ def _plain(reason: Reason) -> dict[str, Any]:
 
 def _built(found: Mapping[str, Any]) -> Reason:
     named = dict(found)
-    run_id = named.pop("run_id", None)
+    run_id, actor = named.pop("run_id", None), named.pop("actor", None)
     return Reason(
         kind=ReasonKind(named.pop("kind")),
         run_id=None if run_id is None else RunId(run_id),
@@ -55,5 +56,6 @@ def _built(found: Mapping[str, Any]) -> Reason:
         others=tuple(map(PeerId, named.pop("others", ()))),
         layers=tuple(LayerRange(start, stop) for start, stop in named.pop("layers", ())),
         parts=tuple(map(_built, named.pop("parts", ()))),
+        actor=None if actor is None else Actor(actor),
         **named,
     )

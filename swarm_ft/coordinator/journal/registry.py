@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from swarm_ft.coordinator.journal.disk_words import in_words
+from swarm_ft.coordinator.journal.schema_version import check_version, copy_beside, version_of
 from swarm_ft.errors import BadInvite, JournalError, NotAllowed, NotFound
 from swarm_ft.identity.certificates import Certificate, from_der, to_der
 from swarm_ft.identity.invites import (
@@ -28,12 +30,17 @@ from swarm_ft.identity.invites import (
 )
 from swarm_ft.identity.keys import name_of
 from swarm_ft.identity.roles import Caller, Role
+from swarm_ft.log import get_logger
 from swarm_ft.private_files import make_private, open_private
 from swarm_ft.protocol.spec.grant import PROBATION, Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.priority import Claim
 
+logger = get_logger(__name__)
+
 FILE = "members.db"
+VERSION, OLDEST = 1, 0
+"""Of the tables, and the oldest that can be migrated: the same tables, without a version."""
 MAX_INVITATIONS = 256
 """The newest ones: each handshake of a newcomer may have to look at all of them."""
 BUSY_TIMEOUT_S = 5.0
@@ -96,7 +103,8 @@ class Registry:
         folder: where the authority's keys are.
 
     Raises:
-        JournalError: the database cannot be read or written; so do all methods.
+        JournalError: the database cannot be read or written, as from all methods; or a later
+            version wrote it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -109,8 +117,19 @@ class Registry:
                 self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )
             self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(_SCHEMA)
+            self._migrate()
             make_private(self._path)
+
+    def _migrate(self) -> None:
+        """Make the tables, or bring those of an earlier version to today's; nothing else writes."""
+        version = version_of(self._db)
+        check_version(f"members {self._path}", version, OLDEST, VERSION)
+        if version == VERSION:
+            return
+        if version is not None:
+            copy_beside(self._db, self._path, version)
+        # One transaction: another process that opens it now sees all of it, or nothing.
+        self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={VERSION}; COMMIT;")
 
     def close(self) -> None:
         """Let go of the file."""
@@ -210,20 +229,29 @@ class Registry:
             NotAllowed: its key was revoked, or never let in.
         """
         name, now_s = name_of(caller.key), int(now.timestamp())
-        with self._errors(), self._transaction():
+        with self._errors():
             known = self._member(name)
             if known is not None and known.is_revoked:
                 raise NotAllowed(f"{known.role} {name}: its key was revoked")
-            if known is not None:
+            if known is None and caller.role is not Role.NEWCOMER:
+                raise NotAllowed(f"{caller} is no member; join with an invitation")
+            if known is None:
+                with self._transaction():
+                    role = self._let_in(name, caller.name, now_s)
+            else:
                 role = known.role
                 if caller.role is Role.NEWCOMER and caller.name != known.invitation:
-                    self._grant_anew(known, caller.name, now_s)
-            elif caller.role is Role.NEWCOMER:
-                role = self._let_in(name, caller.name, now_s)
-            else:
-                raise NotAllowed(f"{caller} is no member; join with an invitation")
-            self._db.execute("UPDATE members SET seen_unix_s=? WHERE name=?", (now_s, name))
+                    with self._transaction():
+                        self._grant_anew(known, caller.name, now_s)
+                self._note_seen(name, now_s)
         return Caller(role=role, name=name, key=caller.key)
+
+    def _note_seen(self, name: str, now_s: int) -> None:
+        """Store when a member was last here; a disk that refuses keeps no member out."""
+        try:
+            self._db.execute("UPDATE members SET seen_unix_s=? WHERE name=?", (now_s, name))
+        except sqlite3.OperationalError as error:
+            logger.warning("members %s: %s", self._path, in_words(error))
 
     def check(self, caller: Caller, now: datetime) -> None:
         """Whether `admit` would let the caller in, now; nothing is used up.
@@ -373,7 +401,8 @@ class Registry:
         try:
             yield
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # a full disk ends it
+                self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
 
@@ -383,7 +412,7 @@ class Registry:
             with self._one_at_a_time:
                 yield
         except (sqlite3.Error, OSError) as error:
-            raise JournalError(f"members {self._path}: {error}") from error
+            raise JournalError(f"members {self._path}: {in_words(error)}") from error
 
 
 _INVITATION = (

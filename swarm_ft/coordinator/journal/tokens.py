@@ -20,6 +20,7 @@ from itertools import count
 from pathlib import Path
 from weakref import WeakSet
 
+from swarm_ft.coordinator.journal.disk_words import in_words
 from swarm_ft.errors import JournalError, JournalFull, NotFound
 from swarm_ft.ids import RunId, SampleId
 from swarm_ft.private_files import flush_to_disk, open_private, private_folder
@@ -68,7 +69,7 @@ class TokenFiles:
         try:
             private_folder(self.folder)
         except OSError as error:
-            raise JournalError(f"tokens in {self.folder}: {error}") from error
+            raise JournalError(f"tokens in {self.folder}: {in_words(error)}") from error
 
     def close(self) -> None:
         """Let go of a temporary folder."""
@@ -87,18 +88,26 @@ class TokenFiles:
             self._check_room(total_bytes)
             new = NewTokenFile(partial, self._path(run_id), _salt(run_id, spec), spec, self._form)
         except OSError as error:
-            raise JournalError(f"tokens in {self.folder}: {error}") from error
+            raise JournalError(f"tokens in {self.folder}: {in_words(error)}") from error
         self._growing.add(new)
         return new
+
+    def free_bytes(self) -> int | None:
+        """Return the bytes that are free on the disk; None if it does not tell."""
+        try:
+            return shutil.disk_usage(self.folder).free
+        except OSError:
+            return None
 
     def _check_room(self, total_bytes: int) -> None:
         awaited_bytes = sum(file.awaited_bytes for file in self._growing)
         free_bytes = shutil.disk_usage(self.folder).free
         if free_bytes < total_bytes + awaited_bytes + RESERVE_BYTES or not self._has_room():
+            awaited = f" and {_mb(awaited_bytes)} for jobs that come in" if awaited_bytes else ""
             raise JournalFull(
-                f"tokens in {self.folder}: {total_bytes} bytes of them, {free_bytes} are free, of "
-                f"which {RESERVE_BYTES} are kept for runs under way and {awaited_bytes} for jobs "
-                "that come in; try again when others are over"
+                f"the coordinator's disk is nearly full: the job needs {_mb(total_bytes)}, and "
+                f"{_mb(free_bytes)} are free, of which {_mb(RESERVE_BYTES)} are kept for runs "
+                f"under way{awaited}; its operator has to make room"
             )
 
     def read(
@@ -127,7 +136,7 @@ class TokenFiles:
                         )
                     found[sample] = tokens
         except OSError as error:
-            raise JournalError(f"{path}: the tokens of run {run_id}: {error}") from error
+            raise JournalError(f"{path}: the tokens of run {run_id}: {in_words(error)}") from error
         return found
 
     def count(self, run_id: RunId, spec: RunSpec, samples: Sequence[SampleId]) -> Counts:
@@ -160,10 +169,14 @@ class TokenFiles:
                 if path.name not in names:
                     path.unlink()
         except OSError as error:
-            raise JournalError(f"tokens in {self.folder}: {error}") from error
+            raise JournalError(f"tokens in {self.folder}: {in_words(error)}") from error
 
     def _path(self, run_id: RunId) -> Path:
         return self.folder / f"{file_stem(run_id)}.tokens"
+
+
+def _mb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"
 
 
 class NewTokenFile:
@@ -198,7 +211,7 @@ class NewTokenFile:
             if self._unsynced_bytes >= SYNC_BYTES:
                 self._sync()
         except OSError as error:
-            raise JournalError(f"{self._partial}: {error}") from error
+            raise JournalError(f"{self._partial}: {in_words(error)}") from error
 
     def keep(self) -> None:
         """Give it the name under which it is read, once all of it is on the disk.
@@ -212,7 +225,7 @@ class NewTokenFile:
             self._partial.replace(self._path)
             flush_to_disk(self._path.parent)
         except OSError as error:
-            raise JournalError(f"{self._path}: {error}") from error
+            raise JournalError(f"{self._path}: {in_words(error)}") from error
 
     def discard(self) -> None:
         """Delete it, unless it was kept. Never fails: what is left is swept at the next start."""

@@ -16,7 +16,7 @@ from swarm_ft.protocol.messages.control import (
     Targets,
     TokenIds,
 )
-from swarm_ft.protocol.messages.events import Serial, WentBack
+from swarm_ft.protocol.messages.events import Serial, Steered, WentBack
 from swarm_ft.protocol.messages.meeting import MAX_RELAYS, Way
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.messages.shard import ShardFile
@@ -137,6 +137,15 @@ class RunPhase(IntEnum):
         """Whether no step will follow."""
         return self >= RunPhase.FINISHED
 
+    def in_words(self, detail: str) -> str:
+        """Return the phase and its detail for people: `queued`, or `waiting: layers 2-4`."""
+        name = self.name.lower()
+        if detail.startswith(f"{name} for "):
+            detail = detail.removeprefix(f"{name} for ")
+        elif not detail or detail.startswith((name, "paused")):
+            return detail or name
+        return f"{name}: {detail}"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoundaryStatus:
@@ -189,6 +198,8 @@ class StageResult:
 
 MAX_CODEC_CHANGES = 64
 """Of one run."""
+MAX_STEERED = 64
+"""Requests for one run that the coordinator remembers: the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +245,7 @@ class RunStatus:
         result_step: how many steps are in the result, if the best weights are it, and not the last.
         codecs: what they were changed to meanwhile, the last times; steps rising.
         quality: None where none was asked for.
+        steered: the last requests to pause, resume or change the run, oldest first.
     """
 
     run_id: RunId
@@ -249,6 +261,7 @@ class RunStatus:
     result_step: StepNumber | None = None
     codecs: Annotated[tuple[CodecChange, ...], Length(MAX_CODEC_CHANGES)] = ()
     quality: QualityFound | None = None
+    steered: Annotated[tuple[Steered, ...], Length(MAX_STEERED)] = ()
 
     @property
     def steps_in_result(self) -> StepNumber:
@@ -498,9 +511,9 @@ class RunSummary:
         place: in the queue: 0 is its turn, at work, or over.
         behind: the run that is before it in the queue.
         snapshots: how many steps are in those that are whole.
-        is_paused: by its owner: no step is planned.
-        learning_rate: the schedule's peak, which its owner may have changed; of the caller's own.
-        codecs: which its owner may have changed, too; None of others'.
+        is_paused: somebody paused it: no step is planned.
+        learning_rate: the schedule's peak in effect; 0 for another client's run.
+        codecs: the codecs in effect; None for another client's run.
         quality: what compression costs; None where no quality was asked for, and of others'.
     """
 
@@ -558,6 +571,9 @@ class RelayStatus:
     relayed_bytes: int = 0
 
 
+MAX_WARNINGS = 16
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SwarmStatus:
     """Everybody and everything the coordinator knows, or a page of it.
@@ -569,6 +585,7 @@ class SwarmStatus:
         unix_s: its wall clock.
         next_event: the serial number that the next event will have.
         contributors: who gave most, here or not; on the first page.
+        warnings: what the coordinator's operator has to see to, for people.
     """
 
     members: Annotated[tuple[MemberStatus, ...], Length(MAX_PAGE_MEMBERS)]
@@ -580,3 +597,4 @@ class SwarmStatus:
     unix_s: Amount = 0.0
     next_event: Serial = 0
     contributors: Annotated[tuple[Contributor, ...], Length(MAX_CONTRIBUTORS)] = ()
+    warnings: Annotated[tuple[Text, ...], Length(MAX_WARNINGS)] = ()

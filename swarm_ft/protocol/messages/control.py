@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import NO_ATTEMPT, Attempt, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
@@ -429,7 +429,7 @@ class ClockReply:
     coordinator_us: ClockTime
 
 
-ToPeer = (
+ToPeer: TypeAlias = (
     Assign
     | CatchUp
     | SaveStage
@@ -491,6 +491,12 @@ class PeerWorks:
     """The peer works again after a pause, or goes on after all."""
 
 
+MAX_MEMORY_BYTES = 16 << 40
+"""Memory that a peer may claim to lend. No machine of a volunteer has more."""
+MAX_DISK_BYTES = 1 << 50
+"""Disk that a peer may claim to lend."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerHello:
     """A peer offers itself. `layers` None: the coordinator chooses, within `memory_bytes`.
@@ -507,12 +513,13 @@ class PeerHello:
         keep_bytes: of its disk, for snapshots of others' stages.
         kept_shards: that lie there.
         max_beside: stages that it hosts beside its first, each of another run, if memory allows.
+        device_memory_bytes: that its device has in all, of which it lends a part; 0: unknown.
     """
 
     peer_id: PeerId
     endpoint: Endpoint
     layers: LayerRange | None
-    memory_bytes: int
+    memory_bytes: Annotated[int, Range(0, MAX_MEMORY_BYTES)]
     held: Annotated[tuple[HeldStage, ...], Length(MAX_HOSTED)] = ()
     kept_runs: Annotated[tuple[RunId, ...], Length(MAX_KEPT_RUNS)] = ()
     device: Text = ""
@@ -520,9 +527,10 @@ class PeerHello:
     leaving: PeerLeaving | None = None
     max_up_bytes_per_s: Measured = 0.0
     max_down_bytes_per_s: Measured = 0.0
-    keep_bytes: Annotated[int, Range(0)] = 0
+    keep_bytes: Annotated[int, Range(0, MAX_DISK_BYTES)] = 0
     kept_shards: Annotated[tuple[KeptShard, ...], Length(MAX_KEPT_SHARDS)] = ()
     max_beside: Annotated[int, Range(0, MAX_HOSTED - 1)] = 0
+    device_memory_bytes: Annotated[int, Range(0, MAX_MEMORY_BYTES)] = 0
     protocol_version: Annotated[int, Spoken("peer", "coordinator")] = PROTOCOL_VERSION
 
     def held_of(self, run_id: RunId) -> HeldStage | None:
@@ -728,7 +736,7 @@ class ClockProbe:
     sent_us: ClockTime
 
 
-FromPeer = (
+FromPeer: TypeAlias = (
     PeerHello
     | StageReady
     | CaughtUp

@@ -34,6 +34,10 @@ class EventKind(IntEnum):
     """It would leave, and hands over first."""
     PEER_PAUSED = 10
     PEER_RESUMED = 11
+    DISK_LOW = 18
+    """The coordinator's disk is nearly full."""
+    DISK_FREE = 19
+    """It has room again."""
     RUN_SUBMITTED = 20
     RUN_QUEUED = 21
     RUN_WAITING = 22
@@ -61,6 +65,22 @@ class EventKind(IntEnum):
         return self.name.lower().removeprefix("run_").replace("_", "-")
 
 
+class Actor(IntEnum):
+    """The person who requested a change of a run; the numbers are those of the wire."""
+
+    CLIENT = 1
+    """Some client, in a swarm without keys."""
+    OWNER = 2
+    """The client that submitted the run."""
+    OPERATOR = 3
+    """Whoever runs the coordinator, on its page."""
+
+    @property
+    def label(self) -> str:
+        """The name for `--json`: `operator`."""
+        return self.name.lower()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SwarmEvent:
     """Something that happened.
@@ -73,6 +93,7 @@ class SwarmEvent:
         from_step: how many steps counted before it.
         to_step: and after it: of an evaluation or a snapshot, how many are in the weights.
         words: empty where it is about another client's run.
+        actor: the person who requested it; None if nobody did.
     """
 
     serial: Serial
@@ -83,6 +104,7 @@ class SwarmEvent:
     from_step: StepNumber | None = None
     to_step: StepNumber | None = None
     words: Text = ""
+    actor: Actor | None = None
 
 
 MAX_PAGE_EVENTS = 256
@@ -110,6 +132,25 @@ class EventsRequest:
     run_id: RunId | None = None
     follows: bool = False
     protocol_version: Annotated[int, Spoken("client", "coordinator")] = PROTOCOL_VERSION
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Steered:
+    """A request to pause, to resume or to change a run, which the coordinator granted.
+
+    Attributes:
+        number: place among all requests for this run, from 1.
+        kind: `RUN_PAUSED`, `RUN_RESUMED` or `RUN_STEERED`.
+        actor: the person who requested it.
+        step: how many steps were committed.
+        words: the request as a sentence.
+    """
+
+    number: Annotated[int, Range(1, (1 << 32) - 1)]
+    kind: EventKind
+    actor: Actor
+    step: StepNumber
+    words: Text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

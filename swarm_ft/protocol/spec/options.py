@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, cast, get_args
 
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.bounds import Bound, OneOf, field_hints, first_refusal, metadata
+from swarm_ft.protocol.spec.sizes import parse_size
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -106,6 +107,11 @@ class Declared:
         return self.kind is bool and self.option.words is None
 
     @property
+    def is_size(self) -> bool:
+        """Whether it is a number of bytes, which people write with a unit."""
+        return any(isinstance(note, Size) for note in self.notes)
+
+    @property
     def is_repeated(self) -> bool:
         """Whether it may be given several times, so that its value is a tuple of texts."""
         return self.kind is tuple
@@ -143,6 +149,11 @@ class Declared:
                 words = OneOf(tuple(self.choices))
                 raise BadOption(f"{self.flag}: expected {words}, got {given!a:.80}")
             return self.choices[word]
+        if self.is_size and isinstance(given, str):
+            try:
+                return parse_size(given)
+            except ValueError as error:
+                raise BadOption(f"{self.flag}: {error}") from None
         try:
             return self._converted(given)
         except (TypeError, ValueError):
@@ -192,6 +203,8 @@ class Declared:
 
     def word_for(self, value: object) -> str:
         """A value as it is written on the command line."""
+        if self.is_size and value:
+            return f"{value}B"
         words = (word for word, choice in self.choices.items() if choice == value)
         return next(words, str(value))
 

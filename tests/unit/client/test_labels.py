@@ -68,8 +68,6 @@ def read(job: JobOptions) -> tuple[tuple[str, ...], list[str], list[str]]:
     [
         (OWN, ["bad", "good", "neutral"], "", OWN, ["bad", "good", "neutral"]),
         (OWN, ["good", "bad"], "", OWN, ["good", "bad"]),
-        (OWN, ["0", "2", "1"], "", OWN, ["neutral", "bad", "good"]),
-        (OWN, ["2", "0"], "", OWN, ["bad", "neutral"]),
         (OWN, ["2", "0"], "neutral,good,bad", OWN, ["bad", "neutral"]),
         (OWN, ["2", "0"], "bad,good,neutral", OWN, ["neutral", "bad"]),
         (OWN, ["bad", "0"], "bad,good,neutral", OWN, ["bad", "bad"]),
@@ -93,20 +91,12 @@ def test_a_models_own_classes_keep_their_order(
     assert found[: len(meant)] == meant
 
 
-def test_numbers_that_count_a_models_names_are_reported(tmp_path: Path) -> None:
-    model = classifier(tmp_path, OWN)
-    told = "its classes are numbers, which count those of the model: 0 = neutral, 1 = good, 2 = bad"
-    for classes, given, is_told in ((["0", "1"], "", True), (["0", "1"], ",".join(OWN), False)):
-        _, _, lines = read(options(tmp_path, model, classes, label_names=given))
-        assert any(told in line for line in lines) is is_told
-    _, _, lines = read(options(tmp_path, model, ["good", "bad"]))
-    assert not any("which count" in line for line in lines)
-
-
 @pytest.mark.parametrize(
     ("own", "classes", "given", "error", "why"),
     [
         (OWN, ["good", "poor"], "", BadDataset, "are good, poor, and the model has others"),
+        (OWN, ["0", "1"], "", BadDataset, "are numbers, 0, 1, .* --labels neutral,good,bad, or"),
+        (OWN, ["2"], "", BadDataset, "expected two classes or more, found '2'"),
         (OWN, ["0", "3"], "", BadDataset, "are 0, 3, and the model has .* neutral, good, bad"),
         (NAMELESS, ["a", "b"], "", BadDataset, "are a, b, and the model has .* LABEL_0"),
         (OWN, ["0", "1"], "bad,good", BadOption, "expected these, got bad, good"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -8,6 +9,7 @@ from rich.console import Console
 from swarm_ft.client.report import WINDOW_STEPS, ProgressState, RunProgress
 from swarm_ft.ids import BlockIndex, RunId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.events import Actor, EventKind, Steered
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from tests.specs import run_spec
@@ -97,7 +99,7 @@ def test_a_history_told_again_ends_in_the_same_state() -> None:
 
 def test_the_line_says_what_the_run_waits_for_until_it_goes_on() -> None:
     waiting = _after(_step(0), _status(RunPhase.WAITING, "waiting for layers 12-24", committed=1))
-    assert waiting.line() == "waiting for layers 12-24"
+    assert waiting.line() == "waiting: layers 12-24"
     assert (
         waiting.after(_step(1)).line() == "loss 2.000  8.0 samples/s  saved 4.0 kB (6.0x)  ETA 0:19"
     )
@@ -136,7 +138,7 @@ def test_without_a_terminal_about_every_tenth_of_the_run_is_a_plain_line() -> No
             progress.show_step(_step(k))
         progress.message("[done]")
     lines = _written(console).splitlines()
-    assert lines[0] == "waiting for layers 2-4"
+    assert lines[0] == "waiting: layers 2-4"
     assert lines[1].startswith("step 1/40  loss 2.000")
     assert [line.split()[1] for line in lines[2:-1]] == [f"{k}/40" for k in range(4, 41, 4)]
     assert lines[-1] == "[done]"
@@ -150,6 +152,30 @@ def test_a_history_told_again_is_not_printed_again() -> None:
             progress.show_step(_step(k))
     steps = [line.split()[1] for line in _written(console).splitlines()]
     assert steps == ["1/40", "4/40", "8/40", "12/40", "16/40", "20/40", "24/40"]
+
+
+def test_a_request_of_the_operator_is_printed_at_once_and_only_once() -> None:
+    words = "paused by the swarm's operator on the coordinator's page"
+    request = Steered(
+        number=1,
+        kind=EventKind.RUN_PAUSED,
+        actor=Actor.OPERATOR,
+        step=StepNumber(9),
+        words=words,
+    )
+    rate = "learning rate 0.001 from step 9 on"
+    second = replace(request, number=2, kind=EventKind.RUN_STEERED, words=rate)
+    console = _plain_console()
+    with RunProgress(_spec().train, console).shown() as progress:
+        for status in (
+            replace(_status(RunPhase.TRAINING, words, committed=9), steered=(request,)),
+            replace(_status(RunPhase.TRAINING, committed=9), steered=(request, second)),
+            replace(_status(RunPhase.TRAINING, committed=9), steered=(request, second)),
+        ):
+            progress.show_status(status)
+    lines = _written(console).splitlines()
+    assert [lines.count(words), lines.count(rate)] == [1, 1]
+    assert progress.state.steered == (request, second)
 
 
 def test_on_a_terminal_one_bar_shows_step_and_numbers() -> None:

@@ -23,6 +23,7 @@ from swarm_ft.protocol.messages.client import (
     RunStatus,
     StepCommitted,
 )
+from swarm_ft.protocol.messages.events import Actor, EventKind, Steered, WentBack
 from swarm_ft.protocol.messages.reports import ByteCounts, GradientTraffic, Traffic
 from swarm_ft.protocol.spec.run_spec import Codecs, Dtype, TaskKind
 from swarm_ft.protocol.spec.tasks import Classification
@@ -98,12 +99,34 @@ def test_the_dtype_of_the_result_stands_beside_the_loss_of_float32_weights() -> 
     assert "evaluation loss      3.000 -> 1.000" in _report(_step(0)).summary_lines()
 
 
+def test_the_document_and_the_summary_have_what_people_requested() -> None:
+    request = Steered(
+        number=1,
+        kind=EventKind.RUN_STEERED,
+        actor=Actor.OPERATOR,
+        step=StepNumber(88),
+        words="learning rate 0.001 from step 89 on",
+    )
+    report = replace(_report(_step(0)), steered=(request,))
+    assert json.loads(report.to_json())["steered"] == [
+        {
+            "step": 88,
+            "kind": "steered",
+            "actor": "operator",
+            "words": "learning rate 0.001 from step 89 on",
+        }
+    ]
+    line = "steered              learning rate 0.001 from step 89 on"
+    assert line in report.summary_lines()
+
+
 def test_the_document_has_the_promised_fields() -> None:
     document = json.loads(_report(_step(0, loss=3.5), _step(1, loss=2.5, keys=0)).to_json())
     assert document == {
         "run_id": "run-1",
         "model_dir": "out/model",
         "went_back": [],
+        "steered": [],
         "losses": [3.5, 2.5],
         "steps": 2,
         "stopped_early": False,
@@ -230,6 +253,37 @@ def test_a_run_without_steps_or_evaluation_still_has_a_document() -> None:
     document = json.loads(report.to_json())
     assert (document["losses"], document["eval"], document["samples_per_second"]) == ([], None, 0)
     assert report.summary_lines() == ["result               m"]
+
+
+WENT_BACK = WentBack(
+    from_step=StepNumber(5), to_step=StepNumber(2), why="a peer left", remedy="a replica"
+)
+
+
+def test_a_report_prints_in_six_lines() -> None:
+    report = _report(_step(0, loss=3.5), _step(1, loss=2.5))
+    assert str(report).splitlines() == [
+        "run-1            2 steps, 8 samples in 1.0 s (8.0 samples/s)",
+        "training loss    3.500 -> 2.500",
+        "evaluation loss  3.000 -> 1.000 (perplexity 2.7)",
+        "sent             140 bytes instead of 758 bytes (5.4x less)",
+        "went back        never",
+        "result           out/model (2 steps)",
+    ]
+    other = replace(report, num_steps=9, evaluations=(), went_back=(WENT_BACK, WENT_BACK))
+    lines = str(other).splitlines()
+    assert len(lines) == 6
+    assert lines[0].startswith("run-1            2 of 9 steps, ")
+    assert lines[2] == "evaluation loss  not evaluated"
+    assert lines[4] == "went back        2 times, 6 steps made again"
+    empty = replace(report, losses=(), totals=StepTotals(), evaluations=())
+    assert "training loss    no step ran" in str(empty)
+
+
+def test_a_notebook_shows_a_report_in_a_line() -> None:
+    report = _report(*(_step(number) for number in range(500)))
+    assert repr(report).startswith("RunReport(run_id='run-1', model_dir='out/model'")
+    assert len(repr(report)) < 200
 
 
 def test_numbers_that_json_lacks_become_null() -> None:

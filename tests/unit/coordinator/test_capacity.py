@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from swarm_ft.coordinator.capacity import MAX_SAMPLES, PLACES_BURST, Capacity
+from swarm_ft.coordinator.capacity import MAX_SAMPLES, PLACES_BURST, Capacity, check_lent
 from swarm_ft.coordinator.facts.state import (
     AttemptState,
     Measured,
@@ -23,7 +23,7 @@ from swarm_ft.coordinator.facts.state import (
 )
 from swarm_ft.coordinator.facts.ways import Home, Ways
 from swarm_ft.coordinator.plan.learned import beside, loads_of
-from swarm_ft.errors import Busy, MalformedMessage, NotFound
+from swarm_ft.errors import BadInput, Busy, MalformedMessage, NotFound
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.capacity import measure_link
 from swarm_ft.protocol.messages.capacity import LinkEcho, LinkSample, Machine, PlaceRequest
@@ -48,6 +48,14 @@ def member(name: str, layers: LayerRange | None = None) -> Member:
         memory_bytes=1 << 30,
     )
     return Member(hello=hello, joined_at_s=0.0, heard_at_s=0.0)
+
+
+def test_a_peer_lends_no_more_than_its_device_has() -> None:
+    hello = replace(member("a").hello, device_memory_bytes=1 << 30)
+    check_lent(hello)
+    check_lent(replace(hello, memory_bytes=500 << 30, device_memory_bytes=0))  # it does not know
+    with pytest.raises(BadInput, match=r"peer a: expected at most 1 GiB, .*, got 500 GiB"):
+        check_lent(replace(hello, memory_bytes=500 << 30))
 
 
 def swarm_of(*members: Member) -> SwarmState:

@@ -55,7 +55,10 @@ def test_what_a_volunteer_asks_for_comes_first_and_each_case_has_words() -> None
     all_of_it = Seen(local=NOON, holds=tuple(PauseWhen), is_asked=True, used_up="used up")
     assert why_paused(manners, all_of_it) == "its volunteer asked for it"
     assert why_paused(manners, Seen(local=NOON, used_up="used up")) == "used up"
-    assert why_paused(manners, Seen(local=NOON)) == "outside of its hours (22:00-7:00)"
+    assert (
+        why_paused(manners, Seen(local=NOON))
+        == "outside of its hours (22:00-7:00); it works again at 22:00"
+    )
     night = time(23, 0)
     assert why_paused(manners, Seen(local=night)) == ""
     for case in PauseWhen:

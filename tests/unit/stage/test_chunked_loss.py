@@ -17,12 +17,13 @@ from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import Adapter, BaseDtype, TaskKind
 from swarm_ft.protocol.spec.sample_rows import NO_LABEL
-from swarm_ft.stage import chunked_loss, module
+from swarm_ft.stage import chunked_loss, weight_products
 from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.chunked_loss import Chunks
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.stage.held import LiveBytes
-from swarm_ft.stage.module import DeferredLinears, StageModule
+from swarm_ft.stage.module import StageModule
+from swarm_ft.stage.weight_products import DeferredLinears
 from tests.families import small_config
 from tests.unit.stage.conftest import (
     SEQ_LENGTH,
@@ -128,8 +129,8 @@ def test_chunks_train_as_whole_logits_do(
         patch.setattr(Chunks, "loss_and_gradient", whole_logits)
         whole = seen()
     small_chunks(monkeypatch, FEW, VOCAB_SIZE)
-    monkeypatch.setattr(module, "LARGE_BYTES", 1000)
-    monkeypatch.setattr(module, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(weight_products, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(weight_products, "BLOCK_BYTES", 500)
     for one, other in zip(seen(), whole, strict=True):
         assert float((one - other).norm()) <= 1e-6 * float(other.norm())
 

@@ -102,7 +102,7 @@ async def test_another_member_is_not_who_was_dialled(swarm: Swarm) -> None:
         for expected in (name(other), COORDINATOR_NAME, ""):
             error = await refusal(other, endpoint, expected)
             assert isinstance(error, Unavailable)
-            assert f"{endpoint}: who answers shows another member's certificate" in error.message
+            assert f"{endpoint}: it answers with another member's certificate" in error.message
         assert not served.callers
 
 
@@ -113,7 +113,7 @@ async def test_strangers_get_through_to_nobody(swarm: Swarm) -> None:
             async with serving(server) as (served, endpoint):
                 error = await refusal(client, endpoint, name(server))
                 assert isinstance(error, Unavailable)
-                assert "who answers shows a certificate of another swarm" in error.message
+                assert "it belongs to another swarm" in error.message
                 assert not served.callers
 
 

@@ -29,11 +29,36 @@ def test_metadata_is_ascii_keyed_binary_and_bounded() -> None:
 
 @pytest.mark.parametrize("status", [s for s in grpc.StatusCode if s is not grpc.StatusCode.OK])
 def test_every_bare_grpc_error_becomes_one_of_ours(status: Any) -> None:
-    error = from_status(status, "failed to connect", (), "peer:1")
+    error = from_status(status, "Some text of gRPC's", (), "peer:1")
     gone = {"UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED"}
     expected = errors.Unavailable if status.name in gone else errors.InternalError
     assert type(error) is expected
-    assert error.message == f"peer:1: failed to connect (gRPC {status.name})"
+    assert error.message.startswith("peer:1: ")
+    assert "gRPC" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("details", "words"),
+    [
+        (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:7000: Failed "
+            "to connect to remote host: Connection refused",
+            "peer:1: Connection refused",
+        ),
+        ("Socket closed", "peer:1: the connection was lost"),
+        ("recvmsg:Connection reset by peer", "peer:1: the connection was lost"),
+        ("DNS resolution failed for nowhere.invalid:1: ...", "peer:1: no host has this name"),
+        ("ping timeout", "peer:1: it does not answer"),
+        (
+            "Ssl handshake failed: SSL_ERROR_SSL: error:1000007d:SSL routines:OPENSSL_internal:"
+            "CERTIFICATE_VERIFY_FAILED",
+            "peer:1: it belongs to another swarm, or to none; check the address and the invitation",
+        ),
+        ("", "peer:1: it cannot be reached"),
+    ],
+)
+def test_a_lost_link_is_told_in_words_of_the_matter(details: str, words: str) -> None:
+    assert from_status(grpc.StatusCode.UNAVAILABLE, details, (), "peer:1").message == words
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from swarm_ft.client.data.dataset import Dataset, open_dataset
+from swarm_ft.client.data.dataset import Dataset
 from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.sources import open_dataset
 from swarm_ft.client.options import DataFormat, ReadOptions
 
 Words = Callable[..., PreTrainedTokenizerFast]

@@ -17,8 +17,8 @@ import pytest
 from tokenizers import Tokenizer, models, processors
 from transformers import PreTrainedTokenizerFast
 
-from swarm_ft.client.data.dataset import open_dataset
 from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.sources import open_dataset
 from swarm_ft.client.data.special_tokens import special_tokens_of
 from swarm_ft.client.options import PackingStrategy, ReadOptions, Truncation
 from swarm_ft.client.text import asked

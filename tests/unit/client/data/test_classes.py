@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from tokenizers import processors
 
-from swarm_ft.client.data.dataset import Dataset, classes_in, open_dataset
+from swarm_ft.client.data.dataset import Dataset
 from swarm_ft.client.data.files import Wanted
+from swarm_ft.client.data.sources import classes_in, open_dataset
 from swarm_ft.client.options import DataFormat, ReadOptions, Truncation
 from swarm_ft.errors import BadDataset, BadOption
 from swarm_ft.protocol.spec.run_spec import TaskKind

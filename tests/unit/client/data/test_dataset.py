@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from swarm_ft.client.data.dataset import Dataset, open_dataset
+from swarm_ft.client.data.dataset import Dataset
 from swarm_ft.client.data.files import Wanted
 from swarm_ft.client.data.forms import ALPACA_HEAD, ALPACA_HEAD_WITH_INPUT, form_of
 from swarm_ft.client.data.progress import ReadSoFar
 from swarm_ft.client.data.rows import Row
+from swarm_ft.client.data.sources import open_dataset
 from swarm_ft.client.options import DataFormat, PackingStrategy, ReadOptions, Truncation
 from swarm_ft.client.text import asked
 from swarm_ft.errors import BadDataset, BadInput, BadOption

@@ -20,9 +20,10 @@ from typing import Any
 import pyarrow
 import pytest
 
-from swarm_ft.client.data.dataset import Dataset, open_dataset
+from swarm_ft.client.data.dataset import Dataset
 from swarm_ft.client.data.files import Wanted, find_files
 from swarm_ft.client.data.rows import file_rows, read_text
+from swarm_ft.client.data.sources import open_dataset
 from swarm_ft.client.options import DataFormat, ReadOptions
 from swarm_ft.errors import BadDataset, BadOption
 from swarm_ft.protocol.spec.run_spec import TaskKind

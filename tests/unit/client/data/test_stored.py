@@ -18,8 +18,8 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Json, List, Value
 from pyarrow import parquet
 
-from swarm_ft.client.data.dataset import classes_in, open_dataset
 from swarm_ft.client.data.files import Wanted, find_files
+from swarm_ft.client.data.sources import classes_in, open_dataset
 from swarm_ft.client.data.stored import saved_rows, stored_rows
 from swarm_ft.client.options import ReadOptions
 from swarm_ft.errors import BadDataset

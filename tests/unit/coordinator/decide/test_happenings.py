@@ -12,7 +12,7 @@ from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.client import MemberDoing, MemberLink, RunPhase
 from swarm_ft.protocol.messages.control import PeerAlive
-from swarm_ft.protocol.messages.events import EventKind
+from swarm_ft.protocol.messages.events import Actor, EventKind
 from swarm_ft.protocol.messages.meeting import Way
 from tests.reasons import kinds_in, part_of, reason
 from tests.unit.coordinator.conftest import RUN, FakePeer, MakeSpec, Swarm
@@ -136,7 +136,7 @@ def test_silence_setting_aside_and_an_end_are_told(
     assert (gone.peer_id, gone.run_id) == ("b", RUN)
     assert part_of(gone.reason, ReasonKind.PEER_SILENT).peers == ("b",)
     swarm.handle(RunCancelled(RUN))
-    cancelled = reason(ReasonKind.CANCELLED_BY_CLIENT)
+    cancelled = reason(ReasonKind.CANCELLED_BY_CLIENT, actor=Actor.CLIENT)
     assert of_kind(swarm, Kind.RUN_CANCELLED).reason == cancelled
 
 

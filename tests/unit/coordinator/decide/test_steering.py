@@ -17,9 +17,9 @@ from swarm_ft.coordinator.facts.state import Steering
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.watching import overview, status_of
 from swarm_ft.ids import RunId, StepNumber
-from swarm_ft.protocol.messages.client import CodecChange, RunPhase
+from swarm_ft.protocol.messages.client import MAX_STEERED, CodecChange, RunPhase
 from swarm_ft.protocol.messages.control import CommitStep, PlanStep
-from swarm_ft.protocol.messages.events import EventKind
+from swarm_ft.protocol.messages.events import Actor, EventKind
 from swarm_ft.protocol.spec.run_spec import Codecs, LrSchedule
 from tests.reasons import reason
 from tests.specs import USUAL_CODECS
@@ -58,7 +58,7 @@ def test_a_paused_run_finishes_its_step_and_plans_no_other(trained: Swarm) -> No
     assert (run.phase, run.committed_steps, run.step) == (RunPhase.TRAINING, AFTER + 1, None)
     assert run.detail == reason(Kind.PAUSED, step=AFTER + 1)
     (told,) = reasons_of(trained, EventKind.RUN_PAUSED)
-    assert told == reason(Kind.PAUSED_BY_OWNER, step=AFTER)
+    assert told == reason(Kind.PAUSE_REQUESTED, step=AFTER, actor=Actor.CLIENT)
     (shown,) = overview(trained.state).runs
     assert shown.is_paused
     assert shown.eta_s is None
@@ -82,7 +82,9 @@ def test_a_run_that_resumes_is_as_if_it_was_never_paused(trained: Swarm) -> None
     assert trained.run().phase is RunPhase.FINISHED
     assert [step.step for step in trained.steps()] == list(range(STEPS))
     assert not overview(trained.state).runs[0].is_paused
-    assert reasons_of(trained, EventKind.RUN_RESUMED) == [reason(Kind.RESUMED_BY_OWNER)]
+    assert reasons_of(trained, EventKind.RUN_RESUMED) == [
+        reason(Kind.RESUME_REQUESTED, actor=Actor.CLIENT)
+    ]
 
 
 def test_asking_twice_says_nothing_more(trained: Swarm) -> None:
@@ -171,7 +173,9 @@ def test_another_learning_rate_holds_from_the_next_step_on(trained: Swarm) -> No
     commits = {commit.step: commit.learning_rate for _, commit in trained.said(CommitStep)}
     assert commits[StepNumber(AFTER + 1)] == 0.25
     (told,) = reasons_of(trained, EventKind.RUN_STEERED)
-    assert told == reason(Kind.RATE_CHANGED, step=AFTER + 1, value=0.25, value_before=0.5)
+    assert told == reason(
+        Kind.RATE_CHANGED, step=AFTER + 1, value=0.25, value_before=0.5, actor=Actor.CLIENT
+    )
 
 
 def test_in_a_pause_the_next_step_is_the_first_with_it(trained: Swarm) -> None:
@@ -217,6 +221,60 @@ def test_a_run_that_is_over_is_steered_no_more(trained: Swarm) -> None:
     assert not trained.said(PlanStep)[STEPS * 2 :]
 
 
+# ---- who requested what
+
+
+def test_readers_of_a_run_get_each_request_with_its_actor(
+    trained: Swarm, a: FakePeer, b: FakePeer
+) -> None:
+    trained.handle(RunPaused(RUN, Actor.OPERATOR))
+    trained.handle(RateChanged(RUN, 0.25, Actor.OPERATOR))
+    trained.handle(RunResumed(RUN, Actor.OWNER))
+    told = status_of(trained.run()).steered
+    by_operator = "by the swarm's operator on the coordinator's page"
+    assert [(one.number, one.kind, one.actor, one.step, one.words) for one in told] == [
+        (
+            1,
+            EventKind.RUN_PAUSED,
+            Actor.OPERATOR,
+            AFTER,
+            f"paused {by_operator}, once step {AFTER} is committed",
+        ),
+        (
+            2,
+            EventKind.RUN_STEERED,
+            Actor.OPERATOR,
+            AFTER,
+            f"learning rate 0.25 from step {AFTER + 1} on, 0.5 before; set {by_operator}",
+        ),
+        (3, EventKind.RUN_RESUMED, Actor.OWNER, AFTER, "resumed by the run's owner"),
+    ]
+    trained.restart()
+    assert status_of(trained.run()).steered == told
+
+
+def test_a_run_remembers_its_newest_requests(trained: Swarm) -> None:
+    for _ in range(MAX_STEERED):
+        trained.handle(RunPaused(RUN))
+        trained.handle(RunResumed(RUN))
+    numbers = [one.number for one in status_of(trained.run()).steered]
+    assert numbers == list(range(MAX_STEERED + 1, 2 * MAX_STEERED + 1))
+
+
+@pytest.mark.parametrize(
+    ("actor", "words"),
+    [
+        (Actor.OPERATOR, "cancelled by the swarm's operator on the coordinator's page"),
+        (Actor.OWNER, "cancelled by the run's owner"),
+        (Actor.CLIENT, "cancelled by a client"),
+    ],
+)
+def test_a_cancelled_run_names_the_actor(trained: Swarm, actor: Actor, words: str) -> None:
+    trained.handle(RunCancelled(RUN, actor))
+    status = status_of(trained.run())
+    assert status.phase.in_words(status.detail) == words
+
+
 # ---- codecs
 
 LESS, LEAST = Codecs("aq2", "q2+z"), Codecs("aq1", "q2+z")
@@ -232,7 +290,11 @@ def test_plans_name_other_codecs_from_the_next_step_on(trained: Swarm) -> None:
     before = trained.run().spec.train.codecs
     (told,) = reasons_of(trained, EventKind.RUN_STEERED)
     assert told == reason(
-        Kind.CODECS_CHANGED, step=AFTER + 1, text=str(LESS), text_before=str(before)
+        Kind.CODECS_CHANGED,
+        step=AFTER + 1,
+        text=str(LESS),
+        text_before=str(before),
+        actor=Actor.CLIENT,
     )
     trained.settle()
     assert planned(trained) == {

@@ -5,6 +5,8 @@ import sqlite3
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,11 @@ from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.journal import tokens
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.coordinator.journal.reserve import Reserve
 from swarm_ft.errors import JournalError, JournalFull
+from swarm_ft.identity.keys import new_key
+from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.ids import PeerId, RunId
 from tests.unit.coordinator.conftest import MakeSpec
 
@@ -78,6 +83,22 @@ def test_without_a_reserve_a_full_disk_is_an_error(small_disk: Path) -> None:
         fill(small_disk)
         with pytest.raises(JournalError, match="disk is full"):
             journal.write(record(number) for number in range(10_000))
+
+
+def test_a_member_comes_back_on_a_full_disk_and_a_newcomer_is_told_of_it(small_disk: Path) -> None:
+    """`status` enrols its caller, and so failed with "no transaction is active"."""
+    now = datetime.now(UTC)
+    with closing(Registry(small_disk)) as registry:
+        until = now + timedelta(days=1)
+        invite = registry.invite(bytes(16), ("203.0.113.7:1",), Role.CLIENT, 9, until)
+        key, other = new_key().public_key(), new_key().public_key()
+        bearer = Caller(role=Role.NEWCOMER, name=invite.name, key=key)
+        member = registry.admit(bearer, now)
+        fill(small_disk)
+        later = now + timedelta(minutes=1)
+        assert registry.admit(bearer, later) == registry.admit(member, later) == member
+        with pytest.raises(JournalError, match=r"members\.db: the disk is full; make room on it"):
+            registry.admit(replace(bearer, key=other), later)
 
 
 class FullDisk(sqlite3.Connection):

@@ -17,10 +17,11 @@ from swarm_ft.errors import OutOfTurn
 from swarm_ft.ids import MicrobatchIndex, StepNumber
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.training_plan import step_microbatches
-from swarm_ft.stage import module
+from swarm_ft.stage import weight_products
 from swarm_ft.stage.engine import StageEngine
 from swarm_ft.stage.held import LiveBytes
-from swarm_ft.stage.module import DeferredLinears, StageModule, WeightProduct
+from swarm_ft.stage.module import StageModule
+from swarm_ft.stage.weight_products import DeferredLinears, WeightProduct
 from tests.unit.stage.conftest import CONFIGS, SEQ_LENGTH, MakePipeline, Pipeline
 
 STEPS = 2
@@ -338,8 +339,8 @@ def test_a_large_weights_product_is_added_in_place(
     expected = gradient_of(weight)
     layer.zero_grad()
     block_bytes = 4 * weight[0].nbytes
-    monkeypatch.setattr(module, "LARGE_BYTES", block_bytes)
-    monkeypatch.setattr(module, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(weight_products, "LARGE_BYTES", block_bytes)
+    monkeypatch.setattr(weight_products, "BLOCK_BYTES", block_bytes)
     product.accumulate()
     live = LiveBytes()
     with live:
@@ -361,8 +362,8 @@ def test_a_large_weight_in_bfloat16_is_cast_in_blocks(
     layer.requires_grad_(False)
     linears, found, peaks = DeferredLinears(layer), [], []
     for large_bytes in (1 << 20, 100):
-        monkeypatch.setattr(module, "LARGE_BYTES", large_bytes)
-        monkeypatch.setattr(module, "BLOCK_BYTES", 400)
+        monkeypatch.setattr(weight_products, "LARGE_BYTES", large_bytes)
+        monkeypatch.setattr(weight_products, "BLOCK_BYTES", 400)
         x_own, live = x.clone().requires_grad_(), LiveBytes()
         with live:
             present = [one.detach() for one in (x_own, gradient, *layer.parameters())]

@@ -1,0 +1,141 @@
+"""A text continued by a finished run, from the prompt's words to the new ones."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from swarm_ft.client.ends import turn_end_of
+from swarm_ft.client.generate import Wanted, check_generates
+from swarm_ft.client.generate import generate as continue_tokens
+from swarm_ft.client.options import GenerateOptions
+from swarm_ft.client.swarm import SwarmClient
+from swarm_ft.client.text import NewText, asked
+from swarm_ft.errors import RunMismatch
+from swarm_ft.ids import RunId
+from swarm_ft.protocol.messages.client import RunStatus
+
+if TYPE_CHECKING:
+    from swarm_ft.stage.words import Words
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GeneratedText:
+    """A text that a run's trained stages wrote; `str()` is the text alone.
+
+    Attributes:
+        run: the run's id.
+        text: the new text, without the prompt.
+        token_ids: the new tokens, with the one that ends the text.
+        prompt_tokens: number of tokens of the prompt.
+        ended: whether the model ended the text, or `max_new_tokens` cut it off.
+        seed: of the sampling; None without sampling.
+        seconds: that it took.
+    """
+
+    run: str
+    text: str
+    token_ids: list[int]
+    prompt_tokens: int
+    ended: bool
+    seed: int | None
+    seconds: float
+
+    def __str__(self) -> str:
+        return self.text
+
+
+async def generate_in(
+    swarm: SwarmClient,
+    prompt: str,
+    options: GenerateOptions,
+    *,
+    run_id: str | None = None,
+    model: str | None = None,
+    on_text: Callable[[str], object] = lambda _piece: None,
+    on_trouble: Callable[[str], None] = lambda _words: None,
+) -> GeneratedText:
+    """Continue a prompt with the trained stages of a finished run.
+
+    Args:
+        swarm: a connection to the run's swarm.
+        prompt: the text; with `options.chat` what a user says.
+        options: how tokens are chosen.
+        run_id: the run; None for this client's only one.
+        model: where the model's tokenizer lies, if not where the run says.
+        on_text: receives each piece of the new text as it comes.
+        on_trouble: receives a line when a peer fails, or a setting of the model is left out.
+
+    Raises:
+        BadModel: the tokenizer is not there.
+        RunMismatch: the tokenizer is another model's.
+        Unavailable: the run is not finished, or no peer of a stage answers.
+        RunFailed: the run has no result, or its result was fetched.
+    """
+    status = await swarm.run(RunId(run_id) if run_id else None)
+    check_generates(status)
+    words = await asyncio.to_thread(_words_of, status, model)
+    for name in words.unheeded:
+        on_trouble(f"the model's generation_config asks for {name}: left out")
+    wanted = _wanted(prompt, words, options)
+    new, pieces = NewText(words.tokenizer, wanted.prompt), list[str]()
+
+    def take(piece: str) -> None:
+        pieces.append(piece)
+        on_text(piece)
+
+    started_s = time.monotonic()
+    token_ids = await continue_tokens(
+        swarm,
+        status,
+        wanted,
+        on_token=lambda token: take(new.add(token)),
+        on_trouble=on_trouble,
+    )
+    take(new.end())
+    return GeneratedText(
+        run=status.run_id,
+        text="".join(pieces),
+        token_ids=token_ids,
+        prompt_tokens=len(wanted.prompt),
+        ended=token_ids[-1] in wanted.ends,
+        seed=wanted.sampling.seed if wanted.sampling else None,
+        seconds=time.monotonic() - started_s,
+    )
+
+
+def _words_of(status: RunStatus, model: str | None) -> Words:
+    """Open the tokenizer of a run's model, and find the tokens that end its texts.
+
+    Raises:
+        BadModel: it is not there; `--model` may name its place.
+        RunMismatch: it is another model's.
+    """
+    from swarm_ft.stage.words import open_words
+
+    words = open_words(model or status.spec.model.reference)
+    if len(words.tokenizer) > status.spec.model.vocab_size:
+        raise RunMismatch(
+            f"--model: expected a tokenizer of at most {status.spec.model.vocab_size} tokens, as "
+            f"run {status.run_id} has, got one of {len(words.tokenizer)}"
+        )
+    return replace(words, ends=words.ends.union(status.spec.train.end_token_ids))
+
+
+def _wanted(prompt: str, words: Words, options: GenerateOptions) -> Wanted:
+    ends = words.ends
+    if options.chat:  # a turn's, which a model's own may not be
+        of_turn = words.tokenizer.eos_token_id, turn_end_of(words.tokenizer)
+        ends |= {token for token in of_turn if token is not None}
+    wanted = Wanted(
+        prompt=asked(prompt, words.tokenizer, is_chat=options.chat),
+        max_new_tokens=options.max_new_tokens,
+        ends=ends,
+        sampling=options.sampling(secrets.randbelow(1 << 32)),
+    )
+    wanted.check(words.positions)
+    return wanted

@@ -1,0 +1,69 @@
+"""Errors in the words of a Python caller: `steps` where the command line has `--steps`.
+
+Options are declared once and checked in one place, whose messages name them as commands do.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from swarm_ft.api.peer_home import BufferOptions
+from swarm_ft.client.options import GenerateOptions, JobOptions, PlanOptions
+from swarm_ft.errors import SwarmError
+from swarm_ft.protocol.spec.options import declared
+
+_OF_CALLS = {
+    "--invite": "invite",
+    "--initial-peers": "initial_peers",
+    "--dht-prefix": "dht_prefix",
+    "--insecure": "insecure",
+    "--peer-id": "peer_id",
+    "--run": "run_id",
+    "--layers": "layers",
+    "--device": "device",
+    "--memory": "memory_gib",
+    "--threads": "threads",
+    "--watts": "watts",
+    "--max-stages": "max_stages",
+    "--models": "models",
+    "--allow-models": "allow_models",
+    "--model-disk": "model_disk_bytes",
+    "--keep-disk": "keep_disk_bytes",
+    "--snapshots": "snapshots",
+    "--stages": "stages",
+    "--replicas": "replicas",
+}
+"""By flag, arguments of `serve`, `coordinate` and others that no dataclass declares."""
+_FLAG = re.compile(r"'swarm-ft [^']*'|serve-stage --[\w-]+|(?<![\w-])--[a-z][a-z0-9-]*")
+
+
+@contextmanager
+def keyword_errors() -> Iterator[None]:
+    """Rewrite the message of an error that leaves the context: its options become arguments."""
+    try:
+        yield
+    except SwarmError as error:
+        error.message = as_keywords(error.message)
+        error.args = (error.message,)
+        raise
+
+
+def as_keywords(message: str) -> str:
+    """Replace the flags of a message by arguments; those of a command in it stay."""
+    return _FLAG.sub(lambda found: _arguments().get(found[0], found[0]), message)
+
+
+@functools.cache
+def _arguments() -> Mapping[str, str]:
+    names = dict(_OF_CALLS)
+    for one in (part for of in _DECLARING for part in declared(of)):
+        names |= {flag: one.field for flag in (one.flag, one.long_flag) if flag}
+        if one.no_flag:
+            names[one.no_flag] = f"{one.field}=False"
+    return names
+
+
+_DECLARING = (BufferOptions, PlanOptions, GenerateOptions, JobOptions)

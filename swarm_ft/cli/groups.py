@@ -1,0 +1,32 @@
+"""Groups of commands: the order of their help, and suggestions for a mistyped command."""
+
+from __future__ import annotations
+
+import click
+
+from swarm_ft.protocol.spec.options import nearest
+
+
+class CommandGroup(click.Group):
+    """A group that lists its commands as they were added, and suggests the nearest name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names, in the order a newcomer needs them."""
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names.
+
+        Raises:
+            UsageError: there is none; the message has the nearest name.
+        """
+        word = args[0]
+        name = ctx.token_normalize_func(word) if ctx.token_normalize_func else word
+        is_mistyped = not word.startswith("-") and self.get_command(ctx, name) is None
+        if is_mistyped and not ctx.resilient_parsing:
+            known = self.list_commands(ctx)
+            hint = nearest(name, known) or f"; expected {', '.join(known)}"
+            ctx.fail(f"no such command '{word}'{hint}")
+        return super().resolve_command(ctx, args)

@@ -1,0 +1,49 @@
+"""Whether the coordinator's disk has room: looked at now and then, and reported when it changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from swarm_ft.coordinator.facts.events import Happened
+from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
+from swarm_ft.protocol.messages.events import EventKind
+
+CHECK_EVERY_S = 2.0
+LOW = 2.0
+"""The disk is low with less than this many times the room that is reserved for runs under way."""
+FREE_AGAIN = 2.5
+"""And has room again with this many: more, so that no event follows each job."""
+
+
+class DiskWatch:
+    """Watch the free room of one disk.
+
+    Args:
+        free_bytes: measures it; None where the system does not tell.
+        reserved_bytes: the room that jobs must leave for runs under way.
+
+    Attributes:
+        low: why the disk is low; None while it has room.
+    """
+
+    def __init__(self, free_bytes: Callable[[], int | None], reserved_bytes: int) -> None:
+        self.low: Reason | None = None
+        self._free_bytes = free_bytes
+        self._reserved_bytes = reserved_bytes
+        self._due_s = -math.inf
+
+    def look(self, now_s: float) -> Happened | None:
+        """Measure, if it is time; return the event of a change."""
+        if now_s < self._due_s:
+            return None
+        self._due_s = now_s + CHECK_EVERY_S
+        free, was_low = self._free_bytes(), self.low is not None
+        if free is None:
+            return None
+        if free >= (FREE_AGAIN if was_low else LOW) * self._reserved_bytes:
+            self.low = None
+            room = Reason(kind=ReasonKind.DISK_FREE, amount=free)
+            return Happened(kind=EventKind.DISK_FREE, reason=room) if was_low else None
+        self.low = Reason(kind=ReasonKind.DISK_LOW, amount=free, limit=self._reserved_bytes)
+        return None if was_low else Happened(kind=EventKind.DISK_LOW, reason=self.low)

@@ -1,0 +1,51 @@
+"""Translate gRPC's own texts into words for people. No other module shows them to anybody."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import grpc
+
+LOST = "the connection was lost"
+OTHER_SWARM = "it belongs to another swarm, or to none; check the address and the invitation"
+
+_BY_TEXT: Sequence[tuple[re.Pattern[str], str]] = tuple(
+    (re.compile(pattern, re.IGNORECASE), words)
+    for pattern, words in (
+        ("Hostname Verification Check failed", "it answers with another member's certificate"),
+        ("certificate signature failure|CERTIFICATE_VERIFY_FAILED", OTHER_SWARM),
+        ("WRONG_VERSION_NUMBER", "it answers without encryption, so it is not in this swarm"),
+        ("http1|HTTP/1", "it answers as a web server, so it is not in a swarm"),
+        ("Connection refused", "Connection refused"),
+        ("No route to host", "No route to host"),
+        ("Network is unreachable", "Network is unreachable"),
+        ("DNS|Domain name not found|name resolution", "no host has this name"),
+        ("Timeout occurred|timed out|keepalive|ping timeout", "it does not answer"),
+        ("larger than max|message is too large", "a message is larger than allowed"),
+        ("Method not found", "it runs another version of swarm-ft, and does not know this request"),
+        (
+            "Socket closed|Connection reset|Broken pipe|End of TCP|Stream removed|recvmsg|sendmsg"
+            "|GOAWAY|RST_STREAM|Channel closed|Transport closed|Connection closed|FD shutdown",
+            LOST,
+        ),
+    )
+)
+_BY_STATUS = {
+    grpc.StatusCode.UNAVAILABLE: "it cannot be reached",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "it did not answer in time",
+    grpc.StatusCode.CANCELLED: "the call was cancelled",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "it has no room for this call",
+    grpc.StatusCode.UNIMPLEMENTED: "it runs another version of swarm-ft",
+}
+
+
+def in_words(status: grpc.StatusCode, details: str) -> str:
+    """Return why a call ended, for people.
+
+    Args:
+        status: gRPC's status of the call.
+        details: gRPC's own text. No part of it is in the result.
+    """
+    found = (words for pattern, words in _BY_TEXT if pattern.search(details))
+    return next(found, _BY_STATUS.get(status, "the call failed there"))

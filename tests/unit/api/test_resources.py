@@ -1,0 +1,92 @@
+"""What a volunteer lends: bounded by what the machine has, and told in one line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from swarm_ft import systems
+from swarm_ft.api.joining import WayIn
+from swarm_ft.api.peer_home import BufferOptions
+from swarm_ft.api.resources import LentResources, check_cores, check_disk, check_memory
+from swarm_ft.api.serving import ServeOptions, lending
+from swarm_ft.errors import BadOption
+
+GIB = 1 << 30
+HERE = WayIn(invite=None, initial_peers=(), dht_prefix="swarm")
+LENT = LentResources(
+    memory_bytes=5 * GIB, buffer_memory_bytes=2 * GIB, cores=2, disk_bytes=50 * GIB
+)
+
+
+def test_one_line_tells_the_limits_and_the_options_that_change_them() -> None:
+    assert LENT.in_words() == (
+        "lends at most 5 GiB of memory for stages and 2 GiB for buffers, 2 cores, 50 GiB of disk, "
+        "no cap on the link (--memory, --buffer-memory, --threads, --buffer-disk, --keep-disk, "
+        "--model-disk, --upload-mbps, --download-mbps)"
+    )
+    capped = replace(LENT, cores=1, up_mbps=20.0, down_mbps=100.0)
+    assert "1 core, 50 GiB of disk, 20 Mbps up and 100 Mbps down (" in capped.in_words()
+    assert "disk, 20 Mbps up (" in replace(LENT, up_mbps=20.0).in_words()
+
+
+def test_more_threads_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(systems, "core_count", lambda: 4)
+    check_cores(None)
+    check_cores(4)
+    with pytest.raises(BadOption, match="--threads: expected at most 4, this machine's cores"):
+        check_cores(5)
+
+
+def test_more_memory_than_there_is_is_refused() -> None:
+    check_memory("--memory", 23 * GIB, 23 * GIB, "this machine")
+    check_memory("--memory", 500 * GIB, None, "this machine")  # nobody knows
+    words = "--memory: expected at most 23 GiB, the memory of cuda:0, got 500 GiB"
+    with pytest.raises(BadOption) as refusal:
+        check_memory("--memory", 500 * GIB, 23 * GIB, "cuda:0")
+    assert refusal.value.message == words
+
+
+def test_more_disk_than_there_is_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    has_bytes = systems.disk_bytes(tmp_path / "not" / "there" / "yet")
+    assert has_bytes == systems.disk_bytes(tmp_path)
+    check_disk("--keep-disk", None, tmp_path)
+    check_disk("--keep-disk", has_bytes, tmp_path)
+    with pytest.raises(BadOption, match=r"--keep-disk: expected at most .* the disk of"):
+        check_disk("--keep-disk", has_bytes + 1, tmp_path)
+
+
+def test_a_small_machine_lends_its_defaults(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Defaults are upper limits: a machine with less disk and memory than these is welcome."""
+    monkeypatch.setattr(systems, "total_memory_bytes", lambda: GIB)
+    monkeypatch.setattr(systems, "disk_bytes", lambda _folder: 3 * GIB)
+    monkeypatch.setattr(systems, "free_memory_bytes", lambda: GIB // 2)
+    options = ServeOptions(buffers=BufferOptions(directory=tmp_path / "home"), device="cpu")
+    with lending(HERE, options) as lent:
+        assert lent.resources.disk_bytes == 3 * GIB
+        assert lent.resources.buffer_memory_bytes == GIB
+        assert lent.device_memory_bytes == GIB
+        assert 0 < lent.memory_bytes <= GIB // 2
+    asked = replace(options, lent_memory_bytes=2 * GIB)
+    with (
+        pytest.raises(BadOption, match="--memory: expected at most 1 GiB"),
+        lending(HERE, asked),
+    ):
+        pass
+
+
+def test_a_container_has_what_its_limit_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    whole = systems.total_memory_bytes(tmp_path)
+    assert whole is not None
+    (tmp_path / "memory.max").write_text("max\n", encoding="ascii")
+    assert systems.total_memory_bytes(tmp_path) == whole
+    (tmp_path / "memory.max").write_text(f"{whole // 2}\n", encoding="ascii")
+    assert systems.total_memory_bytes(tmp_path) == whole // 2
