@@ -48,7 +48,9 @@ class Machine:
         cores: for how many peers like this one its processors compute at full speed.
         host: a digest of what names the machine until it is started again; empty: unknown.
         demand: of late, in units of such peers: all that runs there or waits for a processor.
-        uses: of late, in the same units: what this peer had of the processors.
+        busy: so too what all had of them.
+        uses: so too what this peer had of them.
+        waits: so too what it waited for.
     """
 
     flops_per_s: Rate = 0.0
@@ -59,7 +61,9 @@ class Machine:
     cores: Cores = 0.0
     host: Text = ""
     demand: Cores = 0.0
+    busy: Cores = 0.0
     uses: Cores = 0.0
+    waits: Cores = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
