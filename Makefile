@@ -60,10 +60,11 @@ sim: $(PACKAGE) ## run 2,000 simulated swarms with faults drawn from their seeds
 gpu: ## tell all that a GPU can tell, on PYTHON as it is: nothing is installed; ARGS="--part codec", ARGS="--rehearse"
 	PYTHONPATH=. $(PYTHON) -m benchmarks.gpu $(ARGS)
 
-check: $(TOOLS) ## check form, types, imports and generated code
+check: $(TOOLS) ## check form, types (of documents' Python too), imports and generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m deploy.documented_python
 	$(BIN)/lint-imports --no-logo
 	PYTHON=$(BIN)/python deploy/generate_proto.sh --check
 

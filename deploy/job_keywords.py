@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarm_ft.api.arguments import TRAINER
 from swarm_ft.client.options import GenerateOptions, JobOptions, Outputs, PlanOptions
 from swarm_ft.protocol.spec.options import Declared, declared
 
@@ -34,12 +35,28 @@ KEYWORDS = {
 
 def module() -> str:
     """Write the module's text."""
-    return HEAD + "".join(_typed(name, of, words) for name, (of, words) in KEYWORDS.items())
+    of_options = "".join(_typed(name, of, words) for name, (of, words) in KEYWORDS.items())
+    return f"{HEAD}{of_options}{_trainer_keywords()}"
+
+
+def _trainer_keywords() -> str:
+    """Write the arguments of `SwarmConfig`: its fields by their types, all others as objects."""
+    from swarm_ft.api.trainer import SwarmConfig
+
+    types = {one.name: str(one.type) for one in fields(SwarmConfig) if one.name != "others"}
+    lines = [f"    {name}: {types.get(name, 'object')}\n" for name in (*TRAINER, "swarm")]
+    words = "Names of `TrainingArguments` and `SFTConfig`; `api/arguments.py` decides on each."
+    start = f'\n\nclass TrainerKeywords(TypedDict, total=False):\n    """{words}"""\n\n'
+    return start + "".join(lines)
 
 
 def _typed(name: str, of: type[DataclassInstance], words: str) -> str:
-    fields = "".join(f"    {one.field}: {_type(one)}\n" for one in declared(of))
-    return f'\n\nclass {name}(TypedDict, total=False):\n    """{words}"""\n\n{fields}'
+    lines = [
+        f"    {one.field}: {_type(one)}\n"
+        for one in declared(of)
+        if (of, one.field) != (PlanOptions, "model")  # a parameter of its own
+    ]
+    return f'\n\nclass {name}(TypedDict, total=False):\n    """{words}"""\n\n' + "".join(lines)
 
 
 def _type(one: Declared) -> str:

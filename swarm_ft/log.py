@@ -70,6 +70,11 @@ def use_format(name: str) -> None:
     _handler.setFormatter(_Json() if name == "json" else _text)
 
 
+def is_json() -> bool:
+    """Whether standard error has JSON alone, a line for each record."""
+    return isinstance(_handler.formatter, _Json)
+
+
 class _Standard(logging.Handler):
     """Standard error as it is then: something that draws there may stand in front of it."""
 

@@ -1,14 +1,15 @@
-"""Axolotl's keys: which have a field here, which change nothing here, and which a swarm refuses.
+"""Axolotl's names of options, its defaults, and the rows of its datasets.
 
-Source: axolotl's `src/axolotl/utils/schemas` and `core/builders`, at 067b021 (July 2026).
+`api/arguments.py` decides on its other keys. Source: axolotl's `src/axolotl/utils/schemas` and
+`core/builders`, at 067b021 (July 2026).
 """
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from swarm_ft.api.arguments import CUSTOM_CODE, OFF, TEMPLATE, shown
 from swarm_ft.protocol.spec.options import nearest
 
 RENAMED = {
@@ -26,128 +27,7 @@ RENAMED = {
     "hub_model_id": "push_to_hub",
 }
 """Keys that have the same meaning here under another name, with the field's name."""
-WORDS = {
-    "lr_schedule": {"constant_with_warmup": "constant"},
-    "truncation": {"truncate": "cut"},
-    "optim": {
-        **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf"), "adamw"),
-        **dict.fromkeys(("adamw_bnb_8bit", "paged_adamw_8bit"), "adamw-8bit"),
-        "paged_adamw_32bit": "adamw",
-    },
-}
-"""By field, axolotl's words for values that have another word here."""
-
-VOLUNTEERS = "each volunteer decides that for its machine (serve-stage --dtype, --device)"
-SHARES_OUT = "the swarm shares a model out itself"
-TEMPLATE = (
-    "the model's own chat template is used (tokenizer_default); put another one beside the model, "
-    "as chat_template.jinja"
-)
-TOKENIZER = "the model's own tokenizer is used as it is"
-NOT_TRAINED = "preferences and rewards are not trained on"
-LR = "a run has one learning rate and lr_scheduler: constant, constant_with_warmup, linear, cosine"
-BLOCKS = "train_layers: START-STOP chooses the blocks that train"
-
-REFUSED = {
-    **dict.fromkeys(("bf16", "fp16", "bfloat16", "float16"), VOLUNTEERS),
-    **dict.fromkeys(
-        (
-            "deepspeed",
-            "fsdp",
-            "fsdp_config",
-            "fsdp_version",
-            "dp_shard_size",
-            "tensor_parallel_size",
-            "context_parallel_size",
-            "sequence_parallel_degree",
-        ),
-        SHARES_OUT,
-    ),
-    **dict.fromkeys(("chat_template_jinja", "chat_template_kwargs"), TEMPLATE),
-    **dict.fromkeys(("tokens", "added_tokens_overrides", "tokenizer_config"), TOKENIZER),
-    **dict.fromkeys(("tokenizer_legacy", "tokenizer_use_mistral_common"), TOKENIZER),
-    **dict.fromkeys(("rl", "reward_model", "process_reward_model"), NOT_TRAINED),
-    **dict.fromkeys(("cosine_min_lr_ratio", "cosine_constant_lr_ratio", "lr_groups"), LR),
-    **dict.fromkeys(("lr_scheduler_kwargs", "embedding_lr", "loraplus_lr_ratio"), LR),
-    **dict.fromkeys(("unfrozen_parameters", "peft_layers_to_transform"), BLOCKS),
-    **dict.fromkeys(
-        ("wandb_project", "wandb_entity", "wandb_name", "wandb_run_id", "use_wandb"),
-        "report_to: wandb sends losses there; the variable WANDB_PROJECT names the project",
-    ),
-    **dict.fromkeys(
-        ("wandb_watch", "wandb_log_model"),
-        "report_to: wandb sends losses there, and nothing of the model",
-    ),
-    **dict.fromkeys(
-        ("trackio_project_name", "trackio_run_name", "trackio_space_id"),
-        "report_to: trackio sends losses there; the variable TRACKIO_PROJECT names the project",
-    ),
-    **dict.fromkeys(
-        ("loss_watchdog_threshold", "loss_watchdog_patience"),
-        "a run is not ended by its training loss; early_stopping_patience ends one by evaluations",
-    ),
-    "num_labels": "task: classification trains classes",
-    "pretraining_dataset": "name it under datasets, with type: completion",
-    "streaming": "a file is read row by row, and a dataset of the hub as it is needed",
-    "lora_model_dir": "training does not go on from an adapter",
-    "lora_modules_to_save": "adapters alone are trained; --train-layers trains blocks whole",
-    "peft_use_rslora": "adapters are scaled by lora_alpha over lora_r",
-    "neftune_noise_alpha": "no noise is added to embeddings",
-    "group_by_length": "samples are not sorted by length",
-    "dataset_exact_deduplication": "rows that are equal all count",
-    "eval_sequence_len": "samples that are evaluated are cut as those that train",
-    "trust_remote_code": "code that comes with a model or a dataset is never run",
-    "resume_from_checkpoint": "a run goes on by itself; resume: true finds it again",
-    "auto_resume_from_checkpoints": "a run goes on by itself; resume: true finds it again",
-    "torch_compile": VOLUNTEERS,
-    "revision": "a model and a dataset are read at their newest revision",
-}
-"""Keys that a job may have only as off, auto or empty, with the reason."""
-
-WITHOUT_EFFECT = frozenset(
-    {
-        *("logging_steps", "include_tokens_per_second", "profiler_steps", "debug", "strict"),
-        *("dataset_prepared_path", "dataset_processes", "dataset_num_proc"),
-        *("dataset_keep_in_memory", "remove_unused_columns"),
-        *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor"),
-        *("ddp_timeout", "ddp_bucket_cap_mb", "ddp_broadcast_buffers"),
-        *("ddp_find_unused_parameters", "device_map", "low_cpu_mem_usage", "lora_on_cpu"),
-        *("gc_steps", "gc_collect_steps", "torch_empty_cache_steps"),
-        *("gradient_checkpointing_kwargs", "activation_offloading"),
-        *("attn_implementation", "flash_attention", "sdp_attention", "xformers_attention"),
-        *("flex_attention", "eager_attention", "flash_attn_cross_entropy", "flash_attn_rms_norm"),
-        *("flash_attn_fuse_mlp", "flash_attn_fuse_qkv", "use_kernels", "tf32"),
-        *("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel"),
-        *("cut_cross_entropy", "chunked_cross_entropy", "chunked_cross_entropy_num_chunks"),
-        *("tiled_mlp", "tiled_mlp_num_shards"),
-        *("liger_rope", "liger_rms_norm", "liger_layer_norm", "liger_glu_activation"),
-        *("liger_swiglu", "liger_cross_entropy", "liger_fused_linear_cross_entropy"),
-        *("pad_to_sequence_len", "pad_to_multiple_of", "eval_sample_packing", "eval_batch_size"),
-        *("sample_packing_group_size", "sample_packing_bin_size", "sample_packing_eff_est"),
-        *("sample_packing_mp_start_method", "total_num_tokens", "total_supervised_tokens"),
-        *("eot_tokens", "tokenizer_type", "save_only_model"),
-        *("is_llama_derived_model", "is_mistral_derived_model", "is_qwen_derived_model"),
-        *("hf_use_auth_token", "hub_strategy"),
-    }
-)
-"""Keys about how a machine computes, pads, caches or logs, which never change what is learned.
-
-`eot_tokens` is one of them, since the end of each turn that is learned is learned as well.
-"""
 PLUGINS_WITHOUT_EFFECT = ("LigerPlugin", "CutCrossEntropyPlugin", "KernelsPlugin")
-EXPECTED = {
-    "adam_beta1": 0.9,
-    "adam_beta2": 0.999,
-    "adam_epsilon": 1e-8,
-    "save_safetensors": True,
-    "tokenizer_use_fast": True,
-    "dataloader_drop_last": False,
-    "lora_fan_in_fan_out": False,
-}
-"""Keys that a job may have with this value alone."""
-OFF: tuple[Any, ...] = (None, False, "auto", 0, 0.0, "", [], {})
-"""Values that ask for nothing."""
-
 DEFAULTS = {
     "epochs": ("num_epochs", "1"),
     "lr_schedule": ("lr_scheduler", "cosine"),
@@ -196,7 +76,7 @@ MESSAGE_KEYS = (("role", "content"), ("from", "value"))
 
 
 def row_problem(name: str, value: Any, known: Iterable[str]) -> str:
-    """Why an entry of `datasets` cannot have a key with this value; empty if it can.
+    """Return why an entry of `datasets` cannot have a key with this value; empty if it can.
 
     Args:
         name: of the key.
@@ -265,10 +145,5 @@ _ENTRY_KEYS: dict[str, Callable[[Any], str]] = {
     "shards_idx": _refused("max_samples: N takes the first N samples alone"),
     "data_files": _refused("path: names a file, or a directory of files"),
     "revision": _refused("a dataset is read at its newest revision"),
-    "trust_remote_code": _refused("code that comes with a dataset is never run"),
+    "trust_remote_code": _refused(CUSTOM_CODE),
 }
-
-
-def shown(value: object) -> str:
-    """A value of a file for messages: short, and without what could steer a terminal."""
-    return reprlib.repr(value)

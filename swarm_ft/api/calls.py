@@ -78,11 +78,11 @@ class Running(Generic[Up]):
             raise
 
     async def wait_async(self) -> None:
-        """As `wait`; cancelling this leaves it running."""
+        """Do what `wait` does; cancelling this leaves it running."""
         await awaited(self._ended())
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stop it; nothing, if it has ended.
+        """Stop it, unless it has ended.
 
         Args:
             timeout_s: how long a peer may say goodbye, and wait for the client that its part of a
@@ -91,7 +91,7 @@ class Running(Generic[Up]):
         waited(self._stop(timeout_s))
 
     async def stop_async(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """As `stop`."""
+        """Do what `stop` does."""
         await awaited(self._stop(timeout_s))
 
     async def _ended(self) -> None:
@@ -104,7 +104,7 @@ class Running(Generic[Up]):
 
 
 async def _up(work: Coroutine[Any, Any, None], told: asyncio.Future[Up]) -> asyncio.Task[None]:
-    """The work as a task, once it has told that it is up.
+    """Start the work, and return its task once it is up.
 
     Raises:
         SwarmError: why it is not.
@@ -126,11 +126,11 @@ async def _up(work: Coroutine[Any, Any, None], told: asyncio.Future[Up]) -> asyn
 
 
 class RunningPeer(Running[Peer]):
-    """This machine as a peer of a swarm."""
+    """A peer of a swarm, on this machine."""
 
     @property
     def name(self) -> str:
-        """As `swarm-ft status` shows it."""
+        """The peer's name, as `swarm-ft status` shows it."""
         return self._up.name
 
     @property
@@ -162,7 +162,7 @@ async def _serve(
     dht_prefix: str = DHT_PREFIX,
     peer_id: str | None = None,
 ) -> RunningPeer:
-    """Lend this machine to a swarm, from now until what this gives is stopped.
+    """Lend this machine to a swarm until the returned peer is stopped.
 
         with swarm_ft.serve("swarm1KNiD7aJ4ghup2Y...") as peer:
             peer.wait()
@@ -242,7 +242,7 @@ class RunningCoordinator(Running[Coordinator]):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Of its DHT node; those of a swarm without keys join by them."""
+        """Addresses of its DHT node, by which members of a swarm without keys join."""
         return self._up.addresses
 
     def invite(
@@ -256,7 +256,7 @@ class RunningCoordinator(Running[Coordinator]):
         layers: str = "auto",
         weight: int = 1,
     ) -> str:
-        """A word with which somebody joins; give it only to whom it is for.
+        """Make an invitation; whoever has it may join.
 
         Args:
             role: what it makes of its bearer: peer, client or relay.
@@ -308,7 +308,7 @@ async def _coordinate(
     recording_bytes: int = RECORDING_BYTES,
     http: HttpPlaces = HttpPlaces(),  # noqa: B008 - a value
 ) -> RunningCoordinator:
-    """Run a swarm's coordinator, from now until what this gives is stopped.
+    """Run a swarm's coordinator until the returned one is stopped.
 
     The swarm's keys are beside the journal; they are made if there are none.
 
@@ -368,7 +368,7 @@ async def _coordinate(
 
 
 def _check_keys(charge: Charge, *, insecure: bool) -> None:
-    """Nothing is plaintext unless it was asked for; the swarm's keys are made if there are none."""
+    """Make the swarm's keys if there are none, unless plaintext was asked for."""
     folder = keys_folder(charge.journal)
     if not insecure:
         if not folder.exists():

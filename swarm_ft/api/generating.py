@@ -57,7 +57,7 @@ async def generate_in(
     run_id: str | None = None,
     model: str | None = None,
     on_text: Callable[[str], object] = lambda _piece: None,
-    on_trouble: Callable[[str], object] = lambda _words: None,
+    on_trouble: Callable[[str], None] = lambda _words: None,
 ) -> GeneratedText:
     """Continue a prompt with the trained stages of a finished run.
 
@@ -94,7 +94,7 @@ async def generate_in(
         status,
         wanted,
         on_token=lambda token: take(new.add(token)),
-        on_trouble=lambda trouble: on_trouble(trouble) and None,
+        on_trouble=on_trouble,
     )
     take(new.end())
     return GeneratedText(

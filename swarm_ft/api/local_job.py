@@ -24,7 +24,7 @@ JOIN_TIMEOUT_S, JOIN_POLL_S = 60.0, 0.05
 
 
 def asked_for(given: Mapping[str, Any]) -> JobOptions:
-    """The options by field; a model or text that is yet to be made has an empty name.
+    """Build a job's options; a model or text that is yet to be made has an empty name.
 
     Raises:
         BadInput: one is out of its bounds.
@@ -36,7 +36,7 @@ def asked_for(given: Mapping[str, Any]) -> JobOptions:
 
 
 def with_sample(asked: JobOptions, folder: Path) -> JobOptions:
-    """The same with a model and text of our own, written into `folder`, where none is named."""
+    """Write a model and text of our own into `folder`, where the options name none."""
     from swarm_ft.client.sample import write_sample
 
     if asked.model and asked.datasets:
@@ -54,7 +54,7 @@ def with_sample(asked: JobOptions, folder: Path) -> JobOptions:
 
 
 def layers_to_share(options: JobOptions, stages: int) -> LayerRange:
-    """The blocks of the job's model.
+    """Return the blocks of the job's model.
 
     Raises:
         BadOption: there are fewer of them than stages.

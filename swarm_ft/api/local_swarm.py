@@ -102,7 +102,7 @@ class LocalSwarm:
         await awaited(self._close())
 
     def start(self) -> Self:
-        """As entering it; for a notebook, where it lives from one cell to another."""
+        """Enter it; for a notebook, where it lives from one cell to another."""
         return self.__enter__()
 
     def stop(self) -> None:
@@ -137,15 +137,15 @@ class LocalSwarm:
         on_event: OnEvent | None = None,
         **options: Unpack[JobKeywords],
     ) -> RunReport:
-        """As `train`; cancelling this leaves the run as it is."""
+        """Do what `train` does; cancelling this leaves the run as it is."""
         return await awaited(self._train(options, shows=progress, on_event=on_event))
 
     def status(self) -> SwarmStatus:
-        """Who is there, and what they do."""
+        """Ask the coordinator for the swarm's peers and runs."""
         return waited(self._status())
 
     async def status_async(self) -> SwarmStatus:
-        """As `status`."""
+        """Do what `status` does."""
         return await awaited(self._status())
 
     @property
@@ -227,7 +227,7 @@ class LocalSwarm:
         return reports[0]
 
     def _options(self, given: dict[str, Any]) -> JobOptions:
-        """What was asked for, with a model and text of our own where none is named."""
+        """Build the job's options, with a model and text of our own where none is named."""
         asked = asked_for(by_names(JobOptions, given))
         check_outputs(asked.outputs)
         return with_sample(asked, self._folder / "input")

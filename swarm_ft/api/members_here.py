@@ -99,7 +99,7 @@ class MembersHere:
         await self._running.enter_async_context(beside(self._renew()))
 
     async def host(self, layers: Mapping[str, str], model: str) -> None:
-        """Have just these peers, each with its layers; those that are there already stay.
+        """Have just these peers, each with its layers; those that have them already stay.
 
         Args:
             layers: by the peers' names.
@@ -182,7 +182,7 @@ class MembersHere:
         return StageEngine(checkpoint, spec, layers, device=self._device, dtype=torch.float32)
 
     def _transport(self, role: Role, name: str = "") -> tuple[GrpcTransport, str]:
-        """Links of a new member; and its name, which is its key's, but for the coordinator."""
+        """Make the links of a new member, and its name: its key's, but for the coordinator."""
         key = new_key()
         holder = Caller(role=role, name=name or name_of(key.public_key()), key=key.public_key())
         certificate = self._authority.issue(holder)

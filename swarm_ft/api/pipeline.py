@@ -84,7 +84,7 @@ class LocalPipeline:
 
     @property
     def boundaries(self) -> tuple[Boundary, ...]:
-        """Between stages, first to last; they count what they send."""
+        """The boundaries between stages, first to last; each counts the bytes that it sends."""
         return tuple(self._boundaries)
 
     def forward_backward(

@@ -36,26 +36,26 @@ from swarm_ft.errors import BadOption
 from swarm_ft.identity.roles import Role
 from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
-from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 from swarm_ft.protocol.spec.layers import LayerRange
-from swarm_ft.reach.transport import HomeTransport
-from swarm_ft.stage.base import Engine
-from swarm_ft.transport.grpc_options import CONTROL_ANSWER_S, WARM_IDLE_S, GrpcOptions
-from swarm_ft.transport.grpc_transport import GrpcTransport
+from swarm_ft.stage.names import check_allowed_models, check_device_name
 
 if TYPE_CHECKING:
     import torch
 
     from swarm_ft.peer.keeping import KeepingPlace
     from swarm_ft.peer.kept_buffers import BufferPlace
+    from swarm_ft.peer.node import PeerNode, PeerOptions
     from swarm_ft.peer.state.stage_state import EngineMaker
     from swarm_ft.protocol.messages.capacity import Machine
     from swarm_ft.protocol.messages.control import LeaveProgress
     from swarm_ft.protocol.spec.run_spec import RunSpec
     from swarm_ft.reach.shaping import Shape
+    from swarm_ft.reach.transport import HomeTransport
+    from swarm_ft.stage.base import Engine
     from swarm_ft.stage.hub_cache import HubCache
     from swarm_ft.stage.model_access import ModelAccess
+    from swarm_ft.transport.grpc_transport import GrpcTransport
 
 
 MODEL_SHARE = 0.25
@@ -148,6 +148,8 @@ class Lent:
 
     async def offer(self, swarm: Joined) -> PeerOptions:
         """What the swarm is told; measures how fast this machine computes."""
+        from swarm_ft.peer.node import PeerOptions
+
         asked = self.options
         own_name = PeerId(swarm.name) if swarm.name else _peer_id(asked.peer_id, self.home)
         return PeerOptions(
@@ -169,6 +171,22 @@ class Lent:
         )
 
 
+def check_options(way: WayIn, options: ServeOptions) -> None:
+    """Check what a volunteer typed, as far as that needs neither torch nor anybody's answer.
+
+    Raises:
+        BadOption: a value is out of its bounds, or contradicts the way in.
+    """
+    manners_of(options.hours, options.pause_when)
+    check_device_name(options.device)
+    check_allowed_models(options.allow_models)
+    if way.invite is None:
+        _check_has_keys(options)
+        options.listening.check_only_here()
+    elif options.peer_id is not None:
+        raise BadOption("--peer-id: with an invitation a peer's name is its key's")
+
+
 @contextmanager
 def lending(way: WayIn, options: ServeOptions) -> Iterator[Lent]:
     """What is lent, as long as the context lasts; everything is checked first.
@@ -177,15 +195,11 @@ def lending(way: WayIn, options: ServeOptions) -> Iterator[Lent]:
         BadOption: this machine does not have it, or it contradicts the way in.
         BadModel: `options.model` is none.
     """
+    check_options(way, options)
     _check_machine(options)
     access = _model_access(options)
     memory_bytes, device_memory_bytes = _lent_bytes(options)
     keeper = Keeper(manners_of(options.hours, options.pause_when))
-    if way.invite is None:
-        _check_has_keys(options)
-        options.listening.check_only_here()
-    elif options.peer_id is not None:
-        raise BadOption("--peer-id: with an invitation a peer's name is its key's")
     home = _home(options.peer_id, options.buffers, has_key=way.invite is not None)
     shape = shape_of(options.upload_mbps, options.download_mbps)
     left_bytes: Callable[[], float] = _unbounded
@@ -251,6 +265,15 @@ async def peer_up(
     Raises:
         PortInUse: the port is taken.
     """
+    from swarm_ft.peer.node import PeerNode
+    from swarm_ft.reach.transport import HomeTransport
+    from swarm_ft.transport.grpc_options import (
+        CONTROL_ANSWER_S,
+        WARM_IDLE_S,
+        GrpcOptions,
+    )
+    from swarm_ft.transport.grpc_transport import GrpcTransport
+
     own, directory = swarm.credentials, swarm.directory
     if swarm.coordinator is not None:
         listening = listening.towards(swarm.coordinator)
@@ -464,12 +487,13 @@ def _hub_cache(
 
 
 def _model_access(options: ServeOptions) -> ModelAccess:
-    from swarm_ft.stage.checkpoint import check_checkpoint
     from swarm_ft.stage.device import DTYPES, pick_device
     from swarm_ft.stage.model_access import ModelAccess, named_directories
 
     pick_device(options.device, DTYPES[options.dtype])
     if options.model:
+        from swarm_ft.stage.checkpoint import check_checkpoint
+
         check_checkpoint(options.model)  # a wrong --model is refused now, not when a run comes
     return ModelAccess(
         directories=named_directories(options.models),

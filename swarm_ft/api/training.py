@@ -30,15 +30,15 @@ OnEvent = Callable[[RunEvent], object]
 def way_to(
     invite: str | None, initial_peers: tuple[str, ...] = (), dht_prefix: str = DHT_PREFIX
 ) -> WayIn:
-    """A way into a swarm, as texts name it.
+    """Parse a way into a swarm.
 
     Raises:
         BadInvite, BadOption: they lead nowhere.
     """
     if invite is None and not initial_peers:
         raise BadOption(
-            "no way into a swarm is given: an invitation, as 'swarm-ft invite' prints it, or "
-            "initial_peers, for a swarm without keys on this machine"
+            "no way into a swarm: pass invite=..., an invitation as 'swarm-ft invite' prints it; "
+            "or initial_peers, for a swarm without keys on this machine"
         )
     parsed = parsed_invite(invite) if invite is not None else None
     return WayIn(invite=parsed, initial_peers=tuple(initial_peers), dht_prefix=dht_prefix)
@@ -58,7 +58,7 @@ def job_options(given: dict[str, Any]) -> JobOptions:
 
 
 async def read(options: JobOptions, listener: Listener) -> Job:
-    """The job that the options ask for, read and checked; nobody is called.
+    """Read and check the job that the options ask for; no connection is opened.
 
     Raises:
         BadInput: the first thing that is wrong with the options, the model or the data.
@@ -157,7 +157,7 @@ async def train_in(
     shows: bool = True,
     on_event: OnEvent | None = None,
 ) -> RunReport:
-    """As `trained`, in the swarm that `way` leads to, with this key or this user's own.
+    """Do what `trained` does in the swarm of `way`, with this key or this user's own.
 
     Raises:
         SwarmError: why nothing came of it.

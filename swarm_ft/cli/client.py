@@ -22,7 +22,7 @@ from swarm_ft.cli.options import (
     takes,
 )
 from swarm_ft.cli.preview import preview
-from swarm_ft.cli.running import on_stop_signal, reading_bar, run_async
+from swarm_ft.cli.running import load, on_stop_signal, reading_bar, run_async, show_start
 from swarm_ft.client.options import JobOptions, Outputs
 
 if TYPE_CHECKING:
@@ -64,6 +64,14 @@ def train(options: JobOptions, detaches: bool, way: WayIn) -> None:
     JOB.yaml holds options by their names, or by axolotl's (base_model, datasets, sequence_len,
     ...); options given here override it.
     """
+    from swarm_ft.client.data.files import check_place
+    from swarm_ft.stage.names import check_model_place
+
+    check_model_place(options.model)
+    for path in filter(None, (*options.datasets, options.evaluation.eval_dataset)):
+        check_place(path)
+    show_start("reading the model and the data; the libraries for them take some seconds")
+    load("swarm_ft.api.training", "swarm_ft.discovery.dht")
 
     async def begin(swarm: SwarmClient) -> WatchedRun:
         with reading_bar() as listener:  # its words come before what is imported now
@@ -103,6 +111,8 @@ def attach(
     way: WayIn,
 ) -> None:
     """Come back to a run: watch it to its end and fetch the result."""
+    show_start("looking for the run; libraries take some seconds")
+    load("swarm_ft.client.train", "swarm_ft.discovery.dht")
 
     async def begin(swarm: SwarmClient) -> WatchedRun:
         from swarm_ft.client.train import attach_to
@@ -122,6 +132,7 @@ client.add_command(generate)
 @swarm_options
 def cancel(run_name: str | None, way: WayIn) -> None:
     """End a run; what it trained is lost."""
+    show_start("looking for the run")
 
     async def work() -> None:
         from swarm_ft.ids import RunId

@@ -25,7 +25,7 @@ from swarm_ft.cli.options import (
     snapshots_option,
     takes,
 )
-from swarm_ft.cli.running import run_until_stopped
+from swarm_ft.cli.running import run_until_stopped, show_start
 from swarm_ft.errors import BadOption
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ def dht(
     """Run a DHT node for others to start from, until Ctrl-C."""
     if write_addresses and not Path(write_addresses).absolute().parent.is_dir():
         raise BadOption(f"--write-addresses {write_addresses}: its directory does not exist")
+
+    show_start("starting a DHT node", as_json=as_json)
 
     async def work() -> None:
         identity = Path(identity_path) if identity_path else None
@@ -252,24 +254,24 @@ def coordinator(
 
     Without --initial-peers it starts a DHT of its own and prints its address.
     """
-    from swarm_ft.coordinator.facts.quotas import Quotas
-    from swarm_ft.sealing import sealing_key_at
-    from swarm_ft.snapshots.store import SnapshotStore
-
     _check_security(journal, insecure=insecure)
     if insecure:
         listening.check_only_here()
         check_only_here(initial_peers)
-    store = SnapshotStore(snapshots) if snapshots else None
     if is_public and not keys_folder(journal).exists():
         raise BadOption("--open: without keys nobody is kept out; make some with 'swarm-ft init'")
-    key = sealing_key_at(encrypt_at_rest) if encrypt_at_rest else None
-
-    from swarm_ft.api.coordinating import Charge, composed, keepers_of
-    from swarm_ft.page.server import http_places
-
     if page and no_page:
         raise BadOption("--page, --no-page: give one of the two")
+    show_start("starting the coordinator", as_json=as_json)
+
+    from swarm_ft.api.coordinating import Charge, composed, keepers_of
+    from swarm_ft.coordinator.facts.quotas import Quotas
+    from swarm_ft.page.server import http_places
+    from swarm_ft.sealing import sealing_key_at
+    from swarm_ft.snapshots.store import SnapshotStore
+
+    store = SnapshotStore(snapshots) if snapshots else None
+    key = sealing_key_at(encrypt_at_rest) if encrypt_at_rest else None
     http = http_places(page, metrics, has_page=not no_page)
 
     told = Charge(

@@ -25,7 +25,14 @@ from swarm_ft.api.peer_home import BufferOptions
 from swarm_ft.api.swarm_keys import keys_folder
 from swarm_ft.cli.client import conclude
 from swarm_ft.cli.options import declared_options, examples, json_flag, log_option, takes
-from swarm_ft.cli.running import on_stop_signal, reading_bar, run_async, spinner
+from swarm_ft.cli.running import (
+    load,
+    on_stop_signal,
+    reading_bar,
+    run_async,
+    show_start,
+    spinner,
+)
 from swarm_ft.client.options import JobOptions
 from swarm_ft.errors import BadInput
 
@@ -108,6 +115,8 @@ def demo(
     It makes the swarm's keys itself, and all links are encrypted. Needs no GPU and no network. The
     processes' logs are kept beside the result.
     """
+    show_start("reading the model and the data; the libraries for them take some seconds")
+    load("swarm_ft.client.job")
     with reading_bar() as listener:
         job, options = _prepare(stages, given, listener)
     work_dir = _work_dir(options.outputs.out)

@@ -22,6 +22,7 @@ import click
 
 from swarm_ft.api.joining import client_key_file
 from swarm_ft.api.peer_home import KEY_FILE, cache_folder, homes
+from swarm_ft.build import described_version
 from swarm_ft.cli.joining import invite_given
 from swarm_ft.cli.options import examples, json_flag, log_option
 from swarm_ft.cli.running import run_async
@@ -42,7 +43,7 @@ MIN_DISK_MB_PER_S = 50.0
 LINK_S, ENOUGH_S = 40.0, 2.0
 """For all of it, and for a transfer that is believed: a shorter one says how TCP begins."""
 MAX_TRIED_BYTES, TRIED_S = 64_000_000, 0.5
-PACKAGES = ("swarm-ft", "torch", "transformers", "grpcio", "numba")
+PACKAGES = ("torch", "transformers", "grpcio", "numba")
 MIN_MBPS = 10.0
 """Below it others wait for a peer at each step."""
 ON_THE_WAY = ("coordinator", "swarm", "clock", "version")
@@ -117,7 +118,7 @@ def _packages() -> Finding:
     """What a report of a fault has to name."""
     from swarm_ft.reach.doctor import Finding, Verdict
 
-    shown = []
+    shown = [f"swarm-ft {described_version()}"]
     for name in PACKAGES:
         with suppress(PackageNotFoundError):  # of a source tree that was not installed
             shown.append(f"{name} {version(name)}")

@@ -12,7 +12,7 @@ import click
 from swarm_ft.api.joining import WayIn, connected
 from swarm_ft.cli.joining import way_in
 from swarm_ft.cli.options import examples, json_flag, log_option, run_option, takes
-from swarm_ft.cli.running import run_async
+from swarm_ft.cli.running import run_async, show_start
 from swarm_ft.client.options import GenerateOptions
 from swarm_ft.errors import BadOption
 
@@ -53,6 +53,7 @@ def generate(
     their peers until `client train` or `client attach` has fetched the result.
     """
     text = _prompt(prompt, prompt_file)
+    show_start("looking for the run; libraries take some seconds", as_json=as_json)
 
     async def work() -> None:
         from swarm_ft.api.generating import generate_in

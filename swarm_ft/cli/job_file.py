@@ -47,7 +47,8 @@ def _from_file(context: click.Context, _argument: object, path: Path | None) -> 
     """Have a file's values as the defaults of this command's options."""
     if path is None:
         return
-    from swarm_ft.api.job_file import read_job_file, translated
+    from swarm_ft.api.job_file import read_job_file
+    from swarm_ft.api.translation import translated
     from swarm_ft.client.words import printable
 
     document = read_job_file(path)

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from swarm_ft import __version__
+from swarm_ft.build import described_version
 from swarm_ft.cli.defaults import defaults_for
 from swarm_ft.cli.groups import CommandGroup
 from swarm_ft.cli.options import examples
@@ -34,7 +34,7 @@ _COMMANDS = {
     "keys": "swarm_ft.cli.keys:keys",
     "relay": "swarm_ft.cli.relay:relay",
     "dht": "swarm_ft.cli.coordinator:dht",
-    "status": "swarm_ft.cli.watching:status",
+    "status": "swarm_ft.cli.status:status",
     "top": "swarm_ft.cli.top:top",
     "events": "swarm_ft.cli.watching:events",
     "losses": "swarm_ft.cli.watching:losses",
@@ -78,7 +78,7 @@ class LazyGroup(CommandGroup):
         "swarm-ft client train --model gpt2 --dataset text.txt --invite @invitation.txt",
     ),
 )
-@click.version_option(__version__, prog_name="swarm-ft")
+@click.version_option(described_version(), prog_name="swarm-ft")
 def cli() -> None:
     """Fine-tune a Hugging Face transformer across volunteers' machines.
 

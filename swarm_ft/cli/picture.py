@@ -19,6 +19,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from swarm_ft.cli.overview import short_names
 from swarm_ft.cli.watching import event_words, progress_words, waiting_words
 from swarm_ft.client.words import printable
 from swarm_ft.ids import BlockIndex, PeerId, RunId
@@ -37,8 +38,6 @@ WIDE_COLUMNS = 110
 """From this width on there is room for what is nice to know."""
 EVENTS_ONCE = 10
 """That are shown where the height has no end."""
-MIN_NAME_CHARS = 8
-"""Of a long name; more where two begin alike."""
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
 ALARMS = {
     EventKind.PEER_LEFT,
@@ -156,7 +155,8 @@ class Picture:
         row.add_column(ratio=1, no_wrap=True)
         row.add_column(justify="right", no_wrap=True)
         row.add_row(_text(f"swarm-ft{version}  {counts}{relays}", "bold"), _text(f"{state}{when}"))
-        return Group(row, _text(self.trouble, "red")) if self.trouble else row
+        troubles = [_text(one, "red") for one in (self.trouble, *found.warnings) if one]
+        return Group(row, *troubles)
 
     def _run(
         self, run: RunSummary, options: ConsoleOptions, *, is_looked_at: bool
@@ -164,8 +164,9 @@ class Picture:
         share = run.committed_steps / max(1, run.num_steps)
         own = "" if run.is_own else "  (another client's)"
         mark = ">" if is_looked_at and len(self.found.runs) > 1 else " "
+        waits = "" if is_looked_at else waiting_words(run) or run.detail
         words = (
-            f"{mark} {run.run_id}  {run.phase.name.lower()}  "
+            f"{mark} {run.run_id}  {run.phase.in_words(waits)}  "
             f"step {run.committed_steps:,}/{run.num_steps:,}  {share:.0%}{own}  "
         )
         losses = self.losses.get(run.run_id, ())
@@ -174,6 +175,8 @@ class Picture:
         line = Text.assemble(_text(words, "bold" if is_looked_at else ""), (curve, "cyan"))
         line.no_wrap = True
         yield line
+        if not is_looked_at:
+            return
         told = (waiting_words(run), run.detail, "  ".join(progress_words(run)))
         yield from (Padding(_text(words), (0, 0, 0, 4)) for words in told if words)
 
@@ -346,18 +349,6 @@ def _others(members: Iterable[MemberStatus], found: SwarmStatus) -> Table:
 
 
 # ---- small things
-
-
-def short_names(found: SwarmStatus) -> Mapping[PeerId, str]:
-    """All peers' names, long ones cut so that they still differ."""
-    here = {member.peer_id for member in found.members}
-    all_names = here | {one.peer_id for run in found.runs for one in run.assignments}
-    longest = max(map(len, all_names), default=0)
-    for length in range(MIN_NAME_CHARS, longest):
-        cut = {name: name if len(name) <= length + 2 else name[:length] for name in all_names}
-        if len(set(cut.values())) == len(cut):
-            return cut
-    return {name: str(name) for name in all_names}
 
 
 def sparkline(values: Sequence[float], width: int, *, is_ascii: bool = False) -> str:

@@ -12,7 +12,7 @@ import click
 from swarm_ft.api.joining import WayIn, connected
 from swarm_ft.cli.joining import way_in
 from swarm_ft.cli.options import examples, json_flag, log_option, takes
-from swarm_ft.cli.running import run_async
+from swarm_ft.cli.running import load, run_async, show_start
 from swarm_ft.client.options import PlanOptions
 
 if TYPE_CHECKING:
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 @log_option
 def plan(options: PlanOptions, way: WayIn, as_json: bool) -> None:
     """Say how long a job would take, what it sends and costs; nothing begins."""
+    from swarm_ft.stage.names import check_model_place
+
+    check_model_place(options.model)
+    show_start("reading the model's config; libraries take some seconds", as_json=as_json)
+    load("swarm_ft.api.planning", "swarm_ft.discovery.dht")
 
     async def work() -> None:
         import asyncio

@@ -13,7 +13,7 @@ import click
 
 from swarm_ft.cli.job_file import takes_job
 from swarm_ft.cli.options import examples, json_flag, log_option, stack
-from swarm_ft.cli.running import reading_bar
+from swarm_ft.cli.running import load, reading_bar, show_start
 from swarm_ft.client.options import JobOptions
 
 if TYPE_CHECKING:
@@ -67,6 +67,14 @@ def preview(options: JobOptions, num_shown: int, as_json: bool) -> None:
     it does: documents and samples, tokens that are learned and only read, those that are cut or
     left out with the reason, and the first samples, in which learned tokens are marked.
     """
+    from swarm_ft.client.data.files import check_place
+    from swarm_ft.stage.names import check_model_place
+
+    check_model_place(options.model)
+    for path in filter(None, (*options.datasets, options.evaluation.eval_dataset)):
+        check_place(path)
+    show_start("reading the model and the data", as_json=as_json)
+    load("swarm_ft.client.preview")
     with reading_bar() as listener:
         from swarm_ft.client.preview import preview as read
 

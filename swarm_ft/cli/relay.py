@@ -18,7 +18,7 @@ from swarm_ft.api.joining import DHT_PREFIX, Joined, WayIn, joined, state_folder
 from swarm_ft.api.listening import Listening
 from swarm_ft.cli.joining import invite_asked, invite_given
 from swarm_ft.cli.options import examples, json_flag, log_format_option, log_option, takes
-from swarm_ft.cli.running import run_until_stopped
+from swarm_ft.cli.running import run_until_stopped, show_start
 from swarm_ft.errors import BadOption
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import Range
@@ -96,6 +96,7 @@ def relay(invite: Invite | None, listening: Listening, lent: Lent, as_json: bool
             "expected an invitation in a file, as @FILE; 'swarm-ft invite --role relay' prints one"
         )
     way = WayIn(invite=invite, initial_peers=(), dht_prefix=DHT_PREFIX)
+    show_start("starting the relay", as_json=as_json)
 
     async def work() -> None:
         async with joined(way, _key_file()) as swarm:

@@ -122,7 +122,7 @@ def replay(
     import json
 
     from swarm_ft.api.documents import status_fields
-    from swarm_ft.cli.watching import status_lines
+    from swarm_ft.cli.watching import verbose_lines
     from swarm_ft.coordinator.recording.files import files_of
     from swarm_ft.errors import BadOption
     from swarm_ft.ids import RunId
@@ -142,7 +142,7 @@ def replay(
         _show_what_if(moment, run_id, what_ifs, as_json=as_json)
         return
     found = _whole_status(moment)
-    click.echo(json.dumps(status_fields(found)) if as_json else "\n".join(status_lines(found)))
+    click.echo(json.dumps(status_fields(found)) if as_json else "\n".join(verbose_lines(found)))
 
 
 def _key(path: Path | None) -> bytes | None:

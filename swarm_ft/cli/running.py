@@ -3,16 +3,49 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import importlib
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from swarm_ft import log
 from swarm_ft.systems import on_signal, run_loop, stop_signals
 
 if TYPE_CHECKING:
     from swarm_ft.client.data.progress import Listener, ReadSoFar
+
+
+logger = log.get_logger(__name__)
+
+
+def show_start(words: str, *, as_json: bool = False) -> None:
+    """Show a command's first line, before it imports what takes seconds; programs get none."""
+    if log.is_json():  # standard error has nothing else then
+        logger.info(words)
+    elif not as_json:
+        click.echo(words, err=True)
+
+
+def load(*modules: str) -> None:
+    """Import modules that take seconds.
+
+    The garbage collector rests meanwhile: it would look through all objects of all modules again
+    and again, for a fifth of the time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    finally:
+        if was_enabled:
+            gc.freeze()  # what is imported stays
+            gc.enable()
 
 
 def run_until_stopped(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -30,7 +30,7 @@ from swarm_ft.cli.options import (
     takes,
 )
 from swarm_ft.cli.peer_control import DRAIN, PAUSE, PeerControl
-from swarm_ft.cli.running import on_each_stop_signal, run_async
+from swarm_ft.cli.running import load, on_each_stop_signal, run_async, show_start
 from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 PAUSE_CASES = ("gpu-busy", "on-battery", "user-active")
 MIN_MBPS = 0.1
+PEER_MODULES = ("swarm_ft.peer.node", "swarm_ft.discovery.dht", "swarm_ft.stage.hub_cache")
+"""All that a peer without a run imports. With its first run come transformers' models."""
 
 
 def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -212,7 +214,7 @@ def serve_stage(
     INVITE is @FILE, a file with what its owner gave you (`swarm-ft invite`). Without it the command
     asks, or reads standard input.
     """
-    from swarm_ft.api.serving import ServeOptions, lending
+    from swarm_ft.api.serving import ServeOptions, check_options, lending
     from swarm_ft.protocol.spec.layers import parse_layers
 
     options = ServeOptions(
@@ -222,6 +224,10 @@ def serve_stage(
         encrypt_at_rest=encrypt_at_rest,
         **given,
     )
+
+    check_options(way, options)
+    show_start("starting this peer; its libraries take some seconds", as_json=as_json)
+    load(*PEER_MODULES)
 
     async def work(lent: Lent) -> None:
         async with joined(way, lent.key_file) as swarm:

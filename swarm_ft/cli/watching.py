@@ -1,4 +1,4 @@
-"""`swarm-ft status`, `events` and `losses`: who is there, what happened and why, how a run learns.
+"""`swarm-ft events` and `losses`: what happened and why, how a run learns; words of `status`.
 
 They ask the coordinator alone. With an invitation, or its address, nothing else is opened: no DHT,
 no torch; so each takes a fraction of a second.
@@ -6,8 +6,6 @@ no torch; so each takes a fraction of a second.
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
@@ -17,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swarm_ft.api.documents import event_fields, row_fields, status_fields
+from swarm_ft.api.documents import event_fields, row_fields
 from swarm_ft.api.joining import WayIn, client_key_file, connected
 from swarm_ft.cli.joining import way_in
 from swarm_ft.cli.options import examples, json_flag, log_option, stack
@@ -83,46 +81,16 @@ async def looking(way: WayIn) -> AsyncIterator[SwarmClient]:
     yield SwarmClient(KnownCoordinator(found or ""), transport)
 
 
-# ---- status
+# ---- status, in full
 
 
-@click.command(
-    epilog=examples(
-        "swarm-ft status --invite @invitation.txt",
-        "swarm-ft status --invite @invitation.txt --watch",
-        "swarm-ft status --insecure --coordinator 127.0.0.1:7000 --json",
-    )
-)
-@click.option("--watch", "watches", is_flag=True, help="Show it anew every second, until Ctrl-C.")
-@look_options
-@json_flag
-def status(way: WayIn, watches: bool, as_json: bool) -> None:
-    """Show the swarm's peers and runs."""
-    from swarm_ft.cli.running import run_async, run_until_stopped
-
-    if not watches:
-        gc.disable()  # nothing lives long enough to be collected; that is a tenth of the time
-
-    async def work() -> None:
-        async with looking(way) as swarm:
-            _show(await swarm.status(), as_json=as_json)
-            while watches:
-                await asyncio.sleep(WATCH_S)
-                _show(await swarm.status(), as_json=as_json, clears=not as_json)
-
-    (run_until_stopped if watches else run_async)(work)
-
-
-def _show(found: SwarmStatus, *, as_json: bool, clears: bool = False) -> None:
-    if clears:
-        click.clear()  # a terminal alone
-    click.echo(json.dumps(status_fields(found)) if as_json else "\n".join(status_lines(found)))
-
-
-def status_lines(found: SwarmStatus) -> Iterator[str]:
-    """What people read."""
+def verbose_lines(found: SwarmStatus) -> Iterator[str]:
+    """All that the coordinator knows, for people: warnings, runs, peers, relays, who is away."""
     from rich.filesize import decimal
 
+    yield from (f"warning: {one}" for one in found.warnings)
+    for run in found.runs:
+        yield from _run_lines(run)
     for member in found.members:
         yield from _member_lines(member)
     if not found.members:
@@ -131,8 +99,6 @@ def status_lines(found: SwarmStatus) -> Iterator[str]:
         moved = decimal(relay.relayed_bytes)
         named = f"relay {relay.name or 'of the coordinator'} at {relay.endpoint}"
         yield f"{named}  {relay.links} links, {moved} so far"
-    for run in found.runs:
-        yield from _run_lines(run)
     here = {member.peer_id for member in found.members}
     for one in found.contributors:
         if one.peer_id not in here:
@@ -202,11 +168,9 @@ def _run_lines(run: RunSummary) -> Iterator[str]:
     from swarm_ft.protocol.messages.control import stages_of
 
     counted = f"step {run.committed_steps}/{run.num_steps}"
-    about = run.detail if run.is_own else "(another client's)"
-    yield f"run {run.run_id}  {run.phase.name.lower()}  {counted}  {about}".rstrip()
-    waits = waiting_words(run)
-    if waits:
-        yield f"  {waits}"
+    words = run.phase.in_words(waiting_words(run) or run.detail)
+    own = "" if run.is_own else "  (another client's)"
+    yield f"run {run.run_id}  {counted}  {words}{own}"
     how = "  ".join(progress_words(run))
     if how:
         yield f"  {how}"
@@ -223,7 +187,7 @@ def waiting_words(run: RunSummary) -> str:
     """Where it stands in the queue, if it does."""
     if run.behind is None:
         return ""
-    return f"place {run.place} in the queue, after {run.behind}"
+    return f"place {run.place}, after {run.behind}"
 
 
 def progress_words(run: RunSummary) -> Iterator[str]:

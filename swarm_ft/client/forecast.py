@@ -538,6 +538,7 @@ def _pipeline(spec: RunSpec, stages: Sequence[_Stage], *, is_first: bool) -> Pip
         told_s=2 * max(stage.round_trip_s for stage in stages),
         cores={name: peer.machine.cores for name, peer in zip(names, peers, strict=True)},
         busy={name: peer.host_busy for name, peer in zip(names, peers, strict=True)},
+        load={name: peer.host_load for name, peer in zip(names, peers, strict=True)},
     )
 
 

@@ -383,7 +383,7 @@ class RunReport:
             ),
             "training loss": loss,
             "evaluation loss": self._evaluation_words(),
-            "sent": sent_words(sent.sent_bytes, sent.uncompressed_bytes),
+            "sent": _sent_in_all(sent),
             "went back": _went_back_words(self.went_back) or "never",
             "result": f"{self.model_dir} ({self.steps_in_result} steps)",
         }
@@ -562,6 +562,14 @@ class RunReport:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         for line in self.summary_lines():
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _sent_in_all(sent: ByteCounts) -> str:
+    if not sent.sent_bytes:
+        return "nothing"
+    ratio = sent.uncompressed_bytes / sent.sent_bytes
+    amounts = f"{decimal(sent.sent_bytes)} instead of {decimal(sent.uncompressed_bytes)}"
+    return f"{amounts} ({ratio:.1f}x less)"
 
 
 def _went_back_words(went_back: Sequence[WentBack]) -> str:

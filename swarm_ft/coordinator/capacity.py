@@ -67,9 +67,11 @@ class Capacity:
         self._machines: dict[PeerId, Machine] = {}
         self._seen: dict[RunId, Seen] = {}
 
-    def heard(self, peer_id: PeerId, machine: Machine) -> None:
-        """A member says what it can do."""
+    def heard(self, peer_id: PeerId, machine: Machine) -> bool:
+        """Take what a member reports of its machine; whether more than its load is new."""
+        before = self._machines.get(peer_id, Machine())
         self._machines[peer_id] = machine
+        return replace(before, demand=machine.demand, uses=machine.uses) != machine
 
     @property
     def machines(self) -> Mapping[PeerId, Machine]:
@@ -180,6 +182,7 @@ class Capacity:
                 num_runs=around[one.peer_id].num_runs,
                 busy=around[one.peer_id].busy,
                 host_busy=around[one.peer_id].host_busy,
+                host_load=around[one.peer_id].host_load,
             )
             for one in placed[:MAX_PLACED]
         )

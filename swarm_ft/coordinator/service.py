@@ -14,7 +14,8 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
-from swarm_ft import __version__, failpoints
+from swarm_ft import failpoints
+from swarm_ft.build import described_version
 from swarm_ft.clock import Clock
 from swarm_ft.coordinator.capacity import Capacity, check_lent
 from swarm_ft.coordinator.decide.faults import run_at_fault, run_of
@@ -304,7 +305,7 @@ class CoordinatorService:
         self._heard: set[str] = set()
         self._broken = asyncio.get_running_loop().create_future()
         runs = {run.run_id: run for run in journal.load(clock.now_s())}
-        self._state = SwarmState(
+        self._state: SwarmState = SwarmState(
             runs=MappingProxyType(runs),
             standings=MappingProxyType(journal.standings(clock.now_s())),
             contributions=MappingProxyType(journal.contributions()),
@@ -360,7 +361,7 @@ class CoordinatorService:
             JournalError: the journal cannot be written.
         """
         self._start(self._forget_snapshots())
-        started = Reason(kind=ReasonKind.COORDINATOR_STARTED, code=__version__)
+        started = Reason(kind=ReasonKind.COORDINATOR_STARTED, code=described_version())
         start = Happened(kind=EventKind.COORDINATOR_STARTED, reason=started)
         self._happenings.written(self._write([], [start]))
         self._check_disk()
@@ -706,8 +707,8 @@ class CoordinatorService:
                 case StepTimeline():
                     self._trace(peer_id, said)
                 case Machine():
-                    self._capacity.heard(peer_id, said)
-                    if self._recorder is not None:
+                    is_new = self._capacity.heard(peer_id, said)
+                    if self._recorder is not None and is_new:
                         self._recorder.machine(peer_id, said)
                 case _:
                     self._handle(PeerSaid(peer_id, said))
@@ -908,7 +909,7 @@ class CoordinatorService:
         return replace(
             overview(self._state, page, caller, self._capacity.machines),
             relays=self._relays.statuses if self._relays is not None else (),
-            version=__version__,
+            version=described_version(),
             unix_s=self._unix_s(),
             next_event=self._happenings.next_serial,
             warnings=self.warnings,

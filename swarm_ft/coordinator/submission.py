@@ -41,7 +41,7 @@ from swarm_ft.protocol.messages.client import (
 from swarm_ft.protocol.spec import sample_rows
 from swarm_ft.protocol.spec.digest import RunningDigest, check_spec_digest
 from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, NO_CLAIM, Claim
-from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN, VERSION, RunSpec
+from swarm_ft.protocol.spec.run_spec import BYTES_PER_TOKEN, RunSpec
 from swarm_ft.protocol.spec.tasks import task_of
 from swarm_ft.sealing import new_key
 from swarm_ft.transport.base import MessageStream, until_one_ends
@@ -430,7 +430,7 @@ def _is_same(run: Run, job: SubmitHeader, owner: str) -> bool:
 
 def _check_digests_owner(spec: RunSpec, owner: str) -> None:
     """Refuse digests that the client may have read in another client's run."""
-    is_keyed = spec.model.nonce is not None and spec.version == VERSION
+    is_keyed = spec.model.nonce is not None and spec.inherited_digest is None
     if not is_keyed or spec.model.owner not in ("", owner):
         raise NotAllowed(
             "model: expected digests keyed with the name of the client that submits the job, got "

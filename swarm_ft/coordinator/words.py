@@ -249,7 +249,7 @@ def _missing_layers(reason: Reason) -> str:
 def _behind(reason: Reason) -> str:
     if not reason.runs and not reason.amount:
         return "its turn is next"
-    place = f"place {int(reason.amount or 0) + 1} in the queue"
+    place = f"place {int(reason.amount or 0) + 1}"
     others = "other" if reason.num_more == 1 else "others"
     runs = _and_more(_both(reason.runs), reason.num_more, others)
     return f"{place}, after {runs}" if reason.runs else place
@@ -539,6 +539,7 @@ _OTHERS: Mapping[Kind, Callable[[Reason], str]] = {
     # ---- a run ends
     Kind.QUEUE_EXPIRED: _queue_expired,
     Kind.NO_PEER_CAN_HOST: lambda r: _because("no peer can host it", r),
+    Kind.RUN_UNREADABLE: lambda r: _with_text("its record in the journal cannot be read", r),
     Kind.DATA_UNREADABLE: lambda r: _with_text("its data cannot be read", r),
     Kind.RUN_ABORTED: lambda r: r.text or "the coordinator ended the run after an internal error",
     Kind.CANCELLED_BY_CLIENT: lambda r: f"cancelled{_by(r) or ' by a client'}",

@@ -22,7 +22,7 @@ class _DeferredPackage(ModuleType):
         spec = self.__spec__
         if spec is None or spec.loader is None:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        self.__class__ = ModuleType
+        self.__class__ = ModuleType  # type: ignore[assignment] # a module may change its class
         spec.loader.exec_module(self)
         return getattr(self, name)
 
@@ -30,7 +30,7 @@ class _DeferredPackage(ModuleType):
 def _defer(name: str) -> None:
     spec = importlib.util.find_spec(name) if name not in sys.modules else None
     if spec is not None:
-        package = importlib.util.module_from_spec(spec)
+        package: ModuleType = importlib.util.module_from_spec(spec)
         package.__class__ = _DeferredPackage
         sys.modules[name] = package
 

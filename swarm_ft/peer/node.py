@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from swarm_ft import __version__
 from swarm_ft.buffers import BufferStore
+from swarm_ft.build import described_version
 from swarm_ft.clock import Clock
 from swarm_ft.codec.base import CPU
 from swarm_ft.discovery.directory import Directory
@@ -40,6 +40,7 @@ from swarm_ft.peer.host import StageHost
 from swarm_ft.peer.keeping import KeepingPlace, KeptShards
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.links import Links
+from swarm_ft.peer.load import SAMPLE_S, LoadMeter
 from swarm_ft.peer.presence import Presence, log_progress
 from swarm_ft.peer.state.stage_state import EngineMaker, StageState
 from swarm_ft.peer.timeline import Timeline
@@ -395,6 +396,17 @@ class PeerNode:
                 down_bytes_per_s=min(measured.down_bytes_per_s, self._options.max_down_bytes_per_s),
             )
             self._link.say(self._machine)
+        await self._tell_load()
+
+    async def _tell_load(self) -> None:
+        """Report what the machine has to do, as long as the coordinator is there."""
+        meter = LoadMeter(torch.get_num_threads())
+        while self._machine is not None:
+            await asyncio.sleep(SAMPLE_S)
+            meter.sample()
+            news = meter.news(self._machine)
+            if news is not None:
+                self._link.say(news)
 
     def _hello(self) -> PeerHello:
         for host in self._hosts.values():
@@ -409,7 +421,7 @@ class PeerNode:
             held=tuple(stage for stage in held.values() if stage is not None),
             kept_runs=tuple(sorted(self._kept_runs | unloaded))[:MAX_KEPT_RUNS],
             device=self._options.device,
-            version=__version__,
+            version=described_version(),
             leaving=self.presence.leaving,
             max_up_bytes_per_s=_or_none(self._options.max_up_bytes_per_s),
             max_down_bytes_per_s=_or_none(self._options.max_down_bytes_per_s),

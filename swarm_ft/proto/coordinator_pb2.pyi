@@ -224,7 +224,7 @@ class ShardLost(_message.Message):
     def __init__(self, shard: _Optional[_Union[KeptShard, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Machine(_message.Message):
-    __slots__ = ("flops_per_s", "up_bytes_per_s", "down_bytes_per_s", "round_trip_s", "watts", "cores", "host")
+    __slots__ = ("flops_per_s", "up_bytes_per_s", "down_bytes_per_s", "round_trip_s", "watts", "cores", "host", "demand", "uses")
     FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
     UP_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     DOWN_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +232,8 @@ class Machine(_message.Message):
     WATTS_FIELD_NUMBER: _ClassVar[int]
     CORES_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
+    DEMAND_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
     flops_per_s: float
     up_bytes_per_s: float
     down_bytes_per_s: float
@@ -239,7 +241,9 @@ class Machine(_message.Message):
     watts: float
     cores: float
     host: str
-    def __init__(self, flops_per_s: _Optional[float] = ..., up_bytes_per_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., watts: _Optional[float] = ..., cores: _Optional[float] = ..., host: _Optional[str] = ...) -> None: ...
+    demand: float
+    uses: float
+    def __init__(self, flops_per_s: _Optional[float] = ..., up_bytes_per_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., watts: _Optional[float] = ..., cores: _Optional[float] = ..., host: _Optional[str] = ..., demand: _Optional[float] = ..., uses: _Optional[float] = ...) -> None: ...
 
 class StageReady(_message.Message):
     __slots__ = ("run_id", "attempt", "done", "buffers")
@@ -1330,7 +1334,7 @@ class PlaceRequest(_message.Message):
     def __init__(self, spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., run_id: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class PlacedPeer(_message.Message):
-    __slots__ = ("peer_id", "layers", "memory_bytes", "machine", "num_runs", "busy", "host_busy")
+    __slots__ = ("peer_id", "layers", "memory_bytes", "machine", "num_runs", "busy", "host_busy", "host_load")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -1338,6 +1342,7 @@ class PlacedPeer(_message.Message):
     NUM_RUNS_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
     HOST_BUSY_FIELD_NUMBER: _ClassVar[int]
+    HOST_LOAD_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
     memory_bytes: int
@@ -1345,7 +1350,8 @@ class PlacedPeer(_message.Message):
     num_runs: int
     busy: float
     host_busy: float
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., num_runs: _Optional[int] = ..., busy: _Optional[float] = ..., host_busy: _Optional[float] = ...) -> None: ...
+    host_load: float
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., num_runs: _Optional[int] = ..., busy: _Optional[float] = ..., host_busy: _Optional[float] = ..., host_load: _Optional[float] = ...) -> None: ...
 
 class Costs(_message.Message):
     __slots__ = ("logs", "covariance", "num_runs", "surprise")

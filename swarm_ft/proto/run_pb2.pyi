@@ -267,11 +267,13 @@ class TrainSpec(_message.Message):
     def __init__(self, num_samples: _Optional[int] = ..., seq_length: _Optional[int] = ..., batch_size: _Optional[int] = ..., micro_batch_size: _Optional[int] = ..., num_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., lr_schedule: _Optional[_Union[LrSchedule, str]] = ..., warmup_steps: _Optional[int] = ..., weight_decay: _Optional[float] = ..., clip_grad_norm: _Optional[float] = ..., seed: _Optional[int] = ..., shuffle: _Optional[bool] = ..., dropout: _Optional[bool] = ..., sync_tied_embeddings: _Optional[bool] = ..., forward_codec: _Optional[str] = ..., backward_codec: _Optional[str] = ..., key_codec: _Optional[str] = ..., dp_codec: _Optional[str] = ..., save_steps: _Optional[int] = ..., buffer_bits: _Optional[int] = ..., fill_codec: _Optional[str] = ..., fill_microbatches: _Optional[int] = ..., drain_codec: _Optional[str] = ..., drain_microbatches: _Optional[int] = ..., share_with: _Optional[str] = ..., num_eval_samples: _Optional[int] = ..., eval_strategy: _Optional[_Union[EvalStrategy, str]] = ..., eval_steps: _Optional[int] = ..., eval_compression: _Optional[_Union[EvalCompression, str]] = ..., private_ends: _Optional[str] = ..., adapter: _Optional[_Union[Adapter, str]] = ..., lora_r: _Optional[int] = ..., lora_alpha: _Optional[int] = ..., lora_dropout: _Optional[float] = ..., target_modules: _Optional[str] = ..., merge: _Optional[bool] = ..., train_layers: _Optional[str] = ..., task_kind: _Optional[_Union[TaskKind, str]] = ..., label_names: _Optional[str] = ..., base_dtype: _Optional[_Union[BaseDtype, str]] = ..., load_in_8bit: _Optional[bool] = ..., load_in_4bit: _Optional[bool] = ..., optim: _Optional[_Union[Optim, str]] = ..., gradient_checkpointing: _Optional[bool] = ..., save_strategy: _Optional[_Union[SaveStrategy, str]] = ..., save_total_limit: _Optional[int] = ..., early_stopping_patience: _Optional[int] = ..., early_stopping_threshold: _Optional[float] = ..., metric_for_best_model: _Optional[str] = ..., frozen_codec: _Optional[str] = ..., router_aux_loss_coef: _Optional[float] = ..., quality: _Optional[float] = ..., dtype: _Optional[_Union[Dtype, str]] = ..., load_best_model_at_end: _Optional[bool] = ..., end_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RunSpec(_message.Message):
-    __slots__ = ("version", "model", "train")
+    __slots__ = ("version", "model", "train", "inherited_digest")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TRAIN_FIELD_NUMBER: _ClassVar[int]
+    INHERITED_DIGEST_FIELD_NUMBER: _ClassVar[int]
     version: int
     model: ModelSpec
     train: TrainSpec
-    def __init__(self, version: _Optional[int] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., train: _Optional[_Union[TrainSpec, _Mapping]] = ...) -> None: ...
+    inherited_digest: bytes
+    def __init__(self, version: _Optional[int] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., train: _Optional[_Union[TrainSpec, _Mapping]] = ..., inherited_digest: _Optional[bytes] = ...) -> None: ...

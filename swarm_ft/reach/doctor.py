@@ -17,6 +17,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
+from swarm_ft.build import UPDATE, described_version
 from swarm_ft.errors import SwarmError
 from swarm_ft.identity.invites import Invite
 from swarm_ft.identity.pinning import authority_at
@@ -201,13 +202,15 @@ async def _is_dialled(address: str, port: int) -> bool | None:
 
 def _version(front: FrontSays) -> Finding:
     if front.version == PROTOCOL_VERSION:
-        return Finding("version", Verdict.OK, f"speaks the coordinator's, {PROTOCOL_VERSION}")
+        says = f"swarm-ft {described_version()} speaks the coordinator's, {PROTOCOL_VERSION}"
+        return Finding("version", Verdict.OK, says)
     older = "this machine" if front.version > PROTOCOL_VERSION else "the coordinator"
     return Finding(
         "version",
         Verdict.BAD,
-        f"speaks {PROTOCOL_VERSION}, the coordinator {front.version}",
-        f"on {older}: pip install -U swarm-ft",
+        f"swarm-ft {described_version()} speaks protocol version {PROTOCOL_VERSION}, the "
+        f"coordinator {front.version}",
+        f"update {older}: {UPDATE}",
     )
 
 

@@ -163,6 +163,11 @@ def _check_metadata(
         digest = document["digest"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise BadSnapshot(f"{path}: not a shard of a snapshot") from error
+    if type(got["version"]) is int and got["version"] > VERSION:
+        raise BadSnapshot(
+            f"{path}: expected version {VERSION}, got {got['version']}, which a later swarm-ft "
+            "wrote; update this one"
+        )
     for key, value in expected.items():
         if got[key] != value:
             raise BadSnapshot(

@@ -143,7 +143,7 @@ def manifest_from_json(data: bytes) -> Manifest:
     """
     try:
         document = json.loads(data)
-        checked("version", _count(document["version"], MAX_STEPS), Range(VERSION, VERSION))
+        _check_version(_count(document["version"], MAX_STEPS))
         return Manifest(
             run_id=RunId(checked("run", document["run"], Name())),
             spec_digest=_digest(document["spec"]),
@@ -157,6 +157,15 @@ def manifest_from_json(data: bytes) -> Manifest:
         raise BadSnapshot(f"manifest: not one that is written here ({error!r:.200})") from error
     except SwarmError as error:
         raise BadSnapshot(f"manifest: {error.message}") from error
+
+
+def _check_version(version: int) -> None:
+    if version > VERSION:
+        raise BadSnapshot(
+            f"expected version {VERSION}, got {version}, which a later swarm-ft wrote; update "
+            "this one"
+        )
+    checked("version", version, Range(VERSION, VERSION))
 
 
 def _entry(shard: dict[str, Any]) -> SavedStage:

@@ -44,6 +44,7 @@ from swarm_ft.stage.conversion import TORCH_DTYPES, Recipe, recipes_for
 from swarm_ft.stage.forms import SCALES, Form, Forms, Packing, own_linears
 from swarm_ft.stage.generation import end_tokens_in, save_generation_settings
 from swarm_ft.stage.heads import begun, config_for, head_of
+from swarm_ft.stage.names import check_model_place
 from swarm_ft.stage.skeleton import ModelConfig, is_below
 from swarm_ft.stage.source import (
     CONFIG_FILE,
@@ -567,11 +568,9 @@ def find_source(reference: str) -> Source:
     Raises:
         BadModel: nowhere.
     """
-    directory, source = Path(reference), Source(reference=reference)
-    if directory.is_dir():
+    source = Source(reference=reference)
+    if check_model_place(reference):
         return source
-    if directory.is_absolute() or reference.startswith(".") or directory.exists():
-        raise source.refused("expected a directory or a hub id; no such directory")
     config = source.require(CONFIG_FILE)
     # In the hub's cache a file lies in the folder of its commit.
     return replace(source, revision=config.parent.name)

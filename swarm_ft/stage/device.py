@@ -5,7 +5,6 @@ Apple's GPUs (`mps`) were not run by the tests: what is known to differ is here.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from swarm_ft import systems
 from swarm_ft.errors import BadOption
+from swarm_ft.stage.names import check_device_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """What a stage computes in; its weights stay float32."""
@@ -33,14 +33,12 @@ def pick_device(text: str, dtype: torch.dtype = torch.float32) -> torch.device:
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if text == "auto":
         return torch.device("cuda:0" if num_gpus else "cpu")
-    match = re.fullmatch(r"cpu|mps|cuda(?::(\d{1,3}))?", text)
-    if match is None:
-        raise BadOption(f"--device '{text}': expected auto, cpu, cuda, cuda:N or mps")
+    check_device_name(text)
     if text == "cpu":
         return torch.device("cpu")
     if text == "mps":
         return _apple_gpu(dtype)
-    index = int(match[1] or 0)
+    index = int(text.partition(":")[2] or 0)
     if index >= num_gpus:
         raise BadOption(f"--device '{text}': torch finds {num_gpus} CUDA devices; try auto or cpu")
     return torch.device("cuda", index)

@@ -9,7 +9,6 @@ peer's own log, and a missing, a forbidden and an unreadable model give the same
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,17 +28,13 @@ from swarm_ft.errors import (
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec
 from swarm_ft.protocol.spec.tasks import task_of
+from swarm_ft.stage.names import check_allowed_models, is_hub_id
 from swarm_ft.stage.source import Source
 
 if TYPE_CHECKING:
     from swarm_ft.stage.checkpoint import Checkpoint
 
 logger = get_logger(__name__)
-
-MAX_HUB_ID_CHARS = 96
-_HUB_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
-_HUB_ID = re.compile(rf"(?:{_HUB_NAME}/)?{_HUB_NAME}", re.ASCII)
-_ALLOWED = re.compile(rf"(?:{_HUB_NAME}/)?{_HUB_NAME}|{_HUB_NAME}/\*", re.ASCII)
 
 UNAVAILABLE = "the model is not available at this peer"
 NOT_ALLOWED = "this peer does not allow this model"
@@ -55,13 +50,6 @@ TELLABLE = (
 
 OpenFromHub = Callable[[ModelSpec], Source]
 """Finds the public repository of a run's model, within the owner's bounds."""
-
-
-def is_hub_id(reference: str) -> bool:
-    """Whether a text is the id of a repository: `org/name`, or `name` of the oldest ones."""
-    is_short = len(reference) <= MAX_HUB_ID_CHARS
-    is_plain = "--" not in reference and ".." not in reference and not reference.endswith(".git")
-    return is_short and is_plain and _HUB_ID.fullmatch(reference) is not None
 
 
 def refusal_of(error: BadInput) -> BadInput:
@@ -89,9 +77,7 @@ class ModelAccess:
     hub: OpenFromHub | None = None
 
     def __post_init__(self) -> None:
-        for name in self.allowed:
-            if _ALLOWED.fullmatch(name) is None:
-                raise BadOption(f"--allow-models: expected ORG/NAME or ORG/*, got {name[:100]!a}")
+        check_allowed_models(self.allowed)
 
     def open(self, spec: RunSpec) -> Checkpoint:
         """Open a run's model, and compare its config with the run's; no weights are read.

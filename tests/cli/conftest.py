@@ -26,6 +26,15 @@ MARK = "SWARM_FT_TEST"
 """An environment variable that all processes of a test have, and their children with them."""
 
 
+STARTS = ("looking for the run", "reading the model and the data", "starting ")
+
+
+def error_lines(err: str) -> list[str]:
+    """Lines of standard error but the one that a command shows before its libraries load."""
+    first, *lines = err.splitlines() or [""]
+    return lines if first.startswith(STARTS) else [first, *lines]
+
+
 class Spawned:
     """One `swarm-ft` process; its standard error is read line by line as it comes."""
 

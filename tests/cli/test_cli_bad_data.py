@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swarm_ft.client.sample import SampleInput
-from tests.cli.conftest import RunHere
+from tests.cli.conftest import RunHere, error_lines
 
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}]}
 WRONG: dict[str, tuple[dict[str, str | bytes], str, tuple[str, ...]]] = {
@@ -109,7 +109,7 @@ def refused(run_here: RunHere, place: Path, *arguments: str) -> str:
     result = run_here("demo", "--dataset", *arguments)
     assert result.code == 2, result.err
     assert result.out == ""
-    (line,) = result.err.splitlines()
+    (line,) = error_lines(result.err)
     assert line.startswith("swarm-ft: ")
     assert sorted(place.rglob("*")) == before
     return line

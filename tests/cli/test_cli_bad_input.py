@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from swarm_ft.client.sample import SampleInput
-from tests.cli.conftest import RunHere
+from tests.cli.conftest import RunHere, error_lines
 
 INSECURE = "--insecure"
 DEAD_PEER = "/ip4/127.0.0.1/tcp/9/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -52,7 +52,7 @@ def refused(run_here: RunHere, place: Path, *arguments: object) -> str:
     result = run_here(*arguments)
     assert result.code == 2, result.err
     assert result.out == ""
-    (line,) = result.err.splitlines()
+    (line,) = error_lines(result.err)
     assert line.startswith("swarm-ft: ")
     assert tree(place) == before
     return line
@@ -483,7 +483,7 @@ def test_a_command_that_there_is_not_is_refused(run_here: RunHere, place: Path) 
 def test_a_file_that_the_system_refuses_is_told_in_one_line(run_here: RunHere, place: Path) -> None:
     result = run_here("sample", "good.txt/below-a-file")
     assert result.code == 1
-    (line,) = result.err.splitlines()
+    (line,) = error_lines(result.err)
     assert "good.txt/below-a-file" in line
 
 

@@ -50,6 +50,7 @@ HEAVY |= {
     "prometheus_client",
 }
 HELP_CPU_S = 0.5
+HERE = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 READING = {
     "--data-format",
@@ -265,7 +266,7 @@ OPTIONS = {
         "--log-level",
         "--log-format",
     },
-    ("status",): LOOKING | {"--json", "--watch"},
+    ("status",): LOOKING | {"--json", "--watch", "--verbose"},
     ("top",): LOOKING | {"--once", "--run"},
     ("events",): LOOKING | {"--json", "--follow", "--since", "--run"},
     ("losses",): LOOKING | {"--json", "--csv", "--follow", "--run"},
@@ -411,3 +412,61 @@ def test_looking_at_a_swarm_loads_nothing_heavy(command: str) -> None:
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "grpc" in loaded, "it did try"
     assert not loaded & (HEAVY - {"grpc", "rich"})
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (("serve-stage", "--hours", "25-7"), "--hours 25-7: expected START-STOP of a day"),
+        (("serve-stage", "--layers", "7"), "layers '7': expected START-STOP"),
+        (("serve-stage", "--device", "gpu"), "--device 'gpu': expected auto, cpu, cuda"),
+        (("serve-stage", "--allow-models", "a b"), "--allow-models: expected ORG/NAME"),
+        (("serve-stage", "--pause-when", "asleep"), "'asleep' is not one of"),
+        (("serve-stage", "--keep-disk", "much"), "expected a size such as 2GiB"),
+        (("serve-stage", "--models", "/nowhere"), "'/nowhere' does not exist"),
+        (("client", "train", "--model", "./nowhere", "--dataset", "a.txt"), "no such directory"),
+        (("client", "train", "--model", "gpt2", "--dataset", "nowhere.txt"), "no such file"),
+        (("client", "preview", "--model", "gpt2", "--dataset", "./nowhere"), "no such file"),
+        (("plan", "--model", "./nowhere"), "no such directory"),
+    ],
+)
+def test_what_was_typed_is_checked_before_torch_is_imported(
+    typed: tuple[str, ...], words: str
+) -> None:
+    way = () if "preview" in typed else ("--insecure", "--initial-peers", HERE)
+    code = (
+        "import sys; from swarm_ft.cli.main import run; "
+        f"print(run({[*typed, *way]!r})); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result, modules = done.stdout.splitlines()
+    assert result == "2"
+    assert words in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not {"torch", "transformers", "hivemind"} & set(modules.split())
+
+
+def test_a_peer_without_a_run_imports_what_it_uses() -> None:
+    code = (
+        "import sys; from swarm_ft.cli.running import load; "
+        "from swarm_ft.cli.serve_stage import PEER_MODULES; load(*PEER_MODULES); "
+        "import swarm_ft.api.serving; print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.split())
+    assert {"torch", "swarm_ft.peer.node", "hivemind.dht.node"} <= modules
+    of_clients = {"datasets", "pandas", "pyarrow", "sklearn", "peft", "accelerate", "jinja2"}
+    of_runs = {"transformers", "scipy", "numba", "torch._dynamo", "hivemind.optim"}
+    assert not modules & (of_clients | of_runs)
+
+
+def test_the_first_line_comes_before_the_libraries() -> None:
+    code = (
+        "import sys, click; from swarm_ft.cli import running; "
+        "running.click.echo = lambda words, err: print(words, 'torch' in sys.modules); "
+        "running.load = lambda *modules: sys.exit(); "
+        "from swarm_ft.cli.main import run; "
+        f"run(['serve-stage', '--insecure', '--initial-peers', '{HERE}'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "starting this peer; its libraries take some seconds False\n"

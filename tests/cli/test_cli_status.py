@@ -5,13 +5,17 @@ from dataclasses import asdict, replace
 import pytest
 
 from swarm_ft.api.documents import status_fields
-from swarm_ft.cli.watching import status_lines
+from swarm_ft.cli.overview import overview_lines
+from swarm_ft.cli.watching import verbose_lines
 from swarm_ft.ids import BlockIndex, PeerId, RunId
 from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.client import (
     BoundaryStatus,
+    Contribution,
+    MemberDoing,
     MemberLink,
     MemberStatus,
+    MemberWork,
     RelayStatus,
     RunPhase,
     RunSummary,
@@ -67,6 +71,82 @@ def found() -> SwarmStatus:
     return SwarmStatus(members=(), runs=(run,))
 
 
+def club() -> SwarmStatus:
+    """Twelve peers of one thread, and six runs of three owners: two train, four wait."""
+    letters = "abcdefghijkl"
+    members = tuple(
+        MemberStatus(
+            peer_id=PeerId(letter * 32),
+            layers=None,
+            device="cpu",
+            memory_bytes=430_000_000,
+            works=(
+                MemberWork(
+                    run_id=RunId(f"run-{number % 2}"),
+                    layers=LayerRange(number // 2, number // 2 + 1),
+                    stage=number // 2,
+                    replica=0,
+                    num_replicas=1,
+                    doing=MemberDoing.COMPUTING,
+                    share=8,
+                ),
+            ),
+            links=tuple(MemberLink(peer_id=PeerId(other * 32)) for other in letters),
+            given=Contribution(samples=10, steps=5, seconds=60.0, sent_bytes=1000),
+        )
+        for number, letter in enumerate(letters)
+    )
+    runs = tuple(
+        RunSummary(
+            run_id=RunId(f"run-{number}"),
+            phase=RunPhase.TRAINING if number < 2 else RunPhase.QUEUED,
+            detail="" if number < 2 else f"place {number - 1}, after run-0 and run-1",
+            committed_steps=9 if number < 2 else 0,
+            num_steps=40,
+            spec_digest=bytes(16),
+            is_own=number % 3 == 0,
+            assignments=tuple(
+                StageAssignment(peer_id=m.peer_id, layers=m.works[0].layers)
+                for m in members[number::2]
+            )
+            if number < 2
+            else (),
+            samples_per_s=7.25 if number < 2 else 0.0,
+            step_s=1.1 if number < 2 else 0.0,
+        )
+        for number in range(6)
+    )
+    return SwarmStatus(members=members, runs=runs, version="0.1.0")
+
+
+def test_a_club_of_twelve_peers_and_six_runs_fits_one_screen() -> None:
+    lines = list(overview_lines(club(), width=80))
+    assert len(lines) <= 24
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[0] == "swarm-ft 0.1.0: 12 peers, 6 runs"
+    assert lines[2].split()[:2] == ["run-0", "9/40"]
+    assert [line.split()[0] for line in lines[2:8]] == [f"run-{number}" for number in range(6)]
+    assert "queued: place 1, after run-0 and run-1" in lines[4]
+    assert len([line for line in lines if "computing" in line]) == 12
+    assert "another client's" not in lines[2]
+
+
+def test_lines_of_a_wide_terminal_and_of_a_file_have_all_words() -> None:
+    told = list(overview_lines(club()))
+    assert "training, 1.1 s a step, 7.25 samples/s, on 6 peers, another client's" in told[3]
+    assert "run-1 layers 5-6 computing" in told[-2]
+    assert told[-1].endswith("--verbose: links, stages, buffers, contributions")
+
+
+def test_warnings_come_first_and_no_name_steers_the_terminal() -> None:
+    rogue = MemberStatus(peer_id=PeerId("a"), layers=None, device="\x1b[2Jcpu", heard_ago_s=30.0)
+    found = SwarmStatus(members=(rogue,), runs=(), warnings=("the disk is nearly full",))
+    lines = list(overview_lines(found))
+    assert lines[1] == "warning: the disk is nearly full"
+    assert "silent for 30 s; idle" in lines[3]
+    assert "\x1b" not in "".join(lines)
+
+
 def test_what_a_peer_may_host_is_shown() -> None:
     limited = Grant(replica_only=True, layers=LayerRange(2, 7))
     members = (
@@ -74,7 +154,7 @@ def test_what_a_peer_may_host_is_shown() -> None:
         MemberStatus(peer_id=PeerId("few"), layers=LayerRange(2, 4), idle="why", grant=limited),
     )
     found = SwarmStatus(members=members, runs=())
-    assert list(status_lines(found)) == [
+    assert list(verbose_lines(found)) == [
         "peer any  layers auto",
         "peer few  layers 2-4  (replica only, layers 2-7 only)  idle: why",
     ]
@@ -89,7 +169,7 @@ def test_relays_are_shown_with_what_they_carry() -> None:
         RelayStatus(name="abc", endpoint="192.0.2.2:7000", links=3, relayed_bytes=2_000_000),
     )
     found = SwarmStatus(members=(), runs=(), relays=relays)
-    assert list(status_lines(found))[1:] == [
+    assert list(verbose_lines(found))[1:] == [
         "relay of the coordinator at 192.0.2.1:7000  0 links, 0 bytes so far",
         "relay abc at 192.0.2.2:7000  3 links, 2.0 MB so far",
     ]
@@ -99,7 +179,7 @@ def test_relays_are_shown_with_what_they_carry() -> None:
 
 
 def test_a_replica_that_takes_over_is_shown_as_joining(found: SwarmStatus) -> None:
-    assert "  layers 0-3  old, new (joining)" in list(status_lines(found))
+    assert "  layers 0-3  old, new (joining)" in list(verbose_lines(found))
     (run,) = status_fields(found)["runs"]
     assert [(stage["peer"], stage["joining"]) for stage in run["stages"]] == [
         ("old", False),
@@ -120,9 +200,9 @@ def test_of_anothers_run_its_numbers_are_shown() -> None:
         is_own=False,
     )
     found = SwarmStatus(members=(), runs=(other,))
-    lines = list(status_lines(found))
-    assert lines[1:3] == [
-        "run run-2  training  step 9/40  (another client's)",
+    lines = list(verbose_lines(found))
+    assert lines[:2] == [
+        "run run-2  step 9/40  training  (another client's)",
         "  layers 0-3  one",
     ]
     (told,) = status_fields(found)["runs"]
@@ -130,8 +210,8 @@ def test_of_anothers_run_its_numbers_are_shown() -> None:
 
 
 def test_what_is_kept_at_a_boundary_and_what_went_over_it_is_shown(found: SwarmStatus) -> None:
-    lines = list(status_lines(found))
-    assert lines[-2:] == [
+    lines = list(verbose_lines(found))
+    assert lines[-3:-1] == [
         "  boundary 1           40 samples buffered, hit rate 75.0% (48 key, 144 delta frames)",
         "                       1.9 MiB in memory, 5.7 MiB on disk; read 140 times from memory, "
         "4 from disk, 48 not there; 3 evicted, 1 repaired",
@@ -163,7 +243,7 @@ def test_what_went_over_relays_is_shown(found: SwarmStatus) -> None:
     sent = ByteCounts(forward_bytes=75, forward_uncompressed_bytes=300, relayed_bytes=25)
     relayed = replace(found, runs=(replace(found.runs[0], sent=sent),))
     assert status_fields(relayed)["runs"][0]["relayed_bytes"] == 25
-    lines = [line.split() for line in status_lines(relayed)]
+    lines = [line.split() for line in verbose_lines(relayed)]
     assert ["over", "relays", "25", "bytes", "(33.3%)"] in lines
 
 
@@ -180,7 +260,7 @@ def test_links_are_shown_with_what_was_measured_of_them() -> None:
     found = SwarmStatus(members=(member,), runs=())
     assert (
         "  links: punched to two (94.4 Mbps, 21.3 ms), relayed to three, to four (200 ms)"
-        in status_lines(found)
+        in verbose_lines(found)
     )
     unknown = dict.fromkeys(("bytes_per_s", "peak_bytes_per_s", "round_trip_s"))
     assert status_fields(found)["peers"][0]["links"] == [
@@ -212,7 +292,7 @@ def test_a_ratio_is_that_of_the_last_step_and_its_codecs(found: SwarmStatus) -> 
     )
     after = replace(found, runs=(replace(run, boundaries=(boundary,)),))
     line = "  boundary 1           aq2 down, q2+z up: 16.0 times fewer bytes"
-    assert line in list(status_lines(after))
+    assert line in list(verbose_lines(after))
     (fields,) = status_fields(after)["runs"][0]["boundaries"]
     assert (fields["ratio"], fields["step_bytes"]) == (16.0, 200)
     assert replace(boundary, newest=Traffic(boundary=BlockIndex(1))).ratio == 8.0

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoTokenizer
 from swarm_ft.cli.main import run
 from swarm_ft.client.sample import SampleInput, write_sample
 from swarm_ft.stage.hub_cache import NEWEST
-from tests.cli.conftest import RunHere, Shell, Spawned, free_port
+from tests.cli.conftest import RunHere, Shell, Spawned, error_lines, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.xdist_group("swarm")]
 
@@ -279,7 +279,9 @@ def test_a_run_under_way_can_be_looked_at_joined_only_where_it_fits_and_cancelle
     assert (newest["run"], newest["phase"]) == (run_id, "training")
     assert sorted(stage["layers"] for stage in newest["stages"]) == ["0-1", "1-2", "2-3"]
     told = run_here("status", *swarm.client_way).out
-    assert f"run {run_id}  training  step " in told
+    assert re.search(rf"^{run_id} +\d+/[\d,]+ +training, ", told, re.MULTILINE)
+    told = run_here("status", "--verbose", *swarm.client_way).out
+    assert re.search(rf"^run {run_id}  step \d+/\d+  training", told, re.MULTILINE)
     cancelled = run_here("client", "cancel", "--run", run_id, *swarm.client_way)
     assert (cancelled.code, cancelled.out.split()[1]) == (0, "cancelled")
     assert client.ends() == 1
@@ -293,7 +295,7 @@ def test_commands_about_runs_that_are_not_there_fail_in_one_line(
     for command in ("attach", "cancel"):
         result = run_here("client", command, "--run", "run-none", *swarm.client_way)
         assert result.code == 1
-        (line,) = result.err.splitlines()
+        (line,) = error_lines(result.err)
         assert "run-none" in line
         assert quiet_report["run_id"] in line, "it names those there are"
 
@@ -317,7 +319,7 @@ def test_a_job_that_cannot_be_done_is_not_submitted(
 ) -> None:
     result = run_here(*train("refused"), *arguments)
     assert result.code == 2
-    (line,) = result.err.splitlines()
+    (line,) = error_lines(result.err)
     assert all(word in line for word in words)
     assert not (swarm.shell.cwd / "refused").exists()
 
@@ -333,7 +335,7 @@ def test_a_port_in_use_is_refused(swarm: Swarm, run_here: RunHere) -> None:
 def test_a_journal_in_use_is_refused(swarm: Swarm, run_here: RunHere) -> None:
     result = run_here("coordinator", *swarm.journal, *swarm.dht)
     assert result.code == 2
-    (line,) = result.err.splitlines()
+    (line,) = error_lines(result.err)
     assert "another coordinator" in line
 
 
@@ -398,7 +400,7 @@ def test_a_coordinator_alone_is_a_swarm_that_others_join_by_the_announced_name(
     assert words["endpoint"] == f"localhost:{port}"
     (address,) = words["addresses"]
     assert address.startswith("/dns/localhost/tcp/")
-    result = run_here("status", "--invite", word)
+    result = run_here("status", "--verbose", "--invite", word)
     assert result.code == 0
     first, second = result.out.splitlines()
     assert first == "no peer is there; start some with 'swarm-ft serve-stage'"

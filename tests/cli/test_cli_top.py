@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 from rich.console import Console
 
-from swarm_ft.cli.picture import Picture, View, short_names, sparkline
+from swarm_ft.cli.overview import short_names
+from swarm_ft.cli.picture import Picture, View, sparkline
 from swarm_ft.ids import BlockIndex, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.capacity import LinkSpeed, Machine
 from swarm_ft.protocol.messages.client import (
@@ -158,8 +159,7 @@ def test_all_facts_find_room(picture: Picture, width: int) -> None:
         "4 peers, 2 runs",
         "> run-1 training step 50/200 25% █",
         "loss 1.648 lr 2e-05 0.5 s a step 16 samples/s 2,048 tokens/s ETA 1:15 saved 8.0 MB",
-        "run-2 queued step 0/40 0% (another client's)",
-        "place 1 in the queue, after run-1",
+        "run-2 queued: place 1, after run-1 step 0/40 0% (another client's)",
         "0-3 amber cpu computing 5/12 40% 40/100 24",
         "takes over; computing",
         "dolomite cpu layers auto nothing",

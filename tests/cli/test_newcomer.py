@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from swarm_ft.client.sample import SampleInput
-from tests.cli.conftest import Shell, Spawned, free_port
+from tests.cli.conftest import Shell, Spawned, error_lines, free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("swarm")]
 
@@ -89,7 +89,7 @@ class Place:
         typed = self.types(words)
         assert typed.ends() == 2, (words, typed.out, typed.err)
         assert not typed.out
-        (line,) = typed.err
+        (line,) = error_lines("\n".join(typed.err))
         return line
 
 
@@ -215,7 +215,7 @@ def test_a_newcomers_first_ten_minutes(places: tuple[Place, Place], sample: Samp
 def watches(owner: Place, word: object) -> None:
     """Who is there, what happened, how the run learned."""
     way = ("--invite", word)
-    assert_told(owner.says("status", *way), WATCHING, *STATUS)
+    assert_told(owner.says("status", "--verbose", *way), WATCHING, *STATUS)
     assert_told(owner.says("losses", *way), WATCHING, *LOSSES)
     events = owner.says("events", *way)
     assert_told(events, WATCHING, "peer mx5i6rodvv4hic5pko4px7ltpzy32ydi joined:")

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from swarm_ft import errors
+from swarm_ft.build import UPDATE, described_version
 from swarm_ft.identity.certificates import LIFETIME_S
 from swarm_ft.identity.keys import name_of, new_key
 from swarm_ft.identity.roles import Caller, Role
@@ -751,8 +752,8 @@ async def test_another_version_is_told_apart_from_what_is_malformed(transport: T
     seen, told = await greeted_with(transport, b"\x0a\x05alice")
     assert type(seen) is type(told) is errors.VersionMismatch
     assert told.message == (
-        f"this coordinator speaks protocol version {PROTOCOL_VERSION}, peer alice speaks an "
-        "older one: update peer alice with pip install -U swarm-ft"
+        f"the coordinator (swarm-ft {described_version()}) speaks protocol version "
+        f"{PROTOCOL_VERSION}, peer alice speaks an older one: update peer alice ({UPDATE})"
     )
 
 

@@ -52,6 +52,15 @@ def test_a_datasets_rows_train_an_adapter_that_peft_loads(
     assert output.training_loss == pytest.approx(
         sum(one["loss"] for one in trainer.log_history if "loss" in one) / 3
     )
+    assert trainer.evaluate().keys() == {"eval_loss", "eval_perplexity"}
+    assert trainer.evaluate()["eval_loss"] == output.metrics["eval_loss"]
+    state = trainer.state
+    assert (state.global_step, state.max_steps, state.best_global_step) == (3, 3, 3)
+    assert state.best_metric == output.metrics["eval_loss"]
+    trainer.save_model()
+    trainer.save_model(tmp_path / "copy")
+    copied = {path.name for path in (tmp_path / "copy").iterdir()}
+    assert copied == {path.name for path in (tmp_path / "tuned").iterdir()}
     base = AutoModelForCausalLM.from_pretrained(sample.model_dir)
     tuned = PeftModel.from_pretrained(base, tmp_path / "tuned")
     assert tuned.peft_config["default"].r == 4
@@ -85,7 +94,25 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "pattern": ({"peft_config": LoraConfig(target_modules=".*q")}, "patterns are not taken"),
     "no peft": ({"peft_config": {"r": 8}}, "peft_config: expected a LoraConfig, got dict"),
     "model": ({"model": 3}, "model: expected a directory, a hub id or a model, got int"),
-    "epochs": ({"args": SwarmConfig(num_train_epochs=0.5)}, "expected whole ones"),
+    "epochs": (
+        {"args": SwarmConfig(num_train_epochs=0.5)},
+        "num_train_epochs: expected a whole number, got 0.5",
+    ),
+    "callbacks": ({"callbacks": [print]}, "callbacks: log_history, report_to and on_event"),
+    "metrics": ({"compute_metrics": print}, "there is no compute_metrics"),
+    "tokenizer": ({"tokenizer": "gpt2"}, "tokenizer: its name is processing_class now"),
+    "of args": ({"learning_rate": 1e-4}, "goes into args, as SwarmConfig(learning_rate=...)"),
+    "typo": ({"evl_dataset": TEXTS}, "did you mean 'eval_dataset'?"),
+    "label smoothing": (
+        {"args": SwarmConfig(label_smoothing_factor=0.1)},
+        "SwarmConfig: label_smoothing_factor: the loss has no label smoothing",
+    ),
+    "bounds": ({"args": SwarmConfig(learning_rate=-1.0)}, "learning_rate: expected a finite"),
+    "beside": (
+        {"args": SwarmConfig(packing_strategy="wrapped")},
+        "packing_strategy: expected packing beside it",
+    ),
+    "own options": ({"args": SwarmConfig(swarm={"epochs": 0})}, "epochs: expected 1 to"),
     "ways": ({"invite": "swarm1", "swarm": LocalSwarm()}, "give one of the two"),
 }
 
@@ -98,6 +125,29 @@ def test_what_a_swarm_does_not_do_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(BadOption) as refused:
         SwarmTrainer(**{"model": "gpt2", "train_dataset": TEXTS, **given})
     assert words in refused.value.message
+
+
+def test_arguments_without_effect_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    args = SwarmConfig(bf16=True, logging_steps=10, dataloader_num_workers=4)
+    SwarmTrainer("gpt2", args, TEXTS, data_collator=None)
+    plain, precision = caplog.messages
+    assert plain.startswith("SwarmConfig: logging_steps, dataloader_num_workers: without effect")
+    assert precision.startswith("SwarmConfig: bf16: without effect here; weights train in float32")
+
+
+def test_methods_of_a_trainer_say_when_they_are_early(tmp_path: Path) -> None:
+    trainer = SwarmTrainer("gpt2", config(tmp_path / "tuned"), TEXTS)
+    for method in (trainer.save_model, trainer.evaluate):
+        with pytest.raises(OutOfTurn, match=r"call train\(\) first"):
+            method()
+    with pytest.raises(BadOption, match="give eval_dataset to SwarmTrainer"):
+        trainer.evaluate(TEXTS)
+    with pytest.raises(BadOption, match="resume_from_checkpoint: expected invite beside it"):
+        trainer.train(resume_from_checkpoint=True)
+    with pytest.raises(BadOption, match="resume_from_checkpoint: expected True or False"):
+        trainer.train("checkpoint-500")  # type: ignore[arg-type]
+    assert trainer.state.global_step == 0
+    assert trainer.state.best_metric is None
 
 
 def test_models_and_tokenizers_that_nobody_could_read_are_refused(sample: SampleInput) -> None:

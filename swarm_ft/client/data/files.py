@@ -129,9 +129,7 @@ def find_files(path: str, wanted: Wanted) -> Files:
             for file in found.paths:
                 check_plain(file)
     except FileNotFoundError as exc:
-        raise refused(
-            path, f"no such file or directory; expected {DATA_NAMES}, or a dataset's id"
-        ) from exc
+        raise _missing(path) from exc
     except OSError as exc:
         raise refused(path, f"cannot be read: {reason(exc)}") from exc
     for file in found.paths:
@@ -140,6 +138,23 @@ def find_files(path: str, wanted: Wanted) -> Files:
     if not has_splits and wanted.split not in (None, TRAIN):
         raise no_split(path, wanted)
     return found
+
+
+def check_place(path: str) -> None:
+    """Check that data lies where its text can only be a path; no file is opened.
+
+    Raises:
+        BadDataset: nothing lies there.
+    """
+    place = Path(path)
+    is_file = format_named(place) is not None or ("/" not in path and place.suffix)
+    is_path = place.is_absolute() or path.startswith(".") or is_file
+    if is_path and not place.exists():
+        raise _missing(path)
+
+
+def _missing(path: str) -> BadDataset:
+    return refused(path, f"no such file or directory; expected {DATA_NAMES}, or a dataset's id")
 
 
 def no_split(path: str | Path, wanted: Wanted) -> BadDataset:

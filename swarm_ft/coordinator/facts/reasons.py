@@ -237,6 +237,8 @@ class ReasonKind(StrEnum):
     """`amount`: seconds. `parts`: the last reason to wait."""
     NO_PEER_CAN_HOST = "no-peer-can-host"
     """`parts`: the misfit of one peer."""
+    RUN_UNREADABLE = "run-unreadable"
+    """The journal's record of it cannot be read. `text`: why."""
     DATA_UNREADABLE = "data-unreadable"
     """`text`: of the coordinator's error."""
     RUN_ABORTED = "run-aborted"

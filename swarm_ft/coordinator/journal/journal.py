@@ -49,9 +49,11 @@ from swarm_ft.coordinator.facts.state import (
     Steering,
     SteeringRequest,
 )
+from swarm_ft.coordinator.journal import migrations
 from swarm_ft.coordinator.journal.disk_words import in_words
-from swarm_ft.coordinator.journal.reason_text import reason_from, recorded, text_of
+from swarm_ft.coordinator.journal.reason_text import reason_from, text_of
 from swarm_ft.coordinator.journal.reserve import Reserve
+from swarm_ft.coordinator.journal.schema_version import check_version, copy_beside, version_of
 from swarm_ft.coordinator.journal.tokens import TokenFiles
 from swarm_ft.coordinator.plan.membership import GATHER_S
 from swarm_ft.coordinator.plan.steps import MEASURED_STEPS
@@ -82,14 +84,13 @@ from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, NO_CLAIM, Claim
 from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.wire import RUN_SPEC
+from swarm_ft.protocol.wire.earlier import salvaged_spec
 from swarm_ft.sealing import Sealer
 
 logger = get_logger(__name__)
 
-VERSION = 9
-"""Of the tables, and of the RunSpecs in them; a journal of another one is not touched."""
-TEXT_VERSION = 8
-"""Its details, reasons and words are text; `Journal` rewrites them as reasons when it opens it."""
+VERSION = 10
+"""The version of the tables and of the values in them; see `migrations`."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
     position INTEGER PRIMARY KEY, run_id TEXT UNIQUE NOT NULL, spec BLOB NOT NULL,
@@ -146,6 +147,8 @@ MAX_EVENTS = 10_000
 _PROOF = b"this journal's key"
 
 
+_RunRow = tuple[str, bytes, str, bytes, int, bytes, int, int, int | None, str]
+MAX_REASON_CHARS = 500
 TABLES_OF_RUNS = (
     "runs",
     "priorities",
@@ -173,7 +176,7 @@ class Journal:
         tokens: those of its runs, in the folder `PATH.tokens`.
 
     Raises:
-        JournalError: the file cannot be opened, read or written, another process has it, another
+        JournalError: the file cannot be opened, read or written, another process has it, a later
             version wrote it, or it was made with another key, or with or without one.
     """
 
@@ -183,60 +186,54 @@ class Journal:
         _keep_private(path)
         with self._errors_named():
             self._db = sqlite3.connect(path, timeout=1.0)
-            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.execute("PRAGMA secure_delete=ON")  # a run's key goes with the run
-            version = self._check_version()
-            self._db.executescript(SCHEMA)
-            # A write takes the exclusive lock now, so that a second coordinator learns it at once.
-            self._db.execute("BEGIN IMMEDIATE")
-            if version is None:
-                self._db.execute(f"PRAGMA user_version={VERSION}")
-                if self._sealer is not None:
-                    proof = self._sealed(_PROOF, "proof")
-                    self._db.execute("INSERT INTO sealing VALUES (?)", (proof,))
-            self._db.commit()
-        self._reserve = Reserve(Path(f"{path}.reserve"), reserve_bytes)
         try:
+            version = self._begin()
+            self._reserve = Reserve(Path(f"{path}.reserve"), reserve_bytes)
             self._check_key()
-            if version == TEXT_VERSION:
-                self._rewrite_texts()
             self.tokens = self._open_tokens(key)
+            if version is not None and version < VERSION:
+                self._migrate(version)
         except BaseException:
             self._db.close()
             raise
 
-    def _check_version(self) -> int | None:
-        """The version of the file; None: it is new."""
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        (num_tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if num_tables and version not in (TEXT_VERSION, VERSION):
-            self._db.close()
-            raise JournalError(
-                f"journal {self._path}: expected tables of version {TEXT_VERSION} or {VERSION}, "
-                f"found {version}; end its runs with the swarm-ft that wrote it, or name another "
-                "file"
-            )
-        return int(version) if num_tables else None
+    def _begin(self) -> int | None:
+        """Take the file, and make its tables if it is new; the version that it has else."""
+        with self._errors_named():
+            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
+            version = version_of(self._db)
+            check_version(f"journal {self._path}", version, migrations.OLDEST, VERSION)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute("PRAGMA secure_delete=ON")  # a run's key goes with the run
+            # A write takes the exclusive lock now, so that a second coordinator learns it at once.
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.commit()
+            if version is None:
+                self._create()
+        return version
 
-    def _rewrite_texts(self) -> None:
-        """Make reasons of all texts of a journal of version 8, in one transaction."""
-        columns = (
-            ("runs", "run_id", "detail", "detail"),
-            ("standings", "peer_id", "reason", "standing"),
-            ("events", "serial", "words", "event"),
-        )
-        with self._errors_named(), self._db:
-            for table, name, column, place in columns:
-                found = self._db.execute(f"SELECT {name}, {column} FROM {table}").fetchall()
-                rows = [
-                    (self._sealed_reason(recorded(text), f"{place} {key}"), key)
-                    for key, value in found
-                    for text in [self._opened(value, f"{place} {key}").decode()]
-                ]
-                self._db.executemany(f"UPDATE {table} SET {column}=? WHERE {name}=?", rows)
+    def _create(self) -> None:
+        self._db.executescript(SCHEMA)
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
             self._db.execute(f"PRAGMA user_version={VERSION}")
+            if self._sealer is not None:
+                proof = self._sealed(_PROOF, "proof")
+                self._db.execute("INSERT INTO sealing VALUES (?)", (proof,))
+
+    def _migrate(self, version: int) -> None:
+        """Bring an earlier file to today's version, with a copy of it beside it."""
+        with self._errors_named():
+            copy_beside(self._db, Path(self._path), version)
+            self._db.executescript(SCHEMA)
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                opened = migrations.OpenJournal(
+                    db=self._db, opened=self._opened, sealed=self._sealed, tokens=self.tokens
+                )
+                migrations.migrate(opened, version)
+                self._db.execute(f"PRAGMA user_version={VERSION}")
 
     def _check_key(self) -> None:
         with self._errors_named():
@@ -503,11 +500,8 @@ class Journal:
                 "SELECT run_id, spec, owner, storage_key, phase, detail, attempt,"
                 " committed_steps, trained_steps, stages FROM runs ORDER BY position"
             ).fetchall()
-        try:
-            with self._errors_named():
-                return tuple(self._run(row, now_s) for row in found if self._can_be_named(row[0]))
-        except (SwarmError, ValueError, TypeError) as error:
-            raise JournalError(f"journal {self._path}: a run cannot be read: {error}") from error
+        with self._errors_named():
+            return tuple(self._run(row, now_s) for row in found if self._can_be_named(row[0]))
 
     def _can_be_named(self, run_id: str) -> bool:
         """Whether a run's name keeps to today's bound; earlier versions counted characters."""
@@ -599,11 +593,34 @@ class Journal:
             (newest,) = self._db.execute("SELECT max(serial) FROM events").fetchone()
         return (newest or 0) + 1
 
-    def _run(
-        self,
-        row: tuple[str, bytes, str, bytes, int, bytes, int, int, int | None, str],
-        now_s: float,
-    ) -> Run:
+    def _run(self, row: _RunRow, now_s: float) -> Run:
+        """The run of a row; one that cannot be read is failed, and its row stays as it is."""
+        try:
+            return self._read_run(row, now_s)
+        except (SwarmError, ValueError, TypeError, LookupError) as error:
+            if isinstance(error.__cause__, (sqlite3.Error, OSError)):
+                raise
+            return self._unreadable_run(row, error)
+
+    def _unreadable_run(self, row: _RunRow, error: Exception) -> Run:
+        name, sealed_spec, owner, *_, attempt, committed_steps, _, _ = row
+        why = error.message if isinstance(error, SwarmError) else repr(error)
+        logger.error("journal %s: run %s cannot be read: %s", self._path, name, why)
+        try:
+            spec_bytes = self._opened(sealed_spec, f"spec {name}")
+        except JournalError:
+            spec_bytes = b""
+        return Run(
+            run_id=RunId(name),
+            spec=salvaged_spec(spec_bytes, committed_steps),
+            owner=owner,
+            phase=RunPhase.FAILED,
+            detail=Reason(kind=ReasonKind.RUN_UNREADABLE, text=why[:MAX_REASON_CHARS]),
+            past=Past(committed_steps=committed_steps),
+            attempt=AttemptState(number=Attempt(attempt)),
+        )
+
+    def _read_run(self, row: _RunRow, now_s: float) -> Run:
         name, sealed_spec, owner, key, phase_number, told, attempt = row[:7]
         committed_steps, trained_steps, stages = row[7:]
         spec_bytes = self._opened(sealed_spec, f"spec {name}")
@@ -857,7 +874,7 @@ class Journal:
     def _errors_named(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             logger.debug("journal %s: %s", self._path, error)
             raise JournalError(f"journal {self._path}: {in_words(error)}") from error
 

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from swarm_ft.coordinator.journal.disk_words import in_words
+from swarm_ft.coordinator.journal.schema_version import check_version, copy_beside, version_of
 from swarm_ft.errors import BadInvite, JournalError, NotAllowed, NotFound
 from swarm_ft.identity.certificates import Certificate, from_der, to_der
 from swarm_ft.identity.invites import (
@@ -38,6 +39,8 @@ from swarm_ft.protocol.spec.priority import Claim
 logger = get_logger(__name__)
 
 FILE = "members.db"
+VERSION, OLDEST = 1, 0
+"""Of the tables, and the oldest that can be migrated: the same tables, without a version."""
 MAX_INVITATIONS = 256
 """The newest ones: each handshake of a newcomer may have to look at all of them."""
 BUSY_TIMEOUT_S = 5.0
@@ -100,7 +103,8 @@ class Registry:
         folder: where the authority's keys are.
 
     Raises:
-        JournalError: the database cannot be read or written; so do all methods.
+        JournalError: the database cannot be read or written, as from all methods; or a later
+            version wrote it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -113,8 +117,19 @@ class Registry:
                 self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )
             self._db.execute("PRAGMA synchronous=FULL")
-            self._db.executescript(_SCHEMA)
+            self._migrate()
             make_private(self._path)
+
+    def _migrate(self) -> None:
+        """Make the tables, or bring those of an earlier version to today's; nothing else writes."""
+        version = version_of(self._db)
+        check_version(f"members {self._path}", version, OLDEST, VERSION)
+        if version == VERSION:
+            return
+        if version is not None:
+            copy_beside(self._db, self._path, version)
+        # One transaction: another process that opens it now sees all of it, or nothing.
+        self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={VERSION}; COMMIT;")
 
     def close(self) -> None:
         """Let go of the file."""

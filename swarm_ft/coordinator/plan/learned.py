@@ -20,10 +20,10 @@ from swarm_ft.protocol.machines.step_cost import (
     Factors,
     Pipeline,
     StageWork,
-    compute_s,
     learned,
     learned_compute,
     prior,
+    reported_compute_s,
     step_cost,
 )
 from swarm_ft.protocol.messages.capacity import Costs, Machine
@@ -44,13 +44,15 @@ class Beside(NamedTuple):
     Attributes:
         num_runs: that it has a stage of.
         busy: share of its time.
-        host_busy: share of its machine's cores, at all peers there.
+        host_busy: of its machine's cores, what they ask for, at all peers there.
+        host_load: so too what other programs ask for.
         left_s: until the last of these runs is through, as far as is known.
     """
 
     num_runs: int = 0
     busy: float = 0.0
     host_busy: float = 0.0
+    host_load: float = 0.0
     left_s: float = 0.0
 
 
@@ -66,6 +68,7 @@ class Seen:
         seconds: of these steps together.
         committed_steps: of the run, when it was seen last.
         computed_s: that a microbatch took at each stage, by what its peers reported; 0: unknown.
+        num_looks: over which the load of other programs is a mean.
     """
 
     stages: tuple[Stage, ...]
@@ -76,6 +79,17 @@ class Seen:
     seconds: float = 0.0
     committed_steps: int = 0
     computed_s: tuple[float, ...] = ()
+    num_looks: int = 0
+
+    def beside(self, loads: Mapping[str, float]) -> Seen:
+        """The same after one more look at what other programs ask of the machines."""
+        looks = self.num_looks
+        load = {
+            name: (looks * self.first.load.get(name, 0.0) + new) / (looks + 1)
+            for name, new in loads.items()
+        }
+        first, later = (replace(one, load=load) for one in (self.first, self.later))
+        return replace(self, first=first, later=later, num_looks=looks + 1)
 
     @property
     def num_steps(self) -> int:
@@ -92,9 +106,10 @@ class Seen:
 
     def all_compute_s(self, factors: Factors) -> float:
         """Seconds of a microbatch at all stages whose peers reported theirs, by the model."""
+        found = reported_compute_s(self.first, factors)
         return math.fsum(
-            compute_s(stage, factors)
-            for stage, measured_s in zip(self.first.stages, self.computed_s, strict=True)
+            seconds
+            for seconds, measured_s in zip(found, self.computed_s, strict=True)
             if measured_s
         )
 
@@ -121,7 +136,7 @@ def seen(
             pipeline(run.spec, stages, machines, around, is_first=one) for one in (True, False)
         )
         before = Seen(stages=stages, first=first, later=later)
-    return _with_steps(before, run)
+    return _with_steps(before.beside(loads_of(machines, peers)), run)
 
 
 def _with_steps(before: Seen, run: Run) -> Seen:
@@ -182,7 +197,7 @@ def pipeline(
 ) -> Pipeline:
     """Return what a step passes, as peers measured their machines and links."""
     rates = _rates(machines, [peer for stage in stages for peer in stage.peers])
-    names = {peer: machines[peer].host or f"of {peer}" for peer in rates.up}
+    names = {peer: machine_name(machines, peer) for peer in rates.up}
     return Pipeline(
         stages=tuple(
             StageWork(
@@ -198,6 +213,7 @@ def pipeline(
         told_s=2 * max(machines[peer].round_trip_s for peer in names),
         cores={name: machines[peer].cores for peer, name in names.items()},
         busy={name: around[peer].host_busy for peer, name in names.items()},
+        load={name: around[peer].host_load for peer, name in names.items()},
     )
 
 
@@ -244,20 +260,42 @@ def beside(
         but: a run that is not counted.
     """
     runs = [run for run in state.runs_of(peer) if run.run_id != but]
-    host, cores = _host(machines, peer), machines.get(peer, Machine()).cores
+    host = _host(machines, peer)
     near = [
         (run, other)
         for run in state.active_runs
         for other in dict.fromkeys(run.peers)
         if run.run_id != but and (other == peer or (host and _host(machines, other) == host))
     ]
-    taken = math.fsum(_share(run, other) for run, other in near) / (cores or 1.0)
     return Beside(
         num_runs=len(runs),
         busy=min(1.0, math.fsum(_share(run, peer) for run in runs)),
-        host_busy=min(taken, float(len({run.run_id for run, _ in near}))),
+        host_busy=math.fsum(_share(run, other) for run, other in near),
+        host_load=loads_of(machines, [peer]).get(machine_name(machines, peer), 0.0),
         left_s=max((_left_s(run) for run, _ in near), default=0.0),
     )
+
+
+def loads_of(machines: Mapping[PeerId, Machine], peers: Iterable[PeerId]) -> Mapping[str, float]:
+    """Return what programs other than members ask of the machines of these peers, by their names.
+
+    Where more is asked for than there are cores, all get less than they ask for. What members had
+    of what was had is then their share of what is asked for.
+    """
+    found = {}
+    for name in {machine_name(machines, peer) for peer in peers}:
+        here = [one for peer, one in machines.items() if machine_name(machines, peer) == name]
+        demand = fmean(one.demand for one in here) if here else 0.0
+        cores = min((one.cores for one in here), default=0.0)
+        had = min(demand, cores)
+        uses = math.fsum(one.uses for one in here)
+        found[name] = demand * max(0.0, 1 - uses / had) if had else 0.0
+    return found
+
+
+def machine_name(machines: Mapping[PeerId, Machine], peer: PeerId) -> str:
+    """Return the name of a peer's machine; one of which none is known has its own."""
+    return _host(machines, peer) or f"of {peer}"
 
 
 def _host(machines: Mapping[PeerId, Machine], peer: PeerId) -> str:

@@ -285,7 +285,7 @@ def _held_routes(ends: NDArray[np.int64], entry: int) -> NDArray[np.int64]:
 
 Seconds = Mapping[PeerId, Sequence[float]]
 """Of peers, how long a microbatch took to compute, lately."""
-NO_WAYS = Ways()
+NO_WAYS: Ways = Ways()
 """Nothing is known of who reaches whom."""
 
 

@@ -10,6 +10,7 @@ leaves half written at the end is no part of it. A coordinator that runs may be 
 from __future__ import annotations
 
 import json
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from typing import IO, Any, get_args
 
 import xxhash
 
+from swarm_ft.build import described_version
 from swarm_ft.coordinator.facts.events import Event
 from swarm_ft.coordinator.recording.entries import Base, Batch, Decided, Entry
 from swarm_ft.coordinator.recording.values import built, plain
@@ -37,10 +39,12 @@ NUM_FILES = 8
 MAX_WAITING = 120
 """Batches that a slow disk keeps waiting; then one is left out, and a new file begun."""
 SUFFIX = ".recording"
-VERSION = 2
-"""Of the values in the files; recordings of another version are not read."""
-_NAME = b"swarm-ft recording "
-_PLAIN, _SEALED = _NAME + b"%d\n" % VERSION, _NAME + b"%d, sealed\n" % VERSION
+VERSION = 3
+"""The version of the values in the files."""
+OLDEST = 2
+"""The oldest version that can be read: fields that it lacked have their defaults."""
+_FIRST_LINE = re.compile(rb"swarm-ft recording (\d{1,9})(, sealed)?(?:; written by (.{1,100}))?\n")
+MAX_FIRST_LINE_BYTES = 200
 _HEAD = struct.Struct("<IQ")
 MAX_BATCH_BYTES = 64 << 20
 """Of a batch as text. A recording may come from anybody: what it unpacks to is bounded by this."""
@@ -149,7 +153,7 @@ class _Writing:
         self._sealer = sealer
         self._zip = zlib.compressobj()
         self._num_frames = 0
-        self.num_bytes = self._file.write(_PLAIN if sealer is None else _SEALED)
+        self.num_bytes = self._file.write(_first_line(is_sealed=sealer is not None))
 
     def append(self, text: bytes) -> None:
         payload = self._zip.compress(text) + self._zip.flush(zlib.Z_SYNC_FLUSH)
@@ -162,6 +166,11 @@ class _Writing:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _first_line(*, is_sealed: bool) -> bytes:
+    sealed = ", sealed" if is_sealed else ""
+    return f"swarm-ft recording {VERSION}{sealed}; written by {described_version()}\n".encode()
 
 
 # ---- reading
@@ -187,9 +196,10 @@ class RecordingFile:
             JournalError: it cannot be read.
         """
         unzip = zlib.decompressobj()
+        writer = "?"
         try:
             with self._path.open("rb") as file:
-                self._check(file.readline(len(_SEALED)))
+                writer = self._checked_writer(file)
                 for number, payload in enumerate(_frames(file)):
                     text = unzip.decompress(self._opened(payload, number), MAX_BATCH_BYTES)
                     if unzip.unconsumed_tail:
@@ -200,7 +210,9 @@ class RecordingFile:
         except (OSError, zlib.error, ValueError, TypeError, KeyError, SwarmError) as error:
             if isinstance(error, BadInput):
                 raise
-            raise JournalError(f"recording {self._path}: it cannot be read: {error}") from error
+            raise JournalError(
+                f"recording {self._path}: it cannot be read: {error}; swarm-ft {writer} wrote it"
+            ) from error
         except RecursionError:
             raise JournalError(
                 f"recording {self._path}: it cannot be read: it is nested too deeply"
@@ -210,22 +222,39 @@ class RecordingFile:
         """The first batch, if it is there."""
         return next(self.batches(), None)
 
-    def _check(self, line: bytes) -> None:
-        if not line.startswith(_NAME):
+    def _checked_writer(self, file: IO[bytes]) -> str:
+        """Read the first line; the version of swarm-ft that wrote the file."""
+        found = _FIRST_LINE.fullmatch(file.readline(MAX_FIRST_LINE_BYTES))
+        if found is None:
             raise BadInput(
                 f"recording {self._path}: expected a coordinator's recording, got another kind of "
                 "file; move it to another directory"
             )
-        if line not in (_PLAIN, _SEALED):
-            version = line.removeprefix(_NAME).split(b",")[0].strip().decode(errors="replace")
-            raise BadInput(
-                f"recording {self._path}: expected a recording of version {VERSION}, got version "
-                f"{version}; replay it with the swarm-ft that wrote it"
-            )
-        if (line == _SEALED) != (self._sealer is not None):
-            how = "encrypted; name the key file that the coordinator has"
-            how = how if line == _SEALED else "not encrypted; leave the key out"
+        version, is_sealed = int(found[1]), found[2] is not None
+        if is_sealed != (self._sealer is not None):
+            how = "not encrypted; leave the key out"
+            how = "encrypted; name the key file that the coordinator has" if is_sealed else how
             raise BadInput(f"recording {self._path}: it is {how} (--encrypt-at-rest)")
+        writer = (found[3] or b"").decode(errors="replace") or self._writer_in_base(file)
+        if not OLDEST <= version <= VERSION:
+            raise BadInput(
+                f"recording {self._path}: expected version {OLDEST} to {VERSION}, got {version}, "
+                f"which swarm-ft {writer} wrote; replay it with that one"
+            )
+        return writer
+
+    def _writer_in_base(self, file: IO[bytes]) -> str:
+        """The version of swarm-ft that the first entry names, as far as it can be understood."""
+        start = file.tell()
+        try:
+            payload = self._opened(next(_frames(file)), 0)
+            text = zlib.decompressobj().decompress(payload, MAX_BATCH_BYTES)
+            (_, base), *_ = json.loads(text)[2]
+            return "".join(filter(str.isprintable, str(base["version"])))[:MAX_FIRST_LINE_BYTES]
+        except (StopIteration, ValueError, LookupError, TypeError, RecursionError, zlib.error):
+            return "of an unknown version"
+        finally:
+            file.seek(start)
 
     def _opened(self, payload: bytes, number: int) -> bytes:
         if self._sealer is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-from swarm_ft import __version__
+from swarm_ft.build import described_version
 from swarm_ft.coordinator.facts.events import Effect, Event, Happened
 from swarm_ft.coordinator.facts.state import SwarmState
 from swarm_ft.coordinator.recording.entries import (
@@ -114,7 +114,7 @@ class Recorder:
         self._next_event, self._relays = self._around.next_event(), self._around.relays()
         self._entries.append(
             Base(
-                version=__version__,
+                version=described_version(),
                 now_s=now_s,
                 state=state,
                 machines=MappingProxyType(dict(self._around.machines())),

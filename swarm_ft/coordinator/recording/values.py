@@ -27,6 +27,7 @@ from swarm_ft.protocol.messages.control import FromPeer
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.protocol.wire.convert import WireType
+from swarm_ft.protocol.wire.earlier import any_message, any_spec
 from swarm_ft.transport.methods import JOIN
 
 KEYS = frozenset({"storage_key"})
@@ -106,7 +107,7 @@ def _builder(hint: Any) -> Callable[[Any], Any]:  # noqa: ANN401 - a kind of typ
     if origin is tuple:
         return _tuple(inner)
     if hint in MESSAGES:
-        return lambda found: MESSAGES[hint].from_bytes(b64decode(found))
+        return _message(hint)
     if is_dataclass(hint):
         return _record(hint)
     if hint is bytes:
@@ -115,6 +116,12 @@ def _builder(hint: Any) -> Callable[[Any], Any]:  # noqa: ANN401 - a kind of typ
     if hint in (bool, int, float, str) or is_enum:
         return lambda found: hint(found)
     raise TypeError(f"there is no way to read a {hint}")
+
+
+def _message(kind: type) -> Callable[[Any], Any]:
+    if kind is RunSpec:
+        return lambda found: any_spec(b64decode(found))
+    return lambda found: any_message(MESSAGES[kind], b64decode(found))
 
 
 def _optional(inner: tuple[Any, ...]) -> Callable[[Any], Any]:
@@ -141,6 +148,7 @@ def _record(kind: Any) -> Callable[[Any], Any]:  # noqa: ANN401
     def build(found: Any) -> Any:  # noqa: ANN401
         if not builders:  # now, and not above: a type may have itself inside
             builders.update((name, _builder(hints[name])) for name in _names(kind))
-        return kind(**{name: one(found[name]) for name, one in builders.items()})
+        # A field that an earlier version lacked has its default.
+        return kind(**{name: one(found[name]) for name, one in builders.items() if name in found})
 
     return build

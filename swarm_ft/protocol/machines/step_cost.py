@@ -56,6 +56,11 @@ PRIOR_SURPRISES = 3.0
 """How many measurements the expected noise weighs, against that of the runs that were measured."""
 MAX_SURPRISE = 9.0
 """That one measurement counts, at most: an outlier is no rule."""
+PRECISION = 1e-6
+"""Of a step's seconds, relative."""
+_LEAST = 1e-9
+CROWDED = 1.2
+"""By so much a machine is slowed whose cores are what a step is bound by."""
 _PROBE = 0.25
 """By which a logarithm is moved to see what depends on it."""
 
@@ -93,8 +98,9 @@ class Pipeline:
         stages: first to last.
         num_microbatches: of a step.
         told_s: from the last stage that is ready to the first that begins the next step.
-        cores: of machines whose number of cores is known.
-        busy: share of these that other runs take.
+        cores: of machines of which it is known, for how many peers these compute at full speed.
+        busy: of these, what other runs ask for.
+        load: so too what other programs ask for.
     """
 
     stages: tuple[StageWork, ...]
@@ -102,10 +108,11 @@ class Pipeline:
     told_s: float = 0.0
     cores: Mapping[str, float]
     busy: Mapping[str, float]
+    load: Mapping[str, float]
 
     @property
     def alone(self) -> Pipeline:
-        """The same without other runs."""
+        """The same without other runs; other programs go on."""
         stages = tuple(replace(stage, busy=0.0) for stage in self.stages)
         return replace(self, stages=stages, busy={})
 
@@ -138,17 +145,81 @@ class SecondsRange(NamedTuple):
 def step_cost(pipeline: Pipeline, factors: Factors) -> StepCost:
     """Compute the seconds of a step.
 
-    A microbatch is computed by one core. Where a machine has fewer cores than peers of the
-    pipeline, all that they compute in a step passes its cores.
+    A peer computes on one core of those that its machine has for peers like it. Where more is
+    asked of a machine than it has cores, all of it takes longer in proportion, since the kernel
+    shares them out evenly. How much the pipeline itself asks for depends on how long its step
+    takes, so the two are found together.
     """
     times = stage_times(pipeline, factors)
     told_s = pipeline.told_s + factors.step_s * factors.load
-    found = step_time(times, pipeline.num_microbatches, told_s)
-    crowded_s, machine = _crowded(pipeline, times)
-    crowded_s += told_s
-    if crowded_s > found.seconds:
-        return StepCost(crowded_s, found.stage, Limit.CORES, machine)
-    return StepCost(*found)
+    num_microbatches = pipeline.num_microbatches
+
+    def seconds(slowed: Mapping[str, float]) -> float:
+        return step_time(_slowed(pipeline, times, slowed), num_microbatches, told_s).seconds
+
+    work_s = _work_s(pipeline, times)
+    step_s, slowed = _on_shared_cores(pipeline, work_s, seconds)
+    found = step_time(_slowed(pipeline, times, slowed), num_microbatches, told_s)
+    machine = max(slowed, key=slowed.__getitem__)
+    is_crowded = found.bound is Bound.COMPUTE and slowed[machine] > CROWDED
+    return StepCost(step_s, found.stage, Limit.CORES if is_crowded else found.bound, machine)
+
+
+def _on_shared_cores(
+    pipeline: Pipeline,
+    work_s: Mapping[str, float],
+    seconds: Callable[[Mapping[str, float]], float],
+) -> tuple[float, dict[str, float]]:
+    """Find how long something takes on machines that have other work, and how they are slowed.
+
+    Args:
+        pipeline: that does it.
+        work_s: seconds that one core of each machine would compute of it.
+        seconds: that it takes if machines are slowed so much; it rises with each.
+    """
+    alone = dict.fromkeys(work_s, 1.0)
+    alone_s = seconds(alone)
+    cores = {name: pipeline.cores.get(name) or math.inf for name in work_s}
+    others = {name: pipeline.busy.get(name, 0.0) + pipeline.load.get(name, 0.0) for name in work_s}
+
+    def slowed(whole_s: float) -> dict[str, float]:
+        # All that is asked for, own work that waits included, shares the cores.
+        left = {name: cores[name] - work_s[name] / whole_s for name in work_s}
+        return {name: max(1.0, others[name] / max(left[name], _LEAST)) for name in work_s}
+
+    least_s = max([alone_s, *(work_s[name] / cores[name] for name in work_s)])
+    if not least_s or seconds(slowed(least_s)) <= least_s:
+        return least_s, dict.fromkeys(work_s, least_s / alone_s if alone_s else 1.0)
+    most_s = 2 * least_s
+    while seconds(slowed(most_s)) > most_s:
+        most_s *= 2
+    while most_s > least_s * (1 + PRECISION):
+        middle_s = (least_s + most_s) / 2
+        if seconds(slowed(middle_s)) > middle_s:
+            least_s = middle_s
+        else:
+            most_s = middle_s
+    return most_s, slowed(most_s)
+
+
+def _work_s(pipeline: Pipeline, times: Sequence[StageTime]) -> dict[str, float]:
+    """Seconds that one core of each machine would compute of a step."""
+    work_s: dict[str, float] = {}
+    for stage, time in zip(pipeline.stages, times, strict=True):
+        share_s = pipeline.num_microbatches * time.turn_s / (1 + stage.busy)
+        for machine in stage.machines:
+            work_s[machine] = work_s.get(machine, 0.0) + share_s
+    return work_s
+
+
+def _slowed(
+    pipeline: Pipeline, times: Sequence[StageTime], slowed: Mapping[str, float]
+) -> list[StageTime]:
+    found = []
+    for stage, time in zip(pipeline.stages, times, strict=True):
+        by = max(slowed[machine] for machine in stage.machines)
+        found.append(replace(time, compute_s=by * time.compute_s, turn_s=by * time.turn_s))
+    return found
 
 
 def forward_turn_s(pipeline: Pipeline, forward_s: Sequence[float], factors: Factors) -> float:
@@ -167,8 +238,12 @@ def forward_turn_s(pipeline: Pipeline, forward_s: Sequence[float], factors: Fact
         computed_s = factors.load * (factors.compute * forward_s[index] + python_s)
         computed_s *= 1 + stage.busy
         found.append(replace(stage.time, turn_s=computed_s / len(stage.machines)))
-    crowded_s, _ = _crowded(replace(pipeline, num_microbatches=1), found)
-    return max(crowded_s, *(time.turn_s for time in found))
+    work_s = _work_s(replace(pipeline, num_microbatches=1), found)
+
+    def seconds(slowed: Mapping[str, float]) -> float:
+        return max(time.turn_s for time in _slowed(pipeline, found, slowed))
+
+    return _on_shared_cores(pipeline, work_s, seconds)[0]
 
 
 def stage_times(pipeline: Pipeline, factors: Factors) -> list[StageTime]:
@@ -194,28 +269,30 @@ def stage_times(pipeline: Pipeline, factors: Factors) -> list[StageTime]:
     return found
 
 
+def reported_compute_s(pipeline: Pipeline, factors: Factors) -> list[float]:
+    """Compute the seconds that peers report of a microbatch's tasks, at each stage.
+
+    A clock measures them, so what slows the machine is in them; what other runs compute between
+    these tasks is not.
+    """
+    times = stage_times(pipeline, factors)
+    told_s = pipeline.told_s + factors.step_s * factors.load
+
+    def seconds(slowed: Mapping[str, float]) -> float:
+        known = _slowed(pipeline, times, slowed)
+        return step_time(known, pipeline.num_microbatches, told_s).seconds
+
+    _, slowed = _on_shared_cores(pipeline, _work_s(pipeline, times), seconds)
+    return [
+        compute_s(stage, factors) * max(slowed[machine] for machine in stage.machines)
+        for stage in pipeline.stages
+    ]
+
+
 def compute_s(stage: StageWork, factors: Factors) -> float:
     """Compute the seconds of a microbatch at a stage, there and back, without its frames."""
     operations_s = factors.compute * stage.time.compute_s
     return factors.load * (operations_s + factors.block_s * stage.blocks)
-
-
-def _crowded(pipeline: Pipeline, times: Sequence[StageTime]) -> tuple[float, str]:
-    """Return the seconds of the machine whose cores have most to do, and its name."""
-    work_s: dict[str, float] = {}
-    for stage, time in zip(pipeline.stages, times, strict=True):
-        share_s = pipeline.num_microbatches * time.turn_s / (1 + stage.busy)
-        for machine in stage.machines:
-            work_s[machine] = work_s.get(machine, 0.0) + share_s
-    crowded = {
-        machine: seconds * (1 + pipeline.busy.get(machine, 0.0)) / pipeline.cores[machine]
-        for machine, seconds in work_s.items()
-        if pipeline.cores.get(machine)
-    }
-    if not crowded:
-        return 0.0, ""
-    slowest = max(crowded, key=crowded.__getitem__)
-    return crowded[slowest], slowest
 
 
 # ---- what is known of the factors

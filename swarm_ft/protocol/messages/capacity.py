@@ -27,6 +27,7 @@ Seconds = Annotated[float, Range(0.0, MAX_SECONDS)]
 Watts = Annotated[float, Range(0.0, 1e6)]
 Percent = Annotated[int, Range(0, 100)]
 Share = Annotated[float, Range(0.0, 1e3)]
+Cores = Annotated[float, Range(0.0, 1e5)]
 Left = Annotated[float, Range(0.0, MAX_LEFT_S)]
 _Log = Annotated[float, Range(-MAX_LOG, MAX_LOG)]
 _Covariance = Annotated[float, Range(-MAX_VARIANCE, MAX_VARIANCE)]
@@ -44,8 +45,10 @@ class Machine:
         down_bytes_per_s: from there.
         round_trip_s: there and back.
         watts: that it takes at work, as its volunteer says.
-        cores: processors that this peer may use, which it shares with others of the same host.
+        cores: for how many peers like this one its processors compute at full speed.
         host: a digest of what names the machine until it is started again; empty: unknown.
+        demand: of late, in units of such peers: all that runs there or waits for a processor.
+        uses: of late, in the same units: what this peer had of the processors.
     """
 
     flops_per_s: Rate = 0.0
@@ -53,8 +56,10 @@ class Machine:
     down_bytes_per_s: Rate = 0.0
     round_trip_s: Seconds = 0.0
     watts: Watts = 0.0
-    cores: Annotated[float, Range(0.0, 1e5)] = 0.0
+    cores: Cores = 0.0
     host: Text = ""
+    demand: Cores = 0.0
+    uses: Cores = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +100,8 @@ class PlacedPeer:
         memory_bytes: that it lends.
         num_runs: other runs that it has a stage of, under way.
         busy: share of its time that they take.
-        host_busy: share of its machine's cores that other runs take, at all peers there.
+        host_busy: of its machine's cores, what other runs ask for, at all peers there.
+        host_load: so too what other programs ask for.
     """
 
     peer_id: PeerId
@@ -104,7 +110,8 @@ class PlacedPeer:
     machine: Machine
     num_runs: Annotated[int, Range(0, MAX_HOSTED)] = 0
     busy: Share = 0.0
-    host_busy: Share = 0.0
+    host_busy: Cores = 0.0
+    host_load: Cores = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import NO_ATTEMPT, Attempt, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
@@ -434,7 +434,7 @@ class ClockReply:
     coordinator_us: ClockTime
 
 
-ToPeer = (
+ToPeer: TypeAlias = (
     Assign
     | CatchUp
     | SaveStage
@@ -748,7 +748,7 @@ class ClockProbe:
     sent_us: ClockTime
 
 
-FromPeer = (
+FromPeer: TypeAlias = (
     PeerHello
     | StageReady
     | CaughtUp

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import IntEnum
 from functools import cached_property
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from swarm_ft.errors import BadCodec, BadLayers, BadModel, BadOption
 from swarm_ft.ids import PeerId, SampleId
@@ -41,9 +41,9 @@ from swarm_ft.protocol.spec.quality import Prices, QualityControl
 
 T = TypeVar("T")
 
-VERSION = 9
-UNKEYED_VERSION = 8
-"""Of specs in journals of earlier coordinators: digests of their models have no key."""
+VERSION = 10
+"""The version of the fields below. Add fields only with another one, and teach
+`protocol.wire.earlier` what specs of this one mean."""
 NO_NONCE = bytes(DIGEST_BYTES)
 """Of a model whose digests stay in one process."""
 BUFFER_BITS = (16, 8, 4)
@@ -210,7 +210,7 @@ class ModelSpec:
         adapter_bytes: float32 weights of the run's adapters beside one block; 0 without any.
         shared_bytes: float32 weights that every stage holds, since all blocks read them.
         dtype: what its weights are stored in, never AUTO.
-        nonce: what the client drew for this run, see `digest_key`; None in version 8.
+        nonce: what the client drew for this run, see `digest_key`; None in a run of version 8.
         owner: name of the client whose run it is; empty where clients have no keys.
     """
 
@@ -253,7 +253,7 @@ class ModelSpec:
 
     @property
     def digest_key(self) -> bytes:
-        """The key of the parts' digests; empty for specs of version 8.
+        """The key of the parts' digests; empty for runs that began with version 8.
 
         Peers and readers of a run learn its digests. In a run of their own, which has another
         owner, these digests match nothing, whatever nonce they put beside them.
@@ -580,8 +580,8 @@ class TrainOptions:
         str,
         NameList(MAX_PRIVATE_ENDS),
         Option(
-            "Peers, as `swarm-ft status` names them, that alone may host the first and the last "
-            "stage, which see text and labels.",
+            "Peers, as `swarm-ft status --verbose` names them, that alone may host the first and "
+            "the last stage, which see text and labels.",
             metavar="NAME,NAME,...",
             default="any",
         ),
@@ -923,12 +923,15 @@ class RunSpec:
     """One fine-tuning job. Its digest opens every session, so no peer can disagree silently.
 
     Attributes:
-        version: of the spec's own fields, which journals and snapshots keep too.
+        version: of the spec's own fields, which journals keep too.
+        inherited_digest: of a run that began with an earlier version: the digest that it had there,
+            which tokens, states, snapshots and buffers name. None: it follows from the fields.
     """
 
     model: ModelSpec
     train: TrainSpec
-    version: Annotated[int, OneOf((UNKEYED_VERSION, VERSION))] = VERSION
+    version: Annotated[int, OneOf((VERSION,))] = VERSION
+    inherited_digest: Digest | None = None
 
     def __post_init__(self) -> None:
         if self.train.sync_tied_embeddings and not self.model.tied_embeddings:
@@ -958,7 +961,7 @@ class RunSpec:
 
     def with_codecs(self, codecs: Codecs) -> RunSpec:
         """See `TrainOptions.with_codecs`; another job's by its digest, so peers do not say it."""
-        return replace(self, train=self.train.with_codecs(codecs))
+        return replace(self, train=self.train.with_codecs(codecs), inherited_digest=None)
 
     @cached_property
     def trained_layers(self) -> LayerRange:
@@ -1071,22 +1074,24 @@ class RunSpec:
 
     def digest(self) -> bytes:
         """16 bytes that two equal specs share and two different ones do not."""
-        return self._digest
+        return self._digest if self.inherited_digest is None else self.inherited_digest
 
     @cached_property
     def _digest(self) -> bytes:
         fields = asdict(self)
-        if self.version == UNKEYED_VERSION:
-            # What these specs had when peers wrote their digests into states and snapshots.
-            del fields["model"]["nonce"], fields["model"]["owner"]
-            del fields["train"]["end_token_ids"]
-        text = json.dumps(fields, sort_keys=True, default=lambda value: value.hex())
-        return digest_of(text.encode())
+        del fields["inherited_digest"]
+        return digest_of_fields(fields)
 
     @cached_property
     def trusted_with_ends(self) -> frozenset[PeerId]:
         """The peers of `TrainOptions.trusted_with_ends`, which is split once."""
         return self.train.trusted_with_ends
+
+
+def digest_of_fields(fields: Mapping[str, Any]) -> bytes:
+    """Return the digest of a spec whose fields are these, its version among them."""
+    text = json.dumps(fields, sort_keys=True, default=lambda value: value.hex())
+    return digest_of(text.encode())
 
 
 def _codecs_for(options: TrainOptions) -> dict[str, str]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from swarm_ft.build import UPDATE, described_version
 from swarm_ft.errors import VersionMismatch
 
-PROTOCOL_VERSION = 8
-"""Rises whenever a message changes, see `tests/unit/protocol/wire/test_golden_bytes.py`."""
+PROTOCOL_VERSION = 9
+"""Rises whenever a message changes, or a RunSpec, which is one; released or not. A test compares:
+`tests/unit/protocol/wire/test_golden_bytes.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,6 @@ class Spoken:
         theirs = str(version) if version else "an older one"
         older = sender if version < PROTOCOL_VERSION else f"the {self.receiver}"
         raise VersionMismatch(
-            f"this {self.receiver} speaks protocol version {PROTOCOL_VERSION}, {sender} speaks "
-            f"{theirs}: update {older} with pip install -U swarm-ft"
+            f"the {self.receiver} (swarm-ft {described_version()}) speaks protocol version "
+            f"{PROTOCOL_VERSION}, {sender} speaks {theirs}: update {older} ({UPDATE})"
         )

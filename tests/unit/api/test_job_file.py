@@ -7,13 +7,8 @@ import yaml
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from swarm_ft.api.job_file import (
-    MAX_FILE_BYTES,
-    job_fields,
-    job_yaml,
-    read_job_file,
-    translated,
-)
+from swarm_ft.api.job_file import MAX_FILE_BYTES, job_yaml, read_job_file
+from swarm_ft.api.translation import job_fields, translated
 from swarm_ft.client.options import DataFormat, JobOptions, Truncation
 from swarm_ft.errors import BadOption
 from swarm_ft.protocol.spec.options import build, by_names
@@ -95,7 +90,10 @@ REFUSED = {
     "learning_rat: 1": "learning_rat: there is no such key; did you mean 'learning_rate'?",
     "base_modle: a": "did you mean 'base_model'?",
     "model: b": "model is given twice, as 'a' too",
-    "bf16: true": "bf16: each volunteer decides that",
+    "deepspeed: zero3.json": "deepspeed: the swarm shares a model out itself",
+    "label_smoothing_factor: 0.1": "label_smoothing_factor: the loss has no label smoothing",
+    "max_seq_length: 8\nsequence_len: 16": "sequence_len: seq_length is given twice, as 8 too",
+    "num_train_epoch: 3": "did you mean 'num_train_epochs'?",
     "val_set_size: 1.5": "expected a share below 1 or a whole number of documents",
     "val_set_size: 0.1\ntest_datasets: [{path: b}]": "expected it without --eval-dataset",
     "warmup_ratio: 0.1\nwarmup_steps: 5": "expected it or --warmup-steps, got both",
@@ -271,6 +269,33 @@ def test_keys_without_effect_are_reported(tmp_path: Path) -> None:
         "split for plain text and --packing-strategy wrapped here), shuffle (true there, "
         "no-shuffle here)"
     )
+
+
+def test_precision_is_each_machines_own(tmp_path: Path) -> None:
+    # axolotl-ai-cloud/axolotl examples have bf16: true as often as bf16: auto
+    path = tmp_path / "job.yaml"
+    path.write_text("model: a\ndataset: b\nbf16: true\nfp16: false\ntf32: true\n")
+    job = translated(read_job_file(path), path)
+    assert dict(job.fields) == {"model": "a", "dataset": "b"}
+    assert len(job.notes) == 2
+    assert job.notes[0].startswith("tf32: without effect here")
+    assert job.notes[1].startswith("bf16: without effect here; weights train in float32")
+    assert "(serve-stage --dtype); with an adapter base_dtype: bfloat16 holds" in job.notes[1]
+
+
+def test_a_job_may_have_the_names_of_a_trainer(tmp_path: Path) -> None:
+    job = job_of(
+        "model: a\ndataset: b\nnum_train_epochs: 2.0\nper_device_train_batch_size: 4\n"
+        "gradient_accumulation_steps: 2\nlr_scheduler_type: cosine\nmax_length: 64\n"
+        "max_steps: -1\nadam_epsilon: 1e-8\ntrain_sampling_strategy: random\n"
+        "packing: true\npacking_strategy: bfd_split\nmetric_for_best_model: eval_loss\n",
+        tmp_path,
+    )
+    train = job.train
+    assert (job.epochs, job.steps, train.batch_size, train.micro_batch_size) == (2, None, 8, 4)
+    assert (train.lr_schedule, train.seq_length, train.shuffle) == (LrSchedule.COSINE, 64, True)
+    assert job.reading.truncation is Truncation.SPLIT
+    assert train.metric_for_best_model == "loss"
 
 
 def test_all_keys_that_cannot_be_used_are_in_one_message(tmp_path: Path) -> None:

@@ -189,8 +189,9 @@ def test_evaluations_are_told_apart_from_training() -> None:
     assert quiet.evaluation is None
     assert found.seconds_range.low == quiet.seconds_range.low
     assert found.seconds_range.high > quiet.seconds_range.high, "evaluations may take longer"
-    ranges = {"seconds_range": quiet.seconds_range, "samples_range": quiet.samples_range}
-    assert replace(found, evaluation=None, **ranges) == quiet
+    seconds, samples = quiet.seconds_range, quiet.samples_range
+    same = replace(found, evaluation=None, seconds_range=seconds, samples_range=samples)
+    assert same == quiet
     told = found.evaluation
     assert told is not None
     assert (told.times, told.samples) == (6, 10), "after 0, 7, 14, 21, 28 and 30 steps"
@@ -293,7 +294,7 @@ def test_peers_on_one_machine_share_its_cores_and_are_named() -> None:
     spec = job()
     spec = replace(spec, model=replace(spec.model, vocab_size=512))
     together = forecast(spec, on(*[slow] * 4))
-    assert together.step_s > 1.4 * forecast(spec, on(*apart)).step_s
+    assert together.step_s > 1.3 * forecast(spec, on(*apart)).step_s
     assert (
         together.bound_by == "the cores of the machine of peer-0 and peer-1 and peer-2 and peer-3"
     )

@@ -266,7 +266,7 @@ def test_a_report_prints_in_six_lines() -> None:
         "run-1            2 steps, 8 samples in 1.0 s (8.0 samples/s)",
         "training loss    3.500 -> 2.500",
         "evaluation loss  3.000 -> 1.000 (perplexity 2.7)",
-        "sent             140 bytes of 758 bytes 5.4x",
+        "sent             140 bytes instead of 758 bytes (5.4x less)",
         "went back        never",
         "result           out/model (2 steps)",
     ]

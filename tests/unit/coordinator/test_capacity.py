@@ -22,7 +22,7 @@ from swarm_ft.coordinator.facts.state import (
     SwarmState,
 )
 from swarm_ft.coordinator.facts.ways import Home, Ways
-from swarm_ft.coordinator.plan.learned import beside
+from swarm_ft.coordinator.plan.learned import beside, loads_of
 from swarm_ft.errors import BadInput, Busy, MalformedMessage, NotFound
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.capacity import measure_link
@@ -150,15 +150,26 @@ async def test_a_plan_counts_who_else_trains_there_and_learns_from_it() -> None:
 
 
 async def test_peers_on_one_machine_are_slowed_by_runs_of_each_other() -> None:
-    """Runs at `b` take a share of the cores that `a` computes with."""
+    """A run at `b` computes 1.5 of 2 s, on the cores that `a` computes with."""
     state = swarm_of(member("a"), member("b")).with_run(training("run-1", at("b", "0-4")))
-    for cores, expected in ((1.0, 0.75), (4.0, 0.1875)):
-        machines = {PeerId(n): replace(MACHINE, host="one", cores=cores) for n in "ab"}
-        found = beside(state, machines, PeerId("a"))
-        assert (found.num_runs, found.busy) == (0, 0.0)
-        assert found.host_busy == pytest.approx(expected)
+    machines = {PeerId(n): replace(MACHINE, host="one", cores=2.0) for n in "ab"}
+    found = beside(state, machines, PeerId("a"))
+    assert (found.num_runs, found.busy) == (0, 0.0)
+    assert found.host_busy == pytest.approx(0.75)
     apart = {PeerId(n): replace(MACHINE, host=n, cores=1.0) for n in "ab"}
     assert beside(state, apart, PeerId("a")).host_busy == 0.0
+
+
+def test_what_other_programs_ask_for_is_what_members_do_not_use() -> None:
+    """Five threads ask for two cores, of which two members had one and a half."""
+    known = replace(MACHINE, host="one", cores=2.0, demand=5.0, uses=0.75)
+    machines = {PeerId("a"): known, PeerId("b"): known, PeerId("c"): MACHINE}
+    assert loads_of(machines, map(PeerId, "abc")) == {
+        "one": pytest.approx(5 * 0.25),
+        "of c": 0.0,
+    }
+    idle = {PeerId("a"): replace(known, demand=1.5, uses=0.0)}
+    assert loads_of(idle, [PeerId("a")]) == {"one": 1.5}
 
 
 async def test_a_job_that_has_to_wait_for_peers_is_told_for_how_long() -> None:

@@ -650,7 +650,7 @@ async def test_digests_of_another_clients_run_are_refused(spec: RunSpec) -> None
             with pytest.raises(NotAllowed, match="keyed with the name of the client"):
                 await submit(office.channel, other)
         with pytest.raises(NotAllowed):
-            await submit(office.channel, replace(spec, version=8))
+            await submit(office.channel, replace(spec, inherited_digest=b"i" * 16))
 
 
 # ---- submissions that come again

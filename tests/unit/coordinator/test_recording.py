@@ -15,6 +15,7 @@ from typing import get_args
 import pytest
 import xxhash
 
+from swarm_ft.build import described_version
 from swarm_ft.coordinator.decide.machine import decide
 from swarm_ft.coordinator.facts.events import (
     CodecsChanged,
@@ -40,9 +41,12 @@ from swarm_ft.coordinator.recording import files
 from swarm_ft.coordinator.recording.entries import Base, Batch, Decided, Entry, Passed
 from swarm_ft.coordinator.recording.files import (
     NUM_FILES,
+    OLDEST,
+    VERSION,
     RecordingFile,
     RecordingFiles,
     batch_from,
+    files_of,
     text_of,
 )
 from swarm_ft.coordinator.recording.recorder import PASSED_S, Recorder, Surroundings
@@ -50,6 +54,7 @@ from swarm_ft.coordinator.replay import at_end, at_time, moments
 from swarm_ft.errors import BadInput, BadOption, JournalError
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.capacity import Machine
+from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.control import CommitStep, PeerAlive, SavedStage
 from swarm_ft.protocol.messages.events import Actor
 from swarm_ft.protocol.messages.meeting import Way
@@ -58,6 +63,8 @@ from swarm_ft.protocol.spec.best import Best, Judged
 from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
+from tests.earlier_files import ALL, CANCELLED, DONE_STEPS, Earlier
+from tests.earlier_files import RUN as EARLIER_RUN
 from tests.simulation.replaying import without_keys
 from tests.unit.coordinator.conftest import FakePeer, MakeSpec, Swarm
 from tests.work import calls_of
@@ -269,8 +276,14 @@ def test_another_key_opens_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"swarm-ft recording 1\n", "expected a recording of version 2, got version 1; replay it"),
-        (b"swarm-ft recording 3, sealed\n", "a recording of version 2, got version 3; replay it"),
+        (
+            b"swarm-ft recording 1\n",
+            "expected version 2 to 3, got 1, which swarm-ft of an unknown version wrote; replay it",
+        ),
+        (
+            b"swarm-ft recording 4; written by 0.9.0+g1a2b3c4d\n",
+            "expected version 2 to 3, got 4, which swarm-ft 0.9.0\\+g1a2b3c4d wrote; replay it",
+        ),
         (b"something\n", "expected a coordinator's recording, got another kind of file; move it"),
         (b"", "expected a coordinator's recording, got another kind of file; move it"),
     ],
@@ -282,6 +295,33 @@ def test_another_version_and_another_kind_of_file_are_refused(
     path.write_bytes(line)
     with pytest.raises(BadInput, match=message):
         RecordingFile(path).begins()
+
+
+@pytest.mark.parametrize("earlier", ALL, ids=lambda one: one.name)
+def test_a_recording_of_an_earlier_commit_is_replayed_or_names_its_writer(
+    tmp_path: Path, earlier: Earlier
+) -> None:
+    earlier.unpack(tmp_path)
+    (file,) = files_of(tmp_path / "files" / "journal.db")
+    if earlier.recording < OLDEST:
+        with pytest.raises(BadInput, match=r"got 1, which swarm-ft 0\.1\.0 wrote") as refused:
+            file.begins()
+        assert "\n" not in refused.value.message
+        return
+    found = at_end(moments(file.batches()))
+    runs = {name: (run.phase, run.committed_steps) for name, run in found.state.runs.items()}
+    assert runs == {
+        EARLIER_RUN: (RunPhase.WAITING, DONE_STEPS),
+        CANCELLED: (RunPhase.CANCELLED, 0),
+    }
+
+
+def test_a_file_says_who_wrote_it(tmp_path: Path) -> None:
+    written(tmp_path / "recording")
+    path = tmp_path / "recording" / "00000001"
+    assert path.read_bytes().startswith(
+        f"swarm-ft recording {VERSION}; written by {described_version()}\n".encode()
+    )
 
 
 def test_the_oldest_go_when_there_is_no_room(tmp_path: Path) -> None:

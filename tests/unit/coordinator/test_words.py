@@ -84,7 +84,7 @@ def test_every_kind_has_a_sentence_and_hides_what_is_private(kind: Kind) -> None
             "waiting for layers 0-4: peer r may not host a stage alone, peer s may not see "
             "tokens, and 2 more peers may not host them",
         ),
-        (behind("run-1", position=1), "place 2 in the queue, after run-1"),
+        (behind("run-1", position=1), "place 2, after run-1"),
         (
             may_return("2-4", 30),
             "waiting for layers 2-4: their peer may come back (30 s)",

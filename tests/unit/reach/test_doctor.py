@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 
+from swarm_ft.build import UPDATE, described_version
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.relays import Relaying
@@ -157,7 +158,8 @@ async def test_a_coordinator_of_another_version_is_told(
             if finding.about == "version"
         ]
         assert finding.verdict is Verdict.BAD
-        assert finding.advice == f"on {older}: pip install -U swarm-ft"
+        assert finding.advice == f"update {older}: {UPDATE}"
+        assert described_version() in finding.says
 
 
 # ---- behind a router

@@ -370,6 +370,15 @@ def test_a_manifest_of_nonsense_is_refused(
         manifest_from_json(json.dumps(change(document)).encode())
 
 
+def test_a_manifest_of_a_later_version_is_refused_with_what_to_do(
+    tmp_path: Path, save: SaveSnapshot
+) -> None:
+    document = json.loads(save(SnapshotStore(str(tmp_path / "s")), 7).to_json())
+    words = "manifest: expected version 1, got 2, which a later swarm-ft wrote; update this one"
+    with pytest.raises(BadSnapshot, match=words):
+        manifest_from_json(json.dumps(document | {"version": 2}).encode())
+
+
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 100_000, b"NaN"])
 def test_what_is_no_json_is_no_manifest(data: bytes) -> None:
     with pytest.raises(BadSnapshot):

@@ -25,10 +25,10 @@ from swarm_ft.stage.checkpoint import open_checkpoint
 from swarm_ft.stage.model_access import (
     UNAVAILABLE,
     ModelAccess,
-    is_hub_id,
     named_directories,
     refusal_of,
 )
+from swarm_ft.stage.names import is_hub_id
 from swarm_ft.stage.source import Source
 from tests.specs import train_spec
 from tests.unit.stage.conftest import MakeModel

@@ -22,7 +22,7 @@ from swarm_ft.coordinator.facts.events import (
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.coordinator.facts.standing import Standing
 from swarm_ft.coordinator.facts.state import AttemptState, Past, PlannedStep, Run
-from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.journal.journal import SCHEMA, VERSION, Journal
 from swarm_ft.coordinator.journal.reason_text import recorded
 from swarm_ft.coordinator.journal.tokens import NewTokenFile
 from swarm_ft.coordinator.plan.membership import GATHER_S
@@ -41,6 +41,7 @@ from swarm_ft.protocol.messages.control import CommitStep, StageAssignment
 from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.messages.reports import Traffic
 from swarm_ft.protocol.spec.best import Best, Judged
+from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.sealing import Sealer
@@ -50,6 +51,7 @@ RUN = RunId("run-1")
 DIGEST = b"d" * 16
 WHY = Reason(kind=ReasonKind.DATA_UNREADABLE, text="why")
 NOW_S = 50.0
+PINNED_TABLES = "a8de54101a05945bf6653b76a037c1c6"
 Reopen: TypeAlias = Callable[[], Journal]
 ASSIGNMENTS = (
     StageAssignment(peer_id=PeerId("a"), layers=LayerRange(0, 2)),
@@ -401,19 +403,26 @@ def test_a_directory_is_no_journal(tmp_path: Path) -> None:
         "UPDATE runs SET stages='[[\"a\", 3, 1]]'",
     ],
 )
-def test_a_damaged_run_is_a_journal_error(
+def test_a_damaged_run_has_failed_and_stops_no_other(
     journal: Journal, path: Path, run: Run, damage: str
 ) -> None:
-    journal.write_run(run, DIGEST)
+    other = replace(run, run_id=RunId("run-2"))
+    for one in (run, other):
+        journal.write_run(one, DIGEST)
     journal.close()
-    db = sqlite3.connect(path)
-    db.execute(damage)
-    db.commit()
-    db.close()
-    book = Journal(str(path))
-    with pytest.raises(JournalError, match="a run cannot be read"):
-        book.load(NOW_S)
-    book.close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"{damage} WHERE run_id='{RUN}'")
+        db.commit()
+        rows = db.execute("SELECT * FROM runs").fetchall()
+    with closing(Journal(str(path))) as book:
+        damaged, whole = book.load(NOW_S)
+    assert (damaged.run_id, damaged.phase) == (RUN, RunPhase.FAILED)
+    assert damaged.detail is not None
+    assert damaged.detail.kind is ReasonKind.RUN_UNREADABLE
+    assert damaged.detail.text
+    assert whole == replace(other, gather_until_s=NOW_S + GATHER_S)
+    with closing(sqlite3.connect(path)) as db:  # a later swarm-ft may read it
+        assert db.execute("SELECT * FROM runs").fetchall() == rows
 
 
 def test_a_torn_page_is_a_journal_error(journal: Journal, path: Path, run: Run) -> None:
@@ -442,15 +451,34 @@ def test_a_closed_journal_writes_nothing(journal: Journal, run: Run) -> None:
         journal.write([RunRecord(run)])
 
 
-def test_a_journal_of_another_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "old.db"
-    with closing(sqlite3.connect(path)) as old:
-        old.execute("CREATE TABLE runs (position INTEGER PRIMARY KEY)")
-        old.commit()
-    with pytest.raises(JournalError, match="tables of version 8 or 9, found 0; end its runs"):
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        (0, "expected version 8 to 10, found 0; end its runs with the swarm-ft that wrote it"),
+        (7, "expected version 8 to 10, found 7; end its runs with the swarm-ft that wrote it"),
+        (11, "expected version 10 or earlier, found 11, which a later swarm-ft wrote; update"),
+    ],
+)
+def test_a_journal_of_another_version_is_refused_in_one_line_and_left_as_it_is(
+    tmp_path: Path, version: int, words: str
+) -> None:
+    path = tmp_path / "other.db"
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE runs (position INTEGER PRIMARY KEY)")
+        other.execute(f"PRAGMA user_version={version}")
+        other.commit()
+    with pytest.raises(JournalError, match=words) as refused:
         Journal(str(path))
-    with closing(sqlite3.connect(path)) as old:
-        assert old.execute("SELECT name FROM sqlite_master").fetchall() == [("runs",)]
+    assert "\n" not in str(refused.value)
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("runs",)]
+        assert other.execute("PRAGMA user_version").fetchone() == (version,)
+    assert list(tmp_path.glob("other.db.*")) == []
+
+
+def test_the_tables_change_only_with_the_version() -> None:
+    """Raise `journal.VERSION`, add a step to `migrations`, and see `tests.earlier_files` first."""
+    assert (VERSION, digest_of(SCHEMA.encode()).hex()) == (10, PINNED_TABLES)
 
 
 @pytest.mark.parametrize("key", [None, b"k" * 32], ids=["plain", "encrypted"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm_ft.coordinator.journal.registry import FILE, MAX_INVITATIONS, Registry
+from swarm_ft.coordinator.journal.registry import FILE, MAX_INVITATIONS, VERSION, Registry
 from swarm_ft.errors import BadInvite, JournalError, NotAllowed, NotFound
 from swarm_ft.identity.certificates import caller_of
 from swarm_ft.identity.invites import Invite, invitation_certificate
@@ -19,6 +19,7 @@ from swarm_ft.identity.roles import Caller, Role
 from swarm_ft.protocol.spec.grant import PROBATION, Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.priority import Claim
+from tests.earlier_files import ALL, Earlier
 
 NOW = datetime.now(UTC)
 ADDRESSES = ("203.0.113.7:7000",)
@@ -310,3 +311,42 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"nothing of the kind" * 1000)
     with pytest.raises(JournalError, match="members"):
         Registry(tmp_path)
+
+
+# ---- versions
+
+
+@pytest.mark.parametrize("earlier", ALL, ids=lambda one: one.name)
+def test_the_registry_of_an_earlier_commit_lets_its_members_in(
+    tmp_path: Path, earlier: Earlier
+) -> None:
+    earlier.unpack(tmp_path)
+    folder = tmp_path / "swarm"
+    with closing(Registry(folder)) as registry:
+        (known,) = registry.members()
+        (invitation,) = registry.invitations()
+        assert registry.grant_of(known.name) == Grant()
+        assert (known.invitation, invitation.uses_left) == (invitation.name, 2)
+        assert registry.address() == "192.0.2.1:7000"
+    assert version_in(folder / FILE) == VERSION
+    assert version_in(folder / f"{FILE}.v0") == 0
+    assert stat.S_IMODE((folder / f"{FILE}.v0").stat().st_mode) == 0o600
+    (folder / f"{FILE}.v0").unlink()
+    with closing(Registry(folder)) as registry:
+        assert registry.members() == [known]
+    assert not (folder / f"{FILE}.v0").exists()  # it is migrated once
+
+
+def test_a_registry_of_a_later_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    Registry(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / FILE)) as later:
+        later.execute(f"PRAGMA user_version={VERSION + 1}")
+    words = f"found {VERSION + 1}, which a later swarm-ft wrote; update this swarm-ft"
+    with pytest.raises(JournalError, match=words) as refused:
+        Registry(tmp_path)
+    assert "\n" not in refused.value.message
+
+
+def version_in(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as file:
+        return int(file.execute("PRAGMA user_version").fetchone()[0])

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -56,7 +57,7 @@ def work(
 
 
 def row(*stages: StageWork, microbatches: int = 4, **more: object) -> Pipeline:
-    known = {"cores": {}, "busy": {}, **more}
+    known = {"cores": {}, "busy": {}, "load": {}, **more}
     return Pipeline(stages=stages, num_microbatches=microbatches, **known)  # type: ignore[arg-type]
 
 
@@ -98,7 +99,7 @@ def test_no_factor_that_rises_makes_a_step_shorter(
 ) -> None:
     more = known._replace(**{name: times * getattr(known, name)})
     before, after = step_cost(pipeline, known).seconds, step_cost(pipeline, more).seconds
-    assert after >= before * (1 - 1e-9)
+    assert after >= before * (1 - 1e-5)
 
 
 @given(pipelines, factors)
@@ -106,9 +107,9 @@ def test_others_work_and_fewer_cores_make_no_step_shorter(
     pipeline: Pipeline, known: Factors
 ) -> None:
     seconds = step_cost(pipeline, known).seconds
-    assert step_cost(pipeline.alone, known).seconds <= seconds * (1 + 1e-9)
+    assert step_cost(pipeline.alone, known).seconds <= seconds * (1 + 1e-5)
     halved = replace(pipeline, cores={name: n / 2 for name, n in pipeline.cores.items()})
-    assert step_cost(halved, known).seconds >= seconds * (1 - 1e-9)
+    assert step_cost(halved, known).seconds >= seconds * (1 - 1e-5)
 
 
 @given(pipelines)
@@ -144,8 +145,12 @@ def test_a_machine_with_fewer_cores_than_peers_is_what_a_step_waits_for() -> Non
 def test_another_run_has_its_share_of_a_peer_and_of_its_machine() -> None:
     assert step_cost(row(work(busy=1.0)), BARE).seconds == pytest.approx(0.8)
     pair = [work(machines=("one",)) for _ in range(2)]
-    crowded = row(*pair, cores={"one": 1.0}, busy={"one": 0.5})
-    assert step_cost(crowded, BARE).seconds == pytest.approx(8 * 0.1 * 1.5)
+    # Two stages take 0.5 s of their own, in which 1.6 of them compute at once; one more half asks.
+    half, none = {"one": 0.5}, dict[str, float]()
+    for busy, load in ((half, none), (none, half)):
+        found = step_cost(row(*pair, cores={"one": 1.0}, busy=busy, load=load), BARE)
+        assert found.seconds == pytest.approx(0.5 * (1.6 + 0.5), rel=1e-4)
+        assert found.bound is Limit.CORES
 
 
 def test_a_microbatch_that_is_evaluated_goes_there_alone() -> None:
@@ -181,6 +186,10 @@ TINY = row(work(1e-4, blocks=3), work(1e-4, blocks=3, frames=8, hop_s=1e-3), mic
 LARGE = row(work(2.0, blocks=3), work(2.0, blocks=3, frames=8, hop_s=1e-3), microbatches=4)
 
 
+def seconds_of(pipeline: Pipeline, factors: Factors) -> float:
+    return step_cost(pipeline, factors).seconds
+
+
 def run_of(rng: random.Random, truth: Factors, pipeline: Pipeline) -> float:
     """Seconds of a step on machines whose load differs from run to run."""
     load = truth.load * math.exp(rng.gauss(0.0, 0.1))
@@ -190,18 +199,17 @@ def run_of(rng: random.Random, truth: Factors, pipeline: Pipeline) -> float:
 def test_after_runs_of_all_sizes_ranges_hold_the_truth_and_are_narrow() -> None:
     rng, held, wide, told = random.Random(7), 0, 0, 0
     for _ in range(40):
-        truth = Factors(
-            *(math.exp(math.log(known) + rng.gauss(0.0, 0.4)) for known in PRIOR[:-1]),
-            load=math.exp(rng.gauss(0.0, 0.3)),
-        )
+        drawn = (math.exp(math.log(known) + rng.gauss(0.0, 0.4)) for known in PRIOR)
+        truth = Factors(*drawn)._replace(load=math.exp(rng.gauss(0.0, 0.3)))
         costs = prior()
         for pipeline in (TINY, LARGE, TINY, LARGE, TINY):
             taken_s = run_of(rng, truth, pipeline)
+            seconds = partial(seconds_of, pipeline)
             if costs.num_runs >= 2:
-                found = expected(costs, lambda f, p=pipeline: step_cost(p, f).seconds)
+                found = expected(costs, seconds)
                 told, held = told + 1, held + (found.low <= taken_s <= found.high)
                 wide += found.width > 2
-            costs = learned(costs, lambda f, p=pipeline: step_cost(p, f).seconds, taken_s)
+            costs = learned(costs, seconds, taken_s)
     assert told == 120
     assert held >= 108
     assert wide <= 30

@@ -31,8 +31,7 @@ from swarm_ft.protocol.spec.run_spec import (
 from tests.specs import model_spec as model_spec_of
 from tests.specs import train_spec as train_spec_of
 
-PINNED_DIGEST = "ad54bbdeb7e4d6840d859f533e8e2382"
-PINNED_DIGEST_OF_8 = "dbcc702dab9128665209b0cab86891ae"
+PINNED_DIGEST = "a02886dd96aa56d5b392e7c6d177068a"
 
 OTHER_MODEL: dict[str, Any] = {
     "reference": "other",
@@ -228,12 +227,13 @@ def test_the_digest_is_stable(run_spec: RunSpec) -> None:
     assert run_spec.digest().hex() == PINNED_DIGEST
 
 
-def test_a_spec_of_an_earlier_journal_keeps_the_digest_that_peers_wrote_down(
+def test_a_run_keeps_the_digest_that_it_inherited_unless_its_codecs_are_others(
     run_spec: RunSpec,
 ) -> None:
-    model = replace(run_spec.model, nonce=None)
-    assert replace(run_spec, model=model, version=8).digest().hex() == PINNED_DIGEST_OF_8
-    assert model.digest_key == b""
+    inherited = replace(run_spec, inherited_digest=b"i" * 16)
+    assert inherited.digest() == b"i" * 16
+    changed = inherited.with_codecs(Codecs("aq2", "q4"))
+    assert changed.digest() == run_spec.with_codecs(Codecs("aq2", "q4")).digest()
 
 
 def test_the_key_of_digests_is_of_one_nonce_and_one_owner(run_spec: RunSpec) -> None:

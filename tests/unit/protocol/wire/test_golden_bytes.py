@@ -1,21 +1,24 @@
 """The bytes of one example of every message: they change only with the version of the protocol.
 
-After a change that is meant: raise `PROTOCOL_VERSION`, then
+So do the declarations of all messages, which have fields that an example leaves at zero. After a
+change that is meant: raise `PROTOCOL_VERSION`, then
 
     python -m tests.unit.protocol.wire.test_golden_bytes
 
-in the repository's root writes the new ones beside the old. Those of a version that was never
-released may be taken out of the file by hand first, instead of raising it.
+in the repository's root writes the new ones beside the old. Those of a version that the main branch
+has stay as they are, released or not: two checkouts with one number have the same messages.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from swarm_ft.ids import MicrobatchIndex, SampleId
@@ -27,6 +30,7 @@ from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList
 from swarm_ft.protocol.spec.addresses import IpAndPort
 from swarm_ft.protocol.spec.bounds import HostAndPort, Length, OneOf, Range, field_hints
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
+from swarm_ft.protocol.spec.digest import digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
@@ -34,6 +38,8 @@ from tests.specs import model_spec, run_spec, train_spec
 from tests.unit.protocol.wire.wire_values import WIRES, has_fields, kinds_of, present, said_of
 
 GOLDEN = Path(__file__).with_name("golden_bytes.json")
+ROOT = Path(__file__).parents[4]
+DECLARATIONS = "(declarations)"
 _FIXED: dict[Any, Any] = {
     LayerRange: LayerRange(2, 5),
     SampleSet: SampleSet(b"\x05\x80"),
@@ -115,22 +121,82 @@ def _number(notes: tuple[Any, ...], field: FieldDescriptor, name: str) -> int:
 
 
 def present_bytes() -> dict[str, str]:
-    """Of an example of each kind of message, by its name."""
-    return {
+    """Of an example of each kind of message, by its name; and a digest of all declarations."""
+    found = {
         f"{wire.name}.{place}".rstrip("."): wire.to_bytes(example_of(*kind)).hex()
         for wire in WIRES.values()
         for place, kind in kinds_of(wire).items()
     }
+
+    found[DECLARATIONS] = digest_of(*sorted(_declared())).hex()
+    return found
+
+
+def _declared() -> set[bytes]:
+    """Every field of every message that travels, with its number and type."""
+    known: set[bytes] = set()
+    waiting: list[Any] = [wire.message.DESCRIPTOR for wire in WIRES.values()]
+    seen = set()
+    while waiting:
+        message = waiting.pop()
+        if message.full_name in seen:
+            continue
+        seen.add(message.full_name)
+        for field in message.fields:
+            kind = field.message_type or field.enum_type
+            named = kind.full_name if kind else ""
+            words = field.full_name, field.number, field.type, field.is_repeated, named
+            known.add(repr((*words, field.has_presence)).encode())
+            if field.message_type:
+                waiting.append(field.message_type)
+            elif field.enum_type:
+                values = [(value.name, value.number) for value in field.enum_type.values]
+                known.add(repr((field.enum_type.full_name, values)).encode())
+    return known
 
 
 def test_bytes_change_only_with_the_version() -> None:
     golden = json.loads(GOLDEN.read_text())
     assert str(PROTOCOL_VERSION) in golden, "a new version: write down its bytes, see above"
     assert present_bytes() == golden[str(PROTOCOL_VERSION)], "raise PROTOCOL_VERSION, see above"
+    assert max(map(int, golden)) == PROTOCOL_VERSION
+
+
+def test_the_main_branchs_versions_keep_their_bytes() -> None:
+    golden, on_main = json.loads(GOLDEN.read_text()), _golden_on_main()
+    if not on_main:
+        pytest.skip("git knows no earlier commit here")
+    for version, before in on_main.items():
+        assert golden.get(version) == before, f"raise PROTOCOL_VERSION above {version}, see above"
+
+
+def _golden_on_main() -> dict[str, dict[str, str]]:
+    """The file where this branch left the main one, or one commit ago on the main one itself.
+
+    Empty where git knows no such commit.
+    """
+    head = _git("rev-parse", "HEAD")
+    left = next(filter(None, (_git("merge-base", "HEAD", n) for n in ("main", "origin/main"))), "")
+    if not left or left == head:
+        left = _git("rev-parse", "HEAD^1")
+    path = GOLDEN.relative_to(ROOT).as_posix()
+    found = _git("show", f"{left}:{path}") if left else ""
+    earlier: dict[str, dict[str, str]] = json.loads(found or "{}")
+    return earlier
+
+
+def _git(*words: str) -> str:
+    """What git answers; empty where it refuses, or is not installed."""
+    try:
+        done = subprocess.run(("git", *words), cwd=ROOT, capture_output=True, text=True)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def test_golden_bytes_are_read_as_they_were_written() -> None:
     golden = json.loads(GOLDEN.read_text())[str(PROTOCOL_VERSION)]
+    del golden[DECLARATIONS]
     for name, data in golden.items():
         message, _, place = name.partition(".")
         wire = WIRES[message]
@@ -140,9 +206,10 @@ def test_golden_bytes_are_read_as_they_were_written() -> None:
 def write_down() -> None:
     """Add the present version's bytes to the file, unless other ones are there."""
     golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
-    ours = golden.setdefault(str(PROTOCOL_VERSION), present_bytes())
-    if ours != present_bytes():
-        raise SystemExit(f"other bytes are version {PROTOCOL_VERSION} already; raise it")
+    ours, version = present_bytes(), str(PROTOCOL_VERSION)
+    if _golden_on_main().get(version, ours) != ours:
+        raise SystemExit(f"other bytes are version {version} on the main branch; raise it")
+    golden[version] = ours
     GOLDEN.write_text(json.dumps(golden, indent=1) + "\n")
 
 

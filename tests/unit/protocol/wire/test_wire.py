@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from swarm_ft.build import described_version
 from swarm_ft.errors import MalformedMessage, VersionMismatch
 from swarm_ft.ids import Attempt, RunId
 from swarm_ft.proto import coordinator_pb2
@@ -232,7 +233,7 @@ def test_a_message_without_a_body_is_refused(wire: WireType[Any]) -> None:
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        (0, "peer alice speaks an older one: update peer alice with pip install -U swarm-ft"),
+        (0, "peer alice speaks an older one: update peer alice (pip install -U swarm-ft, or"),
         (PROTOCOL_VERSION - 1, f"peer alice speaks {PROTOCOL_VERSION - 1}: update peer alice"),
         (PROTOCOL_VERSION + 1, f"alice speaks {PROTOCOL_VERSION + 1}: update the coordinator"),
     ],
@@ -240,7 +241,8 @@ def test_a_message_without_a_body_is_refused(wire: WireType[Any]) -> None:
 def test_another_version_is_told_with_who_is_to_be_updated(version: int, words: str) -> None:
     with pytest.raises(VersionMismatch) as caught:
         Spoken("peer", "coordinator").check(version, "alice")
-    assert f"this coordinator speaks protocol version {PROTOCOL_VERSION}, " in caught.value.message
+    us = f"the coordinator (swarm-ft {described_version()}) speaks protocol version "
+    assert caught.value.message.startswith(f"{us}{PROTOCOL_VERSION}, ")
     assert words in caught.value.message
 
 

@@ -1,0 +1,135 @@
+"""A swarm on one screen: its warnings, then a line for each run, then a line for each peer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+
+from swarm_ft.cli.watching import progress_words, waiting_words
+from swarm_ft.client.words import printable
+from swarm_ft.ids import PeerId
+from swarm_ft.protocol.messages.client import (
+    MemberStatus,
+    MemberWork,
+    RunSummary,
+    SwarmStatus,
+)
+
+MIN_NAME_CHARS = 8
+"""Of a long name; more where two begin alike."""
+MAX_DEVICE_CHARS = 28
+SILENT_S = 10.0
+"""A peer that was not heard for so long is shown as silent; heartbeats come more often by far."""
+
+
+def overview_lines(found: SwarmStatus, width: int | None = None) -> Iterator[str]:
+    """The screen's lines.
+
+    Args:
+        found: what the coordinator knows.
+        width: columns of the terminal, to which lines are cut; None leaves them whole.
+    """
+    for line in _lines(found):
+        text = printable(line)
+        is_long = width is not None and len(text) > width
+        yield f"{text[: (width or 0) - 3]}..." if is_long else text
+
+
+def _lines(found: SwarmStatus) -> Iterator[str]:
+    yield _title(found)
+    yield from (f"warning: {one}" for one in found.warnings)
+    names = short_names(found)
+    if found.runs:
+        yield from _table(("RUN", "STEPS", "STATE"), map(_run_row, found.runs))
+    if found.members:
+        rows = (_member_row(member, names) for member in found.members)
+        yield from _table(("PEER", "LAYERS", "LENDS", "DEVICE", "WORK"), rows)
+    else:
+        yield "no peer is there; start some with 'swarm-ft serve-stage'"
+    if found.runs or found.members:
+        yield f"{_others(found)}--verbose: links, stages, buffers, contributions"
+
+
+def _title(found: SwarmStatus) -> str:
+    version = f"swarm-ft {found.version}: " if found.version else ""
+    return f"{version}{_count(len(found.members), 'peer')}, {_count(len(found.runs), 'run')}"
+
+
+def _others(found: SwarmStatus) -> str:
+    """Relays, and members that are away, as counts."""
+    from rich.filesize import decimal
+
+    here = {member.peer_id for member in found.members}
+    away = sum(one.peer_id not in here for one in found.contributors)
+    links, moved = (
+        sum(relay.links for relay in found.relays),
+        sum(relay.relayed_bytes for relay in found.relays),
+    )
+    relayed = f"{_count(links, 'link')} over relays, {decimal(moved)}; " if moved or links else ""
+    peers = f"{_count(away, 'peer')} away; " if away else ""
+    return f"{relayed}{peers}"
+
+
+# ---- a run
+
+
+def _run_row(run: RunSummary) -> tuple[str, ...]:
+    detail = waiting_words(run) or run.detail
+    numbers = tuple(progress_words(run))
+    words = [run.phase.in_words(detail), *numbers]
+    if run.assignments and not run.phase.is_over:
+        words.append(f"on {_count(len({one.peer_id for one in run.assignments}), 'peer')}")
+    if not run.is_own:
+        words.append("another client's")
+    return str(run.run_id), f"{run.committed_steps:,}/{run.num_steps:,}", ", ".join(words)
+
+
+# ---- a peer
+
+
+def _member_row(member: MemberStatus, names: Mapping[PeerId, str]) -> tuple[str, ...]:
+    from swarm_ft.protocol.spec.sizes import size_words
+
+    device = member.device[:MAX_DEVICE_CHARS] or "?"
+    lends = size_words(member.memory_bytes) if member.memory_bytes else "?"
+    work = "; ".join(_work(one, names) for one in member.works)
+    idle = f"idle: {member.idle}" if member.idle else "idle"
+    is_silent = member.heard_ago_s >= SILENT_S
+    silent = f"silent for {member.heard_ago_s:.0f} s; " if is_silent else ""
+    layers = str(member.layers or "auto")
+    return names[member.peer_id], layers, lends, device, f"{silent}{work or idle}"
+
+
+def _work(work: MemberWork, names: Mapping[PeerId, str]) -> str:
+    does = work.doing.name.lower()
+    if work.waits_for:
+        does = f"waits for {', '.join(names.get(one, one) for one in work.waits_for)}"
+    return f"{work.run_id} layers {work.layers} {does}"
+
+
+# ---- small things
+
+
+def short_names(found: SwarmStatus) -> Mapping[PeerId, str]:
+    """All peers' names, long ones cut so that they still differ."""
+    here = {member.peer_id for member in found.members}
+    all_names = here | {one.peer_id for run in found.runs for one in run.assignments}
+    longest = max(map(len, all_names), default=0)
+    for length in range(MIN_NAME_CHARS, longest):
+        cut = {name: name if len(name) <= length + 2 else name[:length] for name in all_names}
+        if len(set(cut.values())) == len(cut):
+            return cut
+    return {name: str(name) for name in all_names}
+
+
+def _table(title: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Lines of columns, as wide as their longest cell; the last column ends where it ends."""
+    lines = [title, *rows]
+    widths = [max(map(len, column)) for column in zip_longest(*lines, fillvalue="")]
+    for *cells, last in lines:
+        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=False))
+        yield "  ".join((*padded, last))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
