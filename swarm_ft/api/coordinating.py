@@ -236,6 +236,7 @@ class _Parts:
                 on_revoked=self.service.revoke,
                 on_void=self.service.send_all_away,
                 on_renewed=self.service.renewed,
+                take_heard=self.service.take_heard,
             )
         credentials = self.enrolment.credentials if self.enrolment else None
         self._grpc = GrpcTransport(GrpcOptions(credentials=credentials))

@@ -45,6 +45,7 @@ from swarm_ft.coordinator.facts.state import (
     PlannedStep,
     RateChange,
     Run,
+    SentTraffic,
     Snapshot,
     Steering,
     SteeringRequest,
@@ -63,11 +64,11 @@ from swarm_ft.log import get_logger
 from swarm_ft.private_files import FILE_MODE, make_private, open_private
 from swarm_ft.protocol.messages.client import (
     CodecChange,
-    Contribution,
     Evaluated,
     RunPhase,
     StepCommitted,
 )
+from swarm_ft.protocol.messages.contribution import Contribution
 from swarm_ft.protocol.messages.control import CommitStep, SavedStage, StageAssignment
 from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.messages.reports import (
@@ -135,6 +136,9 @@ CREATE TABLE IF NOT EXISTS standings (
 CREATE TABLE IF NOT EXISTS contributions (
     peer_id TEXT PRIMARY KEY, samples INTEGER NOT NULL, steps INTEGER NOT NULL,
     seconds REAL NOT NULL, compute_s REAL NOT NULL, sent_bytes INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sent_traffic (
+    peer_id TEXT PRIMARY KEY, session INTEGER NOT NULL, session_bytes INTEGER NOT NULL,
+    all_bytes INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS events (
     serial INTEGER PRIMARY KEY, unix_s REAL NOT NULL, kind INTEGER NOT NULL, run_id TEXT,
     peer_id TEXT, from_step INTEGER, to_step INTEGER, words BLOB NOT NULL);
@@ -320,8 +324,11 @@ class Journal:
             for peer, g in record.given.items()
         )
         self._db.executemany("INSERT OR REPLACE INTO contributions VALUES (?, ?, ?, ?, ?, ?)", rows)
-        forgotten = ((peer,) for peer in record.forgotten)
-        self._db.executemany("DELETE FROM contributions WHERE peer_id=?", forgotten)
+        sent = ((peer, s.session, s.session_bytes, s.all_bytes) for peer, s in record.sent.items())
+        self._db.executemany("INSERT OR REPLACE INTO sent_traffic VALUES (?, ?, ?, ?)", sent)
+        forgotten = [(peer,) for peer in record.forgotten]
+        for table in ("contributions", "sent_traffic"):
+            self._db.executemany(f"DELETE FROM {table} WHERE peer_id=?", forgotten)
 
     def write_run(self, run: Run, data_digest: bytes) -> None:
         """Make a new run durable, whose tokens are: `data_digest` is that of all of them.
@@ -564,6 +571,14 @@ class Journal:
             )
             for peer, samples, steps, seconds, compute_s, sent_bytes in found
         }
+
+    def sent_traffic(self) -> dict[PeerId, SentTraffic]:
+        """Everything that members sent."""
+        with self._errors_named():
+            found = self._db.execute(
+                "SELECT peer_id, session, session_bytes, all_bytes FROM sent_traffic"
+            ).fetchall()
+        return {PeerId(peer): SentTraffic(*counts) for peer, *counts in found}
 
     def events(self, since: int, limit: int) -> tuple[EventRecord, ...]:
         """What happened, from this serial number on, so many at most, oldest first."""
