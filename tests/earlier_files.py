@@ -32,13 +32,14 @@ class Earlier:
     Attributes:
         name: of the file, without its ending.
         commit: that wrote it.
-        journal, recording: the versions that these files have.
+        journal, registry, recording: the versions that these files have.
         digest: that the run has there, see `RunSpec.digest`.
     """
 
     name: str
     commit: str
     journal: int
+    registry: int
     recording: int
     digest: str
 
@@ -49,8 +50,9 @@ class Earlier:
 
 
 ALL = (
-    Earlier("2026-11-25", "57ec5325", 8, 1, "2a291d5a77696bcf1303836fffe09760"),
-    Earlier("2026-11-27", "84043f6b", 8, 1, "6905a0afab9cdad8a87878febd82e772"),
-    Earlier("2026-11-28-a", "704aa4fb", 9, 2, "c99443f98a6a13b7bc04e149dc830fdb"),
-    Earlier("2026-11-28-b", "ecec2a6d", 9, 2, "cb37d1470ce3996e47063fb17f2ccd32"),
+    Earlier("2026-11-25", "57ec5325", 8, 0, 1, "2a291d5a77696bcf1303836fffe09760"),
+    Earlier("2026-11-27", "84043f6b", 8, 0, 1, "6905a0afab9cdad8a87878febd82e772"),
+    Earlier("2026-11-28-a", "704aa4fb", 9, 0, 2, "c99443f98a6a13b7bc04e149dc830fdb"),
+    Earlier("2026-11-28-b", "ecec2a6d", 9, 0, 2, "cb37d1470ce3996e47063fb17f2ccd32"),
+    Earlier("2026-11-28-c", "3b2c1148", 10, 1, 3, "0dc6ad5a031d5d45f0d98154a43b543a"),
 )

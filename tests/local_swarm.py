@@ -320,5 +320,10 @@ def opened(spec: RunSpec) -> Checkpoint:
         return _opened(spec.model.reference, train)
 
 
+def forget_opened() -> None:
+    """Open checkpoints anew, for tests whose models have the same relative path."""
+    _opened.cache_clear()
+
+
 _OPENING = threading.Lock()
 _opened = lru_cache(maxsize=8)(open_checkpoint)

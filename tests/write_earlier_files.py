@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import sqlite3
 import sys
 import tarfile
 import tempfile
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,10 +37,27 @@ def write(archive: Path) -> None:
         folder.mkdir()
         _write_model(Path("model"))
         asyncio.run(_train(folder))
+        _keep_what_is_needed(folder)
         _write_registry(Path("swarm"))
         with tarfile.open(archive, "w:xz") as made:
             for part in ("model", folder, "swarm"):
                 made.add(part, filter=_anonymous)
+
+
+def _keep_what_is_needed(folder: Path) -> None:
+    """Remove what no test reads; refuse a run that was ended too early or too late."""
+    with closing(sqlite3.connect(folder / "journal.db")) as journal:
+        ((num_commits,),) = journal.execute("SELECT count(*) FROM commits").fetchall()
+        ((newest,),) = journal.execute("SELECT max(step) FROM snapshots").fetchall()
+    if num_commits != DONE_STEPS or (newest or 0) < DONE_STEPS - 1:
+        raise SystemExit(f"{num_commits} steps, newest snapshot {newest}: write it again")
+    for path in folder.iterdir():
+        if path.name.endswith("-kept") or path.name in ("peer-0", "peer-1"):
+            shutil.rmtree(path)
+    for path in folder.glob("snapshots/*/step-*"):
+        if int(path.name.removeprefix("step-")) != newest:
+            shutil.rmtree(path)
+    (folder / "journal.db.lock").unlink(missing_ok=True)
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -10,7 +10,7 @@ from swarm_ft.coordinator.journal.journal import VERSION
 from swarm_ft.ids import StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
 from tests.earlier_files import ALL, BUFFERS, CANCELLED, LAYERS, NUM_STEPS, RUN, Earlier
-from tests.local_swarm import LocalSwarm
+from tests.local_swarm import LocalSwarm, forget_opened
 
 SNAPSHOT = 2
 """Steps that the newest snapshot has, at least."""
@@ -21,6 +21,7 @@ EARLIER = pytest.mark.parametrize("earlier", ALL, ids=lambda one: one.name)
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)  # where the model's relative path leads
+    forget_opened()
     return tmp_path / "files"
 
 

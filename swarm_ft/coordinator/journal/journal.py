@@ -91,7 +91,7 @@ from swarm_ft.systems import lock_file
 
 logger = get_logger(__name__)
 
-VERSION = 10
+VERSION = 11
 """The version of the tables and of the values in them; see `migrations`."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (

@@ -106,5 +106,9 @@ def _are_of(tokens: TokenFiles, run_id: RunId, spec: RunSpec) -> bool:
     return True
 
 
-_STEPS = (_reasons_for_texts, _specs_of_version_10)
+def _tables_alone(_journal: OpenJournal) -> None:
+    """10 to 11: there is the table `sent_traffic`, which the schema makes."""
+
+
+_STEPS = (_reasons_for_texts, _specs_of_version_10, _tables_alone)
 """From `OLDEST` on."""

@@ -454,9 +454,9 @@ def test_a_closed_journal_writes_nothing(journal: Journal, run: Run) -> None:
 @pytest.mark.parametrize(
     ("version", "words"),
     [
-        (0, "expected version 8 to 10, found 0; end its runs with the swarm-ft that wrote it"),
-        (7, "expected version 8 to 10, found 7; end its runs with the swarm-ft that wrote it"),
-        (11, "expected version 10 or earlier, found 11, which a later swarm-ft wrote; update"),
+        (0, "expected version 8 to 11, found 0; end its runs with the swarm-ft that wrote it"),
+        (7, "expected version 8 to 11, found 7; end its runs with the swarm-ft that wrote it"),
+        (12, "expected version 11 or earlier, found 12, which a later swarm-ft wrote; update"),
     ],
 )
 def test_a_journal_of_another_version_is_refused_in_one_line_and_left_as_it_is(
@@ -478,7 +478,7 @@ def test_a_journal_of_another_version_is_refused_in_one_line_and_left_as_it_is(
 
 def test_the_tables_change_only_with_the_version() -> None:
     """Raise `journal.VERSION`, add a step to `migrations`, and see `tests.earlier_files` first."""
-    assert (VERSION, digest_of(SCHEMA.encode()).hex()) == (10, PINNED_TABLES)
+    assert (VERSION, digest_of(SCHEMA.encode()).hex()) == (11, PINNED_TABLES)
 
 
 @pytest.mark.parametrize("key", [None, b"k" * 32], ids=["plain", "encrypted"])
