@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swarm_ft.api.joining import WayIn, connected
+from swarm_ft.cli.help_groups import GroupedCommand
 from swarm_ft.cli.joining import way_in
 from swarm_ft.cli.options import examples, json_flag, log_option, takes
 from swarm_ft.cli.running import load, run_async, show_start
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    cls=GroupedCommand,
     epilog=examples(
         "swarm-ft plan --model gpt2 --invite @invitation.txt",
         "swarm-ft plan --model ./qwen2 --num-samples 20000 --fw aq2 --invite @invitation.txt",
-    )
+    ),
 )
 @takes("options", PlanOptions)
 @way_in()

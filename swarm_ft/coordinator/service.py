@@ -573,8 +573,12 @@ class CoordinatorService:
             logger.warning("run %s: old snapshots: %s", run_id, error.message)
 
     async def _forget_snapshots(self) -> None:
-        """Of all runs that are over: what a peer was still writing comes late."""
-        over = [run.run_id for run in self._state.runs.values() if run.phase > RunPhase.FINISHED]
+        """Remove snapshots of runs that are over: what a peer was still writing comes late.
+
+        Those of a run that cannot be read stay: a later version may read it.
+        """
+        runs = self._state.runs.values()
+        over = [run.run_id for run in runs if run.phase > RunPhase.FINISHED and _is_readable(run)]
         if self._snapshots is None or not over:
             return
         try:
@@ -975,6 +979,10 @@ class CoordinatorService:
             known = ", ".join(r.run_id for r in runs) or "none"
             raise NotFound(f"run {name} is not known here, or not yours; known: {known}")
         return run
+
+
+def _is_readable(run: Run) -> bool:
+    return run.detail is None or run.detail.kind is not ReasonKind.RUN_UNREADABLE
 
 
 def _encoded_page(events: tuple[SwarmEvent, ...]) -> Encoded:

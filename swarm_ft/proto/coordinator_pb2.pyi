@@ -224,7 +224,7 @@ class ShardLost(_message.Message):
     def __init__(self, shard: _Optional[_Union[KeptShard, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Machine(_message.Message):
-    __slots__ = ("flops_per_s", "up_bytes_per_s", "down_bytes_per_s", "round_trip_s", "watts", "cores", "host", "demand", "uses")
+    __slots__ = ("flops_per_s", "up_bytes_per_s", "down_bytes_per_s", "round_trip_s", "watts", "cores", "host", "demand", "uses", "busy", "waits")
     FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
     UP_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     DOWN_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -234,6 +234,8 @@ class Machine(_message.Message):
     HOST_FIELD_NUMBER: _ClassVar[int]
     DEMAND_FIELD_NUMBER: _ClassVar[int]
     USES_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     flops_per_s: float
     up_bytes_per_s: float
     down_bytes_per_s: float
@@ -243,7 +245,9 @@ class Machine(_message.Message):
     host: str
     demand: float
     uses: float
-    def __init__(self, flops_per_s: _Optional[float] = ..., up_bytes_per_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., watts: _Optional[float] = ..., cores: _Optional[float] = ..., host: _Optional[str] = ..., demand: _Optional[float] = ..., uses: _Optional[float] = ...) -> None: ...
+    busy: float
+    waits: float
+    def __init__(self, flops_per_s: _Optional[float] = ..., up_bytes_per_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., watts: _Optional[float] = ..., cores: _Optional[float] = ..., host: _Optional[str] = ..., demand: _Optional[float] = ..., uses: _Optional[float] = ..., busy: _Optional[float] = ..., waits: _Optional[float] = ...) -> None: ...
 
 class StageReady(_message.Message):
     __slots__ = ("run_id", "attempt", "done", "buffers")

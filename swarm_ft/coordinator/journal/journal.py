@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import IO
 
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
@@ -50,7 +51,7 @@ from swarm_ft.coordinator.facts.state import (
     SteeringRequest,
 )
 from swarm_ft.coordinator.journal import migrations
-from swarm_ft.coordinator.journal.disk_words import in_words
+from swarm_ft.coordinator.journal.disk_words import IN_USE, in_words
 from swarm_ft.coordinator.journal.reason_text import reason_from, text_of
 from swarm_ft.coordinator.journal.reserve import Reserve
 from swarm_ft.coordinator.journal.schema_version import check_version, copy_beside, version_of
@@ -60,7 +61,7 @@ from swarm_ft.coordinator.plan.steps import MEASURED_STEPS
 from swarm_ft.errors import JournalError, SwarmError
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.log import get_logger
-from swarm_ft.private_files import FILE_MODE, make_private
+from swarm_ft.private_files import FILE_MODE, make_private, open_private
 from swarm_ft.protocol.messages.client import (
     CodecChange,
     Evaluated,
@@ -86,6 +87,7 @@ from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.protocol.wire.earlier import salvaged_spec
 from swarm_ft.sealing import Sealer
+from swarm_ft.systems import lock_file
 
 logger = get_logger(__name__)
 
@@ -183,6 +185,7 @@ class Journal:
     def __init__(self, path: str, key: bytes | None = None, *, reserve_bytes: int = 0) -> None:
         self._path = path
         self._sealer = Sealer(key, "journal") if key is not None else None
+        self._lock_file: IO[bytes] | None = None
         _keep_private(path)
         with self._errors_named():
             self._db = sqlite3.connect(path, timeout=1.0)
@@ -194,24 +197,29 @@ class Journal:
             if version is not None and version < VERSION:
                 self._migrate(version)
         except BaseException:
-            self._db.close()
+            self._close()
             raise
 
     def _begin(self) -> int | None:
         """Take the file, and make its tables if it is new; the version that it has else."""
         with self._errors_named():
-            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             version = version_of(self._db)
             check_version(f"journal {self._path}", version, migrations.OLDEST, VERSION)
+            self._lock()
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("PRAGMA secure_delete=ON")  # a run's key goes with the run
-            # A write takes the exclusive lock now, so that a second coordinator learns it at once.
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.commit()
             if version is None:
                 self._create()
         return version
+
+    def _lock(self) -> None:
+        """Refuse a second coordinator. Others may read meanwhile, as `swarm-ft backup` does."""
+        if self._path == ":memory:":
+            return
+        self._lock_file = open_private(Path(f"{self._path}.lock"), "ab")
+        if not lock_file(self._lock_file.fileno()):
+            raise JournalError(f"journal {self._path}: {IN_USE}")
 
     def _create(self) -> None:
         self._db.executescript(SCHEMA)
@@ -265,8 +273,13 @@ class Journal:
 
     def close(self) -> None:
         """Close the file; nothing is lost by not calling it."""
-        self._db.close()
+        self._close()
         self.tokens.close()
+
+    def _close(self) -> None:
+        self._db.close()
+        if self._lock_file is not None:
+            self._lock_file.close()
 
     # ---- writing
 
@@ -401,6 +414,16 @@ class Journal:
         for (step,) in found:
             if step not in record.kept:
                 execute("DELETE FROM snapshots WHERE run_id=? AND step=?", (run_id, step))
+
+    def forget_snapshots(self, run_id: RunId, steps: Iterable[int]) -> None:
+        """Drop a run's snapshots of these steps.
+
+        Raises:
+            JournalError: the disk refused.
+        """
+        rows = [(run_id, step) for step in steps]
+        with self._errors_named(), self._db:
+            self._db.executemany("DELETE FROM snapshots WHERE run_id=? AND step=?", rows)
 
     def _write_evaluation(self, record: EvaluationRecord) -> None:
         found = record.evaluated

@@ -265,6 +265,11 @@ class RunStatus:
     steered: Annotated[tuple[Steered, ...], Length(MAX_STEERED)] = ()
 
     @property
+    def ending(self) -> str:
+        """The phase and its reason: `failed: ...`, `cancelled by the run's owner`."""
+        return self.phase.in_words(self.detail)
+
+    @property
     def steps_in_result(self) -> StepNumber:
         """How many steps are in the result, or would be."""
         return StepNumber(self.committed_steps) if self.result_step is None else self.result_step
