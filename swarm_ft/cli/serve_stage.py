@@ -354,7 +354,7 @@ def _show(
 
 def who_sees(offer: PeerOptions, *, is_encrypted: bool) -> tuple[str, ...]:
     """What passes this machine of others' data, and what becomes of it, in words."""
-    from rich.filesize import decimal
+    from swarm_ft.protocol.spec.sizes import size_words
 
     others = "" if is_encrypted else "; so does whoever sees its network: links are not encrypted"
     where = offer.buffers.directory.parent if offer.buffers.directory else offer.shard_dir
@@ -364,5 +364,5 @@ def who_sees(offer: PeerOptions, *, is_encrypted: bool) -> tuple[str, ...]:
         f"and, with the first or the last stage, text{others}",
         f"of these it keeps buffers, states and results in {where}, {form}, until the run is over",
         f"of others' stages it keeps encrypted snapshots that it cannot read, "
-        f"{decimal(offer.keeping.max_bytes)} at most (--keep-disk)",
+        f"{size_words(offer.keeping.max_bytes)} at most (--keep-disk)",
     )

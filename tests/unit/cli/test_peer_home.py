@@ -131,7 +131,7 @@ def test_a_peer_says_what_passes_its_machine(
     assert ("links are not encrypted" in seen) != is_encrypted
     assert f"in {tmp_path}, " in kept
     assert ("not encrypted (--encrypt-at-rest)" in kept) != encrypts
-    assert "3.0 MB at most (--keep-disk)" in snapshots
+    assert "2.9 MiB at most (--keep-disk)" in snapshots
 
 
 def test_a_client_is_told_who_sees_its_text() -> None:
