@@ -12,6 +12,7 @@ import click
 from swarm_ft.api.joining import WayIn, connected
 from swarm_ft.cli.generate import generate
 from swarm_ft.cli.groups import CommandGroup
+from swarm_ft.cli.help_groups import GroupedCommand
 from swarm_ft.cli.job_file import takes_job
 from swarm_ft.cli.joining import way_in
 from swarm_ft.cli.options import (
@@ -42,13 +43,14 @@ client.add_command(preview)
 
 
 @client.command(
+    cls=GroupedCommand,
     epilog=examples(
         "swarm-ft client train --model gpt2 --dataset notes.txt --invite @invitation.txt",
         "swarm-ft client train --model ./qwen2 --dataset chats.jsonl --invite @invitation.txt",
         "swarm-ft client train --model ./llama --dataset texts/ --eval-dataset held-out.txt \\",
         "    --epochs 3 --fw aq3 --bw q6 --out ./tuned --invite @invitation.txt",
         "swarm-ft client train job.yaml --lr 1e-4 --print-config > other.yaml",
-    )
+    ),
 )
 @takes_job("options")
 @click.option(
@@ -139,7 +141,7 @@ def cancel(run_name: str | None, way: WayIn) -> None:
 
         async with connected(way) as swarm:
             status = await swarm.cancel(RunId(run_name) if run_name else None)
-        click.echo(f"{status.run_id} {status.phase.in_words(status.detail)}")
+        click.echo(f"{status.run_id} {status.ending}")
 
     run_async(work)
 

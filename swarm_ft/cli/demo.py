@@ -24,6 +24,7 @@ from swarm_ft.api.local_job import (
 from swarm_ft.api.peer_home import BufferOptions
 from swarm_ft.api.swarm_keys import keys_folder
 from swarm_ft.cli.client import conclude
+from swarm_ft.cli.help_groups import GroupedCommand
 from swarm_ft.cli.options import declared_options, examples, json_flag, log_option, takes
 from swarm_ft.cli.running import (
     load,
@@ -79,6 +80,7 @@ def sample(directory: str, seed: int, as_json: bool) -> None:
 
 
 @click.command(
+    cls=GroupedCommand,
     short_help="Train a model with a whole swarm on this machine.",
     epilog=examples(
         "swarm-ft demo",

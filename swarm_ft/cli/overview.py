@@ -14,6 +14,7 @@ from swarm_ft.protocol.messages.client import (
     RunSummary,
     SwarmStatus,
 )
+from swarm_ft.protocol.spec.sizes import size_words
 
 MIN_NAME_CHARS = 8
 """Of a long name; more where two begin alike."""
@@ -88,10 +89,8 @@ def _run_row(run: RunSummary) -> tuple[str, ...]:
 
 
 def _member_row(member: MemberStatus, names: Mapping[PeerId, str]) -> tuple[str, ...]:
-    from rich.filesize import decimal
-
     device = member.device[:MAX_DEVICE_CHARS] or "?"
-    lends = decimal(member.memory_bytes) if member.memory_bytes else "?"
+    lends = size_words(member.memory_bytes) if member.memory_bytes else "?"
     work = "; ".join(_work(one, names) for one in member.works)
     idle = f"idle: {member.idle}" if member.idle else "idle"
     is_silent = member.heard_ago_s >= SILENT_S

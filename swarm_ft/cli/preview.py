@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from swarm_ft.cli.help_groups import GroupedCommand
 from swarm_ft.cli.job_file import takes_job
 from swarm_ft.cli.options import examples, json_flag, log_option, stack
 from swarm_ft.cli.running import load, reading_bar, show_start
@@ -41,6 +42,7 @@ _OF_TRAIN = stack(
 
 
 @click.command(
+    cls=GroupedCommand,
     short_help="Show what a job would learn, before anything begins.",
     epilog=examples(
         "swarm-ft client preview --model gpt2 --dataset questions.jsonl",

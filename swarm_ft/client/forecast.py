@@ -117,8 +117,8 @@ class EvalForecast:
     def line(self, what: str) -> str:
         """In one line, for people."""
         return (
-            f"{what:<9} {self.times} times {self.samples} samples: sends "
-            f"{decimal(round(self.sent_bytes))} in all, at most {self.seconds:.3g} s"
+            f"{what:<9} {self.times} times {self.samples} samples, in all: sends "
+            f"{decimal(round(self.sent_bytes))}, takes up to {self.seconds:.3g} s"
         )
 
 

@@ -325,4 +325,4 @@ def _check_not_ended(status: RunStatus) -> None:
     if status.phase is RunPhase.COLLECTED:
         raise RunFailed(f"run {status.run_id}: its result was collected already")
     if status.phase in (RunPhase.CANCELLED, RunPhase.FAILED):
-        raise RunFailed(f"run {status.run_id} {status.phase.in_words(status.detail)}")
+        raise RunFailed(f"run {status.run_id} {status.ending}")

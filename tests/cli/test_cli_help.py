@@ -9,6 +9,7 @@ import click
 import pytest
 
 from swarm_ft.api.listening import Listening
+from swarm_ft.cli.help_groups import GROUPS, OTHERS, RARE, name_of
 from swarm_ft.cli.main import cli
 from tests.cli.conftest import RunHere
 
@@ -20,6 +21,7 @@ COMMANDS = (
     ("peer", "pause"),
     ("doctor",),
     ("plan",),
+    ("backup",),
     ("relay",),
     ("client",),
     ("client", "preview"),
@@ -194,9 +196,11 @@ KEYS = {"--journal", "--json", "--log-level"}
 LISTENING = {"--host", "--port", "--announce"}
 BUFFERS = {"--buffer-memory", "--buffer-disk", "--buffer-dir", "--buffer-days"}
 OPTIONS = {
-    ("demo",): JOB | BUFFERS | {"--stages", "--replicas", "--log-level"},
-    ("client", "train"): JOB | SWARM | {"--detach", "--print-config"},
-    ("client", "preview"): JOB | SWARM | {"--detach", "--print-config", "--show", "--json"},
+    ("demo",): JOB | BUFFERS | {"--stages", "--replicas", "--log-level", "--help-all"},
+    ("client", "train"): JOB | SWARM | {"--detach", "--print-config", "--help-all"},
+    ("client", "preview"): JOB
+    | SWARM
+    | {"--detach", "--print-config", "--show", "--json", "--help-all"},
     ("client", "attach"): SWARM | OUTPUTS | {"--run", "--model"},
     ("client", "generate"): SWARM
     | {"--prompt-file", "--run", "--model", "--json", "--chat", "--max-new-tokens", "--do-sample"}
@@ -204,7 +208,7 @@ OPTIONS = {
     ("client", "cancel"): SWARM | {"--run"},
     ("plan",): SWARM
     | (JOB - READING - OF_DATA - OUTPUTS)
-    | {"--num-samples", "--num-eval-samples", "--json"},
+    | {"--num-samples", "--num-eval-samples", "--json", "--help-all"},
     ("serve-stage",): DHT
     | LISTENING
     | BUFFERS
@@ -315,6 +319,32 @@ def test_options_may_be_written_with_underscores(run_here: RunHere) -> None:
         answer = run_here("plan", "--model", "nowhere", option, "0")
         assert answer.code == 2
         assert "--lora-r: expected 1 to" in answer.err
+
+
+@pytest.mark.parametrize("words", [("client", "train"), ("plan",), ("demo",)], ids=" ".join)
+def test_help_of_a_job_has_groups_and_help_all_has_the_codecs(
+    run_here: RunHere, words: tuple[str, ...]
+) -> None:
+    short, whole = (run_here(*words, flag) for flag in ("--help", "--help-all"))
+    assert (short.code, whole.code) == (0, 0)
+    titles = [line for line in short.out.splitlines() if line in {f"{one}:" for one in GROUPS}]
+    assert titles == [f"{one}:" for one in GROUPS]
+    assert OTHERS not in whole.out, "each option has a group"
+    assert "\n  --fw, " in short.out
+    assert "--help-all shows" in short.out
+    for flag in ("--fill,", "--drain,", "--buffer-bits "):
+        assert (f"\n  {flag}" in short.out, f"\n  {flag}" in whole.out) == (False, True)
+    options = [p for p in command_of(words).params if isinstance(p, click.Option)]
+    shown = [name for p in options for name in p.opts if f"{name}" in whole.out]
+    assert set(shown) == {name for p in options for name in p.opts}
+
+
+def test_no_group_names_an_option_that_there_is_not() -> None:
+    commands = map(command_of, OPTIONS)
+    options = {name_of(p) for command in commands for p in command.params}
+    grouped = {name for names in GROUPS.values() for name in names.split()}
+    assert grouped - options == {"help"}
+    assert grouped >= RARE
 
 
 @pytest.mark.parametrize(
