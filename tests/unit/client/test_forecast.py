@@ -316,6 +316,14 @@ def test_other_runs_on_the_same_peers_stretch_a_step_while_they_last() -> None:
     assert forecast(spec, beside, beside_s=0.0).seconds == pytest.approx(quiet.seconds)
 
 
+def test_other_programs_on_a_machine_make_a_step_longer_and_the_range_wider() -> None:
+    quiet = on(replace(SMALL, flops_per_s=1e10), replace(SMALL, flops_per_s=1e10))
+    loaded = [replace(one, host_load=4.0) for one in quiet]
+    alone, beside = (forecast(job(), placed, costs=prior()) for placed in (quiet, loaded))
+    assert beside.step_s > 1.5 * alone.step_s
+    assert beside.seconds_range.width > 1.05 * alone.seconds_range.width
+
+
 def test_bytes_do_not_depend_on_what_was_learned() -> None:
     bare, found = (forecast(job(), on(SMALL, SMALL), costs=one) for one in (None, prior()))
     assert [(s.up_bytes, s.down_bytes) for s in bare.stages] == [
