@@ -35,7 +35,7 @@ from rich.console import Console
 from benchmarks.lab import Host, Lab, LabSwarm, Link
 from benchmarks.slow_network.way import add_way, way_of
 from swarm_ft.api.joining import connected
-from swarm_ft.api.training import begun, read, seen_through
+from swarm_ft.api.training import begun, finished, read
 from swarm_ft.cli.running import run_async
 from swarm_ft.client.data.progress import Listener
 from swarm_ft.client.forecast import of_mean_length, placed_forecast
@@ -51,8 +51,10 @@ MODULE = "benchmarks.forecasts"
 NARROW = 2.0
 """A range is narrow that is at most so many times as wide."""
 LEAST_STEPS, MOST_STEPS = 6, 400
-BESIDE_STEPS = 4
+BESIDE_STEPS = 8
 """Of the other run, before the job is forecast."""
+SETTLE_S = 10.0
+"""From one job to the next, with the next one's program beside: peers average over seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,6 @@ class JobDrawn:
     micro_batch_size: int
     fw: str
     adapter: str
-    evaluates: bool
     busy_cores: int
     beside: bool
 
@@ -109,7 +110,6 @@ def _job(rng: random.Random, number: int) -> JobDrawn:
         micro_batch_size=micro_batch_size,
         fw=rng.choice(["none", "fp16", "aq4", "aq3+z"]),
         adapter=rng.choice(["none", "none", "lora"]),
-        evaluates=rng.random() < 0.25,
         busy_cores=rng.choice([0, 0, 1]),
         beside=rng.random() < 0.35,
     )
@@ -144,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="scenario to begin with")
     parser.add_argument("--scenarios", type=int, default=20, help="how many")
-    parser.add_argument("--run-s", type=float, default=20.0, help="of a job, by its forecast")
+    parser.add_argument("--run-s", type=float, default=25.0, help="of a job, by its forecast")
     parser.add_argument("--json", type=Path, default=Path("forecasts.jsonl"), metavar="FILE")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print what is in it")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
@@ -179,6 +179,7 @@ def _measured_job(
     if client.stdin is None or client.stdout is None:
         raise RuntimeError("a client without pipes can tell nothing")
     with _busy(hub, job.busy_cores):
+        time.sleep(SETTLE_S)
         began_s, load = time.monotonic(), os.getloadavg()[0]
         client.stdin.write(json.dumps(asdict(job)) + "\n")
         client.stdin.flush()
@@ -255,7 +256,7 @@ async def _trained(swarm: SwarmClient, job: JobDrawn, folder: Path, run_s: float
     steps = min(MOST_STEPS, max(LEAST_STEPS, round(run_s / step_s)))
     options = _options(job, folder, steps)
     run = await begun(swarm, await read(options, _quiet()), options, console=Console(quiet=True))
-    report = await seen_through(run, options)
+    report = await finished(run, options.outputs)
     others = 0
     if other is not None:
         status = await swarm.run(other.run_id)
@@ -280,9 +281,7 @@ async def _trained(swarm: SwarmClient, job: JobDrawn, folder: Path, run_s: float
 
 async def _begun_beside(swarm: SwarmClient, job: JobDrawn, folder: Path) -> WatchedRun:
     """Submit a run that outlasts the job, and wait until it has made some steps."""
-    options = _options(
-        replace(job, evaluates=False, batch_size=8 * job.micro_batch_size), folder, 4000
-    )
+    options = _options(replace(job, batch_size=8 * job.micro_batch_size), folder, 4000)
     asked = await read(options, _quiet())
     run = await begun(swarm, asked, options, console=Console(quiet=True), forecasts=False)
     async for event in swarm.watch(run.run_id, lambda _words: None):
@@ -308,7 +307,7 @@ def _options(job: JobDrawn, folder: Path, steps: int) -> JobOptions:
             "key": "fp16",
             "adapter": job.adapter,
             "save_strategy": "no",
-            "eval_strategy": "epoch" if job.evaluates else "no",
+            "eval_strategy": "no",
             "out": str(place / f"out-{time.monotonic_ns()}"),
         },
     )
@@ -347,7 +346,6 @@ def _line(row: dict[str, Any]) -> str:
     beside = [
         *(["a run"] if job["beside"] else []),
         *(["a busy core"] if job["busy_cores"] else []),
-        *(["evaluations"] if job["evaluates"] else []),
     ]
     adapter = ", LoRA" if job["adapter"] == "lora" else ""
     cells = (

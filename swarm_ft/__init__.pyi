@@ -1,3 +1,7 @@
+from swarm_ft.api.asking import cancel as cancel
+from swarm_ft.api.asking import cancel_async as cancel_async
+from swarm_ft.api.asking import status as status
+from swarm_ft.api.asking import status_async as status_async
 from swarm_ft.api.calls import RunningCoordinator as RunningCoordinator
 from swarm_ft.api.calls import RunningPeer as RunningPeer
 from swarm_ft.api.calls import coordinate as coordinate
@@ -6,14 +10,10 @@ from swarm_ft.api.calls import serve as serve
 from swarm_ft.api.calls import serve_async as serve_async
 from swarm_ft.api.client_calls import attach as attach
 from swarm_ft.api.client_calls import attach_async as attach_async
-from swarm_ft.api.client_calls import cancel as cancel
-from swarm_ft.api.client_calls import cancel_async as cancel_async
 from swarm_ft.api.client_calls import generate as generate
 from swarm_ft.api.client_calls import generate_async as generate_async
 from swarm_ft.api.client_calls import plan as plan
 from swarm_ft.api.client_calls import plan_async as plan_async
-from swarm_ft.api.client_calls import status as status
-from swarm_ft.api.client_calls import status_async as status_async
 from swarm_ft.api.client_calls import submit as submit
 from swarm_ft.api.client_calls import submit_async as submit_async
 from swarm_ft.api.client_calls import train as train

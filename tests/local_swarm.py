@@ -22,6 +22,7 @@ from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.clock import Clock, SystemClock
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.recording.files import RecordingFiles, folder_of
+from swarm_ft.coordinator.restored import forget_missing_snapshots
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.identity.certificates import key_name
 from swarm_ft.identity.roles import COORDINATOR_NAME, Role
@@ -30,6 +31,7 @@ from swarm_ft.peer.keeping import KeepingPlace
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.peer.state.stage_state import EngineMaker
+from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.client import RunEvent, StepCommitted
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
 from swarm_ft.protocol.spec.run_spec import RunSpec, TaskKind, TrainOptions
@@ -146,6 +148,7 @@ class LocalSwarm:
         journal = Journal(str(self.journal), self._journal_key)
         recording = RecordingFiles(folder_of(self.journal), self._journal_key)
         store = SnapshotStore(self._snapshots_url) if self._snapshots_url else None
+        forget_missing_snapshots(journal, store)
         service = CoordinatorService(
             journal, self._clock, store, num_keepers=self._num_keepers, recording=recording
         )
@@ -176,8 +179,13 @@ class LocalSwarm:
         clock: Clock | None = None,
         make_engine: EngineMaker | None = None,
         memory_bytes: int | None = None,
+        sent_bytes: Callable[[], int] = lambda: 0,
+        machine: Machine | None = None,
     ) -> LocalPeer:
         """Start another peer; with a clock of its own, as another machine has one.
+
+        `sent_bytes` is its count of everything that it sent. With a machine, the peer reports it
+        and its load.
 
         Where links are encrypted, `name` says nothing: it has its key's.
         """
@@ -198,6 +206,7 @@ class LocalSwarm:
             keeping=KeepingPlace(directory=self._work_dir / f"{name}-kept", max_bytes=1 << 30),
             encrypts=self._encrypts,
             max_beside=self._max_beside,
+            machine=machine,
         )
         node = PeerNode(
             options,
@@ -205,6 +214,7 @@ class LocalSwarm:
             transport=transport,
             clock=clock or self._clock,
             make_engine=make_engine or cpu_engine,
+            sent_bytes=sent_bytes,
         )
         server = await transport.serve("127.0.0.1", 0, node.handlers())
         await self.directory.announce(Role.PEER, name, server.endpoint)

@@ -11,13 +11,12 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from swarm_ft.api.coordinating import Charge, Coordinator, composed, keepers_of
-from swarm_ft.api.joining import DHT_PREFIX, check_only_here
+from swarm_ft.api.joining import DHT_PREFIX, check_only_here, way_to
 from swarm_ft.api.listening import Listening
 from swarm_ft.api.loop import awaited, awaits, waited, waits
 from swarm_ft.api.peer_home import BufferOptions
 from swarm_ft.api.serving import Peer, ServeOptions, serve_until_over
 from swarm_ft.api.swarm_keys import JOURNAL, keys_folder, opened
-from swarm_ft.api.training import way_to
 from swarm_ft.coordinator.facts.quotas import Quotas
 from swarm_ft.coordinator.recording.files import RECORDING_BYTES
 from swarm_ft.errors import BadOption

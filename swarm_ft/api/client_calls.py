@@ -1,15 +1,15 @@
-"""What a client does in a swarm of others, each in a form that waits and in one that is awaited."""
+"""Calls of a client with a job, each in a form that waits and in one that is awaited."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Unpack
 
+from swarm_ft.api.asking import connection
 from swarm_ft.api.generating import GeneratedText, generate_in
-from swarm_ft.api.joining import DHT_PREFIX, connected
+from swarm_ft.api.joining import DHT_PREFIX, way_to
 from swarm_ft.api.keywords import GenerateKeywords, JobKeywords, OutputKeywords, PlanKeywords
 from swarm_ft.api.loop import awaits, waits
 from swarm_ft.api.planning import forecast_in, read_model
@@ -21,17 +21,13 @@ from swarm_ft.api.training import (
     job_options,
     listener_on,
     read,
-    train_in,
-    way_to,
+    run_job_in,
 )
 from swarm_ft.client.forecast import Forecast
 from swarm_ft.client.job import check_outputs
 from swarm_ft.client.options import GenerateOptions, Outputs, PlanOptions
 from swarm_ft.client.report import RunReport
-from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.client.train import attach_to
-from swarm_ft.ids import RunId
-from swarm_ft.protocol.messages.client import RunStatus, SwarmStatus
 from swarm_ft.protocol.spec.options import build, by_names
 
 
@@ -70,7 +66,7 @@ async def _train(
     asked = job_options(dict(options))
     way = way_to(invite, tuple(initial_peers), dht_prefix)
     key = Path(key_file) if key_file is not None else None
-    return await train_in(way, asked, key_file=key, shows=progress, on_event=on_event)
+    return await run_job_in(way, asked, key_file=key, shows=progress, on_event=on_event)
 
 
 async def _submit(
@@ -102,7 +98,7 @@ async def _submit(
     asked = job_options(dict(options))
     check_outputs(asked.outputs)
     console = console_for(shows=progress)
-    async with _connection(invite, initial_peers, dht_prefix, key_file) as swarm:
+    async with connection(invite, initial_peers, dht_prefix, key_file) as swarm:
         job = await read(asked, listener_on(console))
         return str((await begun(swarm, job, asked, console=console)).run_id)
 
@@ -143,37 +139,9 @@ async def _attach(
     """
     wanted = build(Outputs, by_names(Outputs, dict(outputs)))
     check_outputs(wanted)
-    async with _connection(invite, initial_peers, dht_prefix, key_file) as swarm:
+    async with connection(invite, initial_peers, dht_prefix, key_file) as swarm:
         run = await attach_to(swarm, run_id, model, console_for(shows=progress))
         return await finished(run, wanted, on_event)
-
-
-async def _cancel(
-    run_id: str | None = None,
-    *,
-    invite: str | None = None,
-    initial_peers: Sequence[str] = (),
-    dht_prefix: str = DHT_PREFIX,
-    key_file: str | Path | None = None,
-) -> RunStatus:
-    """End a run; what it trained is lost.
-
-    Args:
-        run_id: the run; None for this client's only one.
-        invite: as of `train`.
-        initial_peers: as of `train`.
-        dht_prefix: as of `train`.
-        key_file: as of `train`; the same as then.
-
-    Returns:
-        The run's last status.
-
-    Raises:
-        BadOption: no run is named, and this client has several.
-        NotFound: there is no such run.
-    """
-    async with _connection(invite, initial_peers, dht_prefix, key_file) as swarm:
-        return await swarm.cancel(RunId(run_id) if run_id else None)
 
 
 async def _generate(
@@ -211,7 +179,7 @@ async def _generate(
     """
     asked = build(GenerateOptions, by_names(GenerateOptions, dict(options)))
     console = console_for(shows=True)
-    async with _connection(invite, initial_peers, dht_prefix, key_file) as swarm:
+    async with connection(invite, initial_peers, dht_prefix, key_file) as swarm:
         return await generate_in(
             swarm,
             prompt,
@@ -252,52 +220,13 @@ async def _plan(
     """
     given = {**by_names(PlanOptions, dict(options)), "model": model}
     checkpoint, spec = await asyncio.to_thread(read_model, build(PlanOptions, given))
-    async with _connection(invite, initial_peers, dht_prefix, key_file) as swarm:
+    async with connection(invite, initial_peers, dht_prefix, key_file) as swarm:
         found, _ = await forecast_in(swarm, checkpoint, spec)
     return found
-
-
-async def _status(
-    *,
-    invite: str | None = None,
-    initial_peers: Sequence[str] = (),
-    dht_prefix: str = DHT_PREFIX,
-    key_file: str | Path | None = None,
-) -> SwarmStatus:
-    """Ask the coordinator for the swarm's peers and runs.
-
-    Args:
-        invite: as of `train`.
-        initial_peers: as of `train`.
-        dht_prefix: as of `train`.
-        key_file: as of `train`.
-
-    Returns:
-        All members and all runs as they are now.
-
-    Raises:
-        Unavailable: the coordinator does not answer.
-    """
-    async with _connection(invite, initial_peers, dht_prefix, key_file) as swarm:
-        return await swarm.status()
-
-
-@asynccontextmanager
-async def _connection(
-    invite: str | None,
-    initial_peers: Sequence[str],
-    dht_prefix: str,
-    key_file: str | Path | None,
-) -> AsyncIterator[SwarmClient]:
-    way = way_to(invite, tuple(initial_peers), dht_prefix)
-    async with connected(way, Path(key_file) if key_file is not None else None) as swarm:
-        yield swarm
 
 
 train, train_async = waits("train", _train), awaits("train_async", _train)
 submit, submit_async = waits("submit", _submit), awaits("submit_async", _submit)
 attach, attach_async = waits("attach", _attach), awaits("attach_async", _attach)
-cancel, cancel_async = waits("cancel", _cancel), awaits("cancel_async", _cancel)
 generate, generate_async = waits("generate", _generate), awaits("generate_async", _generate)
 plan, plan_async = waits("plan", _plan), awaits("plan_async", _plan)
-status, status_async = waits("status", _status), awaits("status_async", _status)

@@ -31,6 +31,7 @@ from swarm_ft.coordinator.journal.tokens import RESERVE_BYTES as TOKEN_RESERVE_B
 from swarm_ft.coordinator.meetings import Introductions
 from swarm_ft.coordinator.recording.files import RecordingFiles, folder_of
 from swarm_ft.coordinator.relays import Relaying
+from swarm_ft.coordinator.restored import forget_missing_snapshots
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.errors import BadInput, BadOption, JournalError
 from swarm_ft.identity.authority import Authority, WebCertificate
@@ -161,6 +162,7 @@ async def composed(told: Charge, stack: AsyncExitStack) -> Coordinator:
     certificate = _web_certificate(told, owned)
     directory = await stack.enter_async_context(await _dht(told, owned))
     journal = stack.enter_context(closing(_open_journal(told.journal, told.sealing_key)))
+    forget_missing_snapshots(journal, told.snapshots)  # nobody is served yet
     addresses = _announced(directory.addresses, told.listening.announced_host)
     recording = _recording(told, stack)
     parts = _Parts(told, owned, journal, told.initial_peers or addresses, recording)
@@ -234,6 +236,7 @@ class _Parts:
                 on_revoked=self.service.revoke,
                 on_void=self.service.send_all_away,
                 on_renewed=self.service.renewed,
+                take_heard=self.service.take_heard,
             )
         credentials = self.enrolment.credentials if self.enrolment else None
         self._grpc = GrpcTransport(GrpcOptions(credentials=credentials))

@@ -37,7 +37,10 @@ def status_fields(found: SwarmStatus) -> dict[str, Any]:
         "peers": [_member_fields(member) for member in found.members],
         "runs": [_run_fields(run) for run in found.runs],
         "relays": relays,
-        "contributors": [{"peer": one.peer_id, **_flat(one.given)} for one in found.contributors],
+        "contributors": [
+            {"peer": one.peer_id, **_flat(one.given), "words": str(one.given)}
+            for one in found.contributors
+        ],
         "warnings": list(found.warnings),
     }
 

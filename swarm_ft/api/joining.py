@@ -40,7 +40,7 @@ MAX_FILE_CHARS = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WayIn:
-    """What a command was given to find its swarm with.
+    """The way by which a command or a call finds its swarm.
 
     Attributes:
         invite: its links are then encrypted, and both ends known; None leads into a swarm without
@@ -66,7 +66,7 @@ class WayIn:
             check_only_here(self.initial_peers)
 
     def __str__(self) -> str:
-        """Options that lead there again, as words of a shell."""
+        """Write the options that lead there again, as words of a shell."""
         peers = " ".join(f"--initial-peers {peer}" for peer in self.initial_peers)
         security = (
             "--insecure" if self.invite is None else f"--invite {quote(f'@{self.invite_file}')}"
@@ -107,7 +107,7 @@ class Joined:
     def transport(
         self, grpc: GrpcTransport, shape: Shape | None = None
     ) -> GrpcTransport | HomeTransport:
-        """What carries calls to other members: whichever way there is, where it has keys.
+        """Make what carries calls to other members: with keys, by whichever way there is.
 
         Args:
             grpc: what carries them over a way.
@@ -128,7 +128,7 @@ class Joined:
 
 
 def parsed_invite(text: str) -> Invite:
-    """The invitation that a text is, or that is in the file that it names behind an `@`.
+    """Parse an invitation: the text itself, or the file that it names behind an `@`.
 
     Raises:
         BadInvite: it is none.
@@ -137,6 +137,23 @@ def parsed_invite(text: str) -> Invite:
     from swarm_ft.identity.invites import parse_invite
 
     return parse_invite(_in_file(Path(text[1:])) if text.startswith("@") else text)
+
+
+def way_to(
+    invite: str | None, initial_peers: tuple[str, ...] = (), dht_prefix: str = DHT_PREFIX
+) -> WayIn:
+    """Parse a way into a swarm.
+
+    Raises:
+        BadInvite, BadOption: they lead nowhere.
+    """
+    if invite is None and not initial_peers:
+        raise BadOption(
+            "no way into a swarm: pass invite=..., an invitation as 'swarm-ft invite' prints it; "
+            "or initial_peers, for a swarm without keys on this machine"
+        )
+    parsed = parsed_invite(invite) if invite is not None else None
+    return WayIn(invite=parsed, initial_peers=tuple(initial_peers), dht_prefix=dht_prefix)
 
 
 def _in_file(path: Path) -> str:
@@ -197,7 +214,7 @@ async def in_dht(
 async def announced(
     server: Server, listening: Listening, directory: Directory, role: Role, name: str
 ) -> AsyncIterator[str]:
-    """Where others reach the server, which they may learn as long as the context lasts."""
+    """Announce where others reach the server, as long as the context lasts."""
     endpoint = listening.endpoint(int(server.endpoint.rpartition(":")[2]))
     try:
         await directory.announce(role, name, endpoint)
@@ -261,7 +278,7 @@ async def joined(way: WayIn, key_file: Path | None = None) -> AsyncIterator[Join
 
 @asynccontextmanager
 async def connected(way: WayIn, key_file: Path | None = None) -> AsyncIterator[SwarmClient]:
-    """A client of the swarm, with this key or else this user's own; raises as `joined` does."""
+    """Connect a client to the swarm, by this key or this user's own; raises as `joined` does."""
     from swarm_ft.client.swarm import SwarmClient
     from swarm_ft.reach.transport import HomeTransport
     from swarm_ft.transport.grpc_options import GrpcOptions
@@ -282,7 +299,7 @@ async def connected(way: WayIn, key_file: Path | None = None) -> AsyncIterator[S
 async def _directory_of(
     member: Membership, own: PrivateKey, initial_peers: tuple[str, ...]
 ) -> RememberingDirectory:
-    """The swarm's DHT, whose nodes the coordinator names if nobody else does.
+    """Enter the swarm's DHT, whose nodes the coordinator names if nobody else does.
 
     Raises:
         DirectoryUnreachable: none of `initial_peers` answers. Of those that the coordinator names
@@ -325,11 +342,11 @@ async def _directory_of(
 
 
 def client_key_file() -> Path:
-    """Of the key of this user's clients on this machine."""
+    """Return the path of the key of this user's clients on this machine."""
     return state_folder() / "client.pem"
 
 
 def state_folder() -> Path:
-    """Where this user's keys on this machine are."""
+    """Return the folder of this user's keys on this machine."""
     state = os.environ.get("XDG_STATE_HOME")
     return (Path(state) if state else Path.home() / ".local" / "state") / "swarm-ft"

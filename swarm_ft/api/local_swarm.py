@@ -20,7 +20,7 @@ from swarm_ft.api.local_job import (
 from swarm_ft.api.loop import awaited, waited
 from swarm_ft.api.members_here import MembersHere
 from swarm_ft.api.processes import MembersApart
-from swarm_ft.api.training import OnEvent, trained
+from swarm_ft.api.training import OnEvent, run_job
 from swarm_ft.client.job import check_outputs
 from swarm_ft.client.options import JobOptions
 from swarm_ft.client.report import RunReport
@@ -219,8 +219,7 @@ class LocalSwarm:
         reports: list[RunReport] = []
 
         async def see_through() -> None:
-            # Peers that share a machine are not as fast as each would be alone.
-            done = trained(members.client, options, shows=shows, on_event=on_event, forecasts=False)
+            done = run_job(members.client, options, shows=shows, on_event=on_event, is_local=True)
             reports.append(await done)
 
         await until_one_ends(see_through(), members.first_loss())

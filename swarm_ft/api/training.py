@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from swarm_ft.api.joining import DHT_PREFIX, WayIn, connected, parsed_invite
+from swarm_ft.api.joining import WayIn, connected
 from swarm_ft.client.data.progress import Listener
 from swarm_ft.client.job import check_outputs, prepare_job
 from swarm_ft.client.options import JobOptions, Outputs
@@ -25,23 +25,6 @@ if TYPE_CHECKING:
     from swarm_ft.client.job import Job
 
 OnEvent = Callable[[RunEvent], object]
-
-
-def way_to(
-    invite: str | None, initial_peers: tuple[str, ...] = (), dht_prefix: str = DHT_PREFIX
-) -> WayIn:
-    """Parse a way into a swarm.
-
-    Raises:
-        BadInvite, BadOption: they lead nowhere.
-    """
-    if invite is None and not initial_peers:
-        raise BadOption(
-            "no way into a swarm: pass invite=..., an invitation as 'swarm-ft invite' prints it; "
-            "or initial_peers, for a swarm without keys on this machine"
-        )
-    parsed = parsed_invite(invite) if invite is not None else None
-    return WayIn(invite=parsed, initial_peers=tuple(initial_peers), dht_prefix=dht_prefix)
 
 
 def job_options(given: dict[str, Any]) -> JobOptions:
@@ -113,29 +96,35 @@ async def finished(run: WatchedRun, outputs: Outputs, on_event: OnEvent | None =
     return report
 
 
-async def trained(
+async def run_job(
     swarm: SwarmClient,
     options: JobOptions,
     *,
     shows: bool = True,
     on_event: OnEvent | None = None,
-    forecasts: bool = True,
+    is_local: bool = False,
 ) -> RunReport:
-    """Train in this swarm.
+    """Read a job, submit it, watch it to its end, and fetch its result.
 
     Args:
-        swarm: a connection to it.
+        swarm: a connection to the swarm.
         options: the job's.
         shows: whether progress is shown on standard error.
-        on_event: told every event of the run: a step, an evaluation, a status.
-        forecasts: whether to say what it will take.
+        on_event: called with every event of the run: a step, an evaluation, a status.
+        is_local: whether this process is the swarm: its peers share a machine, which a forecast
+            does not know, and no run goes on without it.
 
     Raises:
-        SwarmError: why nothing came of it.
+        SwarmError: why there is no result.
     """
     console = console_for(shows=shows)
     job = await read(options, listener_on(console))
-    run = await begun(swarm, job, options, console=console, forecasts=forecasts)
+    run = await begun(swarm, job, options, console=console, forecasts=not is_local)
+    if not is_local:
+        run.progress.message(
+            f"watching {run.run_id}; Ctrl-C detaches, and the run goes on: "
+            f"swarm_ft.attach({str(run.run_id)!r}, ...) returns to it"
+        )
     return await finished(run, options.outputs, on_event)
 
 
@@ -149,7 +138,7 @@ def listener_on(console: Console) -> Listener:
     return Listener(tell=partial(console.print, markup=False, soft_wrap=True))
 
 
-async def train_in(
+async def run_job_in(
     way: WayIn,
     options: JobOptions,
     *,
@@ -157,11 +146,11 @@ async def train_in(
     shows: bool = True,
     on_event: OnEvent | None = None,
 ) -> RunReport:
-    """Do what `trained` does in the swarm of `way`, with this key or this user's own.
+    """Do what `run_job` does in the swarm of `way`, with this key or this user's own.
 
     Raises:
-        SwarmError: why nothing came of it.
+        SwarmError: why there is no result.
     """
     check_outputs(options.outputs)
     async with connected(way, key_file) as swarm:
-        return await trained(swarm, options, shows=shows, on_event=on_event)
+        return await run_job(swarm, options, shows=shows, on_event=on_event)

@@ -186,6 +186,8 @@ class _Translation:
             "plugins": self._plugins,
             "model_type": self._model_type,
         }
+        if names is _JOB_FILE:
+            self._special["push_to_hub"] = self._repository
         if names is _TRAINER:
             # see _resolve_hub
             self._special |= dict.fromkeys(("push_to_hub", "hub_model_id"), lambda value: None)
@@ -354,6 +356,13 @@ class _Translation:
         self._key, is_better = "greater_is_better", metric != "loss"
         if keys.get("greater_is_better") not in (None, is_better):
             self._refuse(f"expected {is_better} of metric_for_best_model {metric}")
+
+    def _repository(self, value: Any) -> None:
+        """Take a file's repository; false, as of a Trainer's argument, asks for none."""
+        if value is True:
+            self._refuse("expected a repository, as [OWNER/]NAME, got True")
+        elif value is not False:
+            self._set("push_to_hub", value)
 
     def _resolve_hub(self, keys: Mapping[str, Any]) -> None:
         """Name the repository of a Trainer's `push_to_hub`, as it does: by its output directory."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from swarm_ft.peer.given import Doing
+    from swarm_ft.peer.current_work import Doing
     from swarm_ft.peer.node import PeerNode
     from swarm_ft.reach.shaping import Gate, Shape
 

@@ -235,7 +235,10 @@ def keys() -> None:
 @json_flag
 @log_option
 def list_keys(journal: str, as_json: bool) -> None:
-    """Show members and invitations."""
+    """Show members and invitations. A member was seen when the coordinator last heard it.
+
+    Times are this machine's; with --json they are UTC.
+    """
     with opened(journal) as (_, registry):
         members, invitations = registry.members(), registry.invitations()
     if as_json:
@@ -247,8 +250,8 @@ def list_keys(journal: str, as_json: bool) -> None:
                             "name": m.name,
                             "role": m.role.value,
                             "invitation": m.invitation,
-                            "joined": _day(m.joined_unix_s),
-                            "seen": _day(m.seen_unix_s),
+                            "joined": utc_time(m.joined_unix_s),
+                            "seen": utc_time(m.seen_unix_s),
                             **grant_fields(m.grant),
                             "revoked": m.is_revoked,
                         }
@@ -259,7 +262,7 @@ def list_keys(journal: str, as_json: bool) -> None:
                             "name": i.name,
                             "role": i.role.value,
                             "uses_left": i.uses_left,
-                            "expires": i.expires_unix_s and _day(i.expires_unix_s),
+                            "expires": i.expires_unix_s and utc_time(i.expires_unix_s),
                             **grant_fields(i.grant),
                         }
                         for i in invitations
@@ -270,11 +273,11 @@ def list_keys(journal: str, as_json: bool) -> None:
         return
     for m in members:
         end = "  revoked" if m.is_revoked else ""
-        joined = f"joined {_day(m.joined_unix_s)}, seen {_day(m.seen_unix_s)}"
+        joined = f"joined {local_time(m.joined_unix_s)}, seen {local_time(m.seen_unix_s)}"
         click.echo(f"{m.role:<6} {m.name}  by {m.invitation}  {joined}{_limits(m.grant)}{end}")
     for i in invitations:
         left = "any number" if i.uses_left is None else f"{i.uses_left} left"
-        until = f", until {_day(i.expires_unix_s)}" if i.expires_unix_s else ""
+        until = f", until {local_time(i.expires_unix_s)}" if i.expires_unix_s else ""
         click.echo(f"{i.name}  for {i.role}s{_limits(i.grant)}  {left}{until}")
     if not members and not invitations:
         click.echo("nobody was invited yet; 'swarm-ft invite' does")
@@ -339,5 +342,11 @@ def rotate(is_authority: bool, journal: str, as_json: bool) -> None:
         )
 
 
-def _day(unix_s: int) -> str:
+def local_time(unix_s: int) -> str:
+    """A time for people, by this machine's clock."""
+    return f"{datetime.fromtimestamp(unix_s):%Y-%m-%d %H:%M:%S}"
+
+
+def utc_time(unix_s: int) -> str:
+    """A time for programs."""
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")

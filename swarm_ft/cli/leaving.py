@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
-    from swarm_ft.peer.given import Gift
+    from swarm_ft.protocol.messages.contribution import Contribution
     from swarm_ft.protocol.messages.control import LeaveProgress
 
 LEAVE_TIMEOUT_S = 75.0
@@ -145,9 +145,9 @@ class PeerLine:
             logger.info("%s", self._does())
 
 
-def tell_gift(gift: Gift, *, as_json: bool) -> None:
-    """What the peer gave, if it gave anything."""
+def say_farewell(given: Contribution | None, *, as_json: bool) -> None:
+    """Print the swarm's count of what this peer gave, if that is anything."""
     if as_json:
-        click.echo(json.dumps({"gave": asdict(gift)}))
-    elif gift.hosted_s or gift.steps:
-        click.echo(f"this peer gave {gift.in_words}; thank you")
+        click.echo(json.dumps({"gave": asdict(given) if given is not None else None}))
+    elif given is not None and given.steps:
+        click.echo(f"this peer gave {given}; thank you")

@@ -32,6 +32,7 @@ _COMMANDS = {
     "coordinator": "swarm_ft.cli.coordinator:coordinator",
     "invite": "swarm_ft.cli.keys:invite",
     "keys": "swarm_ft.cli.keys:keys",
+    "backup": "swarm_ft.cli.backup:backup",
     "relay": "swarm_ft.cli.relay:relay",
     "dht": "swarm_ft.cli.coordinator:dht",
     "status": "swarm_ft.cli.status:status",

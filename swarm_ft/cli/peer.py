@@ -54,7 +54,7 @@ def _verb(name: str, words: str) -> None:
 _verb("pause", "Hand over what it has, and rest until it is resumed. Ctrl-C stops watching.")
 _verb("resume", "Work again, as far as its hours and the machine's use allow.")
 _verb("drain", "Hand over what it has, and leave. Ctrl-C stops watching.")
-_verb("status", "What it is at, and what it gave so far.")
+_verb("status", "What it is at, and what it gave to the swarm in all, by the swarm's count.")
 
 
 async def _ask(home: Path, verb: str, *, as_json: bool) -> None:
@@ -70,7 +70,8 @@ def in_words(state: PeerState) -> str:
     """What a peer is at, in a line."""
     seconds = f" (about {state.seconds:.0f} s)" if state.seconds >= 1 else ""
     why = f": {state.words}{seconds}" if state.words else ""
-    return f"peer {state.peer} is {state.state}{why}; it gave {state.gave}"
+    gave = f"; it gave {state.gave}" if state.gave else ""
+    return f"peer {state.peer} is {state.state}{why}{gave}"
 
 
 def _home(given: Path | None) -> Path:

@@ -11,7 +11,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,8 @@ class PeerState:
         state: working, idle, pausing, paused, leaving.
         words: why, or what it waits for; empty if there is nothing to say.
         seconds: that this takes yet, about.
-        gave: what it gave so far, in words.
+        gave: the swarm's count of what it gave, in words; empty if the coordinator told nothing.
+        given: the same as numbers; None if it told nothing.
     """
 
     peer: str
@@ -51,6 +52,7 @@ class PeerState:
     words: str = ""
     seconds: float = 0.0
     gave: str = ""
+    given: dict[str, float] | None = None
 
     def is_what(self, verb: str) -> bool:
         """Whether nothing is to be waited for after this was asked."""
@@ -58,17 +60,21 @@ class PeerState:
 
 
 def state_of(name: str, node: PeerNode) -> PeerState:
-    """What a peer is at now."""
-    presence, gave = node.presence, node.gift().in_words
+    """What a peer is at now, with its contribution as it came last."""
+    contribution = node.last_contribution
+    gave = str(contribution) if contribution is not None else ""
+    given = asdict(contribution) if contribution is not None else None
+    told = PeerState(peer=name, state="idle", gave=gave, given=given)
+    presence = node.presence
     leaving, progress = presence.leaving, presence.progress
     if leaving is None:
-        return PeerState(peer=name, state="working" if node.hosts else "idle", gave=gave)
+        return replace(told, state="working" if node.hosts else "idle")
     state = "leaving"
     if leaving.stays:
         state = "paused" if presence.is_paused or not node.hosts else "pausing"
     words = progress.words if progress is not None and progress.words else leaving.reason
     seconds = progress.seconds if progress is not None else 0.0
-    return PeerState(peer=name, state=state, words=words, seconds=seconds, gave=gave)
+    return replace(told, state=state, words=words, seconds=seconds)
 
 
 class PeerControl:
@@ -131,6 +137,7 @@ class PeerControl:
         from swarm_ft.protocol.messages.control import gist_of
 
         told: PeerState | None = None
+        await self._node.contribution()
         while told is None or not told.is_what(verb):
             now = state_of(self._name, self._node)
             if told is None or now.state != told.state or gist_of(now.words) != gist_of(told.words):

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swarm_ft.cli.overview import short_names
-from swarm_ft.cli.watching import event_words, given_words, progress_words, waiting_words
+from swarm_ft.cli.watching import event_words, progress_words, waiting_words
 from swarm_ft.client.words import printable
 from swarm_ft.ids import BlockIndex, PeerId, RunId
 from swarm_ft.protocol.messages.client import (
@@ -342,7 +342,7 @@ def _others(members: Iterable[MemberStatus], found: SwarmStatus) -> Table:
             *(_text(cell) for cell in (names[member.peer_id], member.device, layers)),
             Text.assemble(
                 Text("; ").join(_all_it_does(member, names)),
-                f"; {given_words(member.given)}" if member.given.steps else "",
+                f"; gave {member.given}" if member.given.steps else "",
             ),
         )
     return table

@@ -19,7 +19,7 @@ from swarm_ft.api.peer_home import BufferOptions
 from swarm_ft.cli.at_work import AtWork
 from swarm_ft.cli.doctor import tell_reached
 from swarm_ft.cli.joining import way_in
-from swarm_ft.cli.leaving import LEAVE_TIMEOUT_S, PeerLine, tell_gift
+from swarm_ft.cli.leaving import LEAVE_TIMEOUT_S, PeerLine, say_farewell
 from swarm_ft.cli.options import (
     ByteSize,
     examples,
@@ -283,7 +283,7 @@ async def _serve(swarm: Joined, lent: Lent, leave_timeout_s: float, *, as_json: 
                 await peer.run()
             finally:
                 line.end()
-                tell_gift(peer.node.gift(), as_json=as_json)
+                say_farewell(peer.node.last_contribution, as_json=as_json)
 
 
 def _asked(node: PeerNode, line: PeerLine, keeper: Keeper, verb: str) -> None:

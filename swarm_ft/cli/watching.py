@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from swarm_ft.protocol.messages.capacity import LinkSpeed
     from swarm_ft.protocol.messages.client import (
         BoundaryStatus,
-        Contribution,
         Evaluated,
         MemberLink,
         MemberStatus,
@@ -103,7 +102,7 @@ def verbose_lines(found: SwarmStatus) -> Iterator[str]:
     here = {member.peer_id for member in found.members}
     for one in found.contributors:
         if one.peer_id not in here:
-            yield f"peer {one.peer_id}  not here now; {given_words(one.given)}"
+            yield f"peer {one.peer_id}  not here now; gave {one.given}"
 
 
 def _member_lines(member: MemberStatus) -> Iterator[str]:
@@ -132,7 +131,7 @@ def _member_lines(member: MemberStatus) -> Iterator[str]:
     if links:
         yield f"  links: {', '.join(links)}"
     if member.given.steps:
-        yield f"  {given_words(member.given)}"
+        yield f"  gave {member.given}"
 
 
 def _work_words(work: MemberWork) -> str:
@@ -162,16 +161,6 @@ def speed_words(speed: LinkSpeed) -> str:
     if speed.least_round_trip_s:
         words.append(f"{1e3 * speed.least_round_trip_s:.3g} ms")
     return ", ".join(words)
-
-
-def given_words(given: Contribution) -> str:
-    """What a member gave, for people."""
-    from rich.filesize import decimal
-
-    return (
-        f"gave {given.samples:,} samples in {given.steps:,} steps, "
-        f"{given.seconds / 3600:.2f} h, {decimal(given.sent_bytes)} sent"
-    )
 
 
 def _run_lines(run: RunSummary) -> Iterator[str]:

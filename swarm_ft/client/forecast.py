@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from statistics import mean
 
@@ -52,6 +52,8 @@ PROBED_SAMPLES = 1000
 """By which the mean length of all is told."""
 FRAME_BYTES = 64
 """Around a payload: numbers and lengths, HTTP/2, TLS."""
+IN_IDLE_TIME = 0.5
+"""Of what evaluations take, at most, as far as was seen on machines that are shared."""
 BESIDE_SPREAD = 0.25
 """Of how much other runs on the same peers stretch a step, what is not known of it."""
 
@@ -497,21 +499,20 @@ class _Work:
         with_others_s = self._all_s(factors, self.first, self.later)
         alone_s = self._all_s(factors, self.first.alone, self.later.alone)
         spread = BESIDE_SPREAD * math.log(with_others_s / alone_s) if alone_s else 0.0
-        low, likely, high = expected(costs, self.seconds, spread)
-        if self._is_evaluated:
-            high = expected(costs, self._with_evaluations_s, spread).high
-        return SecondsRange(low, likely, high)
-
-    @property
-    def _is_evaluated(self) -> bool:
-        return bool(num_evaluations(self._spec.train) or self._spec.train.quality)
-
-    def _with_evaluations_s(self, factors: Factors) -> float:
-        apart = (
-            _evaluation(self._spec, self._stages, factors),
-            _shadows(self._spec, self._stages, factors),
+        least, middle, most = (
+            expected(costs, partial(self._with_evaluations_s, part), spread)
+            for part in (IN_IDLE_TIME, IN_IDLE_TIME / 2, 0.0)
         )
-        return self.seconds(factors) + sum(one.seconds for one in apart if one is not None)
+        return SecondsRange(least.low, middle.likely, most.high)
+
+    def _with_evaluations_s(self, in_idle_time: float, factors: Factors) -> float:
+        """Of all steps, with those evaluations that are made in one, in part while stages idle."""
+        evaluated = _evaluation(self._spec, self._stages, factors)
+        shadows = _shadows(self._spec, self._stages, factors)
+        more_s = shadows.seconds if shadows is not None else 0.0
+        if evaluated is not None:
+            more_s += evaluated.seconds * (evaluated.times - 1) / evaluated.times
+        return self.seconds(factors) + (1 - in_idle_time) * more_s
 
     def _all_s(self, factors: Factors, first: Pipeline, later: Pipeline) -> float:
         seconds = self._num_first * step_cost(first, factors).seconds
@@ -528,6 +529,7 @@ def _pipeline(spec: RunSpec, stages: Sequence[_Stage], *, is_first: bool) -> Pip
             StageWork(
                 time=_time(spec, stages, index, is_first=is_first),
                 blocks=len(stage.layers),
+                trained_bytes=stage.trained_bytes,
                 frames=_num_frames(spec, stage) if index else 0,
                 machines=stage.machines,
                 busy=stage.busy,

@@ -71,7 +71,9 @@ class Capacity:
         """Take what a member reports of its machine; whether more than its load is new."""
         before = self._machines.get(peer_id, Machine())
         self._machines[peer_id] = machine
-        return replace(before, demand=machine.demand, uses=machine.uses) != machine
+        load = (machine.demand, machine.busy, machine.uses, machine.waits)
+        names = ("demand", "busy", "uses", "waits")
+        return replace(before, **dict(zip(names, load, strict=True))) != machine
 
     @property
     def machines(self) -> Mapping[PeerId, Machine]:

@@ -27,6 +27,8 @@ logger = get_logger(__name__)
 
 ENROLMENTS_PER_S, ENROLMENT_BURST = 4.0, 128
 """Of one address: each is a write to the disk."""
+SEEN_EVERY_S = 10.0
+"""Between two notes of who was heard."""
 WATCH_EVERY_S = 0.5
 """How often the registry is read: calls of a revoked key end within a second, at peers too."""
 LOOK_EVERY_S = 0.1
@@ -47,6 +49,7 @@ class Enrolment:
         on_void: hears why nobody is a member any more, should the authority be replaced.
         on_renewed: hears which member has a newer certificate, and when that expires, in Unix
             seconds.
+        take_heard: returns the names of members that were heard since its last call.
     """
 
     def __init__(  # noqa: PLR0913 - what a process has to give
@@ -58,6 +61,7 @@ class Enrolment:
         on_revoked: Callable[[frozenset[str]], None] = lambda _: None,
         on_void: Callable[[str], None] = lambda _: None,
         on_renewed: Callable[[str, float], None] = lambda _name, _until: None,
+        take_heard: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._authority = authority
         self._registry = registry
@@ -66,6 +70,7 @@ class Enrolment:
         self._on_revoked = on_revoked
         self._on_void = on_void
         self._on_renewed = on_renewed
+        self._take_heard = take_heard
         self._rate: Rate[str] = Rate(per_s=ENROLMENTS_PER_S, burst=ENROLMENT_BURST)
         key, certificate = authority.coordinator()
         self._version = self._looked_at = registry.version()
@@ -116,13 +121,26 @@ class Enrolment:
         """
         renewed_s = LIFETIME_S * RENEWED_AT
         loop = asyncio.get_running_loop()
-        due_s = loop.time() + renewed_s
+        due_s, seen_due_s = loop.time() + renewed_s, loop.time() + SEEN_EVERY_S
         while True:
             await self.refresh()
+            if loop.time() >= seen_due_s:
+                await self.note_seen()
+                seen_due_s = loop.time() + SEEN_EVERY_S
             if loop.time() >= due_s:
                 self.credentials.rekey(*self._authority.coordinator())
                 due_s = loop.time() + renewed_s
             await asyncio.sleep(WATCH_EVERY_S)
+
+    async def note_seen(self) -> None:
+        """Store which members were heard, for `swarm-ft keys list`.
+
+        Raises:
+            JournalError: the registry cannot be read.
+        """
+        names = self._take_heard()
+        if names:
+            await asyncio.to_thread(self._registry.note_seen, names, utc_now())
 
     async def refresh(self) -> None:
         """Heed now what the owner has changed.

@@ -16,7 +16,6 @@ from swarm_ft.protocol.messages.capacity import LinkSpeed, Machine
 from swarm_ft.protocol.messages.client import (
     MAX_CONTRIBUTORS,
     MAX_LINKS,
-    Contribution,
     Contributor,
     MemberDoing,
     MemberLink,
@@ -90,7 +89,7 @@ class Roll:
             machine=self._machines.get(peer, Machine()),
             works=tuple(_work(post, peer) for post in posts[:MAX_HOSTED]),
             links=tuple(links.values())[:MAX_LINKS],
-            given=state.contributions.get(peer, Contribution()),
+            given=state.contribution_of(peer),
         )
 
     def _may_know(self, peer: PeerId, posts: Sequence[_Post]) -> bool:
@@ -106,7 +105,8 @@ def contributors(state: SwarmState) -> tuple[Contributor, ...]:
     """Those that gave most first."""
     ranked = sorted(state.contributions.items(), key=lambda one: -one[1].samples)
     return tuple(
-        Contributor(peer_id=peer, given=given) for peer, given in ranked[:MAX_CONTRIBUTORS]
+        Contributor(peer_id=peer, given=state.contribution_of(peer))
+        for peer, _ in ranked[:MAX_CONTRIBUTORS]
     )
 
 

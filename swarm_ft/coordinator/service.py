@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -101,6 +102,7 @@ from swarm_ft.protocol.messages.client import (
     SwarmStatus,
     WatchRequest,
 )
+from swarm_ft.protocol.messages.contribution import ContributionReport, ContributionRequest
 from swarm_ft.protocol.messages.control import (
     MAX_REVOKED,
     ClockProbe,
@@ -299,12 +301,15 @@ class CoordinatorService:
         self._happenings = Happenings(journal, unix_s)
         self._recorder = Recorder(recording, self._surroundings()) if recording else None
         self._revoked = Revoked(names=())
+        self._open_calls: Counter[str] = Counter()
+        self._heard: set[str] = set()
         self._broken = asyncio.get_running_loop().create_future()
         runs = {run.run_id: run for run in journal.load(clock.now_s())}
         self._state: SwarmState = SwarmState(
             runs=MappingProxyType(runs),
             standings=MappingProxyType(journal.standings(clock.now_s())),
             contributions=MappingProxyType(journal.contributions()),
+            sent_traffic=MappingProxyType(journal.sent_traffic()),
             queue_s=queue_s,
             result_s=result_s,
             keeps_snapshots=snapshots is not None or num_keepers > 0,
@@ -317,7 +322,7 @@ class CoordinatorService:
 
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:
         """What this service answers, for `Transport.serve`."""
-        return {
+        answers: dict[Method[Any, Any], Handler] = {
             JOIN: self._join,
             SUBMIT: self._submit,
             WATCH: self._watch,
@@ -328,6 +333,26 @@ class CoordinatorService:
             PLACE: self._capacity.place,
             MEASURE_LINK: self._capacity.measure,
         }
+        return {method: self._noting_caller(answer) for method, answer in answers.items()}
+
+    def _noting_caller(self, answer: Handler) -> Handler:
+        """The handler, which remembers the names of its callers for `take_heard`."""
+
+        async def noting(stream: MessageStream[Any, Any]) -> None:
+            name = _member(stream.caller)
+            self._open_calls[name] += 1
+            try:
+                await answer(stream)
+            finally:
+                self._open_calls -= Counter((name,))
+                self._heard.add(name)
+
+        return noting
+
+    def take_heard(self) -> frozenset[str]:
+        """Return the names of members that have called since the last time, or still do."""
+        heard, self._heard = self._heard, set()
+        return frozenset((heard | self._open_calls.keys()) - {""})
 
     async def run(self) -> None:
         """Let time pass until cancelled.
@@ -548,8 +573,12 @@ class CoordinatorService:
             logger.warning("run %s: old snapshots: %s", run_id, error.message)
 
     async def _forget_snapshots(self) -> None:
-        """Of all runs that are over: what a peer was still writing comes late."""
-        over = [run.run_id for run in self._state.runs.values() if run.phase > RunPhase.FINISHED]
+        """Remove snapshots of runs that are over: what a peer was still writing comes late.
+
+        Those of a run that cannot be read stay: a later version may read it.
+        """
+        runs = self._state.runs.values()
+        over = [run.run_id for run in runs if run.phase > RunPhase.FINISHED and _is_readable(run)]
         if self._snapshots is None or not over:
             return
         try:
@@ -675,6 +704,10 @@ class CoordinatorService:
                 case ClockProbe(sent_us):
                     reply = ClockReply(sent_us, round(1e6 * self._clock.now_s()))
                     self._put(peer_id, Say(peer_id, reply))
+                case ContributionRequest():
+                    self._handle(PeerSaid(peer_id, said))
+                    given = self._state.contribution_of(peer_id)
+                    self._put(peer_id, Say(peer_id, ContributionReport(given=given)))
                 case StepTimeline():
                     self._trace(peer_id, said)
                 case Machine():
@@ -946,6 +979,10 @@ class CoordinatorService:
             known = ", ".join(r.run_id for r in runs) or "none"
             raise NotFound(f"run {name} is not known here, or not yours; known: {known}")
         return run
+
+
+def _is_readable(run: Run) -> bool:
+    return run.detail is None or run.detail.kind is not ReasonKind.RUN_UNREADABLE
 
 
 def _encoded_page(events: tuple[SwarmEvent, ...]) -> Encoded:

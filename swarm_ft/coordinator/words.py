@@ -74,7 +74,8 @@ def _clipped(text: str) -> str:
 
 def _sentence(reason: Reason) -> str:
     if reason.kind in _OF_PEER:
-        predicate = _OF_PEER[reason.kind](reason)
+        gave = f"; it gave {reason.given}" if reason.given is not None else ""
+        predicate = _OF_PEER[reason.kind](reason) + gave
         return f"{_subject(reason)} {predicate}" if reason.peers else predicate
     return _OTHERS[reason.kind](reason)
 

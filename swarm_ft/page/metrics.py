@@ -254,6 +254,7 @@ CONTRIBUTED: dict[str, tuple[str, Callable[[Contributor], float]]] = {
     "peer_step_seconds": ("That these took.", lambda one: one.given.seconds),
     "peer_compute_seconds": ("Of these, at work.", lambda one: one.given.compute_s),
     "peer_sent_bytes": ("Of activations and gradients.", lambda one: one.given.sent_bytes),
+    "peer_all_sent_bytes": ("Of everything to other members.", lambda one: one.given.all_bytes),
 }
 
 

@@ -7,17 +7,19 @@ so they count by the weight that Linux gives them.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from swarm_ft.protocol.messages.capacity import Machine
 
-LOADAVG, STAT = Path("/proc/loadavg"), Path("/proc/stat")
+LOADAVG, STAT, TASKS = Path("/proc/loadavg"), Path("/proc/stat"), Path("/proc/self/task")
 SAMPLE_S = 0.5
-MEMORY_S = 8.0
+MEMORY_S = 5.0
 """Older samples weigh less by e."""
 TELL_S = 3.0
 """From one report to the next, at least."""
@@ -36,44 +38,65 @@ class LoadMeter:
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
-        self._demand = self._uses = math.nan
+        self._means = (math.nan,) * 4
         self._told = Machine()
         self._told_s = -math.inf
-        self._sampled = (time.monotonic(), time.process_time(), *_ticks())
+        self._before = _Sample.taken()
 
     def sample(self) -> None:
         """Look at the machine."""
-        at_s, own_s, niced, busy = self._sampled
-        self._sampled = now_s, used_s, niced_now, busy_now = (
-            time.monotonic(),
-            time.process_time(),
-            *_ticks(),
+        before, now = self._before, _Sample.taken()
+        self._before, passed_s = now, max(1e-3, now.at_s - before.at_s)
+        weight = 1 - math.exp(-passed_s / MEMORY_S)
+        busy_s = now.busy_s - before.busy_s
+        niced_share = (now.niced_s - before.niced_s) / busy_s if busy_s > 0 else 0.0
+        values = (
+            now.runnable * (1 - (1 - NICED_WEIGHT) * niced_share),
+            busy_s / passed_s,
+            (now.own_s - before.own_s) / passed_s,
+            max(0.0, now.waited_s - before.waited_s) / passed_s,
         )
-        weight = 1 - math.exp(-(now_s - at_s) / MEMORY_S)
-        niced_share = (niced_now - niced) / (busy_now - busy) if busy_now > busy else 0.0
-        demand = _runnable() * (1 - (1 - NICED_WEIGHT) * niced_share)
-        uses = (used_s - own_s) / max(1e-3, now_s - at_s)
-        self._demand = _mixed(self._demand, demand / self._threads, weight)
-        self._uses = _mixed(self._uses, uses / self._threads, weight)
+        self._means = tuple(
+            _mixed(known, value / self._threads, weight)
+            for known, value in zip(self._means, values, strict=True)
+        )
 
     def news(self, machine: Machine) -> Machine | None:
         """Return the machine with its load, if that is worth a report."""
-        if math.isnan(self._demand):
+        told = self._told.demand, self._told.busy, self._told.uses, self._told.waits
+        apart = max(abs(new - old) for new, old in zip(self._means, told, strict=True))
+        if not apart >= NEWS or time.monotonic() - self._told_s < TELL_S:
             return None
-        apart = max(
-            abs(self._demand - self._told.demand),
-            abs(self._uses - self._told.uses),
-        )
-        if time.monotonic() - self._told_s < TELL_S or apart < NEWS:
-            return None
-        self._told, self._told_s = self.measured(machine), time.monotonic()
+        demand, busy, uses, waits = self._means
+        self._told = replace(machine, demand=demand, busy=busy, uses=uses, waits=waits)
+        self._told_s = time.monotonic()
         return self._told
 
-    def measured(self, machine: Machine) -> Machine:
-        """Return the machine with its load, as far as it was sampled."""
-        if math.isnan(self._demand):
-            return machine
-        return replace(machine, demand=self._demand, uses=self._uses)
+
+class _Sample(NamedTuple):
+    """What the kernel counts.
+
+    Attributes:
+        at_s: when.
+        runnable: threads of all programs that run or wait for a processor.
+        busy_s: that processors worked since the machine started.
+        niced_s: of that, for niced processes.
+        own_s: that this process had of them.
+        waited_s: that its threads waited for one.
+    """
+
+    at_s: float
+    runnable: float
+    busy_s: float
+    niced_s: float
+    own_s: float
+    waited_s: float
+
+    @classmethod
+    def taken(cls) -> _Sample:
+        niced_s, busy_s = _worked_s()
+        own_s = time.process_time()
+        return cls(time.monotonic(), _runnable(), busy_s, niced_s, own_s, _waited_s())
 
 
 def _mixed(known: float, new: float, weight: float) -> float:
@@ -90,11 +113,23 @@ def _runnable() -> float:
         return getloadavg()[0] if getloadavg is not None else 0.0
 
 
-def _ticks() -> tuple[int, int]:
-    """Return ticks of niced processes, and of all work, since the machine started."""
+def _worked_s() -> tuple[float, float]:
+    """Return seconds that processors worked for niced processes, and for all."""
     try:
         fields = STAT.read_text(encoding="ascii").partition("\n")[0].split()[1:4]
-        user, niced, system = map(int, fields)
+        user, niced, system = (int(field) / os.sysconf("SC_CLK_TCK") for field in fields)
     except (OSError, ValueError):
-        return 0, 0
+        return 0.0, 0.0
     return niced, user + niced + system
+
+
+def _waited_s() -> float:
+    """Return seconds that this process's threads waited for a processor; 0 where nobody counts."""
+    waited_ns = 0
+    try:
+        for task in TASKS.iterdir():
+            with contextlib.suppress(OSError, IndexError, ValueError):  # it may be gone
+                waited_ns += int((task / "schedstat").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return 0.0
+    return waited_ns / 1e9

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import secrets
 import time
 from collections import ChainMap
 from collections.abc import Callable, Mapping
@@ -32,9 +33,9 @@ from swarm_ft.peer.capacity import measure_link
 from swarm_ft.peer.compute import Compute
 from swarm_ft.peer.context import PeerContext, run_in
 from swarm_ft.peer.coordinator_link import CoordinatorLink
+from swarm_ft.peer.current_work import CurrentWork, Doing
 from swarm_ft.peer.failures import failure_of, stage_failed
 from swarm_ft.peer.generation import TextStream, first_of
-from swarm_ft.peer.given import Doing, Gift, Given
 from swarm_ft.peer.host import StageHost
 from swarm_ft.peer.keeping import KeepingPlace, KeptShards
 from swarm_ft.peer.kept_buffers import BufferPlace
@@ -44,6 +45,11 @@ from swarm_ft.peer.presence import Presence, log_progress
 from swarm_ft.peer.state.stage_state import EngineMaker, StageState
 from swarm_ft.peer.timeline import Timeline
 from swarm_ft.protocol.messages.capacity import Machine
+from swarm_ft.protocol.messages.contribution import (
+    Contribution,
+    ContributionReport,
+    ContributionRequest,
+)
 from swarm_ft.protocol.messages.control import (
     MAX_KEPT_RUNS,
     STORAGE_KEY_BYTES,
@@ -104,6 +110,10 @@ RunMessage = (
     | DropShards
 )
 """What the coordinator sends about one run."""
+
+
+CONTRIBUTION_S = 2.0
+"""How long a peer waits for its entry of the ledger."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,7 +210,10 @@ class PeerNode:
         self._rng = rng = rng or Random()
         self._machine = options.machine
         self._clock = clock
-        self._given = Given(options.peer_id)
+        self._work = CurrentWork(options.peer_id)
+        self._session = secrets.randbits(63) or 1
+        self._contribution: Contribution | None = None
+        self._has_contribution = asyncio.Event()
         self._links = Links(
             options.peer_id, transport=transport, clock=clock, rng=rng, is_relayed=is_relayed
         )
@@ -288,11 +301,25 @@ class PeerNode:
     @property
     def doing(self) -> tuple[Doing, ...]:
         """What it does for each run of which it hosts a stage."""
-        return self._given.doing
+        return self._work.doing
 
-    def gift(self) -> Gift:
-        """What this peer gave so far."""
-        return self._given.gift(self._clock.now_s(), self._sent_bytes())
+    @property
+    def last_contribution(self) -> Contribution | None:
+        """The newest entry of the swarm's ledger that came; None before the first."""
+        return self._contribution
+
+    async def contribution(self) -> Contribution | None:
+        """Get this peer's entry of the swarm's ledger from the coordinator.
+
+        Returns:
+            The newest entry that is known, where the coordinator does not answer.
+        """
+        self._has_contribution.clear()
+        self._link.say(ContributionRequest(sent_bytes=self._sent_bytes()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CONTRIBUTION_S):
+                await self._has_contribution.wait()
+        return self._contribution
 
     async def run(self, endpoint: str) -> None:
         """Serve until `leave` or cancellation.
@@ -337,6 +364,7 @@ class PeerNode:
     async def _left(self) -> None:
         await self._leaving.wait()
         await until_one_ends(self.presence.may_go(), self._hosts_nothing(), self._lost_patience())
+        await self.contribution()  # the last one, for the farewell
         await self._link.say_goodbye()
 
     async def _lost_patience(self) -> None:
@@ -401,15 +429,17 @@ class PeerNode:
             kept_shards=self._kept.shards,
             max_beside=self._options.max_beside,
             device_memory_bytes=self._options.device_memory_bytes,
+            session=self._session,
         )
 
     def _alive(self) -> list[PeerAlive]:
         told = [host.alive() for host in self._hosts.values()] or [PeerAlive()]
-        return [replace(alive, links=self._links.speeds) for alive in told]
+        sent_bytes = self._sent_bytes()
+        return [replace(alive, links=self._links.speeds, sent_bytes=sent_bytes) for alive in told]
 
     async def _obey(self, message: ToPeer) -> None:
         """Do what a message asks; whatever goes wrong is a failure of its run."""
-        if isinstance(message, Revoked | Renewed):
+        if isinstance(message, Revoked | Renewed | ContributionReport):
             return  # `_obey_at_once` took it
         if isinstance(message, StayIdle | LeaveProgress | ClockReply):
             self._hear(message)
@@ -439,7 +469,7 @@ class PeerNode:
                 await self._assign(message)
             case PlanStep():
                 self._hosting(message.run_id).plan(message)
-                self._given.planned(message)
+                self._work.planned(message)
             case CatchUp():
                 self._hosting(message.run_id).take(message)
             case CommitStep():
@@ -455,7 +485,7 @@ class PeerNode:
 
     async def _commit(self, commit: CommitStep) -> None:
         await self._hosting(commit.run_id).commit(commit)
-        self._given.committed(commit)
+        self._work.committed(commit)
         if len(self._hosts) == 1:  # of other runs something is always under way
             self._at_rest()
 
@@ -475,6 +505,9 @@ class PeerNode:
                 self._validity.revoke(names)
             case Renewed(name=name, until_unix_s=until_unix_s):
                 self._validity.certified(name, until_unix_s)
+            case ContributionReport(given=given):
+                self._contribution = given
+                self._has_contribution.set()
             case _:
                 return False
         return True
@@ -504,7 +537,7 @@ class PeerNode:
         self._compute.weigh(assign.run_id, assign.priority, claim)
         host = self._hosts.get(assign.run_id) or await self._new_host(assign)
         await host.assign(assign)
-        self._given.assigned(assign, self._clock.now_s())
+        self._work.assigned(assign)
 
     async def _new_host(self, assign: Assign) -> StageHost:
         """In the place of the oldest, if there is no room beside it: it is not wanted any more."""
@@ -531,7 +564,7 @@ class PeerNode:
             logger.warning("run %s: released: %s", run_id, failure_of(error, run_id).message)
         del self._hosts[run_id]
         self._compute.forget(run_id)
-        self._given.released(run_id, self._clock.now_s())
+        self._work.released(run_id)
 
     def _check_keys(self, assign: Assign, layers: LayerRange) -> None:
         keys = (assign.storage_key, assign.stage_keys.get(layers, b""))

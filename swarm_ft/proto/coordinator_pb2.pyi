@@ -164,7 +164,7 @@ class HeldStage(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., spec_digest: _Optional[bytes] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., committed_steps: _Optional[int] = ..., last_attempt: _Optional[int] = ..., exported: _Optional[_Union[_snapshot_pb2.ShardFile, _Mapping]] = ...) -> None: ...
 
 class PeerHello(_message.Message):
-    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "device", "version", "leaving", "max_up_bytes_per_s", "max_down_bytes_per_s", "keep_bytes", "kept_shards", "protocol_version", "max_beside", "device_memory_bytes")
+    __slots__ = ("peer_id", "layers", "memory_bytes", "held", "endpoint", "kept_runs", "device", "version", "leaving", "max_up_bytes_per_s", "max_down_bytes_per_s", "keep_bytes", "kept_shards", "protocol_version", "max_beside", "device_memory_bytes", "session")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +181,7 @@ class PeerHello(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_BESIDE_FIELD_NUMBER: _ClassVar[int]
     DEVICE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     layers: _run_pb2.LayerRange
     memory_bytes: int
@@ -197,7 +198,8 @@ class PeerHello(_message.Message):
     protocol_version: int
     max_beside: int
     device_memory_bytes: int
-    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldStage, _Mapping]]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., leaving: _Optional[_Union[PeerLeaving, _Mapping]] = ..., max_up_bytes_per_s: _Optional[float] = ..., max_down_bytes_per_s: _Optional[float] = ..., keep_bytes: _Optional[int] = ..., kept_shards: _Optional[_Iterable[_Union[KeptShard, _Mapping]]] = ..., protocol_version: _Optional[int] = ..., max_beside: _Optional[int] = ..., device_memory_bytes: _Optional[int] = ...) -> None: ...
+    session: int
+    def __init__(self, peer_id: _Optional[str] = ..., layers: _Optional[_Union[_run_pb2.LayerRange, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., held: _Optional[_Iterable[_Union[HeldStage, _Mapping]]] = ..., endpoint: _Optional[str] = ..., kept_runs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., leaving: _Optional[_Union[PeerLeaving, _Mapping]] = ..., max_up_bytes_per_s: _Optional[float] = ..., max_down_bytes_per_s: _Optional[float] = ..., keep_bytes: _Optional[int] = ..., kept_shards: _Optional[_Iterable[_Union[KeptShard, _Mapping]]] = ..., protocol_version: _Optional[int] = ..., max_beside: _Optional[int] = ..., device_memory_bytes: _Optional[int] = ..., session: _Optional[int] = ...) -> None: ...
 
 class KeptShard(_message.Message):
     __slots__ = ("name", "digest")
@@ -222,7 +224,7 @@ class ShardLost(_message.Message):
     def __init__(self, shard: _Optional[_Union[KeptShard, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Machine(_message.Message):
-    __slots__ = ("flops_per_s", "up_bytes_per_s", "down_bytes_per_s", "round_trip_s", "watts", "cores", "host", "demand", "uses")
+    __slots__ = ("flops_per_s", "up_bytes_per_s", "down_bytes_per_s", "round_trip_s", "watts", "cores", "host", "demand", "uses", "busy", "waits")
     FLOPS_PER_S_FIELD_NUMBER: _ClassVar[int]
     UP_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     DOWN_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +234,8 @@ class Machine(_message.Message):
     HOST_FIELD_NUMBER: _ClassVar[int]
     DEMAND_FIELD_NUMBER: _ClassVar[int]
     USES_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     flops_per_s: float
     up_bytes_per_s: float
     down_bytes_per_s: float
@@ -241,7 +245,9 @@ class Machine(_message.Message):
     host: str
     demand: float
     uses: float
-    def __init__(self, flops_per_s: _Optional[float] = ..., up_bytes_per_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., watts: _Optional[float] = ..., cores: _Optional[float] = ..., host: _Optional[str] = ..., demand: _Optional[float] = ..., uses: _Optional[float] = ...) -> None: ...
+    busy: float
+    waits: float
+    def __init__(self, flops_per_s: _Optional[float] = ..., up_bytes_per_s: _Optional[float] = ..., down_bytes_per_s: _Optional[float] = ..., round_trip_s: _Optional[float] = ..., watts: _Optional[float] = ..., cores: _Optional[float] = ..., host: _Optional[str] = ..., demand: _Optional[float] = ..., uses: _Optional[float] = ..., busy: _Optional[float] = ..., waits: _Optional[float] = ...) -> None: ...
 
 class StageReady(_message.Message):
     __slots__ = ("run_id", "attempt", "done", "buffers")
@@ -376,7 +382,7 @@ class EvalSum(_message.Message):
     def __init__(self, loss_sum: _Optional[float] = ..., num_targets: _Optional[int] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PeerAlive(_message.Message):
-    __slots__ = ("attempt", "step", "compute_s", "parts_begun", "waits_for", "links", "run_id")
+    __slots__ = ("attempt", "step", "compute_s", "parts_begun", "waits_for", "links", "run_id", "sent_bytes")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
@@ -384,6 +390,7 @@ class PeerAlive(_message.Message):
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     step: int
     compute_s: float
@@ -391,7 +398,20 @@ class PeerAlive(_message.Message):
     waits_for: _containers.RepeatedScalarFieldContainer[str]
     links: _containers.RepeatedCompositeFieldContainer[LinkTo]
     run_id: str
-    def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., compute_s: _Optional[float] = ..., parts_begun: _Optional[int] = ..., waits_for: _Optional[_Iterable[str]] = ..., links: _Optional[_Iterable[_Union[LinkTo, _Mapping]]] = ..., run_id: _Optional[str] = ...) -> None: ...
+    sent_bytes: int
+    def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., compute_s: _Optional[float] = ..., parts_begun: _Optional[int] = ..., waits_for: _Optional[_Iterable[str]] = ..., links: _Optional[_Iterable[_Union[LinkTo, _Mapping]]] = ..., run_id: _Optional[str] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
+
+class ContributionRequest(_message.Message):
+    __slots__ = ("sent_bytes",)
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    sent_bytes: int
+    def __init__(self, sent_bytes: _Optional[int] = ...) -> None: ...
+
+class ContributionReport(_message.Message):
+    __slots__ = ("given",)
+    GIVEN_FIELD_NUMBER: _ClassVar[int]
+    given: Contribution
+    def __init__(self, given: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
 
 class LinkTo(_message.Message):
     __slots__ = ("peer_id", "speed")
@@ -496,7 +516,7 @@ class StageUnsaved(_message.Message):
     def __init__(self, name: _Optional[_Union[_snapshot_pb2.ShardName, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class FromPeer(_message.Message):
-    __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye", "alive", "offered", "saved", "caught_up", "timeline", "probe", "machine", "unsaved", "shard_kept", "shard_lost", "leaving", "works")
+    __slots__ = ("hello", "stage_ready", "step_ready", "exported", "failed", "goodbye", "alive", "offered", "saved", "caught_up", "timeline", "probe", "machine", "unsaved", "shard_kept", "shard_lost", "leaving", "works", "contribution_request")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STAGE_READY_FIELD_NUMBER: _ClassVar[int]
     STEP_READY_FIELD_NUMBER: _ClassVar[int]
@@ -515,6 +535,7 @@ class FromPeer(_message.Message):
     SHARD_LOST_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     WORKS_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTION_REQUEST_FIELD_NUMBER: _ClassVar[int]
     hello: PeerHello
     stage_ready: StageReady
     step_ready: StepReady
@@ -533,7 +554,8 @@ class FromPeer(_message.Message):
     shard_lost: ShardLost
     leaving: PeerLeaving
     works: PeerWorks
-    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ..., alive: _Optional[_Union[PeerAlive, _Mapping]] = ..., offered: _Optional[_Union[StageOffered, _Mapping]] = ..., saved: _Optional[_Union[StageSaved, _Mapping]] = ..., caught_up: _Optional[_Union[CaughtUp, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.StepTimeline, _Mapping]] = ..., probe: _Optional[_Union[_timeline_pb2.ClockProbe, _Mapping]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., unsaved: _Optional[_Union[StageUnsaved, _Mapping]] = ..., shard_kept: _Optional[_Union[ShardKept, _Mapping]] = ..., shard_lost: _Optional[_Union[ShardLost, _Mapping]] = ..., leaving: _Optional[_Union[PeerLeaving, _Mapping]] = ..., works: _Optional[_Union[PeerWorks, _Mapping]] = ...) -> None: ...
+    contribution_request: ContributionRequest
+    def __init__(self, hello: _Optional[_Union[PeerHello, _Mapping]] = ..., stage_ready: _Optional[_Union[StageReady, _Mapping]] = ..., step_ready: _Optional[_Union[StepReady, _Mapping]] = ..., exported: _Optional[_Union[StageExported, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., goodbye: _Optional[_Union[PeerGoodbye, _Mapping]] = ..., alive: _Optional[_Union[PeerAlive, _Mapping]] = ..., offered: _Optional[_Union[StageOffered, _Mapping]] = ..., saved: _Optional[_Union[StageSaved, _Mapping]] = ..., caught_up: _Optional[_Union[CaughtUp, _Mapping]] = ..., timeline: _Optional[_Union[_timeline_pb2.StepTimeline, _Mapping]] = ..., probe: _Optional[_Union[_timeline_pb2.ClockProbe, _Mapping]] = ..., machine: _Optional[_Union[Machine, _Mapping]] = ..., unsaved: _Optional[_Union[StageUnsaved, _Mapping]] = ..., shard_kept: _Optional[_Union[ShardKept, _Mapping]] = ..., shard_lost: _Optional[_Union[ShardLost, _Mapping]] = ..., leaving: _Optional[_Union[PeerLeaving, _Mapping]] = ..., works: _Optional[_Union[PeerWorks, _Mapping]] = ..., contribution_request: _Optional[_Union[ContributionRequest, _Mapping]] = ...) -> None: ...
 
 class StageAssignment(_message.Message):
     __slots__ = ("peer_id", "layers", "endpoint")
@@ -796,7 +818,7 @@ class LeaveProgress(_message.Message):
     def __init__(self, may_go: _Optional[bool] = ..., words: _Optional[str] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ToPeer(_message.Message):
-    __slots__ = ("assign", "plan", "commit", "export", "release", "catch_up", "save", "keep", "give", "drop", "clock", "idle", "revoked", "leave", "renewed")
+    __slots__ = ("assign", "plan", "commit", "export", "release", "catch_up", "save", "keep", "give", "drop", "clock", "idle", "revoked", "leave", "renewed", "contribution_report")
     ASSIGN_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -812,6 +834,7 @@ class ToPeer(_message.Message):
     REVOKED_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     RENEWED_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTION_REPORT_FIELD_NUMBER: _ClassVar[int]
     assign: Assign
     plan: PlanStep
     commit: CommitStep
@@ -827,7 +850,8 @@ class ToPeer(_message.Message):
     revoked: Revoked
     leave: LeaveProgress
     renewed: Renewed
-    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., keep: _Optional[_Union[KeepShard, _Mapping]] = ..., give: _Optional[_Union[GiveShard, _Mapping]] = ..., drop: _Optional[_Union[DropShards, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ..., idle: _Optional[_Union[StayIdle, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., leave: _Optional[_Union[LeaveProgress, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ...) -> None: ...
+    contribution_report: ContributionReport
+    def __init__(self, assign: _Optional[_Union[Assign, _Mapping]] = ..., plan: _Optional[_Union[PlanStep, _Mapping]] = ..., commit: _Optional[_Union[CommitStep, _Mapping]] = ..., export: _Optional[_Union[ExportStage, _Mapping]] = ..., release: _Optional[_Union[ReleaseStage, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., save: _Optional[_Union[SaveStage, _Mapping]] = ..., keep: _Optional[_Union[KeepShard, _Mapping]] = ..., give: _Optional[_Union[GiveShard, _Mapping]] = ..., drop: _Optional[_Union[DropShards, _Mapping]] = ..., clock: _Optional[_Union[_timeline_pb2.ClockReply, _Mapping]] = ..., idle: _Optional[_Union[StayIdle, _Mapping]] = ..., revoked: _Optional[_Union[Revoked, _Mapping]] = ..., leave: _Optional[_Union[LeaveProgress, _Mapping]] = ..., renewed: _Optional[_Union[Renewed, _Mapping]] = ..., contribution_report: _Optional[_Union[ContributionReport, _Mapping]] = ...) -> None: ...
 
 class SubmitHeader(_message.Message):
     __slots__ = ("spec", "spec_digest", "run_id", "priority", "protocol_version")
@@ -1070,18 +1094,20 @@ class MemberLink(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., way: _Optional[_Union[_meeting_pb2.Way, str]] = ..., speed: _Optional[_Union[LinkSpeed, _Mapping]] = ...) -> None: ...
 
 class Contribution(_message.Message):
-    __slots__ = ("samples", "steps", "seconds", "compute_s", "sent_bytes")
+    __slots__ = ("samples", "steps", "seconds", "compute_s", "sent_bytes", "all_bytes")
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ALL_BYTES_FIELD_NUMBER: _ClassVar[int]
     samples: int
     steps: int
     seconds: float
     compute_s: float
     sent_bytes: int
-    def __init__(self, samples: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., compute_s: _Optional[float] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
+    all_bytes: int
+    def __init__(self, samples: _Optional[int] = ..., steps: _Optional[int] = ..., seconds: _Optional[float] = ..., compute_s: _Optional[float] = ..., sent_bytes: _Optional[int] = ..., all_bytes: _Optional[int] = ...) -> None: ...
 
 class Contributor(_message.Message):
     __slots__ = ("peer_id", "given")

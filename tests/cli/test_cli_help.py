@@ -21,6 +21,7 @@ COMMANDS = (
     ("peer", "pause"),
     ("doctor",),
     ("plan",),
+    ("backup",),
     ("relay",),
     ("client",),
     ("client", "preview"),

@@ -14,7 +14,6 @@ from swarm_ft.ids import BlockIndex, PeerId, RunId, StepNumber
 from swarm_ft.protocol.messages.capacity import LinkSpeed, Machine
 from swarm_ft.protocol.messages.client import (
     BoundaryStatus,
-    Contribution,
     MemberDoing,
     MemberLink,
     MemberStatus,
@@ -24,6 +23,7 @@ from swarm_ft.protocol.messages.client import (
     StepCommitted,
     SwarmStatus,
 )
+from swarm_ft.protocol.messages.contribution import Contribution
 from swarm_ft.protocol.messages.control import StageAssignment
 from swarm_ft.protocol.messages.events import EventKind, SwarmEvent
 from swarm_ft.protocol.messages.meeting import Way

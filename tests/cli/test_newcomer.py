@@ -41,10 +41,13 @@ LENT = (
     "until the run ends.",
     "Others reach this machine directly",
 )
-THANKS = "this peer gave 19 s, 171 steps, 684 samples and sent 6.4 MB; thank you"
+THANKS = (
+    "this peer gave 684 samples in 171 steps, 19 s, 6.1 MB sent for training, 6.4 MB in all; "
+    "thank you"
+)
 STATUS = (
     "cpu, 7.2 GiB lent, swarm-ft 0.1.0",
-    "  gave 722 samples in 91 steps, 0.01 h, 9.2 MB sent",
+    "  gave 722 samples in 91 steps, 36 s, 9.2 MB sent for training, 9.9 MB in all",
 )
 LOSSES = (
     "step      0  evaluation loss 6.3779",
@@ -115,7 +118,7 @@ KINDS = (
     r"\d+(?:\.\d+){3}:\d+",
     r"token=\S+",
     r"/\S+/peers/\d+",
-    r"[\d,.]+ (?:bytes|kB|MB|GB)\b",
+    r"[\d,.]+ (?:bytes|kB|MB|GB|[KMGT]iB)\b",
     r"(?:\d+ h )?\d+ (?:s|min)\b",
     r"\b\d[\d,.]*(?:e-\d+)?\b",
 )
@@ -147,9 +150,10 @@ def assert_told(lines: Iterable[str], doc: str, *examples: str) -> None:
 def test_an_example_stands_for_lines_like_it() -> None:
     pattern = like(VOLUNTEERING, THANKS)
     assert pattern.search(
-        "this peer gave 1 min, 3 steps, 1,200 samples and sent 0 bytes; thank you"
+        "this peer gave 1,200 samples in 3 steps, 1 min, 0 bytes sent for training, 1.0 kB in all; "
+        "thank you"
     )
-    assert not pattern.search("this peer gave 19 s, 171 steps and sent 6.4 MB; thank you")
+    assert not pattern.search("this peer gave 684 samples, 19 s, 6.4 MB in all; thank you")
     with pytest.raises(AssertionError, match="the docs tell no more"):
         like(VOLUNTEERING, "this peer took 19 s")
 

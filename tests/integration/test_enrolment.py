@@ -16,7 +16,9 @@ from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.capacity import Capacity
 from swarm_ft.coordinator.enrolment import LOOK_EVERY_S, Enrolment
 from swarm_ft.coordinator.facts.state import SwarmState
+from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.registry import Registry
+from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.enrol import Membership, enrol, stay_enrolled
 from swarm_ft.errors import BadInvite, BadOption, JournalError, NotAllowed, SwarmError, Unavailable
 from swarm_ft.identity.authority import Authority
@@ -334,3 +336,26 @@ class Noting(Credentials):
     def renew(self, certificate: Certificate) -> None:
         super().renew(certificate)
         self.renewed.set()
+
+
+async def test_a_member_was_seen_when_it_was_last_heard(tmp_path: Path) -> None:
+    """Third round of user tests: a peer that worked for hours was 'seen' when it enrolled."""
+    authority, registry = Authority.make(tmp_path / "keys"), Registry(tmp_path / "keys")
+    service = CoordinatorService(Journal(":memory:"), SystemClock())
+    enrolment = Enrolment(authority, registry, (), "a-swarm", take_heard=service.take_heard)
+    transport = GrpcTransport(GrpcOptions(credentials=enrolment.credentials))
+    handlers = {**enrolment.handlers(), **service.handlers()}
+    server = await transport.serve("127.0.0.1", 0, handlers)
+    try:
+        office = Office(authority, registry, enrolment, server.endpoint)
+        enrolled = [await enrol(await office.invite(Role.CLIENT), new_key()) for _ in range(2)]
+        long_ago = datetime(2026, 1, 1, tzinfo=UTC)
+        registry.note_seen([one.name for one in enrolled], long_ago)
+        await ask(enrolled[0])
+        await enrolment.note_seen()
+        seen = {member.name: member.seen_unix_s for member in registry.members()}
+    finally:
+        await server.stop()
+        registry.close()
+    assert seen[enrolled[0].name] >= int(time.time()) - 60
+    assert seen[enrolled[1].name] == int(long_ago.timestamp())

@@ -101,3 +101,34 @@ async def test_who_follows_is_told_what_happens(tmp_path: Path) -> None:
                 break
         await following.aclose()
         assert event.words == "peer late joined: offers layers 0-2"
+
+
+async def test_a_peer_its_swarm_and_its_farewell_have_one_count(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    """Also after the coordinator was started again; what was sent before counts once."""
+    sent, job = 7_000_000, make_job(num_samples=8, num_steps=4)
+    async with LocalSwarm(tmp_path, LAYERS[:2]) as swarm:
+        peer = await swarm.add_peer(PeerId("counted"), LAYERS[2], sent_bytes=lambda: sent)
+        await swarm.train(job.spec, job.samples)
+        given = await peer.node.contribution()
+        assert given is not None
+        assert (given.steps, given.all_bytes) == (job.spec.train.num_steps, 7_000_000)
+        assert given.sent_bytes > 0
+        await swarm.kill_coordinator()
+        await swarm.start_coordinator()
+        await swarm.all_joined()
+        sent = 8_000_000
+        given = await peer.node.contribution()
+        assert given is not None
+        assert given.all_bytes == 8_000_000
+        status = await swarm.client.status()
+        (shown,) = (one.given for one in status.members if one.peer_id == "counted")
+        assert shown == given
+        peer.node.leave()
+        await swarm.client.collected(status.runs[0].run_id)
+        await peer.task
+        assert peer.node.last_contribution == given
+        events = await events_of(swarm)
+    (left,) = (event for event in events if event.kind is EventKind.PEER_LEFT)
+    assert left.words == f"peer counted left; it gave {given}"

@@ -106,7 +106,9 @@ def test_what_is_wrong_is_said_before_anything_begins(tmp_path: Path) -> None:
         swarm_ft.serve()
 
 
-def test_three_roles_by_calls_that_wait(sample: SampleInput, tmp_path: Path) -> None:
+def test_three_roles_by_calls_that_wait(
+    sample: SampleInput, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def buffers(name: str) -> swarm_ft.BufferOptions:
         return swarm_ft.BufferOptions(directory=tmp_path / name)
 
@@ -122,8 +124,10 @@ def test_three_roles_by_calls_that_wait(sample: SampleInput, tmp_path: Path) -> 
             report = swarm_ft.train(
                 invite=client,
                 key_file=tmp_path / "client.pem",
-                progress=False,
                 **quick(sample, tmp_path / "tuned"),
+            )
+            assert (
+                f"swarm_ft.attach('{report.run_id}', ...) returns to it" in capsys.readouterr().err
             )
             assert one.name != two.name
             assert one.endpoint.startswith("127.0.0.1:")

@@ -7,9 +7,11 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from swarm_ft.coordinator.facts.events import ContributionRecord, Turn
-from swarm_ft.coordinator.facts.state import PlannedStep, Run
+from swarm_ft.coordinator.facts.state import PlannedStep, Run, SentTraffic
 from swarm_ft.ids import PeerId
-from swarm_ft.protocol.messages.client import Contribution, StepCommitted
+from swarm_ft.protocol.messages.client import StepCommitted
+from swarm_ft.protocol.messages.contribution import Contribution, ContributionRequest
+from swarm_ft.protocol.messages.control import FromPeer, PeerAlive
 
 MAX_CONTRIBUTIONS = 4096
 """Members that are remembered; names cost nothing. Of more, those go that gave least."""
@@ -35,8 +37,43 @@ def credit(turn: Turn, run: Run, step: PlannedStep, committed: StepCommitted) ->
     forgotten = tuple(peer for peer in ranked if peer not in given)[:room]
     for peer in forgotten:
         del known[peer]
-    turn.state = replace(turn.state, contributions=MappingProxyType(known))
-    turn.write(ContributionRecord(given, forgotten))
+    sent = {p: one for p, one in turn.state.sent_traffic.items() if p not in forgotten}
+    turn.state = replace(
+        turn.state,
+        contributions=MappingProxyType(known),
+        sent_traffic=MappingProxyType(sent) if forgotten else turn.state.sent_traffic,
+    )
+    newest = {peer: sent[peer] for peer in given if peer in sent}
+    turn.write(ContributionRecord(given, forgotten, newest))
+
+
+def count_sent(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
+    """Count everything that a member sent in its session, if a message says so; write nothing yet.
+
+    A coordinator that ends before it writes the sum gets it again: the member reports the whole of
+    its session each time.
+    """
+    member, known = turn.state.members.get(peer_id), turn.state.sent_traffic
+    if not isinstance(message, PeerAlive | ContributionRequest):
+        return
+    if member is None or not member.hello.session:
+        return
+    before = known.get(peer_id, SentTraffic())
+    after = before.counted(member.hello.session, message.sent_bytes)
+    if after != before:
+        others = {peer: one for peer, one in known.items() if peer != peer_id}
+        strangers = (peer for peer in others if peer not in turn.state.contributions)
+        if len(others) >= 2 * MAX_CONTRIBUTIONS and (first := next(strangers, None)):
+            del others[first]
+        sent = MappingProxyType({**others, peer_id: after})
+        turn.state = replace(turn.state, sent_traffic=sent)
+
+
+def write_sent(turn: Turn, peer_id: PeerId) -> None:
+    """Write down what a member sent, as it goes."""
+    sent = turn.state.sent_traffic.get(peer_id)
+    if sent is not None:
+        turn.write(ContributionRecord({}, (), {peer_id: sent}))
 
 
 def given_in(

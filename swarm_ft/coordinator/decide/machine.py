@@ -46,6 +46,7 @@ from swarm_ft.coordinator.decide import (
     losses,
     steering,
 )
+from swarm_ft.coordinator.decide.contributions import count_sent, write_sent
 from swarm_ft.coordinator.facts.events import (
     CodecsChanged,
     Effect,
@@ -208,6 +209,7 @@ def _time_passed(turn: Turn) -> None:
 
 def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
     turn.state = turn.state.with_heard(peer_id, turn.now_s)
+    count_sent(turn, peer_id, message)
     own = {run.run_id: run for run in turn.state.runs_of(peer_id)}
     run = own.get(getattr(message, "run_id", None) or _NO_RUN)
     match message:
@@ -468,10 +470,13 @@ def _peer_gone(
     if peer_id not in turn.state.members:
         return
     turn.state = turn.state.without_member(peer_id)
+    write_sent(turn, peer_id)
     losses.holder_gone(turn, peer_id, away_since_s=away_since_s)
     runs = turn.state.runs_of(peer_id)
+    given = turn.state.contribution_of(peer_id)
     for run in runs or (None,):
-        turn.happened(kind, run, peer_id, reason=replace(why, peers=(peer_id,)))
+        reason = replace(why, peers=(peer_id,), given=given if given.steps else None)
+        turn.happened(kind, run, peer_id, reason=reason)
     for run in runs:
         away = {**run.attempt.away_since_s, peer_id: away_since_s}
         detail = loss_of(turn.state, run, peer_id, why)

@@ -9,16 +9,16 @@ from swarm_ft.coordinator.facts.ledger import LedgerChange, change_of
 from swarm_ft.coordinator.facts.messages import Message
 from swarm_ft.coordinator.facts.reasons import Reason, gist_of
 from swarm_ft.coordinator.facts.standing import Standing
-from swarm_ft.coordinator.facts.state import Run, Snapshot, SwarmState
+from swarm_ft.coordinator.facts.state import Run, SentTraffic, Snapshot, SwarmState
 from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.errors import SwarmError
 from swarm_ft.ids import Attempt, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import (
-    Contribution,
     Evaluated,
     RunPhase,
     StepCommitted,
 )
+from swarm_ft.protocol.messages.contribution import Contribution
 from swarm_ft.protocol.messages.control import CommitStep, FromPeer, PeerHello
 from swarm_ft.protocol.messages.events import Actor, EventKind
 from swarm_ft.protocol.messages.reports import ByteCounts, Traffic
@@ -297,6 +297,7 @@ class ContributionRecord:
 
     given: Mapping[PeerId, Contribution]
     forgotten: tuple[PeerId, ...] = ()
+    sent: Mapping[PeerId, SentTraffic] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from swarm_ft.errors import SwarmError
 from swarm_ft.ids import PeerId, RunId
+from swarm_ft.protocol.messages.contribution import Contribution
 from swarm_ft.protocol.messages.events import Actor
 from swarm_ft.protocol.spec.layers import LayerRange
 
@@ -305,6 +306,7 @@ class Reason:
         value_before: so too, to compare it with.
         parts: reasons that this one consists of.
         actor: the person who requested it.
+        given: the contribution of a peer that goes, of all runs.
     """
 
     kind: ReasonKind
@@ -324,6 +326,7 @@ class Reason:
     value_before: float | None = None
     parts: tuple[Reason, ...] = ()
     actor: Actor | None = None
+    given: Contribution | None = None
 
     @property
     def wait(self) -> tuple[ReasonKind, int | None]:

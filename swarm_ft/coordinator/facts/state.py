@@ -23,12 +23,12 @@ from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.client import (
     MAX_STEERED,
     CodecChange,
-    Contribution,
     Evaluated,
     QualityFound,
     RunPhase,
     StepCommitted,
 )
+from swarm_ft.protocol.messages.contribution import MAX_GIVEN_BYTES, Contribution
 from swarm_ft.protocol.messages.control import (
     CommitStep,
     Learner,
@@ -94,6 +94,31 @@ class Member:
     told: Progress | None = None
     told_at_s: float = 0.0
     links: Mapping[PeerId, LinkSpeed] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True)
+class SentTraffic:
+    """Everything that a member sent to other members, by its own count.
+
+    A session is a process of the member. Its count is remembered, so that bytes count once when the
+    member or the coordinator comes back.
+
+    Attributes:
+        session: the newest; see `PeerHello.session`.
+        session_bytes: sent in it, as far as was counted here.
+        all_bytes: sent in all sessions.
+    """
+
+    session: int = 0
+    session_bytes: int = 0
+    all_bytes: int = 0
+
+    def counted(self, session: int, sent_bytes: int) -> SentTraffic:
+        """The sums after a report of what was sent in this session until now."""
+        before = self.session_bytes if session == self.session else 0
+        newest = max(before, sent_bytes)
+        all_bytes = min(self.all_bytes + newest - before, MAX_GIVEN_BYTES)
+        return SentTraffic(session, newest, all_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -764,7 +789,8 @@ class SwarmState:
     Attributes:
         standings: of peers that failed, members or not.
         ways: who reaches whom, as introductions know it; nothing where links have no keys.
-        contributions: what members gave until now, whether they are here or not.
+        contributions: what members gave in committed steps, whether they are here or not.
+        sent_traffic: everything that they sent.
         queue_s: how long a run that cannot be placed waits for its turn.
         result_s: how long a result is kept for its client.
         keeps_snapshots: whether there is a place for them, or peers keep them.
@@ -780,6 +806,7 @@ class SwarmState:
     standings: Mapping[PeerId, Standing] = field(default_factory=_nothing)
     ways: Ways = field(default_factory=Ways)
     contributions: Mapping[PeerId, Contribution] = field(default_factory=_nothing)
+    sent_traffic: Mapping[PeerId, SentTraffic] = field(default_factory=_nothing)
     queue_s: float = QUEUE_S
     result_s: float = RESULT_S
     keeps_snapshots: bool = False
@@ -896,6 +923,11 @@ class SwarmState:
         others = {name: s for name, s in self.standings.items() if name != peer_id}
         kept = dict(list(others.items())[1 - MAX_STANDINGS :])
         return replace(self, standings=MappingProxyType({**kept, peer_id: standing}))
+
+    def contribution_of(self, peer_id: PeerId) -> Contribution:
+        """A member's entry of the ledger, for everybody who shows it."""
+        sent = self.sent_traffic.get(peer_id, SentTraffic())
+        return replace(self.contributions.get(peer_id, Contribution()), all_bytes=sent.all_bytes)
 
     def with_heard(self, peer_id: PeerId, now_s: float) -> SwarmState:
         """The same state, in which something was heard of this peer just now."""

@@ -6,10 +6,11 @@ import errno
 import sqlite3
 
 DISK_FULL = "the disk is full; make room on it"
+IN_USE = "another program has it open; does another coordinator use it?"
 _BY_NAME = (
     ("SQLITE_FULL", DISK_FULL),
-    ("SQLITE_BUSY", "another program has it open; does another coordinator use it?"),
-    ("SQLITE_LOCKED", "another program has it open; does another coordinator use it?"),
+    ("SQLITE_BUSY", IN_USE),
+    ("SQLITE_LOCKED", IN_USE),
     ("SQLITE_NOTADB", "this is no such file, or it is damaged; name another file"),
     ("SQLITE_CORRUPT", "the file is damaged; put a copy of it back, or name another file"),
     ("SQLITE_READONLY", "it cannot be written; see to the rights of the file and its folder"),

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import IO
 
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
@@ -44,12 +45,13 @@ from swarm_ft.coordinator.facts.state import (
     PlannedStep,
     RateChange,
     Run,
+    SentTraffic,
     Snapshot,
     Steering,
     SteeringRequest,
 )
 from swarm_ft.coordinator.journal import migrations
-from swarm_ft.coordinator.journal.disk_words import in_words
+from swarm_ft.coordinator.journal.disk_words import IN_USE, in_words
 from swarm_ft.coordinator.journal.reason_text import reason_from, text_of
 from swarm_ft.coordinator.journal.reserve import Reserve
 from swarm_ft.coordinator.journal.schema_version import check_version, copy_beside, version_of
@@ -59,14 +61,14 @@ from swarm_ft.coordinator.plan.steps import MEASURED_STEPS
 from swarm_ft.errors import JournalError, SwarmError
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, StepNumber
 from swarm_ft.log import get_logger
-from swarm_ft.private_files import FILE_MODE, make_private
+from swarm_ft.private_files import FILE_MODE, make_private, open_private
 from swarm_ft.protocol.messages.client import (
     CodecChange,
-    Contribution,
     Evaluated,
     RunPhase,
     StepCommitted,
 )
+from swarm_ft.protocol.messages.contribution import Contribution
 from swarm_ft.protocol.messages.control import CommitStep, SavedStage, StageAssignment
 from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.messages.reports import (
@@ -85,6 +87,7 @@ from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.wire import RUN_SPEC
 from swarm_ft.protocol.wire.earlier import salvaged_spec
 from swarm_ft.sealing import Sealer
+from swarm_ft.systems import lock_file
 
 logger = get_logger(__name__)
 
@@ -133,6 +136,9 @@ CREATE TABLE IF NOT EXISTS standings (
 CREATE TABLE IF NOT EXISTS contributions (
     peer_id TEXT PRIMARY KEY, samples INTEGER NOT NULL, steps INTEGER NOT NULL,
     seconds REAL NOT NULL, compute_s REAL NOT NULL, sent_bytes INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sent_traffic (
+    peer_id TEXT PRIMARY KEY, session INTEGER NOT NULL, session_bytes INTEGER NOT NULL,
+    all_bytes INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS events (
     serial INTEGER PRIMARY KEY, unix_s REAL NOT NULL, kind INTEGER NOT NULL, run_id TEXT,
     peer_id TEXT, from_step INTEGER, to_step INTEGER, words BLOB NOT NULL);
@@ -179,6 +185,7 @@ class Journal:
     def __init__(self, path: str, key: bytes | None = None, *, reserve_bytes: int = 0) -> None:
         self._path = path
         self._sealer = Sealer(key, "journal") if key is not None else None
+        self._lock_file: IO[bytes] | None = None
         _keep_private(path)
         with self._errors_named():
             self._db = sqlite3.connect(path, timeout=1.0)
@@ -190,24 +197,29 @@ class Journal:
             if version is not None and version < VERSION:
                 self._migrate(version)
         except BaseException:
-            self._db.close()
+            self._close()
             raise
 
     def _begin(self) -> int | None:
         """Take the file, and make its tables if it is new; the version that it has else."""
         with self._errors_named():
-            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             version = version_of(self._db)
             check_version(f"journal {self._path}", version, migrations.OLDEST, VERSION)
+            self._lock()
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("PRAGMA secure_delete=ON")  # a run's key goes with the run
-            # A write takes the exclusive lock now, so that a second coordinator learns it at once.
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.commit()
             if version is None:
                 self._create()
         return version
+
+    def _lock(self) -> None:
+        """Refuse a second coordinator. Others may read meanwhile, as `swarm-ft backup` does."""
+        if self._path == ":memory:":
+            return
+        self._lock_file = open_private(Path(f"{self._path}.lock"), "ab")
+        if not lock_file(self._lock_file.fileno()):
+            raise JournalError(f"journal {self._path}: {IN_USE}")
 
     def _create(self) -> None:
         self._db.executescript(SCHEMA)
@@ -261,8 +273,13 @@ class Journal:
 
     def close(self) -> None:
         """Close the file; nothing is lost by not calling it."""
-        self._db.close()
+        self._close()
         self.tokens.close()
+
+    def _close(self) -> None:
+        self._db.close()
+        if self._lock_file is not None:
+            self._lock_file.close()
 
     # ---- writing
 
@@ -307,8 +324,11 @@ class Journal:
             for peer, g in record.given.items()
         )
         self._db.executemany("INSERT OR REPLACE INTO contributions VALUES (?, ?, ?, ?, ?, ?)", rows)
-        forgotten = ((peer,) for peer in record.forgotten)
-        self._db.executemany("DELETE FROM contributions WHERE peer_id=?", forgotten)
+        sent = ((peer, s.session, s.session_bytes, s.all_bytes) for peer, s in record.sent.items())
+        self._db.executemany("INSERT OR REPLACE INTO sent_traffic VALUES (?, ?, ?, ?)", sent)
+        forgotten = [(peer,) for peer in record.forgotten]
+        for table in ("contributions", "sent_traffic"):
+            self._db.executemany(f"DELETE FROM {table} WHERE peer_id=?", forgotten)
 
     def write_run(self, run: Run, data_digest: bytes) -> None:
         """Make a new run durable, whose tokens are: `data_digest` is that of all of them.
@@ -394,6 +414,16 @@ class Journal:
         for (step,) in found:
             if step not in record.kept:
                 execute("DELETE FROM snapshots WHERE run_id=? AND step=?", (run_id, step))
+
+    def forget_snapshots(self, run_id: RunId, steps: Iterable[int]) -> None:
+        """Drop a run's snapshots of these steps.
+
+        Raises:
+            JournalError: the disk refused.
+        """
+        rows = [(run_id, step) for step in steps]
+        with self._errors_named(), self._db:
+            self._db.executemany("DELETE FROM snapshots WHERE run_id=? AND step=?", rows)
 
     def _write_evaluation(self, record: EvaluationRecord) -> None:
         found = record.evaluated
@@ -541,6 +571,14 @@ class Journal:
             )
             for peer, samples, steps, seconds, compute_s, sent_bytes in found
         }
+
+    def sent_traffic(self) -> dict[PeerId, SentTraffic]:
+        """Everything that members sent."""
+        with self._errors_named():
+            found = self._db.execute(
+                "SELECT peer_id, session, session_bytes, all_bytes FROM sent_traffic"
+            ).fetchall()
+        return {PeerId(peer): SentTraffic(*counts) for peer, *counts in found}
 
     def events(self, since: int, limit: int) -> tuple[EventRecord, ...]:
         """What happened, from this serial number on, so many at most, oldest first."""

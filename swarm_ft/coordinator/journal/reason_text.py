@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.ids import PeerId, RunId
+from swarm_ft.protocol.messages.contribution import Contribution
 from swarm_ft.protocol.messages.events import Actor
 from swarm_ft.protocol.spec.layers import LayerRange
 
@@ -40,6 +41,8 @@ def _plain(reason: Reason) -> dict[str, Any]:
             value = [[layers.start, layers.stop] for layers in value]
         elif field.name == "parts":
             value = [_plain(part) for part in value]
+        elif isinstance(value, Contribution):
+            value = asdict(value)
         if value not in (None, "", (), []):
             found[field.name] = value
     return found
@@ -48,6 +51,7 @@ def _plain(reason: Reason) -> dict[str, Any]:
 def _built(found: Mapping[str, Any]) -> Reason:
     named = dict(found)
     run_id, actor = named.pop("run_id", None), named.pop("actor", None)
+    given = named.pop("given", None)
     return Reason(
         kind=ReasonKind(named.pop("kind")),
         run_id=None if run_id is None else RunId(run_id),
@@ -57,5 +61,6 @@ def _built(found: Mapping[str, Any]) -> Reason:
         layers=tuple(LayerRange(start, stop) for start, stop in named.pop("layers", ())),
         parts=tuple(map(_built, named.pop("parts", ()))),
         actor=None if actor is None else Actor(actor),
+        given=None if given is None else Contribution(**given),
         **named,
     )

@@ -10,7 +10,7 @@ import json
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -67,7 +67,7 @@ class MemberRecord:
         grant: what it may host, if it is a peer's.
         invitation: the name of the one it came with.
         joined_unix_s: when it first came.
-        seen_unix_s: when it last got a certificate.
+        seen_unix_s: when the coordinator last heard it.
     """
 
     name: str
@@ -243,13 +243,20 @@ class Registry:
                 if caller.role is Role.NEWCOMER and caller.name != known.invitation:
                     with self._transaction():
                         self._grant_anew(known, caller.name, now_s)
-                self._note_seen(name, now_s)
+                self._note_seen((name,), now_s)
         return Caller(role=role, name=name, key=caller.key)
 
-    def _note_seen(self, name: str, now_s: int) -> None:
-        """Store when a member was last here; a disk that refuses keeps no member out."""
+    def note_seen(self, names: Collection[str], now: datetime) -> None:
+        """Store that the coordinator heard these members now; unknown names are ignored."""
+        with self._errors():
+            self._note_seen(names, int(now.timestamp()))
+
+    def _note_seen(self, names: Collection[str], now_s: int) -> None:
+        """Store when members were last heard; a disk that refuses keeps no member out."""
+        rows = [(now_s, name) for name in names]
         try:
-            self._db.execute("UPDATE members SET seen_unix_s=? WHERE name=?", (now_s, name))
+            with self._transaction():
+                self._db.executemany("UPDATE members SET seen_unix_s=? WHERE name=?", rows)
         except sqlite3.OperationalError as error:
             logger.warning("members %s: %s", self._path, in_words(error))
 

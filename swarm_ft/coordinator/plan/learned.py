@@ -14,7 +14,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from swarm_ft.coordinator.facts.state import Run, SwarmState
-from swarm_ft.coordinator.plan.forecast import Rates, stage_time
+from swarm_ft.coordinator.plan.forecast import Rates, num_frames, stage_time
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.machines.step_cost import (
     Factors,
@@ -177,7 +177,7 @@ def costs_of(runs: Iterable[Seen]) -> Costs:
     for one in runs:
         if one.num_steps < LEAST_STEPS:
             continue
-        costs = learned(costs, one.step_s, one.seconds / one.num_steps)
+        costs = learned(costs, one.step_s, one.seconds / one.num_steps, one.num_steps)
         computed_s = math.fsum(one.computed_s)
         if computed_s:
             costs = learned_compute(costs, one.all_compute_s, computed_s)
@@ -203,7 +203,8 @@ def pipeline(
             StageWork(
                 time=stage_time(spec, stages, index, rates, is_first=is_first),
                 blocks=len(stage.layers),
-                frames=_num_frames(spec, stage) if index else 0,
+                trained_bytes=spec.trained_bytes(stage.layers),
+                frames=num_frames(spec, stage.layers.start) if index else 0,
                 machines=tuple(names[peer] for peer in stage.peers),
                 busy=fmean(_stretched(around[peer]) for peer in stage.peers),
             )
@@ -222,10 +223,6 @@ def _stretched(around: Beside) -> float:
     if not around.num_runs:
         return 0.0
     return min(float(around.num_runs), around.busy / max(1e-3, 1 - around.busy))
-
-
-def _num_frames(spec: RunSpec, stage: Stage) -> int:
-    return spec.train.micro_batch_size * (1 + spec.gradients_cross(stage.layers.start))
 
 
 def _rates(machines: Mapping[PeerId, Machine], peers: Sequence[PeerId]) -> Rates:
@@ -270,7 +267,11 @@ def beside(
     return Beside(
         num_runs=len(runs),
         busy=min(1.0, math.fsum(_share(run, peer) for run in runs)),
-        host_busy=math.fsum(_share(run, other) for run, other in near),
+        # While a peer computes for one run it asks for nothing for another one.
+        host_busy=math.fsum(
+            _share(run, other) / (1 + len([one for one, at in near if at == other]))
+            for run, other in near
+        ),
         host_load=loads_of(machines, [peer]).get(machine_name(machines, peer), 0.0),
         left_s=max((_left_s(run) for run, _ in near), default=0.0),
     )
@@ -279,17 +280,23 @@ def beside(
 def loads_of(machines: Mapping[PeerId, Machine], peers: Iterable[PeerId]) -> Mapping[str, float]:
     """Return what programs other than members ask of the machines of these peers, by their names.
 
-    Where more is asked for than there are cores, all get less than they ask for. What members had
-    of what was had is then their share of what is asked for.
+    While members idle that is what runs or waits for a processor. While they work it is, to what
+    they ask for, as what others had of the processors is to what members had: of threads that wait
+    some are niced, and get little.
     """
     found = {}
     for name in {machine_name(machines, peer) for peer in peers}:
         here = [one for peer, one in machines.items() if machine_name(machines, peer) == name]
-        demand = fmean(one.demand for one in here) if here else 0.0
-        cores = min((one.cores for one in here), default=0.0)
-        had = min(demand, cores)
+        busy = fmean(one.busy for one in here) if here else 0.0
+        if not busy:
+            found[name] = 0.0
+            continue
         uses = math.fsum(one.uses for one in here)
-        found[name] = demand * max(0.0, 1 - uses / had) if had else 0.0
+        asks = uses + math.fsum(one.waits for one in here)
+        idle = max(0.0, fmean(one.demand for one in here) - asks)
+        working = asks * max(0.0, busy - uses) / uses if uses else 0.0
+        share = min(1.0, uses / busy)
+        found[name] = (1 - share) * idle + share * working
     return found
 
 

@@ -1,7 +1,7 @@
 """What a step costs beside operations and bytes, learned from steps that were measured. Pure.
 
 A step of a small model takes longer than its operations and bytes say: Python prepares each block
-and each frame, the coordinator plans and commits, and peers on one machine share its cores. Six
+and each frame, the coordinator plans and commits, and peers on one machine share its cores. Seven
 factors stand for that. They are known as logarithms with a normal distribution, so what they say
 of a step is a range; each measured step moves and narrows it by an extended Kalman filter
 (Jazwinski 1970, Stochastic Processes and Filtering Theory, ch. 8). Machines have more or less to do
@@ -11,12 +11,12 @@ from one run to the next: between two measurements the range widens again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
-from swarm_ft.protocol.machines.step_time import Bound, StageTime, step_time
+from swarm_ft.protocol.machines.step_time import Bound, StageTime, StepTime, step_time
 from swarm_ft.protocol.messages.capacity import MAX_LOG, NUM_COSTS, Costs
 
 
@@ -27,6 +27,7 @@ class Factors(NamedTuple):
         block_s: of a block, there and back, for one microbatch.
         message_s: of a frame, at both of its ends together.
         step_s: from a step's plan to its commit, beside its microbatches.
+        update_s: of the optimizer, for a byte of the weights that it trains.
         compute: seconds of an operation, to those that a peer measured.
         link: seconds of a byte, to those that a peer measured.
         load: by which other work on the machines stretches all but links.
@@ -35,19 +36,26 @@ class Factors(NamedTuple):
     block_s: float
     message_s: float
     step_s: float
+    update_s: float
     compute: float
     link: float
     load: float
 
 
-PRIOR = Factors(block_s=0.0025, message_s=0.006, step_s=0.04, compute=1.2, link=1.15, load=1.0)
+PRIOR = Factors(
+    block_s=0.0035, message_s=0.0035, step_s=0.04, update_s=3e-9, compute=1.2, link=1.15, load=1.0
+)
 """Before a run of the swarm was measured: a processor of a laptop, by `benchmarks/forecasts.py`."""
-PRIOR_SPREAD = Factors(block_s=0.5, message_s=0.5, step_s=0.5, compute=0.35, link=0.15, load=0.35)
+PRIOR_SPREAD = Factors(
+    block_s=0.5, message_s=0.5, step_s=0.5, update_s=0.5, compute=0.35, link=0.15, load=0.35
+)
 """Standard deviations of their logarithms."""
 DRIFT = 0.1
 """Of the logarithm of the load, from one run to the next."""
-NOISE = 0.1
+NOISE = 0.09
 """Of a step's seconds, relative: whatever else the model leaves out."""
+FEW_STEPS_NOISE = 0.35
+"""Of one step's seconds, relative: the mean of more varies less."""
 COMPUTE_NOISE = 0.3
 """So too of what peers report that they compute."""
 DISTANCE = 1.645
@@ -78,6 +86,7 @@ class StageWork:
     Attributes:
         time: of its operations and bytes alone.
         blocks: that it computes.
+        trained_bytes: of its weights that train.
         frames: of a microbatch, over the boundary in front of it.
         machines: of its replicas; peers with the same name share cores.
         busy: share of their time that other runs take, at the mean replica.
@@ -85,6 +94,7 @@ class StageWork:
 
     time: StageTime
     blocks: int
+    trained_bytes: float
     frames: int
     machines: tuple[str, ...]
     busy: float = 0.0
@@ -150,19 +160,27 @@ def step_cost(pipeline: Pipeline, factors: Factors) -> StepCost:
     shares them out evenly. How much the pipeline itself asks for depends on how long its step
     takes, so the two are found together.
     """
-    times = stage_times(pipeline, factors)
-    told_s = pipeline.told_s + factors.step_s * factors.load
-    num_microbatches = pipeline.num_microbatches
-
-    def seconds(slowed: Mapping[str, float]) -> float:
-        return step_time(_slowed(pipeline, times, slowed), num_microbatches, told_s).seconds
-
-    work_s = _work_s(pipeline, times)
-    step_s, slowed = _on_shared_cores(pipeline, work_s, seconds)
-    found = step_time(_slowed(pipeline, times, slowed), num_microbatches, told_s)
+    step_s, slowed, found = _settled(pipeline, factors)
     machine = max(slowed, key=slowed.__getitem__)
     is_crowded = found.bound is Bound.COMPUTE and slowed[machine] > CROWDED
     return StepCost(step_s, found.stage, Limit.CORES if is_crowded else found.bound, machine)
+
+
+def _settled(pipeline: Pipeline, factors: Factors) -> tuple[float, dict[str, float], StepTime]:
+    """Return the seconds of a step, how machines are slowed in it, and what it is bound by."""
+    times = stage_times(pipeline, factors)
+    told_s = pipeline.told_s + factors.step_s * factors.load
+
+    def step(slowed: Mapping[str, float]) -> StepTime:
+        known = [
+            replace(time, reduced_s=time.reduced_s + by * _update_s(stage, factors))
+            for stage, time, by in _slowed(pipeline, times, slowed)
+        ]
+        return step_time(known, pipeline.num_microbatches, told_s)
+
+    work_s = _with_updates(pipeline, factors, _work_s(pipeline, times))
+    step_s, slowed = _on_shared_cores(pipeline, work_s, lambda by: step(by).seconds)
+    return step_s, slowed, step(slowed)
 
 
 def _on_shared_cores(
@@ -212,14 +230,29 @@ def _work_s(pipeline: Pipeline, times: Sequence[StageTime]) -> dict[str, float]:
     return work_s
 
 
+def _with_updates(
+    pipeline: Pipeline, factors: Factors, work_s: Mapping[str, float]
+) -> dict[str, float]:
+    """Add what a step's updates of the weights take at all replicas."""
+    found = dict(work_s)
+    for stage in pipeline.stages:
+        for machine in stage.machines:
+            found[machine] += _update_s(stage, factors)
+    return found
+
+
+def _update_s(stage: StageWork, factors: Factors) -> float:
+    return factors.load * factors.update_s * stage.trained_bytes
+
+
 def _slowed(
     pipeline: Pipeline, times: Sequence[StageTime], slowed: Mapping[str, float]
-) -> list[StageTime]:
-    found = []
+) -> Iterator[tuple[StageWork, StageTime, float]]:
+    """Yield each stage with its times on a machine that is slowed so much."""
     for stage, time in zip(pipeline.stages, times, strict=True):
         by = max(slowed[machine] for machine in stage.machines)
-        found.append(replace(time, compute_s=by * time.compute_s, turn_s=by * time.turn_s))
-    return found
+        slower = replace(time, compute_s=by * time.compute_s, turn_s=by * time.turn_s)
+        yield stage, slower, by
 
 
 def forward_turn_s(pipeline: Pipeline, forward_s: Sequence[float], factors: Factors) -> float:
@@ -241,7 +274,7 @@ def forward_turn_s(pipeline: Pipeline, forward_s: Sequence[float], factors: Fact
     work_s = _work_s(replace(pipeline, num_microbatches=1), found)
 
     def seconds(slowed: Mapping[str, float]) -> float:
-        return max(time.turn_s for time in _slowed(pipeline, found, slowed))
+        return max(time.turn_s for _, time, _ in _slowed(pipeline, found, slowed))
 
     return _on_shared_cores(pipeline, work_s, seconds)[0]
 
@@ -275,14 +308,7 @@ def reported_compute_s(pipeline: Pipeline, factors: Factors) -> list[float]:
     A clock measures them, so what slows the machine is in them; what other runs compute between
     these tasks is not.
     """
-    times = stage_times(pipeline, factors)
-    told_s = pipeline.told_s + factors.step_s * factors.load
-
-    def seconds(slowed: Mapping[str, float]) -> float:
-        known = _slowed(pipeline, times, slowed)
-        return step_time(known, pipeline.num_microbatches, told_s).seconds
-
-    _, slowed = _on_shared_cores(pipeline, _work_s(pipeline, times), seconds)
+    _, slowed, _ = _settled(pipeline, factors)
     return [
         compute_s(stage, factors) * max(slowed[machine] for machine in stage.machines)
         for stage in pipeline.stages
@@ -310,7 +336,7 @@ def prior() -> Costs:
 
 def bare() -> Costs:
     """Return costs of nothing but operations and bytes: what they give is a bound from below."""
-    nothing = (-MAX_LOG,) * 3
+    nothing = (-MAX_LOG,) * 4
     return Costs(logs=(*nothing, 0.0, 0.0, 0.0), covariance=(0.0,) * NUM_COSTS**2)
 
 
@@ -319,16 +345,19 @@ def factors_of(costs: Costs) -> Factors:
     return Factors(*map(math.exp, costs.logs))
 
 
-def learned(costs: Costs, step_s: Callable[[Factors], float], measured_s: float) -> Costs:
+def learned(
+    costs: Costs, step_s: Callable[[Factors], float], measured_s: float, num_steps: int = 100
+) -> Costs:
     """Return what is known after one more run.
 
     Args:
         costs: known before.
         step_s: what the model says of the run's mean step.
         measured_s: how long it took.
+        num_steps: of which that is the mean.
     """
-    drifted = _drifted(costs)
-    after, surprise = _updated(drifted, step_s, measured_s, NOISE)
+    noise = math.hypot(NOISE, FEW_STEPS_NOISE / math.sqrt(num_steps))
+    after, surprise = _updated(_drifted(costs), step_s, measured_s, noise)
     return replace(
         after,
         num_runs=costs.num_runs + 1,

@@ -16,9 +16,9 @@ MAX_PLACED = 1024
 SAMPLE_BYTES = 32 << 10
 """Of a message by which a link is measured."""
 
-NUM_COSTS = 6
+NUM_COSTS = 7
 """Factors of `machines.step_cost`."""
-MAX_LOG, MAX_VARIANCE = 30.0, 1e3
+MAX_LOG, MAX_VARIANCE = 60.0, 1e3
 
 MAX_BYTES_PER_S, MAX_SECONDS = 1e18, 3600.0
 MAX_LEFT_S = 1e9
@@ -48,7 +48,9 @@ class Machine:
         cores: for how many peers like this one its processors compute at full speed.
         host: a digest of what names the machine until it is started again; empty: unknown.
         demand: of late, in units of such peers: all that runs there or waits for a processor.
-        uses: of late, in the same units: what this peer had of the processors.
+        busy: so too what all had of them.
+        uses: so too what this peer had of them.
+        waits: so too what it waited for.
     """
 
     flops_per_s: Rate = 0.0
@@ -59,7 +61,9 @@ class Machine:
     cores: Cores = 0.0
     host: Text = ""
     demand: Cores = 0.0
+    busy: Cores = 0.0
     uses: Cores = 0.0
+    waits: Cores = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

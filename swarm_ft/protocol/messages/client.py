@@ -9,6 +9,7 @@ from typing import Annotated
 
 from swarm_ft.ids import NO_ATTEMPT, Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.capacity import LinkSpeed, Machine
+from swarm_ft.protocol.messages.contribution import Contribution
 from swarm_ft.protocol.messages.control import (
     MAX_RUN_PEERS,
     Amount,
@@ -412,33 +413,6 @@ class MemberLink:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Contribution:
-    """What a member gave in all steps that were committed with it; going back takes nothing away.
-
-    Attributes:
-        samples: that passed it.
-        seconds: that these steps took.
-        compute_s: of these, at work.
-        sent_bytes: of activations and gradients.
-    """
-
-    samples: int = 0
-    steps: int = 0
-    seconds: Amount = 0.0
-    compute_s: Amount = 0.0
-    sent_bytes: int = 0
-
-    def __add__(self, other: Contribution) -> Contribution:
-        return Contribution(
-            samples=self.samples + other.samples,
-            steps=self.steps + other.steps,
-            seconds=self.seconds + other.seconds,
-            compute_s=self.compute_s + other.compute_s,
-            sent_bytes=min(self.sent_bytes + other.sent_bytes, MAX_GIVEN_BYTES),
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Contributor:
     """Who gave something, here or not."""
 
@@ -446,7 +420,6 @@ class Contributor:
     given: Contribution
 
 
-MAX_GIVEN_BYTES = 1 << 62
 MAX_LINKS = 64
 """Of a member that are told."""
 MAX_CONTRIBUTORS = 256

@@ -10,6 +10,11 @@ from typing import Annotated, TypeAlias
 from swarm_ft.errors import MalformedMessage
 from swarm_ft.ids import NO_ATTEMPT, Attempt, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.capacity import LinkSpeed, Machine
+from swarm_ft.protocol.messages.contribution import (
+    MAX_GIVEN_BYTES,
+    ContributionReport,
+    ContributionRequest,
+)
 from swarm_ft.protocol.messages.reports import (
     MAX_TRAFFIC_BYTES,
     BufferCounts,
@@ -445,6 +450,7 @@ ToPeer: TypeAlias = (
     | Renewed
     | LeaveProgress
     | ClockReply
+    | ContributionReport
 )
 
 
@@ -491,6 +497,7 @@ class PeerWorks:
     """The peer works again after a pause, or goes on after all."""
 
 
+MAX_SESSION = (1 << 63) - 1
 MAX_MEMORY_BYTES = 16 << 40
 """Memory that a peer may claim to lend. No machine of a volunteer has more."""
 MAX_DISK_BYTES = 1 << 50
@@ -514,6 +521,8 @@ class PeerHello:
         kept_shards: that lie there.
         max_beside: stages that it hosts beside its first, each of another run, if memory allows.
         device_memory_bytes: that its device has in all, of which it lends a part; 0: unknown.
+        session: drawn when its process started, from which on it counts what it sends; 0: it does
+            not count.
     """
 
     peer_id: PeerId
@@ -531,6 +540,7 @@ class PeerHello:
     kept_shards: Annotated[tuple[KeptShard, ...], Length(MAX_KEPT_SHARDS)] = ()
     max_beside: Annotated[int, Range(0, MAX_HOSTED - 1)] = 0
     device_memory_bytes: Annotated[int, Range(0, MAX_MEMORY_BYTES)] = 0
+    session: Annotated[int, Range(0, MAX_SESSION)] = 0
     protocol_version: Annotated[int, Spoken("peer", "coordinator")] = PROTOCOL_VERSION
 
     def held_of(self, run_id: RunId) -> HeldStage | None:
@@ -667,6 +677,7 @@ class PeerAlive:
         waits_for: peers of the attempt that are not connected, or without which this one cannot go
             on; none while it loads its stage or computes.
         links: what it measured of those to other peers.
+        sent_bytes: everything that it sent to other members in this session.
     """
 
     run_id: RunId | None = None
@@ -676,6 +687,7 @@ class PeerAlive:
     compute_s: Measured = 0.0
     waits_for: Annotated[tuple[PeerId, ...], Length(MAX_RUN_PEERS)] = ()
     links: LinkSpeeds = field(default_factory=dict)
+    sent_bytes: Annotated[int, Range(0, MAX_GIVEN_BYTES)] = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -755,4 +767,5 @@ FromPeer: TypeAlias = (
     | StepTimeline
     | ClockProbe
     | Machine
+    | ContributionRequest
 )

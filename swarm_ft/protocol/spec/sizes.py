@@ -46,6 +46,14 @@ def size_words(num_bytes: int) -> str:
     return f"{num_bytes} bytes"
 
 
+def traffic_words(num_bytes: int) -> str:
+    """Traffic in decimal units, as networks count it: `50.3 MB`."""
+    for name, unit in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.1f} {name}"
+    return f"{num_bytes} bytes"
+
+
 def _rounded(number: float) -> str:
     """The number with one digit behind the point below 100, if that is not 0."""
     return f"{number:.0f}" if number >= 100 else f"{number:.1f}".removesuffix(".0")

@@ -80,7 +80,7 @@ class WireType(Generic[T]):
     def __init__(
         self, kind: object, message: type[Message], to_wire: Convert, from_wire: Convert
     ) -> None:
-        self.kind = kind
+        self.kind: object = kind
         self.message = message
         self._to_wire = to_wire
         self._from_wire = from_wire

@@ -82,5 +82,14 @@ def test_importing_it_imports_nothing_else() -> None:
     assert done.stdout.split() == []
 
 
+def test_calls_that_only_ask_import_no_torch() -> None:
+    words = "import sys, swarm_ft; swarm_ft.status, swarm_ft.cancel"
+    heavy = "print(*({'torch', 'transformers', 'hivemind', 'datasets'} & set(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{words}; {heavy}"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
+
+
 def test_keywords_are_those_that_options_declare() -> None:
     assert MODULE.read_text(encoding="utf-8") == module()

@@ -93,6 +93,7 @@ REFUSED = {
     "deepspeed: zero3.json": "deepspeed: the swarm shares a model out itself",
     "label_smoothing_factor: 0.1": "label_smoothing_factor: the loss has no label smoothing",
     "max_seq_length: 8\nsequence_len: 16": "sequence_len: seq_length is given twice, as 8 too",
+    "push_to_hub: true": "push_to_hub: expected a repository, as [OWNER/]NAME, got True",
     "num_train_epoch: 3": "did you mean 'num_train_epochs'?",
     "val_set_size: 1.5": "expected a share below 1 or a whole number of documents",
     "val_set_size: 0.1\ntest_datasets: [{path: b}]": "expected it without --eval-dataset",
@@ -288,6 +289,7 @@ def test_a_job_may_have_the_names_of_a_trainer(tmp_path: Path) -> None:
         "model: a\ndataset: b\nnum_train_epochs: 2.0\nper_device_train_batch_size: 4\n"
         "gradient_accumulation_steps: 2\nlr_scheduler_type: cosine\nmax_length: 64\n"
         "max_steps: -1\nadam_epsilon: 1e-8\ntrain_sampling_strategy: random\n"
+        "push_to_hub: false\nreport_to: []\n"
         "packing: true\npacking_strategy: bfd_split\nmetric_for_best_model: eval_loss\n",
         tmp_path,
     )
@@ -296,6 +298,7 @@ def test_a_job_may_have_the_names_of_a_trainer(tmp_path: Path) -> None:
     assert (train.lr_schedule, train.seq_length, train.shuffle) == (LrSchedule.COSINE, 64, True)
     assert job.reading.truncation is Truncation.SPLIT
     assert train.metric_for_best_model == "loss"
+    assert (job.outputs.push_to_hub, job.outputs.report_to) == (None, "none")
 
 
 def test_all_keys_that_cannot_be_used_are_in_one_message(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from swarm_ft.cli.at_work import Meter, doing_words
 from swarm_ft.ids import RunId
-from swarm_ft.peer.given import Doing
+from swarm_ft.peer.current_work import Doing
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.reach.shaping import Gate
 from swarm_ft.systems import resident_bytes

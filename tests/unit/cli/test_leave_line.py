@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from swarm_ft.cli.leaving import PeerLine, tell_gift
-from swarm_ft.peer.given import Gift
+from swarm_ft.cli.leaving import PeerLine, say_farewell
+from swarm_ft.protocol.messages.contribution import Contribution
 from swarm_ft.protocol.messages.control import LeaveProgress
 
 TAKES = LeaveProgress(may_go=False, words="run r, layers 2-4: peer heir takes over", seconds=12.4)
@@ -40,8 +40,11 @@ def test_elsewhere_than_at_a_terminal_a_line_is_told_once(
 def test_last_words_are_of_what_was_given_and_none_if_nothing_was(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    tell_gift(Gift(), as_json=False)
-    assert capsys.readouterr().out == ""
-    tell_gift(Gift(hosted_s=60.0, steps=2, samples=8, sent_bytes=5000), as_json=False)
-    thanks = "this peer gave 1 min, 2 steps, 8 samples and sent 5.0 kB; thank you\n"
+    for nothing in (None, Contribution()):
+        say_farewell(nothing, as_json=False)
+        assert capsys.readouterr().out == ""
+    given = Contribution(seconds=60.0, steps=2, samples=8, sent_bytes=5000, all_bytes=6000)
+    say_farewell(given, as_json=False)
+    words = "8 samples in 2 steps, 1 min, 5.0 kB sent for training, 6.0 kB in all"
+    thanks = f"this peer gave {words}; thank you\n"
     assert capsys.readouterr().out == thanks

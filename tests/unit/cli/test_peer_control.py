@@ -3,11 +3,13 @@
 import asyncio
 import json
 import stat
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from swarm_ft.api.manners import MonthlyCount, read_use, shape_of
+from swarm_ft.cli.peer import in_words
 from swarm_ft.cli.peer_control import (
     SOCKET,
     PeerControl,
@@ -18,9 +20,11 @@ from swarm_ft.cli.peer_control import (
 )
 from swarm_ft.errors import MalformedMessage, Unavailable
 from swarm_ft.ids import PeerId
-from swarm_ft.peer.given import Gift
 from swarm_ft.peer.presence import Presence
+from swarm_ft.protocol.messages.contribution import Contribution
 from swarm_ft.protocol.messages.control import FromPeer, LeaveProgress, PeerLeaving
+
+GIVEN = Contribution(samples=24, steps=3, seconds=60.0, sent_bytes=5_000_000, all_bytes=7_000_000)
 
 
 class Node:
@@ -30,9 +34,15 @@ class Node:
         self.said: list[FromPeer] = []
         self.presence = Presence(self.said.append, lambda _: None)
         self.hosts = True
+        self.reported: Contribution | None = None
 
-    def gift(self) -> Gift:
-        return Gift(steps=3)
+    @property
+    def last_contribution(self) -> Contribution | None:
+        return self.reported
+
+    async def contribution(self) -> Contribution | None:
+        self.reported = GIVEN
+        return GIVEN
 
     def ask(self, verb: str) -> None:
         stays = PeerLeaving(stays=True, reason="asked")
@@ -48,7 +58,12 @@ async def test_a_peer_is_paused_watched_and_resumed(tmp_path: Path) -> None:
     control = PeerControl(PeerId("a"), node, node.ask)  # type: ignore[arg-type]
     async with control.listening(tmp_path):
         assert stat.S_IMODE((tmp_path / SOCKET).stat().st_mode) == 0o600
-        assert [state.state for state in await states(tmp_path, "status")] == ["working"]
+        (state,) = await states(tmp_path, "status")
+        assert (state.state, state.gave) == ("working", str(GIVEN))
+        assert state.given == asdict(GIVEN)
+        words = "24 samples in 3 steps, 1 min, 5.0 MB sent for training, 7.0 MB in all"
+        assert in_words(state) == f"peer a is working; it gave {words}"
+        assert in_words(replace(state, gave="")) == "peer a is working"
         asked = ask_peer(tmp_path, "pause")
         assert (await anext(asked)).state == "pausing"
         node.presence.heard(LeaveProgress(may_go=False, words="b takes over", seconds=7.0))

@@ -187,11 +187,10 @@ def test_evaluations_are_told_apart_from_training() -> None:
     quiet = forecast(job(key_codec="q8"), on(FAST, slow, FAST, FAST))
     found = forecast(job(**changes), on(FAST, slow, FAST, FAST))
     assert quiet.evaluation is None
-    assert found.seconds_range.low == quiet.seconds_range.low
-    assert found.seconds_range.high > quiet.seconds_range.high, "evaluations may take longer"
-    seconds, samples = quiet.seconds_range, quiet.samples_range
-    same = replace(found, evaluation=None, seconds_range=seconds, samples_range=samples)
-    assert same == quiet
+    assert quiet.seconds < found.seconds_range.low < found.seconds_range.high
+    assert found.seconds_range.high < quiet.seconds + 23.6, "the last one is after all steps"
+    alike = replace(found, seconds_range=quiet.seconds_range, samples_range=quiet.samples_range)
+    assert replace(alike, evaluation=None) == quiet
     told = found.evaluation
     assert told is not None
     assert (told.times, told.samples) == (6, 10), "after 0, 7, 14, 21, 28 and 30 steps"

@@ -39,6 +39,7 @@ from swarm_ft.coordinator.plan.stage_keys import peer_key, stage_keys
 from swarm_ft.coordinator.watching import status_of
 from swarm_ft.ids import Attempt, BlockIndex, MicrobatchIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.protocol.messages.client import RunPhase, StepCommitted
+from swarm_ft.protocol.messages.contribution import ContributionReport
 from swarm_ft.protocol.messages.control import (
     Assign,
     CatchUp,
@@ -114,6 +115,7 @@ class FakePeer:
         self.layers = parse_layers(layers)
         self.memory_bytes = memory_bytes
         self.endpoint = f"{name}.example:7001"
+        self.session = 0
         self.squared_grad_norm = 4.0
         self.eval_losses: Sequence[float] = ()
         self.saves = True
@@ -166,6 +168,7 @@ class FakePeer:
             max_up_bytes_per_s=self.max_up_bytes_per_s,
             keep_bytes=self.keep_bytes,
             kept_shards=tuple(self.kept.values()),
+            session=self.session,
         )
 
     @property
@@ -560,6 +563,7 @@ class Swarm:
             runs=MappingProxyType(runs),
             standings=standings,
             contributions=given,
+            sent_traffic=MappingProxyType(self.journal.sent_traffic()),
             keeps_snapshots=self.state.keeps_snapshots,
             num_keepers=self.state.num_keepers,
             moves_layers=self.state.moves_layers,
@@ -690,7 +694,7 @@ class Swarm:
                 del self.history[run_id][first_void_step:]
 
     def _check_said(self, peer_id: PeerId, message: AnyMessage) -> None:
-        undecided = ClockReply | Renewed | Revoked
+        undecided = ClockReply | Renewed | Revoked | ContributionReport
         assert not isinstance(message, undecided), "no decision is needed for it"
         with_words = StayIdle | LeaveProgress
         assert not isinstance(message, with_words), "the shell puts reasons into words"

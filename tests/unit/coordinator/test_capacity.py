@@ -155,20 +155,18 @@ async def test_peers_on_one_machine_are_slowed_by_runs_of_each_other() -> None:
     machines = {PeerId(n): replace(MACHINE, host="one", cores=2.0) for n in "ab"}
     found = beside(state, machines, PeerId("a"))
     assert (found.num_runs, found.busy) == (0, 0.0)
-    assert found.host_busy == pytest.approx(0.75)
+    assert found.host_busy == pytest.approx(0.375)
     apart = {PeerId(n): replace(MACHINE, host=n, cores=1.0) for n in "ab"}
     assert beside(state, apart, PeerId("a")).host_busy == 0.0
 
 
 def test_what_other_programs_ask_for_is_what_members_do_not_use() -> None:
-    """Five threads ask for two cores, of which two members had one and a half."""
-    known = replace(MACHINE, host="one", cores=2.0, demand=5.0, uses=0.75)
+    """Two members have one and a half of two cores, and ask for three; others have one half."""
+    known = replace(MACHINE, host="one", cores=2.0, demand=9.0, busy=2.0, uses=0.75, waits=0.75)
     machines = {PeerId("a"): known, PeerId("b"): known, PeerId("c"): MACHINE}
-    assert loads_of(machines, map(PeerId, "abc")) == {
-        "one": pytest.approx(5 * 0.25),
-        "of c": 0.0,
-    }
-    idle = {PeerId("a"): replace(known, demand=1.5, uses=0.0)}
+    found = loads_of(machines, map(PeerId, "abc"))
+    assert found == {"one": pytest.approx(0.75 * 1.0 + 0.25 * 6.0), "of c": 0.0}
+    idle = {PeerId("a"): replace(known, demand=1.5, uses=0.0, waits=0.0)}
     assert loads_of(idle, [PeerId("a")]) == {"one": 1.5}
 
 

@@ -108,6 +108,7 @@ def test_compressed_text_is_a_document(tmp_path: Path, suffix: str) -> None:
         ("members.jsonl.gz", gzip.compress(b'{"te') + gzip.compress(b'xt": "a"}\n')),
         ("frames.jsonl.zst", zstd(b'{"te') + zstd(b'xt": "a"}\n')),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",  # gzip's bytes have the time
 )
 def test_the_bytes_say_whether_a_file_is_compressed(
     tmp_path: Path, name: str, content: bytes

@@ -1,5 +1,7 @@
 """What people are told of a swarm: what happened, why, and what would have helped."""
 
+from dataclasses import replace
+
 import pytest
 
 from swarm_ft.coordinator.decide import contributions
@@ -90,7 +92,8 @@ def test_a_run_that_goes_back_says_to_where_why_and_what_would_have_kept_it(
     assert (event.run_id, event.from_step, event.to_step) == (RUN, 5, 0)
     assert event.reason == back
     happened = of_kind(swarm, Kind.PEER_LEFT)
-    assert (happened.peer_id, happened.run_id, happened.reason) == ("b", RUN, left)
+    gone = replace(left, given=swarm.state.contribution_of(PeerId("b")))
+    assert (happened.peer_id, happened.run_id, happened.reason) == ("b", RUN, gone)
     assert swarm.run().phase is RunPhase.FINISHED
 
 

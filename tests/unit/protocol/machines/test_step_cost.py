@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -37,6 +38,7 @@ def work(
     machines: Sequence[str] = ("a",),
     busy: float = 0.0,
     hop_s: float = 0.0,
+    trained_bytes: float = 0.0,
 ) -> StageWork:
     return StageWork(
         time=StageTime(
@@ -49,15 +51,27 @@ def work(
             reduced_s=0.0,
         ),
         blocks=blocks,
+        trained_bytes=trained_bytes,
         frames=frames,
         machines=tuple(machines),
         busy=busy,
     )
 
 
-def row(*stages: StageWork, microbatches: int = 4, **more: object) -> Pipeline:
-    known = {"cores": {}, "busy": {}, "load": {}, **more}
-    return Pipeline(stages=stages, num_microbatches=microbatches, **known)  # type: ignore[arg-type]
+def row(
+    *stages: StageWork,
+    microbatches: int = 4,
+    cores: Mapping[str, float] | None = None,
+    busy: Mapping[str, float] | None = None,
+    load: Mapping[str, float] | None = None,
+) -> Pipeline:
+    return Pipeline(
+        stages=stages,
+        num_microbatches=microbatches,
+        cores=cores or {},
+        busy=busy or {},
+        load=load or {},
+    )
 
 
 BARE = factors_of(bare())
@@ -69,11 +83,16 @@ works = st.builds(
     machines=st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True),
     busy=st.floats(0.0, 2.0),
     hop_s=st.floats(0.0, 1.0),
+    trained_bytes=st.floats(0.0, 1e9),
 )
+
+
+def on_three_machines(stages: list[StageWork], microbatches: int, cores: float) -> Pipeline:
+    return row(*stages, microbatches=microbatches, cores={"a": cores, "b": cores, "c": cores})
+
+
 pipelines = st.builds(
-    lambda stages, microbatches, cores: row(
-        *stages, microbatches=microbatches, cores=dict.fromkeys("abc", cores)
-    ),
+    on_three_machines,
     st.lists(works, min_size=1, max_size=5),
     st.integers(1, 16),
     st.floats(0.5, 64.0),
@@ -83,6 +102,7 @@ factors = st.builds(
     block_s=st.floats(1e-5, 0.1),
     message_s=st.floats(1e-5, 0.1),
     step_s=st.floats(1e-4, 1.0),
+    update_s=st.floats(1e-11, 1e-7),
     compute=st.floats(0.2, 20.0),
     link=st.floats(0.5, 5.0),
     load=st.floats(0.2, 20.0),
@@ -131,6 +151,14 @@ def test_each_block_each_frame_and_each_step_takes_its_time() -> None:
     assert step_cost(two, known._replace(load=3.0)).seconds == pytest.approx(3 * 1.24)
 
 
+def test_weights_are_updated_once_a_step_at_all_stages_together() -> None:
+    known = BARE._replace(update_s=1e-9)
+    apart = [work(0.0, trained_bytes=1e9, machines=(name,)) for name in "ab"]
+    assert step_cost(row(*apart), known).seconds == pytest.approx(1.0)
+    together = [work(0.0, trained_bytes=1e9, machines=("one",)) for _ in range(2)]
+    assert step_cost(row(*together, cores={"one": 1.0}), known).seconds == pytest.approx(2.0)
+
+
 def test_a_machine_with_fewer_cores_than_peers_is_what_a_step_waits_for() -> None:
     many = [work(0.1, machines=("one",)) for _ in range(6)]
     found = step_cost(row(*many, microbatches=10, cores={"one": 2.0}), BARE)
@@ -145,8 +173,9 @@ def test_another_run_has_its_share_of_a_peer_and_of_its_machine() -> None:
     assert step_cost(row(work(busy=1.0)), BARE).seconds == pytest.approx(0.8)
     pair = [work(machines=("one",)) for _ in range(2)]
     # Two stages take 0.5 s of their own, in which 1.6 of them compute at once; one more half asks.
-    for others in ({"busy": {"one": 0.5}}, {"load": {"one": 0.5}}):
-        found = step_cost(row(*pair, cores={"one": 1.0}, **others), BARE)
+    half, one = {"one": 0.5}, {"one": 1.0}
+    for crowded in (row(*pair, cores=one, busy=half), row(*pair, cores=one, load=half)):
+        found = step_cost(crowded, BARE)
         assert found.seconds == pytest.approx(0.5 * (1.6 + 0.5), rel=1e-4)
         assert found.bound is Limit.CORES
 
@@ -184,6 +213,10 @@ TINY = row(work(1e-4, blocks=3), work(1e-4, blocks=3, frames=8, hop_s=1e-3), mic
 LARGE = row(work(2.0, blocks=3), work(2.0, blocks=3, frames=8, hop_s=1e-3), microbatches=4)
 
 
+def seconds_of(pipeline: Pipeline, known: Factors) -> float:
+    return step_cost(pipeline, known).seconds
+
+
 def run_of(rng: random.Random, truth: Factors, pipeline: Pipeline) -> float:
     """Seconds of a step on machines whose load differs from run to run."""
     load = truth.load * math.exp(rng.gauss(0.0, 0.1))
@@ -193,18 +226,19 @@ def run_of(rng: random.Random, truth: Factors, pipeline: Pipeline) -> float:
 def test_after_runs_of_all_sizes_ranges_hold_the_truth_and_are_narrow() -> None:
     rng, held, wide, told = random.Random(7), 0, 0, 0
     for _ in range(40):
-        truth = Factors(
-            *(math.exp(math.log(known) + rng.gauss(0.0, 0.4)) for known in PRIOR[:-1]),
-            load=math.exp(rng.gauss(0.0, 0.3)),
+        spreads = [0.4] * (NUM_COSTS - 1) + [0.3]
+        truth = Factors._make(
+            known * math.exp(rng.gauss(0.0, spread))
+            for known, spread in zip(PRIOR, spreads, strict=True)
         )
         costs = prior()
         for pipeline in (TINY, LARGE, TINY, LARGE, TINY):
-            taken_s = run_of(rng, truth, pipeline)
+            taken_s, step_s = run_of(rng, truth, pipeline), partial(seconds_of, pipeline)
             if costs.num_runs >= 2:
-                found = expected(costs, lambda f, p=pipeline: step_cost(p, f).seconds)
+                found = expected(costs, step_s)
                 told, held = told + 1, held + (found.low <= taken_s <= found.high)
                 wide += found.width > 2
-            costs = learned(costs, lambda f, p=pipeline: step_cost(p, f).seconds, taken_s)
+            costs = learned(costs, step_s, taken_s)
     assert told == 120
     assert held >= 108
     assert wide <= 30

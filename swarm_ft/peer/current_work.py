@@ -1,4 +1,4 @@
-"""What this peer gave since it was started, and what it does: for its volunteer."""
+"""The work of a peer now, run by run: for its volunteer."""
 
 from __future__ import annotations
 
@@ -7,33 +7,6 @@ from dataclasses import dataclass, replace
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.protocol.messages.control import Assign, CommitStep, PlanStep, stages_of
 from swarm_ft.protocol.spec.layers import LayerRange
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gift:
-    """All of it so far.
-
-    Attributes:
-        hosted_s: seconds that it hosted a stage.
-        steps: committed, in which it took part.
-        samples: of these steps, those that it computed.
-        sent_bytes: to other peers and to clients.
-    """
-
-    hosted_s: float = 0.0
-    steps: int = 0
-    samples: int = 0
-    sent_bytes: int = 0
-
-    @property
-    def in_words(self) -> str:
-        """How long, how much and how many bytes."""
-        hours, minutes = divmod(round(self.hosted_s / 60), 60)
-        took = f"{hours} h {minutes} min" if hours else f"{minutes} min"
-        took = f"{self.hosted_s:.0f} s" if self.hosted_s < 60 else took
-        sent = f" and sent {_bytes_in_words(self.sent_bytes)}" if self.sent_bytes else ""
-        work = f"{self.steps:,} steps, {self.samples:,} samples"
-        return f"{took}, {work}{sent}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,13 +27,6 @@ class Doing:
     batch: int = 0
 
 
-def _bytes_in_words(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"
-
-
 @dataclass(slots=True)
 class _Work:
     """Of one run; `open`: the step that was planned last, and how many of its samples are ours."""
@@ -70,8 +36,8 @@ class _Work:
     open: tuple[PlanStep, int] | None = None
 
 
-class Given:
-    """Counts it.
+class CurrentWork:
+    """Follows the coordinator's messages, and knows the stages and steps of this peer.
 
     Args:
         own: this peer's name.
@@ -80,13 +46,9 @@ class Given:
     def __init__(self, own: PeerId) -> None:
         self._own = own
         self._works: dict[RunId, _Work] = {}
-        self._since_s: float | None = None
-        self._hosted_s = 0.0
-        self._steps = self._samples = 0
 
-    def assigned(self, assign: Assign, now_s: float) -> None:
+    def assigned(self, assign: Assign) -> None:
         """It hosts a stage of the run from now on."""
-        self._since_s = now_s if self._since_s is None else self._since_s
         before, layers = self._works.get(assign.run_id), assign.layers_of(self._own)
         doing = Doing(
             run_id=assign.run_id,
@@ -122,26 +84,9 @@ class Given:
         """The step counts; said twice, it counts once."""
         work = self._works.get(commit.run_id)
         if work is not None and work.open is not None and work.open[0].step == commit.step:
-            self._steps += 1
-            self._samples += work.open[1]
             work.open = None
             work.doing = replace(work.doing, step=commit.step + 1)
 
-    def released(self, run_id: RunId, now_s: float) -> None:
+    def released(self, run_id: RunId) -> None:
         """It hosts nothing of the run any more."""
         self._works.pop(run_id, None)
-        if not self._works:
-            self._hosted_s = self.gift(now_s, 0).hosted_s
-            self._since_s = None
-
-    def gift(self, now_s: float, sent_bytes: int) -> Gift:
-        """All of it until now.
-
-        Args:
-            now_s: monotonic seconds.
-            sent_bytes: as whoever sends counts them.
-        """
-        hosted_s = self._hosted_s + (now_s - self._since_s if self._since_s is not None else 0.0)
-        return Gift(
-            hosted_s=hosted_s, steps=self._steps, samples=self._samples, sent_bytes=sent_bytes
-        )
