@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=GroupedCommand,
+    short_help="Forecast a job's time, traffic and memory.",
     epilog=examples(
         "swarm-ft plan --model gpt2 --invite @invitation.txt",
         "swarm-ft plan --model ./qwen2 --num-samples 20000 --fw aq2 --invite @invitation.txt",

@@ -48,7 +48,7 @@ class Swarm:
 def quietly(swarm: Swarm, sample: SampleInput, *peers: Spawned) -> list[float]:
     """The losses of a run that nothing disturbed."""
     for peer in peers:
-        peer.wait_for("out", "offers layers")
+        peer.wait_for("out", "Ctrl-C leaves")
     client = swarm.train("quiet", sample)
     assert client.ends(120) == 0, client.err
     losses: list[float] = swarm.report("quiet")["losses"]
@@ -81,7 +81,7 @@ def test_ctrl_c_on_the_last_peer_of_a_stage_loses_no_step(
     quiet = quietly(swarm, sample, first, last)
 
     auto = swarm.peer("auto")
-    auto.wait_for("out", "offers layers")
+    auto.wait_for("out", "Ctrl-C leaves")
     client = swarm.train("disturbed", sample)
     client.wait_for("err", "step 1/")
     first.signal(signal.SIGINT)
@@ -104,7 +104,7 @@ def test_a_volunteer_leaves_and_removes_everything(shell: Shell) -> None:
     """Walk the steps of docs/volunteering.md, "Leave, and uninstall"."""
     swarm = Swarm(shell)
     peer = shell.spawn("serve-stage", swarm.peer_way)
-    peer.wait_for("out", "offers layers")
+    peer.wait_for("out", "Ctrl-C leaves")
     running = shell.spawn("clean", "--all", "--yes")
     assert running.ends() == 1
     assert "a peer that runs uses" in running.out[0]
