@@ -189,12 +189,10 @@ def _disk_words(journal: Journal) -> str:
     free_bytes, reserve = journal.tokens.free_bytes(), f"{TOKEN_RESERVE_BYTES / 1e6:,.0f} MB"
     if free_bytes is None:
         return ""
-    reserved = (
-        f"its disk has {free_bytes / 1e6:,.0f} MB free, of which {reserve} stay reserved for runs "
-        "under way"
-    )
-    is_low = free_bytes < TOKEN_RESERVE_BYTES
-    return f"{reserved}, so it takes no job before there is more room" if is_low else reserved
+    free = f"its disk has {free_bytes / 1e6:,.0f} MB free"
+    if free_bytes < TOKEN_RESERVE_BYTES:
+        return f"{free}; it takes no job, for {reserve} are reserved for runs under way; make room"
+    return f"{free}, of which {reserve} stay reserved for runs under way"
 
 
 def _http(told: Charge) -> HttpPlaces:

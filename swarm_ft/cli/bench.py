@@ -30,11 +30,12 @@ def bench() -> None:
 
 
 @bench.command(
+    short_help="Time codecs on this machine.",
     epilog=examples(
         "swarm-ft bench codec",
         "swarm-ft bench codec --codecs aq4,aq2+z --shapes 1024x1600 --json",
         "swarm-ft bench codec --reference     the plain torch specification beside it",
-    )
+    ),
 )
 @click.option("--codecs", metavar="SPECS", help="Codecs, with commas.  [default: one of each]")
 @click.option(

@@ -92,8 +92,8 @@ def who_sees(*, is_encrypted: bool) -> tuple[str, ...]:
     return (
         "who sees your text: the coordinator, which keeps it until the run is over, and whoever "
         "hosts the first or the last stage",
-        "peers see activations, which tell the text too to who has the model, and their layers' "
-        f"weights; {others}",
+        "peers see activations, from which whoever has the model can recover text, and their "
+        f"layers' weights; {others}",
     )
 
 

@@ -210,8 +210,8 @@ def _show_dht(addresses: tuple[str, ...], write_addresses: str | None, *, as_jso
 @click.option(
     "--page",
     metavar="HOST:PORT",
-    help="Where the page is that shows all of it and steers runs; elsewhere than at this machine's "
-    "own address, as 0.0.0.0:7770, over TLS with a certificate by the swarm's keys.  "
+    help="Address of the web page, which shows and steers all runs. Off this machine, as at "
+    "0.0.0.0:7770, it uses TLS with the swarm's own certificate.  "
     "[default: 127.0.0.1:7770, or any port]",
 )
 @click.option("--no-page", is_flag=True, help="Have no page.")
@@ -341,7 +341,7 @@ def _show_coordinator(running: Coordinator, told: Charge, *, as_json: bool) -> N
         click.echo(f"anybody becomes a replica on probation with 'swarm-ft serve-stage {public}'")
     _show_watched(running.watched)
     if is_encrypted:
-        click.echo("others join with what 'swarm-ft invite' prints")
+        click.echo("Let others in: run swarm-ft invite")
         return
     for address in running.addresses:
         click.echo(f"others on this machine join with --insecure --initial-peers {address}")
@@ -349,7 +349,7 @@ def _show_coordinator(running: Coordinator, told: Charge, *, as_json: bool) -> N
 
 def _show_watched(watched: Watched) -> None:
     if watched.address:
-        click.echo(f"see and steer it, in one browser, at {watched.address}")
+        click.echo(f"Web page (its address opens once, in one browser): {watched.address}")
     if watched.fingerprint:
         click.echo("before that compare its certificate's SHA-256 fingerprint in the browser:")
         click.echo(f"  {watched.fingerprint}")

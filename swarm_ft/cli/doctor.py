@@ -287,7 +287,8 @@ async def tell_reached(reach: Reach, coordinator: str, *, as_json: bool) -> None
         click.echo(json.dumps({"reach": [asdict(finding) for finding in found]}))
         return
     for finding in found:
-        line = f"{finding.about}: {finding.says}"
+        is_of_others = finding.about == "others"
+        line = f"Others {finding.says}" if is_of_others else f"{finding.about}: {finding.says}"
         if finding.verdict is Verdict.OK:
             click.echo(line)
             continue

@@ -18,12 +18,13 @@ from swarm_ft.errors import BadOption
 
 
 @click.command(
+    short_help="Continue a text with a finished run's model.",
     epilog=examples(
         'swarm-ft client generate "Once upon a time" --invite @invitation.txt',
         "swarm-ft client generate --chat --do-sample --invite @invitation.txt < question.txt",
         "swarm-ft client generate --prompt-file text.txt --max-new-tokens 200 --json \\",
         "    --run run-1a2b3c4d --invite @invitation.txt",
-    )
+    ),
 )
 @click.argument("prompt", required=False)
 @click.option(

@@ -84,9 +84,8 @@ def _check_security(
         raise BadOption("--insecure: links are encrypted with an invitation; give one of the two")
     if invite is None and not initial_peers:
         raise BadOption(
-            "no way into a swarm is given: expected an invitation in a file, as @FILE, which the "
-            "swarm's owner makes with 'swarm-ft invite'; or --insecure --initial-peers, for a "
-            "swarm without keys on this machine"
+            "no invitation is given: give one in a file, as @FILE; 'swarm-ft invite' prints one. "
+            "A swarm without keys, on this machine alone, takes --insecure --initial-peers instead"
         )
     if invite is None and not insecure:
         raise BadOption(

@@ -118,7 +118,7 @@ def init(journal: str, as_json: bool) -> None:
     type=click.IntRange(1, 10_000),
     default=1,
     show_default=True,
-    help="How many may join with it; one that comes again counts once.",
+    help="How many members may join; returning members are not counted again.",
 )
 @click.option(
     "--expires",
@@ -138,7 +138,7 @@ def init(journal: str, as_json: bool) -> None:
     "--open",
     "is_public",
     is_flag=True,
-    help="Show the one with which 'swarm-ft coordinator --open' lets anybody in.",
+    help="Print the public invitation of a coordinator that was started with --open.",
 )
 @journal_option
 @json_flag
@@ -302,6 +302,7 @@ def revoke(name: str, journal: str) -> None:
 
 
 @keys.command(
+    short_help="Give the coordinator a new key.",
     epilog=examples("swarm-ft keys rotate", "swarm-ft keys rotate --authority"),
 )
 @click.option(

@@ -83,8 +83,8 @@ class LazyGroup(CommandGroup):
 def cli() -> None:
     """Fine-tune a Hugging Face transformer across volunteers' machines.
 
-    Defaults of options are read from ~/.config/swarm-ft.toml, a section a command: [serve-stage],
-    [client.train].
+    Defaults of options are read from ~/.config/swarm-ft.toml, with one section per command:
+    [serve-stage], [client.train].
     """
 
 

@@ -40,7 +40,8 @@ def _verb(name: str, words: str) -> None:
         "home",
         type=click.Path(file_okay=False, path_type=Path),
         metavar="DIR",
-        help="That the peer was started with.  [default: the one peer that runs here]",
+        help="The --buffer-dir that the peer was started with.  [default: the one peer that runs "
+        "here]",
     )
     @json_flag
     def command(home: Path | None, as_json: bool) -> None:

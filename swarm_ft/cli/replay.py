@@ -45,12 +45,13 @@ def _is_number(text: str) -> bool:
 
 
 @click.command(
+    short_help="Show the swarm as it was at any moment.",
     epilog=examples(
         "swarm-ft replay swarm-ft-coordinator.db",
         "swarm-ft replay swarm-ft-coordinator.db --run run-1a2b3c4d --at 120",
         "swarm-ft replay swarm-ft-coordinator.db --at-time '2026-11-25 13:05:07' --json",
         "swarm-ft replay swarm-ft-coordinator.db --at 120 --what-if 'peer vklvojrz: 20 Mbps'",
-    )
+    ),
 )
 @click.argument("journal", type=click.Path(path_type=Path))
 @click.option(
@@ -58,7 +59,7 @@ def _is_number(text: str) -> bool:
     "step",
     type=click.IntRange(0),
     metavar="STEP",
-    help="When so many steps of the run were committed, the last time.  [default: the end]",
+    help="The last moment at which the run had STEP steps.  [default: the end]",
 )
 @click.option(
     "--at-time",

@@ -151,7 +151,7 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="W",
-    help="That this machine takes at work, for forecasts of kWh ('swarm-ft plan').",
+    help="Power that this machine draws under load, for forecasts of energy ('swarm-ft plan').",
 )
 @takes("buffers", BufferOptions)
 @snapshots_option
@@ -166,7 +166,8 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--peer-id",
     metavar="NAME",
-    help="Name of this peer.  [default: the one that it had here before, or a random one]",
+    help="Name of this peer, with --insecure alone.  [default: the one that it had here before, or "
+    "a random one]",
 )
 @click.option(
     "--hours",
@@ -340,7 +341,8 @@ def _show(
         lends = {"lends": lent.resources.fields()}
         click.echo(json.dumps({**told, **privacy, **lends}))
         return
-    click.echo(f"peer {offer.peer_id} at {endpoint} offers layers {layers}; Ctrl-C leaves")
+    chosen = f"it offers layers {layers}" if offer.layers else "the coordinator chooses its layers"
+    click.echo(f"This machine is {offer.peer_id} at {endpoint}; {chosen}. Ctrl-C leaves.")
     if only_here:
         click.echo(
             f"{host_of(endpoint)} is this machine's own address: peers on other machines cannot "
@@ -354,15 +356,15 @@ def _show(
 
 def who_sees(offer: PeerOptions, *, is_encrypted: bool) -> tuple[str, ...]:
     """What passes this machine of others' data, and what becomes of it, in words."""
-    from rich.filesize import decimal
+    from swarm_ft.protocol.spec.sizes import size_words
 
     others = "" if is_encrypted else "; so does whoever sees its network: links are not encrypted"
     where = offer.buffers.directory.parent if offer.buffers.directory else offer.shard_dir
-    form = "encrypted" if offer.encrypts else "not encrypted (--encrypt-at-rest)"
+    form = "encrypted" if offer.encrypts else "unencrypted (see --encrypt-at-rest)"
     return (
-        "of the runs that it serves this machine sees activations, gradients, its layers' weights "
-        f"and, with the first or the last stage, text{others}",
-        f"of these it keeps buffers, states and results in {where}, {form}, until the run is over",
-        f"of others' stages it keeps encrypted snapshots that it cannot read, "
-        f"{decimal(offer.keeping.max_bytes)} at most (--keep-disk)",
+        "Of the runs that it serves this machine sees activations, gradients, its layers' weights "
+        f"and, with the first or the last stage, text{others}.",
+        f"Files of a run lie {form} in {where} until the run ends.",
+        "It also stores backups of other machines' stages, which it cannot read: up to "
+        f"{size_words(offer.keeping.max_bytes)} (--keep-disk).",
     )

@@ -233,8 +233,9 @@ def _about(status: BoundaryStatus) -> Iterator[str]:
         yield f"boundary {status.boundary:<11} {codecs}: {status.ratio:.1f} times fewer bytes"
     if status.hit_rate is not None and (status.delta_frames or kept.samples):
         yield (
-            f"boundary {status.boundary:<11} {status.buffered_samples} samples buffered, hit rate "
-            f"{status.hit_rate:.1%} ({status.key_frames} key, {status.delta_frames} delta frames)"
+            f"boundary {status.boundary:<11} {status.buffered_samples} samples remembered, "
+            f"{status.hit_rate:.1%} of frames built on one ({status.key_frames} key, "
+            f"{status.delta_frames} delta frames)"
         )
     if kept.samples:
         yield (
@@ -310,11 +311,12 @@ def event_words(event: SwarmEvent) -> str:
 
 
 @click.command(
+    short_help="Show a run's losses, step by step.",
     epilog=examples(
         "swarm-ft losses --invite @invitation.txt",
         "swarm-ft losses --invite @invitation.txt --run run-1a2b3c4d --csv > losses.csv",
         "swarm-ft losses --invite @invitation.txt --follow --json",
-    )
+    ),
 )
 @click.option("--run", "run_name", metavar="ID", help="The run.  [default: your newest]")
 @click.option("--follow", "follows", is_flag=True, help="Go on until the run is over, or Ctrl-C.")
@@ -353,6 +355,8 @@ def _chosen(found: SwarmStatus, name: str | None) -> RunSummary:
     chosen = next((r for i, r in own.items() if i == name), None)
     if name is None and own:
         chosen = list(own.values())[-1]
+    if not own and name is None:
+        raise NotFound("you have no runs yet; 'swarm-ft client train' submits one")
     if chosen is None:
         known = ", ".join(own) or "none"
         raise NotFound(f"--run: expected one of your runs ({known}), got {name or 'none'}")

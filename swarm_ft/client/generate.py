@@ -103,11 +103,11 @@ def check_generates(status: RunStatus) -> None:
         )
     if status.phase is RunPhase.COLLECTED:
         raise RunFailed(
-            f"run {status.run_id}: its result was collected, and its peers have let go of it; "
+            f"run {status.run_id}: its result was fetched and deleted from the swarm; "
             "generate with transformers, from where it was saved"
         )
     if status.phase > RunPhase.COLLECTED:
-        raise RunFailed(f"run {status.run_id} {status.phase.name.lower()}: {status.detail}")
+        raise RunFailed(f"run {status.run_id} {status.phase.in_words(status.detail)}")
     if status.phase is not RunPhase.FINISHED:
         raise Unavailable(
             f"run {status.run_id} is {status.phase.name.lower()}, at step "

@@ -215,7 +215,7 @@ def read_data(job: OpenJob, listener: Listener) -> JobData:
         eval_tokens = eval_samples.tokens
     else:
         eval_tokens = _beginning_of(train.tokens, options)
-        words = f"evaluated on the first {len(eval_tokens)} of them: nothing is held out"
+        words = f"no held-out data: evaluates on {len(eval_tokens)} training samples"
         listener.tell(f"{words} (--eval-dataset, --eval-split, --eval-size)")
     ends: tuple[int, ...] = ()
     if not options.train.has_classes:

@@ -91,7 +91,7 @@ class ReadOptions:
     text_column: Annotated[
         str | None,
         Option(
-            "The column to train on; of two texts that have a class together, both.",
+            "The column to train on; for pairs of texts with one class both columns, as A,B.",
             metavar="NAME|NAME,NAME",
             default="text, prompt and completion, messages, or instruction, input and output; "
             "where texts have classes, also sentence, or GLUE's pairs",
@@ -272,7 +272,7 @@ class Outputs:
         Option(
             "Where files of --report-to are, a folder a run.",
             metavar="DIR",
-            default="that of --out with -runs behind it",
+            default="OUT-runs",
         ),
     ] = None
     push_to_hub: Annotated[
@@ -482,7 +482,7 @@ class GenerateOptions:
         bool, Option("Draw each token; or take the likeliest each time, always the same ones.")
     ] = False
     temperature: Annotated[
-        Temperature, Option("With --do-sample: below 1 the likely becomes likelier.")
+        Temperature, Option("With --do-sample: below 1 less random, above 1 more.")
     ] = 1.0
     top_k: Annotated[
         TopK, Option("With --do-sample: of the likeliest so many alone; 0 for all.")

@@ -33,7 +33,7 @@ def kind_lines(sent: ByteCounts) -> list[str]:
     """A line for each kind of bytes of which there were any, for all, and for those relayed."""
     kinds = [kind for kind in _kinds(sent) if kind[2]]
     if len(kinds) > 1:
-        kinds.append(("everything", sent.sent_bytes, sent.uncompressed_bytes))
+        kinds.append(("in all", sent.sent_bytes, sent.uncompressed_bytes))
     lines = [f"{name:<20} {sent_words(own, plain)}" for name, own, plain in kinds]
     if sent.relayed_bytes:
         share = sent.relayed_bytes / max(1, sent.sent_bytes)

@@ -29,6 +29,8 @@ ENROLMENTS_PER_S, ENROLMENT_BURST = 4.0, 128
 """Of one address: each is a write to the disk."""
 SEEN_EVERY_S = 10.0
 """Between two notes of who was heard."""
+MAX_LOGGED_NAMES = 4096
+"""Members whose enrolment was logged, remembered so that it is logged once."""
 WATCH_EVERY_S = 0.5
 """How often the registry is read: calls of a revoked key end within a second, at peers too."""
 LOOK_EVERY_S = 0.1
@@ -76,6 +78,7 @@ class Enrolment:
         self._version = self._looked_at = registry.version()
         self._invitations = registry.certificates()
         self._one_reads = threading.Lock()
+        self._logged_names: set[str] = set()
         self._look_at_s = 0.0
         self.credentials = Credentials(
             key, certificate, authority.certificate, lambda: self._invitations, self._look
@@ -197,7 +200,12 @@ class Enrolment:
             raise NotAllowed("this coordinator was started without keys; nobody is to enrol")
         member = await asyncio.to_thread(self._registry.admit, caller, utc_now())
         certificate = self._authority.issue(member)
-        logger.info("%s enrolled from %s", member, stream.remote)
+        is_new = member.name not in self._logged_names
+        if len(self._logged_names) >= MAX_LOGGED_NAMES:
+            self._logged_names.clear()
+        self._logged_names.add(member.name)
+        log = logger.info if is_new else logger.debug  # each command of a client enrols
+        log("%s enrolled from %s", member, stream.remote)
         until_unix_s = certificate.not_valid_after_utc.timestamp()
         self.credentials.validity.certified(member.name, until_unix_s)
         if caller.role is not Role.NEWCOMER:

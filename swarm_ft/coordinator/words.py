@@ -499,7 +499,7 @@ _OTHERS: Mapping[Kind, Callable[[Reason], str]] = {
     ),
     Kind.MOVED: _moved,
     Kind.LAYERS_MOVED: _layers_moved,
-    Kind.PAUSED: lambda r: f"paused after step {r.step}: its peers hold its state",
+    Kind.PAUSED: lambda r: f"paused after step {r.step}; nothing is lost",
     Kind.PAUSE_REQUESTED: _pause_requested,
     Kind.RESUME_REQUESTED: lambda r: f"resumed{_by(r)}",
     Kind.RATE_CHANGED: _rate_changed,

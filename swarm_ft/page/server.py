@@ -180,6 +180,7 @@ def _page_socket(places: HttpPlaces) -> socket.socket:
     try:
         return _socket("--page", host, PREFERRED_PORT)
     except PortInUse:
+        logger.info("port %d is taken; the page gets another one", PREFERRED_PORT)
         return _socket("--page", host, 0)
 
 

@@ -358,7 +358,7 @@ def reached(standing: Standing) -> Finding:
         advice = "it tries on; 'swarm-ft doctor' with the invitation looks closer"
         return Finding("others", Verdict.BAD, says, advice, cause)
     if standing.is_open:
-        return Finding("others", Verdict.OK, f"reach this machine: {Way.DIRECT}")
+        return Finding("others", Verdict.OK, "reach this machine directly")
     if cause is Cause.NONE:
         says = f"the coordinator does not test private addresses such as {standing.seen}"
         return Finding("others", Verdict.NOTE, says)

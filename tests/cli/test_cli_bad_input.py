@@ -230,7 +230,7 @@ def test_a_command_that_needs_a_swarm_says_so(
     run_here: RunHere, place: Path, command: tuple[str, ...]
 ) -> None:
     line = refused(run_here, place, *command)
-    assert "no way into a swarm is given" in line
+    assert "no invitation is given" in line
     assert "@FILE" in line
     assert "swarm-ft invite" in line
     assert "--initial-peers" in line

@@ -339,6 +339,13 @@ def test_help_of_a_job_has_groups_and_help_all_has_the_codecs(
     assert set(shown) == {name for p in options for name in p.opts}
 
 
+@pytest.mark.parametrize("words", [(), ("client",), ("peer",), ("keys",), ("bench",)], ids=str)
+def test_lists_of_commands_have_whole_sentences(run_here: RunHere, words: tuple[str, ...]) -> None:
+    listed = run_here(*words, "--help").out.partition("Commands:")[2].partition("Examples:")[0]
+    assert listed
+    assert "..." not in listed
+
+
 def test_no_group_names_an_option_that_there_is_not() -> None:
     commands = map(command_of, OPTIONS)
     options = {name_of(p) for command in commands for p in command.params}

@@ -120,7 +120,7 @@ def test_an_invitation_is_revoked_by_its_name(run_here: RunHere, here: Path) -> 
         (("serve-stage", "swarm1nothing"), "invitation"),
         (("serve-stage", "@missing.txt"), "missing.txt"),
         (("status", "--invite", "nothing"), "invitation 'nothing'"),
-        (("status",), "no way into a swarm is given"),
+        (("status",), "no invitation is given"),
     ],
 )
 def test_what_cannot_be_is_told(

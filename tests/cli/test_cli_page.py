@@ -83,7 +83,7 @@ def test_a_page_for_other_machines_keeps_its_key_over_a_restart(
 def test_the_fingerprint_is_printed_beside_the_address(shell: Shell) -> None:
     assert shell.spawn("init").ends() == 0
     running = shell.spawn("coordinator", "--page", "0.0.0.0:0", "--announce", "a.example")
-    address = running.wait_for("out", "in one browser, at https://a.example:").rpartition(" ")[2]
+    address = running.wait_for("out", "in one browser): https://a.example:").rpartition(" ")[2]
     running.wait_for("out", "compare its certificate's SHA-256 fingerprint")
     fingerprint = running.wait_for("out", "  ").strip()
     assert over_tls(address.strip(), fingerprint)[0] == 200

@@ -212,7 +212,8 @@ def test_of_anothers_run_its_numbers_are_shown() -> None:
 def test_what_is_kept_at_a_boundary_and_what_went_over_it_is_shown(found: SwarmStatus) -> None:
     lines = list(verbose_lines(found))
     assert lines[-3:-1] == [
-        "  boundary 1           40 samples buffered, hit rate 75.0% (48 key, 144 delta frames)",
+        "  boundary 1           40 samples remembered, 75.0% of frames built on one (48 key, "
+        "144 delta frames)",
         "                       1.9 MiB in memory, 5.7 MiB on disk; read 140 times from memory, "
         "4 from disk, 48 not there; 3 evicted, 1 repaired",
     ]

@@ -33,12 +33,13 @@ LENT = (
     "lends at most 5 GiB of memory for stages and 2 GiB for buffers, 2 cores, 126 GiB of disk, "
     "no cap on the link (--memory, --buffer-memory, --threads, --buffer-disk, --keep-disk, "
     "--model-disk, --upload-mbps, --download-mbps)",
-    "peer vggfzjhnv5zaqqvtgcydxhgrfksvqxwd at 192.168.1.20:46843 offers layers auto; Ctrl-C leaves",
-    "of the runs that it serves this machine sees activations, gradients, its layers' weights and, "
-    "with the first or the last stage, text",
-    "of these it keeps buffers, states and results in /home/ada/.cache/swarm-ft/peers/0, "
-    "not encrypted (--encrypt-at-rest), until the run is over",
-    "others: reach this machine: direct",
+    "This machine is vggfzjhnv5zaqqvtgcydxhgrfksvqxwd at 192.168.1.20:46843; the coordinator "
+    "chooses its layers. Ctrl-C leaves.",
+    "Of the runs that it serves this machine sees activations, gradients, its layers' weights and, "
+    "with the first or the last stage, text.",
+    "Files of a run lie unencrypted (see --encrypt-at-rest) in /home/ada/.cache/swarm-ft/peers/0 "
+    "until the run ends.",
+    "Others reach this machine directly",
 )
 THANKS = (
     "this peer gave 684 samples in 171 steps, 19 s, 6.1 MB sent for training, 6.4 MB in all; "
@@ -119,6 +120,7 @@ KINDS = (
     r"/\S+/peers/\d+",
     r"[\d,.]+ (?:bytes|kB|MB|GB|[KMGT]iB)\b",
     r"(?:\d+ h )?\d+ (?:s|min)\b",
+    r"\d+ cores?\b",
     r"\b\d[\d,.]*(?:e-\d+)?\b",
 )
 """Of what varies; the first that fits says what may stand in its place."""
@@ -178,12 +180,12 @@ def test_a_newcomers_first_ten_minutes(places: tuple[Place, Place], sample: Samp
 
     assert "this swarm's keys are in swarm-ft-coordinator.db.keys" in owner.says(*init)[0]
     coordinator = owner.types(meant(coordinate, here))
-    coordinator.wait_for("out", "others join with what 'swarm-ft invite' prints")
+    coordinator.wait_for("out", "Let others in: run swarm-ft invite")
     assert_told(
         coordinator.out,
         WATCHING,
         "coordinator at 127.0.0.1:34717",
-        "see and steer it, in one browser, at http://127.0.0.1:7770/?token=PAsPkJBC...",
+        "Web page (its address opens once, in one browser): http://127.0.0.1:7770/?token=PAsPkJBC...",
     )
     volunteer.saves("peer.txt", owner.says(*invite))
     owner.saves("client.txt", owner.says(*invite_client))
@@ -192,7 +194,7 @@ def test_a_newcomers_first_ten_minutes(places: tuple[Place, Place], sample: Samp
     assert "ok" in {line.split()[0] for line in volunteer.says("doctor", "@peer.txt")}
     # The README's model is a public one of the hub; the test's lies in a directory.
     lent = volunteer.types([*meant(serve, here), "--models", sample.model_dir])
-    lent.wait_for("out", "others: reach this machine")
+    lent.wait_for("out", "Others reach this machine")
     assert_told(lent.out, VOLUNTEERING, *LENT)
 
     assert owner.says(*meant(plan, here))

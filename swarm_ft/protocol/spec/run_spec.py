@@ -387,8 +387,8 @@ class TrainOptions:
     fill_codec: Annotated[
         CodecText,
         Option(
-            "Codec of the activations that fill the pipeline, for which all later stages "
-            "idle: aq2 with --fw aq4.",
+            "Codec of a step's first microbatches, while later stages wait for them: aq2 with "
+            "--fw aq4.",
             name="fill",
             long_name="first-codec",
             metavar="SPEC",
@@ -502,8 +502,8 @@ class TrainOptions:
         Length(MAX_TRAIN_LAYERS_CHARS),
         Option(
             "Blocks that train, or get adapters; all others are frozen, the embeddings too unless "
-            "block 0 trains, norm and head unless the last does. What is below them is computed "
-            "and sent once a sample; gradients are not.",
+            "block 0 trains, norm and head unless the last does. Frozen layers below are computed "
+            "and sent once a sample, without gradients.",
             metavar="START-|START-STOP",
             default="all",
         ),
@@ -558,7 +558,7 @@ class TrainOptions:
     early_stopping_threshold: Annotated[
         float,
         Range(0.0),
-        Option("By more than this has an evaluation to be better, or it counts as none."),
+        Option("Smallest improvement of the metric that counts as one."),
     ] = 0.0
     metric_for_best_model: Annotated[
         str,

@@ -36,7 +36,7 @@ NOBODY = cast(Reach, None)
 def findings(monkeypatch: pytest.MonkeyPatch) -> None:
     async def examine(*_: object) -> AsyncIterator[Finding]:
         yield Finding("clock", Verdict.NOTE, "70 s behind", "set it")
-        yield Finding("others", Verdict.OK, "reach this machine: direct")
+        yield Finding("others", Verdict.OK, "reach this machine directly")
 
     monkeypatch.setattr(examinations, "examine_member", examine)
 
@@ -47,7 +47,7 @@ async def test_a_peer_says_how_it_is_reached_and_warns_of_what_is_in_the_way(
 ) -> None:
     await tell_reached(NOBODY, "", as_json=False)
     told = capsys.readouterr()
-    assert told.out == "others: reach this machine: direct\n"
+    assert told.out == "Others reach this machine directly\n"
     assert told.err == "warning: clock: 70 s behind\n         set it\n"
 
 
@@ -59,7 +59,7 @@ async def test_programs_are_told_in_one_line(capsys: pytest.CaptureFixture[str])
     (line,) = told.out.splitlines()
     clock, others = json.loads(line)["reach"]
     assert (clock["about"], clock["verdict"], clock["advice"]) == ("clock", "note", "set it")
-    assert (others["says"], others["cause"]) == ("reach this machine: direct", "")
+    assert (others["says"], others["cause"]) == ("reach this machine directly", "")
 
 
 def examined(tmp_path: Path) -> dict[str, Any]:

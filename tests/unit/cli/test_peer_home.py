@@ -129,9 +129,9 @@ def test_a_peer_says_what_passes_its_machine(
     )
     seen, kept, snapshots = who_sees(offer, is_encrypted=is_encrypted)
     assert ("links are not encrypted" in seen) != is_encrypted
-    assert f"in {tmp_path}, " in kept
-    assert ("not encrypted (--encrypt-at-rest)" in kept) != encrypts
-    assert "3.0 MB at most (--keep-disk)" in snapshots
+    assert f"in {tmp_path} until the run ends" in kept
+    assert ("unencrypted (see --encrypt-at-rest)" in kept) != encrypts
+    assert "up to 2.9 MiB (--keep-disk)" in snapshots
 
 
 def test_a_client_is_told_who_sees_its_text() -> None:

@@ -328,12 +328,12 @@ def test_the_summary_tells_loss_perplexity_bytes_and_where_the_result_lies() -> 
 
 def test_kinds_that_were_sent_have_a_line_each_and_one_together() -> None:
     lines = kind_lines(_report(_step(0)).totals.sent)
-    assert [line.split()[0] for line in lines] == [
+    assert [line[:20].strip() for line in lines] == [
         "forward",
         "backward",
         "gradients",
         "state",
-        "everything",
+        "in all",
     ]
     assert kind_lines(ByteCounts()) == []
     assert len(kind_lines(ByteCounts(forward_bytes=1, forward_uncompressed_bytes=8))) == 1
@@ -357,7 +357,7 @@ def test_evaluations_bytes_and_samples_are_told_apart() -> None:
     assert document["bytes"]["10"]["evaluation"] == 0
     assert kind_lines(report.sent)[-2:] == [
         "evaluation           110 bytes of 220 bytes 2.0x",
-        "everything           250 bytes of 978 bytes 3.9x",
+        "in all               250 bytes of 978 bytes 3.9x",
     ]
 
 

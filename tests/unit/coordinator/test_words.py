@@ -121,7 +121,7 @@ def test_every_kind_has_a_sentence_and_hides_what_is_private(kind: Kind) -> None
             "peer b is suspended for 30 s: failed 3 times, last it reported the error "
             "'internal': disk full",
         ),
-        (reason(Kind.PAUSED, step=3), "paused after step 3: its peers hold its state"),
+        (reason(Kind.PAUSED, step=3), "paused after step 3; nothing is lost"),
         (
             reason(Kind.RATE_CHANGED, step=4, value=0.25, value_before=0.5),
             "learning rate 0.25 from step 4 on, 0.5 before",

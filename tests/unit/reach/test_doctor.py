@@ -85,7 +85,7 @@ async def test_on_one_machine_all_is_well(swarm: Swarm, coordinator: str) -> Non
     assert list(found) == about
     assert {verdict for verdict, _ in found.values()} == {Verdict.OK}
     assert found["router"][1] == "none in the way, seen as 127.0.0.1"
-    assert found["others"][1] == "reach this machine: direct"
+    assert found["others"][1] == "reach this machine directly"
 
 
 async def test_who_does_not_answer_is_named_and_the_next_one_asked(
@@ -317,7 +317,7 @@ async def test_a_member_that_can_be_dialled_is_told_so(swarm: Swarm, has_relay: 
         member(swarm, coordinator) as (transport, _),
     ):
         (found,) = [found async for found in examine_member(transport.reach, coordinator)]
-    assert (found.verdict, found.says) == (Verdict.OK, "reach this machine: direct")
+    assert (found.verdict, found.says) == (Verdict.OK, "reach this machine directly")
 
 
 async def test_a_member_whose_port_is_closed_is_told_so(swarm: Swarm) -> None:
