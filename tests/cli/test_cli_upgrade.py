@@ -21,6 +21,7 @@ def commands_of(page: Path) -> list[list[str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # eleven processes, one after another
 def test_the_page_can_be_walked(shell: Shell) -> None:
     hot, before, version, again, cold, moved, restored = commands_of(PAGE)
     assert shell.spawn("init").ends() == 0
