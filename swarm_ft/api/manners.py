@@ -33,18 +33,25 @@ def manners_of(hours: str | None, pause_when: tuple[str, ...]) -> Manners:
     """What the options say.
 
     Raises:
-        BadOption: hours that are none, or a case that this system cannot tell.
+        BadOption: hours that are none, or cases none of which this system can tell. One of
+            several that it cannot tell is logged.
     """
     from swarm_ft.machine_use import CannotTell
     from swarm_ft.peer.manners import Manners, PauseWhen, parse_hours
 
-    cases = tuple(PauseWhen(case) for case in dict.fromkeys(pause_when))
-    for case in cases:
+    cases, refusals = [], []
+    for case in (PauseWhen(name) for name in dict.fromkeys(pause_when)):
         try:
             holds(case)
         except CannotTell as why:
-            raise BadOption(f"--pause-when {case}: not on this system: {why}") from None
-    return Manners(hours=parse_hours(hours) if hours else None, pause_when=cases)
+            refusals.append(f"--pause-when {case}: not on this system: {why}")
+        else:
+            cases.append(case)
+    if refusals and not cases:
+        raise BadOption(refusals[0])
+    for refusal in refusals:
+        logger.warning("%s; the others count", refusal)
+    return Manners(hours=parse_hours(hours) if hours else None, pause_when=tuple(cases))
 
 
 def shape_of(upload_mbps: float | None, download_mbps: float | None) -> Shape:

@@ -85,7 +85,7 @@ def _stage_line(stage: StageForecast) -> str:
     from rich.filesize import decimal
 
     names = ", ".join(stage.peers)
-    takes = f"{_gib(stage.memory.total)} GiB" if stage.memory else "?"
+    takes = _size(stage.memory.total) if stage.memory else "?"
     computes = f"{1000 * stage.compute_s:.0f} ms a microbatch" if stage.compute_s else "?"
     return (
         f"layers {stage.layers!s:<8} {names}: {takes}, {computes}, "
@@ -95,12 +95,14 @@ def _stage_line(stage: StageForecast) -> str:
 
 def _memory_line(memory: PeerMemory) -> str:
     count = memory.microbatches
-    each = f"{count} microbatch{'es' if count > 1 else ''} of {_gib(memory.microbatch)}"
+    each = f"{count} microbatch{'es' if count > 1 else ''} of {_size(memory.microbatch)}"
     return (
-        f"          holds {_gib(memory.held)}, {each}, temporaries {_gib(memory.temporaries)}: "
-        f"{_gib(memory.total)} GiB"
+        f"          holds {_size(memory.held)}, {each}, temporaries {_size(memory.temporaries)}: "
+        f"{_size(memory.total)}"
     )
 
 
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 30):.2f}"
+def _size(num_bytes: int) -> str:
+    """Return a size in GiB, or in MiB where that would be next to nothing."""
+    mebibytes = num_bytes / (1 << 20)
+    return f"{mebibytes / 1024:.2f} GiB" if mebibytes >= 102.4 else f"{mebibytes:.2g} MiB"

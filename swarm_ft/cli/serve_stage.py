@@ -356,7 +356,7 @@ def _show(
 
 def who_sees(offer: PeerOptions, *, is_encrypted: bool) -> tuple[str, ...]:
     """What passes this machine of others' data, and what becomes of it, in words."""
-    from rich.filesize import decimal
+    from swarm_ft.protocol.spec.sizes import size_words
 
     others = "" if is_encrypted else "; so does whoever sees its network: links are not encrypted"
     where = offer.buffers.directory.parent if offer.buffers.directory else offer.shard_dir
@@ -366,5 +366,5 @@ def who_sees(offer: PeerOptions, *, is_encrypted: bool) -> tuple[str, ...]:
         f"and, with the first or the last stage, text{others}.",
         f"Files of a run lie {form} in {where} until the run ends.",
         "It also stores backups of other machines' stages, which it cannot read: up to "
-        f"{decimal(offer.keeping.max_bytes)} (--keep-disk).",
+        f"{size_words(offer.keeping.max_bytes)} (--keep-disk).",
     )

@@ -56,6 +56,8 @@ IN_IDLE_TIME = 0.5
 """Of what evaluations take, at most, as far as was seen on machines that are shared."""
 BESIDE_SPREAD = 0.25
 """Of how much other runs on the same peers stretch a step, what is not known of it."""
+LOAD_SPREAD = 0.25
+"""So too of how much other programs on their machines do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,8 +119,8 @@ class EvalForecast:
     def line(self, what: str) -> str:
         """In one line, for people."""
         return (
-            f"{what:<9} {self.times} times {self.samples} samples: sends "
-            f"{decimal(round(self.sent_bytes))} in all, at most {self.seconds:.3g} s"
+            f"{what:<9} {self.times} times {self.samples} samples, in all: sends "
+            f"{decimal(round(self.sent_bytes))}, takes up to {self.seconds:.3g} s"
         )
 
 
@@ -498,7 +500,11 @@ class _Work:
         factors = factors_of(costs)
         with_others_s = self._all_s(factors, self.first, self.later)
         alone_s = self._all_s(factors, self.first.alone, self.later.alone)
-        spread = BESIDE_SPREAD * math.log(with_others_s / alone_s) if alone_s else 0.0
+        quiet_s = self._all_s(factors, self.first.quiet, self.later.quiet)
+        spread = 0.0
+        if quiet_s:
+            by_runs = BESIDE_SPREAD * math.log(with_others_s / alone_s)
+            spread = math.hypot(by_runs, LOAD_SPREAD * math.log(alone_s / quiet_s))
         least, middle, most = (
             expected(costs, partial(self._with_evaluations_s, part), spread)
             for part in (IN_IDLE_TIME, IN_IDLE_TIME / 2, 0.0)

@@ -71,9 +71,14 @@ class Capacity:
         """Take what a member reports of its machine; whether more than its load is new."""
         before = self._machines.get(peer_id, Machine())
         self._machines[peer_id] = machine
-        load = (machine.demand, machine.busy, machine.uses, machine.waits)
-        names = ("demand", "busy", "uses", "waits")
-        return replace(before, **dict(zip(names, load, strict=True))) != machine
+        as_loaded = replace(
+            before,
+            demand=machine.demand,
+            busy=machine.busy,
+            uses=machine.uses,
+            waits=machine.waits,
+        )
+        return as_loaded != machine
 
     @property
     def machines(self) -> Mapping[PeerId, Machine]:

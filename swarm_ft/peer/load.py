@@ -56,10 +56,11 @@ class LoadMeter:
             (now.own_s - before.own_s) / passed_s,
             max(0.0, now.waited_s - before.waited_s) / passed_s,
         )
-        self._means = tuple(
+        demand, busy, uses, waits = (
             _mixed(known, value / self._threads, weight)
             for known, value in zip(self._means, values, strict=True)
         )
+        self._means = demand, busy, uses, waits
 
     def news(self, machine: Machine) -> Machine | None:
         """Return the machine with its load, if that is worth a report."""

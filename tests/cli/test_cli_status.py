@@ -11,7 +11,6 @@ from swarm_ft.ids import BlockIndex, PeerId, RunId
 from swarm_ft.protocol.messages.capacity import LinkSpeed
 from swarm_ft.protocol.messages.client import (
     BoundaryStatus,
-    Contribution,
     MemberDoing,
     MemberLink,
     MemberStatus,
@@ -21,6 +20,7 @@ from swarm_ft.protocol.messages.client import (
     RunSummary,
     SwarmStatus,
 )
+from swarm_ft.protocol.messages.contribution import Contribution
 from swarm_ft.protocol.messages.control import StageAssignment
 from swarm_ft.protocol.messages.meeting import Way
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, Traffic

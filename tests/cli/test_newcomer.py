@@ -120,6 +120,7 @@ KINDS = (
     r"/\S+/peers/\d+",
     r"[\d,.]+ (?:bytes|kB|MB|GB|[KMGT]iB)\b",
     r"(?:\d+ h )?\d+ (?:s|min)\b",
+    r"\d+ cores?\b",
     r"\b\d[\d,.]*(?:e-\d+)?\b",
 )
 """Of what varies; the first that fits says what may stand in its place."""

@@ -85,7 +85,7 @@ from swarm_ft.protocol.spec.priority import DEFAULT_PRIORITY, NO_CLAIM, Claim
 from swarm_ft.protocol.spec.quality import QualityControl
 from swarm_ft.protocol.spec.run_spec import Codecs
 from swarm_ft.protocol.wire import RUN_SPEC
-from swarm_ft.protocol.wire.earlier import salvaged_spec
+from swarm_ft.protocol.wire.earlier import is_earlier, salvaged_spec
 from swarm_ft.sealing import Sealer
 from swarm_ft.systems import lock_file
 
@@ -653,6 +653,11 @@ class Journal:
         under_way = not phase.is_over and phase is not RunPhase.QUEUED
         assignments = _assignments_of(json.loads(stages))
         peers = [assignment.peer_id for assignment in assignments]
+        if is_earlier(spec_bytes):  # its migration left it
+            raise JournalError(
+                "its RunSpec is of an earlier version, and its tokens, which are torn or gone, do "
+                "not prove it; submit the job again"
+            )
         spec = RUN_SPEC.from_bytes(spec_bytes)
         last = self._as_of(run_id, committed_steps)
         # Of weights that are not the last, the sums are those of all steps.

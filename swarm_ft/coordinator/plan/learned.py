@@ -34,6 +34,9 @@ from swarm_ft.protocol.spec.training_plan import casts_shadows, evaluates_at
 
 LEAST_STEPS = 3
 """Of a run, before anything is learned from it."""
+IDLE_PART = 0.4
+"""Of what runs or waits while members idle, what it is beside members that work, about: it is short
+tasks in part, and the kernel shares processors out by groups."""
 UNKNOWN_SHARE = 0.5
 """Of a peer's time, that a run takes whose steps were not measured yet."""
 
@@ -293,7 +296,7 @@ def loads_of(machines: Mapping[PeerId, Machine], peers: Iterable[PeerId]) -> Map
             continue
         uses = math.fsum(one.uses for one in here)
         asks = uses + math.fsum(one.waits for one in here)
-        idle = max(0.0, fmean(one.demand for one in here) - asks)
+        idle = IDLE_PART * max(0.0, fmean(one.demand for one in here) - asks)
         working = asks * max(0.0, busy - uses) / uses if uses else 0.0
         share = min(1.0, uses / busy)
         found[name] = (1 - share) * idle + share * working

@@ -126,6 +126,11 @@ class Pipeline:
         stages = tuple(replace(stage, busy=0.0) for stage in self.stages)
         return replace(self, stages=stages, busy={})
 
+    @property
+    def quiet(self) -> Pipeline:
+        """The same without other runs and programs."""
+        return replace(self.alone, load={})
+
 
 class StepCost(NamedTuple):
     """Seconds of a step, and its bound: of a stage, counted from 0, or of a machine's cores."""

@@ -56,7 +56,7 @@ def test_who_leaves_for_good_is_left_alone() -> None:
 
 
 def test_what_a_system_cannot_tell_is_refused_before_a_peer_starts(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def cannot() -> bool:
         raise CannotTell("no battery")
@@ -66,3 +66,8 @@ def test_what_a_system_cannot_tell_is_refused_before_a_peer_starts(
         manners_of(None, ("on-battery",))
     monkeypatch.setattr("swarm_ft.machine_use.user_active", lambda: False)
     assert manners_of(None, ("user-active",)).pause_when == (PauseWhen.USER_ACTIVE,)
+    both = manners_of(None, ("user-active", "on-battery"))
+    assert both.pause_when == (PauseWhen.USER_ACTIVE,)
+    assert (
+        "--pause-when on-battery: not on this system: no battery; the others count" in caplog.text
+    )

@@ -131,7 +131,7 @@ def test_a_peer_says_what_passes_its_machine(
     assert ("links are not encrypted" in seen) != is_encrypted
     assert f"in {tmp_path} until the run ends" in kept
     assert ("unencrypted (see --encrypt-at-rest)" in kept) != encrypts
-    assert "up to 3.0 MB (--keep-disk)" in snapshots
+    assert "up to 2.9 MiB (--keep-disk)" in snapshots
 
 
 def test_a_client_is_told_who_sees_its_text() -> None:

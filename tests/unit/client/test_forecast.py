@@ -203,7 +203,7 @@ def test_evaluations_are_told_apart_from_training() -> None:
     assert both.evaluation.sent_bytes == pytest.approx(6 * 10 * sample * 1.25, rel=0.03)
     assert (
         told.line("evaluation")
-        == "evaluation 6 times 10 samples: sends 70.8 MB in all, at most 23.6 s"
+        == "evaluation 6 times 10 samples, in all: sends 70.8 MB, takes up to 23.6 s"
     )
 
 
@@ -219,7 +219,7 @@ def test_what_shadows_take_is_told_where_a_quality_is_asked_for() -> None:
     assert told.sent_bytes == pytest.approx(3 * 2 * 3 * sample, rel=0.01)
     assert told.seconds == pytest.approx(3 * 2 * sample / 1e6, rel=0.01)
     (line,) = [line for line in forecast(job(**asks), where).lines() if "shadows" in line]
-    assert line == "shadows   3 times 2 samples: sends 7.1 MB in all, at most 2.36 s"
+    assert line == "shadows   3 times 2 samples, in all: sends 7.1 MB, takes up to 2.36 s"
     for spec, placed in (
         (job(), where),
         (job(**asks), on(FAST)),
@@ -314,6 +314,14 @@ def test_other_runs_on_the_same_peers_stretch_a_step_while_they_last() -> None:
     half = forecast(spec, beside, beside_s=full.seconds / 2)
     assert half.seconds == pytest.approx((full.seconds + quiet.seconds) / 2)
     assert forecast(spec, beside, beside_s=0.0).seconds == pytest.approx(quiet.seconds)
+
+
+def test_other_programs_on_a_machine_make_a_step_longer_and_the_range_wider() -> None:
+    quiet = on(replace(SMALL, flops_per_s=1e10), replace(SMALL, flops_per_s=1e10))
+    loaded = [replace(one, host_load=4.0) for one in quiet]
+    alone, beside = (forecast(job(), placed, costs=prior()) for placed in (quiet, loaded))
+    assert beside.step_s > 1.5 * alone.step_s
+    assert beside.seconds_range.width > 1.05 * alone.seconds_range.width
 
 
 def test_bytes_do_not_depend_on_what_was_learned() -> None:

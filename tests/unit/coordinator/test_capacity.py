@@ -22,7 +22,7 @@ from swarm_ft.coordinator.facts.state import (
     SwarmState,
 )
 from swarm_ft.coordinator.facts.ways import Home, Ways
-from swarm_ft.coordinator.plan.learned import beside, loads_of
+from swarm_ft.coordinator.plan.learned import IDLE_PART, beside, loads_of
 from swarm_ft.errors import BadInput, Busy, MalformedMessage, NotFound
 from swarm_ft.ids import PeerId, RunId
 from swarm_ft.peer.capacity import measure_link
@@ -165,9 +165,9 @@ def test_what_other_programs_ask_for_is_what_members_do_not_use() -> None:
     known = replace(MACHINE, host="one", cores=2.0, demand=9.0, busy=2.0, uses=0.75, waits=0.75)
     machines = {PeerId("a"): known, PeerId("b"): known, PeerId("c"): MACHINE}
     found = loads_of(machines, map(PeerId, "abc"))
-    assert found == {"one": pytest.approx(0.75 * 1.0 + 0.25 * 6.0), "of c": 0.0}
+    assert found == {"one": pytest.approx(0.75 * 1.0 + 0.25 * IDLE_PART * 6.0), "of c": 0.0}
     idle = {PeerId("a"): replace(known, demand=1.5, uses=0.0, waits=0.0)}
-    assert loads_of(idle, [PeerId("a")]) == {"one": 1.5}
+    assert loads_of(idle, [PeerId("a")]) == {"one": pytest.approx(IDLE_PART * 1.5)}
 
 
 async def test_a_job_that_has_to_wait_for_peers_is_told_for_how_long() -> None:

@@ -51,7 +51,7 @@ RUN = RunId("run-1")
 DIGEST = b"d" * 16
 WHY = Reason(kind=ReasonKind.DATA_UNREADABLE, text="why")
 NOW_S = 50.0
-PINNED_TABLES = "f73304bf364dcc28441e129f03f2d4e8"
+PINNED_TABLES = "a8de54101a05945bf6653b76a037c1c6"
 Reopen: TypeAlias = Callable[[], Journal]
 ASSIGNMENTS = (
     StageAssignment(peer_id=PeerId("a"), layers=LayerRange(0, 2)),
