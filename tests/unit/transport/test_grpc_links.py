@@ -254,7 +254,7 @@ async def test_a_message_over_all_bounds_ends_the_call_and_not_the_server() -> N
     channel = GrpcTransport().connect(server.endpoint)
     stream = channel.open(BYTES)
     await stream.send(bytes(2000))
-    with pytest.raises(errors.InternalError, match="larger than max"):
+    with pytest.raises(errors.InternalError, match="larger than allowed"):
         await stream.receive()
     stream = channel.open(BYTES)
     await stream.send(b"x")
