@@ -44,7 +44,6 @@ def load(*modules: str) -> None:
             importlib.import_module(module)
     finally:
         if was_enabled:
-            gc.freeze()  # what is imported stays
             gc.enable()
 
 

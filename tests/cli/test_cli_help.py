@@ -507,3 +507,10 @@ def test_the_first_line_comes_before_the_libraries() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "starting this peer; its libraries take some seconds False\n"
+
+
+def test_libraries_that_were_loaded_end_without_a_word() -> None:
+    """With frozen objects triton's bindings reported leaks on standard error at the exit."""
+    code = "from swarm_ft.cli.running import load; load('swarm_ft.stage.engine')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
