@@ -51,10 +51,10 @@ def _verb(name: str, words: str) -> None:
         run_async(lambda: _ask(place, name, as_json=as_json))
 
 
-_verb("pause", "Hand over what it has, and rest until it is resumed. Ctrl-C stops watching.")
+_verb("pause", "Hand the work over, and rest until resumed. Ctrl-C stops watching.")
 _verb("resume", "Work again, as far as its hours and the machine's use allow.")
-_verb("drain", "Hand over what it has, and leave. Ctrl-C stops watching.")
-_verb("status", "What it is at, and what it gave to the swarm in all, by the swarm's count.")
+_verb("drain", "Hand the work over, and leave. Ctrl-C stops watching.")
+_verb("status", "Show the peer's state and its contributions, in the swarm's count.")
 
 
 async def _ask(home: Path, verb: str, *, as_json: bool) -> None:

@@ -78,7 +78,7 @@ WAITS, MOVED = "layers move to other stages: ", "a step is expected to take"
 
 def told_at_s(outcome: Outcome, phase: str, words: str) -> list[float]:
     """When the coordinator told it of the run."""
-    lines = (line for line in outcome.lines if f": {phase} " in line and words in line)
+    lines = (line for line in outcome.lines if f": {phase}: " in line and words in line)
     return [float(line.split()[0]) for line in lines]
 
 
