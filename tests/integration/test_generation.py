@@ -211,7 +211,7 @@ async def test_nobody_speaks_before_a_run_is_finished_and_after_it_is_fetched(
                 await stream.receive()
         with pytest.raises(NotFound, match="does not offer it"):
             await generate(swarm.client, status, WANTED, silent, silent)
-        with pytest.raises(RunFailed, match="was collected"):
+        with pytest.raises(RunFailed, match="was fetched and deleted from the swarm"):
             check_generates(await swarm.client.run(status.run_id))
 
 
