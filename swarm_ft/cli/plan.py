@@ -105,4 +105,4 @@ def _memory_line(memory: PeerMemory) -> str:
 def _size(num_bytes: int) -> str:
     """Return a size in GiB, or in MiB where that would be next to nothing."""
     mebibytes = num_bytes / (1 << 20)
-    return f"{mebibytes / 1024:.2f} GiB" if mebibytes >= 102.4 else f"{mebibytes:.2g} MiB"
+    return f"{mebibytes / 1024:.2f} GiB" if mebibytes >= 102.4 else f"{mebibytes:.3g} MiB"

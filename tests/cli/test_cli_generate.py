@@ -67,7 +67,7 @@ def test_a_finished_run_speaks_until_it_is_fetched(
     assert drawn[0] == drawn[1] != plain.out, "a seed says what is drawn"
     late = run_here(*asked)
     assert late.code == 1
-    assert "was collected" in late.err
+    assert "was fetched and deleted from the swarm" in late.err
 
 
 def wait_until_finished(run_here: RunHere, run_id: str, way: tuple[str, str]) -> None:
