@@ -75,7 +75,7 @@ def measure(num_samples: int, num_boundaries: int, replicas: int, folder: Path) 
     ledger = run.past.ledger
     if ledger is None or ledger != loaded.past.ledger or run.run_id != run_id:
         raise SystemExit("the journal gave back another run")
-    return Figures(
+    figures = Figures(
         samples=num_samples,
         boundaries=num_boundaries,
         replicas=replicas,
@@ -84,6 +84,8 @@ def measure(num_samples: int, num_boundaries: int, replicas: int, folder: Path) 
         journal_bytes_per_entry=journal_bytes / entries,
         **_use(run, ledger, journal),
     )
+    journal.close()
+    return figures
 
 
 def _use(run: Run, ledger: Ledger, journal: Journal) -> dict[str, float]:
