@@ -235,7 +235,7 @@ async def test_what_all_would_say_is_asked_of_one(swarm: Swarm, error: SwarmErro
     ("phase", "error", "words"),
     [
         (RunPhase.TRAINING, Unavailable, "is training, at step 7 of 3"),
-        (RunPhase.COLLECTED, RunFailed, "its result was collected"),
+        (RunPhase.COLLECTED, RunFailed, "its result was fetched and deleted"),
         (RunPhase.CANCELLED, RunFailed, "run run cancelled"),
         (RunPhase.FAILED, RunFailed, "run run failed"),
     ],
