@@ -94,7 +94,7 @@ async def test_a_client_whose_result_was_taken_along_gets_it_when_it_is_made_aga
         fetching = asyncio.create_task(watched(swarm, first, job, progress).fetch(Outputs(out=out)))
         await progress.until("layers 1-2 of the result: peer peer-1 does not answer")
         monkeypatch.setattr("swarm_ft.coordinator.plan.membership.GRACE_S", 0.0)
-        await progress.until("waiting for layers 1-2")
+        await progress.until("waiting: layers 1-2")
         await swarm.add_peer(PeerId("newcomer"), "1-2")
         await fetching
         (run,) = (await swarm.client.status()).runs
