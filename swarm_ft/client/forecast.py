@@ -337,7 +337,7 @@ class _Stage:
     @property
     def machines(self) -> tuple[str, ...]:
         """By name; a peer of which none is known has one of its own."""
-        return tuple(peer.machine.host or f"of {peer.peer_id}" for peer in self.peers)
+        return tuple(peer.machine.host or peer.peer_id for peer in self.peers)
 
     @property
     def busy(self) -> float:

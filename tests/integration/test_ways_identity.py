@@ -130,7 +130,7 @@ def test_who_shows_what_it_should_gets_through(world: World, way: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("callee", "cause"), [("wrong", "another member's"), ("stranger", "of another swarm")]
+    ("callee", "cause"), [("wrong", "another member's"), ("stranger", "to another swarm")]
 )
 @pytest.mark.parametrize("way", WAYS)
 def test_who_is_not_who_was_dialled_hears_nothing(
@@ -138,7 +138,7 @@ def test_who_is_not_who_was_dialled_hears_nothing(
 ) -> None:
     told, heard = world.call(way, "right", callee)
     assert (told["code"], told["way"], heard) == ("unavailable", way, [])
-    assert told["says"].startswith(f"peer {world.names['callee', WAYS[way][1], callee]}: who ")
+    assert told["says"].startswith(f"peer {world.names['callee', WAYS[way][1], callee]}: it ")
     assert cause in told["says"]
 
 

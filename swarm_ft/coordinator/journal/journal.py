@@ -11,12 +11,12 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO
 
 from swarm_ft.coordinator.facts.events import (
     CommitRecord,
@@ -185,7 +185,7 @@ class Journal:
     def __init__(self, path: str, key: bytes | None = None, *, reserve_bytes: int = 0) -> None:
         self._path = path
         self._sealer = Sealer(key, "journal") if key is not None else None
-        self._lock_file: IO[bytes] | None = None
+        self._unlock: Callable[[], object] = lambda: None
         _keep_private(path)
         with self._errors_named():
             self._db = sqlite3.connect(path, timeout=1.0)
@@ -217,8 +217,9 @@ class Journal:
         """Refuse a second coordinator. Others may read meanwhile, as `swarm-ft backup` does."""
         if self._path == ":memory:":
             return
-        self._lock_file = open_private(Path(f"{self._path}.lock"), "ab")
-        if not lock_file(self._lock_file.fileno()):
+        file = open_private(Path(f"{self._path}.lock"), "ab")
+        self._unlock = weakref.finalize(self, file.close)
+        if not lock_file(file.fileno()):
             raise JournalError(f"journal {self._path}: {IN_USE}")
 
     def _create(self) -> None:
@@ -278,8 +279,7 @@ class Journal:
 
     def _close(self) -> None:
         self._db.close()
-        if self._lock_file is not None:
-            self._lock_file.close()
+        self._unlock()
 
     # ---- writing
 

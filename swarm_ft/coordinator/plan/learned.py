@@ -305,7 +305,7 @@ def loads_of(machines: Mapping[PeerId, Machine], peers: Iterable[PeerId]) -> Map
 
 def machine_name(machines: Mapping[PeerId, Machine], peer: PeerId) -> str:
     """Return the name of a peer's machine; one of which none is known has its own."""
-    return _host(machines, peer) or f"of {peer}"
+    return _host(machines, peer) or peer
 
 
 def _host(machines: Mapping[PeerId, Machine], peer: PeerId) -> str:

@@ -165,7 +165,7 @@ def test_what_other_programs_ask_for_is_what_members_do_not_use() -> None:
     known = replace(MACHINE, host="one", cores=2.0, demand=9.0, busy=2.0, uses=0.75, waits=0.75)
     machines = {PeerId("a"): known, PeerId("b"): known, PeerId("c"): MACHINE}
     found = loads_of(machines, map(PeerId, "abc"))
-    assert found == {"one": pytest.approx(0.75 * 1.0 + 0.25 * IDLE_PART * 6.0), "of c": 0.0}
+    assert found == {"one": pytest.approx(0.75 * 1.0 + 0.25 * IDLE_PART * 6.0), "c": 0.0}
     idle = {PeerId("a"): replace(known, demand=1.5, uses=0.0, waits=0.0)}
     assert loads_of(idle, [PeerId("a")]) == {"one": pytest.approx(IDLE_PART * 1.5)}
 

@@ -25,6 +25,7 @@ from swarm_ft.identity.roles import Role
 from swarm_ft.ids import Attempt, BlockIndex, PeerId, RunId, SampleId, StepNumber
 from swarm_ft.peer.kept_buffers import BufferPlace
 from swarm_ft.peer.node import PeerNode, PeerOptions
+from swarm_ft.protocol.messages.contribution import ContributionRequest
 from swarm_ft.protocol.messages.control import (
     STORAGE_KEY_BYTES,
     Assign,
@@ -93,8 +94,8 @@ class Joined:
         return said
 
     async def hear(self, *, ends: bool = True) -> FromPeer | None:
-        """What the peer says next, but that it is there; a goodbye is the last."""
-        while isinstance(said := await self._stream.receive(), PeerAlive):
+        """What the peer says next, but that it is there, or asks what it gave."""
+        while isinstance(said := await self._stream.receive(), PeerAlive | ContributionRequest):
             pass
         if ends and isinstance(said, PeerGoodbye):
             self.end()
