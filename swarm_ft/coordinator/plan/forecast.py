@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median, median_low
 
 from swarm_ft.coordinator.facts.state import Run, SwarmState
@@ -25,9 +25,6 @@ from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction
 from swarm_ft.protocol.spec.flops import stage_flops
 from swarm_ft.protocol.spec.run_spec import RunSpec
 
-MOST_MESSAGE_S = 0.02
-"""Of a frame: a busy processor of a laptop."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
@@ -41,7 +38,6 @@ class Rates:
         links: as they were measured, by who measured them and to whom they go.
         usual_way_s: of a link that nobody measured, one way.
         summed_bytes: that a peer sends to sum a step's gradients now, at most.
-        message_s: that a frame takes beside its bytes, at both of its ends together.
     """
 
     flops_per_s: Mapping[PeerId, float]
@@ -51,7 +47,6 @@ class Rates:
     links: Mapping[PeerId, Mapping[PeerId, LinkSpeed]]
     usual_way_s: float
     summed_bytes: float
-    message_s: float = 0.0
 
     def computes(self, peer: PeerId) -> float:
         """Operations a second."""
@@ -94,7 +89,7 @@ def rates_of(state: SwarmState, run: Run) -> Rates:
     came = {peer: [speed for to, speed in speeds if to == peer] for peer in state.members}
     ways = [speed.least_round_trip_s / 2 for _, speed in speeds if speed.least_round_trip_s]
     hellos = {peer: member.hello for peer, member in state.members.items()}
-    rates = Rates(
+    return Rates(
         flops_per_s=credible,
         usual_flops_per_s=median(credible.values()) if credible else math.inf,
         up={p: _rate(links[p].values(), hello.max_up_bytes_per_s) for p, hello in hellos.items()},
@@ -103,26 +98,6 @@ def rates_of(state: SwarmState, run: Run) -> Rates:
         usual_way_s=median(ways) if ways else 0.0,
         summed_bytes=max(_reduced_bytes(run.spec, stage) for stage in run.computing),
     )
-    return replace(rates, message_s=_message_s(run, rates))
-
-
-def _message_s(run: Run, rates: Rates) -> float:
-    """What a frame takes, if frames are what steps took longer for than operations and bytes.
-
-    Other work on the machines may be the reason as well, so no more is believed than a busy machine
-    needs for a frame. That decides nothing but for models whose stages compute as long as that.
-    """
-    if not run.measured.step_seconds:
-        return 0.0
-    is_first = run.is_in_first_epoch
-    bare_s, with_s = (
-        step_s(run.spec, run.computing, replace(rates, message_s=each_s), is_first=is_first)
-        for each_s in (0.0, MOST_MESSAGE_S)
-    )
-    over_s = median(run.measured.step_seconds) - bare_s
-    if not (over_s > 0 and bare_s < with_s < math.inf):
-        return 0.0
-    return MOST_MESSAGE_S * min(1.0, over_s / (with_s - bare_s))
 
 
 def _rate(speeds: Iterable[LinkSpeed], cap: float) -> float:
@@ -158,10 +133,9 @@ def stage_time(
         backward_s = max(rates.hop_s(comes.backward, other, one) for one, other in ways)
         hop_s = forward_s, backward_s if comes.backward else 0.0
     flops, speed = stage_flops(spec, stage.layers), sum(map(rates.computes, stage.peers))
-    messages_s = rates.message_s * _handled(spec, stages, index)
     return StageTime(
-        compute_s=flops * len(stage.peers) / speed + messages_s,
-        turn_s=flops / speed + messages_s / len(stage.peers),
+        compute_s=flops * len(stage.peers) / speed,
+        turn_s=flops / speed,
         comes=comes,
         hop_s=hop_s,
         up_bytes_per_s=sum(map(rates.sends, stage.peers)),
@@ -173,12 +147,6 @@ def stage_time(
 def num_frames(spec: RunSpec, boundary: int) -> int:
     """Count a microbatch's frames over a boundary: one for each sample and direction."""
     return spec.train.micro_batch_size * (1 + spec.gradients_cross(boundary))
-
-
-def _handled(spec: RunSpec, stages: Sequence[Stage], index: int) -> float:
-    """Frames of a microbatch that a stage sends or receives; each counts half at either end."""
-    fronts = [stage.layers.start for stage in stages[1:]]
-    return sum(num_frames(spec, front) for front in fronts[max(0, index - 1) : index + 1]) / 2
 
 
 def _crossing(spec: RunSpec, stage: Stage, *, is_first: bool) -> Crossing:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import pytest
 
 from swarm_ft.coordinator.facts.state import AttemptState, Measured, Member, Run, SwarmState
-from swarm_ft.coordinator.plan.forecast import MOST_MESSAGE_S, Rates, rates_of, step_s
+from swarm_ft.coordinator.plan.forecast import Rates, rates_of, step_s
 from swarm_ft.coordinator.plan.lateness import UNMEASURED_BYTES_S
 from swarm_ft.coordinator.plan.steps import FASTER_AT_MOST, measured_on
 from swarm_ft.ids import PeerId, RunId
@@ -120,40 +120,6 @@ def test_what_replicas_sum_now_over_links_that_were_never_full_is_free() -> None
     run = run_on({"a": 2, "b": 2}, a="0-6", b="0-6")
     rates = rates_of(there("a", "b"), run)
     assert seconds(rates, a="0-6", b="0-6") == pytest.approx(6 / 2 + 3 * 6 / 4, rel=1e-2)
-
-
-def stepping(step_s: float, measured: Mapping[str, float], **layers: str) -> Run:
-    """A run whose last steps took so long."""
-    run = run_on(measured, **layers)
-    return replace(run, measured=replace(run.measured, step_seconds=(step_s,) * 5))
-
-
-SIX = {name: f"{at}-{at + 1}" for at, name in enumerate("abcdef")}
-
-
-def test_frames_of_a_tiny_model_make_fewer_stages_faster() -> None:
-    """Six stages compute for 9 ms; a step takes 2 s since each frame takes its time."""
-    run = stepping(2.0, dict.fromkeys("abcdef", 1000.0), **SIX)
-    rates = rates_of(there(*"abcdef"), run)
-    assert rates.message_s == MOST_MESSAGE_S
-    assert seconds(rates, a="0-3", b="3-6") < 0.5 * seconds(rates, **SIX)
-    assert seconds(rates, a="0-6") < 0.1 * seconds(rates, **SIX)
-
-
-def test_frames_take_no_more_than_steps_are_longer_than_computed() -> None:
-    run = run_on(dict.fromkeys("abcdef", 1000.0), **SIX)
-    bare_s = seconds(rates_of(there(*"abcdef"), run), **SIX)
-    rates = rates_of(there(*"abcdef"), stepping(bare_s + 0.1, dict.fromkeys("abcdef", 1e3), **SIX))
-    assert 0 < rates.message_s < MOST_MESSAGE_S
-    assert seconds(rates, **SIX) == pytest.approx(bare_s + 0.1, rel=1e-3)
-
-
-def test_frames_do_not_matter_where_stages_compute_for_long() -> None:
-    run = stepping(60.0, dict.fromkeys("abcdef", 0.2), **SIX)
-    rates = rates_of(there(*"abcdef"), run)
-    bare = replace(rates, message_s=0.0)
-    for cut in (SIX, {"a": "0-3", "b": "3-6"}):
-        assert seconds(rates, **cut) == pytest.approx(seconds(bare, **cut), rel=0.1)
 
 
 def test_without_anything_measured_nothing_bounds_a_step() -> None:
