@@ -12,7 +12,8 @@ from swarm_ft.client.sample import SampleInput
 from swarm_ft.coordinator.journal.journal import Journal
 from tests.cli.conftest import RunHere, Shell
 
-PASSING = ("unix_s", "joined_ago_s", "heard_ago_s")
+LOAD = ("demand", "busy", "uses", "waits")
+PASSING = ("unix_s", "joined_ago_s", "heard_ago_s", "all_bytes", *LOAD)
 """What differs from one moment to the next."""
 
 
