@@ -211,7 +211,8 @@ class PeerNode:
         self._machine = options.machine
         self._clock = clock
         self._work = CurrentWork(options.peer_id)
-        self._session = secrets.randbits(63) or 1
+        # Of 63 bits each time: a hello's length says nothing, and simulations compare lengths.
+        self._session = secrets.randbits(62) | 1 << 62
         self._contribution: Contribution | None = None
         self._has_contribution = asyncio.Event()
         self._links = Links(
