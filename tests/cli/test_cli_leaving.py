@@ -100,8 +100,11 @@ def test_ctrl_c_on_the_last_peer_of_a_stage_loses_no_step(
     assert "; thank you" in auto.out[-1]
 
 
-def test_a_volunteer_leaves_and_removes_everything(shell: Shell) -> None:
-    """Walk the steps of docs/volunteering.md, "Leave, and uninstall"."""
+def test_no_file_stays(shell: Shell) -> None:
+    """Walk the steps of docs/volunteering.md, "Leave, and uninstall".
+
+    The name is short: the path of the peer's socket has room for 107 letters.
+    """
     swarm = Swarm(shell)
     peer = shell.spawn("serve-stage", swarm.peer_way)
     peer.wait_for("out", "Ctrl-C leaves")
