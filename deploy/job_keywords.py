@@ -26,10 +26,13 @@ from pathlib import Path
 from typing import Literal, TypedDict
 '''
 KEYWORDS = {
-    "JobKeywords": (JobOptions, "What `train` takes; whatever is left out is as by default."),
-    "PlanKeywords": (PlanOptions, "What `plan` takes: a job without data."),
-    "OutputKeywords": (Outputs, "What `attach` takes: where the result and reports go."),
-    "GenerateKeywords": (GenerateOptions, "What `generate` takes, by transformers' names."),
+    "JobKeywords": (JobOptions, "Arguments of `train`; one that is left out has its default."),
+    "PlanKeywords": (PlanOptions, "Arguments of `plan`: a job without data."),
+    "OutputKeywords": (Outputs, "Arguments of `attach`: places of the result and of reports."),
+    "GenerateKeywords": (
+        GenerateOptions,
+        "Arguments of `generate`, with the names of transformers.",
+    ),
 }
 
 

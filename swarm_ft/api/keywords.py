@@ -11,7 +11,7 @@ from typing import Literal, TypedDict
 
 
 class JobKeywords(TypedDict, total=False):
-    """What `train` takes; whatever is left out is as by default."""
+    """Arguments of `train`; one that is left out has its default."""
 
     model: str | None
     dataset: Sequence[str] | None
@@ -108,7 +108,7 @@ class JobKeywords(TypedDict, total=False):
 
 
 class PlanKeywords(TypedDict, total=False):
-    """What `plan` takes: a job without data."""
+    """Arguments of `plan`: a job without data."""
 
     num_samples: int
     num_eval_samples: int | None
@@ -168,7 +168,7 @@ class PlanKeywords(TypedDict, total=False):
 
 
 class OutputKeywords(TypedDict, total=False):
-    """What `attach` takes: where the result and reports go."""
+    """Arguments of `attach`: places of the result and of reports."""
 
     out: str | Path
     json_file: str | Path | None
@@ -180,7 +180,7 @@ class OutputKeywords(TypedDict, total=False):
 
 
 class GenerateKeywords(TypedDict, total=False):
-    """What `generate` takes, by transformers' names."""
+    """Arguments of `generate`, with the names of transformers."""
 
     max_new_tokens: int
     chat: bool

@@ -474,7 +474,7 @@ def _times(members: int) -> float:
 
 
 class _Work:
-    """All steps of a job, on these stages."""
+    """The steps of a job on some stages."""
 
     def __init__(self, spec: RunSpec, stages: Sequence[_Stage], beside_s: float) -> None:
         train = spec.train
@@ -486,7 +486,7 @@ class _Work:
         self.later = _pipeline(spec, stages[_entry(spec, stages) :], is_first=False)
 
     def seconds(self, factors: Factors) -> float:
-        """Of all steps, some of them beside other runs, as long as these go on."""
+        """Return the seconds of all steps; other runs slow them as long as these go on."""
         beside_s = self._all_s(factors, self.first, self.later)
         if beside_s <= self._beside_s or not beside_s:
             return beside_s
@@ -496,7 +496,7 @@ class _Work:
         )
 
     def range(self, costs: Costs) -> SecondsRange:
-        """Of all steps; the longest with all that evaluations and shadows take."""
+        """Return the range of seconds; its upper end has all evaluations and shadows."""
         factors = factors_of(costs)
         with_others_s = self._all_s(factors, self.first, self.later)
         alone_s = self._all_s(factors, self.first.alone, self.later.alone)
@@ -512,7 +512,7 @@ class _Work:
         return SecondsRange(least.low, middle.likely, most.high)
 
     def _with_evaluations_s(self, in_idle_time: float, factors: Factors) -> float:
-        """Of all steps, with those evaluations that are made in one, in part while stages idle."""
+        """Return the seconds of all steps and their evaluations, which idle stages make in part."""
         evaluated = _evaluation(self._spec, self._stages, factors)
         shadows = _shadows(self._spec, self._stages, factors)
         more_s = shadows.seconds if shadows is not None else 0.0
@@ -536,7 +536,7 @@ def _pipeline(spec: RunSpec, stages: Sequence[_Stage], *, is_first: bool) -> Pip
                 time=_time(spec, stages, index, is_first=is_first),
                 blocks=len(stage.layers),
                 trained_bytes=stage.trained_bytes,
-                frames=_num_frames(spec, stage) if index else 0,
+                frames=spec.num_frames(stage.layers.start) if index else 0,
                 machines=stage.machines,
                 busy=stage.busy,
             )
@@ -548,11 +548,6 @@ def _pipeline(spec: RunSpec, stages: Sequence[_Stage], *, is_first: bool) -> Pip
         busy={name: peer.host_busy for name, peer in zip(names, peers, strict=True)},
         load={name: peer.host_load for name, peer in zip(names, peers, strict=True)},
     )
-
-
-def _num_frames(spec: RunSpec, stage: _Stage) -> int:
-    """Of a microbatch, over the boundary in front of a stage: one a sample and direction."""
-    return spec.train.micro_batch_size * (1 + spec.gradients_cross(stage.layers.start))
 
 
 def _bound_words(stages: Sequence[_Stage], step: StepCost) -> str:

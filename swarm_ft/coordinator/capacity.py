@@ -139,7 +139,7 @@ class Capacity:
                 ) from None
 
     def _placed(self, request: PlaceRequest, caller: Caller | None) -> Placed:
-        """As if all who are there had settled; or as the run is placed that is asked for."""
+        """Place a job as if all present members had settled, or report the peers of a run."""
         state = self._state()
         for run in tuple(state.runs.values())[-MAX_LEARNED:]:
             self._look_at(state, run)  # those of before a restart, too
@@ -163,7 +163,7 @@ class Capacity:
         return replace(found, reason=in_words(placement.reason), num_waiting=len(waiting))
 
     def _hosted(self, run_id: RunId, caller: Caller | None) -> Placed:
-        """Who hosts a run.
+        """Return the peers that host a run.
 
         Raises:
             NotFound: there is no such run, or it is another client's.

@@ -51,12 +51,12 @@ _FOR_FORMAT = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Found:
-    """What lies at a path.
+    """Data found at a path.
 
     Attributes:
-        words: what it is.
-        takes: options that mean something there.
-        form: where that does not depend on the rows.
+        words: its description, for people.
+        takes: options that mean something for it.
+        form: the form of its documents, where that does not depend on the rows.
         class_names: by column, of data that names its classes apart from its rows.
     """
 

@@ -144,11 +144,6 @@ def stage_time(
     )
 
 
-def num_frames(spec: RunSpec, boundary: int) -> int:
-    """Count a microbatch's frames over a boundary: one for each sample and direction."""
-    return spec.train.micro_batch_size * (1 + spec.gradients_cross(boundary))
-
-
 def _crossing(spec: RunSpec, stage: Stage, *, is_first: bool) -> Crossing:
     """Of a microbatch, over the boundary in front of a stage."""
     train, boundary = spec.train, stage.layers.start

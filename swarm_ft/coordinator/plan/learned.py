@@ -14,7 +14,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from swarm_ft.coordinator.facts.state import Run, SwarmState
-from swarm_ft.coordinator.plan.forecast import Rates, num_frames, stage_time
+from swarm_ft.coordinator.plan.forecast import Rates, stage_time
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.machines.step_cost import (
     Factors,
@@ -207,7 +207,7 @@ def pipeline(
                 time=stage_time(spec, stages, index, rates, is_first=is_first),
                 blocks=len(stage.layers),
                 trained_bytes=spec.trained_bytes(stage.layers),
-                frames=num_frames(spec, stage.layers.start) if index else 0,
+                frames=spec.num_frames(stage.layers.start) if index else 0,
                 machines=tuple(names[peer] for peer in stage.peers),
                 busy=fmean(_stretched(around[peer]) for peer in stage.peers),
             )

@@ -1010,6 +1010,10 @@ class RunSpec:
         is_frozen = self.train.adapts or self.trained_layers.start > 0
         return 0 if is_frozen else self.model.shared_bytes
 
+    def num_frames(self, boundary: int) -> int:
+        """Count a microbatch's frames over a boundary: one for each sample and direction."""
+        return self.train.micro_batch_size * (1 + self.gradients_cross(boundary))
+
     def gradients_cross(self, boundary: int) -> bool:
         """Whether anything below the boundary in front of a block trains, and waits for gradients.
 
