@@ -42,7 +42,7 @@ _WHERE = {
     "RunReport": "client.report",
     "SwarmError": "errors",
 }
-"""Modules by the names that they define."""
+"""Module below `swarm_ft` of each public name."""
 
 __all__ = [*_WHERE, "__version__"]
 

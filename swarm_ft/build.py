@@ -1,8 +1,8 @@
-"""Which swarm-ft this is: its version, and while no release is installed, its commit.
+"""Version of this swarm-ft, with its commit while no release is installed.
 
-The commit comes from the first of these that has one: the checkout that the package runs from, the
-file that `setup.py` writes into a build of a checkout, and pip's record of an installation from a
-repository (PEP 610). Nothing is run, and a missing or strange file is no error.
+The first of these sources that knows a commit supplies it: the checkout that the package runs from,
+the file that `setup.py` writes into a build of a checkout, and pip's record of an installation from
+a repository (PEP 610). The module runs no program, and a missing or malformed file is no error.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from pathlib import Path
 from swarm_ft import __version__
 
 COMMIT_FILE = "commit.txt"
-"""Beside this module in a build of a checkout."""
+"""Name of the file with the commit, beside this module in a build of a checkout."""
 SHOWN_DIGITS = 8
+"""Hexadecimal digits of the commit that the version shows."""
 UPDATE = "pip install -U swarm-ft, or in a checkout git pull and pip install ."
-"""How somebody updates."""
+"""Commands that update an installation."""
 _COMMIT = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -31,15 +32,15 @@ def described_version() -> str:
 
 
 def commit_of_checkout(folder: Path) -> str:
-    """Return the commit that a checkout's HEAD names; empty where `folder` is none."""
+    """Return the commit at a checkout's HEAD; empty if `folder` is no checkout."""
     git = folder / ".git"
-    if git.is_file():  # a worktree's
+    if git.is_file():  # in a worktree, `.git` is a file that names the folder
         git = folder / _text(git).removeprefix("gitdir:").strip()
     head = _text(git / "HEAD")
     if not head.startswith("ref:"):
         return _checked(head)
     name = head.removeprefix("ref:").strip()
-    common = git / (_text(git / "commondir") or ".")  # branches lie in the main checkout's
+    common = git / (_text(git / "commondir") or ".")  # the main checkout has the branches
     return _checked(_text(common / name)) or _packed(common, name)
 
 
@@ -53,7 +54,7 @@ def _commit_of_build(package: Path) -> str:
 
 
 def _commit_of_pip() -> str:
-    from importlib.metadata import PackageNotFoundError, distribution  # takes a while
+    from importlib.metadata import PackageNotFoundError, distribution  # slow to import
 
     try:
         record = json.loads(distribution("swarm-ft").read_text("direct_url.json") or "{}")

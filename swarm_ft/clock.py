@@ -1,4 +1,4 @@
-"""Time, as something that is passed in. Decisions get `now`; only shells hold a clock."""
+"""A clock that callers pass in: pure decisions receive `now`, and only shells hold a clock."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ class Clock(Protocol):
     """Source of monotonic seconds."""
 
     def now_s(self) -> float:
-        """Seconds since an arbitrary, fixed moment; never goes back."""
+        """Return seconds since an arbitrary, fixed moment; the value never decreases."""
 
 
 class SystemClock:
     """The machine's monotonic clock."""
 
     def now_s(self) -> float:
-        """Seconds of `time.monotonic`."""
+        """Return the seconds of `time.monotonic`."""
         return time.monotonic()

@@ -1,4 +1,4 @@
-"""How a process becomes a member of a swarm with an invitation, and stays one."""
+"""Enrolment: a process joins a swarm with an invitation, and renews its certificate."""
 
 from __future__ import annotations
 
@@ -26,24 +26,27 @@ from swarm_ft.transport.methods import ENROL
 logger = get_logger(__name__)
 
 TIMEOUT_S = 15.0
+"""Seconds until an enrolment call fails."""
 RETRY_S = 60.0
+"""Seconds between two tries to renew a certificate."""
 TRIES = 2
+"""Rounds over the invitation's addresses before enrolment fails."""
 PAUSE_S = 1.0
-"""Between two rounds of asking a coordinator that is there for the first time."""
+"""Seconds between two rounds over the invitation's addresses."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Membership:
-    """What a member knows of its swarm.
+    """Facts that a member has about its swarm.
 
     Attributes:
-        name: its own, of its key.
-        credentials: for all its links.
-        coordinator: where that was, `host:port`.
-        initial_peers: of the swarm's DHT.
-        dht_prefix: of the swarm's records there.
+        name: The member's id, derived from its key.
+        credentials: Credentials of all links of this process.
+        coordinator: Address at which the coordinator answered, `host:port`.
+        initial_peers: Multiaddrs of nodes of the swarm's DHT.
+        dht_prefix: Prefix of the swarm's keys in the DHT.
     """
 
     name: str
@@ -57,9 +60,9 @@ async def enrol(invite: Invite, key: PrivateKey) -> Membership:
     """Have a key certified, at the first of the invitation's addresses that answers.
 
     Raises:
-        BadInvite: it is used up, expired or revoked, or another swarm answers there.
-        NotAllowed: the key was revoked.
-        Unavailable: no address answers.
+        BadInvite: The invitation is used up, expired or revoked, or another swarm answers.
+        NotAllowed: The key was revoked.
+        Unavailable: No address answers.
     """
     return await _at_first(invite, lambda address: _enrol_at(address, invite, key))
 
@@ -67,11 +70,11 @@ async def enrol(invite: Invite, key: PrivateKey) -> Membership:
 async def as_newcomer(
     invite: Invite, key: PrivateKey, work: Callable[[Channel], Awaitable[T]]
 ) -> T:
-    """What comes of work over a channel to the coordinator; the invitation is not used up.
+    """Return the result of `work` over a channel to the coordinator, without using the invitation.
 
     Raises:
-        BadInvite: another swarm answers there.
-        Unavailable: no address answers.
+        BadInvite: Another swarm answers.
+        Unavailable: No address answers.
     """
 
     async def work_at(address: str) -> T:
@@ -83,10 +86,9 @@ async def as_newcomer(
 
 
 async def _at_first(invite: Invite, attempt: Callable[[str], Awaitable[T]]) -> T:
-    """What comes of it at the first of the invitation's addresses that answers, asked twice."""
     trouble: list[str] = []
     for number, address in enumerate(invite.addresses * TRIES):
-        if number == len(invite.addresses):  # a busy coordinator may hang up on whoever waits long
+        if number == len(invite.addresses):  # a busy coordinator may drop slow handshakes
             await asyncio.sleep(PAUSE_S)
         try:
             return await attempt(address)
@@ -139,16 +141,16 @@ def _checked(enrolled: Enrolled, authority: Certificate, key: PrivateKey) -> Cer
 
 
 async def enrol_again(credentials: Credentials, key: PrivateKey, coordinator: str) -> Enrolled:
-    """Have a member's certificate renewed, and be told anew where the swarm's DHT is.
+    """Renew a member's certificate, and return the reply with the addresses of the DHT.
 
     Args:
-        credentials: that links show; they show the new certificate from now on.
-        key: this process's own.
-        coordinator: where that is, `host:port`.
+        credentials: Credentials of the links; they show the new certificate from now on.
+        key: Private key of this process.
+        coordinator: Address of the coordinator, `host:port`.
 
     Raises:
-        NotAllowed: the key was revoked.
-        Unavailable: the coordinator does not answer.
+        NotAllowed: The key was revoked.
+        Unavailable: The coordinator does not answer.
     """
     enrolled = await _certified(coordinator, credentials)
     credentials.renew(_checked(enrolled, credentials.authority, key))
@@ -158,12 +160,12 @@ async def enrol_again(credentials: Credentials, key: PrivateKey, coordinator: st
 async def stay_enrolled(
     credentials: Credentials, key: PrivateKey, find: Callable[[], Awaitable[str]]
 ) -> None:
-    """Renew the certificate before it ends, again and again, until cancelled.
+    """Renew the certificate each time before it expires, until cancelled.
 
     Args:
-        credentials: that links show.
-        key: this process's own.
-        find: where the coordinator is now, `host:port`.
+        credentials: Credentials of the links.
+        key: Private key of this process.
+        find: Returns the coordinator's current address, `host:port`.
     """
     while True:
         rest_s = (renewal_due(credentials.certificate) - datetime.now(UTC)).total_seconds()
@@ -171,5 +173,5 @@ async def stay_enrolled(
         try:
             await enrol_again(credentials, key, await find())
         except SwarmError as error:
-            logger.warning("certificate not renewed: %s; trying on", error.message)
+            logger.warning("certificate not renewed: %s; retrying", error.message)
             await asyncio.sleep(RETRY_S)

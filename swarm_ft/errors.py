@@ -1,37 +1,37 @@
-"""Every error this package raises on purpose. It knows no I/O and imports nothing.
+"""Errors that this package raises on purpose. The module does no I/O and imports nothing.
 
 SwarmError
-├── BadInput                what the user gave; commands exit with 2
+├── BadInput                a request of the user that cannot work; commands exit with 2
 │   ├── BadOption           an option's value, or a combination of options
 │   │   └── UnsupportedDtype the run's architecture does not compute in a peer's --dtype
 │   ├── BadCodec            an unknown codec, or bits out of range
 │   ├── BadModel            a model that is missing, unreadable or of an unknown architecture
-│   │   ├── ModelUnavailable a peer cannot use the run's model; only its own log says why
+│   │   ├── ModelUnavailable a peer cannot use the run's model; only its own log names the reason
 │   │   ├── ModelNotAllowed  the owner of a peer does not allow the run's model
 │   │   └── NonFiniteWeights a weight of the model is inf or NaN
 │   ├── BadDataset          data that is missing, unreadable, of unknown columns or too short
 │   ├── BadLayers           layers outside the model, or matching no stage of the run
-│   ├── RunMismatch         this side's RunSpec or weights are not those of the run
-│   │   └── ModelDiffers     a part of the model here is not the run's
+│   ├── RunMismatch         this side's RunSpec or weights differ from those of the run
+│   │   └── ModelDiffers     a part of the local model differs from the run's
 │   ├── PortInUse           a listener's address is taken
-│   ├── BadInvite           an invitation that is none, is used up, or is another swarm's
+│   ├── BadInvite           an invitation that is malformed, used up, or another swarm's
 │   ├── OverQuota           more than the coordinator grants one client
 │   └── DirectoryUnreachable no bootstrap peer of the DHT answers
-├── ProtocolError           what another process said; it loses its stream, never the run
+├── ProtocolError           a violation by another process; it loses its stream, never the run
 │   ├── MalformedMessage    a field out of bounds
-│   ├── BadFrame            a payload that is not what its header says
+│   ├── BadFrame            a payload that contradicts its header
 │   ├── OutOfTurn           a message that the state does not allow
-│   └── VersionMismatch     the other side speaks another version of the protocol
-├── NotFound                a run, peer or result that is not there
-├── NotAllowed              who asks may not: the swarm does not know them, or not for that
-├── Unavailable             the other side cannot be reached now; trying again may help
-│   ├── Busy                it has as much to do as it takes on; later it may have less
-│   └── BuffersLost         what a step was planned with is not kept any more; it is planned anew
+│   └── VersionMismatch     the other side has another version of the protocol
+├── NotFound                a run, peer or result that does not exist
+├── NotAllowed              a caller that the swarm does not know, or not in the needed role
+├── Unavailable             the other side cannot be reached now; a retry may help
+│   ├── Busy                the other side is at its limit of work; retry later
+│   └── BuffersLost         buffers that a step's plan needs are gone; a new plan goes without them
 ├── JournalError            the coordinator's database cannot be read or written
-│   └── JournalFull         its disk has no room for another job; runs under way go on
+│   └── JournalFull         the disk has no room for another job; runs under way continue
 ├── BadSnapshot             a saved state that is torn, altered, or of another run, stage or step
 ├── NonFinite               a loss, activation or gradient is inf or NaN
-├── OutOfMemory             a stage asked its GPU for more than there is, or than is lent
+├── OutOfMemory             a stage needs more GPU memory than there is, or than the peer lends
 ├── RunFailed               the run ended without a result
 └── InternalError           our bug; peers learn no detail
 """
@@ -43,9 +43,9 @@ class SwarmError(Exception):
     """Root of the tree. `code` is stable: it crosses the wire and appears in `--json`.
 
     Attributes:
-        message: for people.
-        private: what only the log of this process says, such as paths; it never crosses the wire.
-        about: the peer at the other end of the link that failed; None if none did.
+        message: Text for people.
+        private: Text for this process's log alone, such as paths; it never crosses the wire.
+        about: Name of the peer at the other end of the failed link; None if no link failed.
     """
 
     code = "swarm-error"
@@ -58,7 +58,7 @@ class SwarmError(Exception):
 
 
 class BadInput(SwarmError):
-    """The user asked for something that cannot be done; nothing was begun."""
+    """A request of the user cannot work; nothing has begun."""
 
     code = "bad-input"
 
@@ -90,8 +90,8 @@ class BadModel(BadInput):
 class ModelUnavailable(BadModel):
     """A peer cannot use the run's model.
 
-    Whoever submits a job learns no more: whether a file is missing, forbidden or unreadable at
-    another machine is not a client's business. The peer's log has the reason.
+    The client learns no more: whether a file is missing, forbidden or unreadable at another machine
+    is not its business. The peer's log names the reason.
     """
 
     code = "model-unavailable"
@@ -122,13 +122,13 @@ class BadLayers(BadInput):
 
 
 class RunMismatch(BadInput):
-    """This side works by another RunSpec, or found other weights, than the run's."""
+    """This side has another RunSpec, or other weights, than the run."""
 
     code = "run-mismatch"
 
 
 class ModelDiffers(RunMismatch):
-    """A part of the model here is not the run's; the message names the part, and no content."""
+    """A part of the local model differs from the run's; the message names the part alone."""
 
     code = "model-differs"
 
@@ -140,13 +140,13 @@ class PortInUse(BadInput):
 
 
 class BadInvite(BadInput):
-    """The invitation is none, was altered, is used up or revoked, or is another swarm's."""
+    """The invitation is malformed, altered, used up, revoked, or of another swarm."""
 
     code = "bad-invite"
 
 
 class OverQuota(BadInput):
-    """A client has as much at the coordinator as one client may have; nothing was taken in."""
+    """A client is at the coordinator's limit for one client; the coordinator accepted nothing."""
 
     code = "over-quota"
 
@@ -170,7 +170,7 @@ class MalformedMessage(ProtocolError):
 
 
 class BadFrame(ProtocolError):
-    """A frame's payload is not what its header promises."""
+    """A frame's payload contradicts its header."""
 
     code = "bad-frame"
 
@@ -182,37 +182,37 @@ class OutOfTurn(ProtocolError):
 
 
 class VersionMismatch(ProtocolError):
-    """The other side speaks another version of the protocol; trying again does not help."""
+    """The other side has another version of the protocol; a retry does not help."""
 
     code = "version-mismatch"
 
 
 class NotFound(SwarmError):
-    """The run, peer or result asked for is not known here."""
+    """The requested run, peer or result does not exist in this process."""
 
     code = "not-found"
 
 
 class NotAllowed(SwarmError):
-    """Whoever asks is unknown to the swarm, or may not ask for this; asking again does not help."""
+    """The swarm does not know the caller, or its role may not do this; a retry does not help."""
 
     code = "not-allowed"
 
 
 class Unavailable(SwarmError):
-    """The other side cannot be reached now; trying again may help."""
+    """The other side cannot be reached now; a retry may help."""
 
     code = "unavailable"
 
 
 class Busy(Unavailable):
-    """The other side is there, and has as much to do as it takes on; try again later."""
+    """The other side is reachable and at its limit of work; retry later."""
 
     code = "busy"
 
 
 class BuffersLost(Unavailable):
-    """What a step was planned with is not kept here any more; planned anew, it goes without."""
+    """Buffers that a step's plan needs are gone from a peer; the next plan goes without them."""
 
     code = "buffers-lost"
 
@@ -224,13 +224,13 @@ class JournalError(SwarmError):
 
 
 class JournalFull(JournalError):
-    """The coordinator's disk has no room for another job; what there is, is left to runs."""
+    """The coordinator's disk has no room for another job; the rest of it is for runs under way."""
 
     code = "journal-full"
 
 
 class BadSnapshot(SwarmError):
-    """A saved state is torn, altered, or not that of the run, stage or step asked for."""
+    """A saved state is torn, altered, or of another run, stage or step than requested."""
 
     code = "bad-snapshot"
 
@@ -242,7 +242,7 @@ class NonFinite(SwarmError):
 
 
 class OutOfMemory(SwarmError):
-    """A stage asked its GPU for more memory than there is, or than the peer lends."""
+    """A stage needs more GPU memory than there is, or than the peer lends."""
 
     code = "out-of-memory"
 
@@ -254,7 +254,7 @@ class RunFailed(SwarmError):
 
 
 class InternalError(SwarmError):
-    """A bug on the other side; it tells no detail."""
+    """A bug on the other side, which sends no detail."""
 
     code = "internal"
 
@@ -270,8 +270,8 @@ BY_CODE: dict[str, type[SwarmError]] = _leaves(SwarmError)
 
 
 def from_code(code: str, message: str) -> SwarmError:
-    """The error that `code` names, as it arrived from another process.
+    """Return the error that `code` names, as it arrived from another process.
 
-    An unknown code (a newer peer) becomes a plain `SwarmError`.
+    An unknown code, of a newer peer, becomes a plain `SwarmError`.
     """
     return BY_CODE.get(code, SwarmError)(message)

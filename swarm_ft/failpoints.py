@@ -1,9 +1,10 @@
-"""Named points at which a fault test has this process die, freeze, lose its links, or wait.
+"""Fail points: named places at which a fault test kills, stops, disconnects or blocks a process.
 
-Does nothing unless the environment names a file: SWARM_FT_FAILPOINT=FILE. While that file holds
-`FAULT POINT COUNT`, the COUNT-th time that POINT is reached FAULT happens: `kill` and `stop` are
-SIGKILL and SIGSTOP, `drop` shuts all TCP connections of the process, and `hold` blocks it until
-FILE.reached, which tells when (monotonic seconds), is removed. An order is obeyed once.
+They do nothing unless the environment names a file: SWARM_FT_FAILPOINT=FILE. While that file holds
+`FAULT POINT COUNT`, FAULT happens the COUNT-th time that the process reaches POINT. `kill` and
+`stop` send SIGKILL and SIGSTOP, and `drop` shuts all TCP connections of the process. `hold` blocks
+the process until the test removes FILE.reached, which holds the time in monotonic seconds. An order
+takes effect once.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "SWARM_FT_FAILPOINT"
+"""Environment variable that names the file of orders."""
 HOLD_AT_MOST_S, HOLD_POLL_S = 10.0, 0.002
 
 
 class Failpoints:
-    """The orders of one file; see the module's docstring."""
+    """Reader of one file of orders; see the module's docstring."""
 
     def __init__(self, orders: Path) -> None:
         self._orders = orders
@@ -31,7 +33,7 @@ class Failpoints:
         self._count = 0
 
     def reached(self, name: str) -> None:
-        """Count this, and do what is ordered if it is time."""
+        """Count an arrival at this point, and run the ordered fault once its count is reached."""
         order = self._read()
         if order != self._order:
             self._order, self._count = order, 0
@@ -41,7 +43,7 @@ class Failpoints:
             return
         self._count += 1
         if self._count >= int(count):
-            self._obey(fault)
+            self._run(fault)
 
     def _read(self) -> str:
         try:
@@ -49,7 +51,7 @@ class Failpoints:
         except FileNotFoundError:
             return ""
 
-    def _obey(self, fault: str) -> None:
+    def _run(self, fault: str) -> None:
         self._orders.unlink()
         partial = self._orders.with_suffix(".partial")
         partial.write_text(str(time.monotonic()), encoding="utf-8")
@@ -58,12 +60,12 @@ class Failpoints:
 
 
 def reached_file(orders: Path) -> Path:
-    """What appears when an order is obeyed."""
+    """Return the path of the file that appears when a fault happens."""
     return orders.with_suffix(".reached")
 
 
 def _drop_connections(_reached: Path) -> None:
-    """Shut every TCP connection, as a router does that starts again; listening sockets stay."""
+    """Shut every TCP connection, like a router that restarts; listening sockets stay open."""
     for name in os.listdir("/dev/fd"):
         with suppress(OSError):  # closed meanwhile, or not connected
             if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
@@ -94,12 +96,12 @@ _failpoints = Failpoints(Path(os.environ[VARIABLE])) if VARIABLE in os.environ e
 
 
 def reached(name: str) -> None:
-    """This process is at a point of that name."""
+    """Report that this process reached the fail point of this name."""
     if _failpoints is not None:
         _failpoints.reached(name)
 
 
 def reached_meanwhile(name: str) -> None:
-    """This process is at a point of that name as soon as the task at work waits for something."""
+    """Report the fail point of this name as soon as the current task waits."""
     if _failpoints is not None:
         asyncio.get_running_loop().call_soon(_failpoints.reached, name)

@@ -1,4 +1,4 @@
-"""Names of things, as types of their own, so that one cannot be passed for another."""
+"""Identifiers as types of their own, so that a type checker finds one in another's place."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NewType
 RunId = NewType("RunId", str)
 PeerId = NewType("PeerId", str)
 SampleId = NewType("SampleId", int)
-"""A training sequence; stable for the whole run, over epochs and restarts."""
+"""Identifier of a training sequence, stable for the whole run over epochs and restarts."""
 StepNumber = NewType("StepNumber", int)
-"""An optimizer step, from 0."""
+"""Number of an optimizer step, from 0."""
 MicrobatchIndex = NewType("MicrobatchIndex", int)
-"""A microbatch inside its step, from 0."""
+"""Number of a microbatch in its step, from 0."""
 Attempt = NewType("Attempt", int)
-"""Fence: rises each time a run is assigned or planned anew; older messages are void."""
+"""Number of an assignment of a run; it rises each time, and messages of older attempts are void."""
 NO_ATTEMPT = Attempt(0)
-"""Of a commit that never was; attempts count from 1."""
+"""Attempt of a run before its first assignment; attempts count from 1."""
 BlockIndex = NewType("BlockIndex", int)
-"""A transformer layer; as a boundary, the cut in front of it."""
+"""Number of a transformer layer; as a boundary, the cut in front of that layer."""

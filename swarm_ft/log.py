@@ -1,7 +1,7 @@
-"""Logs on standard error: dated lines for people, or JSON, a line each, for what collects them.
+"""Logs on standard error: dated lines for people, or one JSON object per line for programs.
 
-A message is written once, for people: `run %s: step %d of %d`. Which run and which peer it is about
-follows from it, so that JSON has them too.
+A call logs one text for people, such as `run %s: step %d of %d`. The formatter derives the run and
+the peer from this text, so that JSON lines have them as fields.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections.abc import Iterator
 ROOT = "swarm_ft"
 FORMATS = ("text", "json")
 _NAMED = re.compile(r"(?:\b(?P<kind>run|peer) )?%[#0 +-]*[\d.]*[a-zA-Z]")
-"""A place for an argument in a message, and what it names, if it names something."""
+"""Placeholder of an argument in a log message, with the kind of thing that it names, if any."""
 
 
 def get_logger(name: str, lines_per_s: int | None = None) -> logging.Logger:
-    """The logger of a module; pass `__name__`.
+    """Return the logger of a module.
 
     Args:
-        name: of the module.
-        lines_per_s: how many lines it writes in a second at most, for a module that logs what
-            callers do; None: all.
+        name: Name of the module: pass `__name__`.
+        lines_per_s: Lines per second that the logger writes at most, for events that other
+            processes cause; None: no limit.
     """
     logger = logging.getLogger(name)
     if lines_per_s is not None:
@@ -33,7 +33,7 @@ def get_logger(name: str, lines_per_s: int | None = None) -> logging.Logger:
 
 
 class _AtMost(logging.Filter):
-    """Passes so many records of each second; the next one tells how many were left out."""
+    """Filter that passes a number of records each second; the next record counts those dropped."""
 
     def __init__(self, lines_per_s: int) -> None:
         super().__init__()
@@ -42,7 +42,6 @@ class _AtMost(logging.Filter):
         self._count = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """See `logging.Filter`."""
         second = int(record.created)
         if second != self._second:
             num_left_out = self._count - self._lines_per_s
@@ -54,10 +53,10 @@ class _AtMost(logging.Filter):
 
 
 def configure(level: str) -> None:
-    """Send this package's logs to standard error. Only commands call it.
+    """Send this package's logs to standard error; only commands call it.
 
     Args:
-        level: a standard level name.
+        level: A standard level name.
     """
     logger = logging.getLogger(ROOT)
     logger.handlers[:] = [_handler]
@@ -66,23 +65,23 @@ def configure(level: str) -> None:
 
 
 def use_format(name: str) -> None:
-    """From now on: `text` or `json`."""
+    """Set the format of all following lines: `text` or `json`."""
     _handler.setFormatter(_Json() if name == "json" else _text)
 
 
 def is_json() -> bool:
-    """Whether standard error has JSON alone, a line for each record."""
+    """Whether the log is in JSON, one object per line."""
     return isinstance(_handler.formatter, _Json)
 
 
 class _Standard(logging.Handler):
-    """Standard error as it is then: something that draws there may stand in front of it."""
+    """Handler for standard error, which it looks up per line: a progress display may replace it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             sys.stderr.write(f"{self.format(record)}\n")
             sys.stderr.flush()
-        except (OSError, ValueError):  # closed by whoever read it
+        except (OSError, ValueError):  # the reader closed it
             self.handleError(record)
 
 
@@ -93,7 +92,7 @@ LEVELS = {
     logging.ERROR: "error",
     logging.CRITICAL: "critical",
 }
-"""By number: some libraries give levels other names."""
+"""Names of levels by number, because some libraries rename levels."""
 
 
 class _Json(logging.Formatter):
@@ -111,12 +110,12 @@ class _Json(logging.Formatter):
 
 
 def _named(record: logging.LogRecord) -> Iterator[tuple[str, str]]:
-    """The run and the peer that it is about."""
+    """Yield the kinds and names of the run and the peer that a record is about."""
     arguments = record.args if isinstance(record.args, tuple) else ()
-    places = _NAMED.finditer(str(record.msg).replace("%%", ""))
-    for place, argument in zip(places, arguments, strict=False):
-        if place["kind"]:
-            yield place["kind"], str(argument)
+    placeholders = _NAMED.finditer(str(record.msg).replace("%%", ""))
+    for placeholder, argument in zip(placeholders, arguments, strict=False):
+        if placeholder["kind"]:
+            yield placeholder["kind"], str(argument)
 
 
 _text = logging.Formatter("%(asctime)s %(levelname).1s %(message)s", "%Y-%m-%d %H:%M:%S")

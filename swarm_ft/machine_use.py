@@ -1,6 +1,6 @@
-"""What else this machine is at: its battery, its GPU, whoever sits at it.
+"""Other use of this machine: battery power, programs on its GPU, a person at its keyboard.
 
-Each question is answered with yes, no, or why this system cannot tell.
+Each function returns a bool, or raises `CannotTell` on a system that does not provide the answer.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from pathlib import Path
 POWER_SUPPLIES = Path("/sys/class/power_supply")
 TERMINALS = Path("/dev/pts")
 IDLE_AFTER_S = 300.0
-"""Nobody is at a machine at which nothing was typed for so long."""
+"""Seconds without input after which nobody counts as using the machine."""
 BUSY_PERCENT = 10
-"""Of a GPU, that another program takes at least if it is in use."""
+"""Percent of a GPU from which on another program counts as using it."""
 ASK_S = 5.0
-"""How long a system's tool may take to answer."""
+"""Seconds until a system tool's call fails."""
 
 
 class CannotTell(Exception):
-    """This system does not say, and why."""
+    """This system cannot answer the question; the message names the reason."""
 
 
 def on_battery(supplies: Path = POWER_SUPPLIES) -> bool:
-    """Whether no mains feed this machine.
+    """Whether this machine runs on battery power.
 
     Raises:
-        CannotTell: the system tells of no battery.
+        CannotTell: The system reports no battery.
     """
     kinds = {path: _line(path / "type") for path in _entries(supplies)}
     mains = [path for path, kind in kinds.items() if kind in {"Mains", "USB"}]
     batteries = [path for path, kind in kinds.items() if kind == "Battery"]
     if not batteries:
-        raise CannotTell(f"{supplies} tells of no battery")
+        raise CannotTell(f"{supplies} lists no battery")
     if any(_line(path / "online") == "1" for path in mains):
         return False
     return bool(mains) or any(_line(path / "status") == "Discharging" for path in batteries)
@@ -46,19 +46,19 @@ def gpu_busy(own_pid: int | None = None) -> bool:
     """Whether another program than this one uses an NVIDIA GPU.
 
     Raises:
-        CannotTell: `nvidia-smi` is not there, or does not say who uses it.
+        CannotTell: `nvidia-smi` is missing or fails.
     """
     if shutil.which("nvidia-smi") is None:
-        raise CannotTell("nvidia-smi is not installed: only NVIDIA's GPUs are known")
-    return is_used_by_others(_asked("nvidia-smi", "pmon", "-c", "1", "-s", "u"), own_pid)
+        raise CannotTell("nvidia-smi is not installed; only NVIDIA's GPUs can be checked")
+    return is_used_by_others(_output_of("nvidia-smi", "pmon", "-c", "1", "-s", "u"), own_pid)
 
 
 def is_used_by_others(pmon: str, own_pid: int | None = None) -> bool:
-    """What `nvidia-smi pmon -s u` says: whether another process computes or draws.
+    """Whether the output of `nvidia-smi pmon -s u` shows use of a GPU by another process.
 
     Args:
-        pmon: its output: GPU, process, kind, and percents of its use.
-        own_pid: this process; None: the one that asks.
+        pmon: Output of the tool: one row per process with GPU, process id, kind and percents.
+        own_pid: Process id to ignore; None: this process.
     """
     own = str(os.getpid() if own_pid is None else own_pid)
     rows = (line.split() for line in pmon.splitlines() if not line.startswith("#"))
@@ -67,28 +67,28 @@ def is_used_by_others(pmon: str, own_pid: int | None = None) -> bool:
 
 
 def user_active(terminals: Path = TERMINALS, now_s: float | None = None) -> bool:
-    """Whether something was typed or moved at this machine in the last minutes.
+    """Whether somebody used this machine's keyboard or mouse within `IDLE_AFTER_S`.
 
     Raises:
-        CannotTell: there is neither logind nor a terminal.
+        CannotTell: The system has neither logind nor terminals.
     """
     if shutil.which("loginctl") is not None and Path("/run/systemd/seats").is_dir():
-        said = _asked("loginctl", "show-session", "--property=IdleHint")
-        if "IdleHint=" in said:
-            return "IdleHint=no" in said
+        idle_hints = _output_of("loginctl", "show-session", "--property=IdleHint")
+        if "IdleHint=" in idle_hints:
+            return "IdleHint=no" in idle_hints
     typed_s = [path.stat().st_atime for path in _entries(terminals) if path.name.isdigit()]
     if not typed_s and not terminals.is_dir():
-        raise CannotTell("neither systemd-logind nor /dev/pts is there to ask")
+        raise CannotTell("this system has neither systemd-logind nor /dev/pts")
     now_s = time.time() if now_s is None else now_s
     return any(now_s - seconds < IDLE_AFTER_S for seconds in typed_s)
 
 
-def _asked(*command: str) -> str:
+def _output_of(*command: str) -> str:
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=True)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise CannotTell(f"{command[0]} does not answer: {error}") from error
-    return answer.stdout
+    return run.stdout
 
 
 def _entries(folder: Path) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""Files that their owner alone may read, whatever the umask; that are whole; that stay."""
+"""Files that only their owner can read, that are written whole, and that survive a power cut."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import IO
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
 HAS_MODES = hasattr(os, "geteuid") and hasattr(os, "fchmod")
-"""Windows has none: what is below a user's folder is that user's by what the folder hands down."""
+"""Whether the system has file modes; on Windows a user's folder hands its rights down."""
 
 
 def private_folder(path: Path) -> Path:
-    """Make a folder, with those above it, or take one that is there; see `make_private`.
+    """Create a folder and its parents, or make an existing one private; see `make_private`.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: The folder cannot be created.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=FOLDER_MODE, exist_ok=True)
@@ -28,12 +28,12 @@ def private_folder(path: Path) -> Path:
 
 
 def make_private(path: Path) -> None:
-    """Take the rights of others to a file or folder of ours away, if they have any.
+    """Remove other users' rights to a file or folder that this user owns.
 
-    A folder like /tmp, in which all may make files and nobody may touch another's, stays as it is.
+    A shared folder with the sticky bit, like /tmp, stays as it is.
 
     Raises:
-        OSError: it is not there.
+        OSError: The path does not exist.
     """
     if not HAS_MODES:
         return
@@ -44,10 +44,10 @@ def make_private(path: Path) -> None:
 
 
 def open_private(path: Path, mode: str) -> IO[bytes]:
-    """`path.open(mode)`, in binary; the file is its owner's alone from its first byte on.
+    """Open a file like `path.open(mode)`, in binary, readable by its owner alone from the start.
 
     Raises:
-        OSError: as `open` does.
+        OSError: The file cannot be opened.
     """
     file: IO[bytes] = open(path, mode, opener=_opener)  # noqa: SIM115  # the caller closes it
     if HAS_MODES:
@@ -57,13 +57,13 @@ def open_private(path: Path, mode: str) -> IO[bytes]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Where to write what is to be at `path`: it is there whole, and private, or not at all.
+    """Write a file whole and private, or not at all.
 
     Yields:
-        A name beside it; nothing is left there if the block fails.
+        A path beside `path` to write to; the end of the block renames it, and an error removes it.
 
     Raises:
-        OSError: it cannot be renamed.
+        OSError: The file cannot be renamed.
     """
     partial = path.with_name(f"{path.name}.partial")
     try:
@@ -76,13 +76,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's entries, would outlive a power cut.
+    """Wait until a file's bytes, or a folder's entries, survive a power cut.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: The disk refuses.
     """
     if not HAS_MODES and path.is_dir():
-        return  # Windows opens no folders, and flushes nothing that is open for reading alone
+        return  # Windows opens no folders, and flushes only files that are open for writing
     descriptor = os.open(path, os.O_RDONLY if HAS_MODES else os.O_RDWR)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
-"""Sealing: bytes that only who has the key can read or make. AES-256-GCM of `cryptography`.
+"""Sealing: authenticated encryption of values on disk with AES-256-GCM of `cryptography`.
 
-A sealed value is its nonce, drawn anew each time, the encrypted bytes, and a tag that notices any
-change. It opens only for the place that it was sealed for, so that what lies in one place of a disk
-passes for nothing in another. How long it is, and where it lies, is plain.
+A sealed value consists of a random nonce, the encrypted bytes, and a tag that detects any change.
+It opens only for the place that it was sealed for, so that nobody can swap values on a disk. The
+length and the place of a value stay visible.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 KEY_BYTES = 32
 _NONCE_BYTES, _TAG_BYTES = 12, 16
 SEAL_BYTES = _NONCE_BYTES + _TAG_BYTES
-"""What a sealed value is longer than its bytes."""
+"""Bytes that a sealed value is longer than its plaintext."""
 
 
 def derived_key(key: bytes, use: str) -> bytes:
-    """A key of KEY_BYTES from which neither this one nor those of other uses can be had.
+    """Return a key of KEY_BYTES that reveals neither `key` nor the keys of other uses.
 
-    HKDF of SHA-256 without a salt (RFC 5869), of which KEY_BYTES are one block.
+    It is HKDF with SHA-256 and no salt (RFC 5869); KEY_BYTES are one block.
     """
     extracted = hmac.digest(bytes(KEY_BYTES), key, "sha256")
     return hmac.digest(extracted, f"swarm-ft {use}".encode() + b"\1", "sha256")
 
 
 class Sealer:
-    """See the module's docstring. Threads may share it.
+    """Encryptor of values for one use; threads may share it. See the module's docstring.
 
     Args:
-        key: KEY_BYTES that nobody else knows.
-        use: what for; keys of different uses have nothing in common.
+        key: Secret key of KEY_BYTES.
+        use: Name of the use; keys of different uses are independent.
     """
 
     def __init__(self, key: bytes, use: str) -> None:
@@ -49,21 +49,22 @@ class Sealer:
 
     @cached_property
     def _aead(self) -> AESGCM:
-        # Late: many have a sealer, and machines that seal nothing need not have the package.
+        # Imported late: many objects hold a sealer, and a machine that seals nothing may lack the
+        # package.
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         return AESGCM(self._key)
 
     def seal(self, data: bytes | bytearray | memoryview, place: bytes) -> bytes:
-        """The bytes as they may lie anywhere."""
+        """Return the sealed bytes of `data`, which open only for the same `place`."""
         nonce = os.urandom(_NONCE_BYTES)
         return nonce + self._aead.encrypt(nonce, data, place)
 
     def open(self, sealed: bytes | memoryview, place: bytes) -> bytes:
-        """What was sealed.
+        """Return the bytes that `seal` received for this place.
 
         Raises:
-            ValueError: not with this key, or for another place; or it was altered.
+            ValueError: The key or the place is another one, or the bytes were altered.
         """
         from cryptography.exceptions import InvalidTag
 
@@ -74,15 +75,15 @@ class Sealer:
 
 
 def new_key() -> bytes:
-    """A key of its own for whoever asks."""
+    """Return a new random key."""
     return os.urandom(KEY_BYTES)
 
 
 def sealing_key_at(path: Path) -> bytes:
-    """The key in a file that its owner alone may read, made if it is not there.
+    """Return the key in a file that only its owner can read; create the file if it is missing.
 
     Raises:
-        BadOption: the file cannot be read or written, or holds something else.
+        BadOption: The file cannot be read or written, or does not hold a key.
     """
     try:
         if not path.exists():
@@ -97,7 +98,7 @@ def sealing_key_at(path: Path) -> bytes:
         raise BadOption(f"--encrypt-at-rest {path}: {error.strerror or error}") from None
     if len(key) != KEY_BYTES:
         raise BadOption(
-            f"--encrypt-at-rest {path}: expected a file of {KEY_BYTES} bytes, which a first start "
-            "makes; name another one, or the copy that you kept"
+            f"--encrypt-at-rest {path}: expected a file of {KEY_BYTES} bytes, which the first "
+            "start creates; name another file, or restore your copy of it"
         )
     return key

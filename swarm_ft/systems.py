@@ -1,7 +1,7 @@
-"""What Linux, macOS and Windows do not have in common, and what serves where it is missing.
+"""Differences between Linux, macOS and Windows, and substitutes for what a system lacks.
 
-Linux' own way comes first in each function. It is asked for when it is needed, and not by the
-system's name, so that tests run the other ways here (docs/systems.md says which).
+Each function tries Linux' own way first. It tests for the feature, and not for the system's name,
+so that tests can run the other ways here (docs/systems.md lists them).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import IO, Any
 
-# ---- the event loop, and how a process is asked to stop
+# ---- the event loop, and how a user stops a process
 
 
 def run_loop(work: Coroutine[Any, Any, None]) -> None:
-    """Run on uvloop, or on asyncio's own loop, which takes more of a processor."""
+    """Run a coroutine on uvloop, or on asyncio's own loop, which needs more processor time."""
     uvloop = _module("uvloop")
     if uvloop is None:
         asyncio.run(work)
@@ -38,7 +38,7 @@ def run_loop(work: Coroutine[Any, Any, None]) -> None:
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """A loop of the same kind, for a thread to run."""
+    """Return a new event loop of the same kind as `run_loop`'s, for a thread to run."""
     uvloop = _module("uvloop")
     loop: asyncio.AbstractEventLoop
     loop = asyncio.new_event_loop() if uvloop is None else uvloop.new_event_loop()
@@ -46,34 +46,34 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-    """Ctrl-C, the polite kill, and a terminal that was closed, as far as the system has them."""
+    """Return the signals that end a process politely: Ctrl-C, TERM, and a closed terminal."""
     names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
     return tuple(getattr(signal, name) for name in names if hasattr(signal, name))
 
 
 def on_signal(number: signal.Signals, call: Callable[[], object]) -> None:
-    """Call this in the running loop, whenever the signal comes; nothing else follows from it.
+    """Call `call` in the running loop on each arrival of a signal, instead of the default action.
 
-    For the main thread.
+    Only the main thread may call this.
     """
     loop = asyncio.get_running_loop()
 
-    def tell(_number: int, _frame: FrameType | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed by now
+    def notify(_number: int, _frame: FrameType | None) -> None:
+        with suppress(RuntimeError):  # the loop may be closed
             loop.call_soon_threadsafe(call)
 
     try:
         loop.add_signal_handler(number, call)
     except NotImplementedError:  # Windows' loops
-        signal.signal(number, tell)
+        signal.signal(number, notify)
 
 
 @contextmanager
 def keys_pressed(on_key: Callable[[str], object]) -> Iterator[None]:
     r"""Call `on_key` in the running loop with each key, while the context lasts.
 
-    A key is what the terminal sends for it: a character, or `\x1b[A` for an arrow. Where standard
-    input is no terminal, or the system has no such terminals, nothing is heard.
+    A key is the text that the terminal sends for it: a character, or `\x1b[A` for an arrow. Without
+    a terminal on standard input, or on a system without termios, `on_key` receives nothing.
     """
     termios, tty = _module("termios"), _module("tty")
     if termios is None or tty is None or not sys.stdin.isatty():
@@ -100,7 +100,7 @@ _KEY = re.compile(r"\x1b\[[0-9;]*.|.", re.DOTALL)
 
 
 def resident_bytes() -> int | None:
-    """Memory that this process takes now; None where the system does not say."""
+    """Return the bytes of memory that this process uses now; None if the system reports none."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:
@@ -109,13 +109,13 @@ def resident_bytes() -> int | None:
 
 
 def hide_in_command_line(secret: str) -> bool:
-    """Overwrite a secret in what the system shows as this process's command line.
+    """Overwrite a secret in the command line that the system shows for this process.
 
-    Other users of the machine read that (`ps`, /proc/PID/cmdline). Python's own `sys.argv` keeps
-    the secret.
+    Other users of the machine can read that line (`ps`, /proc/PID/cmdline). Python's own `sys.argv`
+    keeps the secret.
 
     Returns:
-        Whether it was there and is gone. Only Linux tells where the command line is.
+        Whether the secret was there and is gone. Only Linux reports where the command line lies.
     """
     data = secret.encode(errors="surrogateescape")
     try:
@@ -133,25 +133,25 @@ def hide_in_command_line(secret: str) -> bool:
 
 
 _ARGUMENTS_FIELDS = (48, 49)
-"""Of /proc/PID/stat, counted from 1: where the arguments begin and end in memory (proc(5))."""
+"""Fields of /proc/PID/stat, from 1, with the arguments' begin and end in memory (proc(5))."""
 
 
 # ---- files
 
 _no_pread = threading.Lock()
-"""For files whose one position all threads share."""
+"""Lock for files whose one position all threads share."""
 
 
 def binary_flags(flags: int) -> int:
-    """What `os.open` is to be given for a file of bytes. No child inherits it."""
+    """Return the flags with which `os.open` opens a file of bytes; no child process inherits it."""
     return flags | getattr(os, "O_BINARY", 0)
 
 
 def read_at(file: int, num_bytes: int, offset: int) -> bytes:
-    """Up to so many bytes from this place on; other threads may read and write meanwhile.
+    """Read up to `num_bytes` bytes at `offset`, while other threads may read and write.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: The disk refuses.
     """
     if hasattr(os, "pread"):
         return os.pread(file, num_bytes, offset)
@@ -164,7 +164,7 @@ def write_all(file: int, parts: Iterable[bytes], offset: int) -> None:
     """Write the parts one after the other, in as few calls as the system needs.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: The disk refuses.
     """
     views = [memoryview(part) for part in parts if part]
     while views:
@@ -187,20 +187,20 @@ def _write_some(file: int, views: list[memoryview], offset: int) -> int:
 
 
 def sync_data(file: int) -> None:
-    """Wait until a file's bytes would outlive a power cut.
+    """Wait until a file's bytes survive a power cut.
 
     Raises:
-        OSError: the disk refuses.
+        OSError: The disk refuses.
     """
     sync = getattr(os, "fdatasync", os.fsync)
     sync(file)
 
 
 def reserve(file: IO[bytes], num_bytes: int) -> None:
-    """Take so many bytes of the disk for a file, which lie there from now on.
+    """Allocate disk space for a file's first `num_bytes` bytes.
 
     Raises:
-        OSError: the disk has not as many.
+        OSError: The disk has no room for them.
     """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, num_bytes)
@@ -213,10 +213,10 @@ def reserve(file: IO[bytes], num_bytes: int) -> None:
 
 
 def lock_file(file: int) -> bool:
-    """Keep all other processes out of what this file stands for, as long as it is open.
+    """Lock a file against all other processes, as long as this process keeps it open.
 
     Returns:
-        Whether it could be had: it cannot, while another has it.
+        Whether this process got the lock; False while another process has it.
     """
     fcntl = _module("fcntl")
     try:
@@ -231,14 +231,15 @@ def lock_file(file: int) -> bool:
     return True
 
 
-# ---- what this process may have
+# ---- limits of this process and resources of this machine
 
 NO_LIMIT_FILES = 2048
-"""Where a system sets no limit that can be asked for: as many as Windows' C library opens."""
+"""Open files on a system without a limit that programs can query: the limit of Windows' C library.
+"""
 
 
 def raise_open_files(at_most: int) -> int:
-    """Let this process open as many files as the system lets it; the number, -1: without limit."""
+    """Raise this process's limit of open files up to `at_most`; return it, -1 without a limit."""
     resource = _module("resource")
     if resource is None:
         return min(at_most, NO_LIMIT_FILES)
@@ -251,7 +252,7 @@ def raise_open_files(at_most: int) -> int:
 
 
 def free_memory_bytes() -> int | None:
-    """Of this machine, for all its processes, now; None where nobody tells."""
+    """Return the bytes of memory that are free for all processes; None if unknown."""
     for ask in (_by_sysconf, _by_vm_stat, _by_windows):
         with suppress(AttributeError, ValueError, OSError, subprocess.SubprocessError):
             return ask()
@@ -263,21 +264,21 @@ def _by_sysconf() -> int:
 
 
 def _by_vm_stat() -> int:
-    """On macOS: of pages that are free, and of those that it would give away at once."""
+    """Return macOS' free pages, with those that it would release at once, in bytes."""
     run = subprocess.run(["vm_stat"], capture_output=True, text=True, timeout=5, check=True)
     page = re.search(r"page size of (\d+) bytes", run.stdout)
     counts = re.findall(r"^Pages (?:free|inactive|speculative): +(\d+)", run.stdout, re.MULTILINE)
     if page is None or not counts:
-        raise ValueError("vm_stat tells something else")
+        raise ValueError("vm_stat: expected a page size and counts of pages")
     return int(page[1]) * sum(map(int, counts))
 
 
 CGROUP_FILES = ("memory.max", "memory/memory.limit_in_bytes")
-"""The limits of a container: of version 2 of control groups, and of version 1."""
+"""Files with a container's memory limit, of version 2 of control groups and of version 1."""
 
 
 def total_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the memory that this machine has in all, or its container; None: unknown."""
+    """Return the bytes of memory of this machine or its container; None if unknown."""
     found = [limit for name in CGROUP_FILES if (limit := _limit_in(cgroup / name)) is not None]
     for ask in (_total_by_sysconf, _total_by_windows):
         with suppress(AttributeError, ValueError, OSError):
@@ -301,17 +302,17 @@ def _total_by_sysconf() -> int:
 
 
 def core_count() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def disk_bytes(folder: Path) -> int:
-    """Return the size of a folder's file system; the folder need not be there yet.
+    """Return the bytes of a folder's file system; the folder need not exist yet.
 
     Raises:
-        OSError: the system does not say.
+        OSError: The system does not report it.
     """
     folder = folder.absolute()
     place = next(one for one in (folder, *folder.parents) if one.exists())
@@ -319,7 +320,7 @@ def disk_bytes(folder: Path) -> int:
 
 
 class _MemoryStatus(ctypes.Structure):
-    """Windows' MEMORYSTATUSEX."""
+    """Layout of Windows' MEMORYSTATUSEX."""
 
     _fields_ = (
         ("length", ctypes.c_uint32),
@@ -349,11 +350,11 @@ def _windows_memory() -> _MemoryStatus:
 # ---- sockets
 
 _SILENT_FOR = {"darwin": 0x80, "win32": 5}
-"""Options of TCP in seconds that Python has no names for: TCP_RXT_CONNDROPTIME, TCP_MAXRT."""
+"""TCP options in seconds without names in Python, by system: TCP_RXT_CONNDROPTIME, TCP_MAXRT."""
 
 
 def drop_after(sock: socket.socket, silent_s: float) -> None:
-    """End a connection of TCP when what was sent is not acknowledged for so long, where it can."""
+    """End a TCP connection, where supported, once sent data stays unacknowledged for `silent_s`."""
     with suppress(OSError):
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(silent_s * 1000))
@@ -362,9 +363,9 @@ def drop_after(sock: socket.socket, silent_s: float) -> None:
 
 
 def hold_port(listener: socket.socket) -> None:
-    """Before it is bound: nobody else may listen there, and connections that linger do not count.
+    """Reserve a listener's port for this process, despite connections that linger there.
 
-    Windows means something else by the option that says the latter: that others may listen, too.
+    Call this before `bind`. On Windows SO_REUSEADDR would let other processes listen, too.
     """
     if hasattr(socket, "SO_EXCLUSIVEADDRUSE"):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
@@ -373,15 +374,15 @@ def hold_port(listener: socket.socket) -> None:
 
 
 HAS_SOCKET_PATHS = hasattr(socket, "AF_UNIX")
-"""Sockets of the file system. On Windows Python has none, nor its gRPC (grpc/grpc#35880)."""
+"""Whether Python and gRPC have sockets in the file system; not on Windows (grpc/grpc#35880)."""
 MAX_SOCKET_PATH_BYTES = 103
-"""What every system takes; Linux takes 107."""
+"""Bytes of a socket's path that every system accepts; Linux accepts 107."""
 
 
 def socket_parent(name_bytes: int) -> Path:
-    """Where temporary sockets are; /tmp where that of temporary files leaves too little for a name.
+    """Return the folder of temporary sockets: the usual one, or /tmp if a path gets too long.
 
-    macOS' is 49 letters long.
+    The usual folder of macOS has 49 letters.
     """
     usual = Path(tempfile.gettempdir())
     if len(os.fsencode(usual)) + 1 + name_bytes <= MAX_SOCKET_PATH_BYTES:

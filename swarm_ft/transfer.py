@@ -1,8 +1,8 @@
-"""Files too large to say in a message: given in chunks, fetched from all who have them at once.
+"""Transfer of large files in chunks, fetched from all of their holders at once.
 
-A download goes on where an earlier try ended. `protocol.machines.download` decides who brings what.
-What comes is checked chunk by chunk before it is written, so that `NAME.partial` holds right chunks
-and gaps: nothing else is noted down, and who starts again finds what is there by digesting it.
+A download resumes where an earlier try ended. `protocol.machines.download` assigns chunks to
+sources. The receiver checks each chunk before it writes it, so `NAME.partial` holds correct chunks
+and gaps. No other record exists: a restart digests the file to find the chunks that it holds.
 """
 
 from __future__ import annotations
@@ -43,26 +43,27 @@ from swarm_ft.transport.methods import FETCH_CHUNKS, LIST_CHUNKS
 
 logger = get_logger(__name__)
 
-# ---- who has a file gives it: no engine, files and calls alone
+# ---- the side that offers a file; it needs no engine, only files and calls
 
 PART_BYTES = 256 << 10
-"""Small enough that a link of 1 Mbps brings one every other second: silence tells soon."""
+"""Bytes of a part: a link of 1 Mbps carries one in 2 s, so a silent source shows soon."""
 
 BUSY_SHARE = 0.1
-"""Of the time that a saved state may take of links while what is trained with wants them."""
+"""Share of the time that a saved state's transfer may use a link while training wants it."""
 MAX_YIELD_S = 5.0
-"""Between two of its parts: who fetches it would take a longer silence for a source's end."""
+"""Seconds between two parts of a saved state, at most: a receiver drops a source that is silent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfferedShard:
-    """A file that others may have; it does not change while it is offered.
+    """A file that other members may fetch; it does not change while it is offered.
 
     Attributes:
-        chunks: of the file; the list's digest is what the coordinator is told.
-        readers: names of those who may fetch it, where members have names.
-        proofs: what peers that fetch it can tell once they have it, see `proof_by`.
-        files: by which it was written.
+        path: Where the file lies.
+        chunks: Digests of the file's chunks; the coordinator knows the digest of this list.
+        readers: Names of the members that may fetch it, in a swarm with keys.
+        proofs: Digest by peer that only a holder of the whole file can compute, see `proof_by`.
+        files: Reader of the file's format.
     """
 
     path: Path
@@ -73,7 +74,7 @@ class OfferedShard:
 
 
 Offers = Mapping[ShardName, OfferedShard]
-"""What a peer offers, by name; it changes meanwhile."""
+"""Offered shards of a peer by name; the peer changes this mapping."""
 
 
 def offer(
@@ -83,17 +84,17 @@ def offer(
     clients: Iterable[str] = (),
     files: LocalFiles = PLAIN,
 ) -> OfferedShard:
-    """Read a shard once, to offer it to takers and clients. Blocks.
+    """Read a shard once, and return it as an offer to takers and clients. Blocks.
 
     Args:
-        path: where it lies.
-        name: of the shard.
-        takers: peers that are to show that they took it.
-        clients: whose result it is.
-        files: by which it was written.
+        path: Where the shard lies.
+        name: Name of the shard.
+        takers: Peers that have to prove that they fetched it.
+        clients: Names of the clients whose result it is.
+        files: Reader of the file's format.
 
     Raises:
-        Unavailable: it cannot be read (now).
+        Unavailable: The shard cannot be read now.
     """
     proofs = {peer: proof_by(peer, name) for peer in takers}
     try:
@@ -106,12 +107,12 @@ def offer(
 
 
 async def serve_chunk_list(stream: MessageStream[ChunkList, ShardName], offers: Offers) -> None:
-    """Somebody asks for a shard's list of chunks.
+    """Serve a call for a shard's list of chunks.
 
     Raises:
-        NotFound: no such shard is offered here.
-        NotAllowed: it is for others.
-        MalformedMessage: it asks for nothing that could be one.
+        NotFound: This peer does not offer the shard.
+        NotAllowed: The caller is not one of its readers.
+        MalformedMessage: The call has no request.
     """
     name = await stream.receive()
     if name is None:
@@ -120,7 +121,7 @@ async def serve_chunk_list(stream: MessageStream[ChunkList, ShardName], offers: 
 
 
 async def _never_busy() -> None:
-    """Nothing else wants the link."""
+    """Return at once: no other traffic wants the link."""
 
 
 async def serve_chunks(
@@ -128,19 +129,19 @@ async def serve_chunks(
     offers: Offers,
     quiet: Callable[[], Awaitable[None]] = _never_busy,
 ) -> None:
-    """Somebody fetches some chunks of a shard.
+    """Serve a call for some chunks of a shard.
 
     Args:
-        stream: of the call.
-        offers: what there is.
-        quiet: waits until nothing more urgent is to be sent. Saved states give way to it; those
-            of newcomers and results do not, for somebody waits for them.
+        stream: Stream of the call.
+        offers: Shards that this peer offers.
+        quiet: Waits until the link has no more urgent traffic. Saved states give way to it.
+            States for learners and results do not, because a process waits for them.
 
     Raises:
-        NotFound: no such shard is offered here.
-        NotAllowed: it is for others.
-        MalformedMessage: it asks for chunks that the shard does not have.
-        Unavailable: the shard cannot be read (now).
+        NotFound: This peer does not offer the shard.
+        NotAllowed: The caller is not one of its readers.
+        MalformedMessage: The request names chunks that the shard does not have.
+        Unavailable: The shard cannot be read now.
     """
     request = await stream.receive()
     if request is None:
@@ -168,7 +169,7 @@ async def _send_giving_way(
     part: ChunkPart,
     quiet: Callable[[], Awaitable[None]],
 ) -> None:
-    """Send it, and rest until the link is free, or as long as makes it BUSY_SHARE of the time."""
+    """Send a part, then wait until the link is quiet or the transfer's share is BUSY_SHARE."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     await stream.send(part)
@@ -179,11 +180,11 @@ async def _send_giving_way(
 
 
 def offered_to(caller: Caller | None, name: ShardName, offers: Offers) -> OfferedShard:
-    """What is offered by a name, if it is for who asks.
+    """Return the offered shard of a name, if the caller may fetch it.
 
     Raises:
-        NotFound: no such shard is offered here.
-        NotAllowed: it is for others.
+        NotFound: This peer does not offer the shard.
+        NotAllowed: The caller is not one of its readers.
     """
     offered = offers.get(name)
     if offered is None:
@@ -200,23 +201,23 @@ def _read(offered: OfferedShard, index: int) -> bytes:
         raise Unavailable(f"the shard cannot be read: {error.strerror}") from error
 
 
-# ---- who wants it fetches it
+# ---- the side that fetches a file
 
 SILENCE_S = 10.0
-"""A source that says nothing for so long is dropped."""
+"""Seconds without data after which a download drops a source."""
 
 Parts = MessageStream[FetchRequest, ChunkPart]
 OnFault = Callable[[PeerId, SwarmError], None]
-"""Told of each source that was dropped, and why; a `ProtocolError` means that it lied."""
+"""Callback with each dropped source and its error; a `ProtocolError` means that the source lied."""
 
 
 def log_fault(source: PeerId, error: SwarmError) -> None:
-    """The `OnFault` that only tells people."""
+    """Log a dropped source; the default `OnFault`."""
     logger.warning("source %s: %s", source, error.message)
 
 
 class Downloader:
-    """What all downloads of a process share."""
+    """Fetcher of shards, shared by all downloads of a process."""
 
     def __init__(
         self,
@@ -236,15 +237,15 @@ class Downloader:
     async def list_chunks(
         self, name: ShardName, file: ShardFile, sources: Iterable[PeerId]
     ) -> ChunkList:
-        """The shard's chunks, from the first source whose list has the digest.
+        """Return the shard's chunks, from the first source whose list has the right digest.
 
         Args:
-            name: of the shard.
-            file: its digest and its size, as the coordinator knows them.
-            sources: who are said to have it.
+            name: Name of the shard.
+            file: Its digest and its size, as the coordinator knows them.
+            sources: Peers that should have it.
 
         Raises:
-            Unavailable: none has it.
+            Unavailable: No source has the list.
         """
         for source in sources:
             try:
@@ -256,20 +257,20 @@ class Downloader:
     async def download(
         self, name: ShardName, chunks: ChunkList, sources: Sequence[PeerId], path: Path
     ) -> dict[PeerId, int]:
-        """Write the shard to `path`, whole and checked, or keep what came beside it.
+        """Write the shard to `path`, whole and checked, or keep the received chunks beside it.
 
         Args:
-            name: of the shard.
-            chunks: of which it consists.
-            sources: who are said to have it; all are asked at once.
-            path: what lies there is gone on from, or replaced; called again, with other sources
-                too, it goes on.
+            name: Name of the shard.
+            chunks: Digests of its chunks.
+            sources: Peers that should have it; the download uses all of them at once.
+            path: Path of the result. The download resumes from a file there or beside it, and
+                replaces it. A later call with other sources resumes, too.
 
         Returns:
-            The bytes that each source brought.
+            Bytes that each source sent.
 
         Raises:
-            Unavailable: all were dropped before all was there, or the disk does not take it.
+            Unavailable: All sources were dropped before the shard was whole, or the disk refuses.
         """
         partial = path.with_name(f"{path.name}.partial")
         try:
@@ -284,7 +285,7 @@ class Downloader:
         if not fetch.plan.is_complete:
             raise Unavailable(
                 f"{name}: {fetch.plan.num_missing} of {len(chunks)} chunks are missing, and no "
-                f"source is left; what came is kept, try again when one is back"
+                f"source is left; received chunks are kept, so retry when a source is back"
             )
         return dict(fetch.brought)
 
@@ -317,7 +318,7 @@ class Downloader:
             await asyncio.gather(*pending, return_exceptions=True)
 
     async def _draw(self, fetch: _Fetch, source: PeerId) -> None:
-        """Let one source bring what it can, until all is here or it is dropped."""
+        """Fetch chunks from one source, until the shard is whole or the source is dropped."""
         try:
             channel = await self._connected(source)
             try:
@@ -347,7 +348,7 @@ class Downloader:
 
     async def _take(self, stream: Parts, fetch: _Fetch, source: PeerId, wanted: range) -> None:
         for index in wanted:
-            # Another one may have brought it by now, or have taken over the rest.
+            # Another source may have sent it meanwhile, or may have taken over the rest.
             if not fetch.plan.wants(source, index):
                 return
             chunk = await self._receive_chunk(stream, fetch, index)
@@ -371,14 +372,14 @@ class Downloader:
             async with asyncio.timeout(self._silence_s):
                 part = await stream.receive()
         except TimeoutError:
-            raise Unavailable(f"said nothing for {self._silence_s:g} s") from None
+            raise Unavailable(f"sent nothing for {self._silence_s:g} s") from None
         if part is None:
             raise Unavailable("ended the call before its last chunk")
         return part
 
 
 class _Fetch:
-    """One download under way."""
+    """State of one download under way."""
 
     def __init__(
         self,
@@ -397,31 +398,31 @@ class _Fetch:
         self._files = files
 
     async def keep(self, source: PeerId, index: int, chunk: bytearray) -> None:
-        """Write a chunk down, if it is what it should be.
+        """Write a chunk, if its digest is right.
 
         Raises:
-            BadFrame: it is not.
-            OSError: the disk does not take it.
+            BadFrame: The digest is wrong.
+            OSError: The disk refuses.
         """
         if not await asyncio.to_thread(self.chunks.holds, index, chunk):
             raise BadFrame(f"the bytes of chunk {index} are not those of its digest")
         await asyncio.to_thread(self._files.write_chunk, self._partial, index, chunk)
         self.brought[source] += len(chunk)
         self.plan.received(index)
-        self._tell()
+        self._notify()
 
     def drop(self, source: PeerId) -> None:
-        """Its chunks are for the others now."""
+        """Drop a source; its chunks go to the other sources."""
         self.plan.drop(source)
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
-        told, self.changed = self.changed, asyncio.Event()
-        told.set()
+    def _notify(self) -> None:
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
 
 
 def _prepare(path: Path, partial: Path, chunks: ChunkList, files: LocalFiles) -> list[int]:
-    """Make the file as long as it will be; the chunks that it holds already."""
+    """Make the file as long as the shard; return the chunks that it holds already."""
     if path.exists() and not partial.exists():
         os.replace(path, partial)
     return files.make_room(partial, chunks)

@@ -1,1 +1,1 @@
-"""How messages move. It knows streams of messages; it refuses to know what they mean."""
+"""Transport of messages as streams, without knowledge of their meaning."""

@@ -1,8 +1,8 @@
-"""Which of a server's connections are too many. Pure.
+"""Choice of a server's connections to drop when there are too many. Pure.
 
-gRPC itself drops connections that finish no handshake or have no call for a while, and refuses
-those above a number in all (`grpc_options.server_arguments`). What it cannot do is tell addresses
-apart, so one of them could have all there are; that is decided here.
+gRPC itself drops connections that finish no handshake or stay without a call, and refuses those
+above a total (`grpc_options.server_arguments`). It does not distinguish addresses, so one of them
+could take the whole total; this module prevents that.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 MAX_PER_ADDRESS = 128
-"""More machines than a household has, or a laboratory behind one address."""
+"""Connections of one address: more than a household or a laboratory behind one address needs."""
 YOUNG_S = 1.0
-"""What is younger may be a member whose handshake is under way."""
+"""Seconds during which a new connection may be a member with a handshake under way."""
 IPV6_SITE_BITS = 64
-"""Whoever has one IPv6 address has all that begin alike."""
+"""Bits of an IPv6 address that identify a site; its owner has all addresses below."""
 
 
 class Incoming(NamedTuple):
-    """A connection that somebody opened to this process.
+    """A connection that another process opened to this one.
 
     Attributes:
-        host: from where, as the socket says it.
-        port: at the other end.
-        since_s: when it was first seen.
-        in_call: whether a call is under way on it.
+        host: Address of the other end, as the socket reports it.
+        port: Port at the other end.
+        since_s: Monotonic seconds at which the server first saw the connection.
+        in_call: Whether a call is under way on it.
     """
 
     host: str
@@ -37,7 +37,7 @@ class Incoming(NamedTuple):
 
 
 def address_of(host: str) -> str:
-    """Whose connections are counted together: an IPv4 address, or an IPv6 site."""
+    """Return the key under which connections count together: an IPv4 address or an IPv6 site."""
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
@@ -52,17 +52,17 @@ def address_of(host: str) -> str:
 def surplus(
     present: Iterable[Incoming], now_s: float, *, per_address: int, wanted: int
 ) -> list[Incoming]:
-    """Connections to drop: what an address has too many, then what leaves no room for members.
+    """Return the connections to drop: those above an address's limit, then those above the total.
 
-    Those without a call go first, the oldest before the others: who means it has a call within a
-    second. Of those with a call the newest go, since the others were there before.
+    Connections without a call go first, the oldest first: a member makes a call within a second. Of
+    those with a call the newest go first.
 
     Args:
-        present: all that there are.
-        now_s: monotonic seconds.
-        per_address: how many one address may have.
-        wanted: how many there should be at most, so that the next ones find room. For its sake
-            nobody is dropped who has a call or came just now.
+        present: All connections.
+        now_s: Monotonic seconds.
+        per_address: Connections that one address may have.
+        wanted: Connections in all, so that new ones find room. For this limit the server drops
+            neither connections with a call nor new ones.
     """
     by_address = defaultdict(list)
     for one in present:
@@ -79,5 +79,5 @@ def surplus(
 
 
 def _last_first(one: Incoming) -> tuple[bool, float]:
-    """Where it stands among those of its address; the last ones are dropped."""
+    """Sort key of one address's connections; the last ones are dropped."""
     return not one.in_call, one.since_s if one.in_call else -one.since_s

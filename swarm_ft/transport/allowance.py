@@ -1,7 +1,7 @@
-"""How much one caller may send to a server, and have sent back. Pure: time is passed in.
+"""Limits on the messages that one caller sends to a server and receives. Pure.
 
 A caller has one allowance for all its calls, connections and messages. A server reads a caller
-that is over its allowance more slowly; handlers do not know of it.
+above its allowance more slowly; handlers do not know of it.
 """
 
 from __future__ import annotations
@@ -31,36 +31,41 @@ METERED = frozenset(
         methods.RELAY,
     )
 )
-"""Paths of methods that count: all of the coordinator's but MeasureLink, which a pause would
-falsify and which has limits of its own (`coordinator/capacity.py`). Calls between peers carry the
-training's own traffic; links and their number are limited by assignments (`peer/links.py`)."""
+"""Paths of metered methods: all of the coordinator's but MeasureLink.
+
+A pause would falsify MeasureLink, which has limits of its own (`coordinator/capacity.py`). Calls
+between peers carry the training's traffic; assignments limit their links (`peer/links.py`).
+"""
 
 REPLIES_METERED = frozenset({methods.WATCH.path, methods.EVENTS.path})
-"""Paths of methods whose replies count too: one small request asks for 10,000 events or more."""
+"""Paths of methods with metered replies: one small request may ask for 10,000 events or more."""
 REPLY_BYTES = {methods.EVENTS.path: 100}
-"""By path: a reply counts as one for each so many bytes of it. A page of events counts as about as
-many as it has; a reply of another method counts as one."""
+"""Bytes that count as one reply, by path: a page of events counts as about its events.
+
+A reply of another method counts as one.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """The rates of one caller in the long run, and at once after a pause.
+    """Rates of one caller in the long run, and bursts after a pause.
 
     Attributes:
-        messages_per_s: messages that it sends, smaller than `LARGE_BYTES`. A peer sends one or two
-            for each step and run, one PeerAlive for each run in 2 s, and some at an attempt's
+        messages_per_s: Messages below `LARGE_BYTES` that it sends. A peer sends one or two for
+            each step and run, one PeerAlive for each run in 2 s, and some at an attempt's
             begin, however many microbatches a step has; 100 are 4 runs at 12 steps a second.
-        messages_burst: at once; a peer that joins again reports all runs and shards that it holds.
-        calls_per_s: calls that it opens. One costs about thirty times as much as a message on an
-            open one, if it comes over a new connection. A peer opens a few when it joins; a client
-            three a job.
-        calls_burst: at once; a process with 20 jobs opens 60.
-        bytes_per_s: bytes that it sends. `Submit` alone sends more than some kilobytes a second:
+        messages_burst: Messages at once; a peer that joins again reports all its runs and shards.
+        calls_per_s: Calls that it opens. A call over a new connection costs about thirty times as
+            much as a message on an open one. A peer opens a few when it joins; a client three a
+            job.
+        calls_burst: Calls at once; a process with 20 jobs opens 60.
+        bytes_per_s: Bytes that it sends. `Submit` alone sends more than some kilobytes a second:
             a client on loopback sends up to 200 MiB/s, in parts of 256 KiB.
-        bytes_burst: at once; so a job of up to 250 MiB of tokens never waits.
-        replies_per_s: replies that are sent to it by methods of `REPLIES_METERED`. A follower of
-            20 runs with 5 steps a second gets 100.
-        replies_burst: at once; the journal keeps 10,000 events, and `swarm-ft events` asks for all.
+        bytes_burst: Bytes at once; a job of up to 250 MiB of tokens never waits.
+        replies_per_s: Replies of methods in `REPLIES_METERED`. A follower of 20 runs with 5
+            steps a second receives 100.
+        replies_burst: Replies at once; the journal has up to 10,000 events, and
+            `swarm-ft events` requests all of them.
     """
 
     messages_per_s: float = 100.0
@@ -73,7 +78,7 @@ class Rates:
     replies_burst: int = 12_000
 
     def times(self, count: int) -> Rates:
-        """The rates of so many callers together."""
+        """Return the rates of `count` callers together."""
         return Rates(
             messages_per_s=self.messages_per_s * count,
             messages_burst=self.messages_burst * count,
@@ -88,17 +93,17 @@ class Rates:
 
 RATES = Rates()
 LARGE_BYTES = 64 << 10
-"""A message of so many bytes counts by its bytes alone."""
+"""Bytes from which on a message counts by its bytes alone."""
 CALLERS_PER_ADDRESS = 16
-"""An address without a member's key counts as so many callers: a house, or a demo's processes."""
+"""Callers as which one address without a member's key counts: a house, or a demo's processes."""
 
 
 class Account(NamedTuple):
-    """The holder of one allowance; its messages count together.
+    """Holder of one allowance; its messages count together.
 
     Attributes:
-        name: of a member's key, or an address.
-        is_address: whether several callers may share it.
+        name: Name of a member's key, or an address.
+        is_address: Whether several callers may share it.
     """
 
     name: str
@@ -106,13 +111,13 @@ class Account(NamedTuple):
 
 
 def account_of(caller: Caller | None, remote: str) -> Account:
-    """The account of a call: of its key, or of its address where a key names nobody.
+    """Return the account of a call: its key's name, or its address if no key identifies it.
 
     Newcomers count by address, since all who have one invitation show the same name.
 
     Args:
-        caller: by its certificate; None where links are not encrypted.
-        remote: its address, `host:port`.
+        caller: Caller by its certificate; None if links are not encrypted.
+        remote: Address of the caller, `host:port`.
     """
     if caller is None or caller.role is Role.NEWCOMER:
         return Account(address_of(remote.rpartition(":")[0]), is_address=True)
@@ -120,12 +125,12 @@ def account_of(caller: Caller | None, remote: str) -> Account:
 
 
 class Delay(NamedTuple):
-    """The time from a message's arrival until its handler gets it.
+    """Delay between a message's arrival and its handling.
 
     Attributes:
-        wait_s: 0 where it may pass at once.
-        is_flood: whether messages or calls are too many. Too many bytes need no other measure:
-            gRPC lets a call have some megabytes unread, and its sender waits.
+        wait_s: Seconds to wait; 0 for a message within the allowance.
+        is_flood: Whether messages or calls are too many. Too many bytes need no other measure:
+            gRPC buffers some megabytes of a call, and its sender waits.
     """
 
     wait_s: float
@@ -133,7 +138,7 @@ class Delay(NamedTuple):
 
 
 class _Allowance:
-    """The buckets of one account."""
+    """Buckets of one account."""
 
     def __init__(self, rates: Rates) -> None:
         self.messages = Bucket(per_s=rates.messages_per_s, burst=rates.messages_burst)
@@ -143,12 +148,11 @@ class _Allowance:
 
 
 class Allowances:
-    """The allowances of all callers of a process.
+    """Allowances of all callers of a process.
 
     Args:
-        rates: of one caller.
-        max_accounts: how many are remembered; of more, the one that was used longest ago is
-            forgotten.
+        rates: Rates of one caller.
+        max_accounts: Accounts in memory at most; a new one replaces the least recently used.
     """
 
     def __init__(self, rates: Rates = RATES, max_accounts: int = MAX_KEYS) -> None:
@@ -157,13 +161,13 @@ class Allowances:
         self._allowances: OrderedDict[Account, _Allowance] = OrderedDict()
 
     def received(self, account: Account, num_bytes: int, now_s: float, *, is_first: bool) -> Delay:
-        """Count a message that the account has sent.
+        """Count a message of an account, and return its delay.
 
         Args:
-            account: whose.
-            num_bytes: of the message.
-            now_s: monotonic seconds.
-            is_first: whether it is the first of its call, which counts as the call.
+            account: Account of the sender.
+            num_bytes: Bytes of the message.
+            now_s: Monotonic seconds.
+            is_first: Whether it is the first message of its call, which counts as the call.
         """
         allowance = self._of(account)
         many = allowance.calls if is_first else allowance.messages
@@ -172,7 +176,7 @@ class Allowances:
         return Delay(wait_s, is_flood=flood_s > 0)
 
     def replied(self, account: Account, now_s: float, count: int = 1) -> float:
-        """Count replies that are sent to the account; returns how long to wait before, in s."""
+        """Count replies to an account; return the seconds to wait before they are sent."""
         return self._of(account).replies.take(count, now_s)
 
     def _of(self, account: Account) -> _Allowance:

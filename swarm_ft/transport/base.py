@@ -1,11 +1,11 @@
-"""Calls as streams of messages, whatever carries them. It knows no gRPC and no message's meaning.
+"""Calls as streams of messages, independent of gRPC and of the messages' meaning.
 
-Messages are values of `protocol`. A stream turns them into bytes and back as its `Method` says, so
-that what a handler receives is checked.
+Messages are values of `protocol`. A stream encodes and decodes them by its `Method`, so that
+handlers receive checked values only.
 
-Every call, of whatever kind, is one `MessageStream` seen from two ends; a unary call is one
-message each way. `grpc_transport` carries calls between machines, `memory` inside a process,
-and one conformance suite holds both to what is written here.
+Every call of any kind is one `MessageStream` seen from two ends; a unary call is one message each
+way. `grpc_transport` carries calls between machines, and `memory` within a process. One conformance
+suite holds both to this module's contract.
 """
 
 from __future__ import annotations
@@ -29,57 +29,59 @@ Reply = TypeVar("Reply")
 class MessageStream(Protocol[Send, Receive]):
     """One end of a call.
 
-    Any number of tasks may send; one at a time may receive. Cancelling `receive` loses no
-    message. A `send` that is cancelled has sent its message wholly or not at all, and later
-    ones still keep their order.
+    Any number of tasks may send; one at a time may receive. Cancelling `receive` loses no message.
+    A cancelled `send` has sent its message whole or not at all, and later ones keep their order.
     """
 
     @property
     def remote(self) -> str:
-        """The other side's address, for people to read."""
+        """Address of the other side, for people to read."""
         ...
 
     @property
     def caller(self) -> Caller | None:
-        """Servers: who calls, by its certificate; None where links are not encrypted."""
+        """Caller by its certificate, at a server; None if links are not encrypted."""
         ...
 
     async def send(self, message: Send) -> None:
-        """Hand over one message; waits while the other side is slow to read.
+        """Send one message; wait while the other side is slow to read.
 
         Raises:
-            SwarmError: the error with which the other side ended the call.
-            Unavailable: the other side is gone, or ended the call without an error.
-            MalformedMessage: the message is larger than the transport carries.
+            SwarmError: The error with which the other side ended the call.
+            Unavailable: The other side is gone, or ended the call without an error.
+            MalformedMessage: The message is larger than the transport carries.
         """
         ...
 
     async def receive(self) -> Receive | None:
-        """The next message, or None once the other side has cleanly said its last.
+        """Return the next message, or None after the other side's clean end.
 
         Raises:
-            SwarmError: the error with which the other side ended the call.
-            Unavailable: the other side is gone, or this side cancelled.
-            MalformedMessage: the bytes are not the message they should be, or it has a field out
-                of its bounds; the error names the other side.
-            VersionMismatch: the other side speaks another version of the protocol.
+            SwarmError: The error with which the other side ended the call.
+            Unavailable: The other side is gone, or this side cancelled the call.
+            MalformedMessage: The bytes are not the expected message, or a field is out of its
+                bounds; the error names the other side.
+            VersionMismatch: The other side has another version of the protocol.
         """
         ...
 
     async def finish(self) -> None:
-        """Client: no more messages will be sent; receiving goes on. Servers return instead."""
+        """Announce the end of this client's messages; it may still receive. Servers return."""
         ...
 
     async def cancel(self) -> None:
-        """Drop the call now, with what is under way in it; nothing once it has ended."""
+        """Drop the call now, with messages under way; do nothing once it has ended."""
         ...
 
 
-# Handlers of different messages share one table; each states its own types.
+# Handlers of different messages share one table; each declares its own types.
 Handler = Callable[[MessageStream[Any, Any]], Awaitable[None]]
-"""Serves one call. Returning ends it cleanly; a SwarmError reaches the other side as it is,
-anything else as InternalError without detail. When the other side goes away, `send` and
-`receive` raise Unavailable; a handler that waits for something else is cancelled soon after."""
+"""Handler of one call. A return ends the call cleanly.
+
+A SwarmError reaches the other side as it is, and any other exception as InternalError without
+detail. When the other side goes away, `send` and `receive` raise Unavailable; a handler that waits
+for something else is cancelled soon after.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,11 +89,12 @@ class Method(Generic[Request, Reply]):
     """One rpc of a proto service.
 
     Attributes:
-        service: full name, for example `swarm_ft.v1.Coordinator`.
-        request: how what the client sends travels.
-        reply: how what the server sends does.
-        request_bytes: of the largest message that the client sends.
-        reply_bytes: of the largest that the server sends.
+        service: Full name of the service, for example `swarm_ft.v1.Coordinator`.
+        name: Name of the rpc, for example `Join`.
+        request: Wire type of the client's messages.
+        reply: Wire type of the server's messages.
+        request_bytes: Bytes of the client's largest message.
+        reply_bytes: Bytes of the server's largest message.
     """
 
     service: str
@@ -103,7 +106,7 @@ class Method(Generic[Request, Reply]):
 
     @property
     def path(self) -> str:
-        """As it goes over the wire: `/swarm_ft.v1.Coordinator/Join`."""
+        """Path of the rpc on the wire: `/swarm_ft.v1.Coordinator/Join`."""
         return f"/{self.service}/{self.name}"
 
     def __str__(self) -> str:
@@ -111,26 +114,26 @@ class Method(Generic[Request, Reply]):
 
 
 class Server(Protocol):
-    """A listener that is serving."""
+    """A listener with its handlers."""
 
     @property
     def endpoint(self) -> str:
-        """`host:port` as really bound."""
+        """Address that the listener bound, `host:port`."""
         ...
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """Take no more calls, give those under way `grace_s` to end, then drop them.
+        """Accept no more calls, give those under way `grace_s` to end, then drop them.
 
-        Returns when every handler has ended.
+        Return when every handler has ended.
         """
         ...
 
 
 class Channel(Protocol):
-    """A way to one server. Nothing is sent before the first call."""
+    """A connection to one server; it sends nothing before the first call."""
 
     def open(self, method: Method[Request, Reply]) -> MessageStream[Request, Reply]:
-        """Begin a call. That the server cannot be reached shows in its first send or receive."""
+        """Begin a call. An unreachable server shows in the first send or receive."""
         ...
 
     async def close(self) -> None:
@@ -139,30 +142,31 @@ class Channel(Protocol):
 
 
 class Transport(Protocol):
-    """Carries calls from one process to another."""
+    """Carrier of calls between processes."""
 
     async def serve(
         self, host: str, port: int, handlers: Mapping[Method[Any, Any], Handler]
     ) -> Server:
-        """Listen on `host:port` (0: any free port) and serve calls from now on.
+        """Listen on `host:port` (0: any free port), and serve calls from now on.
 
         Raises:
-            PortInUse: the address is taken.
-            BadOption: the address is not one of this machine's, or not allowed.
+            PortInUse: The address is taken.
+            BadOption: The address is not one of this machine's, or not allowed.
         """
         ...
 
     def connect(self, endpoint: str, name: str = "") -> Channel:
-        """A channel to `host:port`; needs a running event loop.
+        """Return a channel to `host:port`; needs a running event loop.
 
         Args:
-            endpoint: where; empty: wherever `name` is.
-            name: who has to answer there, where links are encrypted: a peer's id, or
-                `COORDINATOR_NAME`. Anybody else is Unavailable, as everybody is without it.
+            endpoint: Address of the server; empty: the address that the transport knows for `name`.
+            name: Name that the server has to prove, where links are encrypted: a peer's id, or
+                `COORDINATOR_NAME`. Any other server is Unavailable, and so is every server
+                without a name.
 
         Raises:
-            Unavailable: nobody here knows where that is.
-            BadOption: links are not encrypted, and it is another machine's.
+            Unavailable: The transport knows no address of `name`.
+            BadOption: Links are not encrypted, and the address is another machine's.
         """
         ...
 
@@ -173,9 +177,9 @@ async def call(
     """Send one request, and return the one reply.
 
     Raises:
-        SwarmError: as the other side raised it.
-        Unavailable: it cannot be reached, or did not answer within `timeout_s`.
-        MalformedMessage: it ended the call without a reply.
+        SwarmError: The error that the other side raised.
+        Unavailable: The other side cannot be reached, or did not answer within `timeout_s`.
+        MalformedMessage: The other side ended the call without a reply.
     """
     stream = channel.open(method)
     try:
@@ -197,21 +201,21 @@ async def _exchange(
     reply = await stream.receive()
     if reply is None:
         raise MalformedMessage(f"{stream.remote} ended {method} without the one reply expected")
-    # The call's own end: an error after the reply counts, and a handler is not cut short.
+    # Wait for the call's end: an error after the reply counts, and no handler is cut short.
     if await stream.receive() is not None:
         raise MalformedMessage(f"{stream.remote} sent more than the one reply of {method}")
     return reply
 
 
-# ---- running a handler to its end, whatever carries its call
+# ---- running a handler to its end, over any transport
 
 LOST_GRACE_S = 1.0
-"""How long a handler may go on after its call is lost before it is cancelled."""
+"""Seconds that a handler may continue after its call is lost."""
 
 HIDDEN = "the other side failed at this call; its log says why"
 
 _logger = get_logger(__name__, lines_per_s=10)
-# A caller that finds a bug may call again and again.
+# The log has a limit: a caller that finds a bug may call again and again.
 
 
 async def run_handler(
@@ -220,13 +224,13 @@ async def run_handler(
     method: Method[Any, Any],
     lost: asyncio.Future[str],
 ) -> SwarmError | None:
-    """Run `handler`; return the error that the other side is to be told, None for a clean end.
+    """Run `handler`; return the error to send to the other side, None for a clean end.
 
     Args:
-        handler: what to run.
-        stream: its end of the call.
-        method: names the call in the log.
-        lost: done when the call is no more, with the reason. `stream` must then raise
+        handler: The handler.
+        stream: Its end of the call.
+        method: Method of the call, for the log.
+        lost: Future with the reason, done when the call is lost. `stream` must then raise
             Unavailable; a handler that does not notice is cancelled after LOST_GRACE_S.
     """
     running = asyncio.create_task(_outcome(handler, stream, method))
@@ -242,25 +246,25 @@ async def run_handler(
 async def _outcome(
     handler: Handler, stream: MessageStream[Any, Any], method: Method[Any, Any]
 ) -> SwarmError | None:
-    # Anything but a SwarmError is our bug: it is logged here, and the other side learns no
-    # detail of it.
+    # An exception other than a SwarmError is our bug: it goes to the log, and the other side learns
+    # no detail.
     try:
         await handler(stream)
     except Exception as error:
-        spoken = first_error(error)
-        if spoken is None:
+        known = first_error(error)
+        if known is None:
             _logger.exception("handler_failed method=%s remote=%s", method, stream.remote)
-        return spoken or InternalError(HIDDEN)
+        return known or InternalError(HIDDEN)
     return None
 
 
 async def first_done(*futures: asyncio.Future[Any]) -> None:
-    """Wait until one of them is done; cancelling this cancels none of them."""
+    """Wait until one future is done; cancelling this call cancels none of them."""
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def until_one_ends(*parts: Awaitable[None]) -> None:
-    """Do all of these at once; the first that ends, ends the others, and its error is raised."""
+    """Run all parts at once; the first that ends cancels the others, and its error is raised."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         await first_done(*tasks)
@@ -274,7 +278,7 @@ async def until_one_ends(*parts: Awaitable[None]) -> None:
 
 
 def first_error(error: Exception) -> SwarmError | None:
-    """The SwarmError that it is, or the first of a TaskGroup's if it has no others; else None."""
+    """Return a SwarmError as it is, or the first of a TaskGroup with no others; else None."""
     if isinstance(error, ExceptionGroup):
         return None if error.split(SwarmError)[1] else first_error(error.exceptions[0])
     return error if isinstance(error, SwarmError) else None

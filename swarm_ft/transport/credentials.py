@@ -1,7 +1,8 @@
-"""TLS for gRPC: who this process is on all its links, and who is at their other ends.
+"""TLS for gRPC: this process's identity on its links, and the identities at their other ends.
 
-Both ends of every link show a certificate of the swarm (`identity.certificates`), TLS 1.3. Whoever
-dials names who has to answer, and gRPC refuses all others; whoever serves learns who calls.
+Both ends of every link show a certificate of the swarm (`identity.certificates`) over TLS 1.3. The
+client names the server that it expects, and gRPC refuses any other. The server learns the caller's
+identity.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Invitations = Callable[[], Collection[Certificate]]
 
 
 def nobody_else() -> Collection[Certificate]:
-    """For all but the coordinator: only members are known."""
+    """Return no invitations: every process but the coordinator accepts members only."""
     return ()
 
 
@@ -36,15 +37,15 @@ def _member_of(shown: bytes, authority: Certificate) -> tuple[Certificate, Calle
 
 
 class Credentials:
-    """A process's key with its newest certificate, which changes while links stand.
+    """Key and newest certificate of a process; both may change while links stand.
 
     Args:
-        key: this process's own.
-        certificate: of that key, by the swarm's authority.
-        authority: the swarm's; whom it did not certify is refused in the handshake.
-        invitations: those by which newcomers are let in, as of each handshake.
-        look: called before each handshake, in threads of gRPC's; there may be new invitations.
-        validity: of others' keys and certificates; None: all are valid until `revoke`.
+        key: Private key of this process.
+        certificate: Certificate of that key by the swarm's authority.
+        authority: Certificate of the authority; the handshake refuses keys without its signature.
+        invitations: Returns the open invitations at each handshake.
+        look: Called before each handshake, in threads of gRPC's; may load new invitations.
+        validity: Validity of others' keys and certificates; None: all are valid until `revoke`.
     """
 
     def __init__(
@@ -64,30 +65,30 @@ class Credentials:
         self._look = look
 
     def rekey(self, key: PrivateKey, certificate: Certificate) -> None:
-        """Have another key from the next handshake on; links that stand are as they were."""
+        """Use another key from the next handshake on; existing links stay."""
         self.key_pem, self.certificate = key_pem(key), certificate
 
     def void(self, reason: str) -> None:
-        """Refuse whoever calls from now on, end all calls under way, and say why."""
+        """Refuse all calls from now on, and end those under way with this reason."""
         self.validity.void(reason)
 
     def renew(self, certificate: Certificate) -> None:
-        """Show this one from the next handshake on; links that stand are as they were."""
+        """Show this certificate from the next handshake on; existing links stay."""
         self.certificate = certificate
 
     def revoke(self, names: Collection[str]) -> None:
-        """Refuse these names, and no others, although their certificates are good.
+        """Refuse exactly these names, although their certificates are valid.
 
-        Every server with these credentials ends the calls of theirs that are under way.
+        Every server with these credentials ends their calls under way.
         """
         self.validity.revoke(names)
 
     def caller(self, auth_context: Mapping[str, Collection[bytes]]) -> Caller:
-        """Who is at the other end of a call, by what gRPC says of its connection.
+        """Return the caller at the other end of a call, from gRPC's facts about its connection.
 
         Raises:
-            NotAllowed: nobody that this swarm knows, or whom it knows no more.
-            Unavailable: its certificate has expired since the connection began.
+            NotAllowed: The swarm does not know the caller, or has revoked it.
+            Unavailable: The caller's certificate has expired since the connection began.
         """
         shown = next(iter(auth_context.get("x509_pem_cert", ())), b"")
         if not shown:
@@ -99,21 +100,21 @@ class Credentials:
         self.validity.check(caller)
         return caller
 
-    # ---- as gRPC takes them
+    # ---- credentials in gRPC's own types
 
     def for_channel(self) -> grpc.ChannelCredentials:
-        """Of a client, as of now."""
+        """Return credentials of a client with the present certificate."""
         return grpc.ssl_channel_credentials(
             to_pem(self.authority), self.key_pem, to_pem(self.certificate)
         )
 
     def for_server(self) -> grpc.ServerCredentials:
-        """Of a server: as of each handshake."""
+        """Return credentials of a server, which look the certificate up at each handshake."""
         shown = self._shown()
 
         def changed() -> grpc.ServerCertificateConfiguration | None:
-            # None while nothing changed, and not the same anew: gRPC frees what it had before while
-            # other handshakes still use it, so that many at once would crash the process.
+            # None if nothing changed, and not the same certificate anew: gRPC frees the previous
+            # one while other handshakes still use it, so that many at once would crash the process.
             nonlocal shown
             self._look()
             now = self._shown()
@@ -135,12 +136,13 @@ class Credentials:
         authority: Certificate,
         invitations: tuple[Certificate, ...],
     ) -> grpc.ServerCertificateConfiguration:
-        # The authority's own certificate goes with ours: who has but its fingerprint finds it so.
+        # The authority's own certificate follows ours: a client that knows only its fingerprint
+        # finds it so.
         chain = to_pem(certificate) + to_pem(authority)
         roots = b"".join(map(to_pem, (authority, *invitations)))
         return grpc.ssl_server_certificate_configuration([(self.key_pem, chain)], roots)
 
 
 def name_argument(name: str) -> tuple[str, str]:
-    """The channel argument by which gRPC refuses whoever has not this name."""
+    """Return the channel argument with which gRPC refuses a server that lacks this name."""
     return ("grpc.ssl_target_name_override", host_of(name))

@@ -1,8 +1,8 @@
-"""How this project tunes gRPC, with the reasons. It opens no socket.
+"""gRPC settings of this project, with their reasons. The module opens no socket.
 
-Windows, frame sizes and buffers are gRPC's own: its probe of a path's bandwidth and delay opens the
-windows as far as bare TCP goes, at 100 Mbps and up to 100 ms; without it, 25 of 100 Mbps are left
-at 100 ms. No argument that was tried makes a stream faster (`benchmarks/grpc_links`).
+Windows, frame sizes and buffers are gRPC's own. Its probe of a path's bandwidth and delay opens the
+windows as far as bare TCP does, at 100 Mbps and up to 100 ms; without it, 25 of 100 Mbps are left
+at 100 ms. No other argument made a stream faster (`benchmarks/grpc_links`).
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from swarm_ft.transport.methods import MAX_MESSAGE_BYTES
 if TYPE_CHECKING:
     from swarm_ft.transport.credentials import Credentials
 
-# ---- whether an address can be listened on, in one clear line
+# ---- check of an address to listen on, with a clear error
 
 
 IPV4_IN_IPV6 = "::ffff:"
-"""How a socket for both shows an IPv4 address."""
+"""Prefix of an IPv4 address at a socket for both versions of IP."""
 RESOLVE_S = 2.0
-"""How long the resolver may take for one name."""
+"""Seconds that the resolver may take for one name."""
 
 
 def format_endpoint(host: str, port: int) -> str:
-    """`host:port`, with brackets around an IPv6 address."""
+    """Return `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def addresses_of(endpoint: str) -> list[str]:
-    """Resolve `host:port`: all its addresses, as `host:port` each; none if nobody knows the name.
+    """Return all addresses of an endpoint, `host:port` each; none if its name is unknown.
 
     Args:
-        endpoint: with a name, or an address.
+        endpoint: `host:port` with a name or an address.
     """
     host, _, port = endpoint.rpartition(":")
     loop = asyncio.get_running_loop()
@@ -55,11 +55,11 @@ async def addresses_of(endpoint: str) -> list[str]:
 
 
 async def check_address(host: str, port: int) -> None:
-    """Bind the address and let go of it again, since gRPC's own refusal gives no reason.
+    """Bind the address and release it again, since gRPC's own refusal gives no reason.
 
     Raises:
-        PortInUse: the port is taken.
-        BadOption: the host does not resolve to this machine, or the port is not allowed.
+        PortInUse: The port is taken.
+        BadOption: The host does not resolve to this machine, or the port is not allowed.
     """
     if not 0 <= port <= 65535:
         raise BadOption(f"port {port}: expected 0 to 65535, where 0 is any free port")
@@ -77,7 +77,7 @@ async def check_address(host: str, port: int) -> None:
 
 
 def refusal(host: str, port: int, error: Exception) -> SwarmError:
-    """The error to raise when `host:port` cannot be bound."""
+    """Return the error for an address that cannot be bound."""
     where = f"cannot listen on {format_endpoint(host, port)}"
     if isinstance(error, OSError) and error.errno != errno.EADDRINUSE:
         return BadOption(f"{where}: {error.strerror or os.strerror(error.errno or 0)}")
@@ -85,10 +85,10 @@ def refusal(host: str, port: int, error: Exception) -> SwarmError:
 
 
 def check_plaintext(endpoint: str) -> None:
-    """Without keys nothing is said to other machines, nor heard from them.
+    """Refuse an address of another machine: links without keys stay on this machine.
 
     Raises:
-        BadOption: it is not `host:port` with an address of this machine.
+        BadOption: The endpoint is not `host:port` with a loopback address.
     """
     host = host_of(endpoint)
     if not is_endpoint(endpoint) or not is_loopback(host):
@@ -98,20 +98,20 @@ def check_plaintext(endpoint: str) -> None:
         )
 
 
-# ---- whether this machine's TCP forgets, in a pause, what a path carries
+# ---- whether this machine's TCP forgets a path's capacity in a pause
 #
-# Reads one file of Linux.
+# The check reads one file of Linux.
 #
 # A stage sends little while it waits for others, and the kernel then halves its window for every
 # timeout; the first frames after it take several round trips each. gRPC's probes (`WARM_IDLE_S`)
-# help for some seconds, not for longer pauses, as they fill no window.
+# help for some seconds, but not for longer pauses, as they fill no window.
 
 SETTING = "net.ipv4.tcp_slow_start_after_idle"
-ADVICE = f"links with a delay are faster after: sudo sysctl -w {SETTING}=0"
+ADVICE = f"for faster links with a delay: sudo sysctl -w {SETTING}=0"
 
 
 def restarts_after_idle(root: Path = Path("/proc/sys")) -> bool:
-    """Whether it does; False where that is not known, as on other systems than Linux."""
+    """Whether TCP restarts slowly after a pause; False if unknown, as on macOS and Windows."""
     try:
         return int((root / SETTING.replace(".", "/")).read_text(encoding="ascii")) != 0
     except (OSError, ValueError):
@@ -121,25 +121,29 @@ def restarts_after_idle(root: Path = Path("/proc/sys")) -> bool:
 Arguments = list[tuple[str, int]]
 
 MAX_STREAMS_PER_CONNECTION = 64
-"""A neighbour needs a handful; a hostile one may not open calls without end."""
+"""Calls of one connection: a neighbour needs a handful, and a hostile one gets no more."""
 
 HANDSHAKE_S = 10.0
-"""How long a connection may take until it speaks HTTP/2, TLS included."""
+"""Seconds until a connection has to finish its HTTP/2 handshake, TLS included."""
 IDLE_S = 10.0
-"""How long a connection may have no call. Clients connect anew when they have one."""
+"""Seconds that a connection may stay without a call; clients connect anew for the next one."""
 FIRST_MESSAGE_S = 10.0
-"""How long a call may take to say its first message: all of this project's calls begin with one."""
+"""Seconds until a call's first message has to arrive; all of this project's calls begin with one.
+"""
 
 WARM_IDLE_S = 0.1
-"""As `GrpcOptions.warm_idle_s`. Linux halves TCP's window for every timeout (a round trip + 200 ms)
-of silence, and has to find out anew what the path carries: after 2 s of it, 0.8 MB over 100 Mbps
-and 50 ms take 0.63 s instead of 0.16 s. A probe and its answer in time keep the windows of both
-ends, for 2 kB/s and 0.3 % of a processor. The next probe leaves this long after an answer came, so
-anything well below 200 ms is in time at any distance."""
+"""Value of `GrpcOptions.warm_idle_s` for links with large messages and pauses.
+
+Linux halves TCP's window for every timeout (a round trip + 200 ms) of silence, and then has to
+measure the path anew: after 2 s of silence, 0.8 MB over 100 Mbps and 50 ms take 0.63 s instead of
+0.16 s. A probe and its answer in time keep the windows of both ends, for 2 kB/s and 0.3 % of a
+processor. The next probe leaves this long after an answer arrived, so any value well below 200 ms
+is in time at any distance.
+"""
 
 
 CONTROL_ANSWER_S = 5.0
-"""As `GrpcOptions.answer_timeout_s`, on links that carry little: to the coordinator."""
+"""Value of `GrpcOptions.answer_timeout_s` for links that carry little: to the coordinator."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,22 +151,22 @@ class GrpcOptions:
     """Settings of both ends of gRPC links.
 
     Attributes:
-        keepalive_idle_s: silence after which a link is probed.
-        keepalive_timeout_s: the other machine is gone if it has not acknowledged what was sent
-            for so long: the kernel sees that (TCP_USER_TIMEOUT).
-        answer_timeout_s: the other process is gone if it has not answered a probe for so long.
-            Where both ends send a lot, probe and answer wait behind what is in the kernels'
-            buffers, 4 MB each: 13 s at 5 Mbps. gRPC means to count any arrival as an answer, and
+        keepalive_idle_s: Seconds of silence after which a link is probed.
+        keepalive_timeout_s: Seconds without an acknowledgement of sent data after which the
+            kernel declares the other machine gone (TCP_USER_TIMEOUT).
+        answer_timeout_s: Seconds without an answer to a probe after which the other process is
+            gone. Where both ends send a lot, probe and answer wait behind the kernels' buffers,
+            4 MB each: 13 s at 5 Mbps. gRPC intends to count any arrival as an answer, and
             does not (github.com/grpc/grpc/pull/39239).
-        warm_idle_s: silence after which a server probes its clients, to keep what TCP knows of the
-            path; for links on which large messages come with pauses. None: `keepalive_idle_s`.
-            A dead link counts as dead as late as without. Clients cannot: gRPC holds them to
-            one probe a second.
-        connect_timeout_s: of one attempt to reach a server, its answer to HTTP/2 included.
-        idle_s: after which a server drops a connection that has no call.
-        first_message_s: after which it ends a call that has said nothing.
-        credentials: of both ends; None: plaintext, on this machine alone, and nobody knows who is
-            who.
+        warm_idle_s: Seconds of silence after which a server probes its clients, to keep TCP's
+            window; for links on which large messages come with pauses. None: `keepalive_idle_s`.
+            A dead link counts as dead as late as without. Clients cannot probe so often: gRPC
+            limits them to one probe a second.
+        connect_timeout_s: Seconds of one attempt to reach a server, with its HTTP/2 answer.
+        idle_s: Seconds without a call after which a server drops a connection.
+        first_message_s: Seconds without a message after which a server ends a call.
+        credentials: Credentials of both ends; None: plaintext on this machine alone, without
+            identities.
     """
 
     keepalive_idle_s: float = 3.0
@@ -178,7 +182,7 @@ class GrpcOptions:
 def _common_arguments(options: GrpcOptions, idle_s: float) -> Arguments:
     timeout_s = options.keepalive_idle_s + options.keepalive_timeout_s - idle_s
     return [
-        # The methods' own bounds hold, see `methods`: a message is refused before it is sent.
+        # The methods' own bounds hold, see `methods`: the sender refuses a message above them.
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", _ms(idle_s)),
         ("grpc.keepalive_timeout_ms", _ms(timeout_s)),
@@ -190,7 +194,7 @@ def _common_arguments(options: GrpcOptions, idle_s: float) -> Arguments:
 
 
 def channel_arguments(options: GrpcOptions) -> Arguments:
-    """Arguments for a client's channel, in gRPC's own names."""
+    """Return the arguments of a client's channel, in gRPC's own names."""
     return [
         *_common_arguments(options, options.keepalive_idle_s),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -200,8 +204,8 @@ def channel_arguments(options: GrpcOptions) -> Arguments:
         ("grpc.max_reconnect_backoff_ms", 2_000),
         # Each channel has its own connection, so that a new one tries at once.
         ("grpc.use_local_subchannel_pool", 1),
-        # The protocols above decide what is sent again; and peers are reached as named, not
-        # through a proxy from the environment or settings from the DNS.
+        # The protocols above decide what is sent again; and peers are reached by their addresses,
+        # not through a proxy from the environment or settings from the DNS.
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", 0),
         ("grpc.service_config_disable_resolution", 1),
@@ -211,13 +215,13 @@ def channel_arguments(options: GrpcOptions) -> Arguments:
 def server_arguments(
     options: GrpcOptions, max_request_bytes: int, max_connections: int
 ) -> Arguments:
-    """Arguments for a server, in gRPC's own names.
+    """Return the arguments of a server, in gRPC's own names.
 
     Args:
-        options: of both ends.
-        max_request_bytes: of the largest message of any method that it serves. gRPC holds a
-            message whole before anybody can look at it.
-        max_connections: that it takes in all.
+        options: Settings of both ends.
+        max_request_bytes: Bytes of the largest message of any method that it serves. gRPC
+            buffers a whole message before the server can check it.
+        max_connections: Connections that the server accepts in all.
     """
     idle_s = options.keepalive_idle_s if options.warm_idle_s is None else options.warm_idle_s
     return [

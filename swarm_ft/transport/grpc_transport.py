@@ -1,4 +1,4 @@
-"""Calls between machines, over gRPC. It puts client and server together and adds nothing."""
+"""Calls between machines over gRPC: the client's and the server's end."""
 
 from __future__ import annotations
 
@@ -46,15 +46,18 @@ logger = get_logger(__name__)
 
 # ---- the one table between this project's errors and gRPC's
 #
-# An error crosses the wire as trailing metadata (its stable code and its message); the gRPC
-# status beside it is for tools that know nothing of this project.
+# An error crosses the wire as trailing metadata (its stable code and its message); the gRPC status
+# beside it is for tools that know nothing of this project.
 
 METADATA_KEY = "swarm-error-bin"
-"""`-bin`: gRPC carries the value as raw bytes, so any language's text survives."""
+"""Metadata key of an error; gRPC carries a `-bin` value as raw bytes, in any language."""
 
 MAX_MESSAGE_CHARS = 1_000
-"""Of an error's message. gRPC bounds all metadata of a call at 8 KiB; 1,000 characters fit in
-any script. It also bounds what a hostile peer can write into our logs."""
+"""Characters of an error's message.
+
+gRPC bounds all metadata of a call at 8 KiB; 1,000 characters fit in any script. The bound also
+limits what a hostile peer can write into our logs.
+"""
 
 STATUS: dict[str, grpc.StatusCode] = {
     "swarm-error": grpc.StatusCode.UNKNOWN,
@@ -105,7 +108,7 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 
 def to_metadata(error: SwarmError) -> tuple[tuple[str, bytes], ...]:
-    """The trailing metadata that carries `error`."""
+    """Return the trailing metadata that carries `error`."""
     text = f"{error.code}\n{_printable(error.message)}"
     return ((METADATA_KEY, text.encode("utf-8", "replace")),)
 
@@ -113,10 +116,10 @@ def to_metadata(error: SwarmError) -> tuple[tuple[str, bytes], ...]:
 def from_status(
     status: grpc.StatusCode, details: str, trailing: Metadata, remote: str
 ) -> SwarmError:
-    """The error that ended a call, as `to_metadata` wrote it.
+    """Return the error that ended a call, as `to_metadata` wrote it.
 
-    Without our metadata it is gRPC itself that speaks: Unavailable if the other side cannot
-    be reached or dropped the call, else InternalError.
+    Without our metadata the status is gRPC's own: Unavailable if the other side cannot be reached
+    or dropped the call, else InternalError.
     """
     for key, value in trailing:
         if key == METADATA_KEY and isinstance(value, bytes):
@@ -128,7 +131,7 @@ def from_status(
 
 
 def _printable(text: str) -> str:
-    """One bounded line, so that nobody can forge lines of a log or steer a terminal."""
+    """Return one bounded line, so that nobody can forge lines of a log or control a terminal."""
     return "".join(c if c.isprintable() else " " for c in text[:MAX_MESSAGE_CHARS])
 
 
@@ -140,19 +143,19 @@ T = TypeVar("T")
 
 
 class GrpcStream(ABC, Generic[Out, In]):
-    """What both ends have in common: one write at a time, and operations safe to cancel.
+    """Base of both ends of a call: one write at a time, and operations that are safe to cancel.
 
-    gRPC drops the whole call when a read or write under way is cancelled, and refuses a second
-    one beside it. So each runs as a task of its own, which a cancelled caller leaves behind for
-    the next caller to take up.
+    gRPC drops the whole call when a read or write under way is cancelled, and refuses a second one
+    beside it. So each runs as a task of its own. A cancelled caller leaves the task for the next
+    caller.
 
     Args:
         call: gRPC's own object for this end.
-        remote: the other side's address.
-        outgoing: how what this end sends travels.
-        incoming: how what it receives does.
-        max_sent_bytes: of a message that is sent.
-        max_received_bytes: of one that is received; more are not even read.
+        remote: Address of the other side.
+        outgoing: Wire type of the messages that this end sends.
+        incoming: Wire type of the messages that it receives.
+        max_sent_bytes: Bytes of a message that it sends, at most.
+        max_received_bytes: Bytes of a message that it receives, at most.
     """
 
     def __init__(
@@ -176,7 +179,7 @@ class GrpcStream(ABC, Generic[Out, In]):
         self._finished = False
         self._caller: Caller | None = None
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Done when the call is no more, with the reason."""
+        """Future with the reason, done when the call is lost."""
 
     @property
     def remote(self) -> str:
@@ -193,7 +196,7 @@ class GrpcStream(ABC, Generic[Out, In]):
         data = to_bytes(self._outgoing, message, self._max_sent_bytes)
         async with self._one_sender:
             if self._finished:
-                raise OutOfTurn("send after finish: this side has said its last message")
+                raise OutOfTurn("send after finish: this side has ended its messages")
             await self._write_under_way()
             self._writing = _begin(self._write(data))
             await self._write_under_way()
@@ -204,7 +207,7 @@ class GrpcStream(ABC, Generic[Out, In]):
             self._reading = _begin(self._read())
         data = await self._result(self._reading)
         if data is None:
-            return None  # the finished read stays, and says so again
+            return None  # the finished read stays, and returns None again
         self._reading = None
         return from_bytes(self._incoming, data, self._remote, self._max_received_bytes)
 
@@ -222,21 +225,21 @@ class GrpcStream(ABC, Generic[Out, In]):
         self.lose(f"the call with {self._remote} was cancelled")
 
     def lose(self, reason: str) -> None:
-        """The call is no more: what waits or will be asked raises Unavailable."""
+        """Mark the call as lost: present and later waits raise Unavailable with this reason."""
         if not self.lost.done():
             self.lost.set_result(reason)
 
     @abstractmethod
     async def _read(self) -> bytes | None:
-        """The next message's bytes, None at the clean end; raises SwarmErrors."""
+        """Return the next message's bytes, None at the clean end; raise SwarmErrors."""
 
     @abstractmethod
     async def _write(self, data: bytes) -> None:
-        """Write one message's bytes; raises SwarmErrors."""
+        """Write one message's bytes; raise SwarmErrors."""
 
     @abstractmethod
     async def _half_close(self) -> None:
-        """Say that no more will be written."""
+        """Announce that this side writes no more."""
 
     async def _write_under_way(self) -> None:
         if self._writing is not None:
@@ -252,7 +255,7 @@ class GrpcStream(ABC, Generic[Out, In]):
 
 def _begin(operation: Coroutine[object, object, T]) -> asyncio.Task[T]:
     task = asyncio.create_task(operation)
-    # Nobody may be left to ask for its result.
+    # The result may have no reader left; fetch its error, or asyncio logs it as lost.
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
 
@@ -261,7 +264,7 @@ def _begin(operation: Coroutine[object, object, T]) -> asyncio.Task[T]:
 
 
 class GrpcChannel:
-    """See `Channel`."""
+    """Client's gRPC connection to one server; see `Channel`."""
 
     def __init__(
         self, endpoint: str, name: str, options: GrpcOptions, place: LocalPlace | None = None
@@ -269,14 +272,14 @@ class GrpcChannel:
         self._remote = endpoint or f"peer {name}"
         self._name = name
         self._options = options
-        # `dns:///` so that no endpoint, which a stranger may have announced, can choose
+        # The prefix `dns:///` keeps an endpoint, which a stranger may have announced, from choosing
         # another of gRPC's schemes, such as `unix:`.
         self._target = f"dns:///{endpoint}" if place is None else place.target
         self._channel, self._shown = self._new_channel()
         self._older: list[grpc.aio.Channel] = []
 
     def _new_channel(self) -> tuple[grpc.aio.Channel, object]:
-        """A connection to be, and the certificate that it will show."""
+        """Return a new connection, and the certificate that it will show."""
         credentials, arguments = self._options.credentials, channel_arguments(self._options)
         if credentials is None:
             return grpc.aio.insecure_channel(self._target, options=arguments), None
@@ -290,9 +293,9 @@ class GrpcChannel:
         return channel, credentials.certificate
 
     def _show_newest(self) -> None:
-        """Connect anew after a renewal: servers refuse calls by a certificate that has expired.
+        """Connect anew after a renewal: servers refuse calls by an expired certificate.
 
-        Calls under way go on over the older connection, which the server closes after them.
+        Calls under way stay on the older connection, which the server closes after them.
         """
         credentials = self._options.credentials
         if credentials is not None and credentials.certificate is not self._shown:
@@ -300,7 +303,7 @@ class GrpcChannel:
             self._channel, self._shown = self._new_channel()
 
     def open(self, method: Method[Request, Reply]) -> GrpcStream[Request, Reply]:
-        """See `Channel`. All kinds of rpc look alike on the wire, so all are opened alike."""
+        """Begin a call; all kinds of rpc look alike on the wire, so all are opened alike."""
         self._show_newest()
         begun = self._channel.stream_stream(method.path)(wait_for_ready=False)
         return ClientStream(
@@ -319,7 +322,7 @@ class GrpcChannel:
 
 
 class ClientStream(GrpcStream[Out, In]):
-    """The client's end of a call."""
+    """Client's end of a call."""
 
     def __init__(
         self,
@@ -360,11 +363,11 @@ class ClientStream(GrpcStream[Out, In]):
             await self._call._cython_call.send_serialized_message(data)  # noqa: SLF001 - see above
         except grpc.aio.AioRpcError as error:
             raise self._error(error) from None
-        except grpc.aio.InternalError:  # the call ended while this was on its way
+        except grpc.aio.InternalError:  # the call ended during the write
             raise await self._why_ended() from None
 
     async def _half_close(self) -> None:
-        # On a call that is broken there is nothing to say; the next receive tells why.
+        # A broken call needs no end of messages; the next receive raises the reason.
         with suppress(grpc.aio.InternalError):
             await self._call.done_writing()
 
@@ -379,8 +382,8 @@ class ClientStream(GrpcStream[Out, In]):
     async def _store_replies(self) -> None:
         """Read the last replies of a call that has ended, for `receive`.
 
-        gRPC reports the status of a call after its last reply is read, so a sender that nobody
-        reads for would wait for the status without end.
+        gRPC reports the status of a call after its last reply is read, so a sender without a reader
+        would wait for the status without end.
         """
         async with self._one_reader:
             with suppress(grpc.aio.AioRpcError):
@@ -396,21 +399,24 @@ class ClientStream(GrpcStream[Out, In]):
 
 END_GRACE_S = 0.2
 END_GRACE_TURNS = 10
-"""gRPC reports a client that vanished first as the end of its messages, then as the end of the
-call: 3 ms later as a rule, 44 ms on a loop that starves. So an end of messages is believed to be
-a clean one only when the call outlives it by this long and by this many turns of the loop."""
+"""Grace after which an end of messages counts as a clean one.
+
+gRPC reports a vanished client first as the end of its messages, then as the end of the call: 3 ms
+later as a rule, 44 ms on a starved loop. So the call has to outlive the end of its messages by this
+many seconds and by this many turns of the loop.
+"""
 
 
 class GrpcServer:
-    """See `Server`.
+    """Server of calls over gRPC; see `Server`.
 
-    Every rpc is registered as a stream both ways: on gRPC's wire a unary rpc is a stream of
-    one message, so clients of any language may call it as the proto says.
+    Every rpc is registered as a stream both ways: on gRPC's wire a unary rpc is a stream of one
+    message, so clients of any language may call it as the proto declares.
 
     Args:
-        options: of its links.
-        handlers: what it serves.
-        meter: measures its calls.
+        options: Settings of its links.
+        handlers: Handlers by method.
+        meter: Meter of its calls.
     """
 
     def __init__(
@@ -439,11 +445,11 @@ class GrpcServer:
         return self._endpoint
 
     def on_flood(self, notify: OnFlood) -> None:
-        """Call `notify` with the other end of a connection, `host:port`, that sends too much."""
+        """Call `notify` with the other end, `host:port`, of each connection that sends too much."""
         self._on_flood = notify
 
     async def start_at(self, place: LocalPlace) -> None:
-        """Serve at a place of this process from now on."""
+        """Serve at a local place of this process from now on."""
         place.is_bound(self._bind(place.to_bind))
         self._place, self._endpoint = place, place.target
         await self._server.start()
@@ -453,11 +459,11 @@ class GrpcServer:
         """Bind, and serve from now on.
 
         Raises:
-            PortInUse: gRPC cannot bind; it does not say why.
+            PortInUse: gRPC cannot bind; it gives no reason.
         """
         try:
             bound = self._bind(format_endpoint(host, port))
-        except RuntimeError as error:  # taken since it was checked, or refused by gRPC
+        except RuntimeError as error:  # taken since the check, or refused by gRPC
             await self._server.stop(None)
             raise refusal(host, port, error) from None
         self._endpoint = format_endpoint(host, bound)
@@ -465,14 +471,14 @@ class GrpcServer:
         self._open.start()
 
     def callers(self) -> set[str]:
-        """The other ends of all connections that have a call under way, `host:port`."""
+        """Return the other ends, `host:port`, of all connections with a call under way."""
         return {stream.remote for stream in self._running.values()}
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """See `Server`."""
         self._open.stop()
-        # The calls are ended here, with a reason, and not by gRPC: its clients print a line of
-        # their own when a server cuts calls off. gRPC's own deadline is there to be sure.
+        # This method ends the calls with a reason, instead of gRPC: its clients print a line of
+        # their own when a server cuts calls off. gRPC's own deadline is a safeguard.
         closing = asyncio.create_task(self._server.stop(grace_s + 2 * LOST_GRACE_S))
         if self._running:
             await asyncio.wait(set(self._running), timeout=grace_s)
@@ -497,20 +503,20 @@ class GrpcServer:
         return int(self._server.add_secure_port(address, credentials.for_server()))
 
     def _remote(self, peer: str) -> str:
-        """`host:port` of whoever calls, of which gRPC speaks as `ipv4:127.0.0.1:5000`.
+        """Return the caller's `host:port` from gRPC's text, such as `ipv4:127.0.0.1:5000`.
 
         Raises:
-            NotAllowed: it does not come through this process's front.
+            NotAllowed: The call does not come through this process's front.
         """
         if self._place is not None:
             return self._place.caller(peer)
         return unquote(peer).partition(":")[2]  # an IPv6 address's brackets are escaped
 
     def _caller(self, method: Method[Any, Any], context: grpc.aio.ServicerContext) -> Caller | None:
-        """Who calls, if it may.
+        """Return the caller, if it may call the method.
 
         Raises:
-            NotAllowed: it may not.
+            NotAllowed: It may not.
         """
         credentials = self._options.credentials
         caller = credentials.caller(context.auth_context()) if credentials else None
@@ -539,7 +545,7 @@ class GrpcServer:
         except SwarmError as error:
             await context.abort(STATUS[error.code], error.code, to_metadata(error))
         # `abort` sends the initial metadata again while the first `write` is on its way. gRPC
-        # refuses that batch, and the call then has no status for ever.
+        # refuses that batch, and the call then never gets a status.
         await context.send_initial_metadata(())
         patience_s = self._options.first_message_s
         waiting = asyncio.get_running_loop().call_later(patience_s, stream.lose_if_silent)
@@ -561,26 +567,26 @@ class GrpcServer:
 
 
 class ServerStream(GrpcStream[Out, In]):
-    """The server's end of a call."""
+    """Server's end of a call."""
 
-    _is_heard = False
+    _has_received = False
     _meter: CallMeter | None = None
     refusal: SwarmError | None = None
-    """Why the caller may not go on, if so."""
+    """Error that ended the call because its caller became invalid; None otherwise."""
 
     def refuse(self, error: SwarmError) -> None:
-        """End the call with this error: the caller is valid no more."""
+        """End the call with this error, because its caller became invalid."""
         if not self.lost.done():
             self.refusal = error
             self.lose(error.message)
 
     def lose_if_silent(self) -> None:
-        """End the call, unless the client has said something by now."""
-        if not self._is_heard:
-            self.lose(f"{self._remote} opened a call and said nothing")
+        """End the call, unless the client has sent a message."""
+        if not self._has_received:
+            self.lose(f"{self._remote} opened a call and sent nothing")
 
     def known_as(self, caller: Caller | None, meter: CallMeter) -> None:
-        """Set who calls, and what measures the call, before anything is read."""
+        """Set the call's caller and meter, before the first read."""
         self._caller, self._meter = caller, meter
 
     async def _read(self) -> bytes | None:
@@ -588,7 +594,7 @@ class ServerStream(GrpcStream[Out, In]):
             data = await self._call.read()
         except grpc.aio.BaseError as error:
             raise self._gone() from error
-        self._is_heard = True
+        self._has_received = True
         if data is not grpc.aio.EOF:
             if self._meter is not None:
                 await self._meter.received(len(data))
@@ -606,7 +612,7 @@ class ServerStream(GrpcStream[Out, In]):
             raise self._gone() from error
 
     async def _half_close(self) -> None:
-        """Nothing: a server's last word is its handler's return."""
+        """Do nothing: a server ends its messages by its handler's return."""
 
     async def _is_lost_soon(self) -> bool:
         await asyncio.wait({self.lost}, timeout=END_GRACE_S)
@@ -619,11 +625,11 @@ class ServerStream(GrpcStream[Out, In]):
 
 
 class GrpcTransport:
-    """See `Transport`.
+    """Transport over gRPC; see `Transport`.
 
     Args:
-        options: of all its links.
-        meter: measures the calls to its servers; None: by the usual rates.
+        options: Settings of all its links.
+        meter: Meter of the calls to its servers; None: with the default rates.
     """
 
     def __init__(self, options: GrpcOptions | None = None, meter: Meter | None = None) -> None:
@@ -644,7 +650,7 @@ class GrpcTransport:
     async def serve_at(
         self, place: LocalPlace, handlers: Mapping[Method[Any, Any], Handler]
     ) -> GrpcServer:
-        """As `serve`, where nobody but this process connects."""
+        """Serve like `serve`, at a place that only this process connects to."""
         server = GrpcServer(self._options, handlers, self._meter)
         await server.start_at(place)
         return server
@@ -658,5 +664,5 @@ class GrpcTransport:
         return GrpcChannel(endpoint, name, self._options)
 
     def connect_at(self, place: LocalPlace, endpoint: str, name: str) -> GrpcChannel:
-        """As `connect`, by a place of this process's own that leads to `endpoint`."""
+        """Connect like `connect`, through a local place that leads to `endpoint`."""
         return GrpcChannel(endpoint, name, self._options, place)

@@ -1,4 +1,4 @@
-"""Translate gRPC's own texts into words for people. No other module shows them to anybody."""
+"""Translation of gRPC's own texts for people; no other module shows gRPC's texts."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _BY_STATUS = {
 
 
 def in_words(status: grpc.StatusCode, details: str) -> str:
-    """Return why a call ended, for people.
+    """Return the reason for which a call ended, for people.
 
     Args:
         status: gRPC's status of the call.
-        details: gRPC's own text. No part of it is in the result.
+        details: gRPC's own text; the result contains no part of it.
     """
     found = (words for pattern, words in _BY_TEXT if pattern.search(details))
     return next(found, _BY_STATUS.get(status, "the call failed there"))

@@ -1,9 +1,9 @@
-"""Where a process meets its own gRPC, which cannot be given a socket: a place of this machine.
+"""Local places: addresses at which a process connects to its own gRPC, which accepts no socket.
 
-A path of the file system, into whose folder nobody else gets. Where a system has no sockets with
-paths that Python and gRPC know (Windows), a port of loopback: others on the machine can connect to
-that, meet the same TLS as at any port, and are refused calls, since they do not come through this
-process's front.
+A place is a path of the file system, in a folder that only this user can enter. On a system whose
+Python and gRPC have no such sockets (Windows) it is a port of loopback. Others on the machine can
+connect to that port. They meet the same TLS there, and the server refuses their calls, since they
+do not come through this process's front.
 """
 
 from __future__ import annotations
@@ -22,52 +22,52 @@ from swarm_ft.errors import NotAllowed
 BACKLOG = 8
 LOOPBACK = "127.0.0.1"
 _NAME_BYTES = len("swarm-ft-12345678/[]:65535") + 39
-"""Of a socket below the folder of temporary ones: its name is an endpoint, of IPv6 at most."""
+"""Bytes of a socket's path below the temporary folder: its name is at most an IPv6 endpoint."""
 
 
 class LocalPlace(ABC):
-    """One place: somebody listens there, and somebody connects there, for others."""
+    """An address for a listener and for connections on behalf of remote callers."""
 
     @property
     @abstractmethod
     def to_bind(self) -> str:
-        """What a gRPC server is told to listen at."""
+        """Address for a gRPC server's bind."""
 
     @property
     @abstractmethod
     def target(self) -> str:
-        """What a gRPC channel is told to connect to."""
+        """Target for a gRPC channel."""
 
     @abstractmethod
     def is_bound(self, port: int) -> None:
-        """A gRPC server listens here now; this is what it calls the port."""
+        """Record the port that gRPC reported for a server bound here."""
 
     @abstractmethod
     def listen(self) -> socket.socket:
-        """A socket that listens here; it does not block."""
+        """Return a non-blocking socket that listens here."""
 
     @abstractmethod
     async def connect(self, remote: str) -> socket.socket:
-        """A connection to whoever listens here, made for somebody at `host:port`.
+        """Return a connection to this place, on behalf of a caller at `host:port`.
 
         Raises:
-            OSError: nobody listens, or not at once.
+            OSError: No socket listens, or it does not accept at once.
         """
 
     @abstractmethod
     def caller(self, peer: str) -> str:
-        """For whom a connection was made.
+        """Return the remote address on whose behalf a connection was made.
 
         Args:
-            peer: its other end, as gRPC calls it.
+            peer: Other end of the connection, in gRPC's form.
 
         Raises:
-            NotAllowed: this process did not make it.
+            NotAllowed: This process did not make the connection.
         """
 
 
 class _Path(LocalPlace):
-    """Whoever connects for somebody has bound a file of that one's endpoint."""
+    """Place in the file system; a connection binds a file named after its remote caller."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -104,7 +104,7 @@ class _Path(LocalPlace):
 
 
 class _Port(LocalPlace):
-    """Whoever connects for somebody has written down from which port."""
+    """Place at a loopback port; it records the port of each connection that it makes."""
 
     def __init__(self) -> None:
         self._port = 0
@@ -142,7 +142,7 @@ class _Port(LocalPlace):
 
     def caller(self, peer: str) -> str:
         if peer not in self._made:
-            raise NotAllowed("a port for this process alone: others come to its front")
+            raise NotAllowed("this port is for its own process; use the process's public one")
         return self._made[peer][0]
 
 
@@ -158,14 +158,14 @@ def _listening(listener: socket.socket, address: str | tuple[str, int]) -> socke
 
 
 class LocalPlaces:
-    """Places of this process, gone when it closes them."""
+    """Places of this process; `close` removes them."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._number = 0
 
     def new(self) -> LocalPlace:
-        """One more."""
+        """Return a new place."""
         if not systems.HAS_SOCKET_PATHS:
             return _Port()
         if self._folder is None:
@@ -175,6 +175,6 @@ class LocalPlaces:
         return _Path(self._folder / str(self._number))
 
     def close(self) -> None:
-        """Remove what is left of them in the file system."""
+        """Remove the places' remaining files."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Keeps messages of a caller back until its allowance lets them pass: `allowance` with a clock."""
+"""Meters that delay a caller's messages by its allowance: `allowance` with a clock."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ OnFlood = Callable[[str], None]
 
 
 class Meter:
-    """Measures all calls to the servers of one transport.
+    """Meter of all calls to the servers of one transport.
 
     Args:
-        allowances: of their callers.
-        clock: the time.
-        sleep: waits so many seconds.
+        allowances: Allowances of their callers.
+        clock: Source of the time.
+        sleep: Waits a number of seconds.
     """
 
     def __init__(
@@ -42,15 +42,15 @@ class Meter:
 
 
 class CallMeter:
-    """Measures one call; one task at a time reads it, and one at a time writes.
+    """Meter of one call; one task at a time reads the call, and one at a time writes.
 
     Args:
-        meter: of all calls.
-        method: that is called; most of them do not count.
-        caller: by its certificate.
-        remote: its address, `host:port`.
-        lost: done when the call is no more; nothing is kept back after that.
-        on_flood: receives `remote` when messages or calls are too many.
+        meter: Meter of all calls.
+        method: Method of the call; most methods do not count.
+        caller: Caller by its certificate.
+        remote: Address of the caller, `host:port`.
+        lost: Future that is done when the call is lost; no wait continues after that.
+        on_flood: Receives `remote` when messages or calls are too many.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class CallMeter:
         self._is_first = True
 
     async def received(self, num_bytes: int) -> None:
-        """Count a message of so many bytes, and wait until it may be handled."""
+        """Count a message of `num_bytes`, and wait until its handler may have it."""
         if self._is_metered:
             is_first, self._is_first = self._is_first, False
             now_s = self._meter.clock.now_s()
@@ -85,7 +85,7 @@ class CallMeter:
             await self._wait(delay.wait_s)
 
     async def replied(self, num_bytes: int) -> None:
-        """Count a reply of so many bytes, and wait until it may be sent."""
+        """Count a reply of `num_bytes`, and wait until it may leave."""
         if self._has_metered_replies:
             count = max(1, num_bytes // self._reply_bytes) if self._reply_bytes else 1
             now_s = self._meter.clock.now_s()

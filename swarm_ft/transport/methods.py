@@ -1,4 +1,4 @@
-"""The rpcs of the project, read off the generated proto descriptors. It opens no call."""
+"""Rpcs of the project, from the generated proto descriptors. The module opens no call."""
 
 from __future__ import annotations
 
@@ -38,21 +38,26 @@ from swarm_ft.transport.base import Method
 # ---- messages to bytes and back, bounded
 
 SMALL = 64 << 10
-"""A request that names something, or a frame without its tensor."""
+"""Bytes of a request that names something, or of a frame without its tensor."""
 MAX_MESSAGE_BYTES = 8192 * 4096 * 4 + SMALL
-"""Largest message of all: a frame of 8,192 tokens x 4,096 channels of float32, more than real
-models make, and less than a hostile sender needs to exhaust a volunteer's memory."""
+"""Bytes of the largest message: a frame of 8,192 tokens x 4,096 channels of float32.
+
+Real models make less, and a hostile sender needs more to exhaust a volunteer's memory.
+"""
 MAX_CONTROL_BYTES = 5 << 20
-"""What a peer tells the coordinator: at most two bitmaps of 2 MiB, of the buffers that it has, and
-the numbers of a step's microbatches."""
+"""Bytes of a message from a peer to the coordinator.
+
+It has at most two bitmaps of 2 MiB, of the peer's buffers, and the numbers of a step's
+microbatches.
+"""
 MAX_PART_BYTES = 1 << 20
-"""Of a job: its header, with a digest for each block, or a few samples of at most 512 KiB."""
+"""Bytes of a part of a job: its header with a digest for each block, or samples of 512 KiB each."""
 MAX_STATUS_BYTES = 8 << 20
-"""A run's options and its peers, or a page of the swarm's."""
+"""Bytes of a run's options and peers, or of a page of the swarm's."""
 MAX_LIST_BYTES = 6 << 20
-"""The digests of all chunks of the largest stage: 2^18 of them."""
+"""Bytes of the digests of all chunks of the largest stage: 2^18 of them."""
 MAX_CHUNK_PART_BYTES = 1 << 20
-"""A piece of a stage's state."""
+"""Bytes of a part of a stage's state."""
 
 BYTES = {
     "Join": (MAX_CONTROL_BYTES, MAX_MESSAGE_BYTES),
@@ -72,24 +77,26 @@ BYTES = {
     "ListChunks": (SMALL, MAX_LIST_BYTES),
     "FetchChunks": (SMALL, MAX_CHUNK_PART_BYTES),
 }
-"""How large a message to the server of each method may be, and one to the client. A larger one is
-refused before anything of it is read: messages of many small fields take twenty times their size in
-memory. gRPC itself refuses what is above the largest of all methods that a server serves."""
+"""Bytes of the largest message to each method's server, and to its client.
+
+A larger one is refused unread, because messages of many small fields take twenty times their size
+in memory. gRPC itself refuses messages above the largest of all methods that a server serves.
+"""
 
 Some = TypeVar("Some")
 
 
 class Encoded(NamedTuple):
-    """A message as bytes already, for handlers that send one to many."""
+    """A message as bytes, for handlers that send one to many receivers."""
 
     data: bytes
 
 
 def to_bytes(kind: WireType[Some], message: Some | Encoded, max_bytes: int) -> bytes:
-    """The message's bytes.
+    """Return the message's bytes.
 
     Raises:
-        MalformedMessage: they are more than `max_bytes`.
+        MalformedMessage: They are more than `max_bytes`.
     """
     data = message.data if isinstance(message, Encoded) else kind.to_bytes(message)
     if len(data) > max_bytes:
@@ -98,12 +105,12 @@ def to_bytes(kind: WireType[Some], message: Some | Encoded, max_bytes: int) -> b
 
 
 def from_bytes(kind: WireType[Some], data: bytes, remote: str, max_bytes: int) -> Some:
-    """The message that `remote` wrote as `data`.
+    """Return the message that `remote` wrote as `data`.
 
     Raises:
-        MalformedMessage: it is larger than `max_bytes`, the bytes are not such a message, or it has
-            a field out of its bounds.
-        VersionMismatch: it is in another version of the protocol.
+        MalformedMessage: It is larger than `max_bytes`, the bytes are not such a message, or it
+            has a field out of its bounds.
+        VersionMismatch: It is in another version of the protocol.
     """
     if len(data) > max_bytes:
         raise MalformedMessage(
@@ -118,8 +125,8 @@ def from_bytes(kind: WireType[Some], data: bytes, remote: str, max_bytes: int) -
 def _method(
     service: ServiceDescriptor, name: str, request: object, reply: object
 ) -> Method[Any, Any]:
-    # Names come from the descriptor, so they cannot differ from the proto; that the types have the
-    # fields of its messages is seen to by the tests, which put all of them together.
+    # Names come from the descriptor, so they cannot differ from the proto. The tests build all
+    # methods, and so check that the types have the fields of the proto's messages.
     rpc = service.methods_by_name[name]
     request_bytes, reply_bytes = BYTES[name]
     return Method(
@@ -141,7 +148,7 @@ def _wire(kind: object, descriptor: Descriptor) -> WireType[Any]:
     def made() -> WireType[Any]:
         return wire_type(kind, message)
 
-    # Put together when it is first used: a command that asks one thing need not wait for all.
+    # Built at the first use: a command with one request need not wait for all.
     return WireType(kind, message, lambda v: made().to_wire(v), lambda m: made().from_wire(m))
 
 

@@ -1,4 +1,4 @@
-"""The calls under way at a server, by their callers: those that become invalid are ended."""
+"""Calls under way at a server, by caller; those of callers that become invalid are ended."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from swarm_ft.identity.roles import Caller
 from swarm_ft.transport.validity import Validity
 
 CHECK_EVERY_S = 0.5
-"""How often certificates are compared with the clock. Revoked keys need no check: they notify."""
+"""Seconds between two checks of certificates' expiry; revoked keys notify by themselves."""
 
 Call = TypeVar("Call")
 
 
 class OpenCalls(Generic[Call]):
-    """See the module's docstring.
+    """Registry of calls under way; see the module's docstring.
 
     Args:
-        validity: of callers; None where nobody has a key.
-        end: ends a call with an error.
+        validity: Validity of callers; None in a swarm without keys.
+        end: Ends a call with an error.
     """
 
     def __init__(self, validity: Validity | None, end: Callable[[Call, SwarmError], None]) -> None:
@@ -32,25 +32,25 @@ class OpenCalls(Generic[Call]):
         self._unsubscribe: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Watch the callers from now on; needs a running event loop."""
+        """Begin to check the callers; needs a running event loop."""
         if self._validity is not None:
             self._unsubscribe = self._validity.subscribe(self._end_invalid)
             self._checking = asyncio.create_task(self._check_on())
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop checking the callers."""
         if self._unsubscribe is not None and self._checking is not None:
             self._unsubscribe()
             self._checking.cancel()
             self._unsubscribe = self._checking = None
 
     def add(self, call: Call, caller: Caller | None) -> None:
-        """A call has begun."""
+        """Add a call that has begun."""
         if caller is not None:
             self._callers[call] = caller
 
     def discard(self, call: Call) -> None:
-        """A call has ended."""
+        """Remove a call that has ended."""
         self._callers.pop(call, None)
 
     async def _check_on(self) -> None:

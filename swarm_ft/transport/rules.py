@@ -1,7 +1,6 @@
-"""Who may call what: one table, by the role in the caller's certificate. Pure.
+"""Permission to call each method: one table, by the role in the caller's certificate. Pure.
 
-What a caller may ask about (its own run, its own attempt) is for the handlers to check; they are
-told who calls.
+Handlers receive the caller, and check which run or attempt it may refer to.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ RULES: dict[str, frozenset[Role]] = {
     methods.LIST_CHUNKS.path: frozenset({Role.PEER, Role.CLIENT}),
     methods.FETCH_CHUNKS.path: frozenset({Role.PEER, Role.CLIENT}),
 }
-"""What is not in it, nobody may call."""
+"""Roles that may call each path; nobody may call a path that is not in the table."""
 
 
 def check_rule(method: Method[Any, Any], caller: Caller | None) -> None:
-    """Refuse callers whose role may not call a method.
+    """Refuse a caller whose role may not call a method.
 
     Args:
-        method: that is called.
-        caller: by whom; None where links are not encrypted, and nobody is known.
+        method: Method of the call.
+        caller: Caller by its certificate; None if links are not encrypted.
 
     Raises:
-        NotAllowed: says who may.
+        NotAllowed: The caller's role may not; the message names the roles that may.
     """
     allowed = RULES.get(method.path, frozenset())
     if caller is not None and caller.role not in allowed:
@@ -52,20 +51,20 @@ def check_rule(method: Method[Any, Any], caller: Caller | None) -> None:
 
 
 def check_name(caller: Caller | None, claimed: str) -> None:
-    """Refuse a peer that says it is another than its certificate says.
+    """Refuse a peer that claims another name than its certificate's.
 
     Raises:
-        NotAllowed: the two differ.
+        NotAllowed: The two names differ.
     """
     if caller is not None and caller.name != claimed:
-        raise NotAllowed(f"{caller} says that it is {claimed[:80]}: a peer's name is its key's")
+        raise NotAllowed(f"{caller} claims to be {claimed[:80]}: expected its key's name")
 
 
 def is_owner(caller: Caller | None, owner: str) -> bool:
-    """Whether a caller may do as it likes with what has this owner."""
+    """Whether a caller is the owner of something; every caller is in a swarm without keys."""
     return caller is None or caller.name == owner
 
 
 def may_read(caller: Caller | None, owner: str, readers: Collection[str]) -> bool:
-    """Whether a caller may see all of what has this owner, who named these readers."""
+    """Whether a caller may read something: its owner may, and the readers that the owner named."""
     return is_owner(caller, owner) or (caller is not None and caller.name in readers)

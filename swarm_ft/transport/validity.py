@@ -1,4 +1,4 @@
-"""Which members' calls a process serves, as of now, and when that changes. It opens no call."""
+"""Members whose calls a process serves, and notifications of changes. The module opens no call."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Listener = Callable[[], None]
 
 
 class Validity:
-    """The keys and certificates of callers, as far as a process knows them.
+    """Keys and certificates of callers, as far as a process knows them.
 
     A call is refused from the moment that its caller's key is revoked, or its newest certificate
-    has expired. Connections outlive the certificate that they began with: what counts is the
-    newest one that this process has seen or heard of.
+    has expired. Connections outlive their first certificate: the newest one that this process knows
+    counts.
 
     Args:
-        unix_s: the wall clock.
+        unix_s: Wall clock in Unix seconds.
     """
 
     def __init__(self, unix_s: Callable[[], float] = time.time) -> None:
@@ -30,24 +30,24 @@ class Validity:
         self._listeners: list[Listener] = []
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` after each `revoke` and `void`; returns what ends the subscription."""
+        """Call `listener` after each `revoke` and `void`; return a function that unsubscribes."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def revoke(self, names: Collection[str]) -> None:
-        """Refuse these names, and no others, although their certificates are good."""
+        """Refuse exactly these names, although their certificates are valid."""
         self._revoked = frozenset(names)
         for name in self._revoked:
             self._expires_unix_s.pop(name, None)
         self._notify()
 
     def void(self, reason: str) -> None:
-        """Refuse everybody from now on, for this reason."""
+        """Refuse all callers from now on, for this reason."""
         self._void = reason
         self._notify()
 
     def certified(self, name: str, until_unix_s: float) -> None:
-        """Note that a member has a certificate until then; the latest known end counts."""
+        """Record a member's certificate with its expiry; the latest known expiry counts."""
         known_s = self._expires_unix_s.get(name, until_unix_s)
         self._expires_unix_s[name] = max(known_s, until_unix_s)
 
@@ -56,10 +56,10 @@ class Validity:
         return self._expires_unix_s.get(name)
 
     def refusal(self, caller: Caller) -> SwarmError | None:
-        """Why this caller is not served; None if it is.
+        """Return the reason to refuse a caller; None if it is served.
 
-        Newcomers have no certificate of the swarm's that could expire; their invitations are
-        checked at each call.
+        Newcomers have no certificate of the swarm that could expire; each call checks their
+        invitation.
         """
         if self._void:
             return NotAllowed(self._void)
@@ -71,11 +71,11 @@ class Validity:
         return None
 
     def check(self, caller: Caller) -> None:
-        """Refuse a call.
+        """Refuse a call of an invalid caller.
 
         Raises:
-            NotAllowed: the caller's key was revoked, or nobody is a member any more.
-            Unavailable: its certificate has expired.
+            NotAllowed: The caller's key was revoked, or the whole membership is void.
+            Unavailable: The caller's certificate has expired.
         """
         refusal = self.refusal(caller)
         if refusal is not None:

@@ -296,7 +296,7 @@ class _Pipe:
     async def put(self, data: bytes) -> None:
         async with self._sending:
             if self._finished and self._broken is None:
-                raise OutOfTurn("send after finish: this side has said its last message")
+                raise OutOfTurn("send after finish: this side has ended its messages")
             while self._broken is None and len(self._queue) >= QUEUE_MESSAGES:
                 await self._change()
             _raise(self._broken)

@@ -130,7 +130,7 @@ class SimStream:
         data = to_bytes(self._outgoing, message, MAX_MESSAGE_BYTES)
         async with self._sending:
             if self._finished and not self.lost.done():
-                raise OutOfTurn("send after finish: this side has said its last message")
+                raise OutOfTurn("send after finish: this side has ended its messages")
             while not self._may_send():
                 self.changed.clear()
                 await self.changed.wait()

@@ -33,7 +33,7 @@ def test_a_machine_is_on_its_battery_if_no_mains_feed_it(tmp_path: Path) -> None
 def test_a_machine_without_a_battery_says_so(tmp_path: Path) -> None:
     supply(tmp_path, "AC", type="Mains", online="1")
     for folder in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(CannotTell, match="tells of no battery"):
+        with pytest.raises(CannotTell, match="lists no battery"):
             on_battery(folder)
 
 

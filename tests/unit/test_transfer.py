@@ -318,7 +318,7 @@ async def test_a_silent_source_alone_is_dropped_after_a_while(
     async with serving(directory, a=Gated(shard, parts=1)):
         with pytest.raises(Unavailable, match="7 of 7 chunks are missing, and no source is left"):
             await newcomer.take(shard, [A], tmp_path / "taken")
-    assert newcomer.faults[A].message == "said nothing for 0.2 s"
+    assert newcomer.faults[A].message == "sent nothing for 0.2 s"
 
 
 async def test_what_came_before_the_last_source_died_is_kept(

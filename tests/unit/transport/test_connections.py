@@ -95,7 +95,7 @@ async def test_an_address_has_so_many_connections_and_those_with_calls_stay() ->
 async def test_a_call_that_says_nothing_is_ended() -> None:
     async with serving(GrpcOptions(first_message_s=0.1)) as (channel, _):
         stream = channel.open(BYTES)
-        with pytest.raises(Unavailable, match="opened a call and said nothing"):
+        with pytest.raises(Unavailable, match="opened a call and sent nothing"):
             await stream.receive()
 
 
