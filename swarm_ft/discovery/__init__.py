@@ -1,4 +1,4 @@
-"""Who is there. It knows names and endpoints; it refuses to know what anyone does there."""
+"""Discovery of members: names and endpoints, without knowledge of their use."""
 
 from swarm_ft.discovery.directory import Directory, expand_initial_peers
 

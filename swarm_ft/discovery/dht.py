@@ -1,8 +1,8 @@
 """A directory in a hivemind DHT.
 
-A record is a value under key `PREFIX.ROLE` and subkey NAME: the endpoint, or an empty text once
-it is withdrawn. Of two values the one that expires later counts, wherever and whenever they
-arrive. The DHT node runs in this process, its libp2p daemon beside it.
+A record is a value under key `PREFIX.ROLE` and subkey NAME: the endpoint, or an empty text after a
+withdrawal. Of two values the one that expires later counts, in any order of arrival. The DHT node
+runs in this process, its libp2p daemon beside it.
 """
 
 from __future__ import annotations
@@ -48,36 +48,36 @@ from swarm_ft.systems import socket_parent
 OPEN_TIMEOUT_S = 15.0
 REQUEST_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
-"""Above the 3 s that hivemind waits for a node that does not answer."""
+"""Seconds until closing gives up, above hivemind's 3 s for a node that does not answer."""
 EXPIRY_STEP_S = 0.001
-"""What makes a new value of a record expire after the one before, however fast they follow."""
+"""Seconds by which a new value of a record expires after the previous one, at least."""
 MAX_LIFETIME_S = 3600.0
-"""A record that would outlive this by far is refused: it could not be replaced before."""
+"""Seconds that a record may live; the node refuses longer ones, which nobody could replace soon."""
 MAX_SIGNED_LIFETIME_S = 120.0
-"""Signed records live for three refreshes; as much again for clocks that differ."""
+"""Seconds that a signed record may live: three refreshes, and as much for clocks that differ."""
 STORE_TRIES = 3
-"""A node that is asked while it is busy may not answer, which hivemind reports as a refusal."""
+"""Tries to store a record: a busy node may not answer, which hivemind reports as a refusal."""
 
 _logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DhtOptions:
-    """How to take part in a DHT; addresses are multiaddrs.
+    """Settings of a DHT node; addresses are multiaddrs.
 
     Attributes:
-        initial_peers: nodes to join through, `.../p2p/ID`; one must answer. None: a new DHT.
-        host_maddrs: to listen on; `tcp/0` is any free port.
-        announce_maddrs: to give to others, where they differ from those listened on.
-        identity_path: file of the private key, made if absent, that keeps the node's address
+        initial_peers: Nodes to join through, `.../p2p/ID`; one must answer. Empty: a new DHT.
+        host_maddrs: Addresses to listen on; `tcp/0` is any free port.
+        announce_maddrs: Addresses to announce, where they differ from those listened on.
+        identity_path: File of the private key, created if absent, that keeps the node's address
             the same over restarts.
-        client_mode: do not listen and store nothing for others, only ask.
-        prefix: of keys; swarms with different ones do not see each other.
-        signer: of what this process announces; None in a swarm without keys.
-        authority: the name of the swarm's, under which its coordinator is found; records of
-            others than members of a swarm with keys count for nothing then.
-        lifetime_s: how long a record lasts without refresh, at most MAX_LIFETIME_S.
-        refresh_s: how often this process refreshes its records.
+        client_mode: Whether the node only sends requests, without listening or storing.
+        prefix: Prefix of keys; swarms with different ones do not see each other.
+        signer: Signer of this process's records; None in a swarm without keys.
+        authority: Name of the swarm's authority, under which its coordinator is found. With it,
+            only records of members with keys count.
+        lifetime_s: Seconds that a record lives without refresh, at most MAX_LIFETIME_S.
+        refresh_s: Seconds between two refreshes of this process's records.
     """
 
     initial_peers: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ class DhtOptions:
 
 
 class DhtDirectory:
-    """See `Directory`. Use `open`."""
+    """Directory in a DHT, see `Directory`; `open` creates one."""
 
     def __init__(
         self, options: DhtOptions, daemon: P2pd, node: DHTNode, addresses: tuple[str, ...]
@@ -121,12 +121,12 @@ class DhtDirectory:
 
     @classmethod
     async def open(cls, options: DhtOptions) -> DhtDirectory:
-        """Join a DHT, or begin one if there are no initial peers.
+        """Join a DHT, or start one if there are no initial peers.
 
         Raises:
-            BadOption: an address or the identity file is not usable.
-            PortInUse: a listen address is taken.
-            DirectoryUnreachable: no initial peer answers within 20 s.
+            BadOption: An address or the identity file is not usable.
+            PortInUse: A listen address is taken.
+            DirectoryUnreachable: No initial peer answers in time.
         """
         _relay_hivemind_log()
         if options.identity_path is not None:
@@ -142,14 +142,15 @@ class DhtDirectory:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs, `.../p2p/ID`, that others can give as initial peers; none for clients."""
+        """Multiaddrs, `.../p2p/ID`, that others can use as initial peers; empty for a client."""
         return self._addresses
 
     @property
     def is_lost(self) -> bool:
-        """Whether this is a client that knows no node any more, or whose daemon has ended.
+        """Whether this client knows no node any more, or its daemon has ended.
 
-        hivemind forgets a node that does not answer once, and only nodes are looked for by others.
+        hivemind forgets a node that fails to answer once, and other nodes only look for nodes that
+        listen.
         """
         known = self._node.protocol.routing_table.uid_to_peer_id
         return self._options.client_mode and not (known and self._daemon.is_alive)
@@ -162,7 +163,7 @@ class DhtDirectory:
         self._announced[role, name] = endpoint
 
     async def withdraw(self, role: Role, name: str) -> None:
-        """See `Directory`. A DHT that cannot be told now forgets the record after its lifetime."""
+        """See `Directory`. A DHT that cannot be reached forgets the record after its lifetime."""
         if self._announced.pop((role, name), None) is None:
             return
         self._newest[role, name] = ""
@@ -191,7 +192,7 @@ class DhtDirectory:
     def _signed(
         self, role: Role, name: object, value: object, expires_s: float
     ) -> tuple[str, str] | None:
-        """The record's name and endpoint; None if it is taken back or nobody's own."""
+        """Return the record's name and endpoint; None if withdrawn or wrongly signed."""
         if not isinstance(name, str) or not isinstance(value, str):
             return None
         if role is Role.COORDINATOR and name != self._options.authority:
@@ -212,11 +213,11 @@ class DhtDirectory:
             await self.abandon()
 
     async def abandon(self) -> None:
-        """As `close`, without a word: what was announced is forgotten after its lifetime."""
+        """Close without withdrawing records; the DHT forgets them after their lifetime."""
         await self._stop_refreshing()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                if self._daemon.is_alive:  # hivemind would ask a dead one, and wait
+                if self._daemon.is_alive:  # hivemind would call a dead one, and wait
                     await self._node.shutdown()
         except TimeoutError:
             _logger.warning("dht_left_in_haste timeout_s=%s", CLOSE_TIMEOUT_S)
@@ -257,7 +258,7 @@ class DhtDirectory:
         except Unavailable as error:
             _logger.warning("refresh_failed role=%s name=%s reason=%s", role, name, error)
         except Exception:
-            # hivemind lists no errors; whatever it was, the next turn tries again.
+            # hivemind documents no errors; the next turn tries again after any of them.
             _logger.exception("refresh_failed role=%s name=%s", role, name)
 
     async def _store(self, role: Role, name: str, value: str) -> None:
@@ -266,7 +267,8 @@ class DhtDirectory:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 for _ in range(STORE_TRIES):
                     is_taken = await self._stored(role, name, value)
-                    # Refused as older than what was stored meanwhile: once more, it would be newer.
+                    # The DHT refused it as older than a value stored meanwhile; the next try is
+                    # newer.
                     if is_taken or self._newest[role, name] != value:
                         return
         except TimeoutError:
@@ -277,7 +279,7 @@ class DhtDirectory:
         before_s, signer = self._expires_s.get((role, name), 0.0), self._options.signer
         expires_s = max(get_dht_time() + self._options.lifetime_s, before_s + EXPIRY_STEP_S)
         subkey = name
-        if signer is not None:  # whole seconds are what is signed
+        if signer is not None:  # signatures cover whole seconds
             subkey, expires_s = signer.name, float(max(round(expires_s), round(before_s) + 1))
             value = signer.signed(role, value, round(expires_s))
         self._expires_s[role, name] = expires_s
@@ -298,7 +300,7 @@ def _unsigned(
 
 
 class _Relay(logging.Handler):
-    """Hands hivemind's log lines to ours, so that a command's output has one form."""
+    """Handler that passes hivemind's log lines to ours, so that a command's output has one form."""
 
     def emit(self, record: logging.LogRecord) -> None:
         _logger.handle(record)
@@ -318,7 +320,7 @@ async def _create_node(options: DhtOptions, p2p: P2P) -> DHTNode:
         initial_peers=list(options.initial_peers) or None,
         client_mode=options.client_mode,
         record_validator=RecordRules(),
-        # Who is there changes by the second: ask, do not remember.
+        # Members change by the second, so the node queries and does not cache.
         cache_locally=False,
         cache_nearest=0,
         cache_on_store=False,
@@ -354,15 +356,15 @@ def _unreachable(options: DhtOptions, reason: str) -> DirectoryUnreachable:
 
 
 class RecordRules(RecordValidatorBase):  # type: ignore[misc]  # hivemind has no types
-    """Which records the node stores or reads; it is asked about each that arrives.
+    """Rules for records that the node stores or reads; hivemind applies them to each arrival.
 
-    What is no short text never gets near hivemind's decoder, which a crafted value can make
-    fail inside a search, so that the search never ends. What lies under a key's name has that
-    key's signature, so that nobody can put another record over it.
+    The rules keep everything but a short text from hivemind's decoder: a crafted value can make it
+    fail inside a search, so that the search never ends. A record under a key's name needs that
+    key's signature, so that nobody can replace it.
     """
 
     def validate(self, record: DHTRecord) -> bool:
-        """Whether it is a short text under a short text, and not there to stay for ever."""
+        """Whether the record is a short text under a short text, with a bounded lifetime."""
         return 0 <= record.expiration_time <= time.time() + 2 * MAX_LIFETIME_S and _is_record(
             record.subkey, record.value, record.expiration_time
         )
@@ -381,7 +383,7 @@ def _is_record(packed_name: bytes, packed_value: bytes, expires_s: float) -> boo
 
 
 def _short_text(packed: bytes) -> str | None:
-    """The text in MessagePack; None if it is something else, or long."""
+    """Return the text in MessagePack; None for another type, or a long text."""
     # A text of up to 31 bytes is 0xA0 + length, one of up to 255 is 0xD9, length.
     if b"\xa0" <= packed[:1] <= b"\xbf":
         length, text = packed[0] - 0xA0, packed[1:]
@@ -395,12 +397,11 @@ def _short_text(packed: bytes) -> str | None:
         return None
 
 
-# ---- the libp2p daemon that hivemind talks through, as a process of ours; it knows no DHT
+# ---- the libp2p daemon under hivemind's node, as a process of ours; it knows no DHT
 #
-# hivemind would start it itself, but inside our process group: Ctrl-C would kill it before the
-# directory can withdraw anything, and hivemind's calls would then wait for ever. Here it has a
-# session of its own and ends when we end it. If we are killed, it ends by itself as soon as its
-# control connection closes.
+# hivemind would start it in our process group: Ctrl-C would kill it before the directory can
+# withdraw anything, and hivemind's calls would then wait for ever. Here it has a session of its
+# own, and we end it. If we are killed, it ends as soon as its control connection closes.
 
 STOP_TIMEOUT_S = 2.0
 READY_LINE = b"Peer ID:"
@@ -410,11 +411,11 @@ _REFUSALS: tuple[tuple[str, type[SwarmError]], ...] = (
     ("failed to listen", BadOption),
     ("bootstrap", DirectoryUnreachable),
 )
-"""What the daemon says when it gives up, and what that is to us; the first that fits."""
+"""Fragments of the daemon's last line with our errors; the first fragment found counts."""
 
 
 class P2pd:
-    """The daemon, running."""
+    """A libp2p daemon process."""
 
     def __init__(self, process: asyncio.subprocess.Process, control: Path) -> None:
         self._process = process
@@ -423,16 +424,16 @@ class P2pd:
 
     @classmethod
     async def start(cls, options: DhtOptions) -> P2pd:
-        """Start it and wait until it is ready, which takes as long as its bootstrap.
+        """Start the daemon and wait until it is ready, which takes as long as its bootstrap.
 
-        Cancelling this ends the process.
+        Cancelling this call ends the process.
 
         Raises:
-            PortInUse, BadOption: it cannot listen where it should.
-            DirectoryUnreachable: no bootstrap address answers.
-            InternalError: it does not start, for another reason.
+            PortInUse, BadOption: The daemon cannot listen where it should.
+            DirectoryUnreachable: No bootstrap address answers.
+            InternalError: The daemon does not start, for another reason.
         """
-        # The daemon removes its socket when it ends, even if nobody is left to tell it to.
+        # The daemon removes its socket when it ends by itself.
         control = _socket_path()
         process = await asyncio.create_subprocess_exec(
             *_command(options, control),
@@ -451,7 +452,7 @@ class P2pd:
 
     @property
     def control_maddr(self) -> str:
-        """Multiaddr of the socket through which it is told what to do."""
+        """Multiaddr of the daemon's control socket."""
         return f"/unix{self._control}"
 
     @property
@@ -499,15 +500,15 @@ class P2pd:
 
 
 def _command(options: DhtOptions, control: Path) -> list[str]:
-    # Without an address of its own it can only ask others.
+    # Without an address of its own the node can only send requests.
     host_maddrs = () if options.client_mode else options.host_maddrs
     command = [
         str(resources.files("hivemind.hivemind_cli") / "p2pd"),
         f"-listen=/unix{control}",
         "-idleTimeout=30s",
         "-dhtServer" if host_maddrs else "-dhtClient",
-        # Records name gRPC endpoints that must be reachable anyway, so there is nothing for
-        # libp2p's own ways around NATs to do.
+        # Records name gRPC endpoints that must be reachable anyway, so libp2p's own ways around
+        # NATs have no use.
         *("-autonat=0", "-autoRelay=0", "-relay=0", "-natPortMap=0"),
     ]
     if host_maddrs:
@@ -524,15 +525,15 @@ def _command(options: DhtOptions, control: Path) -> list[str]:
 
 
 def _refusal(last_line: str) -> SwarmError:
-    # The daemon puts the date before what it says.
-    said = last_line[20:] if last_line[:2] == "20" else last_line
-    for words, error in _REFUSALS:
-        if words in said:
-            return error(f"the DHT node cannot start: {said}")
-    return InternalError(f"the DHT node's libp2p daemon did not start: {said or 'no output'}")
+    # The daemon puts the date before its text.
+    text = last_line[20:] if last_line[:2] == "20" else last_line
+    for fragment, error in _REFUSALS:
+        if fragment in text:
+            return error(f"the DHT node cannot start: {text}")
+    return InternalError(f"the DHT node's libp2p daemon did not start: {text or 'no output'}")
 
 
 def _socket_path() -> Path:
-    """A new name for a socket."""
+    """Return a new path for a socket."""
     name = f"swarm-ft-p2pd-{secrets.token_hex(8)}.sock"
     return socket_parent(len(name)) / name

@@ -1,4 +1,4 @@
-"""A directory of who is there, whoever keeps it, and what its records may hold."""
+"""Directory of members: its interface, the coordinator's place, and checks of its records."""
 
 from __future__ import annotations
 
@@ -17,51 +17,51 @@ class Directory(Protocol):
     """Names and their endpoints, as records that expire unless they are refreshed."""
 
     async def announce(self, role: Role, name: str, endpoint: str) -> None:
-        """Let others find `name` at `endpoint` (`host:port`) until withdrawn or closed.
+        """Announce `name` at `endpoint` (`host:port`) until it is withdrawn.
 
-        Announcing a name again replaces its endpoint.
+        A later call for the same name replaces its endpoint.
 
         Raises:
-            BadOption: the name or the endpoint is not fit for a record.
-            Unavailable: the directory cannot take the record now.
+            BadOption: The name or the endpoint is not fit for a record.
+            Unavailable: The directory cannot store the record now.
         """
 
     async def withdraw(self, role: Role, name: str) -> None:
-        """Take back what this directory announced; nothing if it did not."""
+        """Withdraw a record that this directory announced; do nothing if it did not."""
 
     async def find(self, role: Role) -> dict[str, str]:
-        """Names and endpoints of all who are there now, this process included.
+        """Return the endpoints of all present members of a role by name, this process included.
 
         Records come from strangers: only well-formed ones are returned.
 
         Raises:
-            Unavailable: the directory does not answer.
+            Unavailable: The directory does not answer.
         """
 
     async def close(self) -> None:
-        """Withdraw everything and leave. The directory is of no use afterwards."""
+        """Withdraw all records and leave; the directory cannot be used afterwards."""
 
 
 class KnownCoordinator:
-    """A directory that knows where the coordinator is, and nothing else: nobody is asked.
+    """A directory with the coordinator's endpoint alone, which sends no request.
 
     Args:
-        endpoint: of the coordinator, `host:port`.
+        endpoint: Endpoint of the coordinator, `host:port`.
     """
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
 
     async def announce(self, role: Role, name: str, endpoint: str) -> None:
-        """See `Directory`.
+        """Refuse a record: this directory stores none.
 
         Raises:
-            Unavailable: always.
+            Unavailable: Always.
         """
         raise Unavailable(f"{role} {name} at {endpoint}: there is no directory to announce it in")
 
     async def withdraw(self, role: Role, name: str) -> None:
-        """See `Directory`: nothing was announced."""
+        """Do nothing: this directory announces no records."""
 
     async def find(self, role: Role) -> dict[str, str]:
         """See `Directory`."""
@@ -72,21 +72,21 @@ class KnownCoordinator:
 
 
 async def find_coordinator(directory: Directory) -> str:
-    """The endpoint of the coordinator.
+    """Return the endpoint of the coordinator.
 
     Raises:
-        Unavailable: the directory knows none (yet).
+        Unavailable: The directory does not know it yet.
     """
     for endpoint in (await directory.find(Role.COORDINATOR)).values():
         return endpoint
     raise Unavailable("no coordinator is in the DHT")
 
 
-# ---- what a record may hold, for writers and for readers who trust nobody
+# ---- checks of a record, for writers and for readers of strangers' records
 
 MAX_NAME_CHARS = 128
 MAX_RECORDS = 10_000
-"""Of one role. A flood of made-up names costs a reader this much and no more."""
+"""Records of one role that a reader accepts, which bounds the cost of made-up names."""
 
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:@-]{{0,{MAX_NAME_CHARS - 1}}}")
 
@@ -94,10 +94,10 @@ _logger = get_logger(__name__)
 
 
 def checked_record(name: object, endpoint: object) -> tuple[str, str]:
-    """The record, if it is one.
+    """Return the record, if its name and endpoint are well-formed.
 
     Raises:
-        BadOption: the name or the endpoint is malformed.
+        BadOption: The name or the endpoint is malformed.
     """
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise BadOption(
@@ -111,11 +111,11 @@ def checked_record(name: object, endpoint: object) -> tuple[str, str]:
 
 
 def readable_records(found: Iterable[tuple[object, object]]) -> dict[str, str]:
-    """The well-formed ones of `found`, at most MAX_RECORDS; the others leave a line in the log."""
+    """Return the well-formed records, at most MAX_RECORDS; log the others."""
     records: dict[str, str] = {}
     for name, endpoint in found:
         if len(records) == MAX_RECORDS:
-            _logger.warning("records_cut kept=%d", MAX_RECORDS)
+            _logger.warning("records_cut limit=%d", MAX_RECORDS)
             break
         try:
             checked, records[checked] = checked_record(name, endpoint)
@@ -128,16 +128,16 @@ def _shown(value: object) -> str:
     return ascii(value)[:80]
 
 
-# ---- the `--initial-peers` values, as typed
+# ---- values of `--initial-peers`
 
 MAX_FILE_BYTES = 1 << 20
 
 
 def expand_initial_peers(values: Iterable[str]) -> tuple[str, ...]:
-    """The addresses that `values` name; `@FILE` stands for those in a file, between whitespace.
+    """Return the addresses in `values`; `@FILE` stands for the file's, separated by whitespace.
 
     Raises:
-        BadOption: such a file is missing, unreadable, too large or empty.
+        BadOption: Such a file is missing, unreadable, too large or empty.
     """
     expanded: list[str] = []
     for value in values:

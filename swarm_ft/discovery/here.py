@@ -1,4 +1,4 @@
-"""A directory of members that share this process; nobody else can find them."""
+"""A directory of members in one process; other processes cannot find them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from swarm_ft.identity.roles import Role
 
 
 class HereDirectory:
-    """See `Directory`; shared by all members, of which none can be gone without the others."""
+    """In-process directory, shared by all members of the process; see `Directory`."""
 
     def __init__(self) -> None:
         self._records: dict[tuple[Role, str], str] = {}

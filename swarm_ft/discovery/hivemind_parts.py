@@ -1,8 +1,8 @@
-"""The parts of hivemind that a DHT node needs, without the rest of it.
+"""Parts of hivemind that a DHT node needs, imported without the rest.
 
 `import hivemind` imports its averaging, optimizers and mixtures of experts, and scipy for these:
-0.6 s of a core that no process here has a use for. So the package's own `__init__` runs when
-somebody asks for one of its names, and not for its submodules.
+0.6 s of a core without a use here. So the package's own `__init__` runs at the first use of one of
+its names, and not for its submodules.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A member's directory: the swarm's DHT as long as it answers, and where the coordinator last was.
+"""A member's directory: the swarm's DHT while it answers, and the coordinator's last endpoint.
 
 A router that forgets its connections cuts a member off from the DHT, and so does a DHT whose nodes
-have moved: a client of it drops who does not answer and asks nobody any more. It is then entered
-anew, again and again; meanwhile the coordinator is where it was, as far as is known here.
+moved: a client of it drops nodes that do not answer, and then has none left. This directory joins
+the DHT again and again. Meanwhile it returns the coordinator's last known endpoint.
 """
 
 from __future__ import annotations
@@ -19,36 +19,38 @@ from swarm_ft.log import get_logger
 logger = get_logger(__name__)
 
 ENTER_S = 5.0
-"""How long a member waits for the DHT before it goes on without it for the time being."""
+"""Seconds that a member waits for the DHT at its start before it goes on without it."""
 FIND_S = 1.0
-"""How long the DHT may take to tell where the coordinator is before that is where it last was."""
+"""Seconds that the DHT may take to find the coordinator before its last endpoint counts."""
 LOOK_EVERY_S = 1.0
-"""How soon it is seen that the DHT is lost; nobody is asked for that."""
+"""Seconds between two checks for a lost DHT; a check sends no request."""
 MAX_REST_S = 120.0
-"""Between two tries to enter it anew, of which each starts a process and may ask the coordinator
-for a certificate. Rests double up to here."""
+"""Seconds between two tries to join the DHT, at most.
+
+Each try starts a process and may request a certificate from the coordinator; rests double.
+"""
 
 
 class Losable(Directory, Protocol):
-    """A directory that may fall silent for good."""
+    """A directory that may lose its swarm for good."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether it knows nobody any more whom it could ask."""
+        """Whether it knows no node any more that it could query."""
         ...
 
     async def abandon(self) -> None:
-        """As `close`, without a word: nobody would hear it."""
+        """Close without withdrawing records, since no node would receive that."""
         ...
 
 
 class RememberingDirectory:
-    """See the module's docstring. Use `enter` before anything else, and `close`.
+    """See the module's docstring. Call `enter` before anything else, and `close` at the end.
 
     Args:
-        open_dht: enters the DHT.
-        coordinator: where that is, as far as is known; None: it is not.
-        dht: that was entered already.
+        open_dht: Joins the DHT.
+        coordinator: Endpoint of the coordinator as far as known; None: unknown.
+        dht: A DHT that this process has joined already.
     """
 
     def __init__(
@@ -61,18 +63,18 @@ class RememberingDirectory:
         self._coordinator = coordinator
         self._dht = dht
         self._announced: dict[tuple[Role, str], str] = {}
-        self._told = ""
+        self._last_error = ""
         self._tried = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
         self._staying: asyncio.Task[None] | None = None
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """As of `DhtDirectory`: a client has none."""
+        """Multiaddrs of this process's node, as of `DhtDirectory`: a client has none."""
         return ()
 
     async def enter(self) -> None:
-        """Be in the DHT from now on, as far as that can be done."""
+        """Join the DHT and stay in it; return once the first try ended, or after `ENTER_S`."""
         self._staying = asyncio.create_task(self._stay())
         try:
             async with asyncio.timeout(ENTER_S):
@@ -84,7 +86,7 @@ class RememberingDirectory:
             raise
 
     async def announce(self, role: Role, name: str, endpoint: str) -> None:
-        """See `Directory`; without a DHT it is announced once there is one."""
+        """See `Directory`; without a DHT, announce the record once there is one."""
         self._announced[role, name] = endpoint
         if self._dht is not None and not self._is_lost:
             await self._dht.announce(role, name, endpoint)
@@ -96,15 +98,15 @@ class RememberingDirectory:
             await self._dht.withdraw(role, name)
 
     async def find(self, role: Role) -> dict[str, str]:
-        """See `Directory`; where the coordinator is, or was, is told soon.
+        """See `Directory`; return the coordinator's present or last endpoint within `FIND_S`.
 
-        Others are nowhere, as far as is known, while the DHT does not answer.
+        While the DHT does not answer, the directory returns no other members.
         """
         if role is not Role.COORDINATOR:
             return await self._found(role)
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
-        # It goes on looking: what it finds later counts next time.
+        # The task continues: the next call returns its result.
         await asyncio.wait({self._looking}, timeout=FIND_S)
         return {COORDINATOR_NAME: self._coordinator} if self._coordinator else {}
 
@@ -149,17 +151,17 @@ class RememberingDirectory:
             if lost is not None:
                 await lost.abandon()
             await self._announce_all(self._dht)
-        except SwarmError as error:  # it, or the way there, may come back
-            if error.message != self._told:
-                logger.warning("without the DHT for now: %s; trying on", error.message)
-            self._told = error.message
+        except SwarmError as error:  # the DHT, or the way to it, may return
+            if error.message != self._last_error:
+                logger.warning("without the DHT for now: %s; retrying", error.message)
+            self._last_error = error.message
         except Exception:
-            # hivemind lists no errors; whatever it was, the next turn tries again.
+            # hivemind documents no errors; the next turn tries again after any of them.
             logger.exception("the DHT could not be entered")
         else:
-            if self._told or lost is not None:
+            if self._last_error or lost is not None:
                 logger.info("in the DHT again")
-            self._told = ""
+            self._last_error = ""
 
     async def _announce_all(self, dht: Losable) -> None:
         try:

@@ -1,1 +1,1 @@
-"""Who is who in a swarm: keys, certificates, invitations. It opens no connection."""
+"""Identities of a swarm's members: keys, certificates, invitations. It opens no connection."""

@@ -1,4 +1,4 @@
-"""A swarm's authority: the key that says who takes part, kept in a folder of its owner's."""
+"""A swarm's authority: the key that certifies members, in a folder of its owner's."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ SUBJECT = "swarm-ft authority"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WebCertificate:
-    """By what browsers know a server.
+    """Certificate by which browsers verify a server.
 
     Attributes:
-        key: its file.
-        certificate: its file.
-        names: hosts and addresses that browsers may call it by, the best one first.
-        fingerprint: of the certificate, SHA-256, as browsers show it.
+        key: File of the private key.
+        certificate: File of the certificate.
+        names: Hosts and addresses of the server that it covers, the best one first.
+        fingerprint: SHA-256 of the certificate, as browsers show it.
     """
 
     key: Path
@@ -57,18 +57,18 @@ class WebCertificate:
 
 
 def utc_now() -> datetime:
-    """The time by which certificates begin and end."""
+    """Return the present time in UTC."""
     return datetime.now(UTC)
 
 
 class Authority:
-    """See the module's docstring; use `make` once, then `open`.
+    """Authority of a swarm; see the module's docstring. Use `make` once, then `open`.
 
     Args:
-        folder: where its files lie.
-        key: that signs.
-        certificate: of that key, by itself.
-        now: what time it is.
+        folder: Folder of its files.
+        key: Private key that signs.
+        certificate: Certificate of that key, signed by itself.
+        now: Returns the present time.
     """
 
     def __init__(
@@ -85,14 +85,15 @@ class Authority:
 
     @classmethod
     def make(cls, folder: Path, *, replaces: bool = False) -> Authority:
-        """A new authority, with files in `folder`.
+        """Return a new authority, with files in `folder`.
 
         Args:
-            folder: where its files are to lie.
-            replaces: it takes the place of the one that is there: all that it signed is void.
+            folder: Folder for its files.
+            replaces: Whether it replaces the authority there, whose signatures become void.
 
         Raises:
-            BadOption: there is one already, or is none to replace, or the folder cannot be written.
+            BadOption: The folder has an authority already, or has none to replace, or cannot be
+                written.
         """
         key = new_key()
         certificate = authority_certificate(key, SUBJECT, AUTHORITY_LIFETIME_S, utc_now())
@@ -111,10 +112,10 @@ class Authority:
 
     @classmethod
     def open(cls, folder: Path, now: Callable[[], datetime] = utc_now) -> Authority:
-        """The authority whose files lie in `folder`.
+        """Return the authority whose files lie in `folder`.
 
         Raises:
-            BadOption: there is none, or its files do not belong together.
+            BadOption: The folder has none, or its files do not belong together.
         """
         try:
             make_private(folder)
@@ -134,23 +135,23 @@ class Authority:
 
     @property
     def fingerprint(self) -> bytes:
-        """By which members know it."""
+        """Fingerprint of the authority's key, by which members know it."""
         return fingerprint_of(self._key.public_key())
 
     @property
     def signer(self) -> Signer:
-        """Signs where the coordinator is."""
+        """Signer of the coordinator's record."""
         return Signer(self._key)
 
     def issue(self, holder: Caller) -> Certificate:
-        """A certificate of what somebody is, for a day."""
+        """Return a certificate of a member's role and name, valid for a day."""
         return issue(self.certificate, self._key, holder, self._now())
 
     def rotate_coordinator(self) -> None:
-        """Give the coordinator a new key, which it shows once it looks; its page when it starts.
+        """Replace the coordinator's key, which it loads while it runs; its page does at a start.
 
         Raises:
-            BadOption: the key's file cannot be written.
+            BadOption: The key's file cannot be written.
         """
         path = self.folder / COORDINATOR_FILE
         try:
@@ -160,23 +161,23 @@ class Authority:
             raise BadOption(f"key file {path}: {error.strerror or error}") from None
 
     def coordinator(self) -> tuple[PrivateKey, Certificate]:
-        """The coordinator's own key, and a certificate for it.
+        """Return the coordinator's own key, and a certificate for it.
 
         Raises:
-            BadOption: the key's file cannot be read or written.
+            BadOption: The key's file cannot be read or written.
         """
         key = key_at(self.folder / COORDINATOR_FILE)
         holder = Caller(role=Role.COORDINATOR, name=COORDINATOR_NAME, key=key.public_key())
         return key, self.issue(holder)
 
     def web(self, names: Iterable[str]) -> WebCertificate:
-        """The key of the coordinator's page and a certificate for it, made once and kept.
+        """Return the key of the coordinator's page and a certificate, from files if still usable.
 
-        The certificate is another one when a name comes that it has not, when half of its time is
-        over, and when the key or the authority is another.
+        A new certificate replaces the old one for a name that it lacks, after half of its lifetime,
+        and after a change of the key or the authority.
 
         Raises:
-            BadOption: a file cannot be read or written.
+            BadOption: A file cannot be read or written.
         """
         names = tuple(names)
         key_path, path = self.folder / PAGE_KEY_FILE, self.folder / PAGE_CERTIFICATE_FILE
@@ -194,7 +195,7 @@ class Authority:
 
 
 def _certificate_at(path: Path) -> Certificate | None:
-    """None: there is none, or it is damaged; another one does as well."""
+    """Return the certificate in a file; None if the file is missing or damaged."""
     try:
         make_private(path)
         return x509.load_pem_x509_certificate(path.read_bytes())

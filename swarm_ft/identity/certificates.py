@@ -1,8 +1,8 @@
-"""Certificates: what a swarm's authority says of a key, and for how long. Pure but for chance.
+"""Certificates: the authority's signed statements on keys, roles and names. Pure but for chance.
 
-The authority's key signs the certificate of everybody who takes part. It says a role and a name;
-both ends of every link show one (TLS 1.3), and whoever dials says which name has to answer. An
-invitation is a key too (see `invites`): what it signs says that its bearer was invited, no more.
+The authority's key signs the certificate of every member, with a role and a name. Both ends of
+every link show one (TLS 1.3), and the client names the server that it expects. An invitation is a
+key too (see `invites`): its signature shows only that the bearer was invited.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Certificate = x509.Certificate
 HOST_SUFFIX = "swarm-ft"
 LIFETIME_S = 24 * 3600.0
 RENEWED_AT = 0.5
-"""Of its lifetime; the other half is there to find the coordinator in."""
+"""Share of a certificate's lifetime after which it is renewed; the rest is for retries."""
 CLOCK_SLACK_S = 3600.0
-"""A certificate begins so long before it was issued: clocks differ."""
+"""Seconds by which a certificate begins before its issue, since clocks differ."""
 AUTHORITY_LIFETIME_S = 20 * 365 * 86400.0
 WEB_LIFETIME_S = 800 * 86400.0
-"""Browsers take 825 days at most."""
+"""Seconds of a web certificate's lifetime; browsers accept 825 days at most."""
 WEB_SUBJECT = "swarm-ft page"
-"""No role of a swarm's: whoever shows it as a member is refused (`caller_of`)."""
+"""Subject of the page's certificate; it names no role, so `caller_of` refuses it as a member's."""
 
 _BOTH_ENDS = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 _MAY_SIGN = x509.KeyUsage(
@@ -47,21 +47,21 @@ _MAY_SIGN = x509.KeyUsage(
     encipher_only=False,
     decipher_only=False,
 )
-"""Certificates, and lists of those that are void; some refuse who signs and does not say so."""
+"""Usage of an issuer: certificates and revocation lists, which some libraries require."""
 
 
 _CERTIFIED = (Role.COORDINATOR, Role.PEER, Role.CLIENT, Role.RELAY)
 
 
 def host_of(name: str) -> str:
-    """The host name that TLS checks where `name` is to answer."""
+    """Return the host name that TLS checks for a server of this name."""
     return f"{name}.{HOST_SUFFIX}"
 
 
 def authority_certificate(
     key: PrivateKey, name: str, lifetime_s: float, now: datetime
 ) -> Certificate:
-    """A key's own word that it may sign others: of a swarm's authority, or of an invitation."""
+    """Return a key's self-signed certificate as an issuer, for an authority or an invitation."""
     begun = _begun(_subject(name), _subject(name), key.public_key(), lifetime_s, now)
     extensions: tuple[tuple[x509.ExtensionType, bool], ...] = (
         (x509.BasicConstraints(ca=True, path_length=0), True),
@@ -74,7 +74,7 @@ def authority_certificate(
 def issue(
     issuer: Certificate, issuer_key: PrivateKey, holder: Caller, now: datetime
 ) -> Certificate:
-    """Say for a day what the holder of a key is."""
+    """Return a certificate of the holder's role and name, valid for a day."""
     subject = _subject(f"{holder.role}:{holder.name}")
     begun = _begun(subject, issuer.subject, holder.key, LIFETIME_S, now)
     signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
@@ -90,7 +90,7 @@ def issue(
 def issue_web(
     issuer: Certificate, issuer_key: PrivateKey, key: PublicKey, names: Iterable[str], now: datetime
 ) -> Certificate:
-    """Say to browsers that a key is of the server at these names and addresses."""
+    """Return a certificate for browsers: the key belongs to the server at these names."""
     begun = _begun(_subject(WEB_SUBJECT), issuer.subject, key, WEB_LIFETIME_S, now)
     signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
     extensions: tuple[tuple[x509.ExtensionType, bool], ...] = (
@@ -109,7 +109,7 @@ def is_web_of(
     names: Iterable[str],
     now: datetime,
 ) -> bool:
-    """Whether `issue_web` gave it for this key and these names, and half of its time is left."""
+    """Whether `issue_web` issued it for this key and these names, and half of its time is left."""
     try:
         shown = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -123,7 +123,7 @@ def is_web_of(
 
 
 def shown_fingerprint(certificate: Certificate) -> str:
-    """The SHA-256 of a certificate as browsers show it: `AB:CD:...`."""
+    """Return the SHA-256 of a certificate as browsers show it: `AB:CD:...`."""
     return certificate.fingerprint(SHA256()).hex(":").upper()
 
 
@@ -137,15 +137,15 @@ def _web_name(name: str) -> x509.GeneralName:
 def caller_of(
     certificate: Certificate, authority: Certificate, invitations: Iterable[Certificate] = ()
 ) -> Caller:
-    """Who shows this certificate. TLS has checked that they have its key, and its dates.
+    """Return the caller of a certificate; TLS has checked its dates and the caller's key.
 
     Args:
-        certificate: as shown.
-        authority: the swarm's.
-        invitations: those that are open; whoever has one may sign a newcomer's.
+        certificate: Certificate that the caller shows.
+        authority: Certificate of the swarm's authority.
+        invitations: Certificates of the open invitations, which may sign a newcomer's.
 
     Raises:
-        NotAllowed: none of these signed it, or it is no certificate of a swarm.
+        NotAllowed: None of these signed it, or it is no certificate of a swarm.
     """
     key = certificate.public_key()
     if not isinstance(key, PublicKey):
@@ -167,44 +167,44 @@ def _by_authority(certificate: Certificate, key: PublicKey) -> Caller:
 
 
 def common_name(certificate: Certificate) -> str:
-    """The name in a certificate; empty if it has none."""
+    """Return the common name in a certificate; empty if it has none."""
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(names[0].value) if names else ""
 
 
 def renewal_due(certificate: Certificate) -> datetime:
-    """When to ask for the next one."""
+    """Return the time at which to request the next certificate."""
     ends = certificate.not_valid_after_utc
     return ends - timedelta(seconds=LIFETIME_S * (1 - RENEWED_AT))
 
 
 def is_of(certificate: Certificate, fingerprint: bytes) -> bool:
-    """Whether it is of the key with this fingerprint, whatever it says."""
+    """Whether the certificate's key has this fingerprint, whatever its text."""
     key = certificate.public_key()
     return isinstance(key, PublicKey) and fingerprint_of(key) == fingerprint
 
 
 def key_name(certificate: Certificate) -> str:
-    """The name of the key that a certificate is of; empty if it has another kind of key."""
+    """Return the name of a certificate's key; empty for another kind of key."""
     key = certificate.public_key()
     return name_of(key) if isinstance(key, PublicKey) else ""
 
 
 def to_pem(certificate: Certificate) -> bytes:
-    """A certificate as in a file."""
+    """Return a certificate in PEM, for files."""
     return certificate.public_bytes(Encoding.PEM)
 
 
 def to_der(certificate: Certificate) -> bytes:
-    """A certificate as in a message."""
+    """Return a certificate in DER, for messages."""
     return certificate.public_bytes(Encoding.DER)
 
 
 def from_pem(data: bytes) -> Certificate:
-    """The certificate in a file, or shown in a handshake.
+    """Return the certificate in a file or in a handshake's PEM.
 
     Raises:
-        MalformedMessage: it is none.
+        MalformedMessage: The bytes are no certificate.
     """
     try:
         return x509.load_pem_x509_certificate(data)
@@ -213,10 +213,10 @@ def from_pem(data: bytes) -> Certificate:
 
 
 def from_der(data: bytes) -> Certificate:
-    """The certificate in a message.
+    """Return the certificate in a message.
 
     Raises:
-        MalformedMessage: it is none.
+        MalformedMessage: The bytes are no certificate.
     """
     try:
         return x509.load_der_x509_certificate(data)
@@ -237,7 +237,7 @@ def _signed(
     key: PrivateKey,
     extensions: Iterable[tuple[x509.ExtensionType, bool]],
 ) -> Certificate:
-    """With these extensions, each with whether it is critical."""
+    """Return the signed certificate with these extensions, each with whether it is critical."""
     for extension, is_critical in extensions:
         begun = begun.add_extension(extension, critical=is_critical)
     return begun.sign(key, SHA256())

@@ -1,9 +1,10 @@
-"""Invitations: one short text with which a stranger's machine becomes a member. Pure.
+"""Invitations: a short text with which a stranger's machine becomes a member. Pure.
 
-It holds where the coordinator is, the fingerprint of the authority's key, and a secret from which
-both sides derive the same key. The newcomer signs a certificate for its own key with that one, and
-shows it to the coordinator as all others show theirs: TLS proves that it has the secret, which goes
-over no wire, and that the coordinator is the one that invited (docs/security.md).
+An invitation holds the coordinator's addresses, the fingerprint of the authority's key, and a
+secret from which both sides derive the same key. The newcomer signs a certificate for its own key
+with the derived one, and shows it to the coordinator like any other certificate. TLS proves that
+the newcomer has the secret, which never crosses the wire, and that the coordinator is the one that
+invited it (docs/security.md).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PREFIX = "swarm1"
 VERSION = 1
 NUMBER_BYTES = 4
 SECRET_BYTES = 10
-"""80 bits, and only the coordinator can say whether a guess is right."""
+"""Bytes of an invitation's secret: 80 bits, which only the coordinator can check."""
 CHECK_BYTES = 3
 MAX_CHARS = 500
 MAX_ADDRESSES = 4
@@ -42,13 +43,13 @@ _HOST_AND_PORT = re.compile(r"(?:\[(?P<ipv6>[^\]]+)\]|(?P<host>[^:]+)):(?P<port>
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Invite:
-    """What an invitation's text says.
+    """Fields of an invitation.
 
     Attributes:
-        fingerprint: of the key of the swarm's authority.
-        number: by which the coordinator knows it.
-        secret: what nobody else has.
-        addresses: of the coordinator, `host:port`, the best one first.
+        fingerprint: Fingerprint of the key of the swarm's authority.
+        number: Number by which the coordinator identifies it.
+        secret: Secret of this invitation.
+        addresses: Addresses of the coordinator, `host:port`, the best one first.
     """
 
     fingerprint: bytes
@@ -58,7 +59,7 @@ class Invite:
 
     @property
     def name(self) -> str:
-        """How lists and logs call it; it gives nothing away."""
+        """Name in lists and logs, which reveals nothing of the secret."""
         return f"invite-{self.number.hex()}"
 
     def __str__(self) -> str:
@@ -67,32 +68,32 @@ class Invite:
         return PREFIX + base58.b58encode(body + _check(body)).decode("ascii")
 
     def __repr__(self) -> str:
-        return f"<{self.name}>"  # the secret gets into no log
+        return f"<{self.name}>"  # keeps the secret out of logs
 
     def newcomer_certificate(self, key: PublicKey, now: datetime) -> Certificate:
-        """What a newcomer with this key shows to the coordinator."""
+        """Return the certificate that a newcomer with this key shows to the coordinator."""
         signer = invitation_key(self.secret)
         issuer = invitation_certificate(signer, self.name, now)
         return issue(issuer, signer, Caller(role=Role.NEWCOMER, name=self.name, key=key), now)
 
 
 def invitation_key(secret: bytes) -> PrivateKey:
-    """The key that both sides derive from an invitation's secret (HKDF, RFC 5869)."""
-    # 16 bytes more than the curve's order has: no value is likelier than another.
+    """Return the key that both sides derive from an invitation's secret (HKDF, RFC 5869)."""
+    # 16 bytes more than the curve's order make all values equally likely.
     drawn = HKDF(SHA256(), 48, None, b"swarm-ft invitation").derive(secret)
     return ec.derive_private_key(int.from_bytes(drawn, "big") % (_ORDER - 1) + 1, CURVE)
 
 
 def invitation_certificate(key: PrivateKey, name: str, now: datetime) -> Certificate:
-    """By which the coordinator knows what newcomers show that have this invitation."""
+    """Return the certificate by which the coordinator verifies newcomers with this invitation."""
     return authority_certificate(key, name, MAX_LIFETIME_S, now)
 
 
 def parse_invite(text: str) -> Invite:
-    """What the text of an invitation says.
+    """Return the fields of an invitation's text.
 
     Raises:
-        BadInvite: it is none, or was altered on the way.
+        BadInvite: The text is no invitation, or was altered.
     """
     text = text.strip()
     if not text.startswith(PREFIX) or len(text) > MAX_CHARS:
@@ -124,7 +125,7 @@ def _parsed(body: bytes) -> Invite:
     return Invite(fingerprint=fingerprint, number=number, secret=secret, addresses=tuple(addresses))
 
 
-# ---- addresses in few bytes
+# ---- compact addresses
 
 
 def _packed(address: str) -> bytes:
@@ -144,7 +145,7 @@ def _packed(address: str) -> bytes:
 
 
 def _unpacked(data: bytes) -> tuple[str, bytes]:
-    """The first address, and what follows it."""
+    """Return the first address, and the bytes after it."""
     kind = data[0]
     length = {_IPV4: 4, _IPV6: 16}.get(kind, kind - _NAME)
     raw, port, rest = data[1 : length + 1], data[length + 1 : length + 3], data[length + 3 :]

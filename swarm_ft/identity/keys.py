@@ -1,4 +1,4 @@
-"""Keys, and names that nobody else can have: a name is a digest of the public key."""
+"""Keys of members, and names that nobody else can have: digests of public keys."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
 
 CURVE = ec.SECP256R1()
-"""P-256: what every TLS takes."""
+"""Elliptic curve of all keys: P-256, which every TLS library supports."""
 NAME_BYTES = 20
 FINGERPRINT_BYTES = 16
-"""128 bits: as hard to find another key for as the curve is to break."""
+"""Bytes of a fingerprint: another key with it is as hard to find as the curve is to break."""
 MAX_KEY_BYTES = 4096
 
 
 def new_key() -> PrivateKey:
-    """A key of its own for whoever asks."""
+    """Return a new random key."""
     return ec.generate_private_key(CURVE)
 
 
 def key_der(key: PublicKey) -> bytes:
-    """A public key as others see it."""
+    """Return a public key in DER."""
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def public_key(der: bytes) -> PublicKey:
-    """The key that somebody told.
+    """Return the public key in DER bytes from another process.
 
     Raises:
-        MalformedMessage: it is none.
+        MalformedMessage: The bytes are no public key of P-256.
     """
     try:
         key = load_der_public_key(der)
@@ -57,26 +57,26 @@ def public_key(der: bytes) -> PublicKey:
 
 
 def name_of(key: PublicKey) -> str:
-    """32 small letters and digits that stand for the key."""
+    """Return the name of a key: 32 lowercase letters and digits."""
     digest = hashlib.blake2b(key_der(key), digest_size=NAME_BYTES).digest()
     return base64.b32encode(digest).decode("ascii").lower()
 
 
 def fingerprint_of(key: PublicKey) -> bytes:
-    """What people pass on of an authority's key, in an invitation."""
+    """Return the fingerprint of an authority's key, as invitations carry it."""
     return hashlib.sha256(key_der(key)).digest()[:FINGERPRINT_BYTES]
 
 
 def key_pem(key: PrivateKey) -> bytes:
-    """A private key as in its file."""
+    """Return a private key in PEM, for its file."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def key_at(path: Path) -> PrivateKey:
-    """The key in a file that its owner alone may read, made if it is not there.
+    """Return the key in a file that only its owner can read; create the file if it is missing.
 
     Raises:
-        BadOption: the file cannot be read or written, or holds something else.
+        BadOption: The file cannot be read or written, or does not hold a key.
     """
     try:
         if not path.exists():
@@ -90,10 +90,10 @@ def key_at(path: Path) -> PrivateKey:
 
 
 def parsed_key(pem: bytes, path: Path) -> PrivateKey:
-    """The key that was read from a file.
+    """Return the private key in a file's PEM bytes.
 
     Raises:
-        BadOption: it is none, or of another kind.
+        BadOption: The bytes are no private key, or one of another kind.
     """
     try:
         key = load_pem_private_key(pem, None) if len(pem) <= MAX_KEY_BYTES else None
@@ -107,10 +107,10 @@ def parsed_key(pem: bytes, path: Path) -> PrivateKey:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Put a file there, whole, that its owner alone may read.
+    """Write a file, whole, that only its owner can read.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The file cannot be written.
     """
     with replacing(path) as partial, open_private(partial, "wb") as file:
         file.write(data)

@@ -1,7 +1,7 @@
-"""Finding an authority's certificate by its fingerprint: at whoever shows it, which proves nothing.
+"""Lookup of an authority's certificate by its fingerprint, at any server that shows it.
 
-That the coordinator has the key of a certificate by that authority is for the calls that follow
-to find out; this only looks at what a TLS server shows to everybody.
+The certificate alone proves nothing. The calls that follow check that the coordinator has a key
+certified by that authority; this module reads the chain that a TLS server shows to everybody.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ TIMEOUT_S = 10.0
 
 
 def authority_at(host: str, port: int, fingerprint: bytes) -> Certificate:
-    """The certificate of the authority with this fingerprint, as the coordinator there shows it.
+    """Return the authority's certificate with this fingerprint, as the coordinator shows it.
 
     Raises:
-        Unavailable: nobody answers there, or not in TLS.
-        BadInvite: it is another swarm's coordinator, or none.
+        Unavailable: No server answers, or not in TLS.
+        BadInvite: The server belongs to another swarm, or is no coordinator.
     """
     where = f"{host}:{port}"
     try:
@@ -37,8 +37,8 @@ def authority_at(host: str, port: int, fingerprint: bytes) -> Certificate:
         if is_of(certificate, fingerprint):
             return certificate
     raise BadInvite(
-        f"{where} is not the coordinator that this invitation is of, or its swarm's authority was "
-        "replaced since; ask for a new invitation"
+        f"{where} is not the coordinator of this invitation, or the authority of its swarm was "
+        "replaced; ask for a new invitation"
     )
 
 
@@ -46,7 +46,7 @@ def _shown(connection: socket.socket) -> list[Certificate]:
     context = SSL.Context(SSL.TLS_CLIENT_METHOD)
     context.set_min_proto_version(SSL.TLS1_3_VERSION)
     context.set_alpn_protos([b"h2"])
-    # Blocking, with the kernel's own limit: pyOpenSSL cannot wait by itself.
+    # The kernel limits the blocking calls: pyOpenSSL has no timeout of its own.
     connection.settimeout(None)
     seconds = int(TIMEOUT_S).to_bytes(8, "little") + bytes(8)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):

@@ -1,8 +1,8 @@
-"""Signed records: where somebody is, by their own key's word, and until when. Pure.
+"""Signed records: a member's endpoint and its expiry, signed with the member's key. Pure.
 
-A name is its key's digest, so a record proves itself: it carries the key and a signature, and any
-node of a DHT can tell a forged one from a true one without knowing the swarm. The coordinator's is
-signed by the authority's key, whose name all members know.
+A name is a digest of a key, so a record proves itself: it carries the key and a signature. Any node
+of a DHT can detect a forged one without knowing the swarm. The authority's key signs the
+coordinator's record, and all members know its name.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from swarm_ft.identity.keys import CURVE, PrivateKey, name_of
 from swarm_ft.identity.roles import Role
 
 MAX_CHARS = 255
-"""What a text of MessagePack with one byte of length can hold, and so a record of the DHT."""
+"""Characters of a text with one byte of length in MessagePack, and so of a record in the DHT."""
 _NAME = re.compile(r"[a-z2-7]{32}")
 
 
 def is_key_name(name: str) -> bool:
-    """Whether a name has the form of a key's; whoever uses one has to sign."""
+    """Whether a name has the form of a key's name; its records need a signature."""
     return _NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Signer:
-    """Signs records with a key."""
+    """Signer of records with a key."""
 
     key: PrivateKey
 
     @property
     def name(self) -> str:
-        """Whose records these are."""
+        """Name under which the records are stored."""
         return name_of(self.key.public_key())
 
     def signed(self, role: Role, endpoint: str, expires_unix_s: int) -> str:
-        """The record's text; an empty endpoint takes an earlier one back."""
+        """Return the text of a signed record; an empty endpoint withdraws an earlier record."""
         message = _message(role, self.name, endpoint, expires_unix_s)
         point = self.key.public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
         signature = self.key.sign(message, ec.ECDSA(SHA256()))
@@ -50,13 +50,13 @@ class Signer:
 
 
 def signed_endpoint(role: Role, name: str, text: str, expires_unix_s: int) -> str | None:
-    """The endpoint in a record; empty if it was taken back, None if the record is not true.
+    """Return the endpoint of a record; empty if it is withdrawn, None if the record is invalid.
 
     Args:
-        role: of whom it is said to be.
-        name: under which it was found.
-        text: as found.
-        expires_unix_s: when the directory forgets it; the same has to be signed.
+        role: Role under which the record was found.
+        name: Name under which the record was found.
+        text: Text of the record.
+        expires_unix_s: Unix seconds at which the directory forgets it; the signature covers them.
     """
     parts = text.split(" ")
     if len(text) > MAX_CHARS or len(parts) != 4 or parts[1] != str(expires_unix_s):

@@ -1,4 +1,4 @@
-"""What somebody is in a swarm. Knows nothing of how that is proved, and needs no cryptography."""
+"""Roles of a swarm's members, without their proofs; the module needs no cryptography."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ if TYPE_CHECKING:
     from swarm_ft.identity.keys import PublicKey
 
 COORDINATOR_NAME = "coordinator"
-"""Whoever holds a certificate of this name is the coordinator; a peer's name is its key's."""
+"""Name in the coordinator's certificate; every other member's name is derived from its key."""
 
 
 class Role(StrEnum):
-    """What somebody is in a swarm."""
+    """Role of a member or of a newcomer."""
 
     COORDINATOR = "coordinator"
     PEER = "peer"
     CLIENT = "client"
     NEWCOMER = "newcomer"
-    """Has an invitation, and no certificate of the swarm yet."""
+    """A process with an invitation, and without a certificate of the swarm yet."""
     RELAY = "relay"
-    """Joins members that no other way brings together, and does nothing else."""
+    """A member that joins two members' streams, where no other connection works."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,8 +30,9 @@ class Caller:
     """The other end of a link, by its certificate.
 
     Attributes:
-        name: of its key; a newcomer's is that of its invitation.
-        key: its public key.
+        role: Role in the certificate.
+        name: Name derived from its key; a newcomer has its invitation's name.
+        key: Public key of the certificate.
     """
 
     role: Role

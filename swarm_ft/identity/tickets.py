@@ -1,4 +1,4 @@
-"""Tickets: by which a relay knows that the coordinator lets two members meet there. Pure.
+"""Tickets: proofs for a relay that the coordinator allows two members to meet there. Pure.
 
 A ticket is for one side of one meeting, and for a minute: meeting 16 bytes, side 1, the hash of
 each side's name 8, expiry 4 (Unix seconds), and the coordinator's signature (ECDSA, P-256).
@@ -19,20 +19,20 @@ from swarm_ft.protocol.messages.meeting import MAX_TICKET_BYTES, MEETING_BYTES
 
 LIFETIME_S = 60
 MEMBER_BYTES = 8
-"""Of a member's hash: among 65,536 members two collide with probability 1e-10."""
+"""Bytes of a member's hash: among 65,536 members two collide with probability 1e-10."""
 _BODY_BYTES = MEETING_BYTES + 1 + 2 * MEMBER_BYTES + 4
 _SIGNED = ec.ECDSA(SHA256())
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Whom it lets in.
+    """Meeting and side that a ticket admits.
 
     Attributes:
-        meeting: which.
-        is_caller: which side of it.
-        caller: `member_hash` of the member that asked for the meeting. The relay counts its legs
-            and its link against this one: a member does not choose who calls it.
+        meeting: Number of the meeting, 16 bytes.
+        is_caller: Whether the bearer is the meeting's caller.
+        caller: `member_hash` of the member that requested the meeting. The relay counts legs and
+            links against this one: a member does not choose who calls it.
         callee: `member_hash` of the other side.
     """
 
@@ -43,11 +43,11 @@ class Ticket:
 
 
 def member_hash(name: str, secret: bytes) -> bytes:
-    """A member in tickets: a relay can count it, and cannot tell its name.
+    """Return a member's hash in tickets: a relay can count by it, and cannot derive the name.
 
     Args:
-        name: of the member.
-        secret: of the coordinator, the same for all tickets that one relay compares.
+        name: Name of the member.
+        secret: Secret of the coordinator, the same for all tickets that one relay compares.
 
     Returns:
         `MEMBER_BYTES` bytes.
@@ -56,12 +56,12 @@ def member_hash(name: str, secret: bytes) -> bytes:
 
 
 def sign_ticket(key: PrivateKey, ticket: Ticket, now_unix_s: float) -> bytes:
-    """The ticket as its bearer shows it.
+    """Return the signed bytes of a ticket.
 
     Args:
-        key: the coordinator's.
-        ticket: whom it lets in.
-        now_unix_s: it is good for `LIFETIME_S` from then on.
+        key: Private key of the coordinator.
+        ticket: Meeting and side that it admits.
+        now_unix_s: Unix seconds at which its `LIFETIME_S` begins.
     """
     until = int(now_unix_s) + LIFETIME_S
     side = bytes([ticket.is_caller])
@@ -70,10 +70,10 @@ def sign_ticket(key: PrivateKey, ticket: Ticket, now_unix_s: float) -> bytes:
 
 
 def check_ticket(key: PublicKey, data: bytes, now_unix_s: float) -> Ticket:
-    """What somebody showed.
+    """Return the ticket in the bytes that a member presents.
 
     Raises:
-        NotAllowed: the coordinator did not sign it, or it is not good any more.
+        NotAllowed: The coordinator did not sign it, or it has expired.
     """
     body, signature = data[:_BODY_BYTES], data[_BODY_BYTES:]
     if len(data) > MAX_TICKET_BYTES or len(body) != _BODY_BYTES or body[MEETING_BYTES] > 1:

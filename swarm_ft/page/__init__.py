@@ -1,1 +1,1 @@
-"""The coordinator's page, its metrics, and whether it is healthy: all that is said over HTTP."""
+"""HTTP at the coordinator: its web page, its metrics, and its health checks."""

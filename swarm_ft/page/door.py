@@ -1,7 +1,7 @@
-"""Who may be connected to an HTTP server: so many at once, and briefly unless they are let in.
+"""Limits on connections to an HTTP server: in number, and in time until they are admitted.
 
-Its port may be open to strangers. Each connection costs a file, and a TLS handshake; who opens many
-and says nothing is to keep nobody else out.
+The port may be open to strangers. Each connection costs a file, and a TLS handshake; idle
+connections must not starve others.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from swarm_ft.transport.admission import address_of
 logger = get_logger(__name__)
 
 MAX_CONNECTIONS = 128
-"""Four for each of 32 browsers. With those to metrics they are fewer than the 256 files that are
-left beside connections of members (`transport.open_files`)."""
+"""Connections to the page: four for each of 32 browsers.
+
+With those to metrics they are fewer than the 256 files that members' connections leave free
+(`transport.open_files`).
+"""
 MAX_SCRAPES = 32
-"""Connections to metrics: a Prometheus has one."""
+"""Connections to metrics; a Prometheus needs one."""
 ONE_ADDRESS = 0.5
-"""Of all connections, that one address may have: all browsers may be behind one tunnel."""
+"""Share of all connections for one address: all browsers may be behind one tunnel."""
 STRANGER_S = 10.0
-"""Until the request that lets it in, a handshake included."""
+"""Seconds until a connection's admitting request, a handshake included."""
 CLOSING_S, IDLE_S = 0.5, 15.0
 LOGGED_EVERY_S = 1.0
 MAX_LINE_BYTES = 200
@@ -39,29 +42,29 @@ NO_FILES_S = 0.1
 
 
 class Complaints:
-    """The log of all requests: one short line a second, whatever comes and however much."""
+    """Log of bad requests: one short line a second, whatever arrives."""
 
     def __init__(self) -> None:
         self._left_out, self._logged_s = 0, -math.inf
 
-    def log(self, words: str) -> None:
-        """Log a line; or count it, and the next line tells how many were left out.
+    def log(self, text: str) -> None:
+        """Log a line, or count it; the next line includes the count.
 
         Args:
-            words: cut to a short line, and made printable.
+            text: Text of the line, which is cut, and made printable.
         """
         now_s = asyncio.get_running_loop().time()
         if now_s < self._logged_s + LOGGED_EVERY_S:
             self._left_out += 1
             return
         more = f" (and {self._left_out} more since the last line)" if self._left_out else ""
-        line = cut_text(checked_text(words), MAX_LINE_BYTES)
+        line = cut_text(checked_text(text), MAX_LINE_BYTES)
         logger.warning("page: %s%s", line, more)
         self._left_out, self._logged_s = 0, now_s
 
 
 class _ByCount(logging.Handler):
-    """Counts what aiohttp would log."""
+    """Handler that counts aiohttp's warnings instead of logging each."""
 
     def __init__(self, complaints: Complaints) -> None:
         super().__init__(logging.WARNING)
@@ -73,21 +76,21 @@ class _ByCount(logging.Handler):
 
 
 @dataclass(slots=True)
-class _Guest:
+class _Client:
     sock: socket.socket
     address: str
     is_taken: bool = False
     is_connected: bool = False
-    let_in: asyncio.Event = field(default_factory=asyncio.Event)
+    admitted: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Door:
-    """See the module's docstring.
+    """Limiter of an HTTP server's connections; see the module's docstring.
 
     Args:
-        at_most: how many are connected at once.
-        complaints: log what strangers cause.
-        tls: with which all speak; None: plaintext.
+        at_most: Connections at once.
+        complaints: Log of what strangers cause.
+        tls: TLS of all connections; None: plaintext.
     """
 
     def __init__(
@@ -96,12 +99,12 @@ class Door:
         self._at_most = at_most
         self._complaints = complaints
         self._tls = tls
-        self._guests: dict[asyncio.BaseProtocol, _Guest] = {}
+        self._clients: dict[asyncio.BaseProtocol, _Client] = {}
         self._greeting: dict[asyncio.BaseProtocol, asyncio.Task[None]] = {}
 
     async def open(self, stack: AsyncExitStack, app: web.Application, own: socket.socket) -> None:
-        """Answer at this socket until the stack is closed."""
-        # aiohttp logs a traceback of each request that it cannot read; here it is counted.
+        """Serve the app at this socket until the stack is closed."""
+        # aiohttp logs a traceback for each unreadable request; this handler counts them.
         quiet = logging.Logger("aiohttp.server")
         quiet.addHandler(_ByCount(self._complaints))
         runner = web.AppRunner(
@@ -119,10 +122,10 @@ class Door:
         stack.push_async_callback(self._close, accepting, own)
 
     def let_in(self, request: web.Request) -> None:
-        """Whoever sent this may stay connected."""
-        guest = self._guests.get(request.protocol)
-        if guest is not None:
-            guest.let_in.set()
+        """Admit the connection of this request, which may stay open."""
+        client = self._clients.get(request.protocol)
+        if client is not None:
+            client.admitted.set()
 
     async def _close(self, accepting: asyncio.Task[None], own: socket.socket) -> None:
         tasks = [accepting, *self._greeting.values()]
@@ -130,54 +133,54 @@ class Door:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         own.close()
-        for guest in self._guests.values():
-            if not guest.is_taken:  # its task was cancelled before it began
-                guest.sock.close()
+        for client in self._clients.values():
+            if not client.is_taken:  # its task was cancelled before it began
+                client.sock.close()
 
     async def _accept_all(self, own: socket.socket, server: web.Server) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
                 sock, remote = await loop.sock_accept(own)
-            except OSError as error:  # out of files, or gone before it was taken
+            except OSError as error:  # out of files, or gone before the accept
                 self._complaints.log(f"no connection is accepted: {error.strerror}")
                 await asyncio.sleep(NO_FILES_S)
                 continue
             self._admit(sock, address_of(remote[0]), server)
-            await asyncio.sleep(0)  # those that wait already give nobody else a turn
+            await asyncio.sleep(0)  # sock_accept does not yield if a connection is waiting
 
     def _admit(self, sock: socket.socket, address: str, server: web.Server) -> None:
         self._forget_gone()
-        of_address = sum(guest.address == address for guest in self._guests.values())
-        if len(self._guests) >= self._at_most or of_address >= ONE_ADDRESS * self._at_most:
+        of_address = sum(client.address == address for client in self._clients.values())
+        if len(self._clients) >= self._at_most or of_address >= ONE_ADDRESS * self._at_most:
             sock.close()
             self._complaints.log(f"a connection from {address} is refused: too many are open")
             return
-        protocol, guest = server(), _Guest(sock, address)
-        self._guests[protocol] = guest
-        self._greeting[protocol] = asyncio.create_task(self._greet(protocol, guest))
+        protocol, client = server(), _Client(sock, address)
+        self._clients[protocol] = client
+        self._greeting[protocol] = asyncio.create_task(self._greet(protocol, client))
 
-    async def _greet(self, protocol: web.RequestHandler, guest: _Guest) -> None:
-        """Have it served; hung up on if it is not let in soon."""
+    async def _greet(self, protocol: web.RequestHandler, client: _Client) -> None:
+        """Serve a connection; abort it unless a request admits it in time."""
         connected = asyncio.get_running_loop().connect_accepted_socket
-        guest.is_taken = True  # a transport closes it from here on
-        closing_s = CLOSING_S if self._tls else None  # else half a minute, uncounted
+        client.is_taken = True  # a transport closes the socket from here on
+        closing_s = CLOSING_S if self._tls else None  # the default is half a minute, uncounted
         try:
             async with asyncio.timeout(STRANGER_S):
                 await connected(
-                    lambda: protocol, guest.sock, ssl=self._tls, ssl_shutdown_timeout=closing_s
+                    lambda: protocol, client.sock, ssl=self._tls, ssl_shutdown_timeout=closing_s
                 )
-                guest.is_connected = True
-                await guest.let_in.wait()
-        except OSError:  # a timeout is one too
+                client.is_connected = True
+                await client.admitted.wait()
+        except OSError:  # a timeout is an OSError too
             if isinstance(protocol.transport, asyncio.Transport):
                 protocol.transport.abort()
-            self._guests.pop(protocol, None)
+            self._clients.pop(protocol, None)
 
     def _forget_gone(self) -> None:
-        for protocol, guest in tuple(self._guests.items()):
+        for protocol, client in tuple(self._clients.items()):
             is_gone = isinstance(protocol, web.RequestHandler) and protocol.transport is None
-            if guest.is_connected and is_gone:
-                del self._guests[protocol]
-        for protocol in tuple(self._greeting.keys() - self._guests.keys()):
+            if client.is_connected and is_gone:
+                del self._clients[protocol]
+        for protocol in tuple(self._greeting.keys() - self._clients.keys()):
             self._greeting.pop(protocol).cancel()

@@ -1,4 +1,4 @@
-"""What the page and the metrics are made of, asked of the coordinator, and not too often."""
+"""Source of the page's and the metrics' data: the coordinator's status, at a limited rate."""
 
 from __future__ import annotations
 
@@ -18,63 +18,63 @@ from swarm_ft.protocol.messages.client import (
 from swarm_ft.protocol.messages.events import EventKind, EventsRequest, SwarmEvent
 
 FRESH_S = 0.5
-"""What is known is asked anew after so long: many who ask cost no more than one."""
+"""Seconds for which a status is reused, so that many readers cost no more than one."""
 
 
 class Source(Protocol):
-    """A coordinator, as far as the page has business with it."""
+    """A coordinator, as far as the page needs it."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether it plans and commits."""
+        """Whether the coordinator plans and commits steps."""
         ...
 
     @property
     def event_counts(self) -> Mapping[EventKind, int]:
-        """How much happened, by its kind."""
+        """Number of events by kind."""
         ...
 
     def status(self, page: StatusRequest = ...) -> SwarmStatus:
-        """A page of what is known."""
+        """Return a page of the swarm's status."""
         ...
 
     def happened(self, request: EventsRequest) -> AsyncGenerator[SwarmEvent, None]:
-        """What happened."""
+        """Yield events from the requested serial number on."""
         ...
 
     def cancel(self, run_id: RunId) -> None:
-        """End a run."""
+        """Cancel a run."""
         ...
 
     def pause(self, run_id: RunId) -> None:
-        """Plan no step after the one under way."""
+        """Pause a run after the step under way."""
         ...
 
     def resume(self, run_id: RunId) -> None:
-        """Go on with a run that was paused."""
+        """Resume a paused run."""
         ...
 
     def change_rate(self, run_id: RunId, learning_rate: float) -> None:
-        """Train with another peak learning rate from the next step on."""
+        """Change the peak learning rate from the next step on."""
         ...
 
     def change_codecs(self, run_id: RunId, forward: str = "", backward: str = "") -> None:
-        """Have frames go by other codecs from the next step on; empty: as it is."""
+        """Change the codecs of frames from the next step on; an empty codec stays as it is."""
         ...
 
     def losses(self, run_id: RunId, first: int, max_points: int) -> list[StepCommitted | Evaluated]:
-        """Of a run, steps from `first` on and evaluations, evenly chosen if there are many."""
+        """Return a run's steps from `first` on and its evaluations, thinned above the limit."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Documents:
-    """What is told, as JSON: the same as the commands print with `--json`.
+    """Converters to JSON documents, equal to those of the commands' `--json`.
 
     Attributes:
-        status: as `swarm-ft status` does.
-        event: as `swarm-ft events` does.
-        row: as `swarm-ft losses` does.
+        status: Document of `swarm-ft status`.
+        event: Document of `swarm-ft events`.
+        row: Document of `swarm-ft losses`.
     """
 
     status: Callable[[SwarmStatus], dict[str, Any]]
@@ -83,27 +83,27 @@ class Documents:
 
 
 class Facts:
-    """Everything that is known just now: the first members, and the newest runs.
+    """Recent status of the swarm: its first members and its newest runs.
 
     Args:
-        source: who knows.
-        clock: the time.
+        source: The coordinator.
+        clock: Source of the time.
     """
 
     def __init__(self, source: Source, clock: Clock) -> None:
         self._source = source
         self._clock = clock
         self._known: SwarmStatus | None = None
-        self._asked_s = 0.0
+        self._read_s = 0.0
 
     def status(self) -> SwarmStatus:
-        """As of now, or a moment ago."""
+        """Return the status, at most `FRESH_S` old."""
         now_s = self._clock.now_s()
-        if self._known is None or now_s - self._asked_s >= FRESH_S:
-            self._known, self._asked_s = self._ask(), now_s
+        if self._known is None or now_s - self._read_s >= FRESH_S:
+            self._known, self._read_s = self._read(), now_s
         return self._known
 
-    def _ask(self) -> SwarmStatus:
+    def _read(self) -> SwarmStatus:
         found = self._source.status(StatusRequest())
         if found.num_runs <= MAX_PAGE_RUNS:
             return found

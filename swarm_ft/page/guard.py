@@ -1,11 +1,11 @@
-"""Who may open the page: whoever was told its one-time address, by the session token got for it.
+"""Access to the page: its one-time address yields a session token, which admits requests.
 
-The token travels in a header, which the page's own script sets. A page of somebody else's, open in
-the same browser, cannot set it, and no browser sends it by itself to another port of this host. A
-name of somebody else's that leads to this machine (DNS rebinding) is refused by `Host`.
+The token travels in a header, which the page's own script sets. Another page in the same browser
+cannot set it, and no browser sends it by itself to another port of this host. A foreign name that
+leads to this machine (DNS rebinding) is refused by `Host`.
 
-Where strangers reach the page, an address has a few tries a minute at its one-time token. No number
-of them would find 256 bits; the limit keeps them from being work.
+Where strangers can reach the page, an address has a few tries a minute at its one-time token. No
+number of tries would find 256 bits; the limit keeps them from costing time.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from swarm_ft.errors import Busy
 from swarm_ft.protocol.machines.rate import Rate
 
 MAX_SESSIONS = 32
-"""Browsers that are let in at a time; the session that was unused for longest ends first."""
+"""Sessions at a time; a new one ends the least recently used."""
 SESSION_S = 24 * 3600.0
-"""A session that is unused for so long ends."""
+"""Seconds without use after which a session ends."""
 HEADER = "X-Swarm-FT"
-"""Its value is the session's token."""
+"""Header with the session's token."""
 TRIES, TRIES_PER_S = 5, 5 / 60
-"""Of one address, at one-time tokens: at once, and in the long run."""
+"""Tries of one address at one-time tokens: at once, and per second in the long run."""
 
 _LOCAL_NAME = re.compile("[a-z0-9_-]+")
 
 
 class Guard:
-    """See the module's docstring.
+    """Guard of the page; see the module's docstring.
 
     Args:
-        hosts: names by which requests may call this server, each with its port.
+        hosts: Names by which requests may address this server, each with its port.
     """
 
     def __init__(self, hosts: frozenset[str]) -> None:
@@ -46,32 +46,30 @@ class Guard:
 
     @property
     def token(self) -> str:
-        """That opens the page once; the next is another."""
+        """Token that opens the page once; each use replaces it."""
         return self._token
 
     def is_called_right(self, host: str) -> bool:
-        """Whether a request came here by a name of this server's."""
+        """Whether a request addresses this server by one of its names."""
         return host.lower() in self._hosts
 
     def redeem(self, token: str, address: str, now_s: float) -> str | None:
-        """Return a new session's token for a one-time token, which opens nothing any more.
+        """Return a new session's token for the one-time token, which becomes void.
 
         Args:
-            token: as given.
-            address: whose tries are counted together.
-            now_s: monotonic seconds.
+            token: Token of the request.
+            address: Address whose tries count together.
+            now_s: Monotonic seconds.
 
         Returns:
             None for a wrong one-time token.
 
         Raises:
-            Busy: this address tried too often, whatever it says now.
+            Busy: This address tried too often; right tokens are refused too.
         """
         wait_s = self._tries.wait_s(address, now_s)
         if wait_s > 0:
-            raise Busy(
-                f"{TRIES} tries a minute are taken from one machine; try again in {wait_s:.0f} s"
-            )
+            raise Busy(f"one machine has {TRIES} tries a minute; try again in {wait_s:.0f} s")
         if not secrets.compare_digest(_digest(token), _digest(self._token)):
             return None
         self._token, session = secrets.token_urlsafe(), secrets.token_urlsafe()
@@ -81,7 +79,7 @@ class Guard:
         return session
 
     def knows(self, session: str, now_s: float) -> bool:
-        """Whether a session's token was given out, and used of late; it is used now."""
+        """Whether a session's token is valid, which counts as a use."""
         digest = _digest(session)
         used_s = self._used_s.pop(digest, None)
         if used_s is None or now_s - used_s >= SESSION_S:
@@ -91,13 +89,13 @@ class Guard:
 
 
 def is_own_name(host: str, names: Collection[str]) -> bool:
-    """Whether a `Host` cannot be a name of somebody else's that leads to this machine.
+    """Whether a `Host` is safe from foreign names that lead to this machine.
 
-    An address is none, and neither is a name without a dot: no public name is that short.
+    An address is safe, and so is a name without a dot: no public name is that short.
 
     Args:
-        host: the header, perhaps with a port.
-        names: that are known to be this machine's.
+        host: Value of the header, perhaps with a port.
+        names: Known names of this machine.
     """
     name = host.lower()
     if not name.endswith("]"):
@@ -111,5 +109,5 @@ def is_own_name(host: str, names: Collection[str]) -> bool:
 
 
 def _digest(token: str) -> bytes:
-    """Compared in its place: how long that takes tells nothing of a token."""
+    """Return a token's digest: comparing digests reveals nothing of a token by its time."""
     return sha256(token.encode(errors="surrogatepass")).digest()

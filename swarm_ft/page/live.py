@@ -1,4 +1,4 @@
-"""What the page shows, made once a second for all who look at it, and only while somebody does."""
+"""The page's live data, made once a second for all viewers, and only while there are any."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from swarm_ft.protocol.messages.events import EventsRequest
 MAX_VIEWERS = 32
 PERIOD_S = 1.0
 NEWEST_EVENTS = 200
-"""That a browser is told which comes for the first time."""
+"""Events that a browser receives at its first connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """All that is known at a time; `next_event` is the serial number of what has not happened."""
+    """Status at a time; `next_event` is the serial number of the first later event."""
 
     next_event: int
     message: bytes
 
 
 class Live:
-    """See the module's docstring.
+    """Live data of the page; see the module's docstring.
 
     Args:
-        facts: what is known.
-        source: what happened.
-        documents: how both are told.
+        facts: Status of the swarm.
+        source: Source of the events.
+        documents: Converters to JSON documents.
     """
 
     def __init__(self, facts: Facts, source: Source, documents: Documents) -> None:
@@ -43,42 +43,42 @@ class Live:
         self._viewers = 0
         self._frame: _Frame | None = None
         self._news = asyncio.Event()
-        self._telling: asyncio.Task[None] | None = None
+        self._refreshing: asyncio.Task[None] | None = None
 
     @property
     def num_viewers(self) -> int:
-        """Who looks at it now."""
+        """Number of present viewers."""
         return self._viewers
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Somebody who looks at it as long as the context lasts.
+        """Count a viewer as long as the context lasts.
 
         Raises:
-            Busy: so many others do.
+            Busy: The page has its maximum of viewers.
         """
         if self._viewers >= MAX_VIEWERS:
             raise Busy(f"{MAX_VIEWERS} browsers show this page already; close one of them")
         self._viewers += 1
-        self._telling = self._telling or asyncio.create_task(self._tell())
+        self._refreshing = self._refreshing or asyncio.create_task(self._refresh())
         try:
             yield
         finally:
             self._viewers -= 1
             if not self._viewers:
-                self._telling.cancel()
-                self._telling, self._frame = None, None
+                self._refreshing.cancel()
+                self._refreshing, self._frame = None, None
 
     async def messages(self, since: int | None) -> AsyncGenerator[bytes, None]:
-        """Server-sent events: what happened and what is known, until the reader goes.
+        """Yield server-sent events with the swarm's events and its status, until the reader goes.
 
         Args:
-            since: the serial number of the first event that the browser lacks; None: all of them.
+            since: Serial number of the first event that the browser lacks; None: all.
         """
         frame: _Frame | None = None
         while True:
             frame = await self._after(frame)
-            if since is None or since > frame.next_event:  # the journal may be another one
+            if since is None or since > frame.next_event:  # the journal may have been replaced
                 since = max(0, frame.next_event - NEWEST_EVENTS)
             if since < frame.next_event:
                 async with aclosing(self._source.happened(EventsRequest(since=since))) as events:
@@ -88,12 +88,12 @@ class Live:
             yield frame.message
 
     async def _after(self, seen: _Frame | None) -> _Frame:
-        """The newest frame, once it is another than this one: who is slow misses some."""
+        """Return the newest frame, once it differs from this one; a slow reader misses some."""
         while self._frame is None or self._frame is seen:
             await self._news.wait()
         return self._frame
 
-    async def _tell(self) -> None:
+    async def _refresh(self) -> None:
         while True:
             known = self._facts.status()
             document = self._documents.status(known)
@@ -104,10 +104,10 @@ class Live:
 
 
 def message_of(document: dict[str, Any], next_event: int) -> bytes:
-    """All that is known, for everybody who looks at it."""
+    """Return the status as a server-sent event for all viewers."""
     return message("state", json.dumps(document, separators=(",", ":")), next_event)
 
 
 def message(kind: str, text: str, serial: int) -> bytes:
-    """A server-sent event; a browser that comes back names the newest serial number it got."""
+    """Return a server-sent event; a returning browser sends the last serial number it got."""
     return f"event: {kind}\nid: {serial}\ndata: {text}\n\n".encode()

@@ -1,6 +1,6 @@
-"""What answers over HTTP: the page, for whoever was told its address; metrics, for a Prometheus.
+"""HTTP server of the coordinator: the page for its owner, and metrics for a Prometheus.
 
-Nothing else of this project knows aiohttp.
+No other module of this project knows aiohttp.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from swarm_ft.transport.admission import address_of
 logger = get_logger(__name__)
 
 PREFERRED_PORT = 7770
-"""Of the page, if nobody else has it: a bookmark stays good."""
+"""Port of the page, if it is free, so that a bookmark stays valid."""
 MAX_POINTS = 1000
-"""Of a run's losses, in one answer."""
+"""Points of a run's losses in one answer."""
 WRITE_S = 30.0
-"""A browser that takes nothing for so long is hung up on."""
+"""Seconds after which the server drops a browser that reads nothing."""
 MAX_COMMAND_BYTES = 1 << 14
 STATUS_OF = {NotFound: 404, Busy: 503, OutOfTurn: 409, BadInput: 400}
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -55,13 +55,13 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HttpPlaces:
-    """Where is listened, `host` and port each; port 0: any that is free.
+    """Addresses to listen at, `host` and port each; port 0: any free one.
 
     Attributes:
-        page: plaintext at this machine's own address, TLS elsewhere; None: there is no page.
-        page_port: None: `PREFERRED_PORT`, or any.
-        metrics: None: they are at the page's place alone.
-        address_file: contains the page's newest address, for its owner alone; None: no file does.
+        page: Host of the page, plaintext on loopback and TLS elsewhere; None: no page.
+        page_port: Port of the page; None: `PREFERRED_PORT`, or any.
+        metrics: Address of the metrics alone; None: they are at the page's address only.
+        address_file: File with the page's newest address, for its owner alone; None: no file.
     """
 
     page: str | None = "127.0.0.1"
@@ -71,7 +71,7 @@ class HttpPlaces:
 
     @property
     def asked(self) -> tuple[tuple[str, int], ...]:
-        """Those where nothing else will do."""
+        """Addresses that the user chose, without a substitute."""
         page = (self.page, self.page_port or 0) if self.page is not None else None
         return tuple(place for place in (page, self.metrics) if place is not None)
 
@@ -81,24 +81,24 @@ class HttpPlaces:
         return self.page is not None and not is_loopback(self.page)
 
     def check(self, *, has_keys: bool) -> None:
-        """Refuse what would steer runs in plaintext from other machines.
+        """Refuse a page in plaintext for other machines.
 
         Raises:
-            BadOption: the page is for other machines, and there are no keys for TLS.
+            BadOption: The page is for other machines, and there are no keys for TLS.
         """
         if self.is_far and not has_keys:
             raise BadOption(
-                f"--page {_bracketed(self.page or '')}: the page steers runs, and without keys it "
-                "is plaintext, so it stays on this machine, at 127.0.0.1 or ::1; see it from "
-                "elsewhere by 'ssh -L 7770:127.0.0.1:7770 HOST', or start with keys"
+                f"--page {_bracketed(self.page or '')}: without keys the page is plaintext, "
+                "and only for this machine, at 127.0.0.1 or ::1; reach it from elsewhere with "
+                "'ssh -L 7770:127.0.0.1:7770 HOST', or start with keys"
             )
 
 
 def http_places(page: str | None, metrics: str | None, *, has_page: bool = True) -> HttpPlaces:
-    """What `--page` and `--metrics` say, `HOST:PORT` each.
+    """Return the addresses of `--page` and `--metrics`, `HOST:PORT` each.
 
     Raises:
-        BadOption: one is no address.
+        BadOption: A value is no address.
     """
     listens = _place("--metrics", metrics) if metrics else None
     if not has_page:
@@ -118,12 +118,12 @@ def _place(option: str, text: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Watched:
-    """What listens.
+    """Addresses of the servers.
 
     Attributes:
-        address: of the page, with its one-time token; empty: there is no page.
+        address: Address of the page, with its one-time token; empty: no page.
         fingerprint: SHA-256 of the page's certificate, as browsers show it; empty: no TLS.
-        metrics: `host:port`; empty: nothing but the page listens.
+        metrics: Address of the metrics, `host:port`; empty: only the page's has them.
     """
 
     address: str = ""
@@ -139,18 +139,18 @@ async def watched(
     places: HttpPlaces,
     certificate: WebCertificate | None = None,
 ) -> AsyncIterator[Watched]:
-    """Answer as long as the context lasts.
+    """Serve the page and the metrics as long as the context lasts.
 
     Args:
-        source: who knows.
-        clock: by which rates are measured.
-        documents: how it is told.
-        places: where.
-        certificate: of a page that is for other machines too.
+        source: The coordinator.
+        clock: Clock of rates.
+        documents: Converters to JSON documents.
+        places: Addresses to listen at.
+        certificate: Certificate of a page that is for other machines too.
 
     Raises:
-        PortInUse: somebody else listens there.
-        BadOption: this machine has no such address, or the page needs a certificate.
+        PortInUse: A port is taken.
+        BadOption: This machine has no such address, or the page needs a certificate.
     """
     places.check(has_keys=certificate is not None)
     facts = Facts(source, clock)
@@ -190,8 +190,8 @@ def _socket(option: str, host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         refusal = PortInUse if error.errno == errno.EADDRINUSE else BadOption
-        words = f"{option} {_bracketed(host)}:{port}: {error.strerror}"
-        raise refusal(words) from None
+        message = f"{option} {_bracketed(host)}:{port}: {error.strerror}"
+        raise refusal(message) from None
 
 
 def _bracketed(host: str) -> str:
@@ -226,13 +226,13 @@ async def _open_to_all(
     await door.open(stack, app, own)
 
 
-# ---- who is let in, and what every answer has
+# ---- access, and headers of every answer
 
 
 def _guarded(
     app: web.Application, lets_in: Callable[[web.Request], str], complaints: Complaints
 ) -> web.Application:
-    """Let nothing but answers out: neither a request nor a bug writes a traceback for each."""
+    """Turn errors into answers; log at most a line a second for bad requests and bugs."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Answer) -> web.StreamResponse:
@@ -260,7 +260,7 @@ def _guarded(
 
 
 def _unreadable(request: web.Request, error: Exception, complaints: Complaints) -> web.Response:
-    """Answer a request with a value that nothing here can read; anything else is a bug of ours."""
+    """Answer 400 to a request with an unreadable value, and 500 to a bug of ours."""
     status = 400 if isinstance(error, ValueError | LookupError) else 500
     address = address_of(request.remote or "")
     complaints.log(f"answered {status} to {address}: {type(error).__name__}")
@@ -268,8 +268,8 @@ def _unreadable(request: web.Request, error: Exception, complaints: Complaints) 
     return _plain("this request cannot be read" if status == 400 else "a bug", status=status)
 
 
-def _plain(words: str, status: int = 200) -> web.Response:
-    return web.Response(text=words + "\n", status=status)
+def _plain(text: str, status: int = 200) -> web.Response:
+    return web.Response(text=text + "\n", status=status)
 
 
 def _health(source: Source, facts: Facts, metrics: Metrics) -> Iterable[web.RouteDef]:
@@ -281,7 +281,7 @@ def _health(source: Source, facts: Facts, metrics: Metrics) -> Iterable[web.Rout
             return _plain(
                 "\n".join(("ok", *(f"warning: {one}" for one in facts.status().warnings)))
             )
-        return _plain("the coordinator plans and commits nothing now", status=503)
+        return _plain("the coordinator does not plan or commit steps now", status=503)
 
     async def scraped(_request: web.Request) -> web.Response:
         headers = {"Content-Type": CONTENT_TYPE_LATEST}
@@ -297,30 +297,30 @@ def _health(source: Source, facts: Facts, metrics: Metrics) -> Iterable[web.Rout
 # ---- the page
 
 DONE = {
-    "pause": "paused; the step under way is finished",
-    "resume": "goes on",
+    "pause": "paused after the step under way",
+    "resume": "resumed",
     "cancel": "cancelled",
-    "learning-rate": "has another learning rate from the next step on",
-    "codecs": "goes by these codecs from the next step on",
+    "learning-rate": "new learning rate from the next step on",
+    "codecs": "new codecs from the next step on",
 }
 OPEN = frozenset({"/", "/session", "/healthz", "/readyz"})
-"""Paths that tell nothing of anybody; the page's document has no data."""
+"""Paths without data of anybody; the page's document has none."""
 
 
 class _Page:
-    """The page and what it asks for.
+    """The page and its requests.
 
     Args:
-        source: who knows.
-        clock: by which rates are measured.
-        documents: how it is told.
-        live: what the page shows.
-        places: where it listens, and the file of its address.
-        complaints: log what strangers cause.
-        certificate: by which browsers know it; None: plaintext.
+        source: The coordinator.
+        clock: Clock of rates.
+        documents: Converters to JSON documents.
+        live: Live data of the page.
+        places: Address to listen at, and the file of its address.
+        complaints: Log of what strangers cause.
+        certificate: Certificate of the page; None: plaintext.
     """
 
-    def __init__(  # noqa: PLR0913 - what a page has around it
+    def __init__(  # noqa: PLR0913 - all parts of a page
         self,
         source: Source,
         clock: Clock,
@@ -343,7 +343,7 @@ class _Page:
         names = [*(certificate.names if certificate else (host,)), *LOOPBACK]
         hosts = {f"{_bracketed(name).lower()}:{port}" for name in names}
         scheme, usual = ("https", 443) if certificate else ("http", 80)
-        if port == usual:  # browsers do not say it
+        if port == usual:  # browsers leave it out
             hosts |= {_bracketed(name).lower() for name in names}
         self._guard = Guard(frozenset(hosts))
         self._origin = f"{scheme}://{_bracketed(names[0])}:{port}"
@@ -352,16 +352,16 @@ class _Page:
 
     @property
     def address(self) -> str:
-        """That opens the page once."""
+        """Address that opens the page once."""
         return f"{self._origin}/?token={self._guard.token}"
 
     @property
     def fingerprint(self) -> str:
-        """Of its certificate; empty without one."""
+        """Fingerprint of the certificate; empty without one."""
         return self._certificate.fingerprint if self._certificate else ""
 
     async def answer(self, stack: AsyncExitStack, others: Iterable[web.RouteDef]) -> Watched:
-        """Answer, and at `others` too, until the stack is closed."""
+        """Serve the page and the routes in `others`, until the stack is closed."""
         app = web.Application(client_max_size=MAX_COMMAND_BYTES)
         app = _guarded(app, self.lets_in, self._complaints)
         app.add_routes(self.routes())
@@ -372,24 +372,24 @@ class _Page:
         return Watched(address=self.address, fingerprint=self.fingerprint)
 
     def routes(self) -> Iterable[web.RouteDef]:
-        """What answers."""
+        """Routes of the page."""
         return (
             web.get("/", self._show),
             web.post("/session", self._begin_session),
-            web.get("/live", self._tell),
+            web.get("/live", self._stream),
             web.get("/losses", self._losses),
-            web.post("/address", self._another),
+            web.post("/address", self._show_address),
             web.post("/runs/{run}/{verb}", self._steer),
         )
 
     def lets_in(self, request: web.Request) -> str:
-        """Why somebody is not; empty if it is."""
+        """Return the reason to refuse a request; empty if it is admitted."""
         if not self._guard.is_called_right(request.headers.get("Host", "")):
-            return f"expected this page to be called {self._origin}"
+            return f"expected {self._origin} as the address of this page"
         if request.path in OPEN:
             return ""
         if not self._knows(request):
-            return "open the address that the coordinator printed; each opens the page once"
+            return "open the address that the coordinator printed; each works once"
         self._door.let_in(request)
         return ""
 
@@ -401,43 +401,45 @@ class _Page:
         return web.Response(text=self._html, content_type="text/html", headers=headers)
 
     async def _begin_session(self, request: web.Request) -> web.Response:
-        """Give a session's token for the one-time token of an address."""
+        """Return a session's token for the one-time token of an address."""
         token, address = _text(await _body_of(request), "token"), address_of(request.remote or "")
         try:
             session = self._guard.redeem(token, address, self._clock.now_s())
         except Busy as error:
-            self._complaints.log(f"{address} tries addresses of the page, and is refused for now")
+            self._complaints.log(
+                f"{address} tries addresses of the page too often: refused for now"
+            )
             return _plain(error.message, 429)
         if session is None:
-            self._complaints.log(f"{address} tried an address of the page that was used, or wrong")
-            return _plain("this address was used, or is wrong: see the coordinator's newest", 401)
+            self._complaints.log(f"{address} tried a used or wrong address of the page")
+            return _plain("this address is used or wrong; open the coordinator's newest one", 401)
         self._door.let_in(request)
         self._write_address()
-        where = f"; {self._address_file} has the next" if self._address_file else ""
-        logger.info("the address of the page was used from %s%s", address, where)
+        next_one = f"; the next one is in {self._address_file}" if self._address_file else ""
+        logger.info("the address of the page was used from %s%s", address, next_one)
         return web.json_response({"session": session})
 
     def _write_address(self) -> None:
-        """Write the newest address down for the owner, whose browser forgets a closed page."""
+        """Write the newest address to the owner's file, since a browser forgets a closed page."""
         if self._address_file is None:
             return
         try:
             with replacing(self._address_file) as partial, open_private(partial, "wb") as file:
                 file.write(f"{self.address}\n".encode())
         except OSError as error:
-            self._complaints.log(f"its address cannot be written down: {error.strerror}")
+            self._complaints.log(f"its address cannot be written: {error.strerror}")
 
     def _forget_address(self) -> None:
         if self._address_file is not None:
             with suppress(OSError):
                 self._address_file.unlink(missing_ok=True)
 
-    async def _another(self, _request: web.Request) -> web.Response:
-        """An address for another browser of the owner's."""
+    async def _show_address(self, _request: web.Request) -> web.Response:
+        """Return an address for another browser of the owner's."""
         return web.json_response({"address": self.address, "fingerprint": self.fingerprint})
 
     async def _steer(self, request: web.Request) -> web.Response:
-        """Do what the owner asks of a run."""
+        """Carry out the owner's command on a run."""
         run_id, verb = RunId(request.match_info["run"]), request.match_info["verb"]
         fields = await _body_of(request)
         match verb:
@@ -454,10 +456,10 @@ class _Page:
                 self._source.change_codecs(run_id, *codecs)
             case _:
                 raise web.HTTPNotFound
-        logger.info("run %s: %s, by the page", run_id, verb)
+        logger.info("run %s: %s, from the page", run_id, verb)
         return web.json_response({"words": f"{run_id}: {DONE[verb]}"})
 
-    async def _tell(self, request: web.Request) -> web.StreamResponse:
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
         last = request.headers.get("Last-Event-ID", "")
         with self._live.watching():
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -467,11 +469,11 @@ class _Page:
                 async with aclosing(messages):
                     async for message in messages:
                         if not self._knows(request):
-                            break  # as many others came since
+                            break  # newer sessions replaced this one
                         async with asyncio.timeout(WRITE_S):
                             await response.write(message)
             except (ConnectionError, TimeoutError, Busy):
-                pass  # it is gone, or comes again by itself
+                pass  # the browser is gone, or reconnects by itself
             return response
 
     async def _losses(self, request: web.Request) -> web.Response:
@@ -484,7 +486,7 @@ class _Page:
 
 
 def content_policy(html: str) -> str:
-    """What the page may do: run its own script, look its own way, ask its own server."""
+    """Return the page's content policy: its own script, style and server, and nothing else."""
 
     def digests(tag: str) -> str:
         found = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
@@ -499,10 +501,10 @@ def content_policy(html: str) -> str:
 
 
 async def _body_of(request: web.Request) -> dict[str, Any]:
-    """A command's fields.
+    """Return a command's fields.
 
     Raises:
-        BadInput: it is no JSON object.
+        BadInput: The body is no JSON object.
     """
     try:
         found = json.loads(await request.text() or "{}")
@@ -514,7 +516,7 @@ async def _body_of(request: web.Request) -> dict[str, Any]:
 
 
 def _text(fields: dict[str, Any], name: str) -> str:
-    """A field that may be missing, and is empty then."""
+    """Return a text field, empty if it is missing."""
     found = fields.get(name, "")
     if not isinstance(found, str):
         raise BadInput(f"{name}: expected a text, got {ascii(found)[:40]}")

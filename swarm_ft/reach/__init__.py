@@ -1,1 +1,1 @@
-"""Byte streams to any member, whatever routers stand between: front, ladder, relay, tunnels."""
+"""Byte streams between members, through routers: front, ladder, relay, tunnels."""

@@ -1,4 +1,4 @@
-"""How far a swarm's relays are from this machine."""
+"""Distances from this machine to the swarm's relays."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from swarm_ft.protocol.messages.meeting import RelayPlace
 from swarm_ft.reach.sockets import ask_front
 
 QUESTIONS = 2
-"""To each relay; the quicker answer counts."""
+"""Requests to each relay; the quicker reply counts."""
 
 
 async def measured(places: Iterable[RelayPlace]) -> dict[str, float]:
-    """Seconds there and back, by a relay's endpoint; of those that answer."""
+    """Return the round trip in seconds by relay endpoint, for relays that answer."""
     endpoints = [place.endpoint for place in places]
     found = await asyncio.gather(*map(_round_trip_s, endpoints))
     return {one: s for one, s in zip(endpoints, found, strict=True) if s is not None}

@@ -1,7 +1,7 @@
-"""Why a machine can, or cannot, join a swarm: what is in its way, and what to do about it.
+"""Diagnosis of a machine's way into a swarm: obstacles, and advice for each.
 
-Each question is asked by itself, so that one that has no answer hides no other. Nothing is used up:
-an invitation is read, and not shown.
+Each check runs by itself, so that a failed one hides no other. The checks read the invitation
+without using it up, and never print it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from swarm_ft.reach.portmap import router_address
 from swarm_ft.reach.sockets import FrontSays, ask_front, is_dialled_back, outside_address
 
 LOOKED_S, DIALLED_S = 5.0, 4.0
-"""How long a member that just began waits to know its router, and then to be dialled."""
+"""Seconds that a new member may take to know its router, and then to be dialled."""
 MAX_OFFSET_S, MAX_JOIN_OFFSET_S = 60.0, 3600.0
-"""Of clocks: certificates begin an hour in the past; logs are hard to read before."""
+"""Seconds by which clocks may differ: certificates begin an hour in the past, and logs get unclear.
+"""
 ANYWHERE = ("2001:4860:4860::8888", 53)
 RELAY = (
     "for one: the coordinator without --no-relay, or 'swarm-ft relay' on a machine with a public "
@@ -40,24 +41,25 @@ RELAY = (
 
 
 class Verdict(StrEnum):
-    """What an answer means for joining."""
+    """Meaning of a finding for joining."""
 
     OK = "ok"
     NOTE = "note"
-    """Works, and would work better otherwise."""
+    """The check passed, and the machine would work better otherwise."""
     BAD = "bad"
-    """This machine cannot join like that."""
+    """This machine cannot join in its present state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One answer.
+    """Result of one check.
 
     Attributes:
-        about: a word for what was asked.
-        says: what was found.
-        advice: what to do; empty if nothing.
-        cause: a word for why others cannot reach this machine; for programs.
+        about: One word for the checked thing.
+        verdict: Meaning for joining.
+        says: Text of the result.
+        advice: Text of the remedy; empty without one.
+        cause: Word for programs: the reason why others cannot reach this machine.
     """
 
     about: str
@@ -68,7 +70,7 @@ class Finding:
 
 
 async def examine_way(invite: Invite) -> AsyncIterator[Finding]:
-    """Whether the swarm of this invitation is reached from here, and how this machine is."""
+    """Check whether this machine reaches an invitation's swarm, and how others reach it."""
     answers = await asyncio.gather(*map(_front_at, invite.addresses))
     fronts = {a: front for a, front in answers if isinstance(front, FrontSays)}
     for address, answer in answers:
@@ -94,11 +96,11 @@ async def examine_way(invite: Invite) -> AsyncIterator[Finding]:
 
 
 async def examine_member(reach: Reach, coordinator: str) -> AsyncIterator[Finding]:
-    """How others reach a member that serves now, and what is in the way; in 10 s at most.
+    """Check how others reach a serving member, within 10 s.
 
     Args:
-        reach: its part in introductions, which has begun.
-        coordinator: where that is.
+        reach: The member's part in introductions, which has begun.
+        coordinator: Address of the coordinator, `host:port`.
     """
     front: FrontSays | None = None
     with suppress(TimeoutError):
@@ -134,18 +136,19 @@ async def _front_at(address: str) -> tuple[str, FrontSays | Exception]:
 
 
 def _unreached(address: str, error: Exception, others: Sequence[str]) -> Finding:
-    """One of the invitation's addresses does not answer; `others` do."""
+    """Return the finding for one of the invitation's addresses without an answer."""
     reason = str(error) or "no answer"
     if isinstance(error, OSError) and error.errno:
         reason = os.strerror(error.errno)
     says = f"{address}: {reason}"
     if others:
-        return Finding("coordinator", Verdict.NOTE, says, f"{others[0]} answers, which is enough")
+        advice = f"none needed: {others[0]} answers"
+        return Finding("coordinator", Verdict.NOTE, says, advice)
     return Finding(
         "coordinator",
         Verdict.BAD,
         says,
-        "ask the swarm's owner whether it runs, and at this address; some networks let out "
+        "ask the swarm's owner whether it runs at this address; some networks allow outgoing "
         "connections to few ports only",
     )
 
@@ -156,7 +159,7 @@ async def _swarm(address: str, invite: Invite) -> Finding:
         await asyncio.to_thread(authority_at, host.strip("[]"), int(port), invite.fingerprint)
     except SwarmError as error:
         return Finding("swarm", Verdict.BAD, error.message, "ask for a new invitation")
-    return Finding("swarm", Verdict.OK, "the one that this invitation is of")
+    return Finding("swarm", Verdict.OK, "the coordinator belongs to this invitation's swarm")
 
 
 def _clock(front: FrontSays) -> Finding:
@@ -170,7 +173,7 @@ def _clock(front: FrontSays) -> Finding:
 
 
 async def _varies(address: str, front: FrontSays) -> bool | None:
-    """Whether the router gives each destination another port; None if that cannot be found out."""
+    """Whether the router maps each destination to another port; None if unknown."""
     if not front.other_port:
         return None
     other = f"{address.rpartition(':')[0]}:{front.other_port}"
@@ -182,7 +185,7 @@ async def _varies(address: str, front: FrontSays) -> bool | None:
 
 
 async def _is_open(address: str, front: FrontSays) -> bool | None:
-    """Ask the coordinator to dial a port of this machine that nobody forwarded."""
+    """Request that the coordinator dials a port of this machine that nobody forwarded."""
     family = socket.AF_INET6 if front.address.startswith("[") else socket.AF_INET
     with closing(socket.create_server(("", 0), family=family)) as listener:
         return await _is_dialled(address, listener.getsockname()[1])
@@ -202,45 +205,42 @@ async def _is_dialled(address: str, port: int) -> bool | None:
 
 def _version(front: FrontSays) -> Finding:
     if front.version == PROTOCOL_VERSION:
-        says = f"swarm-ft {described_version()} speaks the coordinator's, {PROTOCOL_VERSION}"
+        says = f"swarm-ft {described_version()}, protocol {PROTOCOL_VERSION} like the coordinator"
         return Finding("version", Verdict.OK, says)
     older = "this machine" if front.version > PROTOCOL_VERSION else "the coordinator"
     return Finding(
         "version",
         Verdict.BAD,
-        f"swarm-ft {described_version()} speaks protocol version {PROTOCOL_VERSION}, the "
+        f"swarm-ft {described_version()} has protocol version {PROTOCOL_VERSION}, the "
         f"coordinator {front.version}",
         f"update {older}: {UPDATE}",
     )
 
 
 async def _mapping(front: FrontSays) -> Finding:
-    """Whether the router maps ports for those who ask, and is the last one on the way."""
+    """Return the finding on port mapping: whether the router maps ports, and is the last one."""
     outside = await router_address()
     if outside is None:
         miniupnpc = "" if importlib.util.find_spec("miniupnpc") else ", and pip install miniupnpc"
         return Finding(
             "mapping",
             Verdict.NOTE,
-            "the router maps no ports, as far as was found out",
-            f"switch on NAT-PMP or UPnP in its settings{miniupnpc}: others can dial in then",
+            "the router maps no ports, as far as swarm-ft can find out",
+            f"enable NAT-PMP or UPnP in its settings{miniupnpc}, so that others can dial in",
         )
     if outside == host_of(front.address):
-        return Finding("mapping", Verdict.OK, "the router maps ports: a peer is given one")
+        return Finding("mapping", Verdict.OK, "the router maps ports, and gives a peer one")
     return Finding(
         "mapping",
         Verdict.NOTE,
-        f"the router's own address is {outside}, and not the one that is seen: the provider has "
-        "another router (CGNAT), and a port that this one maps leads nowhere",
+        f"the router's own address is {outside}, and others see another one: the provider has a "
+        "second router (CGNAT), so a port that this one maps leads nowhere",
         "ask the provider for IPv6, or for an address of your own",
     )
 
 
 def own_ipv6() -> str | None:
-    """The address from which this machine would speak to the whole internet; None: it has none.
-
-    No packet is sent to find out.
-    """
+    """Return the machine's global IPv6 address; None if it has none. Sends no packet."""
     with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as asker:
         asker.connect(ANYWHERE)
         own = ipaddress.IPv6Address(asker.getsockname()[0])
@@ -251,27 +251,29 @@ def own_ipv6() -> str | None:
 def ipv6(
     own: str | None, addresses: Collection[str], fronts: Collection[str], standing: Standing
 ) -> Finding:
-    """Whether others can reach this machine by IPv6, where no router changes ports.
+    """Return the finding on IPv6: whether others reach this machine without port mapping.
 
     Args:
-        own: its address.
-        addresses: of the coordinator.
-        fronts: those of them that answer.
-        standing: how others reach it otherwise.
+        own: IPv6 address of this machine; None without one.
+        addresses: Addresses of the coordinator.
+        fronts: Those of the addresses that answer.
+        standing: How others reach the machine otherwise.
     """
     if any(map(_is_ipv6, fronts)):
-        return Finding("ipv6", Verdict.OK, f"{own or 'this machine'} reaches the coordinator's")
+        text = f"{own or 'this machine'} reaches the coordinator over IPv6"
+        return Finding("ipv6", Verdict.OK, text)
     verdict = Verdict.OK if standing.is_open else Verdict.NOTE  # it is not needed
     if own is None:
         advice = (
-            "" if standing.is_open else "ask the provider for it: no router hands out ports there"
+            "" if standing.is_open else "ask the provider for IPv6, which needs no port mapping"
         )
-        return Finding("ipv6", verdict, "this machine has none", advice)
+        return Finding("ipv6", verdict, "this machine has no IPv6 address", advice)
     if any(map(_is_ipv6, addresses)):
-        advice = "" if standing.is_open else "see what firewalls of this network do with IPv6"
-        return Finding("ipv6", verdict, f"{own} does not reach the coordinator's", advice)
-    advice = "the swarm's owner may name the coordinator's in the invitation, if it has one"
-    says = f"{own} is not used: the invitation names no such address of the coordinator"
+        advice = "" if standing.is_open else "check this network's firewalls for IPv6"
+        text = f"{own} does not reach the coordinator over IPv6"
+        return Finding("ipv6", verdict, text, advice)
+    advice = "ask the swarm's owner to name an IPv6 address of the coordinator in the invitation"
+    says = f"{own} is not used: the invitation names no IPv6 address of the coordinator"
     return Finding("ipv6", verdict, says, "" if standing.is_open else advice)
 
 
@@ -280,42 +282,42 @@ def _is_ipv6(endpoint: str) -> bool:
 
 
 def _relay(front: FrontSays) -> Finding:
-    """Whether there is one for sure: a coordinator that is none has no second port."""
+    """Return the finding on relays; a coordinator without a second port is no relay itself."""
     if front.other_port:
-        return Finding("relay", Verdict.OK, "beside the coordinator")
-    says = "none beside the coordinator; who joins is told of others"
+        return Finding("relay", Verdict.OK, "the coordinator is a relay")
+    says = "the coordinator is no relay; a member learns of other relays when it joins"
     return Finding("relay", Verdict.NOTE, says, f"if there is none, ask the swarm's owner {RELAY}")
 
 
-# ---- how others reach a machine, decided from what is known of it
+# ---- verdict on how others reach a machine, from the known facts
 
 
 class Cause(StrEnum):
-    """Why not everybody reaches a machine; the words are for programs."""
+    """Reason why not everybody reaches a machine; the values are for programs."""
 
     NONE = ""
     NOT_INTRODUCED = "not-introduced"
     """The coordinator makes no introductions."""
     FIREWALL = "firewall"
-    """No router is between, and its port is closed all the same."""
+    """The machine is behind no router, and its port is closed."""
     ROUTER = "router"
-    """A router lets nobody in, but what it lets out can be punched through."""
+    """A router refuses incoming connections; hole punching can pass it."""
     SYMMETRIC_ROUTER = "symmetric-router"
-    """A router that gives each destination another port."""
+    """A router maps each destination to another port."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """What decides how others reach a machine.
+    """Facts that decide how others reach a machine.
 
     Attributes:
-        seen: host at which the coordinator sees it; empty: it did not say.
-        own: host from which it asked.
-        port: of its front; 0: any that nobody forwarded.
-        is_open: whether the coordinator can dial it there; None: it dials no such address.
-        varies: its router gives each destination another port; None: nobody knows.
-        has_relay: the swarm has one; None: nobody knows.
-        trouble: why the coordinator introduces nobody to it; None: it would.
+        seen: Host at which the coordinator sees the machine; empty: unknown.
+        own: Host of the machine's own socket.
+        port: Port of its front; 0: any port that nobody forwarded.
+        is_open: Whether the coordinator can dial it; None: it dials no such address.
+        varies: Whether its router maps each destination to another port; None: unknown.
+        has_relay: Whether the swarm has a relay; None: unknown.
+        trouble: Why the coordinator makes no introductions to it; None: it does.
     """
 
     seen: str
@@ -328,12 +330,12 @@ class Standing:
 
     @property
     def is_behind_router(self) -> bool:
-        """Whether it is seen at another address than its own, as far as is known."""
+        """Whether others see it at another address than its own, as far as known."""
         return not self.seen or self.seen != self.own
 
     @property
     def cause(self) -> Cause:
-        """Why not everybody can dial it."""
+        """Reason why not everybody can dial the machine."""
         if self.trouble is not None:
             return Cause.NOT_INTRODUCED
         if self.is_open or (self.is_open is None and not self.is_behind_router):
@@ -343,40 +345,53 @@ class Standing:
         return Cause.SYMMETRIC_ROUTER if self.varies else Cause.ROUTER
 
 
-_IN_THE_WAY = {
+_OBSTACLES = {
     Cause.FIREWALL: "a firewall, of this machine or its network, keeps its port closed",
-    Cause.ROUTER: "its router lets nobody in",
-    Cause.SYMMETRIC_ROUTER: "its router lets nobody in, and gives each destination another port",
+    Cause.ROUTER: "its router refuses incoming connections",
+    Cause.SYMMETRIC_ROUTER: (
+        "its router refuses incoming connections, and maps each destination to another port"
+    ),
 }
 
 
 def reached(standing: Standing) -> Finding:
-    """Which ways lead to a machine. BAD: nobody else's router lets them meet it."""
+    """Return the finding on how others reach a machine; BAD: members behind routers cannot."""
     cause = standing.cause
     if standing.trouble is not None:
-        says = f"cannot reach this machine: the coordinator introduces nobody: {standing.trouble}"
-        advice = "it tries on; 'swarm-ft doctor' with the invitation looks closer"
+        says = (
+            f"cannot reach this machine: the coordinator makes no introductions: {standing.trouble}"
+        )
+        advice = "it retries; 'swarm-ft doctor' with the invitation checks more"
         return Finding("others", Verdict.BAD, says, advice, cause)
     if standing.is_open:
         return Finding("others", Verdict.OK, "reach this machine directly")
     if cause is Cause.NONE:
-        says = f"the coordinator does not test private addresses such as {standing.seen}"
+        says = (
+            "may reach this machine: the coordinator does not test private addresses such as "
+            f"{standing.seen}"
+        )
         return Finding("others", Verdict.NOTE, says)
     if standing.has_relay is False:
-        says = f"behind routers cannot reach this machine: {_IN_THE_WAY[cause]}, and the swarm has "
-        return Finding("others", Verdict.BAD, f"{says}no relay", _opening(standing, cause), cause)
+        says = (
+            f"behind routers cannot reach this machine: {_OBSTACLES[cause]}, and the swarm has no "
+            "relay"
+        )
+        return Finding("others", Verdict.BAD, says, _opening(standing, cause), cause)
     if standing.varies:
-        says = f"behind a router reach it: {Way.RELAYED}; public ones: {Way.REVERSE}"
+        says = (
+            "behind a router reach this machine through a relay; it dials the others itself "
+            f"({Way.RELAYED}, {Way.REVERSE})"
+        )
         return Finding("others", Verdict.NOTE, says, "", cause)
-    says = f"reach this machine: {Way.PUNCHED}, where their routers allow it"
+    says = f"reach this machine by hole punching ({Way.PUNCHED}), where their routers allow it"
     if cause is Cause.FIREWALL:
-        says = f"{says}, as {_IN_THE_WAY[cause]}"
+        says = f"{says}: {_OBSTACLES[cause]}"
         return Finding("others", Verdict.NOTE, says, _opening(standing, cause), cause)
     return Finding("others", Verdict.OK, says, "", cause)
 
 
 def _opening(standing: Standing, cause: Cause) -> str:
-    """What would let others in."""
+    """Return advice that would let others dial in."""
     port = f"TCP port {standing.port}" if standing.port else "a TCP port, named with --port,"
     if cause is Cause.FIREWALL:
         return f"open {port} in the firewall"
@@ -389,18 +404,18 @@ def _opening(standing: Standing, cause: Cause) -> str:
 def _router(standing: Standing) -> Finding:
     seen = f"seen as {standing.seen}"
     if not standing.is_behind_router or standing.is_open:
-        return Finding("router", Verdict.OK, f"none in the way, {seen}")
+        return Finding("router", Verdict.OK, f"no router in the way, {seen}")
     if standing.varies is None:
         return Finding(
             "router",
             Verdict.NOTE,
-            f"{seen}; its kind is not known, as the coordinator shows no other port",
+            f"{seen}; its kind is unknown, as the coordinator has no second port to compare",
         )
     if standing.varies:
         return Finding(
             "router",
             Verdict.NOTE,
-            f"{seen}, with another port for each destination: it cannot be punched through",
-            "where it can be had: IPv6, or a forwarded port with --port and --announce",
+            f"{seen}, with another port for each destination: hole punching cannot pass it",
+            "use IPv6, or a forwarded port with --port and --announce, where possible",
         )
     return Finding("router", Verdict.OK, f"{seen}, with one port for all destinations")

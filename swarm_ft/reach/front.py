@@ -1,8 +1,8 @@
-"""The one port of a process: whoever connects says by its first byte what it wants.
+"""Front: the one public port of a process, which sorts connections by their first byte.
 
-TLS goes to gRPC, which itself listens at a place of this process (`transport.local_places`). All
-else says a preamble (`reach.sockets`), and goes to whom this process named for it. Nothing
-plaintext is ever served on a port, unless that is asked for.
+TLS goes to gRPC, which itself listens at a place of this process (`transport.local_places`). Every
+other connection begins with a preamble (`reach.sockets`), and goes to the handler that this process
+registered. A front serves plaintext only if configured so.
 """
 
 from __future__ import annotations
@@ -53,27 +53,27 @@ _TLS, _HTTP2 = b"\x16", b"P"
 """First bytes of a TLS handshake, and of gRPC without one."""
 BACKLOG = 128
 FILES_PER_CONNECTION = 6
-"""Its socket, that to gRPC, and a pipe each way."""
+"""Files of a connection: its socket, the one to gRPC, and a pipe each way."""
 FULL = 0.75
-"""Of all connections; above it those without a call make room."""
+"""Share of all connections above which those without a call make room."""
 
 BACKS_PER_S = 1.0
-"""Dials back to one address; a question that comes sooner waits."""
+"""Dials back to one address per second; an earlier request waits."""
 ONE_ADDRESS = 0.25
-"""Of all connections; no address has more, however few there may be."""
-TOLD_EVERY_S = 1.0
+"""Share of all connections that one address may have, however few there are."""
+LOG_EVERY_S = 1.0
 
 Visit = Callable[[socket.socket, Address], Awaitable[None]]
-"""Takes a connection, whose preamble's letter was read, and from whom it comes. It owns it then."""
+"""Handler of a connection whose preamble's letter was read; it owns the socket."""
 
 
 class Front:
-    """See the module's docstring.
+    """Public port of a process; see the module's docstring.
 
     Args:
-        plaintext: gRPC without TLS is taken too.
-        per_address: how many connections one address may have.
-        shape: of this machine's link.
+        plaintext: Whether the front accepts gRPC without TLS.
+        per_address: Connections that one address may have.
+        shape: Rates of this machine's link.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Front:
         self._in_calls: Callable[[], Collection[str]] = tuple
         self._grpc_bytes = {_TLS, _HTTP2} if plaintext else {_TLS}
         self._visits: dict[bytes, Visit] = {
-            PROBE: _tell_address,
+            PROBE: _send_address,
             QUESTION: self._answer,
         }
         self._back_host = ""
@@ -99,55 +99,55 @@ class Front:
         self._at_most = max(1, max_connections(raise_open_files()) // FILES_PER_CONNECTION)
         self._per_address = max(1, min(per_address, int(ONE_ADDRESS * self._at_most)))
         self._present: dict[Incoming, asyncio.Task[None]] = {}
-        self._dropped, self._told_s = 0, -math.inf
+        self._dropped, self._logged_s = 0, -math.inf
         self._kept: dict[str, socket.socket] = {}
         self._joints: dict[str, Joint] = {}
 
     @property
     def kept(self) -> Collection[str]:
-        """Other ends of connections that are needed, although gRPC knows nothing of them."""
+        """Other ends of connections that are in use without gRPC's knowledge."""
         self._kept = {end: sock for end, sock in self._kept.items() if sock.fileno() >= 0}
         return self._kept.keys()
 
     def keep(self, sock: socket.socket, remote: Address) -> None:
-        """This one showed a ticket, or a meeting's proof."""
+        """Protect a connection that showed a ticket or a meeting's proof."""
         self._kept[endpoint_of(remote)] = sock
 
     def lead_to(self, grpc: LocalPlace, in_calls: Callable[[], Collection[str]]) -> None:
-        """Whatever speaks TLS goes to gRPC from now on; before, it is not served.
+        """Pass TLS connections to gRPC from now on; before, the front refuses them.
 
         Args:
-            grpc: where gRPC listens.
-            in_calls: the other ends of all connections that have a call under way.
+            grpc: Place at which gRPC listens.
+            in_calls: Returns the other ends of connections with a call under way.
         """
         self._grpc, self._in_calls = grpc, in_calls
 
     def on_pair(self, visit: Visit) -> None:
-        """Who takes streams of meetings."""
+        """Set the handler of streams of meetings."""
         self._visits[PAIR] = visit
 
     def on_leg(self, visit: Visit) -> None:
-        """Who takes legs of a relay."""
+        """Set the handler of legs of a relay."""
         self._visits[LEG] = visit
 
     def dial_back_from(self, host: str) -> None:
-        """Answer whether a port of whoever asks can be dialled; without this call nobody does.
+        """Answer requests to dial a port back; without this call the front refuses them.
 
-        A stranger may ask, so the front must not dial what only this machine or its network
-        reaches: behind a proxy, all addresses are the proxy's own.
+        A stranger may send such a request, so the front must not dial addresses that only this
+        machine or its network reaches: behind a proxy, all addresses are the proxy's own.
 
         Args:
-            host: the address at which this process is announced. Loopback and private addresses
-                are dialled only if this is one.
+            host: Address at which this process is announced. The front dials loopback and private
+                addresses only if this is one.
         """
         self._back_host = host
         self._visits[BACK] = self._dial_back
 
     async def listen(self, host: str, port: int) -> str:
-        """Take connections from now on, at one more port; tells where.
+        """Accept connections at one more port; return its endpoint.
 
         Raises:
-            OSError: the port cannot be had.
+            OSError: The port cannot be bound.
         """
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -167,12 +167,12 @@ class Front:
         return endpoint_of((host, listener.getsockname()[1]))
 
     async def serve(self, stream: socket.socket, remote: Address, first: bytes = b"") -> None:
-        """Let gRPC answer on a stream, however it was had, until that is over.
+        """Serve gRPC on a stream of any origin, until the stream ends.
 
         Args:
-            stream: this owns it from now on.
-            remote: from whom it comes.
-            first: what was read of it already.
+            stream: Socket, which the front owns from now on.
+            remote: Address of the other end.
+            first: Bytes that were read already.
 
         Raises:
             OSError: gRPC does not answer.
@@ -195,17 +195,17 @@ class Front:
                 del self._joints[end]
 
     def slow_down(self, remote: str) -> None:
-        """Read the connection of this other end slowly, for a moment.
+        """Read the connection of this other end slowly for a moment.
 
-        gRPC reads bytes as they come, decrypts them and stores messages that no call has asked for.
-        Bytes that nobody reads make their sender's TCP wait.
+        gRPC reads and decrypts bytes at once, and stores messages that no call has requested.
+        Unread bytes make their sender's TCP wait.
         """
         joint = self._joints.get(remote)
         if joint is not None:
             joint.slow_down()
 
     async def close(self) -> None:
-        """Take no more, and end what stands."""
+        """Accept no more connections, and end the present ones."""
         for listener in self._listeners:
             listener.close()
         tasks = [*self._accepting, *self._present.values()]
@@ -218,25 +218,25 @@ class Front:
         while True:
             try:
                 sock, remote = await loop.sock_accept(listener)
-            except OSError as error:  # out of files, or gone before it was taken
+            except OSError as error:  # out of files, or gone before the accept
                 logger.warning("front: %s", error.strerror)
                 await asyncio.sleep(0.1)
                 continue
             self._admit(sock, remote[:2])
-            await asyncio.sleep(0)  # an accepted one that was waiting gives nobody else a turn
+            await asyncio.sleep(0)  # sock_accept does not yield if a connection is waiting
 
     def _admit(self, sock: socket.socket, remote: Address) -> None:
-        """Let it in, and out whoever has to go for it; that may be itself.
+        """Admit a connection, and drop others for it, or itself.
 
-        Decided as each one comes, so those of one address are never more than it may have, however
-        fast they come, and all others find room.
+        The front decides at each arrival. So one address never has more than its share, however
+        fast its connections arrive, and all others find room.
         """
         new = Incoming(*remote, asyncio.get_running_loop().time(), in_call=False)
         dropped = self._surplus(new)
         for one in dropped:
             if one in self._present:
                 self._present[one].cancel()
-        self._tell(dropped, new.since_s)
+        self._log_dropped(dropped, new.since_s)
         if new in dropped:
             sock.close()
             return
@@ -245,15 +245,15 @@ class Front:
         task.add_done_callback(lambda _: self._ended(new, sock))
 
     def _ended(self, one: Incoming, sock: socket.socket) -> None:
-        if self._present.pop(one).cancelled():  # perhaps before it began
+        if self._present.pop(one).cancelled():  # perhaps before the task began
             sock.close()
 
-    def _tell(self, dropped: list[Incoming], now_s: float) -> None:
-        """A flood is worth a line a second, not one each."""
+    def _log_dropped(self, dropped: list[Incoming], now_s: float) -> None:
+        """Log at most one line a second, so that a flood does not fill the log."""
         self._dropped += len(dropped)
-        if self._dropped and now_s >= self._told_s + TOLD_EVERY_S:
+        if self._dropped and now_s >= self._logged_s + LOG_EVERY_S:
             logger.warning("connections-dropped n=%d", self._dropped)
-            self._dropped, self._told_s = 0, now_s
+            self._dropped, self._logged_s = 0, now_s
 
     def _surplus(self, new: Incoming) -> list[Incoming]:
         if len(self._present) < self._per_address:
@@ -271,7 +271,7 @@ class Front:
         return [known.get(one, one) for one in dropped]
 
     async def _greet(self, sock: socket.socket, remote: Address) -> None:
-        """Find out what it wants, soon."""
+        """Read the first bytes, within a limit of time, and pass the connection on."""
         try:
             tune(sock)
             async with asyncio.timeout(GREETING_S):
@@ -291,13 +291,13 @@ class Front:
     async def _answer(self, sock: socket.socket, remote: Address) -> None:
         try:
             other = self._ports[1] if len(self._ports) > 1 else 0
-            says = f"{endpoint_of(remote)} {other} {time.time():.3f} {PROTOCOL_VERSION}"
-            await send_text(sock, says)
+            text = f"{endpoint_of(remote)} {other} {time.time():.3f} {PROTOCOL_VERSION}"
+            await send_text(sock, text)
         finally:
             sock.close()
 
     async def _dial_back(self, sock: socket.socket, remote: Address) -> None:
-        """Dial the address that asks, and no other."""
+        """Dial the caller's own address, and no other."""
         try:
             async with asyncio.timeout(GREETING_S):
                 port = int.from_bytes(await receive_exactly(sock, 2), "big")
@@ -322,7 +322,7 @@ class Front:
         return NO
 
     async def _inner(self, remote: Address) -> socket.socket:
-        """A connection to this process's gRPC, which can tell from whom it is."""
+        """Return a connection to this process's gRPC, which learns the remote address."""
         if self._grpc is None:
             raise ConnectionRefusedError("gRPC is not served here")
         return await self._grpc.connect(endpoint_of(remote))
@@ -335,7 +335,7 @@ class Front:
         return visit
 
 
-async def _tell_address(sock: socket.socket, remote: Address) -> None:
+async def _send_address(sock: socket.socket, remote: Address) -> None:
     try:
         await send_address(sock, remote)
     finally:

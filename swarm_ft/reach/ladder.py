@@ -1,12 +1,12 @@
-"""One side of a meeting as a state machine: which ways to try, and which stream is taken.
+"""One side of a meeting as a state machine: the ways to try, and the stream to use.
 
 All ways but one are tried at once. The caller dials the other side's endpoints (direct), which
-dials the caller's (reverse). Both leave a leg at the relay, which reports the outside address of
-each leg to the coordinator, which sends it to the other side. Both connect from the leg's port to
-that address: a router that let one out lets the other in (punched; Ford et al. 2005, "Peer-to-Peer
-Communication Across Network Address Translators"). Private endpoints of a house are dialled last.
-The caller takes the first stream that stands, and the relayed one only once the others had their
-time. It knows no socket and reads no clock.
+dials the caller's (reverse). Both leave a leg at the relay. The relay reports the outside address
+of each leg to the coordinator, which sends it to the other side. Both connect from the leg's port
+to that address: a router that let one out lets the other in (punched; Ford et al. 2005,
+"Peer-to-Peer Communication Across Network Address Translators"). Private endpoints of a house are
+dialled last. The caller uses the first stream that opens, and the relayed one only after the others
+had their time. The machine has no socket and reads no clock.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from dataclasses import dataclass
 from swarm_ft.protocol.messages.meeting import Meet, Punch, Way
 
 MIN_PATIENCE_S = 1.0
-"""How long, at least, a relayed stream waits for a better one where punching may succeed."""
+"""Seconds, at least, that a relayed stream waits for a better one where punching may succeed."""
 PATIENCE_ROUND_TRIPS = 5.0
-"""To the relay: one for the leg, one and a half for both sides to hear, one to punch."""
+"""Round trips to the relay to wait: one for the leg, 1.5 until both sides know, one to punch."""
 DIAL_PATIENCE_S = 0.2
-"""... where only dialling may: a machine that listens answers in one round trip."""
+"""Seconds to wait where only dialling may succeed: a listening machine answers in one trip."""
 DIAL_ROUND_TRIPS = 2.0
 HOUSE_AFTER_S = 0.25
-"""How long all other ways have before a private endpoint is dialled: it may be of another house."""
+"""Seconds until a private endpoint is dialled, which may belong to another house."""
 GIVE_UP_S = 15.0
-"""A meeting without a stream for so long is over."""
+"""Seconds until a meeting without a stream ends."""
 LEGLESS_S = 3.0
-"""... one without a relay, which would have had a stream by then: another relay may have one."""
+"""Seconds until a meeting without a relay ends, since another relay may have a stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Connect to the other side's front."""
+    """Effect: connect to the other side's front."""
 
     endpoint: str
     way: Way
@@ -41,7 +41,7 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class LeaveLeg:
-    """Connect to the relay, from a port that may be used again, and show the ticket."""
+    """Effect: connect to the relay from a port that can be used again, and show the ticket."""
 
     relay: str
     ticket: bytes
@@ -49,14 +49,14 @@ class LeaveLeg:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Connect from the leg's port to the address where the relay sees the other side's; once."""
+    """Effect: connect from the leg's port to the other side's address at the relay, once."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """This stream it is; close all others. A caller says so on it."""
+    """Effect: use this stream, and close all others; the caller confirms it on the stream."""
 
     stream: int
     way: Way
@@ -64,7 +64,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """There is no way; close all."""
+    """Effect: there is no way; close all streams."""
 
     reason: str
 
@@ -74,12 +74,12 @@ Effects = list[Effect]
 
 
 class Ladder:
-    """See the module's docstring.
+    """Ladder of one meeting; see the module's docstring.
 
     Args:
-        meet: what the coordinator said.
-        now_s: monotonic seconds.
-        hopeless: ways that did not work for this pair of late; not waited for.
+        meet: The coordinator's message on the meeting.
+        now_s: Monotonic seconds.
+        hopeless: Ways that failed for this pair recently, and get no time.
     """
 
     def __init__(self, meet: Meet, now_s: float, hopeless: frozenset[Way] = frozenset()) -> None:
@@ -96,19 +96,19 @@ class Ladder:
 
     @property
     def is_over(self) -> bool:
-        """Whether a stream was taken, or there is none."""
+        """Whether the meeting has a stream, or has ended without one."""
         return self._is_over
 
     @property
     def due_s(self) -> float:
-        """When it is to be woken, if nothing happens before."""
+        """Monotonic seconds of the next `tick`, if nothing happens before."""
         due_s = self._gives_up_s
         if self._relayed is not None:
             due_s = min(due_s, self._patient_until_s)
         return min(due_s, self._began_s + HOUSE_AFTER_S) if self._house else due_s
 
     def begin(self) -> Effects:
-        """All ways that are tried at once."""
+        """Return the effects that begin all immediate ways."""
         meet = self._meet
         effects = self._dials(meet.endpoints)
         if meet.relay is not None:
@@ -116,44 +116,44 @@ class Ladder:
         return effects
 
     def seen(self, round_trip_s: float) -> Effects:
-        """The leg stands, and the relay has reported it."""
+        """Record that the leg stands, and that the relay has reported it."""
         if self._is_over:
             return []
         self._round_trip_s, self._has_leg = round_trip_s, True
         return list(self._connect())
 
     def lost_leg(self) -> None:
-        """The relay does not answer, or is gone."""
+        """Record that the relay does not answer, or is gone."""
         self._is_legless = True
 
     def told(self, punch: Punch) -> Effects:
-        """The relay sees the other side's leg. Only the first such message counts."""
+        """Record the other side's address at the relay; only the first message counts."""
         if self._is_over or not self._may_punch or self._punch is not None:
             return []
         self._punch = punch.address
         return list(self._connect())
 
     def opened(self, stream: int, way: Way, now_s: float) -> Effects:
-        """A stream stands, and the other side proved that it is of this meeting."""
+        """Record an open stream whose other side proved that it belongs to this meeting."""
         if self._is_over or not self._meet.is_caller:
-            return []  # the caller chooses
+            return []  # the caller decides
         if way is not Way.RELAYED:
             return self._take(stream, way)
         self._relayed = stream
         return self.tick(now_s)
 
     def chosen(self, stream: int, way: Way) -> Effects:
-        """The caller said on this stream that it takes it."""
+        """Record that the caller uses this stream."""
         return [] if self._is_over or self._meet.is_caller else self._take(stream, way)
 
     def closed(self, stream: int) -> Effects:
-        """A stream that stood is no more."""
+        """Record that an open stream has closed."""
         if stream == self._relayed:
             self._relayed = None
         return []
 
     def tick(self, now_s: float) -> Effects:
-        """Time passes."""
+        """Return the effects that are due at this time."""
         if self._is_over:
             return []
         if self._house and now_s >= self._began_s + HOUSE_AFTER_S:
@@ -173,7 +173,7 @@ class Ladder:
 
     @property
     def _patient_until_s(self) -> float:
-        """Until when a relayed stream waits for a better one."""
+        """Monotonic seconds until which a relayed stream waits for a better one."""
         if self._may_punch:
             trips_s, least_s = PATIENCE_ROUND_TRIPS * self._round_trip_s, MIN_PATIENCE_S
         elif self._meet.endpoints:
@@ -189,7 +189,8 @@ class Ladder:
         return [Dial(endpoint, way) for endpoint in endpoints]
 
     def _connect(self) -> Iterator[Effect]:
-        # From a port whose mapping the relay made known; before that there is no hole to make.
+        # Connect only from a port whose mapping the relay has reported; before that there is no
+        # hole.
         if self._has_leg and self._punch is not None and not self._has_punched:
             self._has_punched = True
             yield Connect(self._punch)

@@ -1,7 +1,7 @@
-"""A member's part in introductions: it asks for streams to others, and answers those who ask.
+"""A member's part in introductions: requests for streams to others, and answers to requests.
 
-`ladder` decides for each meeting; this owns the sockets. Whoever is asked for hands the stream to
-its own gRPC, through its front; whoever asked gives it to its own (`reach.tunnels`).
+`ladder` decides for each meeting; this module owns the sockets. The called side passes the stream
+to its own gRPC through its front. The caller passes it to its own through `reach.tunnels`.
 """
 
 from __future__ import annotations
@@ -64,48 +64,48 @@ from swarm_ft.transport.methods import INTRODUCE
 logger = get_logger(__name__)
 
 MIN_RETRY_S, MAX_RETRY_S = 0.25, 2.0
-"""Between calls of a coordinator that does not answer."""
+"""Seconds between two calls of a coordinator that does not answer."""
 PUNCH_EVERY_S, PUNCH_S = 0.1, 3.0
-"""A punch that is refused is tried again so soon, for so long: the other side may be later."""
+"""Seconds between two tries to punch, and for all tries: the other side may begin later."""
 EARLY_S = 2.0
-"""How long a stream of a meeting that is not known here yet waits for word of it."""
+"""Seconds that a stream waits for the coordinator's message on its meeting."""
 WANTED_S = 20.0
-"""How long somebody waits for a stream, the coordinator's answer included."""
+"""Seconds that a caller waits for a stream, the coordinator's answer included."""
 HOPELESS_S = 300.0
-"""How long a way that did not work is not waited for."""
+"""Seconds during which a failed way gets no time."""
 MEASURED_EVERY_S = 600.0
-"""How often, about, a member looks how far relays are."""
+"""Seconds, about, between two measurements of the distance to relays."""
 SPREAD_S = 1.0
-"""Over which all members look at a relay that is new."""
+"""Seconds over which all members spread their measurement of a new relay."""
 SPARE_S = 300.0
-"""How long a stream is kept that a caller took and says nothing on: it waits for a step's end."""
+"""Seconds that a chosen stream may stay silent: its caller may wait for a step's end."""
 MAX_MEETINGS, MAX_MEETINGS_WITH = 128, 16
-"""At once: of all together, and with one other member, which may be hostile."""
+"""Meetings at once: of all members, and with one member, which may be hostile."""
 MAX_PUNCHES = 32
-"""Loops of `_Meeting.punch` at once, of up to 30 SYNs each: more meetings use the relay."""
+"""Loops of `_Meeting.punch` at once, of up to 30 SYNs each; more meetings use the relay."""
 MAX_SPARE = 64
-"""Streams that wait to be used; more than these wait as long as any other that says nothing."""
+"""Silent chosen streams at once; more than these get the time of any new connection."""
 
 Stream = MessageStream[FromMember, ToMember]
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A stream to another member, and how it was had."""
+    """A stream to another member, with the way that it takes."""
 
     sock: socket.socket
     way: Way
 
 
 class Reach:
-    """See the module's docstring.
+    """A member's part in introductions; see the module's docstring.
 
     Args:
-        transport: reaches the coordinator.
-        find_coordinator: tells where it is.
-        front: takes others' streams, and has gRPC answer them.
-        clock: the time.
-        rng: so that not all call in step.
+        transport: Connects to the coordinator.
+        find_coordinator: Returns the coordinator's endpoint.
+        front: Receives others' streams, and passes them to gRPC.
+        clock: Source of the time.
+        rng: Random numbers that keep members from calling in step.
     """
 
     def __init__(
@@ -125,16 +125,16 @@ class Reach:
         self._own: tuple[str, ...] = ()
         self._reachable = Reachable()
         self.relays: tuple[RelayPlace, ...] = ()
-        """Those of the swarm, as far as it was told."""
+        """Relays of the swarm, from the coordinator's last message."""
         self.trouble = ""
-        """Why the coordinator introduces nobody, as long as it does not."""
+        """Why the coordinator makes no introductions; empty while it does."""
         self._outbox: asyncio.Queue[FromMember] = asyncio.Queue()
         self.joined = asyncio.Event()
         """Whether the coordinator can introduce this member now."""
         self.knows_mapping = asyncio.Event()
-        """Whether it was found out what this machine's router does to ports, as far as it can."""
+        """Whether the router's way of mapping ports is known, as far as it can be."""
         self.has_asked_router = asyncio.Event()
-        """Whether the router was asked for a port, where it is to be."""
+        """Whether the router has answered a request for a port, if there is to be one."""
         self.has_asked_router.set()
         self._wanted: dict[str, deque[asyncio.Future[Link]]] = {}
         self._meetings: dict[bytes, _Meeting] = {}
@@ -151,19 +151,19 @@ class Reach:
         front.on_pair(self._visited)
 
     async def run(self, endpoints: tuple[str, ...]) -> None:
-        """Be there for introductions, until cancelled.
+        """Take part in introductions, until cancelled.
 
         Args:
-            endpoints: where others may reach the front, names or addresses.
+            endpoints: Endpoints of the front for others, with names or addresses.
         """
         reason = ""
         try:
             while True:
                 try:
                     await self._converse(endpoints)
-                except SwarmError as error:  # it comes back, or is found anew
+                except SwarmError as error:  # the coordinator returns, or is found anew
                     if error.message != reason:
-                        logger.warning("introductions: %s; trying on", error.message)
+                        logger.warning("introductions: %s; retrying", error.message)
                     reason = self.trouble = error.message
                 await asyncio.sleep(self._rng.uniform(MIN_RETRY_S, MAX_RETRY_S))
         finally:
@@ -172,27 +172,27 @@ class Reach:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def is_relayed(self, name: str) -> bool:
-        """Whether a stream that this member has to here goes over a relay."""
+        """Whether a stream from this member to here goes over a relay."""
         return self._relayed[name] > 0
 
     @property
     def reachable(self) -> Reachable:
-        """What others are told of this member."""
+        """Facts that others receive on this member."""
         return self._reachable
 
     def also_at(self, endpoint: str) -> None:
-        """Add an endpoint of the front, as a router reports it; it is tried first."""
+        """Add an endpoint of the front that a router reported; others try it first."""
         if not is_socket_address(endpoint):
             logger.info("the router reports %s, which is no address of one machine", endpoint)
             return
         self._mapped = (endpoint, *self._mapped)
-        self._tell(self._with_endpoints())
+        self._update(self._with_endpoints())
 
     async def link(self, name: str) -> Link:
-        """A stream to this member, whichever way.
+        """Return a stream to this member, by any way.
 
         Raises:
-            Unavailable: it is not there, or there is no way to it.
+            Unavailable: The member is not there, or there is no way to it.
         """
         wanted: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
         try:
@@ -206,23 +206,23 @@ class Reach:
         finally:
             wanted.cancel()
 
-    # ---- the conversation with the coordinator
+    # ---- the stream to the coordinator
 
     async def _converse(self, endpoints: tuple[str, ...]) -> None:
         coordinator = await self._find_coordinator()
         self._vantage = await vantage_towards(coordinator)
-        self._own = await resolved(endpoints)  # anew, since a name may lead elsewhere by now
+        self._own = await resolved(endpoints)  # again, since a name may lead elsewhere now
         self._reachable = self._with_endpoints()
         channel = self._transport.connect(coordinator, COORDINATOR_NAME)
         try:
             stream = channel.open(INTRODUCE)
             while not self._outbox.empty():
-                self._outbox.get_nowait()  # said of meetings that this coordinator knows nothing of
+                self._outbox.get_nowait()  # about meetings of an earlier stream
             await stream.send(self._reachable)
             await until_one_ends(self._write(stream), self._read(stream))
         finally:
             self.joined.clear()
-            for name in list(self._wanted):  # nobody answers these any more; who wants to asks anew
+            for name in list(self._wanted):  # their answers are lost; their callers try again
                 while self._answer(name, Unavailable(f"no introduction to {name}: it broke off")):
                     pass
             await channel.close()
@@ -244,32 +244,32 @@ class Reach:
                     await self._meet(message)
                 case Punch(meeting=number):
                     if number in self._meetings:
-                        self._meetings[number].told(message)
+                        self._meetings[number].on_punch(message)
                 case NoMeeting(name=name, reason=reason):
                     self._answer(name, Unavailable(f"peer {name}: {reason}"))
 
     async def _look_at(self, relays: Relays) -> None:
-        """What can be learnt at relays: what this machine's router does, and how far they are."""
+        """Learn from relays: the router's way of mapping ports, and their distances."""
         if self.knows_mapping.is_set():
             await asyncio.sleep(self._rng.uniform(0.0, SPREAD_S))
         while True:
             await self._learn_mapping(relays)
             self._distances = await measured(relays.places)
-            self._tell_distances()
+            self._send_distances()
             await asyncio.sleep(self._rng.uniform(0.75, 1.25) * MEASURED_EVERY_S)
 
-    def _tell_distances(self) -> None:
-        told = (RelayDistance(endpoint=e, round_trip_s=s) for e, s in self._distances.items())
-        if self.joined.is_set():  # or they are measured when the coordinator is there
-            self._outbox.put_nowait(Measured(distances=tuple(told)))
+    def _send_distances(self) -> None:
+        found = (RelayDistance(endpoint=e, round_trip_s=s) for e, s in self._distances.items())
+        if self.joined.is_set():  # otherwise a measurement follows the next join
+            self._outbox.put_nowait(Measured(distances=tuple(found)))
 
     def _unreached(self, relay: str) -> None:
-        """A leg found no place there: the next meeting is to be at another one."""
+        """Forget a relay that had no place for a leg, so that the next meeting uses another one."""
         if self._distances.pop(relay, None) is not None:
-            self._tell_distances()
+            self._send_distances()
 
     async def _learn_mapping(self, relays: Relays) -> None:
-        """Whether this machine's router gives each destination another port."""
+        """Find out whether this machine's router maps each destination to another port."""
         for place in relays.places:
             try:
                 one, port = await outside_address(place.endpoint)
@@ -278,7 +278,7 @@ class Reach:
                 continue
             varies = one != other
             if varies != self._reachable.mapping_varies:
-                self._tell(replace(self._reachable, mapping_varies=varies))
+                self._update(replace(self._reachable, mapping_varies=varies))
             break
         self.knows_mapping.set()
 
@@ -286,9 +286,9 @@ class Reach:
         found = tuple(dict.fromkeys((*self._mapped, *self._own)))
         return replace(self._reachable, endpoints=found[:MAX_ENDPOINTS])
 
-    def _tell(self, reachable: Reachable) -> None:
+    def _update(self, reachable: Reachable) -> None:
         self._reachable = reachable
-        if self.joined.is_set():  # or it is said first, when the coordinator is there
+        if self.joined.is_set():  # otherwise it is the first message of the next stream
             self._outbox.put_nowait(reachable)
 
     # ---- meetings
@@ -310,7 +310,7 @@ class Reach:
             self._met.notify_all()
 
     def _checked(self, meet: Meet) -> Meet:
-        """The meeting without endpoints that this member's own place rules out."""
+        """Return the meeting without endpoints that this member's own network rules out."""
         seen = filter(self._vantage.may_dial, meet.endpoints)
         in_house = filter(self._vantage.is_in_house, meet.house_endpoints)
         return replace(meet, endpoints=tuple(seen), house_endpoints=tuple(in_house))
@@ -331,7 +331,7 @@ class Reach:
             link.sock.close()
 
     async def _serve(self, link: Link, name: str) -> None:
-        """Have gRPC answer, once the caller speaks; it may keep the stream for later."""
+        """Pass the stream to gRPC at its first byte; the caller may keep it for later."""
         sock = link.sock
         self._num_spare += 1
         try:
@@ -348,7 +348,7 @@ class Reach:
         try:
             await self._front.serve(sock, sock.getpeername()[:2], first)
         except OSError:
-            pass  # gRPC is being stopped, or the other side is gone
+            pass  # gRPC stops, or the other side is gone
         finally:
             self._relayed[name] -= link.way is Way.RELAYED
 
@@ -363,7 +363,7 @@ class Reach:
             self._hopeless[meet.name] = frozenset({Way.PUNCHED}), self._clock.now_s()
 
     def _answer(self, name: str, answer: Link | SwarmError) -> bool:
-        """Give it to whoever waits for this member; whether anybody does."""
+        """Pass the answer to the first caller that waits for this member, if there is one."""
         waiting = self._wanted.get(name, deque())
         while waiting:
             wanted = waiting.popleft()
@@ -378,7 +378,7 @@ class Reach:
         return False
 
     async def _visited(self, sock: socket.socket, remote: Address) -> None:
-        """Somebody dialled the front, for a meeting."""
+        """Serve a connection to the front that belongs to a meeting."""
         async with asyncio.timeout(GREETING_S):
             shown = await receive_exactly(sock, PROOF_BYTES)
         async with asyncio.timeout(EARLY_S), self._met:
@@ -395,28 +395,28 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class _Shell:
-    """The state that all meetings of a member share.
+    """State that all meetings of a member share.
 
     Attributes:
-        clock: the time.
-        say: sends a message to the coordinator.
-        unreached: notes a relay that has no place for a leg.
-        punches: bounds loops of `_Meeting.punch`.
+        clock: Source of the time.
+        send: Sends a message to the coordinator.
+        unreached: Called with a relay that has no place for a leg.
+        punches: Bound on loops of `_Meeting.punch`.
     """
 
     clock: Clock
-    say: Callable[[FromMember], None]
+    send: Callable[[FromMember], None]
     unreached: Callable[[str], None]
     punches: asyncio.Semaphore
 
 
 class _Meeting:
-    """The sockets of one meeting, as its ladder says."""
+    """Sockets of one meeting, driven by its ladder."""
 
     def __init__(self, meet: Meet, shell: _Shell, hopeless: frozenset[Way]) -> None:
         self._meet = meet
         self._clock = shell.clock
-        self._say = shell.say
+        self._send = shell.send
         self._unreached = shell.unreached
         self._punches = shell.punches
         self._began_s = self._clock.now_s()
@@ -429,10 +429,10 @@ class _Meeting:
         self._taken: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> Link:
-        """The stream that is taken.
+        """Return the stream of the meeting.
 
         Raises:
-            Unavailable: there is none.
+            Unavailable: There is none.
         """
         self._do(self._ladder.begin())
         try:
@@ -443,22 +443,22 @@ class _Meeting:
                         await self._changed.wait()
                 self._do(self._ladder.tick(self._clock.now_s()))
             link = self._taken.result()
-            await self._say_taken(link)
+            await self._confirm(link)
         finally:
             await self._close()
         return link
 
-    def told(self, punch: Punch) -> None:
-        """The relay sees the other side's leg."""
+    def on_punch(self, punch: Punch) -> None:
+        """Record the other side's address at the relay."""
         self._do(self._ladder.told(punch))
 
     async def visited(self, sock: socket.socket) -> None:
-        """The other side dialled this one's front, and proved who it is."""
+        """Answer the other side, which dialled this front and proved its part in the meeting."""
         mine = MAGIC + PAIR + proof(self._meet.meeting, is_caller=self._meet.is_caller)
         await asyncio.get_running_loop().sock_sendall(sock, mine)
         self._opened(sock, Way.REVERSE if self._meet.is_caller else Way.DIRECT)
 
-    async def _say_taken(self, link: Link) -> None:
+    async def _confirm(self, link: Link) -> None:
         if not self._meet.is_caller:
             return
         took_s = self._clock.now_s() - self._began_s
@@ -467,22 +467,22 @@ class _Meeting:
         except OSError as error:
             link.sock.close()
             raise Unavailable(f"the stream to {self._meet.name} broke: {error}") from None
-        self._say(Linked(meeting=self._meet.meeting, way=link.way, took_s=took_s))
-        tell = logger.debug if link.way is Way.DIRECT else logger.info
-        tell("reaches %s %s, after %.0f ms", self._meet.name, link.way, took_s * 1000)
+        self._send(Linked(meeting=self._meet.meeting, way=link.way, took_s=took_s))
+        log = logger.debug if link.way is Way.DIRECT else logger.info
+        log("reaches %s %s, after %.0f ms", self._meet.name, link.way, took_s * 1000)
 
     async def _close(self) -> None:
-        """All but the stream that was taken."""
+        """Close all streams but the chosen one."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         taken = self._taken if self._taken.done() and not self._taken.cancelled() else None
-        kept = taken.result().sock if taken and taken.exception() is None else None
+        used = taken.result().sock if taken and taken.exception() is None else None
         for sock in self._streams:
-            if sock is not kept:
+            if sock is not used:
                 sock.close()
 
-    # ---- what the ladder says
+    # ---- the ladder's effects
 
     def _do(self, effects: Effects) -> None:
         for effect in effects:
@@ -515,7 +515,7 @@ class _Meeting:
             self._streams.append(sock)
             await self._show(ticket, sock)
             is_seen = True
-            # Two trips: one to connect, one to be answered.
+            # The measured time has two round trips: one to connect, and one for the answer.
             self._do(self._ladder.seen((self._clock.now_s() - began_s) / 2))
             await receive_exactly(sock, 1)
         except (OSError, TimeoutError, SwarmError):
@@ -527,7 +527,7 @@ class _Meeting:
         self._opened(sock, Way.RELAYED)
 
     async def _show(self, ticket: bytes, sock: socket.socket) -> None:
-        """Show a relay the ticket; it has reported the leg to the coordinator by its answer."""
+        """Show a relay the ticket; its answer means that it reported the leg to the coordinator."""
         self._leg_port = sock.getsockname()[1]
         self._relay_host = host_of(endpoint_of(sock.getpeername()[:2]))
         shown = MAGIC + LEG + bytes([len(ticket)]) + ticket
@@ -536,8 +536,8 @@ class _Meeting:
             await receive_address(sock)
 
     async def _punch(self, address: str) -> None:
-        """Simultaneous open, from the leg's port: again and again, for a router may say no."""
-        # A relay at a public address sees no private ones, so the message is wrong.
+        """Open simultaneously from the leg's port, again and again, since a router may refuse."""
+        # A relay at a public address sees no private addresses, so such a message is wrong.
         if self._punches.locked() or not may_dial_endpoint(self._relay_host, address):
             logger.debug("meeting %s: no punch to %s", self._meet.name, address)
             return
@@ -582,7 +582,7 @@ class _Meeting:
 
 
 def _quietly(tasks: set[asyncio.Task[None]], task: asyncio.Task[None]) -> None:
-    """A way that does not work is no news: others may."""
+    """Ignore the failure of one way, since others may work."""
     tasks.discard(task)
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, OSError | TimeoutError | SwarmError):

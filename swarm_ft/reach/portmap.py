@@ -1,8 +1,8 @@
-"""A port of the router that leads here, where the router gives one: NAT-PMP (RFC 6886), or UPnP.
+"""Port mapping at the router: NAT-PMP (RFC 6886), or UPnP.
 
-NAT-PMP is two small questions to the gateway. UPnP is `miniupnpc`'s, if that is installed. Whoever
-sits behind a second router (a carrier's) gets an address that nobody reaches: the coordinator
-passes on only those at which it sees a member.
+NAT-PMP needs two small requests to the gateway. UPnP needs the package `miniupnpc`. Behind a second
+router (a carrier's) the mapped address reaches nobody; the coordinator passes only those addresses
+on at which it sees a member.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ NAT_PMP_PORT = 5351
 LIFETIME_S = 3600
 RENEWED_AT = 0.5
 FIRST_WAIT_S, TRIES = 0.25, 4
-"""As RFC 6886 3.1, but for its patience of a minute: the answer comes from the next room."""
+"""Seconds until the first retry, and tries, as in RFC 6886 3.1 without its patience of a minute."""
 UPNP_DISCOVERY_MS = 1500
 _MAP_TCP = 2
 _ANSWER = 128
-"""Added to the number of what was asked."""
+"""Value added to a request's number in its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A port of the router that leads here.
+    """A port of the router that leads to this machine.
 
     Attributes:
-        endpoint: `host:port`, from outside.
-        lifetime_s: it is gone after so long.
-        undo: has the router forget it now; OSError if it does not answer.
+        endpoint: Endpoint outside, `host:port`.
+        lifetime_s: Seconds until the router forgets the mapping.
+        undo: Removes the mapping now; OSError if the router does not answer.
     """
 
     endpoint: str
@@ -55,14 +55,14 @@ class Refused(OSError):
 
 @asynccontextmanager
 async def mapped(port: int, gateway: str | None = None) -> AsyncIterator[str | None]:
-    """A port of the router for one of this machine, as long as the context lasts.
+    """Map a port of the router to one of this machine, as long as the context lasts.
 
     Args:
-        port: of this machine, TCP.
-        gateway: the router; None: the one of the default route.
+        port: TCP port of this machine.
+        gateway: Address of the router; None: the one of the default route.
 
     Yields:
-        Where it is reached from outside, `host:port`; None if the router gives none.
+        The endpoint outside, `host:port`; None if the router maps none.
     """
     gateway = gateway or default_gateway()
     mapping = await _first_mapping(port, gateway)
@@ -81,7 +81,7 @@ async def mapped(port: int, gateway: str | None = None) -> AsyncIterator[str | N
 
 
 async def router_address(gateway: str | None = None) -> str | None:
-    """The router's own address outside; None from one that maps no ports. It maps none for this."""
+    """Return the router's outside address; None if it maps no ports. Maps none itself."""
     gateway = gateway or default_gateway()
     if gateway is not None:
         with suppress(OSError):
@@ -115,10 +115,10 @@ async def _renew(port: int, gateway: str | None, mapping: Mapping) -> None:
 
 
 async def ask_nat_pmp(gateway: str, port: int, lifetime_s: int = LIFETIME_S) -> Mapping:
-    """Have a port mapped, or let go of it with a lifetime of 0.
+    """Map a port, or remove the mapping with a lifetime of 0.
 
     Raises:
-        OSError: the router does not speak NAT-PMP, or says no.
+        OSError: The router has no NAT-PMP, or refuses.
     """
     host = await _nat_pmp_address(gateway)
     question = struct.pack(">BBHHHL", 0, _MAP_TCP, 0, port, port if lifetime_s else 0, lifetime_s)
@@ -134,7 +134,7 @@ async def _nat_pmp_address(gateway: str) -> str:
 
 
 async def _ask(gateway: str, question: bytes, answer_bytes: int) -> bytes:
-    """One question, again and again with longer waits, and its answer."""
+    """Send a request, repeat it with longer waits, and return the answer."""
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)
@@ -144,12 +144,12 @@ async def _ask(gateway: str, question: bytes, answer_bytes: int) -> bytes:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_WAIT_S * 2**attempt):
                     return _checked(await loop.sock_recv(sock, 64), question, answer_bytes)
-    raise Refused(f"{gateway} does not speak NAT-PMP")
+    raise Refused(f"{gateway} does not answer NAT-PMP")
 
 
 def _checked(answer: bytes, question: bytes, answer_bytes: int) -> bytes:
     if len(answer) < answer_bytes or answer[1] != question[1] + _ANSWER:
-        raise Refused("the router answers something else")
+        raise Refused("the router sends another answer than expected")
     (result,) = struct.unpack(">H", answer[2:4])
     if result:
         raise Refused(f"the router maps no port: NAT-PMP result {result}")
@@ -157,7 +157,7 @@ def _checked(answer: bytes, question: bytes, answer_bytes: int) -> bytes:
 
 
 def default_gateway(routes: Path = Path("/proc/net/route")) -> str | None:
-    """The router of the default route, as Linux tells it; None where that is not known."""
+    """Return the router of Linux' default route; None if unknown."""
     try:
         lines = routes.read_text(encoding="ascii").splitlines()[1:]
     except OSError:
@@ -172,7 +172,7 @@ def default_gateway(routes: Path = Path("/proc/net/route")) -> str | None:
 
 
 def _ask_upnp(port: int | None) -> str:
-    """Its address outside; with a port, it leads there from now on."""
+    """Return the router's outside address; with a port, map it first."""
     with _upnp_router() as router:
         if port is not None:
             router.addportmapping(port, "TCP", router.lanaddr, port, "swarm-ft", "")
@@ -180,17 +180,17 @@ def _ask_upnp(port: int | None) -> str:
 
 
 def _forget_upnp(port: int) -> None:
-    """The port leads nowhere any more."""
+    """Remove the mapping of a port."""
     with _upnp_router() as router:
         router.deleteportmapping(port, "TCP")
 
 
 @contextmanager
 def _upnp_router() -> Iterator[Any]:
-    """The one that answers.
+    """Yield the router that answers.
 
     Raises:
-        Refused: there is none, or it says no.
+        Refused: There is none, or it refuses.
     """
     if importlib.util.find_spec("miniupnpc") is None:
         raise Refused("miniupnpc is not installed")
@@ -200,10 +200,10 @@ def _upnp_router() -> Iterator[Any]:
     router.discoverdelay = UPNP_DISCOVERY_MS
     try:
         if not router.discover():
-            raise Refused("no router speaks UPnP")
+            raise Refused("no router answers UPnP")
         router.selectigd()
         yield router
     except Refused:
         raise
-    except Exception as error:  # noqa: BLE001 - its own have no kind in common
+    except Exception as error:  # noqa: BLE001 - its errors have no class in common
         raise Refused(f"UPnP: {error}") from None

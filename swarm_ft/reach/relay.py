@@ -1,11 +1,10 @@
-"""A relay joins two legs of one meeting. It sees ciphertext, and who talks to whom how much.
+"""Relay: it joins two legs of one meeting. It sees ciphertext, both addresses, and amounts.
 
-Nobody gets in without a ticket that the coordinator signed, which is good for one leg of one
-meeting and for a minute. The ticket names both members, hashed, and the relay counts legs and
-links against the one that asked for the meeting. It reports the address of each leg to the
-coordinator, which sends the other side there. A relay that goes away costs its meetings a
-reconnect. The coordinator's own is beside it; others are processes of their own, which keep a
-conversation with it (`Attendance`).
+A leg needs a ticket that the coordinator signed, for one leg of one meeting and for a minute. The
+ticket names both members, hashed, and the relay counts legs and links against the one that
+requested the meeting. It reports the address of each leg to the coordinator, which sends it to the
+other side. A relay that goes away costs its meetings a reconnect. The coordinator runs its own
+relay; others are processes of their own, with a stream to the coordinator (`Attendance`).
 """
 
 from __future__ import annotations
@@ -56,39 +55,45 @@ from swarm_ft.transport.methods import RELAY
 logger = get_logger(__name__)
 
 WAIT_S = 15.0
-"""How long a leg waits for the other one."""
+"""Seconds that a leg waits for the other one."""
 MAX_WAITING = 256
 IDLE_S = 60.0
-"""A link that moves no byte for so long is closed. A gRPC connection probes the other end after
-3 s of silence (`GrpcOptions.keepalive_idle_s`), whether it has calls or not."""
+"""Seconds without a byte after which a link is closed.
+
+A gRPC connection probes the other end after 3 s of silence (`GrpcOptions.keepalive_idle_s`), with
+or without calls.
+"""
 MEMBER_LINKS = 8
-"""Links that a member may ask for. A peer hosts stages of four runs (`MAX_HOSTED`), and a stage has
-two neighbours, to each of which a run keeps one link."""
+"""Links that a member may have.
+
+A peer hosts stages of four runs (`MAX_HOSTED`), and a stage has two neighbours, to each of which a
+run keeps one link.
+"""
 MAX_MEMBER_LINKS = 32
 """... with links that it borrows, as long as half of the relay is free: a client fetches a result
 from all stages, and a stage may have many replicas. Members that have fewer get these first."""
 MEMBER_LEGS = 2 * MEMBER_LINKS
-"""Legs that wait in meetings of one member."""
+"""Legs of one member that may wait."""
 MAX_UNREPORTED = 1024
-"""Legs that wait to be reported to the coordinator; more are relayed without a punch."""
-SAID_EVERY_S = 2.0
-"""How often the coordinator hears of a relay: it gives up after some silence."""
-TOLD_EVERY_S = 60.0
+"""Legs that may wait for their report to the coordinator; more get no punch."""
+REPORT_EVERY_S = 2.0
+"""Seconds between two reports to the coordinator, which gives a silent relay up."""
+LOG_EVERY_S = 60.0
 MIN_RETRY_S, MAX_RETRY_S = 0.25, 2.0
-"""Between calls of a coordinator that does not answer."""
+"""Seconds between two calls of a coordinator that does not answer."""
 
 Stream = MessageStream[FromRelay, RelayWelcome]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelayLimits:
-    """What a relay gives away.
+    """Limits of a relay.
 
     Attributes:
-        links: at a time, of all members.
-        idle_s: a link without a byte for so long is closed.
-        link_bytes_per_s: of one, each way.
-        bytes_per_s: of all together, each way.
+        links: Links at a time, of all members.
+        idle_s: Seconds without a byte after which a link is closed.
+        link_bytes_per_s: Bytes per second of one link, each way.
+        bytes_per_s: Bytes per second of all links together, each way.
     """
 
     links: int = 256
@@ -102,10 +107,10 @@ class _Leg:
     """The first leg of a meeting, which waits for the second.
 
     Attributes:
-        caller: the member that asked for the meeting, hashed.
-        second: the other leg's socket, once that is there.
-        over: the link is, and so both sockets.
-        joint: the link, once it stands.
+        caller: Hash of the member that requested the meeting.
+        second: Future with the other leg's socket.
+        over: Future that is done at the end of the link, and so of both sockets.
+        joint: The link, once it stands.
     """
 
     caller: bytes
@@ -115,13 +120,13 @@ class _Leg:
 
 
 class Relay:
-    """See the module's docstring.
+    """Relay of a process; see the module's docstring.
 
     Args:
-        front: where legs come in.
-        keys: whose tickets count: the coordinator's key, as of now.
-        limits: what it gives away.
-        unix_s: the coordinator's clock, by which tickets end.
+        front: Front through which legs arrive.
+        keys: Returns the coordinator's present key, which signs tickets.
+        limits: Limits of the relay.
+        unix_s: The coordinator's clock, by which tickets expire.
     """
 
     def __init__(
@@ -143,34 +148,34 @@ class Relay:
         front.on_leg(self._leg)
 
     def on_leg(self, listener: Callable[[LegSeen], object]) -> None:
-        """Call it with each leg that shows a good ticket, before the leg is answered."""
+        """Call `listener` with each leg with a good ticket, before the leg is answered."""
         self._leg_listener = listener
 
     @property
     def carries(self) -> RelayCarries:
-        """How much, as of now."""
+        """Present number of links, and bytes so far."""
         num_links = len(self._callers)
         moved_bytes = self._ended_bytes + sum(joint.moved_bytes for joint in self._callers)
         is_full = num_links >= self._limits.links
         return RelayCarries(links=num_links, is_full=is_full, relayed_bytes=moved_bytes)
 
     async def tell(self) -> None:
-        """A line a minute as long as it moves anything, until cancelled; how much it was then."""
+        """Log a line a minute while the relay is in use, until cancelled; then log the total."""
         before = self.carries
         try:
             while True:
-                await asyncio.sleep(TOLD_EVERY_S)
+                await asyncio.sleep(LOG_EVERY_S)
                 now = self.carries
                 num_bytes = now.relayed_bytes - before.relayed_bytes
                 if num_bytes or now.links != before.links:
-                    mbps = 8e-6 * num_bytes / TOLD_EVERY_S
+                    mbps = 8e-6 * num_bytes / LOG_EVERY_S
                     logger.info("relay links=%d bytes=%d mbps=%.1f", now.links, num_bytes, mbps)
                 before = now
         finally:
             logger.info("relay bytes=%d in all", self.carries.relayed_bytes)
 
     async def _leg(self, sock: socket.socket, remote: Address) -> None:
-        """Take a leg. This lasts as long as its socket, which counts for the address meanwhile."""
+        """Serve a leg as long as its socket lives, which counts for the address meanwhile."""
         async with asyncio.timeout(GREETING_S):
             (length,) = await receive_exactly(sock, 1)
             shown = await receive_exactly(sock, length)
@@ -189,13 +194,13 @@ class Relay:
             await self._follow(first, sock)
 
     def _notify(self, ticket: Ticket, address: str) -> None:
-        if is_socket_address(address):  # one of a link has a zone, and is of no use to others
+        if is_socket_address(address):  # a link-local one has a zone, and is of no use to others
             self._leg_listener(
                 LegSeen(meeting=ticket.meeting, is_caller=ticket.is_caller, address=address)
             )
 
     async def _follow(self, first: _Leg, sock: socket.socket) -> None:
-        """Wait with the second leg until the link is over; being cancelled ends it."""
+        """Wait with the second leg until the link is over; cancelling this ends the link."""
         try:
             await asyncio.shield(first.over)
         finally:
@@ -204,32 +209,32 @@ class Relay:
             sock.close()
 
     def _check_room(self, caller: bytes) -> None:
-        """Raise Busy if no more legs can wait, or no link of this member can begin."""
+        """Raise Busy if no more legs may wait, or this member may begin no link."""
         own = sum(leg.caller == caller for leg in self._waiting.values())
         if len(self._waiting) >= MAX_WAITING or own >= MEMBER_LEGS:
             raise Busy(f"{own} legs of this member wait, {len(self._waiting)} of all")
         self._link_to_close(caller)
 
     def _link_to_close(self, caller: bytes) -> Joint | None:
-        """The link that makes room for one more of this member; None: there is room.
+        """Return the link that makes room for one more of this member; None if there is room.
 
-        It is the idlest of the member that has the most, if that keeps more than this one has: so
-        no two members take the last place from each other in turn.
+        It is the idlest link of the member with most links, if that member keeps more than this
+        one. So two members never take the last place from each other in turn.
 
         Raises:
-            Busy: this member has its share, or nobody has much more.
+            Busy: This member has its share, or no member has much more.
         """
         links = {j: member for j, member in self._callers.items() if j not in self._ending}
-        held, num_links, limit = Counter(links.values()), len(links), self._limits.links
-        may_borrow = 2 * num_links < limit and held[caller] < MAX_MEMBER_LINKS
-        if held[caller] >= MEMBER_LINKS and not may_borrow:
-            raise Busy(f"{held[caller]} links of this member stand; try another relay")
+        own, num_links, limit = Counter(links.values()), len(links), self._limits.links
+        may_borrow = 2 * num_links < limit and own[caller] < MAX_MEMBER_LINKS
+        if own[caller] >= MEMBER_LINKS and not may_borrow:
+            raise Busy(f"this member has {own[caller]} links at this relay; try another relay")
         if num_links < limit:
             return None
-        most = max(held.values(), default=0)
-        if most < held[caller] + 2:
+        most = max(own.values(), default=0)
+        if most < own[caller] + 2:
             raise Busy(f"this relay has {num_links} links; try another one")
-        crowded = [joint for joint, member in links.items() if held[member] == most]
+        crowded = [joint for joint, member in links.items() if own[member] == most]
         return max(crowded, key=lambda joint: joint.idle_s)
 
     async def _wait(self, ticket: Ticket, sock: socket.socket) -> None:
@@ -291,15 +296,15 @@ class Relay:
 
 
 class Attendance:
-    """A relay's conversation with the coordinator, begun anew whenever it breaks.
+    """A relay's stream to the coordinator, which begins anew after each break.
 
-    It has the key of the coordinator that last welcomed it, and goes on with what it carries
-    whatever becomes of that. It reports the relay's legs on the way.
+    It has the key of the coordinator that last welcomed it, and its relay keeps its links over a
+    break. It reports the relay's legs on the stream.
 
     Args:
-        transport: reaches the coordinator.
-        find_coordinator: tells where it is.
-        rng: so that not all call in step.
+        transport: Connects to the coordinator.
+        find_coordinator: Returns the coordinator's endpoint.
+        rng: Random numbers that keep relays from calling in step.
     """
 
     def __init__(
@@ -315,40 +320,41 @@ class Attendance:
         self._behind_s = 0.0
         self._legs: asyncio.Queue[LegSeen] = asyncio.Queue(MAX_UNREPORTED)
         self.welcomed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Done once a coordinator knows this relay: where members are told that it is."""
+        """Future with the endpoint that members receive, done once a coordinator knows this relay.
+        """
 
     def key(self) -> PublicKey:
-        """Whose tickets count.
+        """Return the key that signs tickets.
 
         Raises:
-            Unavailable: no coordinator has told one yet.
+            Unavailable: No coordinator has sent one yet.
         """
         if self._key is None:
             raise Unavailable("no coordinator knows this relay yet")
         return self._key
 
     def unix_s(self) -> float:
-        """The coordinator's clock."""
+        """Return the coordinator's clock in Unix seconds."""
         return time.time() + self._behind_s
 
     async def run(self, relay: Relay, hello: RelayHello) -> None:
-        """Be known as a relay, until cancelled.
+        """Serve as a relay of the coordinator, until cancelled.
 
         Raises:
-            NotAllowed: its key was revoked, it has no relay's invitation, or it is elsewhere than
-                it says.
-            VersionMismatch: this relay or the coordinator is to be updated.
+            NotAllowed: Its key was revoked, it has no relay's invitation, or the coordinator does
+                not find it at its announced address.
+            VersionMismatch: This relay or the coordinator needs an update.
         """
         reason = ""
-        relay.on_leg(self._leg_came)
+        relay.on_leg(self._on_leg)
         while True:
             try:
                 await self._converse(relay, hello)
             except (NotAllowed, VersionMismatch):
                 raise
-            except SwarmError as error:  # it comes back, or is found anew
+            except SwarmError as error:  # the coordinator returns, or is found anew
                 if error.message != reason:
-                    logger.warning("coordinator: %s; trying on", error.message)
+                    logger.warning("coordinator: %s; retrying", error.message)
                 reason = error.message
             await asyncio.sleep(self._rng.uniform(MIN_RETRY_S, MAX_RETRY_S))
 
@@ -359,17 +365,17 @@ class Attendance:
             await stream.send(hello)
             welcome = await stream.receive()
             if welcome is None:
-                raise Unavailable("it ended the conversation")
+                raise Unavailable("the coordinator ended the stream")
             self._key = public_key(welcome.ticket_key)
             self._behind_s = welcome.unix_s - time.time()
-            logger.info("members are told of this relay at %s", welcome.endpoint)
+            logger.info("members learn of this relay at %s", welcome.endpoint)
             if not self.welcomed.done():
                 self.welcomed.set_result(welcome.endpoint)
             await until_one_ends(self._report(stream, relay), _until_ended(stream))
         finally:
             await channel.close()
 
-    def _leg_came(self, leg: LegSeen) -> None:
+    def _on_leg(self, leg: LegSeen) -> None:
         if not self._legs.full():
             self._legs.put_nowait(leg)
 
@@ -377,7 +383,7 @@ class Attendance:
         loop = asyncio.get_running_loop()
         while True:
             await stream.send(relay.carries)
-            until_s = loop.time() + SAID_EVERY_S
+            until_s = loop.time() + REPORT_EVERY_S
             while (leg := await self._next_leg(until_s)) is not None:
                 await stream.send(leg)
 

@@ -1,7 +1,7 @@
-"""How fast bytes may pass this machine's link, and how many did: what a volunteer lends of it.
+"""Rates and counts of bytes over this machine's link, as a volunteer lends it.
 
-All that goes between members passes a `Joint`, and each direction of it one `Gate`, which all
-joints share. The conversation with the coordinator and the DHT, a few kilobytes a step, do not.
+All traffic between members passes a `Joint`, and in each direction one `Gate`, which all joints
+share. The stream to the coordinator and the DHT, a few kilobytes a step, pass none.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from dataclasses import dataclass, field
 from swarm_ft.protocol.machines.rate import Bucket
 
 BURST_S = 0.1
-"""So much of a rate may pass at once after a pause."""
+"""Seconds of a rate that may pass at once after a pause."""
 CHUNK_S = 0.05
-"""So much of it at a time, so that several streams take turns."""
+"""Seconds of a rate that pass at a time, so that several streams take turns."""
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1448, 1 << 16
-"""A packet's; what a pipe holds."""
+"""Bytes of a packet, and of a pipe."""
 RECEIVED_AHEAD_S = 0.25
-"""So much may wait in the kernel to be read; more would have come over the link all the same."""
+"""Seconds of a rate that may wait in the kernel unread; more would cross the link anyway."""
 
 
 class Gate:
-    """Lets bytes of one direction pass, not faster than a rate. Threads may share it.
+    """Limiter of one direction's bytes to a rate; threads may share it.
 
     Args:
-        bytes_per_s: in the long run; infinite: as fast as they come.
-        now_s: monotonic seconds.
-        sleep: waits so many of them.
+        bytes_per_s: Bytes per second in the long run; infinite: no limit.
+        now_s: Returns monotonic seconds.
+        sleep: Waits a number of seconds.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class Gate:
 
     @property
     def chunk_bytes(self) -> int:
-        """That are to be asked for at a time, at most."""
+        """Bytes to read at a time, at most."""
         if self.bytes_per_s == math.inf:
             return MAX_CHUNK_BYTES
         return int(min(max(CHUNK_S * self.bytes_per_s, MIN_CHUNK_BYTES), MAX_CHUNK_BYTES))
 
     def wait(self, num_bytes: int) -> None:
-        """Until these may pass; they count as passed then. Blocks."""
+        """Count these bytes as passed, and block until they may pass."""
         with self._lock:
             self.passed_bytes += num_bytes
             wait_s = self._bucket.take(num_bytes, self._now_s())
@@ -63,19 +63,19 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Both directions of a link, as this machine sees them."""
+    """Gates of both directions of this machine's link."""
 
     up: Gate = field(default_factory=Gate)
     down: Gate = field(default_factory=Gate)
 
     @property
     def passed_bytes(self) -> int:
-        """Both ways, since it was made."""
+        """Bytes that passed, both ways, since the start."""
         return self.up.passed_bytes + self.down.passed_bytes
 
     @property
     def receive_buffer_bytes(self) -> int | None:
-        """That the kernel may hold of what comes in; None: as it likes."""
+        """Bytes that the kernel may hold unread; None: the kernel's default."""
         if self.down.bytes_per_s == math.inf:
             return None
         return max(4 * MIN_CHUNK_BYTES, int(RECEIVED_AHEAD_S * self.down.bytes_per_s))

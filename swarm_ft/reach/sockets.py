@@ -1,16 +1,15 @@
-"""TCP sockets as links want them, what is said over them first, and two of them joined.
+"""TCP sockets with the options of links, the preambles on them, and joints of two sockets.
 
-Whoever connects to a front port without TLS says who it is in a preamble: `SFT1`, one letter, and
-what belongs to it.
+A connection to a front port without TLS begins with a preamble: `SFT1`, one letter, and its data.
 
-    O                   answered by the address that it comes from, then closed
-    Q                   the same, with another port of this front's, its clock and its version
-    B + port            answered by whether that port of whoever asks can be dialled from here, or
-                        by `-` if the front does not dial such addresses
+    O                   answered by the caller's address, then closed
+    Q                   the same, with another port of this front, its clock and its version
+    B + port            answered by whether the front can dial that port of the caller, or by `-`
+                        if the front does not dial such addresses
     L + n + ticket      a leg to a relay: answered by that address; `J` when the other is there
-    P + 16 bytes        a stream of a meeting: who knows its number can make and check them
+    P + 16 bytes        a stream of a meeting: only its two sides can make and check the bytes
 
-A stream of a meeting that the caller takes begins with a `U`; from then on all bytes are gRPC's.
+The caller confirms the stream of a meeting with a `U`; from then on all bytes are gRPC's.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ YES, NO, UNTRIED = b"Y", b"N", b"-"
 JOINED, CHOSEN = b"J", b"U"
 PROOF_BYTES = 16
 GREETING_S = 5.0
-"""How long a stream may take to say who it is."""
+"""Seconds until a stream has to identify itself."""
 SLOW_S, SLOW_BYTES = 0.25, 1 << 12
-"""A connection that is read slowly is read once in this time, and so many bytes of it."""
+"""Seconds between two reads of a slowed connection, and bytes of a read."""
 DEAD_AFTER_S = 8.0
-"""A machine that acknowledges nothing for so long is gone, whatever is sent or not."""
+"""Seconds without an acknowledgement after which a machine counts as gone."""
 PROBE_AFTER_S = 3
-"""Silence after which the kernel probes the other machine; it also keeps routers' mappings."""
+"""Seconds of silence after which the kernel probes the other machine, which keeps NAT mappings."""
 MAX_ADDRESS_BYTES = 100
 BACK_S = 3.0
-"""How long a front tries to dial back."""
+"""Seconds that a front tries to dial back."""
 
 Address = tuple[str, int]
 
@@ -58,7 +57,7 @@ Address = tuple[str, int]
 
 
 def new_socket(family: int, port: int = 0) -> socket.socket:
-    """A TCP socket that does not block, bound to a port that others may be bound to as well."""
+    """Return a non-blocking TCP socket, bound to a port that other sockets may share."""
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -74,7 +73,7 @@ def new_socket(family: int, port: int = 0) -> socket.socket:
 
 
 def tune(sock: socket.socket) -> None:
-    """No waiting for more to send, and a dead machine is noticed; as far as the system can."""
+    """Send without delay, and detect a dead machine, as far as the system can."""
     if sock.family not in {socket.AF_INET, socket.AF_INET6}:
         return
     tcp = socket.IPPROTO_TCP
@@ -83,7 +82,7 @@ def tune(sock: socket.socket) -> None:
     probes = int(DEAD_AFTER_S - PROBE_AFTER_S)
     for name, value in (
         ("TCP_KEEPIDLE", PROBE_AFTER_S),
-        ("TCP_KEEPALIVE", PROBE_AFTER_S),  # macOS' word for it
+        ("TCP_KEEPALIVE", PROBE_AFTER_S),  # macOS' name for it
         ("TCP_KEEPINTVL", 1),
         ("TCP_KEEPCNT", probes),
     ):
@@ -93,16 +92,16 @@ def tune(sock: socket.socket) -> None:
 
 
 async def dial(endpoint: str, *, port: int = 0, timeout_s: float = GREETING_S) -> socket.socket:
-    """A connection to `host:port`.
+    """Return a connection to `host:port`.
 
     Args:
-        endpoint: where.
-        port: of this machine, from which; 0: any.
-        timeout_s: for all of it.
+        endpoint: Endpoint of the server.
+        port: Port of this machine to connect from; 0: any.
+        timeout_s: Seconds for all of it.
 
     Raises:
-        OSError: nobody answers there, or says no.
-        TimeoutError: it takes too long.
+        OSError: The server does not answer, or refuses.
+        TimeoutError: The connection takes too long.
     """
     host, _, number = endpoint.rpartition(":")
     loop = asyncio.get_running_loop()
@@ -119,10 +118,10 @@ async def dial(endpoint: str, *, port: int = 0, timeout_s: float = GREETING_S) -
 
 
 async def receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
-    """So many bytes, and none more.
+    """Receive exactly `num_bytes` bytes.
 
     Raises:
-        OSError: the connection broke, or ended before.
+        OSError: The connection broke, or ended before.
     """
     loop, data = asyncio.get_running_loop(), b""
     while len(data) < num_bytes:
@@ -134,50 +133,50 @@ async def receive_exactly(sock: socket.socket, num_bytes: int) -> bytes:
 
 
 def endpoint_of(address: Address) -> str:
-    """`host:port`; an IPv4 address that a socket for both kinds shows as IPv6 is one of IPv4."""
+    """Return `host:port`; an IPv4 address in IPv6 form becomes plain IPv4."""
     return format_endpoint(address[0].removeprefix(IPV4_IN_IPV6), address[1])
 
 
-# ---- what is said first
+# ---- preambles
 
 
 def proof(meeting: bytes, *, is_caller: bool) -> bytes:
-    """What one side of a meeting shows to the other; it does not give the number away."""
+    """Return the proof of one side of a meeting; it does not reveal the meeting's number."""
     side = b"caller" if is_caller else b"callee"
     return hashlib.blake2b(meeting, digest_size=PROOF_BYTES, person=side).digest()
 
 
 async def exchange_proofs(sock: socket.socket, meeting: bytes, *, is_caller: bool) -> None:
-    """Say of which meeting this stream is, and see that the other side is of the same.
+    """Send this side's proof of the meeting, and check the other side's.
 
     Raises:
-        OSError: it is gone.
-        MalformedMessage: it is somebody else.
+        OSError: The other side is gone.
+        MalformedMessage: Another process answers.
     """
     mine = MAGIC + PAIR + proof(meeting, is_caller=is_caller)
     expected = MAGIC + PAIR + proof(meeting, is_caller=not is_caller)
     await asyncio.get_running_loop().sock_sendall(sock, mine)
     if await receive_exactly(sock, len(expected)) != expected:
-        raise MalformedMessage("another machine than the one that was meant answers there")
+        raise MalformedMessage("another machine than the expected one answers at this address")
 
 
 async def send_address(sock: socket.socket, remote: Address) -> None:
-    """Tell the other side where it comes from."""
+    """Send the other side its own address."""
     await send_text(sock, endpoint_of(remote))
 
 
 async def send_text(sock: socket.socket, text: str) -> None:
-    """A short text, with its length before it."""
+    """Send a short text, with its length before it."""
     data = text.encode("ascii")
     await asyncio.get_running_loop().sock_sendall(sock, bytes([len(data)]) + data)
 
 
 async def receive_address(sock: socket.socket) -> str:
-    """Where the other side says that this one comes from.
+    """Receive this side's address from the other side.
 
     Raises:
-        OSError: it is gone.
-        MalformedMessage: it says no address.
+        OSError: The other side is gone.
+        MalformedMessage: The bytes are no address.
     """
     (length,) = await receive_exactly(sock, 1)
     if not 0 < length <= MAX_ADDRESS_BYTES:
@@ -186,11 +185,11 @@ async def receive_address(sock: socket.socket) -> str:
 
 
 async def outside_address(endpoint: str, *, port: int = 0) -> tuple[str, int]:
-    """How a front sees this machine, and from which port of it that was.
+    """Return this machine's address as a front sees it, and the local port of that connection.
 
     Raises:
-        OSError, TimeoutError: it does not answer.
-        MalformedMessage: it says no address.
+        OSError, TimeoutError: The front does not answer.
+        MalformedMessage: The answer is no address.
     """
     with closing(await dial(endpoint, port=port)) as sock:
         async with asyncio.timeout(GREETING_S):
@@ -200,15 +199,15 @@ async def outside_address(endpoint: str, *, port: int = 0) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class FrontSays:
-    """What a front tells whoever asks.
+    """A front's answer to `ask_front`.
 
     Attributes:
-        address: from where the question came, `host:port`.
-        own_host: from where it was sent; another one if a router is between.
-        other_port: of the front; 0: it has none.
-        unix_s: its clock.
-        version: of what it speaks.
-        took_s: from the question to the answer.
+        address: Address of this machine at the front, `host:port`.
+        own_host: Host of the local socket; it differs behind a router.
+        other_port: Another port of the front; 0: it has none.
+        unix_s: The front's clock.
+        version: The front's version of the protocol.
+        took_s: Seconds from the request to the answer.
     """
 
     address: str
@@ -220,21 +219,21 @@ class FrontSays:
 
 
 async def ask_front(endpoint: str) -> FrontSays:
-    """Where a front sees this machine, and what else it tells.
+    """Return a front's view of this machine, with its clock and version.
 
     Raises:
-        OSError, TimeoutError: it does not answer.
-        MalformedMessage: it says something else.
+        OSError, TimeoutError: The front does not answer.
+        MalformedMessage: The answer has another form.
     """
     with closing(await dial(endpoint)) as sock:
         async with asyncio.timeout(GREETING_S):
             began_s = time.monotonic()
             await asyncio.get_running_loop().sock_sendall(sock, MAGIC + QUESTION)
-            words = (await receive_address(sock)).split(" ")
+            fields = (await receive_address(sock)).split(" ")
             took_s = time.monotonic() - began_s
         own = host_of(endpoint_of(sock.getsockname()[:2]))
     try:
-        address, port, unix_s, version = words
+        address, port, unix_s, version = fields
         return FrontSays(address, own, int(port), float(unix_s), int(version), took_s)
     except ValueError:
         raise MalformedMessage(
@@ -246,7 +245,7 @@ async def is_dialled_back(endpoint: str, port: int) -> bool | None:
     """Whether a front can dial this port of this machine; None if it does not try.
 
     Raises:
-        OSError, TimeoutError: it does not answer.
+        OSError, TimeoutError: The front does not answer.
     """
     with closing(await dial(endpoint)) as sock:
         async with asyncio.timeout(GREETING_S + BACK_S):
@@ -259,16 +258,16 @@ async def is_dialled_back(endpoint: str, port: int) -> bool | None:
 
 
 class Joint:
-    """Moves all bytes that come at one socket out at the other, both ways, until both ended.
+    """Joint of two sockets: it moves all bytes both ways, until both directions end.
 
-    Where the system can (Linux), no byte passes through this process (`splice`). A thread for each
-    direction: the kernel blocks, and the event loop sees none of it.
+    Where the system can (Linux), no byte passes through this process (`splice`). Each direction has
+    a thread: the kernel blocks, and the event loop is not involved.
 
     Args:
-        one: a socket that this owns from now on.
-        other: the same.
-        bytes_per_s: how many may pass each way now; asked again and again.
-        shape: of the link of this machine, if it is one end: `one` goes over it.
+        one: A socket that the joint owns from now on.
+        other: The other socket, which it owns too.
+        bytes_per_s: Returns the present rate of each direction; called again and again.
+        shape: Rates of this machine's link, if it is one end; `one` goes over the link.
     """
 
     def __init__(
@@ -297,27 +296,27 @@ class Joint:
 
     @property
     def moved_bytes(self) -> int:
-        """How many passed, both ways together; counted before an end is told to who receives."""
+        """Bytes that passed, both ways together; they are counted before the receiver's end."""
         return sum(self._moved_bytes.values())
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last byte passed, whichever way."""
+        """Seconds since the last byte passed, in either direction."""
         return time.monotonic() - self._moved_at_s
 
     async def wait(self) -> None:
-        """Until it is over; being cancelled ends it."""
+        """Wait until the joint is over; cancelling this ends it."""
         try:
             await self._over.wait()
         finally:
             self.close()
 
     def slow_down(self) -> None:
-        """Read `one` slowly for a moment: `SLOW_BYTES` at a time, and then a pause."""
+        """Read `one` slowly for a moment: `SLOW_BYTES` at a time, with pauses."""
         self._slow_until_s = time.monotonic() + SLOW_S
 
     def close(self) -> None:
-        """End it now, both ways."""
+        """End both directions now."""
         for sock in self._pair:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -326,7 +325,7 @@ class Joint:
         try:
             most_bytes = partial(self._most_bytes, source, gate)
             for num_bytes in _moved(source, sink, gate, most_bytes):
-                self._moved_bytes[source] += num_bytes  # a thread counts for itself alone
+                self._moved_bytes[source] += num_bytes  # each thread has its own count
                 self._moved_at_s = time.monotonic()
                 rate = self._bytes_per_s()
                 if rate < math.inf:
@@ -352,17 +351,17 @@ class Joint:
         if is_last:
             for sock in self._pair:
                 sock.close()
-            with suppress(RuntimeError):  # the loop may be gone by then
+            with suppress(RuntimeError):  # the loop may be closed
                 self._loop.call_soon_threadsafe(self._over.set)
 
 
 def _moved(
     source: socket.socket, sink: socket.socket, gate: Gate, most_bytes: Callable[[], int]
 ) -> Iterator[int]:
-    """Move bytes as they come, `most_bytes` at a time, until the source ends.
+    """Move bytes on arrival, `most_bytes` at a time, until the source ends.
 
     Yields:
-        Number of bytes, each time.
+        Bytes of each move.
     """
     move = _spliced if hasattr(os, "splice") else _copied
     return move(source, sink, gate, most_bytes)

@@ -1,4 +1,4 @@
-"""Calls between members, whatever routers stand between: gRPC behind fronts, through tunnels."""
+"""Calls between members through routers: gRPC behind fronts, over tunnels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from swarm_ft.transport.local_places import LocalPlaces
 
 
 class FrontedServer:
-    """See `Server`: gRPC at a place of this process, behind a front port."""
+    """gRPC at a place of this process, behind a front port; see `Server`."""
 
     def __init__(self, endpoint: str, inner: GrpcServer, transport: FrontedTransport) -> None:
         self._endpoint = endpoint
@@ -32,7 +32,7 @@ class FrontedServer:
 
     @property
     def endpoint(self) -> str:
-        """See `Server`: the front's."""
+        """Endpoint of the front."""
         return self._endpoint
 
     async def stop(self, grace_s: float = 0.0) -> None:
@@ -42,13 +42,13 @@ class FrontedServer:
 
 
 class FrontedTransport:
-    """See `Transport`: serves behind a front, and dials as gRPC itself does.
+    """Transport that serves behind a front, and dials like gRPC itself; see `Transport`.
 
     Args:
-        grpc: what is behind and beside it.
-        plaintext: it does not speak TLS.
-        per_address: how many connections one address may have.
-        shape: of this machine's link.
+        grpc: The gRPC transport behind the front.
+        plaintext: Whether gRPC has no TLS.
+        per_address: Connections that one address may have.
+        shape: Rates of this machine's link.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class FrontedTransport:
         return FrontedServer(endpoint, inner, self)
 
     async def close(self) -> None:
-        """End the front, and all that goes through it."""
+        """End the front and all of its connections."""
         await self.front.close()
         self._places.close()
 
@@ -86,19 +86,19 @@ class FrontedTransport:
 
 
 class HomeTransport(FrontedTransport):
-    """See `Transport`: a member's. Other members are reached by name, whichever way there is.
+    """Transport of a member, which reaches other members by name, by any way; see `Transport`.
 
     Args:
-        grpc: what carries calls, with the member's credentials.
-        find_coordinator: tells where it is.
-        clock: the time.
-        rng: so that not all call in step.
-        control: what carries the conversation with the coordinator, if not `grpc`.
-        better_after_s: when a better way than a relay is looked for, at first.
-        shape: of this machine's link.
+        grpc: Carrier of calls, with the member's credentials.
+        find_coordinator: Returns the coordinator's endpoint.
+        clock: Source of the time.
+        rng: Random numbers that keep members from calling in step.
+        control: Carrier of the stream to the coordinator, if not `grpc`.
+        better_after_s: Seconds until the first search for a better way than a relay.
+        shape: Rates of this machine's link.
     """
 
-    def __init__(  # noqa: PLR0913 - what a process has to give
+    def __init__(  # noqa: PLR0913 - all parts of a process's links
         self,
         grpc: GrpcTransport,
         find_coordinator: Callable[[], Awaitable[str]],
@@ -116,21 +116,21 @@ class HomeTransport(FrontedTransport):
 
     @property
     def reach(self) -> Reach:
-        """This member's part in introductions."""
+        """The member's part in introductions."""
         return self._reach
 
     def start(self, endpoints: tuple[str, ...] = ()) -> None:
-        """Be there for introductions, until closed.
+        """Take part in introductions, until closed.
 
         Args:
-            endpoints: where others may reach the front, the best first.
+            endpoints: Endpoints of the front for others, the best first.
         """
         asks_router = bool(endpoints) and is_private(host_of(endpoints[0]))
         if asks_router:
             self._reach.has_asked_router.clear()
-        self._running = asyncio.create_task(self._be_there(endpoints, asks_router=asks_router))
+        self._running = asyncio.create_task(self._run(endpoints, asks_router=asks_router))
 
-    async def _be_there(self, endpoints: tuple[str, ...], *, asks_router: bool) -> None:
+    async def _run(self, endpoints: tuple[str, ...], *, asks_router: bool) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._reach.run(endpoints))
             if asks_router:
@@ -153,23 +153,23 @@ class HomeTransport(FrontedTransport):
         await super().close()
 
     def is_relayed(self, name: str) -> bool:
-        """Whether a stream to or from this member goes over a relay, now."""
+        """Whether a stream to or from this member goes over a relay now."""
         return self._tunnels.is_relayed(name) or self._reach.is_relayed(name)
 
     def also_at(self, endpoint: str) -> None:
-        """Others may reach the front there, too; that is tried first."""
+        """Add an endpoint of the front for others, which they try first."""
         self._reach.also_at(endpoint)
 
     async def joined(self) -> None:
-        """Until others can be introduced to this member."""
+        """Wait until others can be introduced to this member."""
         await self._reach.joined.wait()
 
     def at_rest(self) -> None:
-        """Nothing is under way between members: relayed links move, where there is a better way."""
+        """Move relayed links to better ways; call this while no calls are under way."""
         self._tunnels.at_rest()
 
     def connect(self, endpoint: str, name: str = "") -> Channel:
-        """See `Transport`: the endpoint is the coordinator's, or says nothing."""
+        """See `Transport`: the endpoint is the coordinator's, or has no use."""
         if name == COORDINATOR_NAME:
             return super().connect(endpoint, name)
         return self._grpc.connect_at(self._tunnels.place_to(name), endpoint, name)

@@ -1,11 +1,11 @@
-"""For gRPC a place of this process, for all else a stream to another member, whichever way.
+"""Tunnels: a place of this process for gRPC, and behind it a stream to another member.
 
-gRPC cannot be given a socket. So a tunnel listens at a place of this process (`local_places`); what
-connects there is joined to a stream of its own to that member, within which TLS is end to end.
+gRPC accepts no socket. So a tunnel listens at a place of this process (`local_places`). It joins
+each connection there to a stream of its own to that member, within which TLS is end to end.
 
-What goes over a relay betters itself: now and then another way is looked for. A stream that is had
-so waits until nothing is under way (`at_rest`). Then the relayed one is ended, and who dials again,
-as gRPC's users do, gets the better one.
+A relayed tunnel improves itself: it looks for another way now and then. A stream found so waits
+until no call is under way (`at_rest`). Then the relayed one ends, and gRPC's next connection uses
+the better one.
 """
 
 from __future__ import annotations
@@ -29,21 +29,24 @@ logger = get_logger(__name__)
 
 MAX_TUNNELS = 1024
 PATIENCE_S = GrpcOptions().connect_timeout_s
-"""How long gRPC waits for an answer, and then connects anew. A stream that comes later is for
-whoever waits then: joined to what gRPC has hung up on, it would be lost, and so the next ones."""
+"""Seconds that gRPC waits for an answer before it connects anew.
+
+A stream that comes later serves the next connection: joined to the one that gRPC has closed, it
+would be lost, and so would the next ones.
+"""
 BETTER_AFTER_S, MAX_BETTER_AFTER_S = 300.0, 3600.0
-"""After which a better way than a relay is looked for: at first, and at most."""
-KEPT_S = 0.9 * SPARE_S
-"""How long a better stream waits to be taken: less than the other side keeps it."""
+"""Seconds until a search for a better way than a relay: at first, and at most."""
+SPARE_USE_S = 0.9 * SPARE_S
+"""Seconds that a better stream waits for use: less than the other side keeps it."""
 
 
 class Tunnels:
-    """See the module's docstring.
+    """Tunnels of a member; see the module's docstring.
 
     Args:
-        link: makes a stream to a member.
-        better_after_s: when a better way than a relay is looked for, at first.
-        shape: of this machine's link.
+        link: Opens a stream to a member.
+        better_after_s: Seconds until the first search for a better way than a relay.
+        shape: Rates of this machine's link.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class Tunnels:
         self._listeners: list[socket.socket] = []
 
     def place_to(self, name: str) -> LocalPlace:
-        """Where a connection leads to this member; it is there from now on."""
+        """Return the place whose connections lead to this member; create it at the first call."""
         if name not in self._place_to:
             place = self._places.new()
             listener = place.listen()
@@ -77,10 +80,10 @@ class Tunnels:
         return name in self._relayed.values()
 
     def at_rest(self) -> None:
-        """Nothing is under way: what goes over a relay moves, where there is a better way."""
+        """Close relayed streams with a better way; call this while no calls are under way."""
         for joint, name in self._relayed.items():
             if name in self._better:
-                logger.info("%s is reached %s from now on", name, self._better[name].way)
+                logger.info("%s: the link is %s from now on", name, self._better[name].way)
                 joint.close()
 
     async def close(self) -> None:
@@ -125,7 +128,7 @@ class Tunnels:
             del self._relayed[joint]
 
     async def _look_for_better(self, name: str) -> None:
-        """Without a word to whoever uses the relay meanwhile."""
+        """Look for better ways, unnoticed by the users of the relay."""
         wait_s = self._better_after_s
         while True:
             await asyncio.sleep(wait_s)
@@ -138,7 +141,7 @@ class Tunnels:
                     link.sock.close()
                 else:
                     self._better[name] = link
-                    asyncio.get_running_loop().call_later(KEPT_S, self._drop, name, link)
+                    asyncio.get_running_loop().call_later(SPARE_USE_S, self._drop, name, link)
 
     def _drop(self, name: str, link: Link) -> None:
         if self._better.get(name) is link:

@@ -1,4 +1,4 @@
-"""A member's own place, as its own kernel and resolver know it: addresses, router, names."""
+"""A member's place in the network, from its kernel and resolver: addresses, router, names."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ logger = get_logger(__name__)
 
 
 async def vantage_towards(coordinator: str) -> Vantage:
-    """The place of this machine, seen from the coordinator. No packet but the resolver's is sent.
+    """Return this machine's place, as seen from the coordinator; only the resolver sends packets.
 
     Args:
-        coordinator: `host:port`.
+        coordinator: Endpoint of the coordinator, `host:port`.
 
     Returns:
-        A vantage without addresses if there is no route there: then only public ones are dialled.
+        A vantage without addresses if there is no route: then only public ones are dialled.
     """
     for endpoint in await addresses_of(coordinator):
         host, port = host_of(endpoint), int(endpoint.rpartition(":")[2])
@@ -38,7 +38,7 @@ async def vantage_towards(coordinator: str) -> Vantage:
 
 
 async def resolved(endpoints: Iterable[str]) -> tuple[str, ...]:
-    """The IP addresses of this member's own endpoints, which the coordinator accepts alone."""
+    """Return the IP addresses of this member's own endpoints; the coordinator accepts no names."""
     found = [address for endpoint in endpoints for address in await _usable(endpoint)]
     return tuple(dict.fromkeys(found))[:MAX_ENDPOINTS]
 

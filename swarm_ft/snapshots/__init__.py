@@ -1,5 +1,6 @@
-"""A run's state at a committed step: written, listed, read. Knows files; no engine, no network.
+"""Snapshots: a run's state at a committed step on disk, without an engine or a network.
 
-`shard` is one stage's file, `store` where the shards of all stages lie and what makes them a
-snapshot, `files` whatever keeps files. Only `shard` needs torch.
+`shard` writes and reads one stage's file. `store` keeps the shards of all stages and the manifest
+that makes them a snapshot. `files` reads and writes files at an fsspec url. Only `shard` needs
+torch.
 """

@@ -1,10 +1,10 @@
-"""Files below one fsspec url. Knows names and bytes, no snapshot.
+"""Files below one fsspec url, without knowledge of snapshots.
 
-On a local file system only their owner reads them, unless the folder's group may write to it: then
-peers of several users share it, and what is made in it has the folder's rights.
+On a local file system only the owner can read the files, unless the folder's group may write to it:
+then peers of several users share it, and new files have the folder's rights.
 
-On a local file system a file is there whole or not at all; elsewhere that is up to the service
-(object stores keep it: an upload is there once it is complete).
+A write on a local file system is whole or absent. Elsewhere the service decides; object stores show
+a file once its upload is complete.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from swarm_ft.protocol.messages.shard import CHUNK_BYTES, ChunkList, list_chunks
 
 
 class StoredFiles:
-    """Paths are relative to the url, with slashes."""
+    """Files below a url; paths are relative to the url, with slashes."""
 
     def __init__(self, url: str) -> None:
-        """Reach no further than the url's syntax.
+        """Parse the url, without a connection.
 
         Raises:
             BadOption: fsspec knows no such url, or lacks the package that serves it.
@@ -41,16 +41,16 @@ class StoredFiles:
         self.is_local = isinstance(self._fs, LocalFileSystem)
 
     def local_path(self, path: str) -> Path:
-        """Where a file lies; only where `is_local`."""
+        """Return the local path of a file; call this only if `is_local`."""
         return Path(self._full(path))
 
     def move_in(self, source: Path, path: str) -> None:
-        """Put a local file here, in place of what is there; `source` is gone then.
+        """Move a local file to `path`, and replace the file there.
 
         Raises:
-            Unavailable: it cannot be written (now).
+            Unavailable: The file cannot be written now.
         """
-        with self._told(f"{path} cannot be written"):
+        with self._as_unavailable(f"{path} cannot be written"):
             self._make_folder(path)
             if self.is_local:
                 _move(source, self.local_path(path))
@@ -59,12 +59,12 @@ class StoredFiles:
                 source.unlink()
 
     def write(self, path: str, data: bytes) -> None:
-        """Put a small file here, in place of what is there.
+        """Write a small file, and replace the file at its path.
 
         Raises:
-            Unavailable: it cannot be written (now).
+            Unavailable: The file cannot be written now.
         """
-        with self._told(f"{path} cannot be written"):
+        with self._as_unavailable(f"{path} cannot be written"):
             self._make_folder(path)
             if self.is_local:
                 target = self.local_path(path)
@@ -75,12 +75,12 @@ class StoredFiles:
                 self._fs.pipe_file(self._full(path), data)
 
     def read(self, path: str, max_bytes: int) -> bytes | None:
-        """A file's first bytes; None where there is none.
+        """Return a file's first `max_bytes` bytes; None if there is no file.
 
         Raises:
-            Unavailable: it cannot be read (now).
+            Unavailable: The file cannot be read now.
         """
-        with self._told(f"{path} cannot be read"):
+        with self._as_unavailable(f"{path} cannot be read"):
             try:
                 with self._fs.open(self._full(path), "rb") as file:
                     return bytes(file.read(max_bytes))
@@ -91,64 +91,67 @@ class StoredFiles:
         """Copy a file to a local path.
 
         Raises:
-            Unavailable: it cannot be read (now).
+            Unavailable: The file cannot be read now.
         """
-        with self._told(f"{path} cannot be read"):
+        with self._as_unavailable(f"{path} cannot be read"):
             self._fs.get_file(self._full(path), str(target))
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Bytes of each file in a folder, by name; none where there is no folder.
+        """Return the bytes of each file in a folder by name; empty if there is no folder.
 
         Raises:
-            Unavailable: it cannot be read (now).
+            Unavailable: The folder cannot be read now.
         """
         entries = self._entries(folder)
         return {_name(entry): int(entry["size"]) for entry in entries if entry["type"] == "file"}
 
     def folders(self, folder: str) -> list[str]:
-        """Names of the folders in a folder; none where there is no folder.
+        """Return the names of the folders in a folder; empty if there is no folder.
 
         Raises:
-            Unavailable: it cannot be read (now).
+            Unavailable: The folder cannot be read now.
         """
         return [_name(entry) for entry in self._entries(folder) if entry["type"] == "directory"]
 
     def chunks(self, path: str) -> ChunkList:
-        """Read a file once, and digest it.
+        """Read a file once, and return the digests of its chunks.
 
         Raises:
-            Unavailable: it cannot be read (now), or is not there.
+            Unavailable: The file is missing, or cannot be read now.
         """
-        with self._told(f"{path} cannot be read"), self._fs.open(self._full(path), "rb") as file:
+        with (
+            self._as_unavailable(f"{path} cannot be read"),
+            self._fs.open(self._full(path), "rb") as file,
+        ):
             return list_chunks(iter(lambda: file.read(CHUNK_BYTES), b""))
 
     def remove(self, path: str) -> None:
-        """Remove a file, if it is there.
+        """Remove a file, if it exists.
 
         Raises:
-            Unavailable: it cannot be removed (now).
+            Unavailable: The file cannot be removed now.
         """
-        with self._told(f"{path} cannot be removed"):
+        with self._as_unavailable(f"{path} cannot be removed"):
             try:
                 self._fs.rm_file(self._full(path))
             except FileNotFoundError:
                 return
 
     def remove_folder(self, folder: str) -> None:
-        """Remove a folder and all in it, if it is there.
+        """Remove a folder with its content, if it exists.
 
         Raises:
-            Unavailable: it cannot be removed (now).
+            Unavailable: The folder cannot be removed now.
         """
-        with self._told(f"{folder} cannot be removed"):
+        with self._as_unavailable(f"{folder} cannot be removed"):
             try:
                 self._fs.rm(self._full(folder), recursive=True)
             except FileNotFoundError:
                 return
 
     def _entries(self, folder: str) -> list[dict[str, str]]:
-        with self._told(f"{folder} cannot be read"):
-            self._fs.invalidate_cache()  # others write here too
+        with self._as_unavailable(f"{folder} cannot be read"):
+            self._fs.invalidate_cache()  # other processes write to this folder too
             try:
                 entries: list[dict[str, str]] = self._fs.ls(self._full(folder), detail=True)
             except FileNotFoundError:
@@ -175,7 +178,7 @@ class StoredFiles:
         return f"{self._root.rstrip('/')}/{path}"
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _as_unavailable(self, what: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -187,10 +190,10 @@ def _name(entry: dict[str, str]) -> str:
 
 
 def _move(source: Path, target: Path) -> None:
-    """Rename `source` into place once its bytes are on the disk, from another disk too."""
+    """Rename `source` into place once its bytes are on the disk, also from another disk."""
     partial = target.with_name(f"{target.name}.partial")
     shutil.move(source, partial)
-    # safetensors writes for the owner alone; who shares the folder, if any, is to read it.
+    # safetensors writes with the owner's rights alone; users of a shared folder need to read it.
     partial.chmod(target.parent.stat().st_mode & 0o666)
     flush_to_disk(partial)
     os.replace(partial, target)

@@ -1,7 +1,8 @@
-"""Files on this machine's disk as a run needs them: written whole, read by chunks; sealed or plain.
+"""Files on this machine's disk for runs: written whole, read by chunks; sealed or plain.
 
-A sealed file is a head and its chunks of CHUNK_BYTES, each sealed for its number, so that a chunk
-is read and written alone. It says by its head that it is one: who has the key reads both kinds.
+A sealed file has a header and chunks of CHUNK_BYTES. Each chunk is sealed for its number, so that
+it can be read and written alone. The header marks the file as sealed, so a process with the key
+reads both kinds.
 """
 
 from __future__ import annotations
@@ -22,39 +23,39 @@ _HEAD = b"swarm-ft sealed\x01"
 
 
 class LocalFiles:
-    """See the module's docstring. It blocks: call it in a thread.
+    """Reader and writer of local files; see the module's docstring. It blocks: use it in a thread.
 
     Args:
-        sealer: opens what is sealed; None opens nothing.
-        seals: whether what is written is sealed, too.
+        sealer: Sealer that opens sealed files; None opens none.
+        seals: Whether written files are sealed, too.
     """
 
     def __init__(self, sealer: Sealer | None = None, *, seals: bool = False) -> None:
         if seals and sealer is None:
-            raise ValueError("sealer: expected one to seal with, got none")
+            raise ValueError("sealer: expected a sealer for seals=True, got none")
         self._sealer = sealer
         self._sealing = sealer if seals else None
 
     @property
     def seals(self) -> bool:
-        """Whether what is written is sealed."""
+        """Whether written files are sealed."""
         return self._sealing is not None
 
     # ---- whole files
 
     def write(self, path: Path, data: bytes) -> None:
-        """Put a file there, whole and private, in place of what is there.
+        """Write a file, whole and private, and replace the file at its path.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: The file cannot be written.
         """
         self.write_pieces(path, [data])
 
     def write_pieces(self, path: Path, pieces: Iterable[bytes]) -> None:
-        """As `write`, of bytes of which no more than a piece and a chunk need be there at once.
+        """Write a file like `write`, from pieces; only a piece and a chunk are in memory at once.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: The file cannot be written.
         """
         with replacing(path) as partial, open_private(partial, "wb") as file:
             if self._sealing is None:
@@ -65,31 +66,31 @@ class LocalFiles:
                 file.write(self._sealing.seal(chunk, _place(index)))
 
     def read(self, path: Path) -> bytes:
-        """The plain bytes.
+        """Return the plain bytes of a file.
 
         Raises:
-            BadSnapshot: it is sealed with a key that is not here, or was altered.
-            OSError: it cannot be read.
+            BadSnapshot: The file is sealed with another key, or was altered.
+            OSError: The file cannot be read.
         """
         return b"".join(self._plain(path)) if _is_sealed(path) else path.read_bytes()
 
     def can_be_mapped(self, path: Path) -> bool:
-        """Whether `reading` has a file to give; a system may have none that lie in memory.
+        """Whether `reading` can open the file; a sealed one needs a file in memory, as on Linux.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: The file cannot be read.
         """
         return hasattr(os, "memfd_create") or not _is_sealed(path)
 
     @contextmanager
     def reading(self, path: Path) -> Iterator[Path]:
-        """A file with the plain bytes, for as long as the context lasts; mapped, for longer.
+        """Yield the path of a file with the plain bytes, valid in the context (mapped: longer).
 
-        Of a sealed one it is in memory, and has no name that others could open.
+        The plain bytes of a sealed file lie in memory, under no name that others could open.
 
         Raises:
-            BadSnapshot: it is sealed with a key that is not here, or was altered.
-            OSError: it cannot be read.
+            BadSnapshot: The file is sealed with another key, or was altered.
+            OSError: The file cannot be read.
         """
         if not _is_sealed(path):
             yield path
@@ -101,7 +102,7 @@ class LocalFiles:
             yield Path(f"/proc/self/fd/{memory.fileno()}")
 
     def _plain(self, path: Path) -> Iterator[bytes]:
-        """Of a sealed file."""
+        """Yield the plain chunks of a sealed file."""
         if self._sealer is None:
             raise BadSnapshot(f"{path}: it is encrypted, and this process has no key for it")
         try:
@@ -110,10 +111,10 @@ class LocalFiles:
             raise BadSnapshot(f"{path}: {error}") from None
 
     def list_chunks(self, path: Path, *digests_too: KeyedDigest) -> ChunkList:
-        """Read a file of this process once, and digest its plain bytes; these take them too.
+        """Read a file of this process once, and digest its plain bytes, also into `digests_too`.
 
         Raises:
-            OSError: it cannot be read, or is not what was written.
+            OSError: The file cannot be read, or was altered.
         """
         if self._sealing is None:
             return chunks_of(path, *digests_too)
@@ -125,10 +126,10 @@ class LocalFiles:
     # ---- chunk by chunk
 
     def read_chunk(self, path: Path, index: int) -> bytes:
-        """A chunk of a file of this process; less or nothing where the file ends.
+        """Return a chunk of a file of this process; shorter or empty at the file's end.
 
         Raises:
-            OSError: it cannot be read, or is not what was written.
+            OSError: The file cannot be read, or was altered.
         """
         with path.open("rb") as file:
             try:
@@ -137,10 +138,10 @@ class LocalFiles:
                 raise OSError(f"{path}, chunk {index}: {error}") from None
 
     def make_room(self, path: Path, chunks: ChunkList) -> list[int]:
-        """Make a file as long as it will be with these chunks; the numbers of those it has.
+        """Make a file as long as these chunks need; return the numbers of the chunks that it holds.
 
         Raises:
-            OSError: it cannot be.
+            OSError: The disk refuses.
         """
         total_bytes = chunks.total_bytes
         if self.seals:
@@ -152,13 +153,13 @@ class LocalFiles:
             return [i for i in range(len(chunks)) if self._holds(file, chunks, i)]
 
     def write_chunk(self, path: Path, index: int, chunk: bytes | bytearray) -> None:
-        """Put a chunk into a file with room for it.
+        """Write a chunk into a file with room for it.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: The chunk cannot be written.
         """
         data = chunk if self._sealing is None else self._sealing.seal(chunk, _place(index))
-        # A file object of its own: a write that outlives its caller meets no other's file.
+        # Each write has its own file object: one that outlives its caller reaches no other file.
         with path.open("r+b") as file:
             file.seek(self._offset(index))
             file.write(data)
@@ -173,7 +174,7 @@ class LocalFiles:
         try:
             return chunks.holds(index, self._read(file, index))
         except ValueError:
-            return False  # a gap opens with no key
+            return False  # a gap does not open with any key
 
     def _offset(self, index: int) -> int:
         if self._sealing is None:
@@ -182,14 +183,14 @@ class LocalFiles:
 
 
 PLAIN = LocalFiles()
-"""Of whoever seals nothing."""
+"""Reader and writer of plain files, for processes that seal nothing."""
 
 
 def chunks_of(path: Path, *digests_too: KeyedDigest) -> ChunkList:
-    """Read a local file once as it lies there, and digest it; these take its bytes too.
+    """Read a local file once without opening a seal, and digest it, also into `digests_too`.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         return list_chunks(iter(lambda: file.read(CHUNK_BYTES), b""), *digests_too)

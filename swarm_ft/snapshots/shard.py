@@ -1,9 +1,9 @@
-"""One stage's shard: a safetensors file that says what it is and proves what it holds.
+"""Shard of one stage: a safetensors file with its identity and a digest of its content.
 
-Tensors keep the names that the caller gives them; extra ones lie under `extra/`, the digests of
-the per-sample buffers under `buffers/`. The file's one metadata entry names run, spec, layers and
-step, with a digest of that and of all tensors. (One entry: safetensors writes several in a
-different order each time, and equal states are to be equal files.)
+Tensors keep the caller's names. Extra ones lie under `extra/`, the digests of the per-sample
+buffers under `buffers/`. The file's one metadata entry names run, spec, layers and step, with a
+digest of that and of all tensors. (There is only one entry because safetensors writes several in
+varying order, and equal states should make equal files.)
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from swarm_ft.snapshots.local_files import PLAIN, LocalFiles
 
 VERSION = 1
 BufferName = tuple[int, int, int]
-"""Boundary, end and sample: what names a buffer inside its run."""
+"""Name of a buffer inside its run: boundary, end and sample."""
 
 _METADATA = "swarm_ft"
 _SIZE_BYTES = 8
-"""Of the length of the header in front of a safetensors file."""
+"""Bytes of the length in front of a safetensors file's header."""
 _EXTRA = "extra/"
 _BUFFERS = "buffers/"
 _BUFFER_NAMES = f"{_BUFFERS}names"
@@ -40,12 +40,12 @@ _BUFFER_DIGESTS = f"{_BUFFERS}digests"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardContents:
-    """What a stage saves.
+    """Content of a stage's shard.
 
     Attributes:
-        state: weights and moments, see `Engine.state`; contiguous tensors on the CPU.
-        extras: whatever else the step's outcome follows from, as residuals of error feedback.
-        buffer_digests: which per-sample buffers belong to it, 16 bytes each.
+        state: Weights and moments, see `Engine.state`; contiguous tensors on the CPU.
+        extras: Other state that the next steps depend on, such as residuals of error feedback.
+        buffer_digests: Digest of each per-sample buffer that belongs to it, 16 bytes each.
     """
 
     state: Mapping[str, Tensor]
@@ -62,13 +62,13 @@ def write_shard(
 ) -> Path:
     """Write a shard and rename it into place; equal contents make equal files, unless sealed.
 
-    To be sealed it is in memory a second time meanwhile.
+    Sealing needs the shard in memory a second time.
 
     Returns:
-        Its path, in `folder`, under a name that no other shard there has.
+        The path, in `folder`, under a name that no other shard has.
 
     Raises:
-        Unavailable: the disk does not take it (now).
+        Unavailable: The disk refuses now.
     """
     tensors = _flat(contents)
     identity = _identity(name, spec_digest)
@@ -90,11 +90,11 @@ def write_shard(
 def read_shard(
     path: Path, name: ShardName, spec_digest: bytes, files: LocalFiles = PLAIN
 ) -> ShardContents:
-    """What `write_shard` wrote; its tensors may hang on the mapped file: nobody is to write to it.
+    """Return the content of a shard; do not write to the file, which may back the tensors.
 
     Raises:
-        BadSnapshot: torn, altered, or of another run, spec, stage or step. What the tensors mean
-            is for their users to check.
+        BadSnapshot: The file is torn, altered, or of another run, spec, stage or step. The
+            caller checks what the tensors mean.
     """
     try:
         metadata, tensors = _read(path, files)

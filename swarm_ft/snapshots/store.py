@@ -1,14 +1,13 @@
-"""Snapshots of runs in one place: a folder, or any other url that fsspec knows.
+"""Store of runs' snapshots: a folder, or any other url that fsspec knows.
 
     run-DIGEST/step-00000042/layers-0-12.safetensors
     run-DIGEST/step-00000042/layers-12-24.safetensors
     run-DIGEST/step-00000042/manifest.json
 
-A run's folder has the digest of its name, which the manifest contains. A run that an earlier
-version began keeps the folder that it has there, which has the run's name itself.
-A snapshot is there from the moment its manifest is; shards without one are a snapshot that is
-being written, or never was. A shard is replaced only after its manifest is gone. Everything here
-blocks: call it in a thread.
+A run's folder has the digest of its name, which the manifest contains. A run of an earlier version
+keeps its folder there, which has the run's name itself. A snapshot exists from the moment its
+manifest does; shards without one are an unfinished snapshot. A shard is replaced only after its
+manifest is gone. All methods block: call them in a thread.
 """
 
 from __future__ import annotations
@@ -41,20 +40,22 @@ from swarm_ft.snapshots.local_files import chunks_of
 
 VERSION = 1
 MAX_MANIFEST_BYTES = 1 << 20
-"""Far above what MAX_BLOCKS stages of one block need."""
+"""Bytes of a manifest, far above the need of MAX_BLOCKS stages of one block."""
 MAX_SEED = (1 << 63) - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """A snapshot.
+    """Manifest of a snapshot.
 
     Attributes:
-        spec_digest: of the RunSpec that the run works by.
-        step: how many steps are in it.
-        epoch, step_in_epoch: where in the data the next step begins.
-        seed: of the run; data order and dropout follow from it and the step.
-        shards: of all stages, first to last.
+        run_id: Name of the run.
+        spec_digest: Digest of the run's RunSpec.
+        step: Number of steps in the state.
+        epoch: Epoch of the next step.
+        step_in_epoch: Number of the next step in its epoch.
+        seed: Seed of the run; data order and dropout follow from it and the step.
+        shards: Shards of all stages, first to last.
     """
 
     run_id: RunId
@@ -75,10 +76,10 @@ class Manifest:
             )
 
     def shard(self, layers: LayerRange) -> SavedStage:
-        """The entry of a stage.
+        """Return the entry of a stage.
 
         Raises:
-            BadSnapshot: the snapshot was cut otherwise.
+            BadSnapshot: The snapshot has other stages.
         """
         for shard in self.shards:
             if shard.layers == layers:
@@ -90,17 +91,17 @@ class Manifest:
         )
 
     def name_of(self, shard: SavedStage) -> ShardName:
-        """What that shard is called."""
+        """Return the name of a shard of this snapshot."""
         return ShardName(run_id=self.run_id, step=self.step, layers=shard.layers)
 
     @classmethod
     def of_run(
         cls, run_id: RunId, spec: RunSpec, step: StepNumber, shards: tuple[SavedStage, ...]
     ) -> Manifest:
-        """The manifest of a run's state after `step` steps.
+        """Return the manifest of a run's state after `step` steps.
 
         Raises:
-            BadSnapshot: the shards' layers do not adjoin, from 0 on.
+            BadSnapshot: The shards' layers do not adjoin, from 0 on.
         """
         epoch, step_in_epoch = divmod(step, spec.train.steps_per_epoch)
         return cls(
@@ -114,7 +115,7 @@ class Manifest:
         )
 
     def to_json(self) -> bytes:
-        """As it lies in the store."""
+        """Return the manifest as JSON, as the store writes it."""
         document = {
             "version": VERSION,
             "run": self.run_id,
@@ -136,10 +137,10 @@ class Manifest:
 
 
 def manifest_from_json(data: bytes) -> Manifest:
-    """What `to_json` wrote.
+    """Return the manifest that `to_json` wrote.
 
     Raises:
-        BadSnapshot: torn, of another version, or a field is out of its bounds.
+        BadSnapshot: The text is torn, of another version, or a field is out of its bounds.
     """
     try:
         document = json.loads(data)
@@ -154,7 +155,7 @@ def manifest_from_json(data: bytes) -> Manifest:
             shards=tuple(_entry(shard) for shard in document["shards"][: MAX_BLOCKS + 1]),
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise BadSnapshot(f"manifest: not one that is written here ({error!r:.200})") from error
+        raise BadSnapshot(f"manifest: swarm-ft did not write it ({error!r:.200})") from error
     except SwarmError as error:
         raise BadSnapshot(f"manifest: {error.message}") from error
 
@@ -178,7 +179,7 @@ def _entry(shard: dict[str, Any]) -> SavedStage:
 
 
 def _count(value: object, high: int) -> int:
-    # Python takes 1.0 and true for the integers they equal.
+    # Python accepts 1.0 and true for the integers that they equal.
     if type(value) is not int:
         raise TypeError(f"expected an integer, got {value!r:.40}")
     return checked("number", value, Range(0, high))
@@ -195,17 +196,17 @@ logger = get_logger(__name__)
 
 
 class SnapshotStore:
-    """See the module's docstring. All methods raise `Unavailable` when the place does not answer.
+    """Store of snapshots, see the module's docstring; methods raise `Unavailable` if it fails.
 
-    Of one run, one process at a time may call `commit` and `prune`; any may read, and any put
+    One process at a time may call `commit` and `prune` for a run; any process may read, and put
     shards of its own layers.
     """
 
     def __init__(self, url: str) -> None:
-        """Name the place; it is made when the first shard comes.
+        """Open the store; its folder is created at the first shard.
 
         Args:
-            url: a folder, or what fsspec takes, for example `s3://bucket/snapshots`.
+            url: A folder, or a url of fsspec, for example `s3://bucket/snapshots`.
 
         Raises:
             BadOption: fsspec knows no such url, or lacks the package that serves it.
@@ -216,13 +217,13 @@ class SnapshotStore:
     # ---- writing
 
     def put_shard(self, name: ShardName, path: Path) -> SavedStage:
-        """Take a shard that `write_shard` wrote: `path` is moved here, or uploaded and removed.
+        """Move a shard of `write_shard` into the store, or upload and remove it.
 
-        If these layers of this step belong to a snapshot already, with other bytes, that snapshot
-        is gone: its steps were redone.
+        If these layers of this step belong to a snapshot with other bytes, that snapshot is void:
+        its steps were repeated.
 
         Returns:
-            What the manifest is to say of it.
+            The shard's entry for the manifest.
         """
         chunks = chunks_of(path)
         entry = SavedStage(
@@ -235,10 +236,10 @@ class SnapshotStore:
         return entry
 
     def commit(self, manifest: Manifest) -> None:
-        """All shards are here: make them a snapshot.
+        """Write the manifest, which makes the shards a snapshot.
 
         Raises:
-            BadSnapshot: a shard is missing or of another size.
+            BadSnapshot: A shard is missing or of another size.
         """
         folder = self._folder(manifest.run_id, manifest.step)
         missing = self._missing(manifest)
@@ -250,44 +251,44 @@ class SnapshotStore:
         self._files.write(f"{folder}/{MANIFEST}", manifest.to_json())
 
     def prune(self, run_id: RunId, kept: Collection[StepNumber]) -> None:
-        """Remove all snapshots of a run but those of these steps, and what never became one.
+        """Remove a run's snapshots but those of these steps, and unfinished ones.
 
-        What is newer than the newest of these stays: it may be about to become one.
+        A folder newer than the newest of these steps stays: it may become a snapshot.
         """
         for step in self._steps(run_id):
             if step < max(kept, default=0) and step not in kept:
-                # The manifest first: a half-removed snapshot is none.
+                # The manifest goes first: a half-removed snapshot does not count.
                 self._files.remove(f"{self._folder(run_id, step)}/{MANIFEST}")
                 self._files.remove_folder(self._folder(run_id, step))
 
     def forget(self, runs: Collection[RunId]) -> None:
-        """Remove all that is here of these runs; others may do so at the same time."""
+        """Remove everything of these runs; other processes may do the same at the same time."""
         folders = {name for run_id in runs for name in _names_of_folder(run_id)}
         for run_id in runs:
             self._run_folders.pop(run_id, None)
-        for _ in range(FORGET_TRIES):  # who removes what another is about to remove stops it
+        for _ in range(FORGET_TRIES):  # a removal fails if another process removes the same file
             found = folders.intersection(self._files.folders(""))
             if not found:
                 return
             for folder in found:
-                for step in self._files.folders(folder):  # a half-removed snapshot is none
+                for step in self._files.folders(folder):  # a half-removed snapshot does not count
                     self._files.remove(f"{folder}/{step}/{MANIFEST}")
                 self._files.remove_folder(folder)
 
     # ---- reading
 
     def list_snapshots(self, run_id: RunId, spec_digest: bytes) -> tuple[Manifest, ...]:
-        """All snapshots of the run, oldest first; torn ones and those of another spec are none."""
+        """Return the run's whole snapshots of this spec, oldest first."""
         found = (self._whole(run_id, step) for step in self._steps(run_id))
         return tuple(m for m in found if m is not None and m.spec_digest == spec_digest)
 
     def fetch_shard(self, manifest: Manifest, layers: LayerRange, folder: Path) -> Path:
-        """A stage's shard as a local file, checked: the stored one, else a copy in `folder`.
+        """Return a stage's shard as a checked local file: the stored one, or a copy in `folder`.
 
-        It is for reading only.
+        The caller may only read it.
 
         Raises:
-            BadSnapshot: the snapshot has no such stage, or its file was altered.
+            BadSnapshot: The snapshot has no such stage, or its file was altered.
         """
         entry = manifest.shard(layers)
         name = manifest.name_of(entry)
@@ -303,13 +304,13 @@ class SnapshotStore:
     def _check(self, name: ShardName, entry: SavedStage, chunks: ChunkList) -> None:
         if chunks.digest() != entry.digest:
             raise BadSnapshot(
-                f"{self._files.url}/{self._shard_path(name)}: its bytes are not those of the "
-                f"manifest; remove {self._folder(name.run_id, name.step)} to go on from an earlier "
+                f"{self._files.url}/{self._shard_path(name)}: its bytes do not match the manifest; "
+                f"remove {self._folder(name.run_id, name.step)} to continue from an earlier "
                 "snapshot"
             )
 
     def _run_folder(self, run_id: RunId) -> str:
-        """Return the folder that an earlier version began for the run, or today's name for one."""
+        """Return the folder that an earlier version made for the run, or today's name for one."""
         if run_id not in self._run_folders:
             today, *earlier = _names_of_folder(run_id)
             found = set(self._files.folders("")).intersection(earlier)
@@ -323,12 +324,12 @@ class SnapshotStore:
         return f"{self._folder(name.run_id, name.step)}/{_shard_file(name.layers)}"
 
     def _steps(self, run_id: RunId) -> list[StepNumber]:
-        """Steps that have a folder, snapshot or not, oldest first."""
+        """Return the steps that have a folder, snapshot or not, oldest first."""
         matches = (_STEP.fullmatch(name) for name in self._files.folders(self._run_folder(run_id)))
         return sorted(StepNumber(int(match[1])) for match in matches if match)
 
     def _whole(self, run_id: RunId, step: StepNumber) -> Manifest | None:
-        """The step's manifest, if all its shards are there; they are not read."""
+        """Return the step's manifest, if all its shards exist; reads no shard."""
         manifest = self._manifest(run_id, step)
         return None if manifest is None or self._missing(manifest) else manifest
 
@@ -362,8 +363,8 @@ _RUN = re.compile(r"run-[0-9a-f]{32}")
 def _names_of_folder(run_id: RunId) -> tuple[str, ...]:
     """Return the names that a run's folder may have, today's first.
 
-    Earlier versions used the run's name. Such a name may look like the digest of another run; then
-    it names that run's folder only.
+    Earlier versions used the run's name. A run's name may look like the digest of another run; then
+    it stands for the other run's folder only.
     """
     earlier = quote(run_id, safe="")
     earlier = f"%2E{earlier[1:]}" if earlier.startswith(".") else earlier

@@ -65,7 +65,7 @@ def test_ipv6_is_used_where_both_have_it(found: dict[str, Findings]) -> None:
     assert found["ipv6"]["ipv6"]["verdict"] == "ok"
     assert found["ipv6"]["ipv6"]["says"].startswith("2a45:")
     without = found["varies"]["ipv6"]
-    assert (without["verdict"], without["says"]) == ("note", "this machine has none")
+    assert (without["verdict"], without["says"]) == ("note", "this machine has no IPv6 address")
     assert without["advice"]
 
 

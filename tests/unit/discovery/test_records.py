@@ -64,4 +64,4 @@ def test_a_flood_of_records_is_cut(
     monkeypatch.setattr(directory, "MAX_RECORDS", 5)
     kept = readable_records((f"p{i}", "host:1") for i in range(1000))
     assert len(kept) == 5
-    assert "records_cut kept=5" in caplog.text
+    assert "records_cut limit=5" in caplog.text

@@ -150,9 +150,9 @@ async def test_an_address_may_try_a_few_tokens_a_minute(
         token = json.dumps({"token": "wrong"})
         async with session.post(f"https://127.0.0.1:{port_of(found)}/session", data=token) as got:
             assert await got.text() == (
-                "5 tries a minute are taken from one machine; try again in 12 s\n"
+                "one machine has 5 tries a minute; try again in 12 s\n"
             )
-        assert "127.0.0.1 tried an address of the page" in caplog.text
+        assert "127.0.0.1 tried a used or wrong address of the page" in caplog.text
         clock.advance(1 / TRIES_PER_S)
         assert await tries(here(found)) == 200
 

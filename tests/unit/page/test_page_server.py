@@ -213,7 +213,7 @@ async def test_a_name_that_leads_here_by_chance_is_refused() -> None:
         session.get(found.address, headers={"Host": "evil.example"}) as got,
     ):
         assert got.status == 401
-        assert "expected this page to be called" in await got.text()
+        assert "as the address of this page" in await got.text()
 
 
 async def test_a_command_that_another_page_could_send_is_refused() -> None:

@@ -84,7 +84,7 @@ async def test_on_one_machine_all_is_well(swarm: Swarm, coordinator: str) -> Non
     about = ["coordinator", "swarm", "clock", "version", "router", "ipv6", "relay", "others"]
     assert list(found) == about
     assert {verdict for verdict, _ in found.values()} == {Verdict.OK}
-    assert found["router"][1] == "none in the way, seen as 127.0.0.1"
+    assert found["router"][1] == "no router in the way, seen as 127.0.0.1"
     assert found["others"][1] == "reach this machine directly"
 
 
@@ -106,9 +106,9 @@ IPV6_AT_HOME, IPV6_THERE = "2a45:1::10", "[2a45:2::1]:7000"
 @pytest.mark.parametrize(
     ("own", "addresses", "says"),
     [
-        (None, ("192.0.2.1:7000",), "this machine has none"),
-        (IPV6_AT_HOME, ("192.0.2.1:7000",), "the invitation names no such address"),
-        (IPV6_AT_HOME, ("192.0.2.1:7000", IPV6_THERE), "does not reach the coordinator's"),
+        (None, ("192.0.2.1:7000",), "this machine has no IPv6 address"),
+        (IPV6_AT_HOME, ("192.0.2.1:7000",), "the invitation names no IPv6 address"),
+        (IPV6_AT_HOME, ("192.0.2.1:7000", IPV6_THERE), "does not reach the coordinator over IPv6"),
     ],
 )
 @pytest.mark.parametrize("is_open", [True, False])
@@ -144,7 +144,7 @@ async def test_another_swarms_coordinator_is_told(swarm: Swarm, coordinator: str
     invite = replace(invite_to(swarm, coordinator), fingerprint=fingerprint_of(key.public_key()))
     verdict, says = (await findings(invite))["swarm"]
     assert verdict is Verdict.BAD
-    assert "not the coordinator that this invitation is of" in says
+    assert "not the coordinator of this invitation" in says
 
 
 async def test_a_coordinator_of_another_version_is_told(
@@ -189,7 +189,7 @@ async def seen_as(
     ("router", "verdict", "says"),
     [
         (None, Verdict.NOTE, "maps no ports"),
-        ("192.0.2.7", Verdict.OK, "a peer is given one"),
+        ("192.0.2.7", Verdict.OK, "gives a peer one"),
         ("100.64.3.4", Verdict.NOTE, "CGNAT"),
     ],
 )
@@ -215,16 +215,16 @@ AT_HOME = Standing(seen="192.0.2.7", own="10.0.0.2", port=7001, is_open=False, v
 @pytest.mark.parametrize(
     ("standing", "verdict", "cause", "says"),
     [
-        (AT_HOME, Verdict.OK, Cause.ROUTER, "reach this machine: punched"),
+        (AT_HOME, Verdict.OK, Cause.ROUTER, "reach this machine by hole punching"),
         (replace(AT_HOME, varies=None), Verdict.OK, Cause.ROUTER, "punched"),
         (replace(AT_HOME, is_open=True, varies=True), Verdict.OK, Cause.NONE, "direct"),
         (replace(AT_HOME, is_open=True, has_relay=False), Verdict.OK, Cause.NONE, "direct"),
-        (replace(AT_HOME, varies=True), Verdict.NOTE, Cause.SYMMETRIC_ROUTER, "relayed; public"),
+        (replace(AT_HOME, varies=True), Verdict.NOTE, Cause.SYMMETRIC_ROUTER, "through a relay; it dials"),
         (
             replace(AT_HOME, varies=True, has_relay=True),
             Verdict.NOTE,
             Cause.SYMMETRIC_ROUTER,
-            "relayed; public",
+            "through a relay; it dials",
         ),
         (replace(AT_HOME, seen="", own=""), Verdict.OK, Cause.ROUTER, "punched"),
         (replace(AT_HOME, own="192.0.2.7"), Verdict.NOTE, Cause.FIREWALL, "port closed"),
@@ -240,7 +240,7 @@ AT_HOME = Standing(seen="192.0.2.7", own="10.0.0.2", port=7001, is_open=False, v
             replace(AT_HOME, varies=True, has_relay=False),
             Verdict.BAD,
             Cause.SYMMETRIC_ROUTER,
-            "gives each destination another port, and the swarm has no relay",
+            "maps each destination to another port, and the swarm has no relay",
         ),
         (
             replace(AT_HOME, own="192.0.2.7", has_relay=False),
@@ -252,7 +252,7 @@ AT_HOME = Standing(seen="192.0.2.7", own="10.0.0.2", port=7001, is_open=False, v
             replace(AT_HOME, trouble="it says no"),
             Verdict.BAD,
             Cause.NOT_INTRODUCED,
-            "introduces nobody: it says no",
+            "makes no introductions: it says no",
         ),
     ],
 )
@@ -340,7 +340,7 @@ async def test_a_member_whom_nobody_introduces_is_told_so(
     async with member(swarm, place) as (transport, _):
         (found,) = [found async for found in examine_member(transport.reach, place)]
     assert (found.verdict, found.cause) == (Verdict.BAD, Cause.NOT_INTRODUCED)
-    assert "the coordinator introduces nobody: " in found.says
+    assert "the coordinator makes no introductions: " in found.says
 
 
 def test_a_member_is_told_within_ten_seconds_whatever_does_not_answer() -> None:

@@ -68,7 +68,7 @@ async def test_a_port_for_this_process_is_none_for_others(monkeypatch: pytest.Mo
     heard, places = Heard(), LocalPlaces()
     place = places.new()
     server = await GrpcTransport().serve_at(place, {STATUS: heard})
-    with pytest.raises(NotAllowed, match="come to its front"):
+    with pytest.raises(NotAllowed, match="for its own process"):
         await ask(place.target.removeprefix("ipv4:"))
     assert not heard.remotes
     await server.stop()
