@@ -102,7 +102,7 @@ def test_a_coordinator_without_a_page_has_none(shell: Shell) -> None:
     [
         (
             ("--page", "0.0.0.0:7770"),
-            "--page 0.0.0.0: the page steers runs, and without keys it is",
+            "--page 0.0.0.0: without keys the page is plaintext",
         ),
         (("--page", "127.0.0.1:1", "--no-page"), "--page, --no-page: give one of the two"),
         (("--metrics", "nowhere"), "--metrics: expected HOST:PORT, got 'nowhere'"),

@@ -245,7 +245,7 @@ async def test_the_codecs_of_a_run_that_asks_for_a_quality_are_not_to_choose(
         await tab.until(f"{RUN}.quality.num_measured > 0")
         assert await tab.look(offered) == ["Pause", "Learning rate", "Cancel"]
         told = await tab.look("document.querySelector('.facts').innerText")
-        assert re.search(r"compression\s+cost [\d.e-]+ % of perplexity, asked 1 %", told)
+        assert re.search(r"compression\s+cost [\d.e-]+ % of perplexity, 1 % allowed", told)
         await tab.look(
             f"""source.close(), shown({{ ...state, runs: [{{ ...{RUN},
                 quality: {{ asked: .015, cost: 0, num_measured: 0 }} }}] }})"""

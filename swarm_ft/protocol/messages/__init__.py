@@ -1,1 +1,1 @@
-"""What is said, as frozen values."""
+"""Messages between processes, as frozen values."""

@@ -1,4 +1,4 @@
-"""What neighbours say to each other over a boundary, both ways, as frozen values."""
+"""Messages between neighbours over a boundary, both ways, as frozen values."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from swarm_ft.protocol.spec.codec_spec import HEADER_BYTES as CODEC_HEADER_BYTES
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, spec_from_header
 from swarm_ft.protocol.spec.run_spec import MAX_HIDDEN_SIZE, MAX_SEQ_LENGTH
 
-# ---- a frame: one sample's activation or gradient on its way over a boundary
+# ---- a frame: one sample's activation or gradient, sent over a boundary
 
 _SHAPE = struct.Struct("<II")
 TENSOR_HEADER_BYTES = CODEC_HEADER_BYTES + _SHAPE.size
 
 
 class FrameKind(IntEnum):
-    """What a frame builds on; the numbers are those of the wire."""
+    """Kind of a frame, by what it builds on; the numbers are those of the wire."""
 
     DIRECT = 1
-    """Builds on nothing and leaves no buffer."""
+    """A frame that builds on nothing and leaves no buffer."""
     KEY = 2
-    """Builds on nothing and becomes the sample's buffer."""
+    """A frame that builds on nothing and becomes the sample's buffer."""
     DELTA = 3
-    """Builds on the buffer that `base_digest` names."""
+    """A frame that builds on the buffer that `base_digest` names."""
 
 
 class FrameKey(NamedTuple):
-    """Names a frame for ever inside its run and boundary."""
+    """Unique name of a frame inside its run and boundary."""
 
     attempt: Attempt
     step: StepNumber
@@ -43,13 +43,13 @@ class FrameKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EncodedTensor:
-    """One sample's tensor as a codec wrote it.
+    """One sample's tensor, encoded by a codec.
 
     Attributes:
-        codec: the codec that wrote it, and the only one that can read it.
-        tokens: rows of the tensor.
-        channels: columns of the tensor.
-        payload: steps and codes, in the codec's own layout.
+        codec: The codec that wrote it, and the only one that can read it.
+        tokens: Rows of the tensor.
+        channels: Columns of the tensor.
+        payload: Steps and codes, in the codec's own layout.
     """
 
     codec: CodecSpec
@@ -58,15 +58,15 @@ class EncodedTensor:
     payload: bytes
 
     def to_bytes(self) -> bytes:
-        """Header and payload: exactly what a frame carries of the tensor."""
+        """Return header and payload: exactly a frame's bytes of the tensor."""
         return self.codec.to_header() + _SHAPE.pack(self.tokens, self.channels) + self.payload
 
     @classmethod
     def from_bytes(cls, data: bytes) -> EncodedTensor:
-        """What `to_bytes` wrote; only its header is checked, the payload is for the codec.
+        """Return the tensor that `to_bytes` wrote; its codec checks the payload later.
 
         Raises:
-            MalformedMessage: too short, no codec there is, or a shape out of bounds.
+            MalformedMessage: The data is too short, names no codec, or has a shape out of bounds.
         """
         if len(data) < TENSOR_HEADER_BYTES:
             raise MalformedMessage(
@@ -84,12 +84,15 @@ class EncodedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """An encoded tensor with its name and, for buffered codecs, the digests at both ends.
+    """Neighbour to neighbour: an encoded tensor with its name, and digests of its buffers.
 
     Attributes:
-        base_digest: of the buffer a DELTA builds on; empty otherwise.
-        result_digest: of the buffer that KEY and DELTA make, and of the payload that makes it;
-            empty otherwise.
+        key: Name of the frame.
+        kind: Kind of the frame.
+        tensor: The encoded tensor.
+        base_digest: Digest of the buffer that a DELTA builds on; empty otherwise.
+        result_digest: Digest of the buffer that KEY and DELTA make, and of the payload that makes
+            it; empty otherwise.
     """
 
     key: FrameKey
@@ -100,13 +103,13 @@ class Frame:
 
 
 MAX_RECEIVED_KEYS = 1 << 16
-"""Frames of one step over one boundary; a hello with more is an attack on memory."""
+"""Frames of one step over one boundary; a hello with more would exhaust memory."""
 MAX_WINDOW_FRAMES = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoundaryHello:
-    """First message of either side; what the other has already is not sent again."""
+    """Neighbour to neighbour: first message of each side, with the frames that it has received."""
 
     run_id: RunId
     spec_digest: Digest
@@ -119,14 +122,14 @@ class BoundaryHello:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The frame of this key was decoded; its sender need not send it again."""
+    """Receiver to sender of a frame: the frame was decoded, and need not be sent again."""
 
     key: FrameKey
 
 
 @dataclass(frozen=True, slots=True)
 class KeyFrameRequest:
-    """The frame of this key builds on a buffer that is not here, or came out different."""
+    """Receiver to sender of a frame: its buffer is missing, or came out different."""
 
     key: FrameKey
     reason: str
@@ -134,11 +137,11 @@ class KeyFrameRequest:
 
 @dataclass(frozen=True, slots=True)
 class SharedBasis:
-    """A part of a basis that frames to come are coded along.
+    """Sender to receiver of frames: a part of a basis for coming frames.
 
     Attributes:
-        basis: the next bytes of it, as `codec.basis` writes it.
-        rest_bytes: that are still to come.
+        basis: Next bytes of the basis, as `codec.basis` writes it.
+        rest_bytes: Bytes that follow in further parts.
     """
 
     basis: bytes
@@ -146,7 +149,7 @@ class SharedBasis:
 
 
 SessionMessage = Frame | Ack | KeyFrameRequest
-"""What the session of a boundary is about."""
+"""Messages of a boundary's session."""
 FromNeighbour = SessionMessage | SharedBasis
-"""What follows the hellos."""
+"""Messages after the hellos."""
 BoundaryMessage = BoundaryHello | FromNeighbour

@@ -1,4 +1,4 @@
-"""What machines and links can do, as their peers measured it: to look at, and for forecasts."""
+"""Measurements of machines and links by their peers, for people and for forecasts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 MAX_PLACED = 1024
 """Peers that a plan names."""
 SAMPLE_BYTES = 32 << 10
-"""Of a message by which a link is measured."""
+"""Bytes of a message that measures a link."""
 
 NUM_COSTS = 7
 """Factors of `machines.step_cost`."""
@@ -35,22 +35,22 @@ _Covariance = Annotated[float, Range(-MAX_VARIANCE, MAX_VARIANCE)]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What a peer measured, or its volunteer said, of the machine that it lends. 0: unknown.
+    """Peer to coordinator: measurements of the machine that it lends. 0: unknown.
 
-    Nobody decides anything by it but whoever reads a forecast, so it may be taken at its word.
+    Only forecasts depend on them, so they need no proof.
 
     Attributes:
-        flops_per_s: of training a block, see `stage.speed`.
-        up_bytes_per_s: to the coordinator.
-        down_bytes_per_s: from there.
-        round_trip_s: there and back.
-        watts: that it takes at work, as its volunteer says.
-        cores: for how many peers like this one its processors compute at full speed.
-        host: a digest of what names the machine until it is started again; empty: unknown.
-        demand: of late, in units of such peers: all that runs there or waits for a processor.
-        busy: so too what all had of them.
-        uses: so too what this peer had of them.
-        waits: so too what it waited for.
+        flops_per_s: Operations per second of training a block, see `stage.speed`.
+        up_bytes_per_s: Bytes per second to the coordinator.
+        down_bytes_per_s: Bytes per second from the coordinator.
+        round_trip_s: Seconds of a round trip to the coordinator.
+        watts: Power draw under load, as its volunteer configured it.
+        cores: Number of peers like this one for which its processors run at full speed.
+        host: Digest that identifies the machine until it restarts; empty: unknown.
+        demand: Recent demand for processors by all programs, in such peers, with those that wait.
+        busy: Recent use of processors by all programs, in such peers.
+        uses: Recent use of processors by this peer, in such peers.
+        waits: Recent wait of this peer for processors, in such peers.
     """
 
     flops_per_s: Rate = 0.0
@@ -68,13 +68,13 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkSpeed:
-    """What a peer measured of its link to another, see `machines.link_meter`. 0: unknown.
+    """Speed of a link, as a peer measured it, see `machines.link_meter`. 0: unknown.
 
     Attributes:
-        bytes_per_s: that the link lets through from here to there while it is full.
-        peak_bytes_per_s: the most of late.
-        round_trip_s: there and back, with what is in the way.
-        least_round_trip_s: the least of late.
+        bytes_per_s: Bytes per second from the peer to the other one while the link is full.
+        peak_bytes_per_s: Highest recent bytes per second.
+        round_trip_s: Seconds of a round trip, with the time in queues.
+        least_round_trip_s: Shortest recent round trip.
     """
 
     bytes_per_s: Rate = 0.0
@@ -85,10 +85,11 @@ class LinkSpeed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlaceRequest:
-    """Say who would host what if this job began now, or who hosts it.
+    """Client to coordinator: a request for the placement of a job that begins now, or of a run.
 
     Attributes:
-        run_id: the caller's run that has this spec; None: of a job that was not submitted yet.
+        spec: Spec of the job.
+        run_id: The caller's run with this spec; None: a job that was not submitted.
     """
 
     spec: RunSpec
@@ -98,14 +99,14 @@ class PlaceRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedPeer:
-    """A peer, and what it would host.
+    """A peer and the stage that it would host.
 
     Attributes:
-        memory_bytes: that it lends.
-        num_runs: other runs that it has a stage of, under way.
-        busy: share of its time that they take.
-        host_busy: of its machine's cores, what other runs ask for, at all peers there.
-        host_load: so too what other programs ask for.
+        memory_bytes: Memory that it lends.
+        num_runs: Other active runs with a stage at it.
+        busy: Share of its time that they take.
+        host_busy: Cores of its machine that other runs need, at all peers there.
+        host_load: Cores of its machine that other programs need.
     """
 
     peer_id: PeerId
@@ -120,14 +121,14 @@ class PlacedPeer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
-    """What is known of a step's costs beside operations and bytes, see `machines.step_cost`.
+    """Learned costs of a step beside operations and bytes, see `machines.step_cost`.
 
     Attributes:
-        logs: natural logarithms of its factors: seconds, and ratios.
-        covariance: of these, row after row.
-        num_runs: from which they were learned.
-        surprise: sum over these of the squared distance, in standard deviations, of what was
-            measured from what was expected.
+        logs: Natural logarithms of its factors: seconds, and ratios.
+        covariance: Covariance of these, row after row.
+        num_runs: Number of runs that they were learned from.
+        surprise: Sum over these runs of the squared distance between measurement and expectation,
+            in standard deviations.
     """
 
     logs: Annotated[tuple[_Log, ...], Length(NUM_COSTS, NUM_COSTS)]
@@ -138,15 +139,17 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """Who would host what, first stage to last, replicas beside each other; or why nobody would.
+    """Coordinator to client: a placement, first stage to last, or the reason for none.
+
+    Replicas of a stage follow each other.
 
     Attributes:
-        relayed_percent: of the bytes between them, as far as is known how they reach each other.
-        costs: that the swarm learned from its runs.
-        num_waiting: runs that wait for peers now, and come before this one.
-        starts_after_s: until peers are free that have no room for one more stage; 0: it begins at
-            once.
-        beside_s: how long the other runs on these peers go on, about; 0: there are none.
+        relayed_percent: Percent of the bytes between the peers that pass relays, as far as known.
+        costs: Costs that the swarm learned from its runs.
+        num_waiting: Runs that wait for peers now, and come before this one.
+        starts_after_s: Seconds until peers without room for one more stage are free; 0: it begins
+            at once.
+        beside_s: Seconds, about, until the other runs on these peers end; 0: there are none.
     """
 
     peers: Annotated[tuple[PlacedPeer, ...], Length(MAX_PLACED)]
@@ -160,7 +163,7 @@ class Placed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkSample:
-    """Bytes that say nothing."""
+    """Peer to coordinator: filler bytes that measure a link."""
 
     data: Annotated[bytes, Length(SAMPLE_BYTES)] = b""
     protocol_version: Annotated[int, Spoken("peer", "coordinator")] = PROTOCOL_VERSION
@@ -168,6 +171,6 @@ class LinkSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkEcho:
-    """As many bytes back."""
+    """Coordinator to peer: as many filler bytes."""
 
     data: Annotated[bytes, Length(SAMPLE_BYTES)] = b""

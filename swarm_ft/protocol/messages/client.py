@@ -1,4 +1,4 @@
-"""What clients are told of runs, their steps and the swarm, as frozen values."""
+"""Messages between clients and the coordinator on runs, steps and the swarm, as frozen values."""
 
 from __future__ import annotations
 
@@ -36,20 +36,21 @@ from swarm_ft.protocol.spec.priority import Priority
 from swarm_ft.protocol.spec.run_spec import MAX_COUNTS, Codecs, RunSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
-# ---- what clients ask of the coordinator, as frozen values whose types say what may come
+# ---- requests of clients to the coordinator; their types bound the values
 
 ClientsVersion = Annotated[int, Spoken("client", "coordinator")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubmitHeader:
-    """A job, without its data.
+    """Client to coordinator: a job without its data.
 
     Attributes:
-        spec_digest: as the client computes it; the coordinator computes its own.
-        run_id: drawn by the client, so that a job that comes again is the same run.
-        priority: no part of what peers agree on; None for the usual one. Of a job that comes again
-            the first one's counts.
+        spec: Spec of the run.
+        spec_digest: Digest of the spec by the client; the coordinator computes its own.
+        run_id: Name that the client drew, so that a job sent again is the same run.
+        priority: Priority of the run, which peers need not agree on; None for the default. The
+            first submission's counts.
     """
 
     spec: RunSpec
@@ -61,23 +62,23 @@ class SubmitHeader:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleTokens:
-    """One sample's tokens, little-endian uint32."""
+    """Client to coordinator: one sample's tokens, little-endian uint32."""
 
     sample: SampleId
     token_ids: TokenIds
 
 
 SubmitPart = SubmitHeader | SampleTokens
-"""A header, then every sample in order."""
+"""Messages of a submission: a header, then every sample in order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchRequest:
-    """Tell everything that happened in a run, then everything that happens.
+    """Client to coordinator: a request for a run's past and coming events.
 
     Attributes:
-        run_id: None for the client's only one that is not over.
-        traced: tell what peers do when, from the next plan on.
+        run_id: The run; None for the client's only one that is not over.
+        traced: Whether to send timelines of peers, from the next plan on.
     """
 
     run_id: RunId | None = None
@@ -87,7 +88,7 @@ class WatchRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CancelRequest:
-    """End a run; the client's only one if `run_id` is None."""
+    """Client to coordinator: the end of a run; of the client's only one if `run_id` is None."""
 
     run_id: RunId | None = None
     protocol_version: ClientsVersion = PROTOCOL_VERSION
@@ -95,7 +96,7 @@ class CancelRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectedRequest:
-    """The client has the result: peers may let go of it."""
+    """Client to coordinator: the client has the result, and peers may delete it."""
 
     run_id: RunId
     protocol_version: ClientsVersion = PROTOCOL_VERSION
@@ -103,11 +104,11 @@ class CollectedRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StatusRequest:
-    """Tell who is there and which runs there are, a page of each.
+    """Client or peer to coordinator: a request for a page of members and of runs.
 
     Attributes:
-        first_member: the page begins with it, counted from 0.
-        first_run: so too of runs.
+        first_member: Number of the page's first member, from 0.
+        first_run: Number of the page's first run, from 0.
     """
 
     first_member: Annotated[int, Range(0, 1 << 31)] = 0
@@ -116,7 +117,7 @@ class StatusRequest:
 
 
 class RunPhase(IntEnum):
-    """Where a run stands; the numbers are those of the wire."""
+    """Phase of a run; the numbers are those of the wire."""
 
     QUEUED = 1
     WAITING = 2
@@ -130,7 +131,7 @@ class RunPhase(IntEnum):
 
     @property
     def is_working(self) -> bool:
-        """Whether all of its peers are there and at work."""
+        """Whether all of its peers are present and at work."""
         return RunPhase.LOADING <= self <= RunPhase.EXPORTING
 
     @property
@@ -150,15 +151,18 @@ class RunPhase(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoundaryStatus:
-    """Buffers at one boundary, and the frames that built on them or did not.
+    """Buffers at one boundary, with the frames that built on them or did not.
 
     Attributes:
-        buffered_samples: whose buffers are at both ends, at peers that are there.
-        key_frames: of all steps that count; so too `delta_frames`.
-        kept: what all peers at the boundary told, added up, since the coordinator started.
-        forward_codec: of activations, in the step under way; so too `backward_codec`.
-        traffic: of all steps that count, both sides together.
-        newest: of the last of them.
+        boundary: The boundary.
+        buffered_samples: Samples with buffers at both ends, at present peers.
+        key_frames: Key frames of all committed steps.
+        delta_frames: Delta frames of all committed steps.
+        kept: Sum of the reports of all peers at the boundary, since the coordinator started.
+        forward_codec: Codec of activations in the step under way.
+        backward_codec: Codec of gradients in the step under way.
+        traffic: Traffic of all committed steps, both sides together.
+        newest: Traffic of the last committed step.
     """
 
     boundary: BlockIndex
@@ -173,9 +177,9 @@ class BoundaryStatus:
 
     @property
     def ratio(self) -> float | None:
-        """Bytes that plain float32 would take to those sent, in the last step; None before any.
+        """Bytes of plain float32 per sent byte, in the last step; None before any.
 
-        After going back, of all steps until the next one.
+        After a rollback it covers all steps until the next one.
         """
         t = self.newest if self.newest.forward_bytes else self.traffic
         sent = t.forward_bytes + t.backward_bytes
@@ -184,28 +188,28 @@ class BoundaryStatus:
 
     @property
     def hit_rate(self) -> float | None:
-        """Of frames that could build on a buffer, how many did; None before the first."""
+        """Share of frames with a usable buffer that built on it; None before the first."""
         frames = self.key_frames + self.delta_frames
         return self.delta_frames / frames if frames else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageResult:
-    """A peer that gives its stage of the result."""
+    """A peer with its stage of the result."""
 
     peer_id: PeerId
     file: ShardFile
 
 
 MAX_CODEC_CHANGES = 64
-"""Of one run."""
+"""Codec changes of one run."""
 MAX_STEERED = 64
-"""Requests for one run that the coordinator remembers: the newest."""
+"""Newest requests for one run that the coordinator remembers."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodecChange:
-    """Other codecs, from this step on, however often the step is made."""
+    """Other codecs from this step on, however often the step is repeated."""
 
     first_step: StepNumber
     codecs: Codecs
@@ -213,12 +217,12 @@ class CodecChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QualityFound:
-    """What compression costs a run that asks for a quality.
+    """Cost of compression in a run with a configured quality.
 
     Attributes:
-        asked: share of the perplexity that it may cost.
-        cost: share that it cost so far, as far as can be told.
-        num_measured: steps in which that was measured.
+        asked: Share of the perplexity that it may cost.
+        cost: Share that it has cost so far, as far as known.
+        num_measured: Number of steps with a measurement.
     """
 
     asked: Amount
@@ -230,23 +234,23 @@ class QualityFound:
             return f"compression may cost {100 * self.asked:.3g} % of perplexity"
         return (
             f"compression cost {100 * self.cost:.2g} % of perplexity so far, "
-            f"asked {100 * self.asked:.3g} %"
+            f"{100 * self.asked:.3g} % allowed"
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunStatus:
-    """A run as others see it; `detail` says what it waits for, or why it ended.
+    """Coordinator to client: state of a run; `detail` names the obstacle, or the reason of its end.
 
     Attributes:
-        attempt: of a finished run, tells its result from one that was made before.
-        joining: peers of the stages that take over while the others train.
-        results: of a finished run, as far as its peers told (again, after a restart); of a stage's
-            replicas those first that joined the run first.
-        result_step: how many steps are in the result, if the best weights are it, and not the last.
-        codecs: what they were changed to meanwhile, the last times; steps rising.
-        quality: None where none was asked for.
-        steered: the last requests to pause, resume or change the run, oldest first.
+        attempt: Attempt of a finished run's result, which distinguishes it from an earlier one.
+        joining: Peers of the stages that receive their state while the others train.
+        results: Holders of a finished run's result, as far as its peers reported (again, after a
+            restart); replicas of a stage in the order in which they joined the run.
+        result_step: Steps in the result if the best weights are it; None: the last weights.
+        codecs: Latest changes of the codecs, by rising step.
+        quality: Cost of compression; None without a configured quality.
+        steered: Latest requests to pause, resume or change the run, oldest first.
     """
 
     run_id: RunId
@@ -266,25 +270,25 @@ class RunStatus:
 
     @property
     def ending(self) -> str:
-        """The phase and its reason: `failed: ...`, `cancelled by the run's owner`."""
+        """Phase and reason: `failed: ...`, `cancelled by the run's owner`."""
         return self.phase.in_words(self.detail)
 
     @property
     def steps_in_result(self) -> StepNumber:
-        """How many steps are in the result, or would be."""
+        """Steps in the result, or in the one to come."""
         return StepNumber(self.committed_steps) if self.result_step is None else self.result_step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCommitted:
-    """A step that counts.
+    """Coordinator to client: a committed step.
 
     Attributes:
-        loss: mean over the step's target tokens.
-        seconds: from its plan to its commit.
-        traffic: of this step, all peers at a boundary together; of an evaluation in it, nothing.
-        gradients: of this step, all stages together.
-        state_bytes: of state that newcomers took since the step before.
+        loss: Mean over the step's target tokens.
+        seconds: Seconds from its plan to its commit.
+        traffic: Traffic of this step, all peers at a boundary together, without its evaluation.
+        gradients: Traffic of gradients of this step, all stages together.
+        state_bytes: Bytes of state that learners received since the step before.
     """
 
     step: StepNumber
@@ -299,7 +303,7 @@ class StepCommitted:
 
     @property
     def sent(self) -> ByteCounts:
-        """All that was sent for this step, by kind."""
+        """Bytes sent for this step, by kind."""
         return ByteCounts(
             forward_bytes=sum(t.forward_bytes for t in self.traffic),
             forward_uncompressed_bytes=sum(t.forward_uncompressed_bytes for t in self.traffic),
@@ -319,14 +323,14 @@ class StepCommitted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluated:
-    """How well the weights predict the held-out samples; losses are means over all targets.
+    """Coordinator to client: an evaluation on the held-out samples, with mean losses over targets.
 
     Attributes:
-        step: how many steps are in the weights.
-        eval_loss: with nothing compressed; None if that was not asked for.
-        compressed_eval_loss: so too with compressed activations.
-        counts: that the task's metrics are made of; uncompressed, if that was asked for.
-        traffic: what was sent for it, all peers at a boundary together.
+        step: Steps in the weights.
+        eval_loss: Loss without compression; None if not requested.
+        compressed_eval_loss: Loss with compressed activations; None if not requested.
+        counts: Counts behind the task's metrics; uncompressed, if that was requested.
+        traffic: Traffic of the evaluation, all peers at a boundary together.
     """
 
     step: StepNumber
@@ -338,7 +342,7 @@ class Evaluated:
 
     @property
     def sent(self) -> ByteCounts:
-        """All that was sent for it."""
+        """Bytes sent for the evaluation."""
         return ByteCounts(
             evaluation_bytes=sum(t.evaluation_bytes for t in self.traffic),
             evaluation_uncompressed_bytes=sum(
@@ -349,7 +353,7 @@ class Evaluated:
 
     @property
     def loss(self) -> float:
-        """The uncompressed one, or else the other."""
+        """Uncompressed loss, or else the compressed one."""
         known = (self.eval_loss, self.compressed_eval_loss)
         return next((loss for loss in known if loss is not None), math.nan)
 
@@ -358,31 +362,32 @@ RunEvent = RunStatus | StepCommitted | Evaluated | WentBack
 
 
 class MemberDoing(IntEnum):
-    """What a member of a run does now; the numbers are those of the wire."""
+    """Present activity of a run's member; the numbers are those of the wire."""
 
     LOADING = 1
     COMPUTING = 2
     WAITING = 3
-    """For others, by its own word."""
+    """The member waits for others, by its own report."""
     JOINING = 4
-    """Takes its stage's state over while the others train."""
+    """The member receives its stage's state while the others train."""
     READY = 5
-    """Did its part of what all do now."""
+    """The member finished its part of the run's present work."""
     EXPORTING = 6
     KEEPING = 7
-    """A result, until it is fetched."""
+    """The member stores a result until the client fetches it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberWork:
-    """What a member does for a run.
+    """Work of a member for a run.
 
     Attributes:
-        stage: counted from 0; so too `replica`, of `num_replicas` of the stage.
-        waits_for: whom it waits for, as it told last.
-        share: microbatches of the step under way that are its own.
-        parts_begun: forwards, backwards and weights of these, of `num_parts`, as it told last.
-        microbatch_s: seconds that a microbatch takes it to compute, of late; None: not known yet.
+        stage: Number of its stage, from 0.
+        replica: Number of its replica, from 0, of `num_replicas` of the stage.
+        waits_for: Peers that it waits for, by its last report.
+        share: Microbatches of the step under way that are assigned to it.
+        parts_begun: Forwards, backwards and weights of these, of `num_parts`, by its last report.
+        microbatch_s: Seconds of computing a recent microbatch; None: unknown.
     """
 
     run_id: RunId
@@ -400,11 +405,12 @@ class MemberWork:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberLink:
-    """A way from a member to another.
+    """A link from a member to another.
 
     Attributes:
-        way: how the two met last; None: not known.
-        speed: as the member measured it.
+        peer_id: The other member.
+        way: Way of the last meeting; None: unknown.
+        speed: Speed as the member measured it.
     """
 
     peer_id: PeerId
@@ -414,36 +420,37 @@ class MemberLink:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contributor:
-    """Who gave something, here or not."""
+    """A contributor, connected or not, with its contribution."""
 
     peer_id: PeerId
     given: Contribution
 
 
 MAX_LINKS = 64
-"""Of a member that are told."""
+"""Links of a member in its status."""
 MAX_CONTRIBUTORS = 256
-"""That are told: those that gave most."""
+"""Contributors in a status: those with the largest contributions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberStatus:
-    """A peer as the coordinator knows it.
+    """State of a peer at the coordinator.
 
     Attributes:
-        layers: None: it takes what it is given.
-        idle: why there is nothing to do for it; empty if there may be.
-        grant: what it may host.
-        endpoint: where others reach it; empty where the caller has no business with it.
-        device: what it computes on, as it says; so too `memory_bytes`, that it lends.
-        version: of its swarm-ft, as it says.
-        speaks: which version of the protocol.
-        joined_ago_s: seconds since its stream began.
-        heard_ago_s: seconds since it last said something.
-        machine: what it measured of itself and of its link to the coordinator.
-        works: what it does, for each run that has it; those under way first.
-        links: to replicas of its stage and of those beside it, as far as they met or measured.
-        given: in all committed steps, since the journal was made.
+        layers: Layers that it offers; None: the coordinator chooses.
+        idle: Reason why no work suits it; empty if some may.
+        grant: Stages that it may host.
+        endpoint: Endpoint for other peers; empty if the caller may not connect to it.
+        device: Device that it computes on, by its own report.
+        memory_bytes: Memory that it lends, by its own report.
+        version: Version of its swarm-ft, by its own report.
+        speaks: Version of its protocol.
+        joined_ago_s: Seconds since its stream began.
+        heard_ago_s: Seconds since its last message.
+        machine: Measurements of its machine and of its link to the coordinator.
+        works: Work for each run that has it, active runs first.
+        links: Links to replicas of its stage and of adjoining stages, as far as known.
+        given: Contribution in all committed steps, since the journal was made.
     """
 
     peer_id: PeerId
@@ -463,36 +470,38 @@ class MemberStatus:
     given: Contribution = field(default_factory=Contribution)
 
     def work_in(self, run_id: RunId) -> MemberWork | None:
-        """What it does for a run; None: that has it not."""
+        """Return the peer's work for a run; None if the run does not have it."""
         return next((work for work in self.works if work.run_id == run_id), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSummary:
-    """A run as everybody in the swarm may see it, without what only its client needs.
+    """A run as everybody in the swarm may see it, without the facts for its client alone.
 
     Attributes:
-        detail: of another client's run, without what somebody's failure says of it.
-        assignments: of another client's run without endpoints.
-        num_steps: that it has in all.
-        spec_digest: tells the client of a job whether it is this run.
-        joining: peers of the stages that take over while the others train.
-        boundaries: first to last; of a run that is not over.
-        is_own: the caller's, or shared with it, or nobody has keys.
-        model: of the caller's own alone; so too `last_step` and `last_evaluation`.
-        last_step: None before the first, and after going back until the next.
-        step_s: seconds that a step took of late; 0: not known yet. So too the rates.
-        samples_per_s: trained, over the last steps.
-        tokens_per_s: target tokens, over the last steps since the coordinator started.
-        eta_s: seconds until its last step, at the pace of the last ones; None: not known.
-        eta_low_s, eta_high_s: the range of that.
-        place: in the queue: 0 is its turn, at work, or over.
-        behind: the run that is before it in the queue.
-        snapshots: how many steps are in those that are whole.
-        is_paused: somebody paused it: no step is planned.
-        learning_rate: the schedule's peak in effect; 0 for another client's run.
-        codecs: the codecs in effect; None for another client's run.
-        quality: what compression costs; None where no quality was asked for, and of others'.
+        detail: Obstacle or reason of the end; without failures' texts for another client's run.
+        assignments: Stages of its peers; without endpoints for another client's run.
+        num_steps: Steps of the run in all.
+        spec_digest: Digest by which a client recognises its job.
+        joining: Peers of the stages that receive their state while the others train.
+        boundaries: State of the boundaries, first to last; empty for a run that is over.
+        is_own: Whether the run is the caller's or shared with it, or nobody has keys.
+        model: Model of the caller's own run; empty for others'.
+        last_step: Last step of the caller's own run; None before the first, or after a rollback.
+        last_evaluation: Last evaluation of the caller's own run; None before the first.
+        step_s: Seconds of a recent step; 0: unknown.
+        samples_per_s: Training samples per second, over the last steps; 0: unknown.
+        tokens_per_s: Target tokens per second over the last steps since the coordinator started;
+            0: unknown.
+        eta_s: Seconds until its last step at the recent pace; None: unknown.
+        eta_low_s, eta_high_s: Range of `eta_s`.
+        place: Place in the queue; 0: its turn, active, or over.
+        behind: Run before it in the queue.
+        snapshots: Steps in each whole snapshot.
+        is_paused: Whether somebody paused it, so that no step is planned.
+        learning_rate: Peak of the schedule in effect; 0 for another client's run.
+        codecs: Codecs in effect; None for another client's run.
+        quality: Cost of compression; None without a configured quality, or for others' runs.
     """
 
     run_id: RunId
@@ -526,7 +535,7 @@ class RunSummary:
 
     @property
     def bytes_saved(self) -> int:
-        """What the codecs kept off the links, in all steps that count."""
+        """Bytes that the codecs saved, in all committed steps."""
         return self.sent.uncompressed_bytes - self.sent.sent_bytes
 
 
@@ -535,12 +544,13 @@ MAX_PAGE_MEMBERS, MAX_PAGE_RUNS = 256, 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelayStatus:
-    """A relay that is there.
+    """State of a connected relay.
 
     Attributes:
-        name: of its key; empty: the coordinator's own.
-        links: that stand now.
-        relayed_bytes: since it was started, both ways.
+        name: Name of its key; empty: the coordinator's own relay.
+        endpoint: Endpoint of its legs.
+        links: Present links.
+        relayed_bytes: Bytes since its start, both ways.
     """
 
     name: Text = ""
@@ -554,16 +564,16 @@ MAX_WARNINGS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SwarmStatus:
-    """Everybody and everything the coordinator knows, or a page of it.
+    """Coordinator to caller: a page of the swarm's members and runs.
 
     Attributes:
-        num_members: that there are in all.
-        num_runs: so too of runs.
-        version: of the coordinator's swarm-ft.
-        unix_s: its wall clock.
-        next_event: the serial number that the next event will have.
-        contributors: who gave most, here or not; on the first page.
-        warnings: what the coordinator's operator has to see to, for people.
+        num_members: Members in all.
+        num_runs: Runs in all.
+        version: Version of the coordinator's swarm-ft.
+        unix_s: Wall clock of the coordinator.
+        next_event: Serial number of the next event.
+        contributors: Largest contributors, connected or not; on the first page.
+        warnings: Texts for the coordinator's operator that need action.
     """
 
     members: Annotated[tuple[MemberStatus, ...], Length(MAX_PAGE_MEMBERS)]

@@ -1,4 +1,4 @@
-"""The swarm's count of what a volunteer gave: the same numbers and words wherever it is shown."""
+"""Contributions of volunteers in the swarm's ledger, with the same numbers wherever shown."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ _SentBytes = Annotated[int, Range(0, MAX_GIVEN_BYTES)]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contribution:
-    """The sums over all committed steps of a member; a rollback takes nothing away.
+    """Sums over all committed steps of a member; a rollback subtracts nothing.
 
     Attributes:
-        samples: that passed it.
-        seconds: that these steps took.
-        compute_s: of these, at work.
-        sent_bytes: activations and gradients of these steps.
-        all_bytes: everything that the member sent to other members, by its own count.
+        samples: Samples that passed the member.
+        steps: Committed steps.
+        seconds: Seconds of these steps.
+        compute_s: Seconds of computing in these steps.
+        sent_bytes: Bytes of activations and gradients that it sent in these steps.
+        all_bytes: Bytes that it sent to other members in all, by its own count.
     """
 
     samples: int = 0
@@ -43,7 +44,7 @@ class Contribution:
         )
 
     def __str__(self) -> str:
-        """`640 samples in 80 steps, 12 min, 50.3 MB sent for training, 293.7 MB in all`."""
+        """Return a text such as `640 samples in 80 steps, 12 min, 50.3 MB sent for training`."""
         samples, steps = _count(self.samples, "sample"), _count(self.steps, "step")
         words = f"{samples} in {steps}, {_time(self.seconds)}"
         sent = f"{words}, {traffic_words(self.sent_bytes)} sent for training"
@@ -64,10 +65,10 @@ def _time(seconds: float) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContributionRequest:
-    """A peer requests its entry of the ledger.
+    """Peer to coordinator: a request for its entry of the ledger.
 
     Attributes:
-        sent_bytes: see `PeerAlive`.
+        sent_bytes: Bytes that it sent to other members, see `PeerAlive`.
     """
 
     sent_bytes: _SentBytes = 0
@@ -75,6 +76,6 @@ class ContributionRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContributionReport:
-    """The coordinator's answer."""
+    """Coordinator to peer: its entry of the ledger."""
 
     given: Contribution

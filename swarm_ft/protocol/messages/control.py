@@ -1,4 +1,4 @@
-"""What peers say to the coordinator, as frozen values whose types say what may come."""
+"""Messages between peers and the coordinator, as frozen values whose types bound them."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ from swarm_ft.protocol.spec.run_spec import (
 )
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
-# ---- what the coordinator says to peers, as frozen values whose types say what may come
+# ---- messages from the coordinator to peers
 #
-# Tokens travel as little-endian uint32 bytes, so that the coordinator can pass them on unread.
+# Tokens travel as little-endian uint32 bytes, so that the coordinator need not read them.
 
 MAX_RUN_PEERS = 1 << 14
 MAX_PLAN_SAMPLES = MAX_BATCH_SIZE + 2 * MAX_EVAL_SAMPLES
@@ -72,14 +72,14 @@ DocumentLengths = Annotated[
     tuple[Annotated[int, Range(MIN_LENGTH, MAX_SEQ_LENGTH)], ...],
     Length(MAX_SEQ_LENGTH, 2),
 ]
-"""Of the documents that share a sample."""
+"""Tokens of each document that shares a sample."""
 Targets = Annotated[int, Range(0, MAX_BATCH_SIZE * MAX_SEQ_LENGTH)]
-"""Of one step."""
+"""Target tokens of one step."""
 
 
 @dataclass(frozen=True, slots=True)
 class WholeTokens(Bound):
-    """One sample's: a whole number of them."""
+    """Bound on one sample's tokens: a whole number of them."""
 
     def refusal(self, value: object) -> str | None:
         """See `Bound`."""
@@ -97,10 +97,12 @@ TokenIds = Annotated[bytes, WholeTokens()]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageAssignment:
-    """Which peer hosts which blocks. Replicas of a stage follow each other, in a fixed order.
+    """Assignment of one stage to a peer; a run's list has replicas side by side, in a fixed order.
 
     Attributes:
-        endpoint: where the others reach it, `host:port`; empty if it is away.
+        peer_id: The peer.
+        layers: Blocks of the stage.
+        endpoint: Endpoint for other peers, `host:port`; empty if the peer is away.
     """
 
     peer_id: PeerId
@@ -119,7 +121,7 @@ class Stage:
 def stages_of(
     assignments: Iterable[StageAssignment], *, but: Collection[PeerId] = ()
 ) -> tuple[Stage, ...]:
-    """The pipeline that assignments make without these peers, first stage to last."""
+    """Return the pipeline of assignments without the peers in `but`, first stage to last."""
     left_out = set(but)
     others = (a for a in assignments if a.peer_id not in left_out)
     groups = groupby(others, key=lambda assignment: assignment.layers)
@@ -128,10 +130,13 @@ def stages_of(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedStage:
-    """A stage of a snapshot: a file of that digest and length, see `shard.ChunkList`.
+    """A stage of a snapshot, with its file's digest and length, see `shard.ChunkList`.
 
     Attributes:
-        keepers: peers that have it; none where snapshots lie in a place of their own.
+        layers: Blocks of the stage.
+        digest: Digest of the file.
+        total_bytes: Bytes of the file.
+        keepers: Peers that have it; empty if the snapshots lie at a url.
     """
 
     layers: LayerRange
@@ -141,20 +146,20 @@ class SavedStage:
 
     @property
     def file(self) -> ShardFile:
-        """What it must be, whoever gives it."""
+        """Digest and length that any source's file has to match."""
         return ShardFile(digest=self.digest, total_bytes=self.total_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learner:
-    """A peer that takes its stage's state over from other replicas.
+    """A peer that receives its stage's state from other replicas.
 
-    It listens meanwhile: it gets the sums of their gradients, to apply them once it has the
-    state. Where several stages train one weight it cannot, and all wait for it.
+    It listens meanwhile: it receives the sums of their gradients, and applies them once it has the
+    state. Where several stages share a weight it cannot, and all wait for it.
 
     Attributes:
-        step: how many steps are in the state.
-        sources: replicas that offer it.
+        step: Steps in the state.
+        sources: Replicas that offer it.
     """
 
     peer_id: PeerId
@@ -164,23 +169,23 @@ class Learner:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assign:
-    """Host a stage, connect to the neighbours, say StageReady.
+    """Coordinator to peer: host a stage, connect to the neighbours, and reply with StageReady.
 
     Attributes:
-        assignments: all peers of the run, first stage to last, replicas beside each other.
-        fresh: load the snapshot, or the weights that the run began with, whatever is held.
-        spec_digest: of the spec, as the coordinator computes it; the peer computes its own.
-        learners: peers that do not hold their stage's state yet, each to be told to `CatchUp`.
-        last_attempt: whose commit is the last.
-        saved: the snapshot of the committed steps, if the run went back to it.
-        owner: the name of the client that may fetch the result; empty where nobody has keys.
-        priority: of the peer's time, to that of other runs with the same claim.
-        claim: whose share of the peer's time the run has a part of; empty: its own.
-        weight: of this claim, to those of others.
-        storage_key: encrypts what this peer writes to its disk of this run, and alone reads; given
-            up with the run.
-        stage_keys: encrypt what lies in snapshots of the peer's stage, which it writes, and of the
-            `saved` ones that it reads.
+        assignments: All peers of the run, first stage to last, replicas beside each other.
+        fresh: Whether to load the snapshot, or the run's first weights, and drop present state.
+        spec_digest: Digest of the spec by the coordinator; the peer computes its own.
+        learners: Peers without their stage's state, each of which receives a `CatchUp`.
+        last_attempt: Attempt of the last commit.
+        saved: Snapshot of the committed steps, if the run rolled back to it.
+        owner: Name of the client that may fetch the result; empty in a swarm without keys.
+        priority: Priority among runs of the same claim at the peer.
+        claim: Claim whose share of the peer's time the run belongs to; empty: its own.
+        weight: Weight of this claim among claims.
+        storage_key: Key of this peer's files of the run, which it alone reads; deleted with the
+            run.
+        stage_keys: Keys of the peer's stage in snapshots that it writes, and of the `saved` ones
+            that it reads.
     """
 
     run_id: RunId
@@ -203,10 +208,10 @@ class Assign:
     )
 
     def layers_of(self, peer_id: PeerId) -> LayerRange:
-        """The stage that a peer is to host.
+        """Return the stage of a peer.
 
         Raises:
-            MalformedMessage: none.
+            MalformedMessage: The peer has none.
         """
         for stage in self.assignments:
             if stage.peer_id == peer_id:
@@ -216,10 +221,10 @@ class Assign:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveStage:
-    """Put the stage's state, which has so many steps in it, into the run's snapshots.
+    """Coordinator to peer: save the stage's state after `step` steps into the run's snapshots.
 
     Attributes:
-        by_peers: keep it, until others do; else it goes where all snapshots lie.
+        by_peers: Whether the peer keeps it until others do; otherwise it goes to the run's url.
     """
 
     run_id: RunId
@@ -229,7 +234,7 @@ class SaveStage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeepShard:
-    """Keep a stage of a snapshot, from one of those who have it; say ShardKept or ShardLost."""
+    """Coordinator to keeper: fetch and keep a snapshot's stage; reply ShardKept or ShardLost."""
 
     name: ShardName
     file: ShardFile
@@ -238,7 +243,7 @@ class KeepShard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GiveShard:
-    """To a peer that keeps it: these, too, may take it."""
+    """Coordinator to keeper: more peers that may fetch a shard."""
 
     name: ShardName
     takers: SomePeers
@@ -246,7 +251,7 @@ class GiveShard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DropShards:
-    """Keep of this run the snapshots of these steps, and no others."""
+    """Coordinator to keeper: the steps whose snapshots of this run it still keeps."""
 
     run_id: RunId
     but: Annotated[tuple[StepNumber, ...], Length(MAX_KEPT_SHARDS)]
@@ -254,7 +259,7 @@ class DropShards:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CatchUp:
-    """To a learner of the assignment: these peers offer the stage's state, with this digest."""
+    """Coordinator to learner: peers that offer the stage's state, with its digest."""
 
     run_id: RunId
     attempt: Attempt
@@ -265,21 +270,21 @@ class CatchUp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanStep:
-    """Run one step: of all microbatches, those whose route passes this peer.
+    """Coordinator to peer: run the microbatches of one step whose routes pass this peer.
 
     Attributes:
-        microbatches: those that train; none where all steps are committed, and the last weights
-            are to be evaluated.
-        listeners: peers that no microbatch passes, and that have no gradient; routes are over the
-            others, in their order.
-        evaluation: held-out samples, which only go forward; numbered behind the others.
-        tokens: sample to its row, at the first and the last stage, see `spec.sample_rows`.
-        num_targets: of all samples that train, over which the step's loss is a mean; 0 until they
-            are counted.
-        lengths: tokens of each sample, in the order of `samples`; none until then.
-        documents: of each sample that several documents share, the tokens of each of them.
-        traced: whether somebody wants to know what peers do when, see `timeline`.
-        codecs: in place of the RunSpec's, in this step; None: those.
+        microbatches: Microbatches that train; empty where all steps are committed, and only the
+            last weights are evaluated.
+        evaluation: Microbatches of held-out samples, which only go forward; numbered after the
+            others.
+        listeners: Peers without microbatches or gradients; routes count the others, in order.
+        tokens: Row of each sample, at the first and the last stage, see `spec.sample_rows`.
+        traced: Whether to report a timeline, see `timeline`.
+        num_targets: Targets of all training samples, over which the step's loss is a mean; 0:
+            not counted yet.
+        lengths: Tokens of each sample, in the order of `samples`; empty: not counted yet.
+        documents: Tokens of each document, of samples that several documents share.
+        codecs: Codecs of this step; None: the RunSpec's.
     """
 
     run_id: RunId
@@ -330,7 +335,7 @@ class PlanStep:
 
     @property
     def samples(self) -> tuple[SampleId, ...]:
-        """Of all microbatches, in their order, those of the evaluation last."""
+        """Samples of all microbatches, in their order, those of the evaluation last."""
         batches = (*self.microbatches, *self.evaluation)
         return tuple(sample for batch in batches for sample in batch.samples)
 
@@ -339,7 +344,7 @@ class PlanStep:
         """Tokens of each sample.
 
         Raises:
-            MalformedMessage: the plan does not say.
+            MalformedMessage: The plan has no lengths.
         """
         if not self.lengths:
             raise MalformedMessage(f"plan of step {self.step}: expected lengths of its samples")
@@ -348,10 +353,12 @@ class PlanStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitStep:
-    """The step counts: scale the gradients, step the optimizer, make staged buffers real.
+    """Coordinator to peer: commit the step: scale gradients, step the optimizer, keep its buffers.
 
     Attributes:
-        attempt: the one whose gradients count.
+        attempt: Attempt whose gradients count.
+        clip_factor: Factor of the gradients, at most 1.
+        learning_rate: Learning rate of the step.
     """
 
     run_id: RunId
@@ -363,17 +370,18 @@ class CommitStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportStage:
-    """The run is trained: write the stage down and serve it until it is collected."""
+    """Coordinator to peer: write the trained stage, and serve it until it is collected."""
 
     run_id: RunId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReleaseStage:
-    """Let go of the run, and of what lies of it on this peer's disk.
+    """Coordinator to peer: release the run, and delete its files on this peer's disk.
 
     Attributes:
-        is_over: nobody goes on with it: its snapshots are of no use either.
+        reason: Text for the peer's log.
+        is_over: Whether the run never resumes, so that its snapshots are void too.
     """
 
     run_id: RunId
@@ -383,24 +391,25 @@ class ReleaseStage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StayIdle:
-    """There is nothing for this peer to do, and why; it stays and waits."""
+    """Coordinator to peer: no work suits this peer now, with the reason; it stays connected."""
 
     reason: Text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Revoked:
-    """These members' keys were revoked, and no others: their calls are to be refused."""
+    """Coordinator to peer: all revoked members, whose calls it has to refuse."""
 
     names: Annotated[tuple[Text, ...], Length(MAX_REVOKED)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Renewed:
-    """A member has a newer certificate: its calls go on although they began with an older one.
+    """Coordinator to peer: a member has a newer certificate, which covers its present calls.
 
     Attributes:
-        until_unix_s: when it expires, by the coordinator's wall clock.
+        name: Name of the member.
+        until_unix_s: Expiry, by the coordinator's wall clock.
     """
 
     name: Text
@@ -409,11 +418,12 @@ class Renewed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaveProgress:
-    """To a peer that would work no more: what is under way, and whether it may go.
+    """Coordinator to a leaving peer: work under way, and whether the peer may go.
 
     Attributes:
-        words: what all wait for, or would be lost.
-        seconds: that it takes yet, about; 0 if nobody can tell.
+        may_go: Whether nothing would be lost.
+        words: Text: the handover, or the loss.
+        seconds: Seconds that the handover still takes, about; 0: unknown.
     """
 
     may_go: bool
@@ -422,13 +432,13 @@ class LeaveProgress:
 
 
 def gist_of(words: str) -> str:
-    """The same words without their numbers, which may change while the rest does not."""
+    """Return a text without its numbers, which may change while the rest does not."""
     return "".join(c for c in words if not c.isdigit())
 
 
 @dataclass(frozen=True, slots=True)
 class ClockReply:
-    """The coordinator's time when a probe came, and the probe's `sent_us`."""
+    """Coordinator to peer: its time at a probe's arrival, with the probe's `sent_us`."""
 
     sent_us: ClockTime
     coordinator_us: ClockTime
@@ -456,17 +466,17 @@ ToPeer: TypeAlias = (
 
 MAX_REVOKED = 10_000
 MAX_BOUNDARIES = 2
-"""Of one peer: in front of its stage and behind it."""
+"""Boundaries of one peer: in front of its stage and behind it."""
 SomeHeld = Annotated[tuple[HeldBuffers, ...], Length(MAX_BOUNDARIES)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldStage:
-    """What a peer still holds of a run, so that a restarted coordinator can go on with it.
+    """A run's state at a peer, so that a restarted coordinator can resume it.
 
     Attributes:
-        last_attempt: whose commit was applied last, 0 if none was: tells apart two histories.
-        exported: the trained stage, if it is written down here.
+        last_attempt: Attempt of the last applied commit, 0 for none: distinguishes two histories.
+        exported: File of the trained stage, if the peer has written it.
     """
 
     run_id: RunId
@@ -479,12 +489,12 @@ class HeldStage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerLeaving:
-    """The peer would work no more; it does until `LeaveProgress` says that it may go.
+    """Peer to coordinator: a request to leave; the peer works on until `LeaveProgress` allows it.
 
     Attributes:
-        stays: it pauses: it stays connected, and may work again later.
-        reason: why, for people.
-        up_bytes_per_s: of its link, as it was measured; 0 if it was not.
+        stays: Whether it only pauses: it stays connected, and may work again later.
+        reason: Text for people.
+        up_bytes_per_s: Measured rate of its link; 0: unknown.
     """
 
     stays: bool = False
@@ -494,35 +504,34 @@ class PeerLeaving:
 
 @dataclass(frozen=True, slots=True)
 class PeerWorks:
-    """The peer works again after a pause, or goes on after all."""
+    """Peer to coordinator: it works again after a pause, or stays after all."""
 
 
 MAX_SESSION = (1 << 63) - 1
 MAX_MEMORY_BYTES = 16 << 40
-"""Memory that a peer may claim to lend. No machine of a volunteer has more."""
+"""Memory that a peer may offer; no machine of a volunteer has more."""
 MAX_DISK_BYTES = 1 << 50
-"""Disk that a peer may claim to lend."""
+"""Disk space that a peer may offer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerHello:
-    """A peer offers itself. `layers` None: the coordinator chooses, within `memory_bytes`.
+    """Peer to coordinator: its offer. `layers` None: the coordinator chooses, by `memory_bytes`.
 
     Attributes:
-        endpoint: where other peers reach it, `host:port`.
-        held: of each run that it works for.
-        kept_runs: whose buffers lie on its disk, besides those of `held`.
-        device: what it computes on, in words.
-        version: of its swarm-ft.
-        leaving: that it would work no more, if it would not.
-        max_up_bytes_per_s: that it lends of its link; 0: all there is.
-        max_down_bytes_per_s: so too of what comes in.
-        keep_bytes: of its disk, for snapshots of others' stages.
-        kept_shards: that lie there.
-        max_beside: stages that it hosts beside its first, each of another run, if memory allows.
-        device_memory_bytes: that its device has in all, of which it lends a part; 0: unknown.
-        session: drawn when its process started, from which on it counts what it sends; 0: it does
-            not count.
+        endpoint: Endpoint for other peers, `host:port`.
+        held: State of each run that it works for.
+        kept_runs: Runs with buffers on its disk, besides those of `held`.
+        device: Device that it computes on, for people.
+        version: Version of its swarm-ft.
+        leaving: Its request to leave, if any.
+        max_up_bytes_per_s: Upload rate that it lends; 0: no limit.
+        max_down_bytes_per_s: Download rate that it lends; 0: no limit.
+        keep_bytes: Disk space for snapshots of others' stages.
+        kept_shards: Shards on this disk space.
+        max_beside: Stages beside its first, each of another run, if memory allows.
+        device_memory_bytes: Memory of its device in all, of which it lends a part; 0: unknown.
+        session: Random number of its process, which counts sent bytes from its start; 0: no count.
     """
 
     peer_id: PeerId
@@ -544,18 +553,18 @@ class PeerHello:
     protocol_version: Annotated[int, Spoken("peer", "coordinator")] = PROTOCOL_VERSION
 
     def held_of(self, run_id: RunId) -> HeldStage | None:
-        """What it holds of a run, if anything."""
+        """Return the peer's state of a run, if any."""
         return next((held for held in self.held if held.run_id == run_id), None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageReady:
-    """All neighbours are connected, and weights are loaded, but at a peer that listens.
+    """Peer to coordinator: neighbours are connected, and weights are loaded unless it listens.
 
     Attributes:
-        done: microbatches of the first uncommitted step whose gradients are summed here already,
-            and whose frames are kept; or which are evaluated, at the last stage.
-        buffers: that are here, at each of the stage's boundaries.
+        done: Microbatches of the first uncommitted step whose gradients this peer has summed, and
+            whose frames it has; or which are evaluated, at the last stage.
+        buffers: Buffers at each of the stage's boundaries.
     """
 
     run_id: RunId
@@ -566,11 +575,11 @@ class StageReady:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaughtUp:
-    """A learner has the stage's state as of the last commit that it heard of, and may compute.
+    """Learner to coordinator: it has the state of the last commit that it received.
 
     Attributes:
-        state_bytes: that were fetched from the other replicas.
-        proof: that it has the state which it took, see `shard.proof_by`.
+        state_bytes: Bytes that it fetched from the other replicas.
+        proof: Proof that it has the state, see `shard.proof_by`.
     """
 
     run_id: RunId
@@ -581,11 +590,12 @@ class CaughtUp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalSum:
-    """Of the held-out samples that a peer of the last stage evaluated in one pass over them.
+    """Sums over the held-out samples that a peer of the last stage evaluated in one pass.
 
     Attributes:
-        loss_sum: cross-entropy in nats, summed over `num_targets` targets.
-        counts: that metrics are made of, see `Task.num_counts`.
+        loss_sum: Cross-entropy in nats, summed over `num_targets` targets.
+        num_targets: Number of targets.
+        counts: Counts behind metrics, see `Task.num_counts`.
     """
 
     loss_sum: Measured = 0.0
@@ -595,20 +605,21 @@ class EvalSum:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReady:
-    """This peer did its part of the step: all gradients are summed, none is applied.
+    """Peer to coordinator: its part of the step is done; gradients are summed and not applied.
 
     Attributes:
-        squared_grad_norm: of the stage's gradient, over all of its replicas.
-        loss_sum: of this peer's microbatches, at the last stage.
-        num_targets: that it is summed over.
-        evaluation: at the last stage, of each pass over the held-out samples.
-        shadowed: at the last stage, of the microbatch that was computed without compression too, as
-            it was trained; None if another replica has it, or there is none.
-        shadows: so too without compression.
-        compute_s: seconds that forwards and backwards took, those of the evaluation left out.
-        traffic: what it sent over its boundaries; all replicas behind one count as one.
-        buffers: what is kept at each boundary.
-        lost: buffers that are here no more since the peer told last.
+        squared_grad_norm: Squared norm of the stage's gradient, over all of its replicas.
+        loss_sum: Loss of this peer's microbatches, at the last stage.
+        num_targets: Targets of `loss_sum`.
+        evaluation: Sums of each pass over the held-out samples, at the last stage.
+        shadowed: Sums of the shadow microbatch as trained, at the last stage; None if there is
+            none, or another replica has it.
+        shadows: Sums of the shadow microbatch without compression.
+        compute_s: Seconds of forwards and backwards, without those of the evaluation.
+        traffic: Traffic that it sent over its boundaries; all replicas behind one count as one.
+        gradients: Traffic of gradients that it sent.
+        buffers: Counts of buffers at each boundary.
+        lost: Buffers lost since the last report.
     """
 
     run_id: RunId
@@ -631,7 +642,7 @@ class StepReady:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageExported:
-    """The trained stage is written down and can be fetched from this peer."""
+    """Peer to coordinator: the trained stage is written and can be fetched from this peer."""
 
     run_id: RunId
     file: ShardFile
@@ -639,11 +650,12 @@ class StageExported:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageFailed:
-    """This peer cannot go on with the run.
+    """Peer to coordinator: it cannot continue the run.
 
     Attributes:
-        code: of a `SwarmError`.
-        about: the peer at the other end of the link that failed, if it was one.
+        code: Code of a `SwarmError`.
+        message: Text for people.
+        about: Peer at the other end of the failed link, if a link failed.
     """
 
     run_id: RunId
@@ -655,29 +667,29 @@ class StageFailed:
 
 @dataclass(frozen=True, slots=True)
 class PeerGoodbye:
-    """The peer leaves on purpose."""
+    """Peer to coordinator: it leaves on purpose."""
 
 
 _FIRST_STEP = StepNumber(0)
 MAX_MEASURED_LINKS = 8
-"""Of one peer that are told: the slowest, for which others wait. Who looks is told each second."""
+"""Measured links of one peer in a message: the slowest ones, which others wait for."""
 LinkSpeeds = Annotated[dict[PeerId, LinkSpeed], Length(MAX_MEASURED_LINKS)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerAlive:
-    """The peer is there, and so far with a run's step under way; it says so of each run.
+    """Peer to coordinator: heartbeat with its progress in a run's step, one for each run.
 
     Attributes:
-        run_id: the run; None if it works for none.
-        attempt: the one at work; 0 if none is.
-        step: its open step.
-        parts_begun: forwards, backwards and weights of it, in this attempt, see `pipeline.PARTS`.
-        compute_s: seconds that they took until now.
-        waits_for: peers of the attempt that are not connected, or without which this one cannot go
-            on; none while it loads its stage or computes.
-        links: what it measured of those to other peers.
-        sent_bytes: everything that it sent to other members in this session.
+        run_id: The run; None if it works for none.
+        attempt: Attempt at work; 0: none.
+        step: Its open step.
+        parts_begun: Forwards, backwards and weights in this attempt, see `pipeline.PARTS`.
+        compute_s: Seconds of them so far.
+        waits_for: Peers of the attempt that are not connected, or that block this one; empty while
+            it loads its stage or computes.
+        links: Measured speed of its links to other peers.
+        sent_bytes: Bytes that it sent to other members in this session.
     """
 
     run_id: RunId | None = None
@@ -692,13 +704,13 @@ class PeerAlive:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageOffered:
-    """Learners may have this stage's state from this peer.
+    """Peer to coordinator: an offer of this stage's state to learners.
 
     Attributes:
-        step: how many steps are in it.
-        digest: of the shard that it is offered as, see `ChunkList.digest`.
-        total_bytes: of the shard.
-        proofs: what each learner will tell once it has the shard; to be kept from learners.
+        step: Steps in the state.
+        digest: Digest of the offered shard, see `ChunkList.digest`.
+        total_bytes: Bytes of the shard.
+        proofs: Proof of each learner that it has the shard; a secret from learners.
     """
 
     run_id: RunId
@@ -711,7 +723,7 @@ class StageOffered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageSaved:
-    """A stage's state lies among the run's snapshots, as a file of that digest."""
+    """Peer to coordinator: a stage's state is in the run's snapshots, as a file of this digest."""
 
     name: ShardName
     digest: Digest
@@ -720,7 +732,7 @@ class StageSaved:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageUnsaved:
-    """A stage's state cannot be put among the run's snapshots, and why."""
+    """Peer to coordinator: a stage's state cannot be saved, with the reason."""
 
     name: ShardName
     reason: Text
@@ -728,14 +740,14 @@ class StageUnsaved:
 
 @dataclass(frozen=True, slots=True)
 class ShardKept:
-    """A peer keeps what it was asked to."""
+    """Keeper to coordinator: it keeps a shard, as requested."""
 
     shard: KeptShard
 
 
 @dataclass(frozen=True, slots=True)
 class ShardLost:
-    """A peer does not keep, or has no more, what it was asked to, and why."""
+    """Keeper to coordinator: it does not have a requested shard, with the reason."""
 
     shard: KeptShard
     reason: Text
@@ -743,7 +755,7 @@ class ShardLost:
 
 @dataclass(frozen=True, slots=True)
 class ClockProbe:
-    """What time is it at the coordinator? `sent_us` is this peer's own."""
+    """Peer to coordinator: a request for the time; `sent_us` is the peer's own."""
 
     sent_us: ClockTime
 

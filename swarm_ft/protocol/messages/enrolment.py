@@ -1,4 +1,4 @@
-"""How somebody gets a certificate of a swarm, as frozen values whose types say what may come."""
+"""Messages of enrolment, by which a process gets a certificate of a swarm, as frozen values."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ MAX_INITIAL_PEERS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnrolRequest:
-    """Certify the key of the certificate that this call shows: a newcomer's, or one that ends."""
+    """Newcomer or member to coordinator: a request to certify the key that this call shows."""
 
     protocol_version: Annotated[int, Spoken("newcomer", "coordinator")] = PROTOCOL_VERSION
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Enrolled:
-    """The caller is a member.
+    """Coordinator to newcomer or member: its certificate.
 
     Attributes:
-        certificate: of its key, DER.
-        initial_peers: multiaddrs through which it may join the swarm's DHT.
-        dht_prefix: of the swarm's records there.
+        certificate: Certificate of its key, DER.
+        initial_peers: Multiaddrs through which it may join the swarm's DHT.
+        dht_prefix: Prefix of the swarm's keys in the DHT.
     """
 
     certificate: Annotated[bytes, Length(MAX_CERTIFICATE_BYTES, 1)]

@@ -1,4 +1,4 @@
-"""What happened in a swarm, and why, as frozen values: numbered, with a time, in plain words."""
+"""Events of a swarm as frozen values: numbered, with a time, and a text for people."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ Serial = Annotated[int, Range(0, MAX_SERIAL)]
 
 
 class EventKind(IntEnum):
-    """What kind of thing happened; the numbers are those of the wire."""
+    """Kind of an event; the numbers are those of the wire."""
 
     COORDINATOR_STARTED = 1
     PEER_JOINED = 2
     PEER_LEFT = 3
-    """On purpose."""
+    """A peer left on purpose."""
     PEER_GONE = 4
-    """Its stream broke, or it said nothing for too long."""
+    """A peer's stream broke, or it was silent for too long."""
     PEER_SILENT = 5
-    """Nothing is heard of it, or it is waited for; it may yet be given up."""
+    """A peer is silent, or others wait for it; it may yet be given up."""
     PEER_REFUSED = 6
-    """What it told cannot be."""
+    """A peer's report cannot be true."""
     PEER_SET_ASIDE = 7
     PEER_RELIEVED = 8
-    """It got slow, and others take most of its share."""
+    """A peer became slow, and others take most of its share."""
     PEER_LEAVING = 9
-    """It would leave, and hands over first."""
+    """A peer requested to leave, and hands over first."""
     PEER_PAUSED = 10
     PEER_RESUMED = 11
     DISK_LOW = 18
     """The coordinator's disk is nearly full."""
     DISK_FREE = 19
-    """It has room again."""
+    """The coordinator's disk has room again."""
     RUN_SUBMITTED = 20
     RUN_QUEUED = 21
     RUN_WAITING = 22
@@ -55,13 +55,13 @@ class EventKind(IntEnum):
     RUN_PAUSED = 34
     RUN_RESUMED = 35
     RUN_STEERED = 36
-    """Its owner changed something of it."""
+    """A person changed an option of the run."""
     RUN_MOVED = 37
-    """Layers moved between its stages, so that steps take less time."""
+    """Layers moved between the run's stages, so that steps take less time."""
 
     @property
     def label(self) -> str:
-        """For people and `--json`: `went-back`, `peer-joined`."""
+        """Name of the kind for people and `--json`: `went-back`, `peer-joined`."""
         return self.name.lower().removeprefix("run_").replace("_", "-")
 
 
@@ -69,31 +69,32 @@ class Actor(IntEnum):
     """The person who requested a change of a run; the numbers are those of the wire."""
 
     CLIENT = 1
-    """Some client, in a swarm without keys."""
+    """An unknown client, in a swarm without keys."""
     OWNER = 2
     """The client that submitted the run."""
     OPERATOR = 3
-    """Whoever runs the coordinator, on its page."""
+    """The coordinator's operator, on its page."""
 
     @property
     def label(self) -> str:
-        """The name for `--json`: `operator`."""
+        """Name of the actor for `--json`: `operator`."""
         return self.name.lower()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SwarmEvent:
-    """Something that happened.
+    """An event of a swarm.
 
     Attributes:
-        serial: rises by one with each; those of a run that is another client's are there too.
-        unix_s: when the coordinator decided it, by its wall clock.
-        run_id: the run that it is about, if it is about one.
-        peer_id: so too of a peer.
-        from_step: how many steps counted before it.
-        to_step: and after it: of an evaluation or a snapshot, how many are in the weights.
-        words: empty where it is about another client's run.
-        actor: the person who requested it; None if nobody did.
+        serial: Number that rises by one with each event; those of other clients' runs count too.
+        unix_s: Time of the coordinator's decision, by its wall clock.
+        kind: Kind of the event.
+        run_id: Run of the event, if any.
+        peer_id: Peer of the event, if any.
+        from_step: Committed steps before it.
+        to_step: Committed steps after it; of an evaluation or a snapshot, steps in the weights.
+        words: Text for people; empty for another client's run.
+        actor: Person who requested it; None if nobody did.
     """
 
     serial: Serial
@@ -113,19 +114,19 @@ MAX_PAGE_EVENTS = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SwarmEvents:
-    """Events in a row, oldest first."""
+    """Coordinator to caller: consecutive events, oldest first."""
 
     events: Annotated[tuple[SwarmEvent, ...], Length(MAX_PAGE_EVENTS)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EventsRequest:
-    """Tell what happened, and perhaps what happens.
+    """Member to coordinator: a request for events, and perhaps for later ones.
 
     Attributes:
-        since: the first serial number that is wanted; older ones may be forgotten.
-        run_id: only what is about this run.
-        follows: go on telling until the caller hangs up.
+        since: First serial number to send; the journal may have dropped older ones.
+        run_id: Run of the events; None: all events.
+        follows: Whether later events follow until the caller ends the call.
     """
 
     since: Serial = 0
@@ -139,11 +140,11 @@ class Steered:
     """A request to pause, to resume or to change a run, which the coordinator granted.
 
     Attributes:
-        number: place among all requests for this run, from 1.
+        number: Place among all requests for this run, from 1.
         kind: `RUN_PAUSED`, `RUN_RESUMED` or `RUN_STEERED`.
-        actor: the person who requested it.
-        step: how many steps were committed.
-        words: the request as a sentence.
+        actor: Person who requested it.
+        step: Committed steps at that time.
+        words: Text of the request.
     """
 
     number: Annotated[int, Range(1, (1 << 32) - 1)]
@@ -155,13 +156,13 @@ class Steered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WentBack:
-    """A run went back: steps from `to_step` on do not count any more, and are made again.
+    """A rollback of a run: steps from `to_step` on are void, and are repeated.
 
     Attributes:
-        from_step: how many steps counted.
-        to_step: how many count from now on.
-        why: whose weights are lost.
-        remedy: what would have kept these steps.
+        from_step: Committed steps before it.
+        to_step: Committed steps from now on.
+        why: Reason: the lost weights.
+        remedy: Measure that would have saved these steps.
     """
 
     from_step: StepNumber
@@ -171,7 +172,7 @@ class WentBack:
 
     @property
     def words(self) -> str:
-        """All of it, as a sentence."""
+        """Text of the rollback for people."""
         lost = self.from_step - self.to_step
         steps = "1 step is" if lost == 1 else f"{lost} steps are"
         return (

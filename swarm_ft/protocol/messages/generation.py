@@ -1,8 +1,8 @@
-"""What a client and a peer say while a text is continued at a trained stage, as frozen values.
+"""Messages between a client and a peer that continue a text at a trained stage, as frozen values.
 
-A text is one call: `BeginText`, then part after part what stands in it, in order, each of which is
-answered before the next. The first stage is told tokens and the others what the one in front of
-them made of these; the last stage answers with the token that is to follow.
+A text is one call: `BeginText`, then the text part after part, in order. Each part is answered
+before the next. The first stage receives tokens, and the others the output of the stage before. The
+last stage answers with the next token.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from swarm_ft.protocol.spec.sampling import MAX_TEXT_TOKENS, Sampling
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
 MAX_VALUES_BYTES = 1 << 20
-"""Of a part's activations: some seconds of a poor home link; 4 tokens at least."""
+"""Bytes of a part's activations: some seconds of a poor home link, and at least 4 tokens."""
 MAX_PART_TOKENS = 256
-"""Read at once: memory for their attention to a whole text is taken beside what is kept."""
+"""Tokens of a part, whose attention needs memory beside the key-value cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BeginText:
-    """A text begins.
+    """Client to peer: the begin of a text.
 
     Attributes:
-        name: the trained stage, as its result is fetched by.
-        max_tokens: that will be told at most; the peer keeps room for them.
-        sampling: None chooses the likeliest token.
+        name: Name of the trained stage's result.
+        max_tokens: Tokens of the text at most; the peer reserves room for them.
+        sampling: How to draw tokens; None chooses the most likely one.
     """
 
     name: ShardName
@@ -46,21 +46,21 @@ class BeginText:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextTokens:
-    """The next tokens of a text, little-endian uint32."""
+    """Client to the first stage: the next tokens of a text, little-endian uint32."""
 
     token_ids: Annotated[TokenIds, Length(BYTES_PER_TOKEN * MAX_PART_TOKENS)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextActivation:
-    """What a stage made of the next tokens, float32 [tokens, channels], little-endian."""
+    """Output of a stage for the next tokens, float32 [tokens, channels], little-endian."""
 
     values: Annotated[bytes, Length(MAX_VALUES_BYTES, BYTES_PER_FLOAT)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextToken:
-    """Which token follows all that was told, by the last stage."""
+    """Last stage to client: the token after all received ones."""
 
     token: Annotated[int, Range(0, MAX_VOCAB_SIZE - 1)]
 
@@ -70,6 +70,6 @@ FromStage = TextActivation | NextToken
 
 
 def tokens_in_part(channels: int) -> int:
-    """How many tokens are told at once, of a model of so many channels."""
+    """Return the tokens of a part, for a model with `channels` channels."""
     fitting = MAX_VALUES_BYTES // (BYTES_PER_FLOAT * min(channels, MAX_HIDDEN_SIZE))
     return min(MAX_PART_TOKENS, fitting)

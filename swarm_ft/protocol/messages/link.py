@@ -1,7 +1,7 @@
-"""What two peers of a run say to each other over the one stream between them, as frozen values.
+"""Messages between two peers of a run over their one stream, as frozen values.
 
-A stream begins with a `LinkHello` of either side. After it come channels, of each kind one: whose
-channel a message is follows from its type and, of sums, their scope. Marks belong to none.
+A stream begins with a `LinkHello` of each side. Channels follow, one of each kind. A message's type
+and, for sums, its scope determine its channel. Marks belong to no channel.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ Serial = Annotated[int, Range(0, (1 << 32) - 1)]
 
 
 class ChannelKind(Enum):
-    """What a channel is for. In one attempt two peers have at most one of each kind."""
+    """Kind of a channel; in one attempt two peers have at most one of each kind."""
 
     BOUNDARY = "boundary"
-    """Frames between neighbours."""
+    """Channel of frames between neighbours."""
     REPLICAS = "replicas"
-    """Gradients of replicas of a stage."""
+    """Channel of gradients of a stage's replicas."""
     STAGES = "stages"
-    """Gradients of weights that several stages hold."""
+    """Channel of gradients of weights that several stages share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkHello:
-    """First message of either side.
+    """Peer to peer: first message of each side.
 
     Attributes:
-        peer_id: who speaks.
-        to: who is meant; the one that answers may be another, since ports are used again.
-        run_id: for which run it is.
+        peer_id: The sender.
+        to: The expected receiver; another peer may answer, since ports are used again.
+        run_id: Run of the link.
     """
 
     peer_id: PeerId
@@ -49,28 +49,28 @@ class LinkHello:
 
 @dataclass(frozen=True, slots=True)
 class LinkPing:
-    """A mark in what goes over the link, see `machines.link_meter`. The next follows its answer."""
+    """Peer to peer: a mark in the link's traffic, see `machines.link_meter`; one at a time."""
 
     serial: Serial
 
 
 @dataclass(frozen=True, slots=True)
 class LinkPong:
-    """The ping of this number was read, so many microseconds after the stream began."""
+    """Peer to peer: the ping of this number was read, so many microseconds after the begin."""
 
     serial: Serial
     came_us: ClockTime
 
 
 ChannelHello = BoundaryHello | ReduceHello
-"""First message of either side over a channel, once an attempt and stream."""
+"""First message of each side over a channel, once an attempt and stream."""
 ChannelMessage = BoundaryMessage | ReduceMessage
 LinkMark = LinkPing | LinkPong
 LinkMessage = LinkHello | LinkMark | ChannelMessage
 
 
 def kind_of(message: ChannelMessage) -> ChannelKind:
-    """Which channel a message goes over."""
+    """Return the kind of the channel that carries a message."""
     if isinstance(message, BoundaryMessage):
         return ChannelKind.BOUNDARY
     return ChannelKind.REPLICAS if scope_of(message) is Scope.REPLICAS else ChannelKind.STAGES

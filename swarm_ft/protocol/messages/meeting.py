@@ -1,7 +1,7 @@
-"""How two members get a byte stream between them: what they and the coordinator say, frozen.
+"""Messages that bring two members together for a byte stream, as frozen values.
 
-A member keeps one such conversation with the coordinator. It says where it is reached, asks for
-others, and is told of *meetings*: for each, both sides try all ways at once (`reach.ladder`).
+A member keeps one stream with the coordinator. On it, it sends its endpoints, requests meetings
+with others, and learns of *meetings*: in each, both sides try all ways at once (`reach.ladder`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ MAX_KEY_BYTES = 256
 MAX_LINKS = 1 << 20
 
 MeetingId = Annotated[bytes, Length(MEETING_BYTES, MEETING_BYTES)]
-"""Drawn by the coordinator. Whoever knows it is of the meeting; who it is, TLS tells afterwards."""
+"""Random number of a meeting by the coordinator.
+
+Its knowledge proves the part in the meeting; TLS proves the identity afterwards.
+"""
 MemberName = Annotated[str, Name()]
 
 
 class Way(IntEnum):
-    """How a stream was had; the numbers are those of the wire."""
+    """Way of a stream; the numbers are those of the wire."""
 
     DIRECT = 1
     """The caller dialled the other side."""
@@ -44,11 +47,11 @@ class Way(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reachable:
-    """First, and whenever it changes: where this member is reached.
+    """Member to coordinator: how others reach it; the first message, and at each change.
 
     Attributes:
-        endpoints: of its front, IP addresses, the best first; none: nobody gets in unasked.
-        mapping_varies: its router gives each destination another port ("symmetric").
+        endpoints: IP addresses and ports of its front, the best first; empty: nobody can dial in.
+        mapping_varies: Whether its router maps each destination to another port ("symmetric").
     """
 
     endpoints: Annotated[tuple[SocketAddress, ...], Length(MAX_ENDPOINTS)] = ()
@@ -58,14 +61,14 @@ class Reachable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Want:
-    """Introduce me to this member."""
+    """Member to coordinator: a request to meet another member."""
 
     name: MemberName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Linked:
-    """The caller has its stream, this way, so long after it was told of the meeting."""
+    """Caller to coordinator: it has its stream, by this way, after this time in the meeting."""
 
     meeting: MeetingId
     way: Way
@@ -74,7 +77,7 @@ class Linked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelayDistance:
-    """How long it takes to a relay and back."""
+    """Round trip to a relay."""
 
     endpoint: Endpoint
     round_trip_s: Annotated[float, Range(0.0, 3600.0)]
@@ -82,18 +85,18 @@ class RelayDistance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """How far relays are; now and then. One that is not named is not reached."""
+    """Member to coordinator: distances of the relays that it reaches, now and then."""
 
     distances: Annotated[tuple[RelayDistance, ...], Length(MAX_RELAYS)] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelayPlace:
-    """Where a relay is.
+    """Endpoints of a relay.
 
     Attributes:
-        endpoint: of its legs.
-        probe_endpoint: another port of it, by which members learn whether their mapping varies.
+        endpoint: Endpoint of its legs.
+        probe_endpoint: Endpoint at another port, with which members check if their mapping varies.
     """
 
     endpoint: Endpoint
@@ -102,24 +105,24 @@ class RelayPlace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Relays:
-    """The swarm's relays; at first, and whenever they change."""
+    """Coordinator to member: the swarm's relays, at first and at each change."""
 
     places: Annotated[tuple[RelayPlace, ...], Length(MAX_RELAYS)] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meet:
-    """A meeting begins; both sides are told.
+    """Coordinator to both sides: the begin of a meeting.
 
     Attributes:
-        name: the other side's.
-        is_caller: this side asked for it, and chooses the stream.
-        endpoints: the other side's, where the coordinator sees it.
-        may_punch: neither side's mapping varies.
-        relay: where both leave a leg; None: there is no relay.
-        ticket: for that leg.
-        house_endpoints: the other side's private ones; the coordinator sees both sides at one
-            public address, and does not know whether that is one house.
+        name: Name of the other side.
+        is_caller: Whether this side requested it, and chooses the stream.
+        endpoints: Endpoints of the other side, at the address that the coordinator sees.
+        may_punch: Whether neither side's mapping varies.
+        relay: Relay for both legs; None: there is none.
+        ticket: Ticket of this side's leg.
+        house_endpoints: Private endpoints of the other side. The coordinator sees both sides at
+            one public address, which may be one house.
     """
 
     meeting: MeetingId
@@ -134,9 +137,9 @@ class Meet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Punch:
-    """The relay sees the other side's leg at this address; connect to it from that port, now.
+    """Coordinator to each side: the other leg's address; connect to it from this side's leg.
 
-    Each side receives one at most in a meeting.
+    Each side receives at most one in a meeting.
     """
 
     meeting: MeetingId
@@ -145,7 +148,7 @@ class Punch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoMeeting:
-    """There will be no meeting with this member."""
+    """Coordinator to caller: there is no meeting with this member."""
 
     name: MemberName
     reason: Text
@@ -153,7 +156,7 @@ class NoMeeting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelayHello:
-    """A relay's first words: where it is."""
+    """Relay to coordinator: its endpoints, as the first message."""
 
     endpoint: Endpoint
     probe_endpoint: Endpoint
@@ -162,12 +165,12 @@ class RelayHello:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelayCarries:
-    """A relay is there, and carries so much; once it is welcome, and every two seconds.
+    """Relay to coordinator: its present load, after the welcome and every two seconds.
 
     Attributes:
-        links: that stand now.
-        is_full: it takes no more of them.
-        relayed_bytes: since it was started, both ways.
+        links: Present links.
+        is_full: Whether it accepts no more links.
+        relayed_bytes: Bytes since its start, both ways.
     """
 
     links: Annotated[int, Range(0, MAX_LINKS)] = 0
@@ -177,11 +180,12 @@ class RelayCarries:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LegSeen:
-    """A leg of a meeting came to a relay, which sees it at this address.
+    """Relay to coordinator: a leg of a meeting, with its address at the relay.
 
     Attributes:
-        is_caller: which side's leg it is.
-        address: the remote address of the leg's socket.
+        meeting: Number of the meeting.
+        is_caller: Whether it is the caller's leg.
+        address: Remote address of the leg's socket.
     """
 
     meeting: MeetingId
@@ -191,12 +195,12 @@ class LegSeen:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RelayWelcome:
-    """What a relay has to know of this coordinator.
+    """Coordinator to relay: facts that the relay needs.
 
     Attributes:
-        ticket_key: public, DER; whose tickets let anybody in, until it is told another.
-        endpoint: where members are told that it is.
-        unix_s: the coordinator's clock, by which tickets end.
+        ticket_key: Public key of tickets, DER, until the next welcome.
+        endpoint: Endpoint of the relay that members receive.
+        unix_s: The coordinator's clock, by which tickets expire.
     """
 
     ticket_key: Annotated[bytes, Length(MAX_KEY_BYTES, 1)]

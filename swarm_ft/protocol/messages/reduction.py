@@ -1,9 +1,9 @@
-"""A piece of a gradient on its way between those who sum it, and who sums which. No torch, no I/O.
+"""Messages of an all-reduce, and the division of a gradient into pieces. No torch, no I/O.
 
-The flat gradient of n values is cut into rows of 128, the rows are shared out evenly among the
-members in their order, and each member's share of them, its shard, is cut into pieces. Members
-that listen, as a newcomer does before it has the weights, sum nothing and have no gradient.
-Everybody computes the same division from n, the number of members and who of them listens.
+The flat gradient of n values is cut into rows of 128. The members get even shares of the rows in
+their order, and each share, a shard, is cut into pieces. Members that listen, such as learners
+without weights, sum nothing and have no gradient. Everybody computes the same division from n, the
+number of members and the set of listeners.
 """
 
 from __future__ import annotations
@@ -19,17 +19,22 @@ from swarm_ft.protocol.spec.bounds import Digest, Range
 from swarm_ft.protocol.spec.layers import LayerRange
 
 MAX_GRADIENT_VALUES = 1 << 36
-"""Of one stage."""
+"""Values of one stage's gradient."""
 ROW_VALUES = 128
-"""Values that share a step. Usual widths are multiples of it, so rows seldom hold values of two
-tokens' embeddings or of two neurons."""
+"""Values that share a step of quantisation.
+
+Usual widths are multiples of it, so rows seldom hold values of two tokens' embeddings or of two
+neurons.
+"""
 PIECE_ROWS = 2048
-"""Of a piece at most: a megabyte of float32, so that coding, sending and summing overlap, and a
-frame on another stream is not held up."""
+"""Rows of a piece at most: a megabyte of float32.
+
+So coding, sending and summing overlap, and a piece does not delay a frame on another stream.
+"""
 
 
 class Phase(IntEnum):
-    """What a piece holds; the numbers are those of the wire."""
+    """Content of a piece; the numbers are those of the wire."""
 
     SHARE = 1
     """One member's values, for the member that sums them."""
@@ -38,7 +43,7 @@ class Phase(IntEnum):
 
 
 class Scope(IntEnum):
-    """Whose gradients are summed; the numbers are those of the wire.
+    """Scope of a sum of gradients; the numbers are those of the wire.
 
     Two replicas of a stage may have both sums with each other.
     """
@@ -46,11 +51,11 @@ class Scope(IntEnum):
     REPLICAS = 1
     """All gradients of one stage, over its replicas."""
     STAGES = 2
-    """Those of weights that several stages hold copies of, over these."""
+    """Gradients of weights that several stages share, over these stages."""
 
 
 class PieceKey(NamedTuple):
-    """Names a piece for ever between two members; a second arrival changes nothing."""
+    """Unique name of a piece between two members; a second arrival changes nothing."""
 
     attempt: Attempt
     step: StepNumber
@@ -61,7 +66,7 @@ class PieceKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GradientPiece:
-    """An encoded piece; its tensor is [rows, 128], the last row filled up with its own values."""
+    """Member to member: an encoded piece, [rows, 128]; its own values fill the last row up."""
 
     key: PieceKey
     tensor: EncodedTensor
@@ -69,19 +74,19 @@ class GradientPiece:
 
 @dataclass(frozen=True, slots=True)
 class PieceAck:
-    """The piece of this key was summed, or taken in; its sender need not send it again."""
+    """Receiver to sender of a piece: it was summed or applied, and need not be sent again."""
 
     key: PieceKey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReduceHello:
-    """First message of either side.
+    """Member to member: first message of each side.
 
     Attributes:
-        scope: what is summed.
-        layers: the stage that both are replicas of; all of the model among stages.
-        num_values: of the gradient; 0 if this side does not know, since it has no weights.
+        scope: Scope of the sum.
+        layers: Blocks of the stage of both replicas; all of the model among stages.
+        num_values: Values of the gradient; 0 if this side has no weights, and does not know.
     """
 
     run_id: RunId
@@ -94,24 +99,24 @@ class ReduceHello:
 
 
 PieceMessage = GradientPiece | PieceAck
-"""What follows the hellos."""
+"""Messages after the hellos."""
 ReduceMessage = ReduceHello | PieceMessage
 
 
 def scope_of(message: ReduceMessage) -> Scope:
-    """Of which sum a message is."""
+    """Return the scope of a message's sum."""
     return message.scope if isinstance(message, ReduceHello) else message.key.scope
 
 
 @dataclass(frozen=True, slots=True)
 class PieceSpan:
-    """Where a piece lies in the flat gradient.
+    """Place of a piece in the flat gradient.
 
     Attributes:
-        index: of the piece, counted over the whole gradient.
-        owner: the member that sums it.
-        start: its first value.
-        stop: one after its last value.
+        index: Number of the piece over the whole gradient.
+        owner: Member that sums it.
+        start: Index of its first value.
+        stop: Index after its last value.
     """
 
     index: int
@@ -121,7 +126,7 @@ class PieceSpan:
 
     @property
     def num_values(self) -> int:
-        """Its length, at least 1."""
+        """Values of the piece, at least 1."""
         return self.stop - self.start
 
     @property
@@ -132,17 +137,18 @@ class PieceSpan:
 
 @dataclass(frozen=True, slots=True)
 class EncodeShare:
-    """Encode this member's values of a piece, then say `encoded`."""
+    """Task: encode this member's values of a piece, then call `encoded`."""
 
     span: PieceSpan
 
 
 @dataclass(frozen=True, slots=True)
 class SumShares:
-    """Add up the shares in this order and encode the sum; then say `summed` or `share_refused`.
+    """Task: add up the shares in this order, encode the sum, then call `summed` or `share_refused`.
 
     Attributes:
-        shares: by member.
+        span: Place of the piece.
+        shares: Encoded shares by member.
     """
 
     span: PieceSpan
@@ -151,23 +157,23 @@ class SumShares:
 
 @dataclass(frozen=True, slots=True)
 class TakeSum:
-    """Decode the sum of a piece into the result, then say `taken` or `sum_refused`."""
+    """Task: decode the sum of a piece into the result, then call `taken` or `sum_refused`."""
 
     span: PieceSpan
     tensor: EncodedTensor
 
 
 PieceTask = EncodeShare | SumShares | TakeSum
-"""What the all-reduce wants computed."""
+"""Computations that the all-reduce requests."""
 
 
 class Division:
     """Shards and pieces of a gradient.
 
     Attributes:
-        num_values: of the whole gradient, at least 1.
-        givers: members whose gradients are summed, in order: all that do not listen.
-        spans: of all pieces, in order.
+        num_values: Values of the whole gradient, at least 1.
+        givers: Members whose gradients are summed, in order: all that do not listen.
+        spans: Places of all pieces, in order.
     """
 
     def __init__(
@@ -180,7 +186,7 @@ class Division:
             self.spans += _pieces(*self.shard(owner), owner, len(self.spans))
 
     def shard(self, member: int) -> tuple[int, int]:
-        """The values that a member sums, start and stop; empty if there are few, or it listens."""
+        """Return start and stop of a member's shard; empty for a listener, or for few values."""
         if member not in self.givers:
             return 0, 0
         rank, rows = self.givers.index(member), -(-self.num_values // ROW_VALUES)

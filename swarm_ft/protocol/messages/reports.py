@@ -1,4 +1,4 @@
-"""What a peer tells of its buffers: which it has, which it lost, what they take. Values only."""
+"""Reports of a peer: its traffic, the buffers that it has or lost, and their size. Values only."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from swarm_ft.ids import BlockIndex, SampleId
 from swarm_ft.protocol.spec.bounds import Bound
 from swarm_ft.protocol.spec.run_spec import MAX_SAMPLES
 
-# ---- what peers sent each other, counted: bytes by kind, and what they would be as plain float32
+# ---- traffic between peers: bytes by kind, and their size as plain float32
 
 MAX_TRAFFIC_BYTES, MAX_TRAFFIC_FRAMES = 1 << 50, 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
 class OfOneStep(Bound):
-    """Counters as a peer may report them of one step at one boundary.
+    """Bound on the counters that a peer reports of one step at one boundary.
 
-    Sums of them over peers and steps stay in their fields, which have no other bounds.
+    Sums over peers and steps use the same fields, without further bounds.
     """
 
     def refusal(self, value: object) -> str | None:
@@ -34,10 +34,10 @@ class OfOneStep(Bound):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counters:
-    """Fields that are counts, but for `boundary`; the sum of two of a kind has the sum of each."""
+    """Base of classes whose fields are counts, but for `boundary`; sums add each field."""
 
     def counts(self) -> dict[str, int]:
-        """Each count by its name."""
+        """Return each count by its name."""
         names = (field.name for field in fields(self) if field.name != "boundary")
         return {name: getattr(self, name) for name in names}
 
@@ -48,17 +48,18 @@ class Counters:
         )
 
     def at_most(self, high: int) -> Self:
-        """The same, with no count above `high`."""
+        """Return the same counts, each at most `high`."""
         return replace(self, **{name: min(count, high) for name, count in self.counts().items()})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic(Counters):
-    """What one side sent over one boundary; each side counts what it sends itself.
+    """Traffic that one side sent over one boundary; each side counts its own.
 
     Attributes:
-        relayed_bytes: of what it sent either way, what went over a relay.
-        evaluation_bytes: of held-out samples, which go forward alone and count as nothing else.
+        boundary: The boundary.
+        relayed_bytes: Bytes either way that went over a relay.
+        evaluation_bytes: Bytes of held-out samples, which go forward alone, in no other count.
     """
 
     boundary: BlockIndex
@@ -75,7 +76,7 @@ class Traffic(Counters):
 
     @property
     def of_training(self) -> Self:
-        """All but what was sent to evaluate."""
+        """The same traffic without evaluations."""
         return replace(
             self,
             evaluation_bytes=0,
@@ -85,7 +86,7 @@ class Traffic(Counters):
 
     @property
     def of_evaluation(self) -> Traffic:
-        """What was sent to evaluate, alone."""
+        """The traffic of evaluations alone."""
         return Traffic(
             boundary=self.boundary,
             evaluation_bytes=self.evaluation_bytes,
@@ -95,7 +96,7 @@ class Traffic(Counters):
 
 
 def summed_by_boundary(counts: Iterable[Traffic]) -> tuple[Traffic, ...]:
-    """The sum of each boundary's counts, in the order of the boundaries."""
+    """Return the sum of each boundary's counts, in the order of the boundaries."""
     summed: dict[BlockIndex, Traffic] = {}
     for traffic in counts:
         known = summed.get(traffic.boundary)
@@ -105,10 +106,12 @@ def summed_by_boundary(counts: Iterable[Traffic]) -> tuple[Traffic, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GradientTraffic(Counters):
-    """Bytes of gradients that peers sent each other to sum, and what float32 would take.
+    """Bytes of gradients between peers, and their size as float32.
 
     Attributes:
-        relayed_bytes: of those that were sent, what went over a relay.
+        sent_bytes: Bytes sent.
+        uncompressed_bytes: Bytes of the same gradients as float32.
+        relayed_bytes: Sent bytes that went over a relay.
     """
 
     sent_bytes: int = 0
@@ -118,13 +121,13 @@ class GradientTraffic(Counters):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ByteCounts(Counters):
-    """What peers sent each other, by kind, and what it would be as plain float32.
+    """Bytes between peers by kind, and their size as plain float32.
 
     Attributes:
-        gradient_bytes: of gradients that were summed, by replicas of a stage or by stages.
-        state_bytes: of weights and optimizer that newcomers took; never compressed.
-        relayed_bytes: of all that was sent but state, what went over a relay.
-        evaluation_bytes: of the activations of held-out samples.
+        gradient_bytes: Bytes of gradients that replicas or stages summed.
+        state_bytes: Bytes of weights and optimizers for learners; never compressed.
+        relayed_bytes: Bytes of all kinds but state that went over a relay.
+        evaluation_bytes: Bytes of the activations of held-out samples.
     """
 
     forward_bytes: int = 0
@@ -140,7 +143,7 @@ class ByteCounts(Counters):
 
     @property
     def sent_bytes(self) -> int:
-        """Of all kinds."""
+        """Bytes of all kinds."""
         return (
             self.forward_bytes
             + self.backward_bytes
@@ -151,7 +154,7 @@ class ByteCounts(Counters):
 
     @property
     def uncompressed_bytes(self) -> int:
-        """Of all kinds, had nothing been compressed."""
+        """Bytes of all kinds without compression."""
         return (
             self.forward_uncompressed_bytes
             + self.backward_uncompressed_bytes
@@ -161,9 +164,9 @@ class ByteCounts(Counters):
         )
 
 
-# ---- a set of samples as a bitmap: an eighth of a byte a sample, however many there are
+# ---- a set of samples as a bitmap: an eighth of a byte per sample
 
-if TYPE_CHECKING:  # the few who look at samples import it; who asks for a status need not
+if TYPE_CHECKING:  # numpy is slow to import, and a request for a status does not need it
     import numpy as np
     import numpy.typing as npt
 
@@ -173,7 +176,7 @@ if TYPE_CHECKING:  # the few who look at samples import it; who asks for a statu
 
 @dataclass(frozen=True, slots=True)
 class Bitmap(Bound):
-    """Bytes that are a bitmap of fewer than so many samples, in its shortest form."""
+    """Bound on a bitmap of at most `num_samples` samples, in its shortest form."""
 
     num_samples: int
 
@@ -191,17 +194,17 @@ class Bitmap(Bound):
 
 @dataclass(frozen=True, slots=True)
 class SampleSet:
-    """See the module's docstring; equal sets are equal values.
+    """Set of samples as a bitmap; equal sets are equal values.
 
     Attributes:
-        bitmap: bit i % 8 of byte i // 8 is sample i; the last byte is not 0.
+        bitmap: Bits of the samples: bit i % 8 of byte i // 8 is sample i; the last byte is not 0.
     """
 
     bitmap: Annotated[bytes, Bitmap(MAX_SAMPLES)] = b""
 
     @classmethod
     def of(cls, samples: Iterable[SampleId] | Samples) -> SampleSet:
-        """The set of these samples, in whatever order, twice or not."""
+        """Return the set of these samples, in any order, with or without repetition."""
         import numpy as np
 
         numbers = np.fromiter(samples, np.int64)
@@ -212,7 +215,7 @@ class SampleSet:
         return cls(np.packbits(bits, bitorder="little").tobytes())
 
     def to_array(self) -> Samples:
-        """The samples."""
+        """Return the samples."""
         import numpy as np
 
         bits = np.unpackbits(np.frombuffer(self.bitmap, np.uint8), bitorder="little")
@@ -232,7 +235,7 @@ class SampleSet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldBuffers:
-    """Samples of one boundary whose buffers a peer has, or had and lost."""
+    """Samples of one boundary whose buffers a peer has, or has lost."""
 
     boundary: BlockIndex
     samples: SampleSet = field(default_factory=SampleSet)
@@ -240,17 +243,18 @@ class HeldBuffers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BufferCounts(Counters):
-    """A peer's buffers at one boundary: the first three as of now, the others since it told last.
+    """Counts of a peer's buffers at one boundary: three present ones, and others since its report.
 
     Attributes:
-        samples: that have a buffer here.
-        memory_bytes: of buffers in memory.
-        disk_bytes: of buffers on disk; what is in memory may be there too.
-        memory_hits: buffers that were asked for and were in memory, fetched ahead or not.
-        disk_hits: that had to be waited for.
-        misses: that are not here.
-        evictions: of which no place was left.
-        repairs: that were found damaged, and given up.
+        boundary: The boundary.
+        samples: Samples with a buffer now.
+        memory_bytes: Bytes of buffers in memory now.
+        disk_bytes: Bytes of buffers on disk now; some may be in memory too.
+        memory_hits: Requested buffers that were in memory, prefetched or not.
+        disk_hits: Requested buffers that had to be read from disk.
+        misses: Requested buffers that do not exist.
+        evictions: Buffers that had no room.
+        repairs: Buffers that were found damaged, and deleted.
     """
 
     boundary: BlockIndex

@@ -1,7 +1,7 @@
-"""A shard: one stage's state or result as a file, its name and its chunks. No I/O, no torch.
+"""Shard: one stage's state or result as a file, with its name and its chunks. No I/O, no torch.
 
-Whoever knows a shard's digest (16 bytes) can take its list of chunks from a stranger, and with the
-list each chunk from another one: the list is checked against the digest, a chunk against the list.
+A receiver that knows a shard's digest (16 bytes) can fetch its list of chunks from a stranger, and
+each chunk from another one: the digest checks the list, and the list checks the chunks.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from swarm_ft.protocol.spec.digest import BytesLike, KeyedDigest, digest_of
 from swarm_ft.protocol.spec.layers import LayerRange
 
 CHUNK_BYTES = 4 << 20
-"""What is checked, and asked for again, at once; a second or so of a home uplink."""
+"""Bytes of a chunk, which is checked and fetched as a whole: a second or so of a home uplink."""
 MAX_CHUNKS = 1 << 18
-"""A shard of 1 TiB; its list of digests has 4 MiB."""
+"""Chunks of a shard of 1 TiB; its list of digests has 4 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardName:
-    """Which state it is.
+    """Name of a stage's state.
 
     Attributes:
-        step: how many steps are in it; the first step that it lacks has this number.
-        layers: the stage's blocks.
-        is_result: the trained weights as a client gets them, instead of all to go on from.
-        is_saved: the file that a snapshot has of the stage, as it lies there.
+        step: Steps in the state; the first step that it lacks has this number.
+        layers: Blocks of the stage.
+        is_result: Whether it has the trained weights for a client alone, and no optimizer.
+        is_saved: Whether it is a snapshot's file of the stage, byte for byte.
     """
 
     run_id: RunId
@@ -46,7 +46,7 @@ class ShardName:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardFile:
-    """What a shard must be, whoever gives it; see `ChunkList.digest`."""
+    """Digest and length that any source's file has to match; see `ChunkList.digest`."""
 
     digest: Digest
     total_bytes: Annotated[int, Range(0, CHUNK_BYTES * MAX_CHUNKS)]
@@ -57,7 +57,7 @@ class ShardFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptShard:
-    """A stage of a snapshot that a peer keeps, and which of the files of that name."""
+    """A stage of a snapshot at a keeper, with the digest of its file."""
 
     name: ShardName
     digest: Digest
@@ -65,11 +65,11 @@ class KeptShard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkList:
-    """A file as chunks of CHUNK_BYTES, the last one as long as it happens to be.
+    """A file as chunks of CHUNK_BYTES; the last one may be shorter.
 
     Attributes:
-        total_bytes: of the whole file.
-        digests: of the chunks.
+        total_bytes: Bytes of the whole file.
+        digests: Digests of the chunks.
     """
 
     total_bytes: Annotated[int, Range(0, CHUNK_BYTES * MAX_CHUNKS)]
@@ -86,16 +86,16 @@ class ChunkList:
         return len(self.digests)
 
     def digest(self) -> bytes:
-        """The whole file's digest: of its length and its chunks' digests."""
+        """Return the whole file's digest: of its length and its chunks' digests."""
         return digest_of(self.total_bytes.to_bytes(8, "little"), *self.digests)
 
     @property
     def file(self) -> ShardFile:
-        """What the whole file is checked against."""
+        """Digest and length of the whole file."""
         return ShardFile(digest=self.digest(), total_bytes=self.total_bytes)
 
     def size_of(self, index: int) -> int:
-        """Bytes of a chunk."""
+        """Return the bytes of a chunk."""
         return min(CHUNK_BYTES, self.total_bytes - index * CHUNK_BYTES)
 
     def holds(self, index: int, chunk: BytesLike) -> bool:
@@ -105,7 +105,7 @@ class ChunkList:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchRequest:
-    """Some chunks of a shard, asked for; whether the shard has them is not checked here."""
+    """Member to source: a request for chunks of a shard, which the source has to check."""
 
     name: ShardName
     first_chunk: Annotated[int, Range(0, MAX_CHUNKS)]
@@ -113,38 +113,38 @@ class FetchRequest:
 
     @property
     def chunks(self) -> range:
-        """Their numbers."""
+        """Numbers of the chunks."""
         return range(self.first_chunk, self.first_chunk + self.num_chunks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkPart:
-    """A part of a chunk: the bytes that follow those of the part before."""
+    """Source to member: the next bytes of a chunk."""
 
     chunk: int
     data: bytes
 
 
 def num_chunks(total_bytes: int) -> int:
-    """Chunks of a file of so many bytes."""
+    """Return the number of chunks of a file."""
     return -(-total_bytes // CHUNK_BYTES)
 
 
 def proof_by(peer_id: PeerId, name: ShardName) -> KeyedDigest:
-    """What shows that a peer has a shard, once it was given all of its bytes.
+    """Return the digest that proves, after all bytes of a shard, that a peer has it.
 
-    The shard's digest shows nothing, since who fetches it is told that beforehand; so is no other
-    peer's proof. It has no attempt in it: an offer outlives attempts.
+    The shard's digest proves nothing, since its receiver learns it beforehand; nor does another
+    peer's proof. The proof has no attempt in it: an offer outlives attempts.
     """
     return KeyedDigest(b"proof", peer_id.encode(), str(name).encode())
 
 
 def list_chunks(chunks: Iterable[BytesLike], *digests_too: KeyedDigest) -> ChunkList:
-    """The list of a file that is given chunk after chunk, each of CHUNK_BYTES but the last.
+    """Return the list of a file's chunks, each of CHUNK_BYTES but the last.
 
     Args:
-        chunks: of the file.
-        digests_too: are given its bytes in the same pass.
+        chunks: Chunks of the file.
+        digests_too: Digests that receive the bytes in the same pass.
     """
     total_bytes, digests = 0, []
     for chunk in chunks:

@@ -1,7 +1,7 @@
-"""What peers did when, as frozen values: what a trace of a run is made of. No clock, no file.
+"""Timelines of peers as frozen values, the source of a run's trace. No clock, no file.
 
-Times are whole microseconds. Each peer counts them on its own clock, and says how far that is from
-the coordinator's, see `remote_clock`.
+Times are whole microseconds. Each peer counts them on its own clock, and reports the distance to
+the coordinator's, see `RemoteClock`.
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ from swarm_ft.protocol.spec.bounds import Length, Range
 from swarm_ft.protocol.spec.codec_spec import Direction
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
 
-# ---- another machine's clock, as far as round trips tell
+# ---- another machine's clock, estimated from round trips
 #
-# Who asks notes when; the answer carries the other's time. That time was read somewhere in
-# between, so half of the round trip bounds the error, however uneven the ways there and back are
-# (Cristian 1989, doi 10.1007/BF01784024). The bound loosens as clocks drift apart, until the next
-# short trip.
+# A round trip has the times of request and reply, and the other clock's time in between. So half of
+# the round trip bounds the error, however uneven the ways there and back are (Cristian 1989, doi
+# 10.1007/BF01784024). The bound loosens as clocks drift apart, until the next short trip.
 
 MAX_CLOCK_US = 1 << 51
-"""70 years; sums of a few are exact in JSON's numbers."""
+"""Microseconds of a clock: 70 years; sums of a few are exact in JSON's numbers."""
 ClockTime = Annotated[int, Range(0, MAX_CLOCK_US)]
 NUM_KEPT = 64
-"""Round trips that are remembered."""
+"""Round trips in memory."""
 DRIFT = 1e-4
-"""By how much two machines' clocks may differ in speed: 100 ppm, several times what quartz does."""
+"""Relative drift of two machines' clocks: 100 ppm, several times that of quartz."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockEstimate:
-    """How far the other clock is ahead of ours, to within an error; microseconds."""
+    """Lead of the other clock over ours, with its error bound; microseconds."""
 
     offset_us: Annotated[int, Range(-MAX_CLOCK_US, MAX_CLOCK_US)]
     error_us: ClockTime
@@ -45,12 +44,12 @@ class ClockEstimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundTrip:
-    """One question and its answer, in microseconds.
+    """One request with its reply, in microseconds.
 
     Attributes:
-        sent_us: on our clock, when we asked.
-        remote_us: on the other clock, when it was read.
-        received_us: on our clock, when we had the answer.
+        sent_us: Time of the request on our clock.
+        remote_us: Time on the other clock in between.
+        received_us: Time of the reply on our clock.
     """
 
     sent_us: int
@@ -58,7 +57,7 @@ class RoundTrip:
     received_us: int
 
     def estimate(self, now_us: int) -> ClockEstimate:
-        """What it tells, at a later moment of our clock."""
+        """Return the estimate at a later moment of our clock."""
         middle_us = (self.sent_us + self.received_us) // 2
         half_us = -(-(self.received_us - self.sent_us) // 2)
         drifted_us = round(DRIFT * (now_us - self.sent_us))
@@ -66,66 +65,66 @@ class RoundTrip:
 
 
 class RemoteClock:
-    """See the module's docstring."""
+    """Estimator of another machine's clock."""
 
     def __init__(self) -> None:
         self._trips: deque[RoundTrip] = deque(maxlen=NUM_KEPT)
 
     def heard(self, trip: RoundTrip) -> None:
-        """An answer came; one that came before its question is of another conversation."""
+        """Add a round trip; ignore one of an earlier connection: its reply precedes its request."""
         if trip.sent_us <= trip.received_us:
             self._trips.append(trip)
 
     def estimate(self, now_us: int) -> ClockEstimate | None:
-        """The best estimate now; None before the first answer."""
+        """Return the best estimate now; None before the first round trip."""
         estimates = (trip.estimate(now_us) for trip in self._trips)
         return min(estimates, key=lambda estimate: estimate.error_us, default=None)
 
 
 MAX_SPANS = 20_000
-"""Of one timeline: a step of 2,500 frames each way. A peer counts what is more, and drops it."""
+"""Spans of one timeline: a step of 2,500 frames each way. A peer counts and drops more."""
 
 
 class SpanKind(IntEnum):
-    """What a span of time went into; the numbers are those of the wire."""
+    """Kind of a span of time; the numbers are those of the wire."""
 
     FORWARD = 1
     BACKWARD = 2
-    """The gradient of the input."""
+    """Gradient of the input."""
     FORWARD_BACKWARD = 3
-    """The last stage: forward, loss and backward in one go."""
+    """Forward, loss and backward in one go, at the last stage."""
     GRADIENT = 4
-    """The step's gradient is cleared, measured, given to the replicas and taken from them."""
+    """Clearing, measuring and exchanging the step's gradient."""
     OPTIMIZER = 5
     ENCODE = 6
     SEND = 7
-    """From handing a frame to the stream until the stream took it."""
+    """Time from handing a frame to the stream until the stream took it."""
     RECEIVE = 8
-    """From a frame's arrival, whole, until it waits to be decoded."""
+    """Time from a frame's whole arrival until it waits to be decoded."""
     DECODE = 9
     WAIT_INPUT = 10
-    """No task: what came next was the input of a microbatch."""
+    """Idle time that the input of a microbatch ended."""
     WAIT_GRADIENT = 11
-    """No task: what came next was the gradient of a microbatch's output."""
+    """Idle time that the gradient of a microbatch's output ended."""
     WAIT_ACKS = 12
-    """All is computed, and neighbours have yet to say that they got what they were sent."""
+    """Wait for neighbours' acknowledgements after all computing."""
     WAIT_COMMIT = 13
-    """This peer is ready, and others are not."""
+    """Wait of a ready peer for others."""
     REDUCE = 14
-    """Replicas of the stage sum their gradients."""
+    """Sum of gradients over replicas of the stage."""
     TIE = 15
-    """Stages sum the gradients of weights that several of them hold, such as tied embeddings."""
+    """Sum of gradients over stages that share weights, such as tied embeddings."""
     STEP = 16
-    """From a step's plan until its commit is applied, or its attempt over."""
+    """Time from a step's plan until its commit is applied, or its attempt over."""
     PLAN = 17
     READY = 18
     COMMIT = 19
     WEIGHTS = 20
-    """The gradients of the weights."""
+    """Gradients of the weights."""
 
 
 _MAX_NUMBER = 1 << 32
-"""Whatever a neighbour's frame may be called: its receiver is not to be refused for it."""
+"""Number of a step, microbatch or sample in a span; a neighbour chose it, so the bound is loose."""
 _Kind = Annotated[int, Range(int(min(SpanKind)), int(max(SpanKind)))]
 _Number = Annotated[int, Range(0, _MAX_NUMBER)]
 _Boundary = Annotated[int, Range(0, MAX_BLOCKS)]
@@ -138,9 +137,9 @@ class Span(NamedTuple):
     """One span of time at one peer.
 
     Attributes:
-        begin_us: since the timeline's origin.
-        duration_us: 0 for a moment.
-        num_bytes: of a frame, or of all gradients that were sent; 0 where nothing is moved.
+        begin_us: Microseconds since the timeline's origin.
+        duration_us: Microseconds of the span; 0 for a moment.
+        num_bytes: Bytes of a frame, or of all sent gradients; 0 without a transfer.
     """
 
     kind: SpanKind
@@ -156,12 +155,13 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Spans as columns of one length, which is how they travel; iterating gives them one by one.
+    """Spans as columns of one length, as they travel; iteration yields single spans.
 
     Attributes:
-        microbatches: counted from 1; 0: of none. So too `samples`.
-        boundaries: 0: at none.
-        directions: 0: none.
+        microbatches: Numbers of microbatches from 1; 0: none.
+        samples: Numbers of samples from 1; 0: none.
+        boundaries: Boundaries; 0: none.
+        directions: Directions; 0: none.
     """
 
     kinds: Annotated[tuple[_Kind, ...], _LENGTH] = ()
@@ -204,12 +204,12 @@ class Spans:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTimeline:
-    """What a peer did since it told last: for one step, and what came early of the next.
+    """Peer to coordinator: its spans since the last report, of one step and early ones of the next.
 
     Attributes:
-        origin_us: on the peer's clock; spans begin so much later.
-        clock: how far the peer's clock is from the coordinator's.
-        num_dropped: spans that were too many to keep.
+        origin_us: Time on the peer's clock from which spans count.
+        clock: Distance of the peer's clock from the coordinator's.
+        num_dropped: Spans above the limit.
     """
 
     run_id: RunId
@@ -223,7 +223,7 @@ class StepTimeline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerTimeline:
-    """A timeline with the name of its peer, and the layers that this hosts."""
+    """Coordinator to client: a timeline with its peer, and the layers that the peer hosts."""
 
     peer_id: PeerId
     layers: LayerRange

@@ -345,7 +345,7 @@ def test_bad_places_are_refused(page: str | None, metrics: str | None, words: st
 async def test_a_page_for_others_needs_a_certificate(page: str) -> None:
     places = http_places(page, None)
     places.check(has_keys=True)
-    with pytest.raises(BadOption, match="without keys it is plaintext"):
+    with pytest.raises(BadOption, match="without keys the page is plaintext"):
         async with answering(places=places):
             pass
 

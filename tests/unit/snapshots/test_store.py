@@ -246,7 +246,7 @@ def test_an_altered_shard_is_told_with_what_to_do(
         f"{FOLDER}/step-00000007/layers-12-24.safetensors",
         lambda data: data[:-1] + bytes([data[-1] ^ 1]),
     )
-    with pytest.raises(BadSnapshot, match=f"remove {FOLDER}/step-00000007 to go on"):
+    with pytest.raises(BadSnapshot, match=f"remove {FOLDER}/step-00000007 to continue"):
         place.store.fetch_shard(manifest, CUTS[1], tmp_path)
     place.store.fetch_shard(manifest, CUTS[0], tmp_path)
     assert [path for path in tmp_path.iterdir() if path.suffix == ".partial"] == []
