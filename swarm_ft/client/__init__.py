@@ -1,1 +1,1 @@
-"""Who wants a model trained: submits the job, watches it, fetches the result."""
+"""The client: submits a job, watches its run and fetches the result."""

@@ -1,6 +1,6 @@
-"""A result's README.md, as the hub shows it: what was trained, on what, how, by whom, how well.
+"""Model card of a result (its README.md): data, training, evaluation, traffic and peers.
 
-Paths of this machine are not in it: only their last names, since cards are often published.
+Cards are often published, so paths of this machine appear only by their last component.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ def model_card(
     assignments: Sequence[StageAssignment],
     options: JobOptions | None,
 ) -> str:
-    """The card of a result.
+    """Return the model card of a result.
 
     Args:
-        report: of its run.
-        spec: of its run.
-        assignments: who hosted what as it ended.
-        options: the job's; None if another process submitted it, and its data is not known here.
+        report: Report of the run.
+        spec: Parameters of the run.
+        assignments: Hosting peers at the end of the run.
+        options: Options of the job; None for an attached run, whose data is unknown here.
     """
     parts = (
         _metadata(spec, options),
         f"# {_named(spec.model.reference)}, fine-tuned",
-        "Trained by a swarm of volunteers' machines, joined by ordinary links, with swarm-ft.",
-        "## What was trained",
+        "Fine-tuned with swarm-ft by a swarm of volunteers' machines over ordinary links.",
+        "## Training procedure",
         _table(dict(_training(report, spec, options))),
         *_evaluation(report),
-        "## What went over the links",
+        "## Traffic between peers",
         _table(dict(_links(report, spec))),
-        "## Who trained it",
+        "## Peers",
         _contributors(assignments),
         *_command(options),
     )
@@ -88,8 +88,8 @@ def _training(
         yield "data", f"{', '.join(map(_named, options.datasets))}{split}"
     yield "samples", f"{train.num_samples:,} of up to {train.seq_length} tokens"
     early = ", stopped early" if report.has_stopped_early else ""
-    kept = report.steps_in_result
-    best = f"; the weights are those of step {kept}" if kept < len(report.losses) else ""
+    best_step = report.steps_in_result
+    best = f"; best weights: step {best_step}" if best_step < len(report.losses) else ""
     yield "steps", f"{len(report.losses)} of {train.batch_size} samples{early}{best}"
     if report.losses:
         yield "training loss", f"{report.losses[0]:.3f} to {report.losses[-1]:.3f}"
@@ -99,11 +99,11 @@ def _training(
         rank = f"r {train.lora_r}, alpha {train.lora_alpha}, on {train.target_modules}"
         yield "adapter", f"{train.adapter.name.lower()}, {rank}"
     if train.train_layers:
-        yield "blocks that trained", train.train_layers
+        yield "trained blocks", train.train_layers
     yield "seed", str(train.seed)
     if spec.result_dtype is not Dtype.FLOAT32:
         stored = spec.result_dtype.name.lower()
-        yield "weights", f"stored as {stored}; losses are of the float32 weights"
+        yield "weights", f"stored as {stored}; losses were measured with float32 weights"
 
 
 def _evaluation(report: RunReport) -> Iterator[str]:
@@ -112,7 +112,7 @@ def _evaluation(report: RunReport) -> Iterator[str]:
         return
     first, last = _values(report, before), _values(report, after)
     rows = [f"| {name} | {first[name]:.3f} | {last[name]:.3f} |" for name in last if name in first]
-    yield "## Evaluation"
+    yield "## Evaluation results"
     yield "\n".join(("| on held-out samples | before | after |", "|---|---|---|", *rows))
 
 
@@ -153,7 +153,7 @@ def _links(report: RunReport, spec: RunSpec) -> Iterator[tuple[str, str]]:
 
 
 def _in_turn(first: str, changes: Iterable[tuple[int, str]]) -> str:
-    """A codec, and those that went on with it from some step on."""
+    """Return the first codec and each later one with the step from which it applied."""
     words, last = f"`{first}`", first
     for step, codec in changes:
         if codec != last:
@@ -162,7 +162,7 @@ def _in_turn(first: str, changes: Iterable[tuple[int, str]]) -> str:
 
 
 def _at_last(first: str, changes: Sequence[CodecChange]) -> str:
-    """Of a codec that followed a quality: of those between the newest alone are known."""
+    """Return the first and the last codec; codecs that follow a quality do not list the others."""
     last = changes[-1].codecs.forward if changes else first
     return f"`{first}`" if last == first else f"`{first}` at first, `{last}` at last"
 
@@ -172,7 +172,7 @@ def _contributors(assignments: Sequence[StageAssignment]) -> str:
         f"| {stage.layers} | {', '.join(f'`{printable(peer)}`' for peer in stage.peers)} |"
         for stage in stages_of(assignments)
     ]
-    return "\n".join(("| layers | peers, as it ended |", "|---|---|", *lines))
+    return "\n".join(("| layers | peers at the end |", "|---|---|", *lines))
 
 
 def _command(options: JobOptions | None) -> Iterator[str]:
@@ -181,7 +181,7 @@ def _command(options: JobOptions | None) -> Iterator[str]:
     evaluation = options.evaluation
     if evaluation.eval_dataset is not None:
         evaluation = replace(evaluation, eval_dataset=_named(evaluation.eval_dataset))
-    told = replace(
+    shown = replace(
         options,
         model=_named(options.model),
         dataset=tuple(map(_named, options.datasets)),
@@ -189,8 +189,8 @@ def _command(options: JobOptions | None) -> Iterator[str]:
         outputs=Outputs(),
         resume=False,
     )
-    yield "## How"
-    yield f"```\nswarm-ft client train {shlex.join(arguments(told))}\n```"
+    yield "## Command"
+    yield f"```\nswarm-ft client train {shlex.join(arguments(shown))}\n```"
 
 
 def _table(rows: Mapping[str, Any]) -> str:
@@ -199,11 +199,11 @@ def _table(rows: Mapping[str, Any]) -> str:
 
 
 def _is_public(reference: str) -> bool:
-    """Whether it is the id of something on the hub, and no path."""
+    """Return whether a reference is the id of a repository on the hub and not a path."""
     is_id = reference.count("/") <= 1 and not reference.startswith((".", "/", "~"))
     return is_id and not Path(reference).suffix and not Path(reference).exists()
 
 
 def _named(reference: str) -> str:
-    """A hub id as it is, a path without where it is."""
+    """Return a hub id unchanged, and the last component of a path."""
     return reference if _is_public(reference) else Path(reference).name

@@ -1,4 +1,4 @@
-"""Tokens by which samples end texts and turns, and behind which a result is to stop writing."""
+"""Stop tokens: the tokens that end texts and turns in samples, and stop generation of a result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROWS_AT_ONCE = 1024
 
 
 def turn_end_of(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the token by which the chat template ends the assistant's turn; None if none does."""
+    """Return the token with which the chat template ends the assistant's turn; None without one."""
     if not tokenizer.chat_template:
         return None
     try:
@@ -40,12 +40,12 @@ def turn_end_of(tokenizer: PreTrainedTokenizerBase) -> int | None:
 def learned_ends(
     tokens: TokenArray, tokenizer: PreTrainedTokenizerBase, known: Collection[int]
 ) -> tuple[int, ...]:
-    """Return the ends of texts and turns that samples teach, but for those known already.
+    """Return the stop tokens that samples teach and the model's settings do not have yet.
 
     Args:
-        tokens: rows [samples, seq_length] of words.
-        tokenizer: of the model.
-        known: tokens that the model's own settings for `generate` stop at.
+        tokens: Sample rows of token words, [samples, seq_length].
+        tokenizer: Tokenizer of the model.
+        known: Stop tokens in the model's own settings for `generate`.
     """
     candidates = dict.fromkeys((turn_end_of(tokenizer), tokenizer.eos_token_id))
     wanted = [one for one in candidates if one is not None and one not in known]
@@ -60,15 +60,13 @@ def _is_learned(tokens: TokenArray, token: int) -> bool:
 def end_lines(
     tokenizer: PreTrainedTokenizerBase, ends: Collection[int], *, is_adapter: bool
 ) -> list[str]:
-    """Say where a result stops that its base model does not; for people."""
+    """Return lines for people about stop tokens that the base model does not have."""
     if not ends:
         return []
     words = " and ".join(repr(tokenizer.decode([token])) for token in ends)
     if is_adapter:
         return [
-            f"samples end by {words}, where the base model's generation_config.json does not stop: "
-            f"give generate eos_token_id={list(ends)} beside its own"
+            f"samples end with {words}, but the base model's generation_config.json does not stop "
+            f"there: pass eos_token_id={list(ends)} to generate, together with its own"
         ]
-    return [
-        f"samples end by {words}: eos_token_id of the result's generation_config.json includes it"
-    ]
+    return [f"samples end with {words}: the result's generation_config.json has it in eos_token_id"]

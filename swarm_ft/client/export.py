@@ -1,7 +1,7 @@
-"""Stage shards to one Hugging Face checkpoint, or to nothing. Knows files, no tensor's value.
+"""Assembly of stage shards into one Hugging Face checkpoint. Knows files, not tensor values.
 
-A directory that was exported here holds `swarm_ft_export.json`, the list of its files: only such
-a directory, with no file of anybody else in it, is ever replaced.
+An exported directory holds `swarm_ft_export.json`, the list of its files. A later export replaces
+only such a directory, and only if it holds no other files.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ def assemble(
 ) -> None:
     """Build the checkpoint beside `out_dir` and rename it into place as the last act.
 
-    It is readable by its owner alone, as the text that it was trained on may be.
+    Only its owner can read it, because the training text may be private.
 
-    Whatever interrupts this, `out_dir` is as it was or complete; only a kill between the two
-    renames that replace an earlier export leaves that one under its sibling's name,
-    `.NAME.swarm-ft-earlier`. Shards may lie outside `out_dir`, best in `shard_dir`; where the
-    file system allows it they are linked, not copied.
+    After any interruption `out_dir` is either unchanged or complete. One exception: a kill between
+    the two renames that replace an earlier export leaves that export as `.NAME.swarm-ft-earlier`.
+    Shards may lie outside `out_dir`, best in `shard_dir`; they are hard-linked where the file
+    system allows it, and copied elsewhere.
 
     Args:
-        out_dir: must satisfy `check_out_dir`; an earlier export is replaced.
-        shards: safetensors files with Hugging Face names, first stage to last.
-        write_config: writes config and tokenizer into the directory it is given.
-        as_one: a file for the tensors of all shards; None leaves them in files of their own.
+        out_dir: Target directory, accepted by `check_out_dir`; an earlier export is replaced.
+        shards: Safetensors files with Hugging Face tensor names, first stage to last.
+        write_config: Function that writes config and tokenizer into a given directory.
+        as_one: Name of one file for all tensors; None writes one file for each shard.
 
     Raises:
         BadOption: `out_dir` may not be used.
-        ProtocolError: a shard is not a safetensors file, or a tensor lies in two shards.
+        ProtocolError: A shard is not a safetensors file, or two shards have the same tensor.
     """
     check_out_dir(out_dir)
     out_dir = out_dir.resolve()
@@ -68,9 +68,9 @@ def assemble(
 
 @contextmanager
 def shard_dir(out_dir: Path) -> Iterator[Path]:
-    """A directory to collect shards in, beside `out_dir`; gone at the end.
+    """Create a directory for shards beside `out_dir`, and delete it at the end of the context.
 
-    It is empty but for what a collection that was killed left there.
+    The directory may hold files of an earlier fetch that was killed.
     """
     out_dir = out_dir.resolve()
     directory = _sibling(out_dir, "shards")
@@ -82,11 +82,12 @@ def shard_dir(out_dir: Path) -> Iterator[Path]:
 
 
 def check_out_dir(path: Path) -> None:
-    """Refuse an output directory now that could not be written, or would cost files, later.
+    """Refuse an output directory that could not be written, or whose files would be lost.
 
     Raises:
-        BadOption: it is a file, a mount point, or a directory with files that are not of one
-            of our exports; or the directory that is to hold it cannot be written.
+        BadOption: The path is a file, a mount point, or a directory with foreign files; or its
+            parent
+            is not writable.
     """
     path = path.resolve()
     if path.is_dir():
@@ -116,7 +117,7 @@ def _check_replaceable(path: Path) -> None:
 
 
 def _manifest_names(path: Path) -> set[str]:
-    """Names of the files that an export put into `path`; none where it is no export."""
+    """Return the files that an export wrote into `path`; an empty set if it is not an export."""
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -128,7 +129,7 @@ def _manifest_names(path: Path) -> set[str]:
 
 
 def _place_weights(directory: Path, shards: Sequence[Path]) -> None:
-    """Put the shards under the names Hugging Face gives them, with an index if several."""
+    """Place the shards under Hugging Face's names, with an index if there are several."""
     count = len(shards)
     files = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
     files = files if count > 1 else ["model.safetensors"]
@@ -142,7 +143,7 @@ def _place_weights(directory: Path, shards: Sequence[Path]) -> None:
 
 
 def _join(target: Path, shards: Sequence[Path]) -> None:
-    """Write one safetensors file with the tensors of all."""
+    """Write one safetensors file with the tensors of all shards."""
     _weight_map(shards, [shard.name for shard in shards])
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -166,7 +167,7 @@ def _join(target: Path, shards: Sequence[Path]) -> None:
 
 
 def _weight_map(shards: Sequence[Path], files: Sequence[str]) -> dict[str, str]:
-    """Which of the files holds which tensor, each in one."""
+    """Return the file of each tensor; each tensor is in exactly one."""
     if not shards:
         raise ProtocolError("export: expected one weights file of each stage, got none")
     weight_map: dict[str, str] = {}
@@ -190,7 +191,7 @@ def _tensor_names(shard: Path) -> list[str]:
 
 
 def _data_start(shard: Path) -> int:
-    """Where the tensors' bytes begin: behind the header, which `safe_open` found to be sound."""
+    """Return the offset of the tensor data: behind the header, which `safe_open` has checked."""
     with shard.open("rb") as file:
         header_bytes = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
     return _HEADER_LENGTH_BYTES + header_bytes
@@ -218,7 +219,7 @@ def _sibling(path: Path, role: str) -> Path:
 
 
 def _fresh_dir(path: Path) -> Path:
-    """An empty directory; what a killed export left there goes."""
+    """Create an empty directory, deleting what a killed export left."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(mode=FOLDER_MODE)
     return path

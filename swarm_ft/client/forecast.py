@@ -1,9 +1,9 @@
-"""How long a job will take, what it sends and costs, before anything begins. Pure.
+"""Forecast of a job's duration, traffic and energy, made before anything starts. Pure.
 
-A step is bound from below as any pipeline is: one microbatch goes all the way there and back, and
-each other one follows at the pace of the slowest stage or link. What machines and links can do
-their peers have measured; a measured value that is missing bounds nothing, and is told. What a step
-costs beside that the swarm learned from its runs, see `machines.step_cost`, so seconds are a range.
+A pipeline bounds every step from below: one microbatch passes all stages forward and backward, and
+each further one follows at the pace of the slowest stage or link. Peers have measured their speeds
+and links; a missing measurement bounds nothing and is reported. The swarm learns the remaining cost
+of a step from its runs, see `machines.step_cost`; therefore seconds are a range.
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ from swarm_ft.stage.rehearsal import StageMemory
 
 UNCOMPRESSED = parse_codec_spec("none", Direction.FORWARD)
 PROBED_TOKENS, PROBED_CHANNELS = 64, 1024
-"""Of the noise by which a codec's size is told."""
+"""Shape of the noise whose encoding measures a codec's bytes per value."""
 PROBED_SAMPLES = 1000
-"""By which the mean length of all is told."""
+"""Samples, at most, whose mean length stands for that of all samples."""
 FRAME_BYTES = 64
-"""Around a payload: numbers and lengths, HTTP/2, TLS."""
+"""Bytes of a frame around its payload: numbers and lengths, HTTP/2, TLS."""
 IN_IDLE_TIME = 0.5
-"""Of what evaluations take, at most, as far as was seen on machines that are shared."""
+"""Largest share of evaluation time that fits into stages' idle time, as seen on shared machines."""
 BESIDE_SPREAD = 0.25
-"""Of how much other runs on the same peers stretch a step, what is not known of it."""
+"""Relative uncertainty of the slowdown by other runs on the same peers (log scale)."""
 LOAD_SPREAD = 0.25
-"""So too of how much other programs on their machines do."""
+"""Relative uncertainty of the slowdown by other programs on the peers' machines (log scale)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerMemory:
-    """What a replica of a stage needs, if it lends no more than that, in bytes of tensors.
+    """Memory that one replica of a stage needs, in bytes of tensors.
 
     Attributes:
-        held: however many microbatches are: weights, gradients, what the optimizer keeps.
-        microbatch: what each of them takes.
-        microbatches: that are held at once.
-        temporaries: of one task, beside all that.
-        total: of all.
+        held: Bytes that do not depend on microbatches: weights, gradients, optimizer state.
+        microbatch: Bytes that each microbatch adds.
+        microbatches: Number of microbatches in memory at once.
+        temporaries: Bytes of one task's intermediate values, on top of the above.
+        total: Sum of all parts.
     """
 
     held: int
@@ -81,15 +81,15 @@ class PeerMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageForecast:
-    """One stage.
+    """Forecast for one stage.
 
     Attributes:
-        layers: its blocks.
-        peers: its replicas.
-        memory: at each of them; None if nobody said what the stage takes.
-        compute_s: of a microbatch, there and back, at the mean replica.
-        up_bytes: that each replica sends, in the whole run.
-        down_bytes: that each receives.
+        layers: Blocks of the stage.
+        peers: Replicas of the stage.
+        memory: Memory of each replica; None without a rehearsal of the stage.
+        compute_s: Seconds of one microbatch, forward and backward, at the mean replica.
+        up_bytes: Bytes that each replica sends in the whole run.
+        down_bytes: Bytes that each replica receives in the whole run.
     """
 
     layers: LayerRange
@@ -102,13 +102,13 @@ class StageForecast:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalForecast:
-    """What evaluations take, or shadows, which is in nothing else of a forecast.
+    """Forecast for all evaluations, or for all shadow microbatches; no other field includes them.
 
     Attributes:
-        times: how often samples are evaluated, if the run does not stop early.
-        samples: that are evaluated each time, those of a second pass too.
-        sent_bytes: over all boundaries, in the whole run.
-        seconds: of them all, did nothing of it fit into the time in which stages idle.
+        times: Number of evaluations if the run does not stop early.
+        samples: Samples of one evaluation; a second pass counts them again.
+        sent_bytes: Bytes over all boundaries in the whole run.
+        seconds: Seconds of all evaluations, with nothing hidden in stages' idle time.
     """
 
     times: int
@@ -117,35 +117,34 @@ class EvalForecast:
     seconds: float
 
     def line(self, what: str) -> str:
-        """In one line, for people."""
+        """Return one line for people."""
         return (
-            f"{what:<9} {self.times} times {self.samples} samples, in all: sends "
-            f"{decimal(round(self.sent_bytes))}, takes up to {self.seconds:.3g} s"
+            f"{what:<9} {self.times} times on {self.samples} samples: sends "
+            f"{decimal(round(self.sent_bytes))} and takes up to {self.seconds:.3g} s in all"
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """What a job will take.
+    """Forecast of a job.
 
     Attributes:
-        stages: first to last.
-        first_step_s: while samples are met for the first time.
-        step_s: after that; without frozen stages in front, if what these made is kept.
-        seconds: of all steps.
-        seconds_range: that holds nine of ten, evaluations included.
-        samples_per_s: in the mean.
-        samples_range: from the slowest to the fastest of that range.
-        num_learned: runs from which the swarm knows what a step costs.
-        bound_by: what no step can be faster for.
-        kwh: of the machines whose watts are known.
-        evaluation: of held-out samples, apart from all else; None if there is none.
-        shadows: so too, by which it is measured what compression costs; None where no quality was
-            asked for.
-        unknown: what nobody measured, in words; the forecast leaves it out.
-        shared: peers that share a machine or train other runs, in words.
-        num_waiting: runs that wait for peers, and come before this one.
-        starts_after_s: until these peers have room for it; 0: it begins at once.
+        stages: Stages, first to last.
+        first_step_s: Seconds of a step while samples are visited for the first time.
+        step_s: Seconds of a later step; it skips frozen first stages whose outputs are cached.
+        seconds: Seconds of all steps.
+        seconds_range: Range that holds nine of ten runs, evaluations included.
+        samples_per_s: Mean speed.
+        samples_range: Slowest and fastest speed within `seconds_range`.
+        num_learned: Number of the swarm's runs whose measured step costs went into the forecast.
+        bound_by: Slowest part of the pipeline, for people; no step can be faster.
+        kwh: Energy of the machines whose power draw is known.
+        evaluation: Evaluations of held-out samples; None without evaluations.
+        shadows: Shadow microbatches; None if the job sets no quality.
+        unknown: Missing measurements that the forecast leaves out, for people.
+        shared: Peers that share a machine or train other runs, for people.
+        num_waiting: Queued runs that start before this one.
+        starts_after_s: Seconds until these peers have room for the job; 0 if they have it now.
     """
 
     stages: tuple[StageForecast, ...]
@@ -175,21 +174,22 @@ class Forecast:
         return (
             f"forecast  {low:.3g} to {high:.3g} samples/s, "
             f"{duration_words(self.seconds_range.low, self.seconds_range.high)} "
-            f"(about {steps}); bound by {self.bound_by}"
+            f"(about {steps}); slowest: {self.bound_by}"
         )
 
     def lines(self) -> Iterator[str]:
-        """Yield that line, and what is apart from it."""
+        """Yield the line of `line`, then one for each other part of the forecast."""
         yield self.line()
         for words in self.shared:
             yield f"shared    {words}"
         if self.num_waiting:
-            runs = "1 run waits" if self.num_waiting == 1 else f"{self.num_waiting} runs wait"
-            yield f"queue     {runs} before this one"
+            runs = "1 run is" if self.num_waiting == 1 else f"{self.num_waiting} runs are"
+            yield f"queue     {runs} queued before this one"
         if self.starts_after_s:
-            yield f"start     in about {duration_words(self.starts_after_s)}: other runs end first"
+            after = duration_words(self.starts_after_s)
+            yield f"start     in about {after}, once other runs have ended"
         if not self.num_learned:
-            yield "range     wide: no run of this swarm was measured yet"
+            yield "range     wide, because this swarm has not measured a run yet"
         if self.evaluation is not None:
             yield self.evaluation.line("evaluation")
         if self.shadows is not None:
@@ -211,12 +211,12 @@ def placed_forecast(
     placed: Placed,
     memory: Mapping[LayerRange, StageMemory | None] | None = None,
 ) -> Forecast:
-    """Forecast a job by what a coordinator says of its peers, its runs and what it learned.
+    """Forecast a job on the placement that a coordinator reports.
 
     Args:
-        spec: the job.
-        placed: by the coordinator.
-        memory: see `forecast`.
+        spec: The job.
+        placed: The coordinator's reply: peers, learned costs and queue.
+        memory: Memory of stages, see `forecast`.
     """
     found = forecast(spec, placed.peers, memory, placed.costs, placed.beside_s)
     return replace(found, num_waiting=placed.num_waiting, starts_after_s=placed.starts_after_s)
@@ -229,14 +229,15 @@ def forecast(
     costs: Costs | None = None,
     beside_s: float = math.inf,
 ) -> Forecast:
-    """What a job will take on these peers.
+    """Forecast a job on these peers.
 
     Args:
-        spec: the job.
-        placed: who hosts what, first stage to last, replicas beside each other.
-        memory: what stages take, see `stage.rehearsal`, as far as that is asked for.
-        costs: of a step beside operations and bytes; None: nothing, so steps are bounds from below.
-        beside_s: how long other runs on these peers go on.
+        spec: The job.
+        placed: Hosting peers, first stage to last; replicas of a stage are neighbours.
+        memory: Memory of stages that were rehearsed, see `stage.rehearsal`.
+        costs: Learned costs of a step beside operations and bytes; None makes every step a lower
+            bound.
+        beside_s: Seconds for which other runs on these peers go on.
     """
     costs = costs or bare()
     stages = [_Stage(spec, tuple(group)) for _, group in groupby(placed, lambda one: one.layers)]
@@ -249,7 +250,8 @@ def forecast(
     watts = sum(peer.machine.watts for peer in placed)
     return Forecast(
         stages=tuple(
-            _told(spec, stages, index, memory or {}, factors) for index in range(len(stages))
+            _stage_forecast(spec, stages, index, memory or {}, factors)
+            for index in range(len(stages))
         ),
         first_step_s=step_cost(work.first, factors).seconds,
         step_s=step.seconds,
@@ -280,20 +282,20 @@ def _shared(placed: Sequence[PlacedPeer]) -> Iterator[str]:
         if len(peers) > 1:
             names = " and ".join(peer.peer_id for peer in peers)
             room = min(peer.machine.cores for peer in peers)
-            cores = f"; it computes for {room:.2g} of them at once" if room else ""
-            yield f"{names} are on one machine{cores}"
+            cores = f", which computes for {room:.2g} of them at once" if room else ""
+            yield f"{names} share one machine{cores}"
     for peer in placed:
         if peer.num_runs:
             runs = "1 other run" if peer.num_runs == 1 else f"{peer.num_runs} other runs"
-            yield f"{peer.peer_id} trains {runs}, {100 * min(1.0, peer.busy):.0f} % of its time"
+            yield f"{peer.peer_id} spends {100 * min(1.0, peer.busy):.0f} % of its time on {runs}"
 
 
 def of_mean_length(spec: RunSpec, samples: Sequence[bytes]) -> RunSpec:
-    """A job with samples that are all as long as its own are in the mean, by some of them.
+    """Return the job with `seq_length` replaced by the mean length of its samples.
 
     Args:
-        spec: the job.
-        samples: its rows.
+        spec: The job.
+        samples: Rows of the job; at most `PROBED_SAMPLES` of them are read.
     """
     some = samples[:: -(-len(samples) // PROBED_SAMPLES)]
     lengths = counts_of(rows_in(some, spec.train.seq_length)).lengths
@@ -307,20 +309,20 @@ def _visits(spec: RunSpec) -> float:
 
 def _unknown(placed: Sequence[PlacedPeer]) -> Iterable[str]:
     for what, values in (
-        ("how fast it computes", [peer.machine.flops_per_s for peer in placed]),
-        ("how fast its link is", [peer.machine.up_bytes_per_s for peer in placed]),
-        ("what it takes in watts", [peer.machine.watts for peer in placed]),
+        ("their compute speed", [peer.machine.flops_per_s for peer in placed]),
+        ("their link speed", [peer.machine.up_bytes_per_s for peer in placed]),
+        ("their power draw (--watts)", [peer.machine.watts for peer in placed]),
     ):
         silent = values.count(0.0)
         if silent:
-            yield f"{silent} of {len(placed)} peers did not say {what}"
+            yield f"{silent} of {len(placed)} peers did not report {what}"
 
 
 # ---- a stage
 
 
 class _Stage:
-    """A stage's replicas, of which each takes its share of the microbatches."""
+    """A stage with its replicas, which share its microbatches equally."""
 
     def __init__(self, spec: RunSpec, peers: tuple[PlacedPeer, ...]) -> None:
         self.peers = peers
@@ -336,7 +338,7 @@ class _Stage:
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """By name; a peer of which none is known has one of its own."""
+        """Names of the replicas' machines; an unknown machine is named after its peer."""
         return tuple(peer.machine.host or peer.peer_id for peer in self.peers)
 
     @property
@@ -346,16 +348,16 @@ class _Stage:
 
     @property
     def compute_s(self) -> float:
-        """Of one microbatch, there and back, at the mean replica."""
+        """Seconds of one microbatch, forward and backward, at the mean replica."""
         return self._seconds(self._flops)
 
     def comes(self, *, is_first: bool) -> Crossing:
-        """Over the boundary in front of it, of a microbatch."""
+        """Return the bytes of one microbatch over the boundary in front of the stage."""
         return self._comes[is_first]
 
     @property
     def forward_s(self) -> float:
-        """Of one that is only evaluated."""
+        """Seconds of one microbatch that is only evaluated."""
         return self._seconds(self._forward_flops)
 
     def _seconds(self, flops: float) -> float:
@@ -364,41 +366,41 @@ class _Stage:
 
     @property
     def turn_s(self) -> float:
-        """From one microbatch to the next, all replicas together."""
+        """Seconds between two microbatches, all replicas working in parallel."""
         return self.compute_s / len(self.peers)
 
     @property
     def up_bytes_per_s(self) -> float:
-        """That all replicas send together."""
+        """Bytes a second that all replicas together can send."""
         return sum(m.up_bytes_per_s or math.inf for m in self._machines)
 
     @property
     def down_bytes_per_s(self) -> float:
-        """And receive."""
+        """Bytes a second that all replicas together can receive."""
         return sum(m.down_bytes_per_s or math.inf for m in self._machines)
 
     @property
     def round_trip_s(self) -> float:
-        """To the coordinator, of the farthest replica."""
+        """Longest round trip of a replica to the coordinator, in seconds."""
         return max(m.round_trip_s for m in self._machines)
 
     @property
     def slowest_up(self) -> float:
-        """Bytes a second, of the replica with the slowest uplink."""
+        """Bytes a second of the slowest uplink among the replicas."""
         return min(m.up_bytes_per_s or math.inf for m in self._machines)
 
     def hop_s(self, num_bytes: float, to: _Stage) -> float:
-        """One replica's microbatch to one of another stage: the narrower of both ends, and the way.
+        """Return the seconds of one transfer to a replica of another stage.
 
-        Ways are known to the coordinator alone, so one between two peers is taken to be as long as
-        half of both together.
+        Peers measure only their round trip to the coordinator. The delay between two peers is
+        therefore estimated as a quarter of the sum of both round trips.
         """
         rate = min(self.slowest_up, *(m.down_bytes_per_s or math.inf for m in to._machines))
         return num_bytes / rate + (self.round_trip_s + to.round_trip_s) / 4
 
 
 def _ends_bytes(spec: RunSpec, layers: LayerRange) -> float:
-    """Of embeddings and head, as far as the stage has them and they train."""
+    """Return the bytes of trained embeddings and head in these layers."""
     model, train, trained = spec.model, spec.train, spec.trained_layers
     embeds = trained.start == 0 and not train.adapts
     tells = trained.stop == model.num_blocks and (train.has_classes or not train.adapts)
@@ -415,9 +417,10 @@ def _ends_bytes(spec: RunSpec, layers: LayerRange) -> float:
 
 @cache
 def bytes_per_value(spec: CodecSpec) -> float:
-    """What a codec makes of noise: as many bytes a value as it needs for what it cannot foresee.
+    """Return the bytes per value of a codec, measured on Gaussian noise.
 
-    Noise has no directions: of codecs that learn some it is what they take of activations.
+    Noise has no preferred directions. For directional codecs the result is the usual rate on
+    activations instead.
     """
     if spec.is_directional:
         return spec.usual_bits / 8
@@ -427,12 +430,12 @@ def bytes_per_value(spec: CodecSpec) -> float:
 
 
 def _entry(spec: RunSpec, stages: Sequence[_Stage]) -> int:
-    """The stage at which samples begin that come again; 0 if at the first."""
+    """Return the index of the first stage that later visits of a sample pass; 0 without caches."""
     return spec.entry_of(stage.layers for stage in stages)
 
 
 def _boundary_bytes(spec: RunSpec, boundary: int, *, is_first: bool) -> Crossing:
-    """Of a microbatch, as its samples come for the first time, or again."""
+    """Return the bytes of a microbatch over a boundary, at the first visit or at a later one."""
     train = spec.train
     forward = train.codec(Direction.FORWARD)
     if is_first and forward.is_delta:
@@ -446,17 +449,17 @@ def _boundary_bytes(spec: RunSpec, boundary: int, *, is_first: bool) -> Crossing
 
 
 def _frames_bytes(spec: RunSpec, codec: CodecSpec) -> float:
-    """Of a microbatch's frames."""
+    """Return the bytes of one microbatch's frames with a codec."""
     train = spec.train
     values = train.seq_length * spec.model.hidden_size
     return train.micro_batch_size * (values * bytes_per_value(codec) + FRAME_BYTES)
 
 
 def _reduced_bytes(spec: RunSpec, stages: Sequence[_Stage], stage: _Stage) -> float:
-    """That each replica sends to sum a step's gradients.
+    """Return the bytes that each replica sends to sum a step's gradients.
 
-    Over the stage's replicas all of them, and those of weights that several stages train over one
-    replica of each of these.
+    All gradients of the stage are summed over its replicas. Gradients of weights that several
+    stages share are summed again over one replica of each of these stages.
     """
     rate = bytes_per_value(spec.train.reduction_codec)
     of_replicas = rate * stage.trained_bytes / BYTES_PER_FLOAT
@@ -466,7 +469,7 @@ def _reduced_bytes(spec: RunSpec, stages: Sequence[_Stage], stage: _Stage) -> fl
 
 
 def _times(members: int) -> float:
-    """How often each member of a sum sends its gradient: in shares, and as the sum of its own."""
+    """Return how often each member of a sum sends its gradient (reduce-scatter and all-gather)."""
     return 2 * (members - 1) / members if members else 0.0
 
 
@@ -474,7 +477,7 @@ def _times(members: int) -> float:
 
 
 class _Work:
-    """The steps of a job on some stages."""
+    """Work of all steps of a job on given stages."""
 
     def __init__(self, spec: RunSpec, stages: Sequence[_Stage], beside_s: float) -> None:
         train = spec.train
@@ -551,7 +554,7 @@ def _pipeline(spec: RunSpec, stages: Sequence[_Stage], *, is_first: bool) -> Pip
 
 
 def _bound_words(stages: Sequence[_Stage], step: StepCost) -> str:
-    """Say what a step is bound by."""
+    """Return the slowest part of a step, for people."""
     if step.bound is Limit.CORES:
         names = [
             p.peer_id for stage in stages for p in stage.peers if step.machine in stage.machines
@@ -560,12 +563,12 @@ def _bound_words(stages: Sequence[_Stage], step: StepCost) -> str:
     stage = stages[step.stage]
     names = [peer.peer_id for peer in stage.peers]
     if step.bound is Bound.COMPUTE:
-        return f"what {' and '.join(names)} computes (layers {stage.layers})"
+        return f"the compute of {' and '.join(names)} (layers {stage.layers})"
     return f"the {step.bound.value} of {' and '.join(names)}"
 
 
 def _time(spec: RunSpec, stages: Sequence[_Stage], index: int, *, is_first: bool) -> StageTime:
-    """What a stage, and the boundary in front of it, adds to a step."""
+    """Return the part of a step's time that one stage and the boundary in front of it take."""
     stage, comes, hop_s = stages[index], Crossing(), (0.0, 0.0)
     if index:
         ahead, comes = stages[index - 1], stage.comes(is_first=is_first)
@@ -583,7 +586,7 @@ def _time(spec: RunSpec, stages: Sequence[_Stage], index: int, *, is_first: bool
 
 
 def _crossings(stages: Sequence[_Stage], *, is_first: bool) -> list[Crossing]:
-    """Over the boundary in front of each; nothing comes to the first."""
+    """Return the bytes over the boundary in front of each stage; the first stage has none."""
     return [Crossing(), *(stage.comes(is_first=is_first) for stage in stages[1:])]
 
 
@@ -608,7 +611,7 @@ def _evaluation(spec: RunSpec, stages: Sequence[_Stage], factors: Factors) -> Ev
 
 
 def _shadows(spec: RunSpec, stages: Sequence[_Stage], factors: Factors) -> EvalForecast | None:
-    """Of steps' first microbatches; they enter at the first stage, since none keeps any of them."""
+    """Forecast the shadow microbatches; they start at the first stage because caches skip none."""
     train, samples = spec.train, spec.train.micro_batch_size
     if not train.quality or all(spec.is_constant(stage.layers.start) for stage in stages[1:]):
         return None
@@ -625,7 +628,10 @@ def _evaluated(
     *,
     is_compressed: bool,
 ) -> tuple[float, float]:
-    """Bytes and seconds: samples follow each other at the pace of the slowest stage or link."""
+    """Return the bytes and seconds of a forward pass over these samples.
+
+    Samples follow each other at the pace of the slowest stage or link.
+    """
     sizes = _evaluated_bytes(spec, stages, is_compressed=is_compressed)
     microbatches = samples / spec.train.micro_batch_size
     computed_s = forward_turn_s(
@@ -638,7 +644,7 @@ def _evaluated(
 def _evaluated_bytes(
     spec: RunSpec, stages: Sequence[_Stage], *, is_compressed: bool
 ) -> list[float]:
-    """Of a microbatch that is only evaluated, over each boundary between these stages."""
+    """Return the bytes of one evaluated microbatch over each boundary between these stages."""
     train = spec.train
     usual = train.compressed_eval_codec if is_compressed else UNCOMPRESSED
     codecs = (
@@ -649,7 +655,7 @@ def _evaluated_bytes(
 
 
 def _link_turns(stages: Sequence[_Stage], sizes: Sequence[float]) -> Iterable[float]:
-    """What each link needs for one more microbatch that is evaluated."""
+    """Yield the seconds that each link needs for one more evaluated microbatch."""
     for stage, comes, goes in zip(stages, (0.0, *sizes), (*sizes, 0.0), strict=True):
         yield goes / stage.up_bytes_per_s
         yield comes / stage.down_bytes_per_s
@@ -658,7 +664,7 @@ def _link_turns(stages: Sequence[_Stage], sizes: Sequence[float]) -> Iterable[fl
 def _peer_memory(
     spec: RunSpec, stages: Sequence[_Stage], index: int, found: StageMemory | None
 ) -> PeerMemory | None:
-    """Of the microbatches that plain 1F1B holds, as far as a step has so many for a replica."""
+    """Return a replica's memory with as many microbatches as plain 1F1B keeps in flight."""
     if found is None:
         return None
     stage, train = stages[index], spec.train
@@ -675,7 +681,7 @@ def _peer_memory(
     )
 
 
-def _told(
+def _stage_forecast(
     spec: RunSpec,
     stages: Sequence[_Stage],
     index: int,

@@ -1,9 +1,9 @@
-"""A text continued by the trained stages of a run, where they are. Knows no model, no torch.
+"""Text generation by the trained stages of a run, at the peers. Imports no torch.
 
-The client carries what one stage made to the next itself. So each peer answers one caller about one
-stage and knows no other, the way to it is the one by which its result is fetched, and whoever
-dies is named at once: the tokens so far are told to others that hold the same stages, whose caches
-are then as if the whole text had passed there.
+The client itself carries the output of one stage to the next. Each peer therefore serves one caller
+for one stage and needs no other peer, and the client reaches it as it does for the result. A peer
+that fails is known at once: the client sends all tokens so far to another peer of the same stage,
+whose cache is then as if the whole text had passed there.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from swarm_ft.transport.base import MessageStream
 from swarm_ft.transport.methods import GENERATE
 
 ANSWER_S = 120.0
-"""How long a stage may take over a part of a text: it may compute for others first."""
+"""Seconds that a stage may take for one part of a text; it may compute for others first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What is to be generated.
+    """A request to continue a text.
 
     Attributes:
-        prompt: token ids, one at least.
-        max_new_tokens: behind it, one at least.
-        ends: tokens behind which nothing follows.
-        sampling: None chooses the likeliest token each time.
+        prompt: Token ids; at least one.
+        max_new_tokens: Maximum number of new tokens; at least one.
+        ends: Stop tokens.
+        sampling: Sampling parameters; None for greedy decoding.
     """
 
     prompt: tuple[int, ...]
@@ -66,17 +66,17 @@ class Wanted:
 
     @property
     def max_tokens(self) -> int:
-        """That stages read at most: all but the last."""
+        """Number of tokens that stages read at most: all but the last one."""
         return len(self.prompt) + self.max_new_tokens - 1
 
     def check(self, positions: int | None) -> None:
-        """Refuse a text that is too long.
+        """Refuse an empty prompt and a text that is too long.
 
         Args:
-            positions: that the model has; None if any number.
+            positions: Maximum number of positions of the model; None for no limit.
 
         Raises:
-            BadOption: the text is empty or too long.
+            BadOption: The prompt is empty, or the text is too long.
         """
         if not self.prompt:
             raise BadOption("prompt: expected a token at least, got none")
@@ -89,12 +89,12 @@ class Wanted:
 
 
 def check_generates(status: RunStatus) -> None:
-    """Whether a run's trained stages lie at peers, and continue texts.
+    """Check that peers hold the trained stages of a run and can generate text.
 
     Raises:
-        BadOption: it tells classes.
-        RunFailed: there is no result any more, or there will be none.
-        Unavailable: it is not finished yet.
+        BadOption: The run trains a classifier.
+        RunFailed: The result is gone, or there will be none.
+        Unavailable: The run is not finished yet.
     """
     if status.spec.train.has_classes:
         raise BadOption(
@@ -111,8 +111,8 @@ def check_generates(status: RunStatus) -> None:
     if status.phase is not RunPhase.FINISHED:
         raise Unavailable(
             f"run {status.run_id} is {status.phase.name.lower()}, at step "
-            f"{status.committed_steps} of {status.spec.train.num_steps}; its stages continue texts "
-            "once it is finished, until the result is fetched"
+            f"{status.committed_steps} of {status.spec.train.num_steps}; generate works once it is "
+            "finished, until the result is fetched"
         )
 
 
@@ -123,18 +123,18 @@ async def generate(
     on_token: Callable[[int], None],
     on_trouble: Callable[[str], None],
 ) -> list[int]:
-    """Continue a text; the new tokens, with the one that ends it.
+    """Continue a text and return the new tokens, the stop token included.
 
     Args:
-        client: of the swarm.
-        status: of the run, which `check_generates` let pass.
-        wanted: the text; checked.
-        on_token: told of each new token as it comes.
-        on_trouble: told which peer failed, and that others go on.
+        client: Connection to the swarm.
+        status: Status of the run, accepted by `check_generates`.
+        wanted: The request, checked.
+        on_token: Callback for each new token.
+        on_trouble: Callback for a message when a peer fails and others take over.
 
     Raises:
-        SwarmError: the last of a stage's peers failed, with its reason; or the model's family
-            cannot generate so (BadModel).
+        SwarmError: All peers of a stage failed; the error is that of the last one. A BadModel error
+            means that the model's family cannot generate in stages.
     """
     new: list[int] = []
     holding = _Holding(status)
@@ -151,11 +151,11 @@ async def generate(
         except _PeerFailed as failed:
             holding.drop(failed)
             chosen = holding.chosen()
-            on_trouble(f"{failed}; the text so far goes to others")
+            on_trouble(f"{failed}; continuing at another peer")
 
 
 class _PeerFailed(Exception):
-    """A peer does not continue the text, or not any more."""
+    """Error of a peer that cannot continue the text."""
 
     def __init__(self, layers: LayerRange, peer: PeerId, error: SwarmError) -> None:
         words = error.message.removeprefix(f"peer {peer}: ")
@@ -165,24 +165,24 @@ class _PeerFailed(Exception):
 
 @dataclass
 class _Holding:
-    """Who holds the stages of a result, and may be asked."""
+    """Peers that hold the stages of a result and have not failed."""
 
     status: RunStatus
     failed: dict[PeerId, _PeerFailed] = field(default_factory=dict)
 
     def chosen(self) -> dict[LayerRange, PeerId]:
-        """A peer for each stage, in order.
+        """Return one peer for each stage, in order.
 
         Raises:
-            SwarmError: of a stage none is left; what the last one said.
+            SwarmError: A stage has no peer left; the error is that of the last one.
         """
         return {stage.layers: self._one_of(stage) for stage in stages_of(self.status.assignments)}
 
     def drop(self, failed: _PeerFailed) -> None:
-        """Ask a peer no more.
+        """Exclude a peer that failed.
 
         Raises:
-            BadInput, NotAllowed: others would say the same.
+            BadInput, NotAllowed: The request is at fault, so other peers would refuse it too.
         """
         if isinstance(failed.error, BadInput | NotAllowed):
             raise failed.error
@@ -193,12 +193,12 @@ class _Holding:
         left = [peer for peer in named if peer not in self.failed]
         if left:
             return left[0]
-        told = [self.failed[peer] for peer in named if peer in self.failed]
-        if not told:
+        failures = [self.failed[peer] for peer in named if peer in self.failed]
+        if not failures:
             raise Unavailable(f"layers {stage.layers}: no peer holds their part of the result now")
         raise from_code(
-            told[-1].error.code,
-            f"{told[-1]}; no other peer holds these layers. Try again when it is back",
+            failures[-1].error.code,
+            f"{failures[-1]}; no other peer holds these layers. Try again when it is back",
         )
 
 
@@ -207,44 +207,44 @@ class _Holding:
 
 @dataclass(frozen=True, slots=True)
 class _RemoteStage:
-    """A stage at a peer, over a call of its own."""
+    """A stage at a peer, over its own call."""
 
     layers: LayerRange
     peer: PeerId
     model: ModelSpec
     stream: MessageStream[ToStage, FromStage]
 
-    async def tell(self, said: ToStage) -> None:
-        """Say something that is not answered; raises _PeerFailed."""
+    async def send(self, message: ToStage) -> None:
+        """Send a message without a reply; raises _PeerFailed."""
         with self._named():
-            await self.stream.send(said)
+            await self.stream.send(message)
 
-    async def activation(self, said: ToStage, num_tokens: int) -> TextActivation:
-        """What it makes of so many tokens more; raises _PeerFailed."""
+    async def activation(self, message: ToStage, num_tokens: int) -> TextActivation:
+        """Return the stage's output for `num_tokens` more tokens; raises _PeerFailed."""
         with self._named():
-            answer = await self._answer(said)
+            answer = await self._request(message)
             size = BYTES_PER_FLOAT * self.model.hidden_size * num_tokens
             if isinstance(answer, TextActivation) and len(answer.values) == size:
                 return answer
             raise MalformedMessage(f"expected activations of {num_tokens} tokens, got others")
 
-    async def token(self, said: ToStage) -> int:
-        """What the last stage lets follow; raises _PeerFailed."""
+    async def token(self, message: ToStage) -> int:
+        """Return the next token from the last stage; raises _PeerFailed."""
         with self._named():
-            answer = await self._answer(said)
+            answer = await self._request(message)
             if isinstance(answer, NextToken) and answer.token < self.model.vocab_size:
                 return answer.token
             raise MalformedMessage(f"expected a token below {self.model.vocab_size}, got another")
 
-    async def _answer(self, said: ToStage) -> FromStage:
+    async def _request(self, message: ToStage) -> FromStage:
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self.stream.send(said)
+                await self.stream.send(message)
                 answer = await self.stream.receive()
         except TimeoutError:
             raise Unavailable(f"it did not answer within {ANSWER_S:g} s") from None
         if answer is None:
-            raise Unavailable("it ended the text")
+            raise Unavailable("it closed the stream")
         return answer
 
     @contextmanager
@@ -257,34 +257,34 @@ class _RemoteStage:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """The stages of a model, first to last, each at one peer."""
+    """Chain of a model's stages, first to last, each at one peer."""
 
     stages: Sequence[_RemoteStage]
     channels: int
 
     async def read(self, tokens: Sequence[int]) -> int:
-        """Tell all stages some tokens more, one at least; the one that is to follow.
+        """Pass one or more tokens through all stages and return the next token.
 
         Raises:
-            _PeerFailed: of one of them.
+            _PeerFailed: A peer failed.
         """
         size = tokens_in_part(self.channels)
         parts = [tokens[start : start + size] for start in range(0, len(tokens), size)]
         return [await self._read_part(part) for part in parts][-1]
 
     async def _read_part(self, tokens: Sequence[int]) -> int:
-        said: ToStage = TextTokens(token_ids=np.array(tokens, "<u4").tobytes())
+        message: ToStage = TextTokens(token_ids=np.array(tokens, "<u4").tobytes())
         *others, last = self.stages
         for stage in others:
-            said = await stage.activation(said, len(tokens))
-        return await last.token(said)
+            message = await stage.activation(message, len(tokens))
+        return await last.token(message)
 
 
 @asynccontextmanager
 async def _chain(
     client: SwarmClient, status: RunStatus, wanted: Wanted, chosen: Mapping[LayerRange, PeerId]
 ) -> AsyncIterator[_Chain]:
-    """A text is begun at all stages; it ends there with the context."""
+    """Begin a text at all stages; the text ends with the context."""
     model = status.spec.model
     async with AsyncExitStack() as stack:
         stages = []
@@ -298,7 +298,7 @@ async def _chain(
             stack.push_async_callback(stream.cancel)
             stages.append(_RemoteStage(layers, peer, model, stream))
         for stage in stages:
-            await stage.tell(_beginning(status, stage.layers, wanted))
+            await stage.send(_beginning(status, stage.layers, wanted))
         yield _Chain(stages, model.hidden_size)
 
 

@@ -1,4 +1,4 @@
-"""A result on the Hugging Face hub."""
+"""Upload of a result to the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _REPO_ID = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 
 
 def check_push(repo_id: str) -> None:
-    """Refuse now what could not be pushed when the run is over; nobody is called.
+    """Refuse a repository that could not be pushed to at the end of a run. Uses no network.
 
     Raises:
-        BadOption: it is no repository's name, or this user is not logged in.
+        BadOption: The name is invalid, or this user is not logged in.
     """
     from huggingface_hub import get_token
 
@@ -26,13 +26,13 @@ def check_push(repo_id: str) -> None:
 
 
 def push(directory: Path, repo_id: str, *, is_private: bool) -> str:
-    """Upload a result, in one commit; its repository is made if there is none.
+    """Upload a result in one commit, creating the repository if needed.
 
     Returns:
-        Where it is.
+        The URL of the repository.
 
     Raises:
-        RunFailed: the hub did not take it; the result stays in `directory`.
+        RunFailed: The hub refused the upload; the result stays in `directory`.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
@@ -47,6 +47,8 @@ def push(directory: Path, repo_id: str, *, is_private: bool) -> str:
             ignore_patterns=[MANIFEST],
         )
     except (HfHubHTTPError, OSError, ValueError) as error:
-        told = " ".join(str(error).split())[:300]
-        raise RunFailed(f"{repo_id}: not on the hub: {told}; it is in {directory}") from None
+        why = " ".join(str(error).split())[:300]
+        raise RunFailed(
+            f"{repo_id}: not uploaded to the hub: {why}; the result is in {directory}"
+        ) from None
     return str(repo)

@@ -1,4 +1,4 @@
-"""From options to a job: the model is described, the data tokenised, everything checked."""
+"""Preparation of a job: describe the model, tokenise the data, check all options."""
 
 from __future__ import annotations
 
@@ -42,10 +42,12 @@ from swarm_ft.stage.routers import check_routers
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Everything a run needs, checked.
+    """A checked job.
 
     Attributes:
-        samples: each sample's row, as it travels; those that are held out are the last.
+        spec: Parameters of the run.
+        checkpoint: Base model.
+        samples: Encoded rows of all samples; held-out samples are the last ones.
     """
 
     spec: RunSpec
@@ -53,18 +55,18 @@ class Job:
     samples: Sequence[bytes]
 
     def owned_by(self, client: str) -> Job:
-        """The same job with its model's digests keyed for the client that submits it."""
+        """Return the job with its model's digests keyed for the client that submits it."""
         model = self.checkpoint.keyed(self.spec.model, self.spec.model.nonce, client)
         return replace(self, spec=replace(self.spec, model=model))
 
     def is_of(self, run: RunSpec) -> bool:
-        """Whether a run is of this job; its digests have another key. Reads no weights."""
+        """Return whether a run belongs to this job, without reading weights."""
         model = self.checkpoint.keyed(self.spec.model, run.model.nonce, run.model.owner)
         return replace(self.spec, model=model, version=run.version) == run
 
 
 class InARow(Sequence[bytes]):
-    """Samples of one sequence, then those of another."""
+    """Concatenation of two sequences of samples."""
 
     def __init__(self, first: Sequence[bytes], then: Sequence[bytes]) -> None:
         self._first, self._then = first, then
@@ -89,17 +91,17 @@ class InARow(Sequence[bytes]):
 
 
 def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
-    """Read, tokenise and check; nobody is called, and tokens are written to a nameless file.
+    """Read, tokenise and check a job. Uses no network; tokens go to an unnamed temporary file.
 
     Raises:
-        BadInput: the first thing that is wrong with the options, the model or the data.
+        BadInput: The first problem of the options, the model or the data.
     """
     listener = listener or Listener()
     check_outputs(options.outputs)
     job = open_job(options)
     check_routers(job.checkpoint.config, job.options.train)
     model = job.checkpoint.describe(secrets.token_bytes(DIGEST_BYTES))
-    # Refuses, before anything long begins, what no data could make good.
+    # Options that fail with any data are refused here, before the data is read.
     tried = RunSpec(model=model, train=job.options.train_spec(num_samples=1))
     model = with_adapters(job.checkpoint, tried).model
     data = read_data(job, listener)
@@ -112,11 +114,12 @@ def prepare_job(options: JobOptions, listener: Listener | None = None) -> Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenJob:
-    """A job of which the data is not read yet, nor any weights.
+    """A job with its model opened; neither data nor weights are read yet.
 
     Attributes:
-        options: with the names of all classes.
-        classes: where these come from.
+        options: Options, with the names of all classes.
+        classes: Names of classes with their source.
+        checkpoint: Base model.
     """
 
     options: JobOptions
@@ -126,13 +129,13 @@ class OpenJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobData:
-    """The samples of a job.
+    """Samples of a job.
 
     Attributes:
-        train: that it trains on.
-        held_out: that are held out, if any are.
-        eval_tokens: rows of those that are evaluated, of either.
-        end_token_ids: see `TrainSpec`.
+        train: Training samples.
+        held_out: Held-out samples; None without any.
+        eval_tokens: Rows of evaluated samples, from either.
+        end_token_ids: Stop tokens, see `TrainSpec`.
     """
 
     train: Samples
@@ -141,10 +144,10 @@ class JobData:
     end_token_ids: tuple[int, ...] = ()
 
     def train_spec(self, options: JobOptions) -> TrainSpec:
-        """Make the spec of a training on so many samples.
+        """Return the parameters of a training on these samples.
 
         Raises:
-            BadOption: there are too many of them, or of steps.
+            BadOption: There are too many samples or steps.
         """
         spec = options.train_spec(
             num_samples=len(self.train.tokens), num_eval_samples=len(self.eval_tokens)
@@ -153,10 +156,10 @@ class JobData:
 
 
 def open_job(options: JobOptions) -> OpenJob:
-    """Find a job's model, and the names of its classes, for which data is read if need be.
+    """Open a job's model and find the names of its classes, reading data for them if needed.
 
     Raises:
-        BadInput: the first problem of the model, or of classes.
+        BadInput: The first problem of the model or the classes.
     """
     classes = _class_names(options)
     train = replace(options.train, label_names=",".join(classes.names))
@@ -169,7 +172,7 @@ def read_data(job: OpenJob, listener: Listener) -> JobData:
     """Read and tokenise the data of a job.
 
     Raises:
-        BadInput: the first problem of the data, or of options beside it.
+        BadInput: The first problem of the data or of its options.
     """
     options, checkpoint, names = job.options, job.checkpoint, job.classes.counted_names
     wanted = Wanted(split=options.split, format=options.reading.data_format)
@@ -194,20 +197,20 @@ def read_data(job: OpenJob, listener: Listener) -> JobData:
         held_out = open_held_out(
             options.evaluation, options.reading, checkpoint, _only_dataset(options), names
         )
-    # Nothing is reported before all data is known to begin well: an error is one line.
-    to_tell = [f"model '{checkpoint.reference}': {line}" for line in checkpoint.unused.lines()]
-    to_tell += class_lines(checkpoint, options.train, tokenizer)
-    to_tell += [job.classes.note] if job.classes.note else []
+    # All datasets are opened before the first line is printed, so that an error stands alone.
+    lines = [f"model '{checkpoint.reference}': {line}" for line in checkpoint.unused.lines()]
+    lines += class_lines(checkpoint, options.train, tokenizer)
+    lines += [job.classes.note] if job.classes.note else []
     eval_samples = None
     if held_out is not None:
-        quiet = replace(listener, tell=to_tell.append)
+        quiet = replace(listener, tell=lines.append)
         eval_samples = _read_held_out(held_out, options, checkpoint, quiet)
     seq_length = options.train.seq_length
-    train = _read(data, checkpoint, seq_length, options.max_samples, listener, to_tell)
+    train = _read(data, checkpoint, seq_length, options.max_samples, listener, lines)
     is_packed = train.summary.num_starts > train.summary.num_samples
     if is_packed and not options.train.shuffle:
         listener.tell(
-            "packed samples of long documents come first; --shuffle draws an order for each epoch"
+            "packed samples of long documents come first; --shuffle draws a new order every epoch"
         )
     if options.train.eval_strategy is EvalStrategy.NO:
         eval_tokens = train.tokens[:0]
@@ -215,7 +218,7 @@ def read_data(job: OpenJob, listener: Listener) -> JobData:
         eval_tokens = eval_samples.tokens
     else:
         eval_tokens = _beginning_of(train.tokens, options)
-        words = f"no held-out data: evaluates on {len(eval_tokens)} training samples"
+        words = f"no held-out data: evaluating on {len(eval_tokens)} training samples"
         listener.tell(f"{words} (--eval-dataset, --eval-split, --eval-size)")
     ends: tuple[int, ...] = ()
     if not options.train.has_classes:
@@ -239,7 +242,7 @@ def _only_dataset(options: JobOptions) -> str | None:
 
 
 def _reference(model: str) -> str:
-    """A directory by its whole path: a peer may have been started in another place."""
+    """Return a directory as an absolute path, because peers may run elsewhere on this machine."""
     return str(Path(model).absolute()) if Path(model).is_dir() else model
 
 
@@ -247,8 +250,8 @@ def check_outputs(outputs: Outputs) -> None:
     """Refuse outputs that could not be written at the end of a long run.
 
     Raises:
-        BadOption: `--out`, `--json` or `--trace` cannot be written, or there is no way to
-            `--report-to` or `--push-to-hub`.
+        BadOption: `--out`, `--json` or `--trace` cannot be written, or `--report-to` or
+            `--push-to-hub` cannot work.
     """
     check_out_dir(outputs.out)
     named_in(outputs.report_to)
@@ -264,7 +267,7 @@ def check_outputs(outputs: Outputs) -> None:
 
 
 def parts_of(options: JobOptions) -> tuple[Part | None, Part | None]:
-    """The documents of the data that train, and those that are held out of it, if any are."""
+    """Return the training and the held-out part of the data; both None without `--eval-size`."""
     size, seed = options.evaluation.eval_size, options.train.seed
     if not size:
         return None, None
@@ -273,7 +276,7 @@ def parts_of(options: JobOptions) -> tuple[Part | None, Part | None]:
 
 
 EVAL_SPLITS = ("validation", "test", "train")
-"""Of data to evaluate on that has several, the first that is there."""
+"""Splits of evaluation data in order of preference."""
 
 
 def open_held_out(
@@ -283,17 +286,17 @@ def open_held_out(
     dataset: str | None,
     counted_names: tuple[str, ...] = (),
 ) -> Dataset | None:
-    """Data to evaluate on, if some is asked for.
+    """Open the evaluation data, if the options name any.
 
     Args:
-        options: what is asked for.
-        reading: how it is read.
-        checkpoint: whose tokenizer is used.
-        dataset: of which a split may be held out; None if there is none.
-        counted_names: of classes, that numbers in the data count from 0.
+        options: Options of the evaluation.
+        reading: Options of reading.
+        checkpoint: Base model, whose tokenizer is used.
+        dataset: Training dataset that may have a held-out split; None if there are several.
+        counted_names: Names of classes that numbers in the data count from 0.
 
     Raises:
-        BadInput: it cannot be used, or a split is asked for of nothing.
+        BadInput: The data cannot be used, or a split is named without a dataset.
     """
     found = _find_held_out(options, reading, dataset)
     if found is None:
@@ -327,22 +330,22 @@ def _find_held_out(
 def _read_held_out(
     data: Dataset | Mixture, options: JobOptions, checkpoint: Checkpoint, listener: Listener
 ) -> Samples:
-    """All of it, or as much as is asked for, or as the swarm takes.
+    """Read evaluation samples: all, or as many as the options or the swarm allow.
 
     Raises:
-        BadDataset: it is too short, or not as it should be.
+        BadDataset: The data is too short or malformed.
     """
     wanted = options.evaluation.max_eval_samples
     most = TrainSpec.most_eval_samples(options.train, options.max_samples or 1)
     seq_length = options.train.seq_length
     samples = _read(data, checkpoint, seq_length, min(wanted or most, most), listener)
     if wanted is None and len(samples.tokens) == most:
-        listener.tell(f"evaluated on {most} samples of {data.source}: a run takes no more")
+        listener.tell(f"evaluating on {most} samples of {data.source}, the most that a run takes")
     return samples
 
 
 def _beginning_of(tokens: TokenArray, options: JobOptions) -> TokenArray:
-    """Without held-out data, the beginning of the training data."""
+    """Return the first training samples, to evaluate on without held-out data."""
     limit = options.evaluation.max_eval_samples or TRAINING_TEXT_EVAL_SAMPLES
     most = TrainSpec.most_eval_samples(options.train, len(tokens))
     return tokens[: min(limit, most)]
@@ -354,14 +357,14 @@ def _read(
     seq_length: int,
     limit: int | None,
     listener: Listener,
-    told_first: Sequence[str] = (),
+    first_lines: Sequence[str] = (),
 ) -> Samples:
-    """Samples of a dataset; what they are is told once there is one."""
-    to_tell = [*told_first, *data.describe()]
+    """Read the samples of a dataset; its description is printed with the first batch."""
+    lines = [*first_lines, *data.describe()]
 
     def on_batch(so_far: ReadSoFar) -> None:
-        while to_tell and so_far.num_samples:
-            listener.tell(to_tell.pop(0))
+        while lines and so_far.num_samples:
+            listener.tell(lines.pop(0))
         listener.show(so_far)
 
     vocab_size = int(checkpoint.config.vocab_size)

@@ -1,4 +1,4 @@
-"""Names of a job's classes: of `--labels`, of the data, in the order of the model's own."""
+"""Names of a job's classes: from `--labels` or the data, in the order of the model's outputs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class ClassNames:
     """Names of all classes of a job.
 
     Attributes:
-        names: in the order of the model's outputs.
-        counted_names: in the order in which numbers in the data count them from 0; none where a
-            number is a name itself.
-        note: a line for people; empty if there is nothing to say.
+        names: Names in the order of the model's outputs.
+        counted_names: Names in the order in which numbers in the data count them from 0; empty if
+            numbers are names themselves.
+        note: A line for people; empty for none.
     """
 
     names: tuple[str, ...] = ()
@@ -31,16 +31,16 @@ class ClassNames:
 def class_names(
     options: JobOptions, known: tuple[str, ...], held_out: tuple[str, Wanted] | None
 ) -> ClassNames:
-    """Find the names of all classes; the data is read for them if need be.
+    """Return the names of all classes, reading the data for them if needed.
 
     Args:
-        options: of a job whose task has classes.
-        known: classes that the model names already, by their numbers.
-        held_out: where data to evaluate on lies, if some is asked for.
+        options: Options of a job whose task has classes.
+        known: Names of classes that the model has, by number.
+        held_out: Path and selection of the evaluation data; None without any.
 
     Raises:
-        BadDataset: the data has none, or others than the model names already.
-        BadOption: they cannot be used, or are not those that the model names already.
+        BadDataset: The data has fewer than two classes, or others than the model.
+        BadOption: The names cannot be used, or differ from those of the model.
     """
     if any("," in name for name in known):
         raise BadOption(f"--model {options.model}: its classes have commas in their names")
@@ -60,27 +60,27 @@ def class_names(
         found = merged
     source = ", ".join(options.datasets)
     if len(found.names) < 2:
-        told = ", ".join(f"'{name}'" for name in found.names) or "none"
-        raise BadDataset(f"dataset '{source}': expected two classes or more, found {told}")
+        names_found = ", ".join(f"'{name}'" for name in found.names) or "none"
+        raise BadDataset(f"dataset '{source}': expected two classes or more, found {names_found}")
     names = _known_names(found, known, source) if known else ClassNames(found.names)
     return replace(names, note=names.note or note)
 
 
 def _note_of_missing(found: FoundClasses, merged: FoundClasses, path: str) -> str:
     missing = [name for name in merged.names if name not in found.names]
-    return f"{path}: has classes that the training data lacks: {some_of(missing)}" * bool(missing)
+    return f"{path}: the training data lacks these classes: {some_of(missing)}" * bool(missing)
 
 
-def _names_of_option(asked: tuple[str, ...], known: tuple[str, ...]) -> ClassNames:
+def _names_of_option(labels: tuple[str, ...], known: tuple[str, ...]) -> ClassNames:
     """Return the classes of `--labels`; a model that names the same keeps its own order."""
-    counted = () if any(name.isdecimal() for name in asked) else asked
-    if not known or _are_free(asked, known):
-        return ClassNames(asked, counted)
-    if set(asked) == set(known):
+    counted = () if any(name.isdecimal() for name in labels) else labels
+    if not known or _are_free(labels, known):
+        return ClassNames(labels, counted)
+    if set(labels) == set(known):
         return ClassNames(known, counted)
     raise BadOption(
         f"--labels: the model has classes already, {some_of(known)}; expected these, got "
-        f"{some_of(asked)}; or give a model without a head of classes"
+        f"{some_of(labels)}; or give a model without a classification head"
     )
 
 
@@ -101,7 +101,7 @@ def _known_names(found: FoundClasses, known: tuple[str, ...], dataset: str) -> C
         return ClassNames(found.names)
     raise BadDataset(
         f"dataset '{dataset}': its classes are {some_of(found.names)}, and the model has others "
-        f"already, {some_of(known)}; name them alike, or give a model without a head of classes"
+        f"already, {some_of(known)}; use the same names, or a model without a classification head"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a user asks for, as `client train` and `demo` take it."""
+"""Options of `client train`, `demo`, `plan` and `generate`."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ EvalCount = Annotated[int, Range(0, MAX_EVAL_SAMPLES)]
 Steps = Annotated[int, Range(1, MAX_STEPS)]
 MAX_NAMES_CHARS = 128
 TRAINING_TEXT_EVAL_SAMPLES = 256
-"""Without held-out text, this much of the training text is evaluated on."""
+"""Maximum number of training samples to evaluate on without held-out data."""
 
 
 class DataFormat(Enum):
-    """How a file is read; the values are for people."""
+    """Format of a data file; the values are for people."""
 
     TEXT = "plain text"
     LINES = "plain text with a document a line"
@@ -51,14 +51,14 @@ class DataFormat(Enum):
 
 
 class PackingStrategy(Enum):
-    """How packed documents share samples; the names are TRL's."""
+    """Strategy that packs documents into samples; the names are TRL's."""
 
     BFD = "best-fit decreasing"
     WRAPPED = "one stream of tokens, cut every --seq-length tokens"
 
 
 class Truncation(Enum):
-    """What happens to a document that is longer than a sample."""
+    """Treatment of a document that is longer than a sample."""
 
     CUT = "the tokens behind --seq-length are left out"
     DROP = "the document is left out"
@@ -66,7 +66,7 @@ class Truncation(Enum):
 
 
 class StoppingStrategy(Enum):
-    """When samples of several datasets end; the values are those of the library `datasets`."""
+    """End of mixed datasets; the values are those of the library `datasets`."""
 
     FIRST_EXHAUSTED = "first_exhausted"
     ALL_EXHAUSTED = "all_exhausted"
@@ -74,10 +74,10 @@ class StoppingStrategy(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadOptions:
-    """How data is read, that to train on and that to evaluate on.
+    """Options for reading training and evaluation data.
 
     Raises:
-        BadOption: a value is out of its bounds, or a strategy is chosen and nothing is packed.
+        BadOption: A value is out of its bounds, or a packing strategy is set without packing.
     """
 
     data_format: Annotated[
@@ -201,13 +201,13 @@ class ReadOptions:
 
     @property
     def column_delimiter(self) -> str | None:
-        """The letter between columns; None is that of the file's format."""
+        """Character between columns; None for that of the file's format."""
         return "\t" if self.delimiter == "\\t" else self.delimiter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalOptions:
-    """What the swarm judges the model by. Without held-out data: the data it is trained on."""
+    """Options of evaluation. Without held-out data the swarm evaluates on training samples."""
 
     eval_dataset: Annotated[
         str | None,
@@ -242,7 +242,7 @@ class EvalOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outputs:
-    """What is written where. Without a trace file nobody records what it would hold."""
+    """Options of outputs. Peers record their timelines only if a trace file is set."""
 
     out: Annotated[Path, Option("Where the trained model goes.", metavar="DIR")] = Path(
         "swarm-ft-output"
@@ -286,10 +286,10 @@ class Outputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobOptions:
-    """One job.
+    """Options of one job.
 
     Raises:
-        BadOption: a value is out of its bounds.
+        BadOption: A value is out of its bounds.
     """
 
     model: Annotated[str, Option("What to fine-tune.", metavar="DIR|HUB_ID")]
@@ -374,16 +374,16 @@ class JobOptions:
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """All paths and hub ids of `dataset`."""
-        given = (self.dataset,) if isinstance(self.dataset, str) else self.dataset
-        return tuple(filter(None, given))
+        """Paths and hub ids of `dataset`."""
+        paths = (self.dataset,) if isinstance(self.dataset, str) else self.dataset
+        return tuple(filter(None, paths))
 
     @property
     def shares(self) -> tuple[float, ...] | None:
-        """The numbers of `probabilities`, one for each dataset.
+        """Numbers of `probabilities`, one for each dataset.
 
         Raises:
-            BadOption: they are no such numbers.
+            BadOption: The text is not such a list of numbers.
         """
         if self.probabilities is None:
             if self.stopping_strategy is not StoppingStrategy.FIRST_EXHAUSTED:
@@ -402,13 +402,12 @@ class JobOptions:
         return shares
 
     def train_spec(self, num_samples: int, num_eval_samples: int = 0) -> TrainSpec:
-        """Resolve what depends on the data's size, for data of so many samples.
+        """Return the parameters of a training on this many samples.
 
-        Shares of steps become numbers of steps, rounded up as by transformers'
-        `TrainingArguments`.
+        Shares of steps become numbers of steps, rounded up as in transformers' `TrainingArguments`.
 
         Raises:
-            BadOption: there are too many samples, or steps.
+            BadOption: There are too many samples or steps.
         """
         spec = _train_spec(self.train, num_samples, self.epochs, self.steps, num_eval_samples)
         in_epoch = spec.steps_per_epoch
@@ -422,16 +421,16 @@ class JobOptions:
 
 
 def _evenly(num_steps: int, times: int) -> int:
-    """Steps from one time to the next; 0 if there is none."""
+    """Return the number of steps between two of `times` events; 0 without events."""
     return math.ceil(num_steps / times) if times else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanOptions:
-    """A job that is thought of: as `JobOptions`, without data.
+    """Options of a job to forecast: as `JobOptions`, but without data.
 
     Raises:
-        BadOption: a value is out of its bounds.
+        BadOption: A value is out of its bounds.
     """
 
     model: Annotated[str, Option("What would be fine-tuned.", metavar="DIR|HUB_ID")]
@@ -450,10 +449,10 @@ class PlanOptions:
         check(self)
 
     def train_spec(self) -> TrainSpec:
-        """How it would be trained.
+        """Return the parameters of the training.
 
         Raises:
-            BadOption: there are too many samples or steps.
+            BadOption: There are too many samples or steps.
         """
         held_out = self.num_eval_samples
         if held_out is None:
@@ -465,10 +464,10 @@ class PlanOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateOptions:
-    """How a text is continued, by the names that `generate` of transformers has for it.
+    """Options of text generation, named as in `generate` of transformers.
 
     Raises:
-        BadOption: a value is out of its bounds.
+        BadOption: A value is out of its bounds.
     """
 
     max_new_tokens: Annotated[
@@ -498,7 +497,7 @@ class GenerateOptions:
         check(self)
 
     def sampling(self, drawn_seed: int) -> Sampling | None:
-        """How tokens are drawn, or None; with this seed if none was given."""
+        """Return the sampling parameters with a default seed; None for greedy decoding."""
         if not self.do_sample:
             return None
         return Sampling(

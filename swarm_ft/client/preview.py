@@ -1,4 +1,4 @@
-"""The samples that a job would learn, before anything is submitted. Calls nobody."""
+"""Preview of a job's samples before anything is submitted. Uses no network."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 NUM_BEFORE = 5
-"""Tokens that a piece is decoded with: some are written otherwise at a text's beginning."""
+"""Number of preceding tokens that a piece is decoded with; some tokens decode differently at the
+start of a text."""
 
 
 class TextPiece(NamedTuple):
     """Neighbouring tokens that are all learned, or all only read.
 
     Attributes:
-        text: as the tokenizer decodes them.
-        document: of the sample, from 0: several share one where they are packed.
-        is_learned: whether they are.
-        class_name: the class that is learned of a token; empty where text is learned.
+        text: Decoded text.
+        document: Index of the document in the sample, from 0; packed samples have several.
+        is_learned: Whether the loss includes these tokens.
+        class_name: Class of the one token; empty if the task is language modelling.
     """
 
     text: str
@@ -46,14 +47,14 @@ class TextPiece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownSample:
-    """One sample as a model takes it.
+    """A sample as the model receives it.
 
     Attributes:
-        input_ids: of its tokens.
-        labels: of each token its id where it is learned, or its class; else -100, as in
+        input_ids: Token ids.
+        labels: Token id or class of each learned token, and -100 for the others, as in
             transformers.
-        position_ids: of each token its place in its document.
-        pieces: its text.
+        position_ids: Position of each token in its document.
+        pieces: Text of the sample.
     """
 
     input_ids: tuple[int, ...]
@@ -63,11 +64,11 @@ class ShownSample:
 
     @property
     def loss_mask(self) -> tuple[int, ...]:
-        """1 for each token that is learned, 0 for the others."""
+        """Mask with 1 for each learned token and 0 for the others."""
         return tuple(int(label != NO_LABEL) for label in self.labels)
 
     def fields(self) -> dict[str, Any]:
-        """The sample for JSON."""
+        """Return the sample for JSON."""
         return {
             "input_ids": list(self.input_ids),
             "labels": list(self.labels),
@@ -83,15 +84,15 @@ class ShownSample:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preview:
-    """A job's data, and what would be done with it.
+    """A job's data and the resulting training.
 
     Attributes:
-        lines: how the data was read, for people.
-        train: counts of the samples that train.
-        held_out: counts of those that are held out; None if none are.
-        spec: how it would be trained.
-        samples: the first that train.
-        eval_samples: the first that are held out.
+        lines: How the data was read, for people.
+        train: Counts of training samples.
+        held_out: Counts of held-out samples; None without any.
+        spec: Parameters of the training.
+        samples: First training samples.
+        eval_samples: First held-out samples.
     """
 
     lines: tuple[str, ...]
@@ -102,7 +103,7 @@ class Preview:
     eval_samples: tuple[ShownSample, ...]
 
     def fields(self) -> dict[str, Any]:
-        """All of it for JSON."""
+        """Return all fields for JSON."""
         spec, held_out = self.spec, self.held_out
         return {
             "lines": list(self.lines),
@@ -126,7 +127,7 @@ class Preview:
         }
 
     def run_words(self) -> str:
-        """How it would be trained, in a line."""
+        """Return the training as one line for people."""
         spec = self.spec
         epochs = spec.num_steps / spec.steps_per_epoch
         steps = f"{counted(spec.num_steps, 'step')} of {counted(spec.batch_size, 'sample')}"
@@ -152,12 +153,12 @@ def preview(
     """Read and tokenise a job's data as `prepare_job` does, without its model's weights.
 
     Args:
-        options: the job's.
-        listener: whom to notify how far the data was read; lines go into the result.
-        num_shown: samples to show, at most.
+        options: Options of the job.
+        listener: Receiver of progress while data is read; lines go into the result.
+        num_shown: Maximum number of decoded samples.
 
     Raises:
-        BadInput: the first problem of the options, the model's config, or the data.
+        BadInput: The first problem of the options, the model's config, or the data.
     """
     job = open_job(options)
     lines: list[str] = []
@@ -180,21 +181,21 @@ def shown(
     """Decode rows [N, seq_length] of samples.
 
     Args:
-        rows: see `sample_rows`.
-        tokenizer: of the model.
-        class_names: by number, of tasks with classes.
+        rows: Rows of samples, see `sample_rows`.
+        tokenizer: Tokenizer of the model.
+        class_names: Names of classes by number, for tasks with classes.
     """
     return tuple(_shown(row[None], tokenizer, class_names) for row in rows)
 
 
 class _Kind(NamedTuple):
-    """What neighbouring tokens of a piece have in common.
+    """Key by which neighbouring tokens form one piece.
 
     Attributes:
-        document: of the sample, from 0.
-        is_learned: whether the tokens are.
-        class_name: of the one token; empty where text is learned.
-        number: of the token that has a class, and is a piece of its own; else -1.
+        document: Index of the document in the sample, from 0.
+        is_learned: Whether the loss includes the token.
+        class_name: Class of the token; empty if the task is language modelling.
+        number: Index of a token with a class, which is a piece of its own; else -1.
     """
 
     document: int
@@ -234,7 +235,7 @@ def _shown(
 def _pieces(
     ids: list[int], kinds: Sequence[_Kind], tokenizer: PreTrainedTokenizerBase
 ) -> Iterator[TextPiece]:
-    """Neighbouring tokens of one kind, decoded behind some of the tokens in front."""
+    """Yield neighbouring tokens of one kind, each piece decoded with some preceding tokens."""
     for kind, places in groupby(range(len(ids)), key=lambda number: kinds[number]):
         numbers = list(places)
         start, stop = numbers[0], numbers[-1] + 1

@@ -1,8 +1,8 @@
-"""What a client shows of a run: how it goes, as numbers and as one line, and what came of it.
+"""Progress of a run, as numbers and as one line, and its final report.
 
-Knows run events, no wire and no clock. `ProgressState` is the pure part: event in, state out.
-`RunProgress` draws it on standard error; `RunReport` is the closing summary and the `--json`
-document.
+Uses run events only; knows no network and no clock. `ProgressState` is the pure part: event in,
+state out. `RunProgress` draws it on standard error. `RunReport` is the closing summary and the
+`--json` document.
 """
 
 from __future__ import annotations
@@ -44,21 +44,22 @@ if TYPE_CHECKING:
 
 _CAUSAL_LM = CausalLm()
 WINDOW_STEPS = 16
-"""Speed and ETA come from this many last steps: peers come, go and change their pace."""
+"""Number of last steps that speed and ETA are computed from; the set and pace of peers change."""
 PLAIN_LINES = 10
-"""Lines of steps that a whole run prints where there is no terminal."""
+"""Number of step lines that a whole run prints without a terminal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTotals:
-    """A step that counts, and sums over all of them up to and with it.
+    """A committed step, and sums over all committed steps up to it.
 
     Attributes:
-        loss: of this step, mean over its target tokens.
-        num_samples: visited.
-        seconds: of the steps; waiting between them is not in it.
-        traffic: both sides of each boundary together, boundaries rising.
-        sent: everything that peers sent each other, by kind.
+        step: Number of the step; -1 before the first.
+        loss: Loss of this step, mean over its target tokens.
+        num_samples: Samples visited in all steps.
+        seconds: Seconds of all steps, without the time between them.
+        traffic: Bytes of each boundary, both directions together, in the order of boundaries.
+        sent: All bytes that peers sent to each other, by kind.
     """
 
     step: int = -1
@@ -69,7 +70,7 @@ class StepTotals:
     sent: ByteCounts = field(default_factory=ByteCounts)
 
     def and_then(self, event: StepCommitted) -> StepTotals:
-        """The sums with one more step."""
+        """Return the sums with one more step."""
         return StepTotals(
             step=event.step,
             loss=event.loss,
@@ -85,18 +86,18 @@ _NOTHING = StepTotals()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgressState:
-    """What is known of a run after some of its events.
+    """State of a run after some of its events.
 
     Attributes:
-        totals: one for each step that counts, step numbers rising.
-        evaluations: of the held-out samples, by the swarm, steps rising.
-        committed_steps: steps that count, as last heard.
-        detail: what the run waits for, if it does; printable characters only.
-        result_step: how many steps are in the result, if the best weights are it.
-        went_back: how often the run did while it was watched, and why.
-        codecs: what they were changed to; steps rising.
-        quality: what compression costs; None where no quality was asked for.
-        steered: requests of people to pause, resume or change the run, oldest first.
+        totals: One entry for each committed step, step numbers rising.
+        evaluations: Evaluations of the held-out samples, steps rising.
+        committed_steps: Number of committed steps in the last event.
+        detail: Reason why the run waits, if it does; printable characters only.
+        result_step: Number of steps in the result if it has the best weights, not the last.
+        went_back: Rollbacks that happened while this client watched, with their reasons.
+        codecs: Changes of codecs, steps rising.
+        quality: Measured cost of compression; None if the job sets no quality.
+        steered: Requests of people to pause, resume or change the run, oldest first.
     """
 
     num_steps: int
@@ -112,10 +113,10 @@ class ProgressState:
     steered: tuple[Steered, ...] = ()
 
     def after(self, event: RunEvent) -> ProgressState:
-        """The state after one more event.
+        """Return the state after one more event.
 
-        A step not above the last one means that the run went back, or that it is told again
-        from its beginning: what was known from that step on is void.
+        A step that is not above the last one means a rollback, or a replay of all events from the
+        first. The state from that step on is discarded.
         """
         if isinstance(event, RunStatus):
             return replace(
@@ -141,11 +142,11 @@ class ProgressState:
         if isinstance(event, Evaluated):
             before = self._evaluations_up_to(event.step - 1)
             return replace(self, evaluations=(*before, event))
-        kept = self._totals_below(event.step)
-        latest = (kept[-1] if kept else _NOTHING).and_then(event)
+        earlier = self._totals_below(event.step)
+        latest = (earlier[-1] if earlier else _NOTHING).and_then(event)
         return replace(
             self,
-            totals=(*kept, latest),
+            totals=(*earlier, latest),
             evaluations=self._evaluations_up_to(event.step),
             committed_steps=event.step + 1,
             phase=RunPhase.TRAINING,
@@ -168,15 +169,15 @@ class ProgressState:
 
     @property
     def last(self) -> StepTotals:
-        """The last step that counts, and the sums over all; of nothing before the first."""
+        """The last committed step with the sums over all; zeros before the first step."""
         return self.totals[-1] if self.totals else _NOTHING
 
     @property
     def losses(self) -> tuple[float, ...]:
-        """Of all steps that count, from 0 on.
+        """Losses of all committed steps, from step 0 on.
 
         Raises:
-            ProtocolError: a step was never told.
+            ProtocolError: The events of a step are missing.
         """
         for number, known in enumerate(self.totals):
             if known.step != number:
@@ -185,19 +186,19 @@ class ProgressState:
 
     @property
     def loss(self) -> float | None:
-        """Of the last step; None before the first."""
+        """Loss of the last step; None before the first."""
         return self.totals[-1].loss if self.totals else None
 
     @property
     def samples_per_second(self) -> float:
-        """Over the last `WINDOW_STEPS`; 0 before the first step."""
+        """Speed over the last `WINDOW_STEPS` steps; 0 before the first."""
         first, seconds = self._window()
         num_samples = self.last.num_samples - first.num_samples
         return num_samples / seconds if seconds > 0 else 0.0
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds that the steps to come take at the pace of the last ones; None if unknown."""
+        """Seconds of the remaining steps at the pace of recent ones; None before the first."""
         counted = min(len(self.totals), WINDOW_STEPS)
         if not counted:
             return None
@@ -206,44 +207,43 @@ class ProgressState:
 
     @property
     def bytes_saved(self) -> int:
-        """What the codecs kept off the links, over all boundaries, both ways."""
+        """Bytes that codecs kept off the links, over all boundaries and both directions."""
         return self.last.sent.uncompressed_bytes - self.last.sent.sent_bytes
 
     @property
     def ratio(self) -> float:
-        """Uncompressed bytes to sent ones; 1 where nothing was sent."""
+        """Ratio of uncompressed to sent bytes; 1 if nothing was sent."""
         sent = self.last.sent
         return sent.uncompressed_bytes / sent.sent_bytes if sent.sent_bytes else 1.0
 
     def _window(self) -> tuple[StepTotals, float]:
-        """The totals before the last `WINDOW_STEPS` steps, and the seconds since."""
+        """Return the totals before the last `WINDOW_STEPS` steps, and the seconds since then."""
         before = len(self.totals) - 1 - WINDOW_STEPS
         first = self.totals[before] if before >= 0 else _NOTHING
         return first, self.last.seconds - first.seconds
 
     def line(self) -> str:
-        """The state in words: what is waited for, or else the numbers."""
+        """Return the reason for waiting, or else the numbers, as one line."""
         if self.detail:
             is_training = self.phase is RunPhase.TRAINING
             return self.detail if is_training else self.phase.in_words(self.detail)
         if self.phase is not RunPhase.TRAINING or self.loss is None:
             return self.phase.name.lower()
-        saved = decimal(max(0, self.bytes_saved))
         return (
             f"loss {self.loss:.3f}  {self.samples_per_second:,.1f} samples/s  "
-            f"saved {saved} ({self.ratio:.1f}x)  ETA {clock_time(self.eta_s)}"
+            f"sent {self.ratio:.1f}x less  ETA {clock_time(self.eta_s)}"
         )
 
 
 class RunProgress:
-    """A progress bar on a terminal, while it is `shown`; a line now and then elsewhere."""
+    """A progress bar on a terminal while it is `shown`; a line from time to time elsewhere."""
 
     def __init__(self, spec: TrainSpec, console: Console | None = None) -> None:
         self.state = ProgressState(num_steps=spec.num_steps)
         self.task = task_of(spec)
         self._console = console or Console(stderr=True, highlight=False)
         self._is_live = self._console.is_terminal and not self._console.is_dumb_terminal
-        # Drawn at each event, so that no thread of the display outlives or races us.
+        # The bar is drawn at each event, so that no display thread races with this process.
         self._bar = Progress(
             TextColumn("step {task.completed}/{task.total}"),
             BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=6)),
@@ -254,19 +254,19 @@ class RunProgress:
         )
         self._task: TaskID = self._bar.add_task("", total=spec.num_steps, line="")
         self._last_line = ""
-        self._parts_told = 0
-        self._evaluations_told = 0
+        self._parts_printed = 0
+        self._evaluations_printed = 0
         self._listeners: list[Callable[[RunEvent], object]] = []
 
     @contextmanager
     def shown(self) -> Iterator[Self]:
-        """Draws the bar, where there is one, as long as the context lasts."""
+        """Draw the bar, if there is a terminal, as long as the context lasts."""
         with self._bar if self._is_live else nullcontext():
             yield self
 
     @contextmanager
     def telling(self, listener: Callable[[RunEvent], object]) -> Iterator[None]:
-        """Have somebody told every event, once it is in the state, as long as the context lasts."""
+        """Notify a listener of each event, once the state has it, while the context lasts."""
         self._listeners.append(listener)
         try:
             yield
@@ -274,49 +274,49 @@ class RunProgress:
             self._listeners.remove(listener)
 
     def show_status(self, status: RunStatus) -> None:
-        """The run moved to another phase, waits for something else, or somebody steered it."""
+        """Show a new phase, a new reason for waiting, and people's requests."""
         requests = self.state.new_requests(status)
         self._take(status)
         for request in requests:
             self._last_line = printable(request.words)
             self.message(self._last_line)
         line = self.state.line()
-        # Who is gone, waited for or joins stays to be read when the bar tells of other things.
+        # The bar overwrites its own line, so news about peers are printed above it.
         is_news = status.phase is RunPhase.TRAINING and bool(status.detail)
-        is_told = not self._is_live or is_news or status.phase is RunPhase.WAITING
-        if is_told and line != self._last_line:
+        is_printed = not self._is_live or is_news or status.phase is RunPhase.WAITING
+        if is_printed and line != self._last_line:
             self._last_line = line
             self.message(line)
         if self._is_live:
             self._draw()
 
     def show_step(self, step: StepCommitted) -> None:
-        """A step counts. Without a terminal, about every tenth part of the run is told."""
+        """Show a committed step; without a terminal print about `PLAIN_LINES` of them."""
         self._take(step)
         if self._is_live:
             self._draw()
             return
         done, whole = self.state.committed_steps, self.state.num_steps
         part = done * PLAIN_LINES // whole
-        # A run that is told again, or that went back, is not printed again.
-        if part > self._parts_told or (done == 1 and not self._parts_told):
-            self._parts_told = part
+        # Replayed events and steps after a rollback are not printed a second time.
+        if part > self._parts_printed or (done == 1 and not self._parts_printed):
+            self._parts_printed = part
             self.message(f"step {done}/{whole}  {self.state.line()}")
 
     def show_evaluation(self, found: Evaluated) -> None:
-        """The swarm evaluated the held-out samples."""
+        """Print an evaluation of the held-out samples."""
         self._take(found)
-        if len(self.state.evaluations) > self._evaluations_told:
-            self._evaluations_told = len(self.state.evaluations)
+        if len(self.state.evaluations) > self._evaluations_printed:
+            self._evaluations_printed = len(self.state.evaluations)
             self.message(f"step {found.step}/{self.state.num_steps}  {eval_line(found, self.task)}")
 
-    def show_went_back(self, told: WentBack) -> None:
-        """Steps do not count any more: which, why, and what would have kept them."""
-        self.state = self.state.after(told)
-        self.message(f"the run {told.words}")
+    def show_went_back(self, event: WentBack) -> None:
+        """Print which steps were rolled back, why, and what would have prevented it."""
+        self.state = self.state.after(event)
+        self.message(f"the run {event.words}")
 
     def message(self, text: str) -> None:
-        """One line above the bar."""
+        """Print one line above the bar."""
         self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def _take(self, event: RunEvent) -> None:
@@ -333,28 +333,29 @@ class RunProgress:
 
 
 _LABEL_CHARS = 16
-"""Width of the labels of `str(report)`."""
+"""Width of the labels in `str(report)`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunReport:
-    """The outcome of a run; `print(report)` shows it in six lines.
+    """Outcome of a run; `print(report)` shows it in six lines.
 
     Attributes:
-        losses: one for each step that counts, mean over its target tokens.
-        totals: over these steps.
-        evaluations: of the held-out samples, by the swarm, steps rising.
-        model_dir: the exported checkpoint.
-        num_steps: that the run was to have.
-        result_step: how many of them are in the result; None: all that were trained.
-        forecast: what was expected before it began; None if nothing was.
-        went_back: how often the run did while it was watched, and why.
-        task: what was learned.
-        codecs: what the job's were changed to on the way, steps rising; of those that follow a
-            quality the newest.
-        quality: what compression cost; None where no quality was asked for.
-        steered: requests of people to pause, resume or change the run, oldest first.
-        result_dtype: what its weights are stored in; losses are of float32 weights.
+        run_id: Name of the run.
+        losses: Losses of committed steps, mean over target tokens.
+        totals: Sums over all committed steps.
+        evaluations: Evaluations of the held-out samples, steps rising.
+        model_dir: Directory of the exported checkpoint.
+        num_steps: Number of steps that the job configured.
+        result_step: Number of steps in the result; None means all steps.
+        forecast: Forecast from before the run started; None without one.
+        went_back: Rollbacks that happened while this client watched, with their reasons.
+        task: Task of the run.
+        codecs: Changes of codecs during the run, steps rising; only the newest if they follow a
+            quality.
+        quality: Measured cost of compression; None if the job sets no quality.
+        steered: Requests of people to pause, resume or change the run, oldest first.
+        result_dtype: Stored type of the result's weights; losses are those of float32 weights.
     """
 
     run_id: RunId
@@ -400,44 +401,44 @@ class RunReport:
 
     @property
     def sent(self) -> ByteCounts:
-        """Everything that peers sent each other, evaluations among it."""
+        """Bytes that peers sent to each other, by kind, evaluations included."""
         return sum((found.sent for found in self.evaluations), self.totals.sent)
 
     @property
     def traffic(self) -> tuple[Traffic, ...]:
-        """So too over each boundary."""
+        """Bytes of each boundary, evaluations included."""
         of_evaluations = (one for found in self.evaluations for one in found.traffic)
         return summed_by_boundary((*self.totals.traffic, *of_evaluations))
 
     @property
     def steps_in_result(self) -> int:
-        """How many steps are in the result."""
+        """Number of steps in the result."""
         return len(self.losses) if self.result_step is None else self.result_step
 
     @property
     def has_stopped_early(self) -> bool:
-        """Whether evaluations ended the run."""
+        """Whether early stopping ended the run."""
         return self.num_steps is not None and len(self.losses) < self.num_steps
 
     @property
     def eval_before(self) -> Evaluated | None:
-        """Of the model as it was; None if that was not evaluated."""
+        """Evaluation of the base model; None without one."""
         return next((found for found in self.evaluations if found.step == 0), None)
 
     @property
     def eval_after(self) -> Evaluated | None:
-        """Of the result; None if that was not evaluated."""
+        """Evaluation of the result; None without one."""
         steps = self.steps_in_result
         return next((found for found in self.evaluations if found.step == steps > 0), None)
 
     @property
     def samples_per_second(self) -> float:
-        """Training speed; 0 where no step was run."""
+        """Training speed; 0 if no step ran."""
         totals = self.totals
         return totals.num_samples / totals.seconds if totals.seconds > 0 else 0.0
 
     def to_json(self) -> str:
-        """The `--json` document; a loss or perplexity that is no finite number becomes null."""
+        """Return the `--json` document; losses and metrics that are not finite become null."""
         document = {
             "run_id": self.run_id,
             "model_dir": self.model_dir,
@@ -447,7 +448,7 @@ class RunReport:
             "samples": self.totals.num_samples,
             "seconds": self.totals.seconds,
             "samples_per_second": self.samples_per_second,
-            "went_back": [asdict(told) for told in self.went_back],
+            "went_back": [asdict(event) for event in self.went_back],
             "steered": [_steered_fields(request) for request in self.steered],
             "forecast": _forecast_fields(self.forecast),
             "eval_weights_dtype": Dtype.FLOAT32.name.lower(),
@@ -479,10 +480,10 @@ class RunReport:
         return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
     def write(self, path: Path) -> None:
-        """Write the document whole or not at all.
+        """Write the document to a file atomically.
 
         Raises:
-            BadOption: the file cannot be written.
+            BadOption: The file cannot be written.
         """
         partial = path.with_name(f".{path.name}.swarm-ft-partial")
         try:
@@ -493,7 +494,7 @@ class RunReport:
             raise BadOption(f"--json '{path}': cannot be written: {exc.strerror}") from exc
 
     def summary_lines(self) -> list[str]:
-        """The summary in plain lines, without the table of bytes."""
+        """Return the summary as plain lines, without the table of bytes."""
         lines, totals = [], self.totals
         if self.losses:
             lines.append(
@@ -511,39 +512,39 @@ class RunReport:
             before, after = self.eval_before.loss, self.eval_after.loss
             stored = self.result_dtype
             words = f"   (float32 weights; the result is stored as {stored.name.lower()})"
-            told = words if stored is not Dtype.FLOAT32 else ""
-            lines.append(f"evaluation loss      {before:.3f} -> {after:.3f}{told}")
+            note = words if stored is not Dtype.FLOAT32 else ""
+            lines.append(f"evaluation loss      {before:.3f} -> {after:.3f}{note}")
             lines += self._metric_lines()
             compressed = self.eval_after.compressed_eval_loss
             if compressed is not None and self.eval_after.eval_loss is not None:
-                told = _compressed(compressed, self.task)
-                lines.append(f"... with activations compressed    {told}")
+                worth = _compressed(compressed, self.task)
+                lines.append(f"... with activations compressed    {worth}")
         lines.append(f"result               {self.model_dir}")
         return lines
 
     def _end_lines(self) -> list[str]:
-        """Steps made again, an early end, other codecs, or a result that is of an earlier step."""
+        """Return the lines about rollbacks, requests, an early stop, codecs and best weights."""
         lines = []
         if self.went_back:
-            words = f"{_went_back_words(self.went_back)}; why is said above"
+            words = f"{_went_back_words(self.went_back)}; see the reasons above"
             lines.append(f"went back            {words}")
         for request in self.steered:
             lines.append(f"steered              {printable(request.words)}")
         if self.has_stopped_early:
-            words = f"after step {len(self.losses)} of {self.num_steps}: no better for long enough"
-            lines.append(f"stopped early        {words}")
+            last = f"after step {len(self.losses)} of {self.num_steps}"
+            lines.append(f"stopped early        {last}: evaluations did not improve")
         if self.quality is not None:
             lines.append(f"quality              {self.quality}")
-        # Those that follow a quality are many, and the last of them says most.
+        # Codecs that follow a quality change often; only the last change matters to a reader.
         for change in self.codecs if self.quality is None else self.codecs[-1:]:
             words = f"{change.codecs} from step {change.first_step} on"
             lines.append(f"codecs               {words}")
         if self.steps_in_result < len(self.losses):
-            lines.append(f"best weights         those of step {self.steps_in_result}")
+            lines.append(f"best weights         from step {self.steps_in_result}")
         return lines
 
     def _metric_lines(self) -> list[str]:
-        """What it is worth, before and after."""
+        """Return one line for each metric of the task, before and after."""
         before, after = (
             metrics_of(found, self.task) for found in (self.eval_before, self.eval_after) if found
         )
@@ -555,7 +556,7 @@ class RunReport:
         ]
 
     def print_summary(self, console: Console) -> None:
-        """The summary for people: bytes by boundary and by kind as tables, then the lines."""
+        """Print the bytes of each boundary and each kind, then the summary lines."""
         if self.traffic:
             console.print(_traffic_table(self.traffic))
         for line in kind_lines(self.sent):
@@ -577,11 +578,11 @@ def _went_back_words(went_back: Sequence[WentBack]) -> str:
         return ""
     num_steps = sum(one.from_step - one.to_step for one in went_back)
     times = "once" if len(went_back) == 1 else f"{len(went_back)} times"
-    return f"{times}, {num_steps} steps made again"
+    return f"{times}, {num_steps} steps trained again"
 
 
 def perplexity(loss: float) -> float:
-    """exp(loss); inf where that overflows."""
+    """Return exp(loss); infinity if that overflows."""
     try:
         return math.exp(loss)
     except OverflowError:
@@ -589,10 +590,10 @@ def perplexity(loss: float) -> float:
 
 
 def eval_line(found: Evaluated, task: Task = _CAUSAL_LM) -> str:
-    """What came of an evaluation, in words."""
+    """Return an evaluation as one line for people."""
     digits = 3 if task.num_counts else 1
-    told = [f"{name} {value:.{digits}f}" for name, value in metrics_of(found, task).items()]
-    line = "  ".join([f"eval_loss {found.loss:.3f}", *told])
+    metrics = [f"{name} {value:.{digits}f}" for name, value in metrics_of(found, task).items()]
+    line = "  ".join([f"eval_loss {found.loss:.3f}", *metrics])
     compressed = found.compressed_eval_loss
     if found.eval_loss is None:
         return f"{line}, with activations compressed"
@@ -602,12 +603,12 @@ def eval_line(found: Evaluated, task: Task = _CAUSAL_LM) -> str:
 
 
 def _compressed(loss: float, task: Task) -> str:
-    """What a loss with compressed activations is worth: where there are metrics, itself."""
+    """Return a loss with compressed activations, or its perplexity if the task has no metrics."""
     return f"loss {loss:.3f}" if task.num_counts else f"{perplexity(loss):.1f}"
 
 
 def metrics_of(found: Evaluated, task: Task) -> Mapping[str, float]:
-    """By the task's own names; perplexity, if it has none."""
+    """Return the metrics of an evaluation by name; perplexity if the task has none of its own."""
     if not task.num_counts:
         return {"perplexity": perplexity(found.loss)}
     return task.metrics(found.counts) if len(found.counts) == task.num_counts else {}
@@ -653,14 +654,14 @@ def _steered_fields(request: Steered) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no inf and no NaN."""
+    """Return a finite value as it is, and None for others, which JSON cannot hold."""
     return value if math.isfinite(value) else None
 
 
 def _traffic_table(traffic: Iterable[Traffic]) -> Table:
-    # Narrow enough for 80 columns.
+    # The table has to fit into 80 columns.
     table = Table(
-        title="Bytes sent over each boundary, of uncompressed ones",
+        title="Bytes sent over each boundary, of their uncompressed size",
         title_justify="left",
         box=None,
         padding=(0, 2, 0, 0),

@@ -1,8 +1,8 @@
-"""Where a run's numbers go while it trains, by the names that the Trainer gives them.
+"""Reporters that log a run's losses and metrics by the names of transformers' Trainer.
 
-`--report-to csv` is our own; the others are the real packages, imported when they are asked for.
-A step that is told again, as after a coordinator's restart, is not written again; one that was
-trained again, since the run went back, is, and what was written last counts.
+`--report-to csv` is implemented here; the others are the real packages, imported on demand. The
+coordinator replays events after a restart; they are not logged twice. A step that is trained again
+after a rollback is logged again, and its last row counts.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from swarm_ft.protocol.spec.run_spec import TrainSpec
 from swarm_ft.protocol.spec.tasks import Task, task_of
 
 PROJECT = "swarm-ft"
-"""Of wandb and trackio, where WANDB_PROJECT or TRACKIO_PROJECT names no other."""
+"""Project in wandb and trackio unless WANDB_PROJECT or TRACKIO_PROJECT names another."""
 NEEDS = {"csv": "", "tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}
-"""The package that each of them needs."""
+"""Package that each reporter needs."""
 TRAIN = ("train/loss", "train/grad_norm", "train/learning_rate", "train/epoch")
 
 _PLAIN_NAME = re.compile("[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 class Reporter(Protocol):
-    """Takes numbers as they come."""
+    """Interface of a reporter."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """What is so after so many steps."""
+        """Log values after `step` steps."""
 
     def close(self) -> None:
-        """No more will come."""
+        """Flush and close the reporter."""
 
 
 def named_in(report_to: str) -> tuple[str, ...]:
-    """The reporters that an option names, each once.
+    """Return the reporters that `--report-to` names, each once.
 
     Raises:
-        BadOption: there is no such one, or its package is not installed.
+        BadOption: A name is unknown, or its package is not installed.
     """
     names = tuple(dict.fromkeys(name.strip() for name in report_to.split(",")))
     if names == ("none",):
@@ -68,9 +68,9 @@ def named_in(report_to: str) -> tuple[str, ...]:
 
 
 def folder_of(outputs: Outputs, run_id: str) -> Path:
-    """Return where a run's files of numbers are.
+    """Return the directory of a run's log files.
 
-    The folder has the run's name, if that means the same on any disk; else the name's digest.
+    The directory has the run's name if every file system can hold it, else a digest of the name.
     """
     name = run_id if _PLAIN_NAME.fullmatch(run_id) else f"run-{file_stem(run_id)}"
     out = outputs.out if outputs.out.name.strip(".") else outputs.out.resolve()
@@ -81,10 +81,10 @@ def folder_of(outputs: Outputs, run_id: str) -> Path:
 def reporting(
     outputs: Outputs, run_id: str, spec: TrainSpec
 ) -> Iterator[Callable[[RunEvent], None]]:
-    """Takes a run's events, as long as the context lasts.
+    """Open all reporters and yield the function that takes a run's events.
 
     Raises:
-        BadOption: see `named_in`; or a file cannot be written.
+        BadOption: A reporter is unknown or not installed, or a file cannot be written.
     """
     names = named_in(outputs.report_to)
     folder = folder_of(outputs, run_id)
@@ -99,21 +99,21 @@ def reporting(
                 raise BadOption(f"{where}: {error.strerror or error}") from None
             stack.callback(reporter.close)
             reporters.append(reporter)
-        yield _Told(spec, reporters).take
+        yield _EventLogger(spec, reporters).take
 
 
-class _Told:
-    """Events as numbers, each told once."""
+class _EventLogger:
+    """Converter of events to metrics that logs each event once."""
 
     def __init__(self, spec: TrainSpec, reporters: list[Reporter]) -> None:
         self._spec, self._task = spec, task_of(spec)
         self._reporters = reporters
         self._seen: dict[tuple[type, int], Mapping[str, float]] = {}
         self._samples: dict[int, int] = {0: 0}
-        """By steps done, the samples that were visited."""
+        """Number of visited samples by number of steps."""
 
     def take(self, event: RunEvent) -> None:
-        """Tell the reporters, if it has numbers that are new."""
+        """Log the metrics of an event, unless it is a replayed one."""
         if isinstance(event, StepCommitted):
             done = event.step + 1
             visited = self._samples.get(event.step, event.step * self._spec.batch_size)
@@ -144,9 +144,9 @@ def _of_evaluation(event: Evaluated, task: Task) -> dict[str, float]:
 
 
 def numbers_of(event: RunEvent) -> tuple[int, Mapping[str, float]]:
-    """How many steps are done, and an event's numbers by the Trainer's names; none has a status.
+    """Return the number of steps and an event's metrics by the Trainer's names; none for a status.
 
-    Metrics of classes and the epoch need more than the event, and are left out.
+    Class metrics and the epoch are left out, because the event alone does not determine them.
     """
     if isinstance(event, StepCommitted):
         values = _of_step(event, 0.0)
@@ -161,7 +161,7 @@ def numbers_of(event: RunEvent) -> tuple[int, Mapping[str, float]]:
 
 
 class _Csv:
-    """A line for each step and each evaluation, there as soon as it is."""
+    """A row for each step and each evaluation, flushed at once."""
 
     def __init__(self, folder: Path, _run_id: str, spec: TrainSpec) -> None:
         self._file = (folder / "metrics.csv").open("w", encoding="utf-8", newline="")
@@ -179,12 +179,10 @@ class _Csv:
         self._file.flush()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """See `Reporter`."""
         self._rows.writerow({"step": step, **values})
         self._file.flush()
 
     def close(self) -> None:
-        """See `Reporter`."""
         self._file.close()
 
 
@@ -195,18 +193,16 @@ class _Tensorboard:
         )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """See `Reporter`."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:
-        """See `Reporter`."""
         self._writer.close()
 
 
 class _Online:
-    """wandb, and trackio, which has the same functions; steps that come again are of their own."""
+    """wandb, or trackio with the same functions; our step numbers are a metric of their own."""
 
     def __init__(self, package: str, run_id: str, spec: TrainSpec) -> None:
         module: Any = importlib.import_module(package)
@@ -227,12 +223,10 @@ class _Online:
         self._finish: Callable[[], object] = module.finish
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """See `Reporter`."""
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
         self._log({**finite, "train/global_step": step})
 
     def close(self) -> None:
-        """See `Reporter`."""
         self._finish()
 
 

@@ -1,4 +1,4 @@
-"""The files of a result beside its weights: config, generation settings, tokenizer."""
+"""Files of a result beside its weights: config, generation settings, tokenizer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def write_result_files(directory: Path, *, checkpoint: Checkpoint, spec: RunSpec) -> None:
-    """Write what `from_pretrained` of transformers, or of peft, reads beside the weights.
+    """Write the files that `from_pretrained` of transformers or peft reads beside the weights.
 
     Args:
-        directory: exists.
-        checkpoint: the model that the run began with.
-        spec: of the run.
+        directory: Existing directory.
+        checkpoint: Base model of the run.
+        spec: Parameters of the run.
     """
     tokenizer = checkpoint.tokenizer()
     if spec.train.gives_adapter:
@@ -39,22 +39,22 @@ def write_result_files(directory: Path, *, checkpoint: Checkpoint, spec: RunSpec
 def class_lines(
     checkpoint: Checkpoint, train: TrainOptions, tokenizer: PreTrainedTokenizerBase
 ) -> list[str]:
-    """Say at which token a decoder's class is read, and what batches of texts need; for people."""
+    """Return lines for people about the token by which a decoder classifies, and padding."""
     if train.task_kind is not TaskKind.CLASSIFICATION or sees_all(checkpoint.config):
         return []
     pad = tokenizer.pad_token_id
     if pad is None:
         return [
-            "the class of a text is read at its last token; the tokenizer has no token to pad "
-            "texts with, so the result takes one text at a time"
+            "the classifier reads the last token of a text; the tokenizer has no pad token, so the "
+            "result takes one text at a time"
         ]
     lines = [
-        f"the class of a text is read at its last token that is not the pad token, "
+        f"the classifier reads the last token of a text that is not the pad token, "
         f"{tokenizer.pad_token!r}"
     ]
     if train.gives_adapter and checkpoint.config.pad_token_id != pad:
         lines.append(
             f"for batches of texts, load the base model with pad_token_id={pad}: its config.json "
-            f"names no such token"
+            f"has none"
         )
     return lines

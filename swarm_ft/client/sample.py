@@ -1,6 +1,6 @@
-"""The demo's own real input, made on the spot: Python's source text and a small random GPT-2.
+"""Input of the demo, made on the spot: Python's source text and a small random GPT-2.
 
-Knows the standard library's files and how to make a checkpoint; downloads nothing, trains nothing.
+Reads the standard library's files and writes a checkpoint; downloads and trains nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from swarm_ft.errors import BadDataset
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# Pure-Python modules that every supported Python has, about 70k and 18k characters. Few, so that
-# a minute of training visits each sample several times.
+# These pure-Python modules are in every supported Python, about 70k and 18k characters. They are
+# few, so that a minute of training visits each sample several times.
 TRAIN_MODULES = ("bisect", "calendar", "cmd", "contextlib")
 EVAL_MODULES = ("queue", "sched")
 
@@ -36,7 +36,7 @@ _END_OF_TEXT = "<|endoftext|>"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleInput:
-    """Where the sample lies: a Hugging Face checkpoint directory and two text files."""
+    """Paths of the demo's input: a Hugging Face checkpoint directory and two text files."""
 
     model_dir: str
     train_file: str
@@ -52,20 +52,20 @@ def write_sample(
     vocab_size: int = 512,
     tied_embeddings: bool = False,
 ) -> SampleInput:
-    """Write text, tokenizer and model below `directory`; takes well under a second.
+    """Write text, tokenizer and model below `directory`, in well under a second.
 
-    The same arguments give the same files on one version of Python, torch and tokenizers.
+    The same arguments give the same files with one version of Python, torch and tokenizers.
 
     Args:
-        directory: made if it is not there.
-        seed: of the model's random weights.
-        num_layers: transformer blocks.
-        hidden_size: width, a multiple of four heads.
-        vocab_size: of the byte-level BPE tokenizer; 257 or more.
-        tied_embeddings: the head shares its weights with the token embeddings, as in GPT-2.
+        directory: Target directory; created if needed.
+        seed: Seed of the model's random weights.
+        num_layers: Number of transformer blocks.
+        hidden_size: Width, a multiple of four heads.
+        vocab_size: Size of the byte-level BPE vocabulary; at least 257.
+        tied_embeddings: Whether the head shares the weights of the token embeddings, as in GPT-2.
 
     Raises:
-        BadDataset: this Python has no readable sources of its standard library.
+        BadDataset: This Python has no readable sources of its standard library.
     """
     train_text, eval_text = _sources(TRAIN_MODULES), _sources(EVAL_MODULES)
     model_dir = directory / "model"
@@ -93,7 +93,7 @@ def write_sample(
 
 
 def _sources(modules: Iterable[str]) -> str:
-    """Source text of standard library modules, joined by newlines."""
+    """Return the source text of standard library modules, joined by newlines."""
     library = Path(sysconfig.get_path("stdlib"))
     try:
         return "\n".join(read_file(library / f"{name}.py") for name in modules)
@@ -128,7 +128,7 @@ def _save_model(model_dir: Path, config: GPT2Config, seed: int) -> None:
 
 @contextmanager
 def no_transformers_bars() -> Iterator[None]:
-    """Keep the progress bars of `transformers` from cutting into ours."""
+    """Disable the progress bars of `transformers`, which would interleave with ours."""
     were_on = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:

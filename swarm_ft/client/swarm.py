@@ -1,4 +1,4 @@
-"""The swarm as a client sees it: submit, watch, cancel, fetch. Knows no files but shards."""
+"""A client's view of the swarm: submit, watch, cancel, fetch. Writes no files but shards."""
 
 from __future__ import annotations
 
@@ -46,25 +46,26 @@ logger = get_logger(__name__)
 
 CALL_TIMEOUT_S = 30.0
 ANSWER_TIMEOUT_S = 300.0
-"""How long a coordinator may take to check a job and write it down, once it has all of it."""
+"""Seconds that a coordinator may take to check and store a job after receiving all of it."""
 FIND_TIMEOUT_S = 20.0
-"""How long a coordinator may take to appear in the DHT."""
+"""Seconds that a coordinator may take to appear in the DHT."""
 RETRY_S = 0.5
 MAX_RESUBMITS = 40
-"""A coordinator that is started again has 20 s to be there."""
+"""Number of submissions after lost connections; a restarted coordinator has 20 s to return."""
 PART_BYTES = 256 << 10
-"""Of samples that are sent in one message; one at least."""
+"""Bytes of samples in one message; a message has at least one sample."""
 BUSY_TIMEOUT_S = 3600.0
-"""How long a coordinator may have too many others to serve."""
+"""Seconds for which a busy coordinator is tried again."""
 MAX_BUSY_REST_S = 15.0
-"""Between two tries; the first rests are shorter, and all are drawn, so that clients disperse."""
+"""Longest rest between two tries, in seconds. The first rests are shorter; all are drawn at random,
+so that clients disperse."""
 
 
 class SwarmClient:
-    """A client's connection; every call finds the coordinator in the directory anew.
+    """A client's connection; every call looks the coordinator up in the directory.
 
     Attributes:
-        name: of this client's key; empty if it has none.
+        name: Member id of this client; empty without a key.
     """
 
     def __init__(self, directory: Directory, transport: Transport, name: str = "") -> None:
@@ -82,22 +83,25 @@ class SwarmClient:
         priority: int | None = None,
         on_trouble: Callable[[str], None] = lambda _trouble: None,
     ) -> RunStatus:
-        """Hand in a job; `samples[i]` are sample i's token ids, little-endian uint32.
+        """Submit a job; `samples[i]` are the token ids of sample i, little-endian uint32.
 
-        A job whose answer was lost is handed in again under the same name, which makes it no
-        second run.
+        If the reply is lost, the job is submitted again under the same name, which starts no second
+        run.
 
         Args:
-            run_id: the run's name; drawn if None.
-            priority: 1 to 9, which of its owner's jobs comes first; None for the usual 3.
+            spec: Parameters of the run.
+            samples: Encoded samples.
+            run_id: Name of the run; None draws one.
+            priority: Priority among the owner's jobs, 1 to 9; None for the default.
+            on_trouble: Callback for a message when the job is submitted again.
 
         Raises:
-            Busy: the coordinator had too many others to serve for an hour.
-            Unavailable: no coordinator is found, or its connections break again and again.
-            SwarmError: the coordinator's reason not to take it.
+            Busy: The coordinator was busy with others for an hour.
+            Unavailable: No coordinator was found, or its connections broke repeatedly.
+            SwarmError: The coordinator refused the job; the message has its reason.
         """
         run_id = run_id or RunId(f"run-{secrets.token_hex(4)}")
-        told, num_lost, rests = "", 0, _busy_rests()
+        last_message, num_lost, rests = "", 0, _busy_rests()
         trouble: Unavailable
         while True:
             try:
@@ -109,9 +113,9 @@ class SwarmClient:
                 trouble, rest_s = error, RETRY_S if num_lost <= MAX_RESUBMITS else None
             if rest_s is None:
                 raise trouble
-            if trouble.message != told:
+            if trouble.message != last_message:
                 on_trouble(f"submitting the job again: {trouble.message}")
-            told = trouble.message
+            last_message = trouble.message
             await asyncio.sleep(rest_s)
 
     async def _submit_once(
@@ -145,20 +149,22 @@ class SwarmClient:
         on_trouble: Callable[[str], None],
         on_timeline: Callable[[PeerTimeline], None] | None = None,
     ) -> AsyncGenerator[RunEvent, None]:
-        """All events of a run (the only one, if None), then all that follow, until it is over.
+        """Yield all past events of a run (the only one, if None), then new ones until it ends.
 
-        A coordinator that goes away is waited for; then all events come again, from the first.
+        If the coordinator goes away, the client reconnects; all events then come again from the
+        first.
 
         Args:
-            run_id: the run's name.
-            on_trouble: told what is waited for.
-            on_timeline: told what peers did in every step that is planned meanwhile; None does not
-                have them record it.
+            run_id: Name of the run.
+            on_trouble: Callback for a message when the client waits for the coordinator.
+            on_timeline: Callback for peers' timelines of steps planned from now on; None turns
+                their
+                recording off.
 
         Raises:
-            NotFound: there is no such run.
+            NotFound: There is no such run.
         """
-        told = ""
+        last_message = ""
         while True:
             try:
                 async with self._coordinator() as channel:
@@ -167,16 +173,16 @@ class SwarmClient:
                     await stream.send(WatchRequest(run_id=run_id, traced=traced))
                     await stream.finish()
                     while (event := await stream.receive()) is not None:
-                        told = ""
+                        last_message = ""
                         if not isinstance(event, PeerTimeline):
                             yield event
                         elif on_timeline is not None:
                             on_timeline(event)
                     return
             except Unavailable as error:
-                if error.message != told:  # once, not at every try
+                if error.message != last_message:  # once, not at every try
                     on_trouble(f"waiting for the coordinator: {error.message}")
-                told = error.message
+                last_message = error.message
                 await asyncio.sleep(RETRY_S)
 
     async def events(
@@ -187,18 +193,18 @@ class SwarmClient:
         follows: bool = False,
         on_trouble: Callable[[str], None] = lambda _trouble: None,
     ) -> AsyncGenerator[SwarmEvent, None]:
-        """What happened in the swarm, from this serial number on, and perhaps what happens.
+        """Yield the swarm's events from a serial number on, and new ones if `follows` is set.
 
         Args:
-            since: the first that is wanted.
-            run_id: only what is about this run.
-            follows: go on; a coordinator that goes away is waited for.
-            on_trouble: told what is waited for.
+            since: Serial number of the first event.
+            run_id: Run that events must concern; None for all events.
+            follows: Whether to wait for new events, also while the coordinator is away.
+            on_trouble: Callback for a message when the client waits for the coordinator.
 
         Raises:
-            SwarmError: the coordinator cannot be asked; of one that is followed it is waited for.
+            SwarmError: The coordinator cannot be reached; with `follows` the client waits instead.
         """
-        told = ""
+        last_message = ""
         while True:
             try:
                 async with self._coordinator() as channel:
@@ -207,29 +213,29 @@ class SwarmClient:
                     await stream.finish()
                     while (page := await stream.receive()) is not None:
                         for event in page.events:
-                            told, since = "", event.serial + 1
+                            last_message, since = "", event.serial + 1
                             yield event
                     return
             except Unavailable as error:
                 if not follows:
                     raise
-                if error.message != told:
+                if error.message != last_message:
                     on_trouble(f"waiting for the coordinator: {error.message}")
-                told = error.message
+                last_message = error.message
                 await asyncio.sleep(RETRY_S)
 
     async def cancel(self, run_id: RunId | None) -> RunStatus:
-        """End a run (the only one, if None); what it trained is lost."""
+        """Cancel a run (the only one, if None) and discard its training."""
         async with self._coordinator() as channel:
             return await call(channel, CANCEL, CancelRequest(run_id=run_id), CALL_TIMEOUT_S)
 
     async def collected(self, run_id: RunId) -> None:
-        """Say that the result is safe here, so that peers may let go of it."""
+        """Acknowledge that the result is stored here, so that peers may delete it."""
         async with self._coordinator() as channel:
             await call(channel, COLLECTED, CollectedRequest(run_id=run_id), CALL_TIMEOUT_S)
 
     async def status(self) -> SwarmStatus:
-        """All members and all runs, page after page: who comes or goes meanwhile may be missed."""
+        """Return all members and runs, fetched page by page; changes meanwhile may be missed."""
         members: dict[PeerId, MemberStatus] = {}
         runs: dict[RunId, RunSummary] = {}
         contributors: tuple[Contributor, ...] = ()
@@ -254,25 +260,25 @@ class SwarmClient:
                     )
 
     async def place(self, spec: RunSpec, run_id: RunId | None = None) -> Placed:
-        """Who would host what if this job began now, or who hosts a run.
+        """Return the placement that this job would get now, or the one of a run.
 
         Args:
-            spec: of the job.
-            run_id: a run of this client, which has that spec; None: the job was not submitted yet.
+            spec: Parameters of the job.
+            run_id: A run of this client with that spec; None for a job that is not submitted.
 
         Raises:
-            SwarmError: the coordinator cannot be asked, or says no.
+            SwarmError: The coordinator cannot be reached or refuses the job.
         """
         async with self._coordinator() as channel:
             request = PlaceRequest(spec=spec, run_id=run_id)
             return await call(channel, PLACE, request, CALL_TIMEOUT_S)
 
     async def run(self, run_id: RunId | None) -> RunStatus:
-        """A run of this client's (the only one, if None) as it is now.
+        """Return the current status of a run of this client (the only one, if None).
 
         Raises:
-            BadOption: it may be one or another.
-            NotFound: there is no such run.
+            BadOption: Several runs match.
+            NotFound: There is no such run.
         """
         async with self._coordinator() as channel:
             stream = channel.open(WATCH)
@@ -282,7 +288,7 @@ class SwarmClient:
                     await stream.finish()
                     status = await stream.receive()
             except TimeoutError:
-                raise Unavailable(f"{stream.remote} did not tell of a run in time") from None
+                raise Unavailable(f"{stream.remote} did not send a run's status in time") from None
             finally:
                 await stream.cancel()
         if not isinstance(status, RunStatus):
@@ -292,43 +298,44 @@ class SwarmClient:
     async def fetch_result(
         self, status: RunStatus, directory: Path, on_trouble: Callable[[str], None]
     ) -> tuple[Path, ...] | None:
-        """As `fetch_shards`; a peer that is away is waited for as long as its part may come back.
+        """Fetch the result as `fetch_shards` does, waiting for peers that are away.
 
         Returns:
-            None once that part, or all of it, is lost: the run is not finished any more.
+            The files; None once a part of the result is lost, so that the run is not finished any
+            more.
         """
-        told = ""
+        last_message = ""
         while True:
             try:
                 return await self.fetch_shards(status, directory)
             except Unavailable as error:
-                if error.message != told:
+                if error.message != last_message:
                     on_trouble(error.message)
-                told = error.message
+                last_message = error.message
             await asyncio.sleep(RETRY_S)
-            known = await self._as_known_now(status)
-            if known is None:
+            newest = await self._newest_status(status)
+            if newest is None:
                 return None
-            status = known
+            status = newest
 
-    async def _as_known_now(self, status: RunStatus) -> RunStatus | None:
-        """The newest status with the same result; None if that is lost, as far as is known."""
+    async def _newest_status(self, status: RunStatus) -> RunStatus | None:
+        """Return the newest status with the same result; None once the result is lost."""
         try:
-            known = await self.run(status.run_id)
+            newest = await self.run(status.run_id)
         except Unavailable:
             return status
         except NotFound:
             return None
-        is_same = known.phase is RunPhase.FINISHED and known.attempt == status.attempt
-        return known if is_same else None
+        is_same = newest.phase is RunPhase.FINISHED and newest.attempt == status.attempt
+        return newest if is_same else None
 
     async def fetch_shards(self, status: RunStatus, directory: Path) -> tuple[Path, ...]:
-        """The trained stages of a finished run, first to last, as files in `directory`.
+        """Fetch the trained stages of a finished run, first to last, as files in `directory`.
 
-        What is there already, from an earlier call, is not fetched again.
+        Files of an earlier call are not fetched again.
 
         Raises:
-            Unavailable: nobody who holds a stage of the result gives it now.
+            Unavailable: No peer that holds a stage of the result responds now.
         """
         stages = stages_of(status.assignments)
         return tuple([await self._fetch_stage(status, stage, directory) for stage in stages])
@@ -338,7 +345,7 @@ class SwarmClient:
         peers = " or ".join(stage.peers)
         trouble = f"layers {stage.layers} of the result: peer {peers} does not answer"
         for file, sources in holders(status, stage):
-            # Named by its digest, it is what it should be in whatever call it was fetched.
+            # The digest in the name makes a file of an earlier call safe to use.
             path = directory / f"{file.digest.hex()}.safetensors"
             if path.exists():
                 return path
@@ -352,13 +359,13 @@ class SwarmClient:
                 trouble = error.message
             else:
                 return path
-        raise Unavailable(f"{trouble}; waiting until it is back, or the result is made again")
+        raise Unavailable(f"{trouble}; waiting until it is back, or the result is trained again")
 
     async def peer_channel(self, peer: PeerId) -> Channel:
-        """A way to a peer.
+        """Return a channel to a peer.
 
         Raises:
-            Unavailable: nobody here knows where it is.
+            Unavailable: The peer's address is unknown.
         """
         found = await self._directory.find(Role.PEER)
         return self._transport.connect(found.get(peer, ""), peer)
@@ -387,16 +394,16 @@ class SwarmClient:
 
 
 def result_name(status: RunStatus, layers: LayerRange) -> ShardName:
-    """What a stage's part of a finished run's result is called."""
+    """Return the name of a stage's part of a finished run's result."""
     return ShardName(
         run_id=status.run_id, step=status.steps_in_result, layers=layers, is_result=True
     )
 
 
 def holders(status: RunStatus, stage: Stage) -> list[tuple[ShardFile, list[PeerId]]]:
-    """Who of a stage's replicas gives which file, the most common one first, then the first told.
+    """Return each file of a stage's result with the replicas that hold it, most replicas first.
 
-    All should have the same one. Should they not, each is still a trained stage.
+    All replicas should hold the same file. If they differ, each file is still a trained stage.
     """
     found: dict[ShardFile, list[PeerId]] = {}
     for result in status.results:
@@ -406,13 +413,13 @@ def holders(status: RunStatus, stage: Stage) -> list[tuple[ShardFile, list[PeerI
 
 
 def _log_fault(source: PeerId, error: SwarmError) -> None:
-    """A source that is away is tried again, and waited for; one that lies is worth a word."""
+    """Log a failed source; only a protocol error is a warning, because absent peers are retried."""
     level = logging.WARNING if isinstance(error, ProtocolError) else logging.DEBUG
     logger.log(level, "peer %s: %s", source, error.message)
 
 
 def _busy_rests() -> Iterator[float]:
-    """Seconds to rest before each new try at a busy coordinator; they end with patience."""
+    """Yield the seconds to rest before each new try at a busy coordinator, up to the timeout."""
     longest_s, rested_s = RETRY_S, 0.0
     while rested_s < BUSY_TIMEOUT_S:
         rest_s = longest_s * random.uniform(0.5, 1.0)

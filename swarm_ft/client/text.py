@@ -1,4 +1,4 @@
-"""From what a user asks to tokens, and from new tokens to what may be shown of them by now."""
+"""Tokenised prompts, and text of new tokens as soon as it may be shown."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 UNFINISHED = "\ufffd"
-"""How bytes are written that are no character yet."""
+"""Character that a tokenizer writes for bytes that do not form a character yet."""
 NUM_IN_FRONT = 5
-"""Tokens of the prompt that new ones are read with: some are written otherwise behind others."""
+"""Number of prompt tokens that new tokens are decoded with; some decode differently behind others.
+"""
 
 
 def asked(prompt: str, tokenizer: PreTrainedTokenizerBase, *, is_chat: bool) -> tuple[int, ...]:
     """Tokenise a prompt as training tokenises documents.
 
-    A prompt begins by the tokens that the tokenizer puts in front; the ones that it puts behind a
-    text, such as EOS, are left out, because the prompt goes on.
+    A prompt begins with the tokens that the tokenizer puts in front of a text. Tokens that it puts
+    behind a text, such as EOS, are left out, because the prompt continues.
 
     Args:
-        prompt: the text; or with `is_chat` what a user says, which the model is to answer.
-        tokenizer: the model's.
-        is_chat: whether the model's chat template is put around it.
+        prompt: Text to continue; with `is_chat` the user's message to answer.
+        tokenizer: Tokenizer of the model.
+        is_chat: Whether to apply the model's chat template.
 
     Raises:
-        BadOption: there is no such template, or it refuses this.
+        BadOption: The tokenizer has no chat template, or the template refuses the prompt.
     """
     if not is_chat:
         ids = tokenizer(prompt, add_special_tokens=False, verbose=False).input_ids
@@ -49,10 +50,11 @@ def asked(prompt: str, tokenizer: PreTrainedTokenizerBase, *, is_chat: bool) -> 
 
 
 class NewText:
-    """What follows a prompt, as it comes.
+    """Text of new tokens behind a prompt.
 
-    A character may be of several tokens, and a token is written otherwise at a text's beginning;
-    so each is read together with some in front of it, and shown when its last character is whole.
+    A character may need several tokens, and a token decodes differently at the start of a text.
+    Each token is therefore decoded together with some before it, and shown once its last character
+    is complete.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
@@ -61,7 +63,7 @@ class NewText:
         self._first, self._shown = 0, len(self._tokens)
 
     def add(self, token: int) -> str:
-        """What may be shown after another token."""
+        """Add a token and return the text that may be shown now."""
         self._tokens.append(token)
         new = self._unshown()
         if not new or new.endswith(UNFINISHED):
@@ -70,7 +72,7 @@ class NewText:
         return new
 
     def end(self) -> str:
-        """What was not shown yet, whole or not."""
+        """Return the text that was not shown yet, complete or not."""
         new = self._unshown()
         self._first = self._shown = len(self._tokens)
         return new
@@ -88,5 +90,5 @@ class NewText:
 
 
 def showable(text: str) -> str:
-    """`text` without what could steer a terminal; its lines stay lines."""
+    """Return `text` without control characters except newline and tab."""
     return "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)

@@ -1,7 +1,6 @@
-"""The file of a trace, written as timelines come. What is in them is `trace_events`' to know.
+"""Trace files: peers' timelines as a JSON array, written as they arrive, one event a line.
 
-It is a JSON array, an event a line. Should this process be killed, the bracket at the end is
-missing, and viewers read it all the same.
+If this process is killed, the closing bracket is missing; viewers read such a file all the same.
 """
 
 from __future__ import annotations
@@ -51,26 +50,26 @@ _NAMES = {
     SpanKind.READY: ("step", "ready"),
     SpanKind.COMMIT: ("step", "commit"),
 }
-"""The lane and the slice of each kind."""
+"""Lane and slice name of each kind of span."""
 _MOMENTS = {SpanKind.PLAN, SpanKind.READY, SpanKind.COMMIT}
 _ORDER = ("step", "compute", "wait", "receive", "decode", "encode", "send", "reduce")
-"""Lanes from top to bottom; those of frames are there for each direction."""
+"""Lanes from top to bottom; lanes of frames exist once for each direction."""
 _FLOW = {SpanKind.ENCODE: "s", SpanKind.SEND: "t", SpanKind.RECEIVE: "t", SpanKind.DECODE: "f"}
-"""A frame's way from peer to peer, as a flow that starts, goes on and ends."""
+"""Phases of a frame's path from peer to peer: start, step, end."""
 MAX_ROWS = 64
-"""Of one lane: so many slices at one moment are shown, the others are not."""
+"""Number of overlapping slices that a lane shows; further ones are dropped."""
 _CATEGORY = "swarm"
 _MAIN_THREAD = 1
-"""That of the first lane; thread 0 is none of a process's."""
+"""Thread number of the first lane; thread 0 is reserved."""
 
 
 class PeerTrace:
-    """The events of one peer.
+    """Trace events of one peer.
 
     Args:
-        pid: its process in the trace.
-        peer_id: its name.
-        layers: that it hosts.
+        pid: Process number of the peer in the trace.
+        peer_id: Name of the peer.
+        layers: Blocks that the peer hosts.
     """
 
     def __init__(self, pid: int, peer_id: PeerId, layers: LayerRange) -> None:
@@ -82,12 +81,12 @@ class PeerTrace:
         self._lanes: dict[str, Rows] = {}
 
     def begin(self) -> Iterator[Event]:
-        """What names the process, and sorts it."""
+        """Yield the events that name and sort the process."""
         yield self._metadata("process_name", {"name": self._title})
         yield self._metadata("process_sort_index", {"sort_index": self._rank})
 
     def add(self, timeline: StepTimeline) -> Iterator[Event]:
-        """The events of a timeline; the peer's timelines come in order."""
+        """Yield the events of a timeline; a peer's timelines must come in order."""
         offset_us, before_us = timeline.clock.offset_us, self._offset_us
         # A better estimate may move this timeline back, over the end of the one before.
         moved_us = max(0, before_us - offset_us) if before_us is not None else 0
@@ -149,7 +148,7 @@ class PeerTrace:
 
 
 class Rows:
-    """One lane: slices that overlap lie in rows of their own."""
+    """Rows of one lane; overlapping slices lie in different rows."""
 
     def __init__(self) -> None:
         self._ends_us: list[int] = []
@@ -158,12 +157,12 @@ class Rows:
         return len(self._ends_us)
 
     def place(self, begin_us: int, end_us: int, slack_us: int) -> tuple[int, int, int] | None:
-        """The first row that has room, and the slice's begin and end there; None if none has.
+        """Return the first row with room, and the slice's begin and end there; None without room.
 
         Args:
-            begin_us: of the slice; those of one timeline come in order.
-            end_us: of the slice.
-            slack_us: a slice that overlaps the one before it by no more is cut by that much.
+            begin_us: Begin of the slice; slices of one timeline come in order.
+            end_us: End of the slice.
+            slack_us: Largest overlap with the slice before that is cut off instead.
         """
         for row, free_us in enumerate(self._ends_us):
             if free_us - slack_us <= begin_us:
@@ -177,19 +176,19 @@ class Rows:
 
 
 class TraceEvents:
-    """All peers' events; what names a peer or a lane comes before its first."""
+    """Trace events of all peers; names of peers and lanes precede their first event."""
 
     def __init__(self) -> None:
         self._peers: dict[PeerId, PeerTrace] = {}
 
-    def add(self, told: PeerTimeline) -> Iterator[Event]:
-        """The events of one timeline."""
-        peer = self._peers.get(told.peer_id)
+    def add(self, timeline: PeerTimeline) -> Iterator[Event]:
+        """Yield the events of one timeline."""
+        peer = self._peers.get(timeline.peer_id)
         if peer is None:
-            peer = PeerTrace(len(self._peers) + 1, told.peer_id, told.layers)
-            self._peers[told.peer_id] = peer
+            peer = PeerTrace(len(self._peers) + 1, timeline.peer_id, timeline.layers)
+            self._peers[timeline.peer_id] = peer
             yield from peer.begin()
-        yield from peer.add(told.timeline)
+        yield from peer.add(timeline.timeline)
 
 
 def _arguments(span: Span) -> Event:
@@ -213,7 +212,7 @@ def _of_step(timeline: StepTimeline) -> Event:
 
 
 def _flow(event: Event, span: Span, attempt: Attempt) -> Event:
-    """One point of a frame's way, inside its slice."""
+    """Return one point of a frame's path, inside its slice."""
     key = (attempt, span.step, span.boundary, span.microbatch, span.sample, span.direction)
     digest = blake2b(repr(key).encode(), digest_size=6).digest()  # JSON's numbers have 53 bits
     flow: Event = {name: event[name] for name in ("cat", "pid", "tid")}
@@ -223,15 +222,16 @@ def _flow(event: Event, span: Span, attempt: Attempt) -> Event:
 
 
 MAX_EVENTS = 4_000_000
-"""About 700 MB, and more than viewers open with ease; what comes then is left out."""
+"""Number of events in a file, about 700 MB; viewers hardly open more, so later events are dropped.
+"""
 
 
 class TraceFile:
-    """See the module's docstring. Use it in a `with`.
+    """Trace file, as a context manager.
 
     Args:
-        path: of the file; one that is there is replaced.
-        on_trouble: told why the file ends early, if it does.
+        path: Path of the file; an existing file is replaced.
+        on_trouble: Callback for a message if the file ends early.
     """
 
     def __init__(self, path: Path, on_trouble: Callable[[str], None]) -> None:
@@ -242,7 +242,7 @@ class TraceFile:
         self._file: TextIOWrapper | None = None
 
     def __enter__(self) -> Self:
-        """Raises BadOption: the file cannot be written."""
+        """Open the file; raises BadOption if it cannot be written."""
         try:
             self._file = self._path.open("w", encoding="utf-8")
         except OSError as error:
@@ -259,7 +259,7 @@ class TraceFile:
         self._end()
 
     def add(self, timeline: PeerTimeline) -> None:
-        """Write down what a peer did; nothing, once the file is full or the disk."""
+        """Write a peer's timeline; do nothing once the file or the disk is full."""
         if self._file is None:
             return
         lines = []
@@ -279,7 +279,7 @@ class TraceFile:
             file.close()
 
     def _write(self, text: str) -> None:
-        """Write it out at once, so that it is there if this process is not any more."""
+        """Write and flush, so that the text survives a kill of this process."""
         if self._file is None:
             return
         try:
@@ -295,5 +295,5 @@ class TraceFile:
 def open_trace(
     path: Path | None, on_trouble: Callable[[str], None]
 ) -> AbstractContextManager[TraceFile | None]:
-    """A trace as long as the context lasts; None, if there is to be none."""
+    """Open a trace file for the context; None if there is no path."""
     return TraceFile(path, on_trouble) if path is not None else nullcontext()

@@ -1,4 +1,4 @@
-"""A job from submission to report. Decides nothing about training; the swarm does that."""
+"""A job from submission to report. The swarm makes all decisions about training."""
 
 from __future__ import annotations
 
@@ -41,13 +41,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchedRun:
-    """A run that was submitted or found again, and what its client needs to see it through.
+    """A submitted or attached run with everything its client needs until its end.
 
     Attributes:
-        checkpoint: the model that it began with.
-        spec: what all peers agree on.
-        forecast: of the run; None where nobody could say.
-        options: by which it was submitted; None if it was found.
+        client: Connection to the swarm.
+        run_id: Name of the run.
+        checkpoint: Base model of the run.
+        progress: Display of the run's progress.
+        spec: Parameters of the run.
+        forecast: Forecast of the run; None if the swarm could not make one.
+        options: Options of the job; None for an attached run.
     """
 
     client: SwarmClient
@@ -59,16 +62,16 @@ class WatchedRun:
     options: JobOptions | None = None
 
     async def fetch(self, outputs: Outputs) -> None:
-        """Watch the run to its end and collect its result into `outputs.out`.
+        """Watch the run to its end and fetch its result into `outputs.out`.
 
-        What peers did meanwhile goes into `outputs.trace_file`, losses to `outputs.report_to`, and
-        the result to `outputs.push_to_hub` too. A result of which a peer took a
-        part along is made again, and this goes on until it is here. Cancelling this leaves the
-        run as it is, and `outputs.out` too.
+        Peers' timelines go to `outputs.trace_file`, losses to `outputs.report_to`, and the result
+        also to `outputs.push_to_hub`. If a peer disappears with its part of the result, the swarm
+        trains that part again, and this method waits for it. Cancelling this method changes neither
+        the run nor `outputs.out`.
 
         Raises:
-            RunFailed: there is no result, or the hub did not take it.
-            BadOption: the trace, or what is reported, cannot be written.
+            RunFailed: The run has no result, or the hub did not accept it.
+            BadOption: The trace or a report cannot be written.
         """
         with (
             open_trace(outputs.trace_file, self.progress.message) as trace,
@@ -78,7 +81,7 @@ class WatchedRun:
         ):
             while True:
                 status = await self._end(trace)
-                self.progress.message("collecting the result")
+                self.progress.message("fetching the result")
                 if await self._collect(status, outputs):
                     break
         if outputs.push_to_hub is not None:
@@ -86,13 +89,13 @@ class WatchedRun:
             where = await asyncio.to_thread(
                 push, outputs.out, outputs.push_to_hub, is_private=outputs.hub_private_repo
             )
-            self.progress.message(f"the result is at {where} too")
+            self.progress.message(f"the result is also at {where}")
 
     def report(self, outputs: Outputs) -> RunReport:
-        """Say what came of the run.
+        """Return the report of the run.
 
         Raises:
-            ProtocolError: a step that counts was never told.
+            ProtocolError: The events of a committed step are missing.
         """
         state = self.progress.state
         return RunReport(
@@ -113,7 +116,7 @@ class WatchedRun:
         )
 
     async def _end(self, trace: TraceFile | None) -> RunStatus:
-        """Show the run until it is over; its last status."""
+        """Show the run until it ends; return its last status."""
         status: RunStatus | None = None
         watching = self.client.watch(
             self.run_id, self.progress.message, trace.add if trace is not None else None
@@ -130,17 +133,17 @@ class WatchedRun:
                 else:
                     self.progress.show_step(event)
         if status is None:
-            raise RunFailed("the coordinator told nothing of the run")
+            raise RunFailed("the coordinator sent no events of the run")
         _check_not_ended(status)
         if status.phase is not RunPhase.FINISHED:
-            raise RunFailed(f"run {status.run_id}: the coordinator stopped telling of it")
+            raise RunFailed(f"run {status.run_id}: the coordinator stopped sending its events")
         return status
 
     async def _collect(self, status: RunStatus, outputs: Outputs) -> bool:
-        """Fetch the trained stages, make a checkpoint or an adapter of them, let the peers go.
+        """Fetch the trained stages, build the checkpoint or adapter, and release the peers.
 
         Returns:
-            False if a part of the result was lost before it was here; the run goes on.
+            False if a part of the result was lost before it arrived; the run then goes on.
         """
         spec, out_dir = status.spec, outputs.out
         card = model_card(self.report(outputs), spec, status.assignments, self.options)
@@ -168,24 +171,24 @@ async def submit(
     *,
     forecasts: bool = True,
 ) -> WatchedRun:
-    """Submit the job; or find its run, with `options.resume`.
+    """Submit the job, or find its run if `options.resume` is set.
 
     Args:
-        client: of the swarm.
-        job: what is to be trained.
-        options: what else was said.
-        progress: told of it.
-        forecasts: whether to say what it will take.
+        client: Connection to the swarm.
+        job: The checked job.
+        options: All options of the job.
+        progress: Display that prints messages of the submission.
+        forecasts: Whether to print a forecast first.
 
     Raises:
-        NotFound: there is no run of the same model, data and options that could be resumed.
+        NotFound: No unfinished run has the same model, data and options.
     """
     job = job.owned_by(client.name)
     spec = job.spec
     if spec.model.tied_embeddings and not spec.keeps_tied:
         progress.message(
-            "the model ties its head to its embeddings; they are trained apart, and the result is "
-            "untied (--tied-embeddings sync keeps them tied)"
+            "the model ties its head to its embeddings; this run trains them separately, and the "
+            "result is untied (--tied-embeddings sync keeps them tied)"
         )
     expected = await _forecast(client, job, progress) if forecasts else None
     if options.resume:
@@ -207,7 +210,7 @@ async def submit(
 
 
 async def _forecast(client: SwarmClient, job: Job, progress: RunProgress) -> Forecast | None:
-    """What the run will take, told; None if nobody would host it now, or can say."""
+    """Print and return a forecast of the run; None if the swarm cannot host or measure it now."""
     try:
         placed = await client.place(job.spec)
     except SwarmError as error:
@@ -223,9 +226,9 @@ async def _forecast(client: SwarmClient, job: Job, progress: RunProgress) -> For
 
 
 async def _forecast_again(client: SwarmClient, status: RunStatus) -> Forecast | None:
-    """Forecast a run that was found; None if it has no peers now, or nobody can tell.
+    """Return a forecast of an attached run; None without peers or measurements.
 
-    Its samples are with the coordinator, so all are taken to be as long as the longest may be.
+    The samples are at the coordinator, so each is assumed to have the maximum length.
     """
     try:
         placed = await client.place(status.spec, status.run_id)
@@ -245,12 +248,12 @@ async def attach_to(
     model: str | None,
     console: Console | None = None,
 ) -> WatchedRun:
-    """Find a run (the only one, if None) and, by its own spec, what belongs to it.
+    """Find a run (the only one, if `run_name` is None) and open its base model.
 
     Raises:
-        NotFound: the coordinator knows no such run.
-        RunFailed: the run ended without a result, or its result was collected.
-        RunMismatch: `model` has other weights than the run began with.
+        NotFound: The coordinator has no such run.
+        RunFailed: The run ended without a result, or its result was fetched already.
+        RunMismatch: `model` has other weights than the base model of the run.
     """
     status = await client.run(RunId(run_name) if run_name else None)
     _check_not_ended(status)
@@ -261,7 +264,7 @@ async def attach_to(
     named = replace(described, reference=of_run.reference, adapter_bytes=of_run.adapter_bytes)
     if named != of_run:
         raise RunMismatch(
-            f"model '{checkpoint.reference}': not the model that run {status.run_id} began with; "
+            f"model '{checkpoint.reference}': not the base model of run {status.run_id}; "
             "give that one with --model"
         )
     progress = RunProgress(status.spec.train, console)
@@ -279,7 +282,7 @@ async def attach_to(
 
 
 async def _resumed(client: SwarmClient, job: Job, progress: RunProgress) -> tuple[RunId, RunSpec]:
-    """The newest unfinished run of this job; its spec has another nonce than a new one has."""
+    """Return the newest unfinished run of this job with its spec, whose nonce is an older one."""
     for run in reversed((await client.status()).runs):
         if not run.is_own or run.phase > RunPhase.FINISHED:
             continue
@@ -294,7 +297,7 @@ async def _resumed(client: SwarmClient, job: Job, progress: RunProgress) -> tupl
 
 
 async def reading(work: Callable[[Listener], T], listener: Listener) -> T:
-    """What `work` returns, from a thread; it ends at its next batch if this is cancelled."""
+    """Run `work` in a thread and return its result; cancelling stops it at its next batch."""
 
     def read(go_on: Callable[[], None]) -> T:
         def show(so_far: ReadSoFar) -> None:
@@ -307,7 +310,7 @@ async def reading(work: Callable[[Listener], T], listener: Listener) -> T:
 
 
 async def _in_thread(work: Callable[[Callable[[], None]], T]) -> T:
-    """`work(go_on)`, in a thread; `go_on` raises once this is cancelled."""
+    """Run `work(go_on)` in a thread; `go_on` raises once this task is cancelled."""
     is_over = threading.Event()
 
     def go_on() -> None:
@@ -321,8 +324,8 @@ async def _in_thread(work: Callable[[Callable[[], None]], T]) -> T:
 
 
 def _check_not_ended(status: RunStatus) -> None:
-    """Refuse a run that gives no result any more."""
+    """Refuse a run that will give no result."""
     if status.phase is RunPhase.COLLECTED:
-        raise RunFailed(f"run {status.run_id}: its result was collected already")
+        raise RunFailed(f"run {status.run_id}: its result was fetched already")
     if status.phase in (RunPhase.CANCELLED, RunPhase.FAILED):
         raise RunFailed(f"run {status.run_id} {status.ending}")

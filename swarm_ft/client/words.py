@@ -1,4 +1,4 @@
-"""Numbers and bytes as people read them, without what draws on terminals."""
+"""Formatting of numbers and bytes for people, without a terminal library's drawing."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from swarm_ft.protocol.messages.reports import ByteCounts
 
 
 def printable(text: str) -> str:
-    """`text` without what could steer a terminal: parts of it come from other machines."""
+    """Return `text` with control characters replaced; parts of it come from other machines."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def clock_time(seconds: float | None) -> str:
-    """`1:02:03` or `2:03`; `-` if it is not known."""
+    """Return `1:02:03` or `2:03`; `-` for None."""
     if seconds is None:
         return "-"
     minutes, rest_s = divmod(round(seconds), 60)
@@ -22,7 +22,7 @@ def clock_time(seconds: float | None) -> str:
 
 
 def kind_fields(sent: ByteCounts) -> dict[str, dict[str, int]]:
-    """Sent and uncompressed bytes of each kind, for JSON."""
+    """Return sent and uncompressed bytes of each kind, for JSON."""
     return {
         name: {"sent": sent_bytes, "uncompressed": uncompressed_bytes}
         for name, sent_bytes, uncompressed_bytes in _kinds(sent)
@@ -30,15 +30,20 @@ def kind_fields(sent: ByteCounts) -> dict[str, dict[str, int]]:
 
 
 def kind_lines(sent: ByteCounts) -> list[str]:
-    """A line for each kind of bytes of which there were any, for all, and for those relayed."""
+    """Return one line for each kind of traffic, for the total, and for relayed bytes."""
     kinds = [kind for kind in _kinds(sent) if kind[2]]
     if len(kinds) > 1:
         kinds.append(("in all", sent.sent_bytes, sent.uncompressed_bytes))
-    lines = [f"{name:<20} {sent_words(own, plain)}" for name, own, plain in kinds]
+    lines = [f"{name:<20} {_instead_of(own, plain)}" for name, own, plain in kinds]
     if sent.relayed_bytes:
         share = sent.relayed_bytes / max(1, sent.sent_bytes)
         lines.append(f"{'over relays':<20} {decimal(sent.relayed_bytes)} ({share:.1%})")
     return lines
+
+
+def _instead_of(sent_bytes: int, uncompressed_bytes: int) -> str:
+    ratio = f" ({uncompressed_bytes / sent_bytes:.1f}x less)" if sent_bytes else ""
+    return f"{decimal(sent_bytes)} instead of {decimal(uncompressed_bytes)}{ratio}"
 
 
 def _kinds(sent: ByteCounts) -> tuple[tuple[str, int, int], ...]:
@@ -52,6 +57,6 @@ def _kinds(sent: ByteCounts) -> tuple[tuple[str, int, int], ...]:
 
 
 def sent_words(sent_bytes: int, uncompressed_bytes: int) -> str:
-    """How many of how many bytes, and how many times fewer."""
+    """Return sent and uncompressed bytes with their ratio."""
     ratio = f" {uncompressed_bytes / sent_bytes:.1f}x" if sent_bytes else ""
     return f"{decimal(sent_bytes)} of {decimal(uncompressed_bytes)}{ratio}"

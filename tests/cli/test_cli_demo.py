@@ -171,7 +171,7 @@ def test_the_demo_stops_early_and_gives_its_best_weights(shell: Shell) -> None:
     assert report["eval"]["perplexity"] == pytest.approx(own, rel=1e-3)
     words = f"stopped early        after step {trained} of 80"
     assert any(line.startswith(words) for line in demo.out)
-    assert f"best weights         those of step {best}" in demo.out
+    assert f"best weights         from step {best}" in demo.out
     assert shell.all_gone(), shell.alive()
 
 

@@ -67,7 +67,7 @@ def test_what_train_would_refuse_is_refused(run_here: RunHere, job: Path) -> Non
     done = run_here("client", "preview", job, "--data-format", "csv")
     assert (done.code, done.out) == (2, "")
     done = run_here("client", "preview", job, "--assistant-only-loss")
-    assert "--assistant-only-loss: means nothing where" in done.err
+    assert "--assistant-only-loss: has no effect where" in done.err
 
 
 def test_a_dataset_that_no_disk_holds_is_streamed(sample: SampleInput, tmp_path: Path) -> None:

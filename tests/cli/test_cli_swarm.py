@@ -226,7 +226,7 @@ def test_a_killed_coordinator_and_a_client_that_left_change_nothing(
     assert report["eval"] == pytest.approx(quiet_report["eval"], rel=1e-6)
     again = run_here(*command[1:])
     assert again.code == 1
-    assert "collected already" in again.err
+    assert "fetched already" in again.err
 
 
 def test_a_plan_says_what_a_job_would_take_and_begins_nothing(
@@ -244,9 +244,9 @@ def test_a_plan_says_what_a_job_would_take_and_begins_nothing(
         microbatches = of["microbatches"] * of["microbatch"]
         assert of["total"] == of["held"] + microbatches + of["temporaries"]
     # Links are measured one after the other, and may be so still.
-    assert "3 of 3 peers did not say what it takes in watts" in planned["unknown"]
+    assert "3 of 3 peers did not report their power draw (--watts)" in planned["unknown"]
     words = run_here(*command).out
-    assert "; bound by " in words
+    assert "; slowest: " in words
     assert re.search(r"4 microbatches of [\d.]+ MiB, temporaries [\d.]+ MiB: [\d.]+ MiB", words)
     after = json.loads(run_here(*look).out)
     assert (after["runs"], after["next_event"]) == (before["runs"], before["next_event"])

@@ -52,7 +52,7 @@ async def test_a_run_that_is_found_again_has_a_forecast_that_its_steps_narrowed(
         assert (first.num_learned, found.num_learned) == (0, 1)
         assert found.seconds_range.width < first.seconds_range.width
         assert [stage.peers for stage in found.stages] == [("a",), ("b",)]
-        together = "a and b are on one machine; it computes for 2 of them at once"
+        together = "a and b share one machine, which computes for 2 of them at once"
         assert first.shared == (together,)
         assert found.shared == (together,), "a run is not beside itself"
         another = await swarm.client.place(run.spec)

@@ -1,5 +1,5 @@
-"""Data as people have it, to samples of token ids.
+"""Conversion of users' data to samples of token ids.
 
-`files` finds what lies where, `rows` and `stored` read it row by row, `forms` makes a document of
-a row, `samples` makes samples of documents. `dataset` is all of it.
+`files` finds files, `rows` and `stored` read them row by row, `forms` makes a document of a row,
+and `samples` makes samples of documents. `dataset` combines them.
 """

@@ -1,9 +1,9 @@
-"""A chat as its model's template writes it, and which part of that is learned.
+"""Chats rendered by a model's chat template, with the part of the text that is learned.
 
 A template may mark what the model writes, between `{% generation %}` and `{% endgeneration %}`; few
-do. In others it is what a message of the assistant adds to the text that asks for it. That is known
-only where a template writes the beginning of a chat as it writes the chat's beginning; a template
-that does not (it leaves out earlier turns' thoughts, say) is refused.
+do. Without marks, the learned part is what an assistant message adds to the text that asks for it.
+This works only if the template renders the first messages of a chat as a prefix of the whole chat.
+Other templates, such as those that drop the thoughts of earlier turns, are refused.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MARK = "\ue000\ue001"
-"""A text that no chat has: letters of Unicode's private use."""
+"""Text that no chat contains: characters of Unicode's private use area."""
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
-"""Errors of a template that does not take a chat."""
+"""Errors of a template that refuses a chat."""
 
 
 class Piece(NamedTuple):
     """A part of a document.
 
     Attributes:
-        is_target: whether a model should learn to write it, rather than to answer it.
-        label: the number of its class, if that is what a model learns of it.
+        text: Text of the piece.
+        is_target: Whether the model learns to write the text, rather than to read it.
+        label: Class of the piece; `NO_LABEL` for language modelling.
     """
 
     text: str
@@ -45,7 +46,7 @@ class Piece(NamedTuple):
 
 Document = tuple[Piece, ...]
 Span = tuple[int, int]
-"""Places in a text: the first character, and the one behind the last."""
+"""Character range of a text: start and stop."""
 
 
 def rendered(
@@ -54,26 +55,27 @@ def rendered(
     *,
     is_asking: bool = False,
 ) -> str:
-    """A chat as text.
+    """Render a chat as text.
 
     Args:
-        messages: each with role and content.
-        tokenizer: whose template it is.
-        is_asking: whether what stands in front of an answer follows.
+        messages: Messages with role and content.
+        tokenizer: Tokenizer with the template.
+        is_asking: Whether to append the header of an answer (generation prompt).
     """
     return ChatTemplate(tokenizer).text(Chat([dict(one) for one in messages]), is_asking=is_asking)
 
 
 def marks_answers(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a chat template marks what the assistant writes."""
+    """Whether a chat template marks the assistant's text."""
     return _MARKED.search(tokenizer.get_chat_template()) is not None
 
 
 class _Variant(NamedTuple):
-    """A chat as a template takes it.
+    """A chat in a form that a template accepts.
 
     Attributes:
-        is_json: whether the template writes all arguments of calls as JSON.
+        chat: The chat.
+        is_json: Whether the template writes all arguments of calls as JSON.
     """
 
     chat: Chat
@@ -81,13 +83,13 @@ class _Variant(NamedTuple):
 
 
 class ChatTemplate:
-    """The chat template of a model's tokenizer.
+    """Chat template of a model's tokenizer.
 
     Args:
-        tokenizer: whose template it is.
+        tokenizer: Tokenizer with the template.
 
-    All methods raise one of `TEMPLATE_ERRORS` where the template does not take a chat, or where the
-    learned part of it cannot be found.
+    All methods raise one of `TEMPLATE_ERRORS` if the template refuses a chat, or if the learned
+    part cannot be located.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -95,7 +97,7 @@ class ChatTemplate:
         self._written: set[str] = set()
 
     def text(self, chat: Chat, *, is_asking: bool = False) -> str:
-        """A chat as text, as `apply_chat_template` of transformers writes it."""
+        """Render a chat as `apply_chat_template` of transformers does."""
         messages: Any = list(chat.messages)
         return str(
             self._tokenizer.apply_chat_template(
@@ -107,26 +109,26 @@ class ChatTemplate:
         )
 
     def prepared(self, chat: Chat) -> Chat:
-        """The chat with calls and missing contents as the template takes them.
+        """Return the chat with calls and empty contents in the form that the template accepts.
 
         Raises:
-            ValueError: the template leaves out tools, tool calls, or messages of a role.
+            ValueError: The template omits tools, tool calls, or messages of a role.
         """
         chat = self._adapted(chat)
         self._check_is_written(chat)
         return chat
 
     def document(self, chat: Chat, *, assistant_only: bool) -> Document:
-        """A chat that was `prepared`, as text with its learned part."""
+        """Return a `prepared` chat as text with its learned part."""
         text = self.text(chat)
         return _cut(text, self._learned(chat, text, assistant_only=assistant_only))
 
     def answer(
         self, prompt: Chat, completion: Chat, *, completion_only: bool, assistant_only: bool
     ) -> Document:
-        """A chat in two parts; the completion begins where the chat departs from its prompt.
+        """Return a prompt and its completion as text; the completion starts where the texts differ.
 
-        As in TRL, the prompt ends by asking for an answer.
+        The prompt ends with the header of an answer, as in TRL.
         """
         chat = self.prepared(prompt.followed_by(completion))
         text = self.text(chat)
@@ -146,7 +148,7 @@ class ChatTemplate:
         return list(self._added(chat, text))
 
     def _marked(self, chat: Chat) -> list[Span]:
-        """Find the spans that the template marks, without messages that are only read."""
+        """Return the spans that the template marks, except those of messages that are only read."""
         spans = self._marks(chat)
         unread: list[Span] = []
         for index in sorted(chat.only_read):
@@ -160,15 +162,15 @@ class ChatTemplate:
 
     def _marks(self, chat: Chat) -> list[Span]:
         messages: Any = [list(chat.messages)]
-        given = {**self._tokenizer.special_tokens_map, **self._variables(chat)}
-        given["chat_template"] = self._source(chat)
+        variables = {**self._tokenizer.special_tokens_map, **self._variables(chat)}
+        variables["chat_template"] = self._source(chat)
         _, spans = render_jinja_template(
-            conversations=messages, return_assistant_tokens_mask=True, **given
+            conversations=messages, return_assistant_tokens_mask=True, **variables
         )
         return [(start, stop) for start, stop in spans[0]]
 
     def _added(self, chat: Chat, text: str) -> Iterator[Span]:
-        """What each message of the assistant that is learned adds to the text that asks for it."""
+        """Yield the text that each learned assistant message adds to the text that asks for it."""
         for index, message in enumerate(chat.messages):
             if message.get("role") == ASSISTANT and index not in chat.only_read:
                 asking = self.text(_first(chat, index), is_asking=True) if index else ""
@@ -179,15 +181,15 @@ class ChatTemplate:
                     yield self._found(chat, index, text)
 
     def _found(self, chat: Chat, index: int, text: str) -> Span:
-        """A message's place in a chat of which the template writes the beginning otherwise.
+        """Return the span of a message in a chat that does not start with its own prefix.
 
-        Some templates leave out the thoughts of earlier turns, so a message is written in one way
-        as the last one and in another one in front of others. Another message in its place shows
-        which part of the text depends on it. The message begins behind the header that asks for it,
-        and goes on until the end that the template puts behind the last message.
+        Some templates drop the thoughts of earlier turns, so a message is rendered differently as
+        the last one. Replacing the message by a mark shows which part of the text depends on it.
+        The span begins behind the header of the answer and ends with the end that the template
+        writes after the last message.
 
         Raises:
-            ValueError: it is not found so.
+            ValueError: The message cannot be located.
         """
         header = self._header(_first(chat, index))
         message = chat.messages[index]
@@ -205,10 +207,10 @@ class ChatTemplate:
             if start is not None and end and text.startswith(end, last):
                 return start, last + len(end)
         raise ValueError(
-            "it writes a chat's beginning otherwise than the chat, so the assistant's part cannot "
-            "be found; put {% generation %} and {% endgeneration %} around it in a "
-            "chat_template.jinja (TRL has such templates in trl/chat_templates), or leave "
-            "--assistant-only-loss out"
+            "it renders the first messages of a chat differently than the whole chat, so the "
+            "assistant's part cannot be found; put {% generation %} and {% endgeneration %} "
+            "around it in a chat_template.jinja (TRL has such templates in trl/chat_templates), "
+            "or leave --assistant-only-loss out"
         )
 
     def _header(self, chat: Chat) -> str:
@@ -219,7 +221,7 @@ class ChatTemplate:
         return asking[common_length(asking, self.text(chat)) :]
 
     def _spans_of_read(self, chat: Chat, text: str) -> Iterator[Span]:
-        """The whole text of each message that is only read."""
+        """Yield the spans of messages that are only read."""
         for index in sorted(chat.only_read):
             before = self.text(_first(chat, index)) if index else ""
             is_last = index + 1 == len(chat.messages)
@@ -230,8 +232,8 @@ class ChatTemplate:
                 yield self._found(chat, index, text)
             else:
                 raise ValueError(
-                    "it writes a chat's beginning otherwise than the chat, so a message that is "
-                    "only read (its weight is 0) cannot be found; --assistant-only-loss reads it"
+                    "it renders the first messages of a chat differently than the whole chat, so a "
+                    "message of weight 0 cannot be found; --assistant-only-loss handles it"
                 )
 
     # ---- what the template takes
@@ -245,36 +247,38 @@ class ChatTemplate:
         return str(self._tokenizer.get_chat_template(template, tools))
 
     def _adapted(self, chat: Chat) -> Chat:
-        """The first variant of a chat that the template writes in full; the chat itself if none.
+        """Return the first variant of a chat that the template renders in full, or the chat itself.
 
-        Templates differ in what they take: `arguments` of a call as an object or as JSON text (one
-        that takes an object would quote the text once more), and a message without content as
-        transformers gives it, or with an empty one. Text stays text where a template would write
-        the object as JSON, too: TRL and transformers give it as it is.
+        Templates differ in two ways. Some accept `arguments` of a call as an object, others as JSON
+        text (an object template would quote the text again). Some accept a message without content,
+        as transformers passes it, others need an empty one. Text stays text where the template
+        would write an object as JSON as well, because TRL and transformers pass it unchanged.
         """
         if not any("tool_calls" in message for message in chat.messages):
             return chat
         has_text = any(isinstance(one, str) for one in _arguments_in(chat))
         for with_content in (_same, _with_content):
-            as_given = self._variant(chat, with_content, _same)
-            if as_given and not has_text:
-                return as_given.chat
+            unchanged = self._variant(chat, with_content, _same)
+            if unchanged and not has_text:
+                return unchanged.chat
             as_object = self._variant(chat, with_content, _as_object)
-            if as_given and (not as_object or as_object.is_json or as_given.chat == as_object.chat):
-                return as_given.chat
+            if unchanged and (
+                not as_object or as_object.is_json or unchanged.chat == as_object.chat
+            ):
+                return unchanged.chat
             found = as_object or self._variant(chat, with_content, _as_text)
             if found:
                 return found.chat
         return chat
 
     def changes_calls(self, chat: Chat) -> bool:
-        """Whether the template gets calls or missing contents otherwise than the chat has them."""
+        """Whether the template receives calls or empty contents in a changed form."""
         return self._adapted(chat) != chat
 
     def _variant(
         self, chat: Chat, change: Callable[[Message], Message], convert: Callable[[object], object]
     ) -> _Variant | None:
-        """A chat with other arguments; None if the template does not write them."""
+        """Return a chat with converted arguments; None if the template does not render them."""
         messages = [_with_arguments(change(dict(one)), convert) for one in chat.messages]
         variant = chat._replace(messages=messages)
         try:
@@ -287,17 +291,17 @@ class ChatTemplate:
         return _Variant(variant, all(_as_text(one) in text for one in arguments))
 
     def _check_is_written(self, chat: Chat) -> None:
-        """Refuse a chat of which the template leaves out a part; each kind of part is tried once.
+        """Refuse a chat if the template omits a part of it; each kind of part is tried once.
 
-        transformers and TRL leave it out without a word.
+        transformers and TRL omit such parts silently.
         """
         for name, make_without in _parts_of(chat):
             if name not in self._written and not self.is_changed_by(chat, make_without()):
-                raise ValueError(f"it leaves out {name}; a chat_template.jinja can write them")
+                raise ValueError(f"it omits {name}; a chat_template.jinja can write them")
             self._written.add(name)
 
     def is_changed_by(self, chat: Chat, without: Chat) -> bool:
-        """Whether the text of a chat is another one without a part of it."""
+        """Whether the text of a chat changes without a part of it."""
         text = self.text(chat)
         try:
             return self.text(without) != text
@@ -310,7 +314,7 @@ def _first(chat: Chat, count: int) -> Chat:
 
 
 def _parts_of(chat: Chat) -> Iterator[tuple[str, Callable[[], Chat]]]:
-    """Names of what a chat is made of, and for each how to make the chat without it."""
+    """Yield the name of each part of a chat with a function that removes it."""
     if chat.tools:
         name = "'tools' (--remove-columns tools trains without them)"
         yield name, lambda: chat._replace(tools=None)
@@ -325,8 +329,8 @@ def _parts_of(chat: Chat) -> Iterator[tuple[str, Callable[[], Chat]]]:
 
 
 def common_length(first: Sequence[object], second: Sequence[object]) -> int:
-    """Count the letters, or tokens, that both begin by."""
-    if second[: len(first)] == first:  # as a rule; it spares a loop
+    """Return the length of the common prefix of two texts or token lists."""
+    if second[: len(first)] == first:  # the usual case, without a loop
         return len(first)
     pairs = enumerate(zip(first, second, strict=False))
     shorter = min(len(first), len(second))
@@ -334,9 +338,9 @@ def common_length(first: Sequence[object], second: Sequence[object]) -> int:
 
 
 def _behind(header: str, text: str, until: int) -> int | None:
-    """The place behind the last header in front of a place, or behind its first line alone.
+    """Return the end of the last header before `until`, or of the header's first line.
 
-    Where headers begin a thought in further lines, those may be missing in earlier turns.
+    Headers may begin a thought on further lines, which earlier turns may lack.
     """
     for part in (header, header.partition("\n")[0] + "\n"):
         place = text.rfind(part, 0, until) if part.strip() else -1
@@ -346,7 +350,7 @@ def _behind(header: str, text: str, until: int) -> int | None:
 
 
 def _cut(text: str, spans: Sequence[Span]) -> Document:
-    """The text as pieces, of which those at `spans`, in order, are learned."""
+    """Return the text as pieces; those at `spans`, in order, are targets."""
     pieces, at = [], 0
     for start, stop in spans:
         pieces += [Piece(text[at:start], False), Piece(text[start:stop], True)]
@@ -355,7 +359,7 @@ def _cut(text: str, spans: Sequence[Span]) -> Document:
 
 
 def _between(spans: Iterator[Span], length: int) -> list[Span]:
-    """Return the gaps between spans, in order, of a text of this length."""
+    """Return the gaps between ordered spans in a text of this length."""
     found, at = [], 0
     for start, stop in spans:
         found.append((at, start))
@@ -367,7 +371,7 @@ def _between(spans: Iterator[Span], length: int) -> list[Span]:
 
 
 def _functions_of(message: Mapping[str, object]) -> Iterator[dict[str, object]]:
-    """The objects of a message's calls that have `name` and `arguments`."""
+    """Yield the objects with `name` and `arguments` of a message's calls."""
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function", call) if isinstance(call, dict) else None
@@ -382,7 +386,7 @@ def _arguments_in(chat: Chat) -> Iterator[object]:
 
 
 def _is_written(arguments: object, text: str) -> bool:
-    """Whether a template wrote arguments as JSON: text as it is, an object not by Python's repr."""
+    """Whether arguments appear as JSON: text unquoted, an object not as Python's repr."""
     if isinstance(arguments, str):
         return arguments in text and json.dumps(arguments, ensure_ascii=False) not in text
     return not (isinstance(arguments, dict) and arguments) or str(arguments) not in text
@@ -413,8 +417,8 @@ def _as_text(arguments: object) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-def _same(given: Any) -> Any:  # noqa: ANN401
-    return given
+def _same(value: Any) -> Any:  # noqa: ANN401
+    return value
 
 
 def _with_content(message: Message) -> Message:

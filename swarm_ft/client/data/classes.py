@@ -1,4 +1,4 @@
-"""Rows with classes: of a text, of two texts, or of each word of one."""
+"""Rows with classes: of a text, of a pair of texts, or of each word of a text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAIRS = (
     ("question", "sentence"),
     ("question1", "question2"),
 )
-"""Columns of two texts, as GLUE's tasks name them."""
+"""Columns of text pairs, as GLUE's tasks name them."""
 _TEXTS = {
     TaskKind.CLASSIFICATION: ((TEXT_COLUMN,), *PAIRS, ("sentence",)),
     TaskKind.TOKEN_CLASSIFICATION: ((WORDS_COLUMN,),),
@@ -32,11 +32,11 @@ _LABELS = {TaskKind.CLASSIFICATION: LABEL_COLUMNS, TaskKind.TOKEN_CLASSIFICATION
 
 
 class FoundClasses(NamedTuple):
-    """Classes that some data has.
+    """Classes of some data.
 
     Attributes:
-        names: as declared, or sorted; by their numbers, if all are numbers.
-        are_declared: whether the data names its classes in this order, apart from its rows.
+        names: Names in declared order, or sorted; by number if all names are numbers.
+        are_declared: Whether the data declares its classes, in this order, apart from its rows.
     """
 
     names: tuple[str, ...]
@@ -44,7 +44,7 @@ class FoundClasses(NamedTuple):
 
     @property
     def are_numbers(self) -> bool:
-        """Whether no class has a word for a name."""
+        """Whether all names are numbers."""
         return all(name.isdecimal() for name in self.names)
 
 
@@ -55,21 +55,21 @@ def class_form_of(
     source: str,
     counted_names: tuple[str, ...] = (),
 ) -> Form:
-    """The form of rows that have classes.
+    """Return the form of rows with classes.
 
     Args:
-        columns: of the first row.
-        options: which of them hold what.
-        task: whose classes these are.
-        source: whose columns these are, for errors.
-        counted_names: names that numbers in the data count from 0; none where a number is a name.
+        columns: Columns of the first row.
+        options: Options that name columns.
+        task: Task with its classes.
+        source: Name of the data, for errors.
+        counted_names: Names that numbers in the data count from 0; empty if numbers are names.
 
     Raises:
-        BadDataset: there are no such columns.
+        BadDataset: The columns of text or class are missing.
     """
     texts, label = _columns_of(columns, options, task.kind, source)
     numbers = {name: number for number, name in enumerate(task.labels)}
-    # A number that is a name itself never counts.
+    # Numbers count classes only if no class has a number for its name.
     for place, name in enumerate(counted_names):
         numbers.setdefault(str(place), numbers[name])
 
@@ -88,9 +88,9 @@ def class_form_of(
         )
 
     is_text = task.kind is TaskKind.CLASSIFICATION
-    told = " and ".join(f"'{text}'" for text in texts)
+    names = " and ".join(f"'{text}'" for text in texts)
     form = Form(
-        words=f"a document is {told}, "
+        words=f"a document is {names}, "
         + (f"its class is '{label}'" if is_text else f"classes of its words are '{label}'"),
         columns=(*texts, label),
         render=of_texts if is_text else of_words,
@@ -108,17 +108,17 @@ def find_classes(
     source: str,
     declared: Mapping[str, tuple[str, ...]],
 ) -> FoundClasses:
-    """Find all classes of some data: those it declares for the column, or those of its rows.
+    """Return all classes of some data: the declared ones, or those of its rows.
 
     Args:
-        rows: of the data; no more than the first one is read where classes are declared.
-        options: which columns hold what.
-        kind: of the task.
-        source: whose rows these are, for errors.
-        declared: names of classes by column.
+        rows: Rows of the data; only the first is read if classes are declared.
+        options: Options that name columns.
+        kind: Kind of the task.
+        source: Name of the data, for errors.
+        declared: Names of classes by column.
 
     Raises:
-        BadDataset: a class is neither text nor a whole number, or there are too many.
+        BadDataset: A class is neither text nor a whole number, or there are too many.
     """
     found: set[str] = set()
     for row in rows:
@@ -152,11 +152,11 @@ def merged_classes(train: FoundClasses, held_out: FoundClasses, source: str) -> 
     """Return the classes of two datasets, such as training and held-out data.
 
     Args:
-        train, held_out: each one's classes.
-        source: of the second one, for errors.
+        train, held_out: Classes of each dataset.
+        source: Name of the second dataset, for errors.
 
     Raises:
-        BadDataset: one has names and the other numbers, so that nobody knows what these mean.
+        BadDataset: One has names and the other numbers, so their relation is unknown.
     """
     has_all, lacks_none = (
         set(held_out.names) <= set(train.names),
@@ -170,7 +170,7 @@ def merged_classes(train: FoundClasses, held_out: FoundClasses, source: str) -> 
         raise refused(
             source,
             f"its classes are {some_of(held_out.names)}, and those of --dataset "
-            f"{some_of(train.names)}; --labels NAME,NAME,... says which names numbers count",
+            f"{some_of(train.names)}; --labels NAME,NAME,... lists the names that numbers count",
         )
     if train.are_declared:
         more = [name for name in held_out.names if name not in train.names]
@@ -181,38 +181,38 @@ def merged_classes(train: FoundClasses, held_out: FoundClasses, source: str) -> 
 def _columns_of(
     columns: Sequence[str], options: ReadOptions, kind: TaskKind, source: str
 ) -> tuple[tuple[str, ...], str]:
-    """Those of the text, or of two, and that of the class."""
-    known, labels = _known_texts(columns, options, kind), _asked(options) or _LABELS[kind]
+    """Return the columns of the text or texts, and the column of the class."""
+    known, labels = _known_texts(columns, options, kind), _label_option(options) or _LABELS[kind]
     texts = next((names for names in known if set(names) <= set(columns)), None)
     label = next((name for name in labels if name in columns), None)
     if texts is not None and label is not None:
         return texts, label
     missing = labels[0] if texts is not None else next(x for x in known[0] if x not in columns)
     option = "--label-column" if texts is not None else "--text-column"
-    told = ", ".join(f"'{name}'" for name in columns)
+    found = ", ".join(f"'{name}'" for name in columns)
     raise BadDataset(
-        f"dataset '{source}': expected a column '{missing}'; it has {told}; {option} names another"
+        f"dataset '{source}': expected a column '{missing}'; it has {found}; {option} names another"
     )
 
 
 def _known_texts(
     columns: Sequence[str], options: ReadOptions, kind: TaskKind
 ) -> tuple[tuple[str, ...], ...]:
-    """Columns that may be meant, the first that are there: one of a text, or two."""
-    asked = options.text_column
-    if asked is None:
+    """Return candidates for the columns of the text, one or two each, in order of preference."""
+    option = options.text_column
+    if option is None:
         return _TEXTS[kind]
-    pair = tuple(asked.split(","))
-    is_pair = asked not in columns and len(pair) == 2 and kind is TaskKind.CLASSIFICATION
-    return (pair if is_pair else (asked,),)
+    pair = tuple(option.split(","))
+    is_pair = option not in columns and len(pair) == 2 and kind is TaskKind.CLASSIFICATION
+    return (pair if is_pair else (option,),)
 
 
-def _asked(options: ReadOptions) -> tuple[str, ...]:
+def _label_option(options: ReadOptions) -> tuple[str, ...]:
     return (options.label_column,) if options.label_column is not None else ()
 
 
 def _words_in(row: Row, text: str, label: str) -> tuple[list[str], list[object]]:
-    """Words and their classes."""
+    """Return the words of a row and their classes."""
     words, labels = row.values.get(text), row.values.get(label)
     if not isinstance(words, list) or not isinstance(labels, list) or len(words) != len(labels):
         raise BadDataset(
@@ -225,7 +225,7 @@ def _words_in(row: Row, text: str, label: str) -> tuple[list[str], list[object]]
 
 
 def _name_of(row: Row, column: str, value: object) -> str:
-    """A class as it is told: a word, or a number without sign or point."""
+    """Return the name of a class: a word, or a number without sign or point."""
     name = str(int(value)) if isinstance(value, int) else value
     if isinstance(name, str) and "," in name:
         raise BadDataset(f"{row.place}: expected '{column}' to be a class without a comma in it")
@@ -250,7 +250,7 @@ def _number_of(row: Row, column: str, value: object, numbers: Mapping[str, int])
 
 
 def some_of(names: Iterable[str], most: int = 10) -> str:
-    """The first few names, for people."""
-    told: Iterator[str] = iter(names)
-    first = [name for name, _ in zip(told, range(most), strict=False)]
+    """Return the first few names, for people."""
+    rest: Iterator[str] = iter(names)
+    first = [name for name, _ in zip(rest, range(most), strict=False)]
     return ", ".join(first)

@@ -1,4 +1,4 @@
-"""Columns of a row: the ones that a job renames, fills in or removes, and what each one means."""
+"""Columns of a row: mapping, templates, removal, and columns that change a row's meaning."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ ROLES = (
     "tools",
     "chat_template_kwargs",
 )
-"""What `--column` can map a column to."""
+"""Roles that `--column` can map a column to."""
 
-_PREFERENCE = "compares answers (preference data), and a swarm trains on answers alone"
-_MEDIA = "holds media, and a swarm trains on text alone"
-_MASK = "says which tokens are learned, and a swarm reads text, not tokens"
-_CHAT = "is for chats, and these rows have no place for it"
+_PREFERENCE = "holds preference data, and a swarm trains on single answers"
+_MEDIA = "holds media, and a swarm trains on text only"
+_MASK = "holds tokens or their mask, and a swarm reads text, not tokens"
+_CHAT = "belongs to chats, and these rows have no chat"
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 REASONS: Mapping[str, str] = {
-    **dict.fromkeys((*LABEL_COLUMNS, "kto_tag"), "tells good answers from bad ones, or classes"),
+    **dict.fromkeys((*LABEL_COLUMNS, "kto_tag"), "marks good and bad answers, or classes"),
     **dict.fromkeys(("chosen", "rejected", "chosen_response", "rejected_response"), _PREFERENCE),
     **dict.fromkeys(("chosen_messages", "rejected_messages"), _PREFERENCE),
     **dict.fromkeys(MEDIA, _MEDIA),
@@ -42,18 +42,20 @@ REASONS: Mapping[str, str] = {
     **dict.fromkeys(("mask", "train_mask", "train_detail", "training_detail"), _MASK),
     **dict.fromkeys(("system", "history", "tools", "functions", "chat_template_kwargs"), _CHAT),
 }
-"""Columns that change what a row means, and why a shape that does not read one refuses the row."""
+"""Columns that change the meaning of a row, with the reason why a row is refused if its shape does
+not read them."""
 ROW_FLAGS = ("weight", "sample_weight", "loss_weight", "train", "trainable")
-"""Columns that say whether a row is learned: OpenAI's and others' weights, axolotl's `train`."""
+"""Columns that switch learning of a row: weights of OpenAI's and other formats, axolotl's `train`.
+"""
 _FLAG_WORDS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 
 
 class Format(NamedTuple):
-    """A text with columns in braces, as `Q: {question}`.
+    """A text with columns in braces, such as `Q: {question}`.
 
     Attributes:
-        text: all of it.
-        parts: literal text, each with the column behind it; None behind the last one.
+        text: The whole text.
+        parts: Pairs of literal text and the column after it; None after the last text.
     """
 
     text: str
@@ -61,15 +63,15 @@ class Format(NamedTuple):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it reads."""
+        """Columns that the text reads."""
         return tuple(column for _, column in self.parts if column is not None)
 
 
 def parse_format(text: str, flag: str) -> Format:
-    r"""A text in which `{NAME}` is a column, `{{` a brace, and `\n` and `\t` are line and tab.
+    r"""Parse a text in which `{NAME}` is a column, `{{` a brace, and `\n` and `\t` are escapes.
 
     Raises:
-        BadOption: braces do not match, or hold more than a column's name.
+        BadOption: Braces do not match, or contain more than the name of a column.
     """
     escapes = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}
     plain = re.sub(r"\\[nt\\]", lambda found: escapes[found[0]], text)
@@ -88,11 +90,11 @@ def parse_format(text: str, flag: str) -> Format:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnMap:
-    """Which column, or format of columns, fills each role of a row.
+    """Mapping from the roles of a row to columns or formats of columns.
 
     Attributes:
-        sources: a column's name or a format, by role; other roles read the column of their name.
-        removed: columns that are not read; `messages.KEY` is a key of each message.
+        sources: Name of a column, or a format, by role; other roles read the column of their name.
+        removed: Columns that are not read; `messages.KEY` is a key of each message.
     """
 
     sources: Mapping[str, str | Format]
@@ -100,32 +102,32 @@ class ColumnMap:
 
     @classmethod
     def of(cls, options: ReadOptions) -> ColumnMap:
-        """The map that `--column`, `--template`, `--text-column` and `--remove-columns` ask for.
+        """Return the mapping of `--column`, `--template`, `--text-column` and `--remove-columns`.
 
         Raises:
-            BadOption: one is malformed, or two of them fill the same role.
+            BadOption: An option is malformed, or two of them fill the same role.
         """
         removed = {name.strip() for name in (options.remove_columns or "").split(",")} - {""}
-        given = [_mapping(one) for one in options.column]
+        sources = [_mapping(one) for one in options.column]
         if options.template is not None:
-            given.append((TEXT_COLUMN, parse_format(options.template, "--template")))
+            sources.append((TEXT_COLUMN, parse_format(options.template, "--template")))
         if options.text_column is not None:
-            given.append((TEXT_COLUMN, options.text_column))
-            removed.update(LABEL_COLUMNS)  # the text alone is asked for
-        roles = [role for role, _ in given]
+            sources.append((TEXT_COLUMN, options.text_column))
+            removed.update(LABEL_COLUMNS)  # the option selects the text alone
+        roles = [role for role, _ in sources]
         twice = next((role for role in roles if roles.count(role) > 1), None)
         if twice is not None:
             raise BadOption(
                 f"--column: '{twice}' is given twice; --template and --text-column fill 'text' too"
             )
-        return cls(sources=dict(given), removed=frozenset(removed))
+        return cls(sources=dict(sources), removed=frozenset(removed))
 
     def with_defaults(self, names: Mapping[str, str]) -> ColumnMap:
-        """The same, where roles that are not given read these columns."""
+        """Return the mapping with default columns for roles that have no source."""
         return ColumnMap(sources={**names, **self.sources}, removed=self.removed)
 
     def columns_of(self, role: str) -> tuple[str, ...]:
-        """The columns that fill a role."""
+        """Return the columns that fill a role."""
         source = self.sources.get(role, role)
         return source.columns if isinstance(source, Format) else (source,)
 
@@ -134,17 +136,17 @@ class ColumnMap:
         return set(self.columns_of(role)) <= set(columns) - self.removed
 
     def words(self, role: str) -> str:
-        """What fills a role, for people."""
+        """Return the source of a role, for people."""
         source = self.sources.get(role, role)
         return f"the template {source.text!r}" if isinstance(source, Format) else f"'{source}'"
 
 
 class Fields(NamedTuple):
-    """A row as its shape reads it, role by role.
+    """A row with access by role.
 
     Attributes:
-        row: as it was read.
-        columns: which of its columns fill which role.
+        row: The row.
+        columns: Mapping from roles to columns.
     """
 
     row: Row
@@ -152,11 +154,11 @@ class Fields(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where the row stands, for errors."""
+        """Location of the row, for errors."""
         return self.row.place
 
     def get(self, role: str) -> object:
-        """A role's value; None if there is none or its column is removed."""
+        """Return the value of a role; None without one, or if its column is removed."""
         source = self.columns.sources.get(role, role)
         if isinstance(source, Format):
             return "".join(
@@ -166,10 +168,10 @@ class Fields(NamedTuple):
         return None if source in self.columns.removed else self.row.values.get(source)
 
     def text(self, role: str) -> str:
-        """A role's text.
+        """Return the text of a role.
 
         Raises:
-            BadDataset: there is none, or it is something else.
+            BadDataset: The value is missing or not text.
         """
         value = self.get(role)
         if isinstance(value, str):
@@ -179,10 +181,10 @@ class Fields(NamedTuple):
         )
 
     def optional_text(self, role: str) -> str:
-        """A role's text, empty where there is none.
+        """Return the text of a role; empty without one.
 
         Raises:
-            BadDataset: it is something else.
+            BadDataset: The value is not text.
         """
         return "" if self.get(role) is None else self.text(role)
 
@@ -199,16 +201,16 @@ class Fields(NamedTuple):
 def refuse_meaningful(
     row: Row, used: Iterable[str], removed: frozenset[str], names: Iterable[str] = REASONS
 ) -> None:
-    """Refuse a row that has a column which changes its meaning and which nobody reads.
+    """Refuse a row with a column that changes its meaning and that its shape does not read.
 
     Args:
-        row: to check.
-        names: of columns that change it, some of `REASONS`.
-        used: columns that its shape reads.
-        removed: columns that the user asks to leave out.
+        row: Row to check.
+        used: Columns that the shape reads.
+        removed: Columns that the user removed.
+        names: Columns that change the meaning, some of `REASONS`.
 
     Raises:
-        BadDataset: it has one; names the option that leaves it out.
+        BadDataset: The row has such a column; the message names the option that removes it.
     """
     for name in row.values.keys() & set(names) - removed - set(used):
         if not is_empty(row.values[name]):
@@ -218,10 +220,10 @@ def refuse_meaningful(
 
 
 def is_row_learned(row: Row, used: Iterable[str], removed: frozenset[str]) -> bool:
-    """Whether a row's own weight lets it be learned.
+    """Whether the weights of a row let it be learned.
 
     Raises:
-        BadDataset: a weight is neither 0 nor 1.
+        BadDataset: A weight is neither 0 nor 1.
     """
     names = [name for name in ROW_FLAGS if name in row.values.keys() - removed - set(used)]
     flags = [flag_of(row.values[name], name, row.place) for name in names]
@@ -229,40 +231,40 @@ def is_row_learned(row: Row, used: Iterable[str], removed: frozenset[str]) -> bo
 
 
 def flag_of(value: object, name: str, place: str, prefix: str = "") -> bool:
-    """Whether a weight is 1 (true) or 0 (false); nothing is 1.
+    """Whether a weight is 1 (true) or 0 (false); a missing weight is 1.
 
     Args:
-        value: of the weight.
-        name: of its column or key.
-        place: where it stands, for errors.
-        prefix: in front of `name`, as `--remove-columns` takes it.
+        value: Value of the weight.
+        name: Name of its column or key.
+        place: Location of the row, for errors.
+        prefix: Prefix of `name` in `--remove-columns`.
 
     Raises:
-        BadDataset: it is something else.
+        BadDataset: The value is neither.
     """
     if is_empty(value):
         return True
     flag = _FLAG_WORDS.get(str(value).strip().lower())
     if flag is None or isinstance(value, list | Mapping):
-        told = value if isinstance(value, int | float) else kind_of(value)
+        found = value if isinstance(value, int | float) else kind_of(value)
         raise BadDataset(
-            f"{place}: expected '{name}' to be 0 or 1 (whether it is learned), got {told}; "
+            f"{place}: expected '{name}' to be 0 or 1 (whether it is learned), got {found}; "
             f"--remove-columns {prefix}{name} trains without it"
         )
     return flag
 
 
 def is_empty(value: object) -> bool:
-    """Whether a column says nothing in this row: null, an empty text, or an empty list."""
+    """Whether a value is null, an empty text, an empty list or an empty object."""
     return value is None or (isinstance(value, str | list | Mapping) and not value)
 
 
-def _mapping(given: str) -> tuple[str, str | Format]:
-    """A role and what fills it, of `prompt=question` or `prompt=Q: {question}`."""
-    role, equals, source = given.partition("=")
+def _mapping(option: str) -> tuple[str, str | Format]:
+    """Parse `prompt=question` or `prompt=Q: {question}` into a role and its source."""
+    role, equals, source = option.partition("=")
     if not equals or not source or role not in ROLES:
         raise BadOption(
-            f"--column: expected NAME=COLUMN with a NAME of {', '.join(ROLES)}; got {given!a:.80}"
+            f"--column: expected NAME=COLUMN with a NAME of {', '.join(ROLES)}; got {option!a:.80}"
         )
     is_format = "{" in source
     return role, parse_format(source, "--column") if is_format else source

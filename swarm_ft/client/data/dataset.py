@@ -1,4 +1,4 @@
-"""Data that was found and understood, and samples of it."""
+"""Datasets: documents of one form, and the samples made of them."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SHOWN_CHARS = 160
-"""Of each piece of the first document."""
+"""Characters of each piece of the first document that the description shows."""
 BATCH_DOCUMENTS = 1000
 BATCH_CHARS = 1 << 20
-"""Tokenised at a time: enough for all cores, and some tens of megabytes of memory."""
+"""Characters that are tokenised at a time: work for all cores, and some tens of megabytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
-    """What data came to.
+    """Samples of a dataset.
 
     Attributes:
-        tokens: rows [samples, seq_length] of words, on the disk; see `sample_rows`.
-        summary: their counts.
+        tokens: Rows [samples, seq_length] of token words, on disk; see `sample_rows`.
+        summary: Counts of the samples.
     """
 
     tokens: TokenArray
@@ -65,7 +65,7 @@ class Samples:
 
     @property
     def words(self) -> str:
-        """The counts in a line, for people."""
+        """Counts as one line, for people."""
         return self.summary.words
 
     @property
@@ -75,7 +75,7 @@ class Samples:
 
 
 class _One(NamedTuple):
-    """One document; empty if there is no text in it."""
+    """A document with the progress of reading; `pieces` is empty for a blank one."""
 
     pieces: Document
     done: float | None
@@ -83,11 +83,11 @@ class _One(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _End:
-    """The end that is put behind each document.
+    """End of a document.
 
     Attributes:
-        text: that is tokenised with the document; a document that ends by it gets no other.
-        token_id: of the end-of-text token, if the document ends by that.
+        text: Text that is tokenised with the document, unless the document ends with it already.
+        token_id: End-of-text token that the document ends with; None for a text separator.
     """
 
     text: str = ""
@@ -95,22 +95,23 @@ class _End:
 
 
 class Dataset:
-    """Documents of one form; the first was made, the others are when samples are, once.
+    """Documents of one form. The first is rendered at once, the others once, with the samples.
 
     Args:
-        source: what it is called.
-        words: what it is, for people.
-        form: how documents are made of rows.
-        rows: at least one.
-        tokenizer: of the model.
-        options: what becomes of documents.
+        source: Name of the data.
+        words: Description of the data, for people.
+        form: Conversion of rows to documents.
+        rows: Rows; at least one.
+        tokenizer: Tokenizer of the model.
+        options: Options of reading.
 
     Raises:
-        BadDataset: there is no text, or what comes before the first is not as it should be.
-        BadOption: documents need a separator, and the tokenizer has none.
+        BadDataset: There is no text, or a row before the first text is malformed.
+        BadOption: Documents need a separator, and the tokenizer has none.
 
     Attributes:
-        meaningless: options that were given and mean nothing for this data, with the reason.
+        source: Name of the data.
+        meaningless: Options that have no effect on this data, with the reasons.
     """
 
     meaningless: Mapping[str, str] = MappingProxyType({})
@@ -151,10 +152,7 @@ class Dataset:
         self._notes = [*_notes(form, tokenizer, options), *form.notes(first)]
 
     def describe(self) -> list[str]:
-        """What it is, what its columns mean, and its first document, for people.
-
-        What TRL would make of it otherwise follows; docs/data.md has the table.
-        """
+        """Return lines for people about the data, its columns and its first document."""
         first = [f"{self.source}: {self._words}", f"  the first document{self._first}"]
         return first + [f"  {note}" for note in self._notes]
 
@@ -166,18 +164,17 @@ class Dataset:
         limit: int | None = None,
         on_batch: Callable[[ReadSoFar], None] = lambda _so_far: None,
     ) -> Samples:
-        """Read all documents, tokenise them, cut samples; memory does not grow with them.
+        """Read and tokenise all documents and lay out samples, in constant memory.
 
         Args:
-            seq_length: tokens a sample, at most.
-            vocab_size: of the model.
-            limit: of samples; no more is read than these need.
-            on_batch: told after each thousand documents or so; what it raises ends this.
+            seq_length: Maximum number of tokens of a sample.
+            vocab_size: Vocabulary size of the model.
+            limit: Maximum number of samples; reading stops there.
+            on_batch: Callback after about a thousand documents; its exception ends the reading.
 
         Raises:
-            BadDataset: a row cannot be used (it is named), or there is not one sample that has
-                something to be learned.
-            BadOption: documents cannot be packed in this way.
+            BadDataset: A row cannot be used (the message names it), or no sample has a target.
+            BadOption: These documents cannot be packed.
         """
         so_far = ReadSoFar(source=self.source, num_blank=self._num_blank)
         file = SampleFile(
@@ -216,7 +213,7 @@ class Dataset:
         file.count_cut(cut_in(documents, samples, self._tokenizer, seq_length, of_words=of_words))
 
     def _tokenised(self, documents: list[Document]) -> Iterable[Words]:
-        """Documents, each with its beginning and its end, which is learned."""
+        """Yield the tokens of documents with their begin and their end; the end is learned."""
         ended = [self._with_end(document) for document in documents]
         is_answered = COMPLETION_ONLY in self._form.asks
         tokenised = words_in(ended, self._tokenizer, is_answered=is_answered)
@@ -242,7 +239,7 @@ class Dataset:
         return document if has_end or not end else (*document, Piece(end, _is_learned(document)))
 
     def _summary(self, so_far: ReadSoFar, file: SampleFile, tokens: TokenArray) -> Summary:
-        """The counts of the samples that remain where a limit was given."""
+        """Return the counts of all samples, or of those within the limit."""
         counts = token_counts(tokens) if len(tokens) < file.num_samples else file.counts
         return Summary(
             source=self.source,
@@ -264,41 +261,42 @@ class Dataset:
 
 
 def _special_of(form: Form, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
-    """Find the special tokens that documents of a form begin by.
+    """Return the special tokens that documents of a form begin with.
 
-    A chat template writes its own, and `labelled_in` those of classes. Samples of plain text begin
-    anywhere in it.
+    Chat templates write their own, and `labelled_in` adds those of classes. Samples of plain text
+    begin anywhere in it.
     """
     return NO_SPECIAL_TOKENS if form.has_end or form.has_class else special_tokens_of(tokenizer)
 
 
 def _notes(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions) -> list[str]:
-    """Say where samples are other ones than TRL's because of the tokenizer or its template."""
+    """Return notes where the tokenizer or its template makes samples differ from TRL's."""
     special, notes = special_tokens_of(tokenizer), []
     leading, trailing = (", ".join(tokenizer.convert_ids_to_tokens(list(ids))) for ids in special)
     if form is PLAIN_TEXT and leading:
         notes.append(
-            f"{leading}: the tokenizer puts that in front of texts; plain text is cut without it"
+            f"{leading}: the tokenizer adds it in front of texts; plain text is cut without it"
         )
     if not form.has_end and not form.has_class and trailing:
         notes.append(
-            f"{trailing}: the tokenizer puts that behind texts; TRL keeps it, here texts end once"
+            f"{trailing}: the tokenizer adds it behind texts; TRL keeps it, swarm-ft ends a text "
+            "only once"
         )
     if ASSISTANT_ONLY in form.asks and options.assistant_only_loss:
         if not marks_answers(tokenizer):
             notes.append(
-                "the chat template does not mark answers by {% generation %}: an answer is what it "
-                "adds to the chat that asks for it; TRL knows marked copies of some templates"
+                "the chat template does not mark answers with {% generation %}: an answer is the "
+                "text that it adds to the prompt; TRL has marked copies of some templates"
             )
         elif not has_spaces(tokenizer):
             notes.append(
-                "the tokenizer has no tokens of white space: where an answer begins or ends by "
-                "some, TRL loses the answer's place, and its letters are learned here"
+                "the tokenizer has no white space tokens: if an answer begins or ends with white "
+                "space, TRL skips the answer, and swarm-ft learns its letters"
             )
         elif has_long_line_breaks(tokenizer):
             notes.append(
-                "the tokenizer writes a line break behind a special token by several tokens: where "
-                "an answer ends by one, TRL learns the first of them, and all are learned here"
+                "the tokenizer encodes a line break behind a special token as several tokens: if "
+                "an answer ends with one, TRL learns the first token, and swarm-ft learns all"
             )
     return notes
 
@@ -323,7 +321,7 @@ def _end_of(form: Form, tokenizer: PreTrainedTokenizerBase, options: ReadOptions
     if tokenizer.eos_token_id is None:
         raise BadOption(
             "--separator: the model's tokenizer has no end-of-text token to put between documents; "
-            "give a text that parts them"
+            "give a separator text"
         )
     text, token_id = str(tokenizer.eos_token), int(tokenizer.eos_token_id)
     ids = tokenizer(f"a{text}", add_special_tokens=False, verbose=False).input_ids
@@ -337,10 +335,10 @@ def _documents(form: Form, rows: Iterator[Row]) -> Iterator[_One]:
 
 
 def _rendered(form: Form, row: Row) -> Document:
-    """Make a row's document.
+    """Render a row as a document.
 
     Raises:
-        BadDataset: the row cannot be used, or its text is no Unicode text.
+        BadDataset: The row cannot be used, or its text is not valid Unicode.
     """
     document = form.render(row)
     for piece in document:
@@ -355,7 +353,7 @@ def _rendered(form: Form, row: Row) -> Document:
 
 
 def _is_learned(document: Document) -> bool:
-    """Whether any of a document is learned, and so its end."""
+    """Whether a part of a document is learned, and with it the end."""
     return any(piece.is_target for piece in document)
 
 
@@ -396,7 +394,7 @@ def _described(words: str, form: Form, first: Row, unused: Sequence[str]) -> str
 
 
 def _shown(document: Document, form: Form, end: _End, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The pieces of a document, whose spaces and line breaks are to be seen."""
+    """Return the pieces of a document, with visible spaces and line breaks."""
     separator = end.text if end.token_id is None else ""
     pieces = (*document, Piece(separator, is_target=True))
     shown = [_quoted(piece, form) for piece in pieces if piece.text]

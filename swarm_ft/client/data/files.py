@@ -1,4 +1,4 @@
-"""What lies at a path: files of one format and of one split. Looks into none but plain text."""
+"""Data files at a path, of one format and one split. Looks into plain text files only."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ FORMAT_OF = {
     ".arrow": DataFormat.ARROW,
 }
 STORED = (DataFormat.PARQUET, DataFormat.ARROW)
-"""Formats that are no text."""
+"""Formats that are not text."""
 DATA_NAMES = f"{', '.join(FORMAT_OF)}, or one of these with {', '.join(COMPRESSED_SUFFIXES)}"
 ALSO_TEXT = ("", ".text", ".md")
-"""Of a file that is named itself; in a directory they are no data."""
+"""Suffixes of plain text for a file that is named directly; a directory's data has none of them."""
 NO_DATA = ("dataset_info.json", "dataset_infos.json", "config.json")
-"""Beside the data in directories that other tools write."""
+"""Files without data that other tools write into dataset directories."""
 TRAIN = "train"
 SPLIT_WORDS = {
     "train": TRAIN,
@@ -54,19 +54,19 @@ SPLIT_WORDS = {
     "eval": "test",
     "evaluation": "test",
 }
-"""What a file's name says of its split; the same words as in the library `datasets`."""
+"""Splits by words in file names, as in the library `datasets`."""
 _SHARD = re.compile(r"(?P<split>.+)-\d{5}-of-\d{5}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What is asked for.
+    """Selection of data at a path.
 
     Attributes:
-        split: its name; None takes the only one, or the first of `instead` that is there.
-        instead: names of splits.
-        format: None goes by the names of files.
-        part: the documents that are used; None uses all.
+        split: Name of the split; None for the only one or the first present one of `instead`.
+        instead: Names of splits in order of preference.
+        format: Format of files; None goes by their names.
+        part: Training or held-out part of the documents; None for all.
     """
 
     split: str | None = None
@@ -75,23 +75,23 @@ class Wanted:
     part: Part | None = None
 
     def choose(self, path: str, splits: Iterable[str]) -> str:
-        """One of the splits that there are.
+        """Return the name of the split to use.
 
         Raises:
-            BadDataset: it is not there, or it is not clear which one is meant.
+            BadDataset: The split is missing, or several splits match.
         """
         names = list(splits)
         if self.split in names:
             return str(self.split)
-        told = ", ".join(sorted(names))
+        known = ", ".join(sorted(names))
         if self.split is not None:
-            raise refused(path, f"has no split '{self.split}'; it has {told}")
+            raise refused(path, f"has no split '{self.split}'; it has {known}")
         if len(names) == 1:
             return names[0]
         for name in self.instead:
             if name in names:
                 return name
-        raise refused(path, f"expected --split to be one of {told}")
+        raise refused(path, f"expected --split to be one of {known}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,8 +99,10 @@ class Files:
     """Files of one format, in order.
 
     Attributes:
-        split: by their names; empty where these say nothing, and all were taken.
-        inside: which split to take where one file holds several.
+        format: Format of the files.
+        paths: Paths of the files.
+        split: Split by the files' names; empty if the names determine none and all were taken.
+        inside: Selection within a file that holds several splits.
     """
 
     format: DataFormat
@@ -110,19 +112,20 @@ class Files:
 
 
 def find_files(path: str, wanted: Wanted) -> Files:
-    """A file, or what a directory has of one format and split, sorted by name.
+    """Return a file, or the files of a directory of one format and split, sorted by name.
 
-    Plain text is `.txt` files of the directory itself; of other formats, those below it too.
+    Plain text is found in the directory itself, other formats in its subdirectories as well.
 
     Raises:
-        BadDataset: there are none, of several formats, or of an unknown one; there is no such
-            split; or what is called plain text has columns.
+        BadDataset: There are no files, several formats, an unknown format, no such split, or a
+            table
+            that is named like plain text.
     """
     try:
         if Path(path).is_dir():
             found = _in_directory(Path(path), wanted)
         else:
-            with Path(path).open("rb"):  # here, where all errors of paths are told
+            with Path(path).open("rb"):  # errors of the path become one line below
                 kind = wanted.format or _format_of(Path(path))
             found = Files(format=kind, paths=(Path(path),), inside=wanted)
         if wanted.format is None and found.format is DataFormat.TEXT:
@@ -141,10 +144,10 @@ def find_files(path: str, wanted: Wanted) -> Files:
 
 
 def check_place(path: str) -> None:
-    """Check that data lies where its text can only be a path; no file is opened.
+    """Check that data exists if its path cannot be a hub id; opens no file.
 
     Raises:
-        BadDataset: nothing lies there.
+        BadDataset: The path does not exist.
     """
     place = Path(path)
     is_file = format_named(place) is not None or ("/" not in path and place.suffix)
@@ -158,12 +161,12 @@ def _missing(path: str) -> BadDataset:
 
 
 def no_split(path: str | Path, wanted: Wanted) -> BadDataset:
-    """Make the error for a split that a file without splits was asked for."""
+    """Return the error for a named split of a file without splits."""
     return refused(path, f"has no split '{wanted.split}'; one file is the split '{TRAIN}'")
 
 
 def format_named(path: Path) -> DataFormat | None:
-    """Return the format that a file's name tells, compressed or not."""
+    """Return the format of a file by its name, compressed or not; None if unknown."""
     return FORMAT_OF.get(uncompressed_name(path).suffix.lower())
 
 
@@ -174,8 +177,8 @@ def _format_of(path: Path) -> DataFormat:
     if suffix not in FORMAT_OF:
         raise refused(
             path,
-            f"unknown extension '{suffix}'; expected {DATA_NAMES}; --data-format says "
-            "what it is, and --data-format text reads it as plain text",
+            f"unknown extension '{suffix}'; expected {DATA_NAMES}; --data-format sets the "
+            "format, and --data-format text reads it as plain text",
         )
     return FORMAT_OF[suffix]
 
@@ -183,7 +186,7 @@ def _format_of(path: Path) -> DataFormat:
 def _check_compression(path: Path, found: DataFormat) -> None:
     if found in STORED and path.suffix.lower() in COMPRESSED_SUFFIXES:
         raise refused(
-            path, f"expected {found.value} that is compressed within, if at all; decompress it"
+            path, f"expected {found.value} without outer compression; decompress the file"
         )
 
 
@@ -197,8 +200,8 @@ def _in_directory(directory: Path, wanted: Wanted) -> Files:
     elif wanted.format is not None:
         files = by_format.get(wanted.format, [])
     elif len(by_format) > 1:
-        told = " and ".join(f"'{files[0].name}'" for files in by_format.values())
-        raise refused(directory, f"has files of several formats, {told}; give --data-format")
+        names = " and ".join(f"'{files[0].name}'" for files in by_format.values())
+        raise refused(directory, f"has files of several formats, {names}; give --data-format")
     else:
         files = next(iter(by_format.values()), [])
     if not files:
@@ -235,18 +238,18 @@ def _by_format(directory: Path) -> dict[DataFormat, list[Path]]:
 
 
 def _check_copies(directory: Path, files: Iterable[Path]) -> None:
-    """Refuse a file beside its own compressed copy: its rows would count twice."""
+    """Refuse a file next to its own compressed copy, whose rows would count twice."""
     seen: dict[Path, Path] = {}
     for file in files:
         other = seen.setdefault(uncompressed_name(file), file)
         if other is not file:
             raise refused(
-                directory, f"has '{other.name}' and '{file.name}', the same twice; remove one"
+                directory, f"has both '{other.name}' and '{file.name}'; remove one of these copies"
             )
 
 
 def splits_of(directory: Path, files: Sequence[Path]) -> Mapping[str, list[Path]]:
-    """Files by split, as their names and folders tell; what says nothing belongs to `train`."""
+    """Return files by split, as their names and folders show; other files belong to `train`."""
     found: dict[str, list[Path]] = {}
     for file in files:
         inside = file.relative_to(directory)
@@ -257,7 +260,7 @@ def splits_of(directory: Path, files: Sequence[Path]) -> Mapping[str, list[Path]
 
 
 def _split_in(name: str) -> str:
-    """The split that one name tells; empty if it tells none."""
+    """Return the split that a name shows; empty for none."""
     shard = _SHARD.fullmatch(name)
     words = re.split(r"[-._ 0-9]+", (shard["split"] if shard else name).lower())
     known = next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), "")
@@ -269,15 +272,15 @@ def _split_in(name: str) -> str:
 
 SNIFFED_LINES = 50
 FEWEST_LINES = 3
-"""With the same number of columns each, before they are taken for a table."""
+"""Minimum number of lines with equal numbers of columns that make a table."""
 
 
 def check_plain(path: Path) -> None:
-    """Refuse a file that is called plain text and is a table: its braces would be learnt.
+    """Refuse a table that is named like plain text, because the model would learn its punctuation.
 
     Raises:
-        BadDataset: it looks like one; says which option reads it.
-        OSError: it cannot be read.
+        BadDataset: The file looks like a table; the message names the option that reads it.
+        OSError: The file cannot be read.
     """
     head = head_of(path, HEAD_BYTES + 1)
     is_whole = len(head) <= HEAD_BYTES
@@ -291,7 +294,7 @@ def check_plain(path: Path) -> None:
 
 
 def looks_like(head: str, is_whole: bool = True) -> DataFormat | None:
-    """The format of a file that begins with `head`; None if that is plain text."""
+    """Return the format of a file that begins with `head`; None for plain text."""
     head = head.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     lines = [line for line in head.split("\n") if line.strip()]
     if not is_whole:
@@ -318,9 +321,9 @@ def _is_object(line: str) -> bool:
 
 
 def _is_csv(lines: Sequence[str]) -> bool:
-    """Whether all rows have as many fields, as a table's have and prose has by chance.
+    """Whether all rows have equally many fields, as in a table; prose has so only by chance.
 
-    Where spaces follow commas, as in prose, the first row has to name columns.
+    If spaces follow commas, as in prose, the first row must also look like column names.
     """
     rows = list(_csv_rows(lines))
     if _is_table(rows) and not any(field.startswith(" ") for row in rows for field in row):
@@ -335,7 +338,7 @@ def _is_table(rows: Sequence[Sequence[str]]) -> bool:
 
 
 def _names_columns(header: Sequence[str]) -> bool:
-    """Whether these are different identifiers, a word each."""
+    """Whether these are different identifiers of one word each."""
     names = [re.sub(r"[-.]", "_", field.strip()) for field in header]
     is_sentence = header[1].startswith(" ") and len({n[:1].isupper() for n in names}) > 1
     return all(map(str.isidentifier, names)) and len(set(names)) == len(names) and not is_sentence
@@ -346,4 +349,4 @@ def _csv_rows(lines: Sequence[str], *, skipinitialspace: bool = False) -> Iterat
     try:
         yield from csv.reader(ended, strict=True, skipinitialspace=skipinitialspace)
     except csv.Error:
-        return  # the last quote may be closed below
+        return  # the last quote may be closed in a later line

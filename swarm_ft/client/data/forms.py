@@ -1,4 +1,4 @@
-"""From a row to a document: the shapes of columns that are known, and what each one means."""
+"""Conversion of rows to documents: known shapes of columns and their meaning."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALPACA_HEAD_WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further "
     "context. Write a response that appropriately completes the request."
 )
-"""Of Stanford's Alpaca, as its models and many since were trained."""
+"""Prompts of Stanford's Alpaca, which its models and many later ones were trained with."""
 COMPLETION_ONLY, ASSISTANT_ONLY = "completion_only_loss", "assistant_only_loss"
 _CHAT_ROLES = ("system", "tools", "chat_template_kwargs")
 
@@ -44,18 +44,18 @@ def _nothing(_row: Row) -> Sequence[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
-    """How documents are made of rows.
+    """Conversion of rows to documents.
 
     Attributes:
-        words: what the columns mean, for people.
-        columns: that are used.
-        render: a row's document.
-        has_end: whether documents bring their own end, as those of chat templates do.
-        asks: the options that say which part of a document is learned; empty if all of it is.
-        classes: names of those that are learned, of documents that are a sample each.
-        are_of_words: whether pieces have them, and not documents.
-        unused_keys: keys of a row's messages that have no effect on its document, for people.
-        notes: where TRL would make another document of a row, for people.
+        words: Meaning of the columns, for people.
+        columns: Columns that are used.
+        render: Function that makes a document of a row.
+        has_end: Whether documents bring their own end, as those of chat templates do.
+        asks: Options that choose the learned part of a document; empty if all of it is learned.
+        classes: Names of learned classes; each document is then one sample.
+        are_of_words: Whether classes belong to words, not to documents.
+        unused_keys: Function that returns keys of messages without effect, for people.
+        notes: Function that returns differences to TRL's document of a row, for people.
     """
 
     words: str
@@ -74,7 +74,7 @@ class Form:
         return bool(self.classes)
 
     def unused_in(self, row: Row) -> list[str]:
-        """Columns of a row, and keys of its messages, that are not used; in words."""
+        """Return the unused columns of a row and unused keys of its messages, for people."""
         columns = [f"'{name}'" for name in row.values if name not in self.columns]
         return [*columns, *self.unused_keys(row)]
 
@@ -85,11 +85,11 @@ PLAIN_TEXT = Form(
     render=lambda row: (Piece(text_in(row, TEXT_COLUMN), True),),
     has_end=True,
 )
-"""Nothing stands behind it: it is cut into samples as it is."""
+"""Form of plain text: one document without an end, which is cut into samples."""
 
 
 class _Source(NamedTuple):
-    """What a form is made for."""
+    """Data that a form is made for."""
 
     columns: ColumnMap
     options: ReadOptions
@@ -98,11 +98,11 @@ class _Source(NamedTuple):
     first: Mapping[str, object]
 
     def words(self, *roles: str) -> str:
-        """Columns of roles, for people."""
+        """Return the sources of roles, for people."""
         return ", ".join(map(self.columns.words, roles))
 
     def used(self, *roles: str) -> tuple[str, ...]:
-        """All columns that fill some roles."""
+        """Return all columns that fill some roles."""
         return tuple(name for role in roles for name in self.columns.columns_of(role))
 
 
@@ -110,10 +110,10 @@ class _Shape(NamedTuple):
     """Columns that have a meaning together.
 
     Attributes:
-        needs: roles that must be filled.
-        takes: roles that may be filled.
-        names: columns that fill roles, where they are not named as these.
-        form: makes the form of rows with these columns.
+        needs: Roles that must be filled.
+        form: Function that makes the form of rows with these columns.
+        takes: Roles that may be filled.
+        names: Default columns of roles that do not have the role's name.
     """
 
     needs: tuple[str, ...]
@@ -122,7 +122,7 @@ class _Shape(NamedTuple):
     names: Mapping[str, str] = {}
 
     def fits(self, columns: ColumnMap, names: Iterable[str]) -> bool:
-        """Whether its columns are there, among them all that the user maps."""
+        """Whether all needed columns are present and all roles that the user maps are known."""
         known = columns.with_defaults(self.names)
         is_complete = all(known.has(role, names) for role in self.needs)
         return is_complete and set(columns.sources) <= {*self.needs, *self.takes}
@@ -134,59 +134,59 @@ def form_of(
     tokenizer: PreTrainedTokenizerBase,
     source: str,
 ) -> Form:
-    """The form of rows like this one.
+    """Return the form of rows like this one.
 
-    Where its columns fit several shapes, the first of `_SHAPES` counts.
+    If the columns fit several shapes, the first of `_SHAPES` is used.
 
     Args:
-        values: of the first row, by column.
-        options: which columns to take, and which part of documents is learned.
-        tokenizer: of the model; renders messages.
-        source: whose columns these are, for errors.
+        values: Values of the first row, by column.
+        options: Options of columns and of the learned part.
+        tokenizer: Tokenizer of the model, which renders messages.
+        source: Name of the data, for errors.
 
     Raises:
-        BadDataset: they fit none, or one that cannot be trained on.
+        BadDataset: The columns fit no shape, or one that cannot be trained on.
         BadOption: `--column` or `--template` is malformed.
     """
     columns = ColumnMap.of(options)
-    told = ", ".join(f"'{name}'" for name in values)
+    found = ", ".join(f"'{name}'" for name in values)
     for role in columns.sources:
         for name in columns.columns_of(role):
             if name not in values:
-                raise BadDataset(f"dataset '{source}': no column '{name}'; it has {told}")
+                raise BadDataset(f"dataset '{source}': no column '{name}'; it has {found}")
     shape = next((one for one in _SHAPES if one.fits(columns, values)), None)
     if shape is None:
         raise BadDataset(
             f"dataset '{source}': expected the columns text; prompt and completion; messages; "
-            f"conversations; or instruction, input and output; got {told}{_hint(values)}"
+            f"conversations; or instruction, input and output; got {found}{_hint(values)}"
         )
     made_of = _Source(columns.with_defaults(shape.names), options, tokenizer, source, values)
     form = shape.form(made_of)
     for role in columns.sources:
         if not set(columns.columns_of(role)) <= set(form.columns):
-            raise BadOption(f"--column {role}: means nothing where {form.words}")
+            raise BadOption(f"--column {role}: has no effect where {form.words}")
     return guarded(form, columns.removed)
 
 
 def _hint(values: Mapping[str, object]) -> str:
-    """Suggest the options that train on columns of other names."""
+    """Return a suggestion of options for columns with other names."""
     texts = [name for name, value in values.items() if isinstance(value, str)]
     one, other = texts[:2] if len(texts) > 1 else ("NAME", "OTHER")
     reasons = [f"; '{name}' {REASONS[name]}" for name in values if name in REASONS]
     return (
-        f"{''.join(reasons[:1])}; --text-column says which one to train on, --column prompt={one} "
-        f"--column completion={other} what they mean, --template '{{{one}}} {{{other}}}' how to "
-        "put them"
+        f"{''.join(reasons[:1])}; name a column with --text-column, or give their meaning with "
+        f"--column prompt={one} --column completion={other}, or a layout with --template "
+        f"'{{{one}}} {{{other}}}'"
     )
 
 
 def guarded(form: Form, removed: frozenset[str], names: Iterable[str] = REASONS) -> Form:
-    """The form, where a row is refused for a column that changes its meaning, or only read for one.
+    """Return the form with checks: columns that change a row's meaning, and weights of rows.
 
     Args:
-        form: to guard.
-        removed: columns that the user asks to leave out.
-        names: of columns for which a row is refused, some of `REASONS`.
+        form: Form to guard.
+        removed: Columns that the user removed.
+        names: Columns for which a row is refused, some of `REASONS`.
     """
 
     def render(row: Row) -> Document:
@@ -207,7 +207,7 @@ def _text_form(made_of: _Source) -> Form:
     for label in LABEL_COLUMNS:
         if label in made_of.first.keys() - columns.removed - set(made_of.used(TEXT_COLUMN)):
             raise BadDataset(
-                f"dataset '{made_of.name}': text with a '{label}' is for --task classification; "
+                f"dataset '{made_of.name}': text with a '{label}' needs --task classification; "
                 "--text-column text trains on the text alone"
             )
     return Form(
@@ -252,7 +252,7 @@ def _instruction_form(made_of: _Source) -> Form:
 
 
 def _system_of(fields: Fields) -> str:
-    """The text that a document begins with: the row's own, as LLaMA-Factory's template has it."""
+    """Return the system text: the row's own, as in LLaMA-Factory's template, or Alpaca's."""
     system = fields.optional_text("system")
     if system:
         return system
@@ -260,8 +260,8 @@ def _system_of(fields: Fields) -> str:
 
 
 def _turns_of(fields: Fields) -> list[tuple[str, str]]:
-    """Questions as Alpaca puts them, and their answers; earlier ones first."""
-    asked = _alpaca_prompt(fields.text("instruction"), fields.optional_text("input"))
+    """Return the questions in Alpaca's layout with their answers, earlier turns first."""
+    question = _alpaca_prompt(fields.text("instruction"), fields.optional_text("input"))
     history = fields.get("history") or []
     words = fields.columns.words("history")
     if not isinstance(history, list):
@@ -274,20 +274,20 @@ def _turns_of(fields: Fields) -> list[tuple[str, str]]:
                 f"{fields.place}: expected {words} to be pairs of texts, a question and its answer"
             )
         earlier.append((_alpaca_prompt(turn[0], ""), turn[1]))
-    return [*earlier, (asked, fields.text("output"))]
+    return [*earlier, (question, fields.text("output"))]
 
 
-def _alpaca_prompt(instruction: str, given: str) -> str:
+def _alpaca_prompt(instruction: str, context: str) -> str:
     parts = [f"### Instruction:\n{instruction}"]
-    if given:
-        parts.append(f"### Input:\n{given}")
+    if context:
+        parts.append(f"### Input:\n{context}")
     return "\n\n".join((*parts, "### Response:\n"))
 
 
 def _answer_form(
     made_of: _Source, roles: tuple[str, ...], words: str, render: Callable[[Fields], Document]
 ) -> Form:
-    """The form of questions and answers: the answers are learned, or both."""
+    """Return the form of questions and answers; the answers or both are learned."""
     completion_only = made_of.options.completion_only_loss
 
     def pieces_of(row: Row) -> Document:
@@ -375,7 +375,7 @@ def _refused(row: Row, exc: Exception) -> BadDataset:
 
 
 def _unused_keys(row: Row, made_of: _Source, template: ChatTemplate, *roles: str) -> list[str]:
-    """Keys of messages without which the template writes the same text."""
+    """Return keys of messages that the template ignores."""
     chat = template.prepared(_joined_chat(row, made_of, *roles))
     keys = dict.fromkeys(key for message in chat.messages for key in message)
     return [
@@ -395,19 +395,19 @@ def _joined_chat(row: Row, made_of: _Source, *roles: str) -> Chat:
 
 
 def _chat_notes(row: Row, made_of: _Source, template: ChatTemplate, *roles: str) -> list[str]:
-    """Differences to TRL's document of a row; docs/data.md has them all."""
+    """Return differences to TRL's document of a row; docs/data.md lists all of them."""
     fields, chat = Fields(row, made_of.columns), _joined_chat(row, made_of, *roles)
     renamed = {k: v for role in roles for k, v in renamed_roles(fields, role).items()}
     notes = []
     if renamed:
         names = ", ".join(f"'{name}' as {role}" for name, role in renamed.items())
-        notes.append(f"roles of messages: {names}; TRL gives the names to the template")
+        notes.append(f"roles of messages: {names}; TRL passes the names to the template")
     if chat.only_read:
-        notes.append("messages of weight 0 are only read; TRL does not read weights")
+        notes.append("messages of weight 0 are only read; TRL ignores weights")
     if template.changes_calls(chat):
         notes.append(
-            "tool calls: 'arguments' or 'content' is given to the template in the form that it "
-            "takes; TRL gives them as they are"
+            "tool calls: the template gets 'arguments' or 'content' in the form that it accepts; "
+            "TRL passes them unchanged"
         )
     return notes
 
@@ -436,13 +436,13 @@ _SHAPES = (
     _Shape(("instruction", "output"), _instruction_form, _INSTRUCTION, _DOLLY),
     _Shape((TEXT_COLUMN,), _text_form),
 )
-"""The shapes that are known; a row that fits several has the first of them."""
+"""Known shapes; the first one that fits a row is used."""
 
 
 def text_in(row: Row, column: str) -> str:
-    """The text of a column.
+    """Return the text of a column.
 
     Raises:
-        BadDataset: there is none, or it is something else.
+        BadDataset: The value is missing or not text.
     """
     return Fields(row, ColumnMap(sources={})).text(column)

@@ -1,7 +1,7 @@
-"""Documents of the training data that are held out, drawn by a seed. Pure.
+"""Held-out documents of the training data, drawn by a seed. Pure.
 
-A share is drawn evenly: one document of each run of 1/share documents, as they are read. A number
-of documents is drawn of all, which have to be counted first.
+A share is drawn evenly: one document of each run of 1/share documents, in reading order. A fixed
+number of documents is drawn of all of them, which must be counted first.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """The documents that are held out, or all others.
+    """The held-out documents, or all others.
 
     Attributes:
-        size: of what is held out: below 1 a share of all documents, from 1 on their number.
-        seed: of the draw.
-        is_held_out: whether this is the part that is held out.
+        size: Size of the held-out part: below 1 a share of all documents, from 1 on a number.
+        seed: Seed of the draw.
+        is_held_out: Whether this is the held-out part.
     """
 
     size: float
@@ -31,7 +31,7 @@ class Part:
 
     @property
     def is_share(self) -> bool:
-        """Whether the number of all documents need not be known."""
+        """Whether the size is a share, so that the total number is not needed."""
         return self.size < 1
 
     def __str__(self) -> str:
@@ -39,11 +39,11 @@ class Part:
         return f"{held_out} held out" if self.is_held_out else f"without {held_out} held out"
 
     def of(self, rows: Iterable[T], num_rows: int = 0) -> Iterator[T]:
-        """The rows of this part.
+        """Yield the rows of this part.
 
         Args:
-            rows: all of them, one a document.
-            num_rows: how many there are; needed unless this is of a share.
+            rows: All rows, one for each document.
+            num_rows: Number of all rows; needed unless the size is a share.
         """
         drawn = self._drawn_by_share() if self.is_share else self._drawn_of(num_rows)
         held_out = next(drawn, None)
@@ -55,10 +55,10 @@ class Part:
                 yield row
 
     def of_text(self, text: str) -> str:
-        """This part of a text: its end is held out, from the beginning of a line if it has lines.
+        """Return this part of a text: the end is held out, from the start of a line if possible.
 
         Raises:
-            ValueError: this is no share.
+            ValueError: The size is not a share.
         """
         if not self.is_share:
             raise ValueError(f"expected a share below 1, got {self.size}")
@@ -67,7 +67,7 @@ class Part:
         return text[cut:] if self.is_held_out else text[:cut]
 
     def _drawn_by_share(self) -> Iterator[int]:
-        """Rising indices without end, one in each run of 1/size."""
+        """Yield rising indices without end, one in each run of 1/size."""
         draw, start = random.Random(self.seed), 0
         for number in range(1, 1 << 62):
             stop = math.ceil(number / self.size)

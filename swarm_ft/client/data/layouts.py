@@ -1,6 +1,6 @@
-"""Tokens of documents as rows of samples: long documents are shortened, then laid into rows. Pure.
+"""Layouts: documents are shortened if needed, then placed into rows of samples. Pure.
 
-`layout_of` is the one place that knows the ways in which documents share samples.
+`layout_of` is the single place that lists the ways in which documents share samples.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from swarm_ft.client.options import PackingStrategy, Truncation
 from swarm_ft.protocol.spec.sample_rows import Words, filled_up, words_of
 
 DOCUMENTS_PACKED_TOGETHER = 1000
-"""No sample holds documents of two such groups. TRL packs in the batches of `datasets.map`."""
+"""Number of documents in a group; no sample mixes groups. TRL packs in the batches of
+`datasets.map`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LongDocuments:
-    """Documents that are longer than a sample.
+    """Counts of documents that are longer than a sample.
 
     Attributes:
-        num_documents: how many there are.
-        num_tokens: tokens of all of them.
-        num_tokens_lost: tokens that are left out; of split documents, the tokens that stand in
+        num_documents: Number of such documents.
+        num_tokens: Number of their tokens.
+        num_tokens_lost: Number of tokens left out; for split documents, the number of tokens in
             samples without the document's beginning.
     """
 
@@ -35,7 +36,7 @@ class LongDocuments:
     num_tokens_lost: int = 0
 
     def plus(self, other: LongDocuments) -> LongDocuments:
-        """Return the counts of both."""
+        """Return the sum of both counts."""
         return LongDocuments(
             num_documents=self.num_documents + other.num_documents,
             num_tokens=self.num_tokens + other.num_tokens,
@@ -46,15 +47,15 @@ class LongDocuments:
 def truncated(
     documents: Iterable[Words], seq_length: int, truncation: Truncation
 ) -> tuple[list[Words], LongDocuments]:
-    """Shorten the documents that are longer than a sample.
+    """Shorten documents that are longer than a sample.
 
     Args:
-        documents: tokens of each.
-        seq_length: tokens a sample, at most.
-        truncation: how; `SPLIT` leaves documents whole, and the layout splits them.
+        documents: Tokens of each document.
+        seq_length: Maximum number of tokens of a sample.
+        truncation: Treatment of long documents; `SPLIT` leaves them to the layout.
 
     Returns:
-        The documents that remain, in order, and the counts of the long ones.
+        The remaining documents in order, and the counts of the long ones.
     """
     tokens = list(documents)
     lengths = [len(words) for words in tokens if len(words) > seq_length]
@@ -70,65 +71,57 @@ def truncated(
 
 
 class Layout(Protocol):
-    """A way to lay documents into rows."""
+    """A way to place documents into rows."""
 
     def add(self, documents: Sequence[Words]) -> Words:
-        """Take documents in order, and return the rows [N, seq_length] that are complete."""
+        """Add documents in order and return the completed rows [N, seq_length]."""
 
     def end(self) -> Words:
-        """Return the rows [N, seq_length] that were still incomplete; no document follows."""
+        """Return the rows [N, seq_length] that were incomplete; no document follows."""
 
 
 class OneByOne:
-    """Each document begins a sample of its own, and its last sample ends where it does.
+    """A sample of its own for each document, padded behind its end.
 
     Args:
-        seq_length: tokens a sample, at most.
+        seq_length: Maximum number of tokens of a sample.
     """
 
     def __init__(self, seq_length: int) -> None:
         self._seq_length = seq_length
 
     def add(self, documents: Sequence[Words]) -> Words:
-        """See `Layout`."""
+        """Return one row for each document."""
         rows = [filled_up(words, self._seq_length) for words in documents]
         return np.concatenate([self.end(), *rows])
 
     def end(self) -> Words:
-        """See `Layout`."""
+        """Return no rows."""
         return filled_up(words_of([]), self._seq_length)
 
 
 class Stream:
-    """All tokens in one stream, which is cut every `seq_length` tokens; its tail is dropped.
-
-    Args:
-        seq_length: tokens a sample.
-    """
+    """A single stream of all tokens, cut every `seq_length` tokens; its tail is dropped."""
 
     def __init__(self, seq_length: int) -> None:
         self._seq_length = seq_length
         self._rest = words_of([])
 
     def add(self, documents: Sequence[Words]) -> Words:
-        """See `Layout`."""
+        """Return the full rows of the stream so far."""
         stream = np.concatenate([self._rest, *documents])
         whole = len(stream) // self._seq_length * self._seq_length
         self._rest = stream[whole:].copy()
         return stream[:whole].reshape(-1, self._seq_length)
 
     def end(self) -> Words:
-        """See `Layout`."""
+        """Drop the tail and return no rows."""
         self._rest = words_of([])
         return filled_up(self._rest, self._seq_length)
 
 
 class Wrapped(Stream):
-    """Documents in one stream, of which the tail is a shorter sample, as TRL's `wrapped`.
-
-    Attributes:
-        split: documents that go on in another sample.
-    """
+    """A stream of documents, whose tail becomes a shorter sample, as in TRL's `wrapped`."""
 
     def __init__(self, seq_length: int) -> None:
         super().__init__(seq_length)
@@ -136,7 +129,7 @@ class Wrapped(Stream):
         self._num_documents = 0
 
     def add(self, documents: Sequence[Words]) -> Words:
-        """See `Layout`."""
+        """Return the full rows of the stream, which restarts with each group of documents."""
         rows = [filled_up(words_of([]), self._seq_length)]
         while documents:
             room = DOCUMENTS_PACKED_TOGETHER - self._num_documents
@@ -149,7 +142,7 @@ class Wrapped(Stream):
         return np.concatenate(rows)
 
     def end(self) -> Words:
-        """See `Layout`."""
+        """Return the tail of the stream as a shorter sample."""
         row, self._rest, self._num_documents = self._rest, words_of([]), 0
         return filled_up(row, self._seq_length)
 
@@ -168,11 +161,11 @@ class Wrapped(Stream):
 
 
 def layout_of(strategy: PackingStrategy | None, seq_length: int) -> Layout:
-    """Choose how documents are laid into rows.
+    """Return the layout of documents in rows.
 
     Args:
-        strategy: how documents share samples; None gives each its own.
-        seq_length: tokens a sample, at most.
+        strategy: Packing strategy; None gives each document its own sample.
+        seq_length: Maximum number of tokens of a sample.
     """
     if strategy is None:
         return OneByOne(seq_length)

@@ -1,6 +1,7 @@
-"""Messages of a chat in the shapes that people have, as chat templates take them.
+"""Chat messages in common formats, converted to the form of chat templates.
 
-OpenAI's (`role`, `content`, `tool_calls`), ShareGPT's (`from`, `value`) and content in parts.
+Formats: OpenAI's (`role`, `content`, `tool_calls`), ShareGPT's (`from`, `value`), and content in
+parts.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ ROLE_OF = {
     "tool_response": "tool",
     "tool_call": FUNCTION_CALL,
 }
-"""Roles by the names of ShareGPT's `from`, in small letters; other names stay as they are."""
+"""Roles by the names of ShareGPT's `from`, in lower case; other names stay unchanged."""
 FLAGS = ("weight", "loss_weight", "loss", "train", "training", "trainable", "train_on_turn")
-"""Keys of a message that say whether it is learned: OpenAI's and Mistral's `weight`, LLaMA-Factory
-v1's `loss_weight`, `loss` of ms-swift and xtuner, and those that axolotl's files have."""
-_MEDIA = "holds media, and a swarm trains on text alone"
-_MASK = "says which of it is learned in a way that a swarm does not read"
+"""Keys of a message that switch its learning: `weight` of OpenAI and Mistral, `loss_weight` of
+LLaMA-Factory v1, `loss` of ms-swift and xtuner, and those in axolotl's files."""
+_MEDIA = "holds media, and a swarm trains on text only"
+_MASK = "marks its learned part in a way that a swarm does not support"
 REASONS: Mapping[str, str] = {
     **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), _MEDIA),
     **dict.fromkeys(("mask", "loss_scale", "train_detail", "training_detail"), _MASK),
-    **dict.fromkeys(("label", "labels"), "tells good answers from bad ones"),
-    **dict.fromkeys(("chosen", "rejected"), "compares answers (preference data)"),
+    **dict.fromkeys(("label", "labels"), "marks good and bad answers"),
+    **dict.fromkeys(("chosen", "rejected"), "holds preference data"),
 }
-"""Keys of a message that change its meaning, and why a message that has one is refused."""
+"""Keys of a message that change its meaning, with the reason why such a message is refused."""
 PART_KINDS = {
     "text": "text",
     "input_text": "text",
@@ -51,17 +52,17 @@ PART_KINDS = {
     "reasoning": "reasoning",
     "tool_call": "tool_call",
 }
-"""Types of parts that are text: OpenAI's (of both its interfaces) and LLaMA-Factory v1's."""
+"""Kinds of text parts by type: OpenAI's (both of its interfaces) and LLaMA-Factory v1's."""
 
 
 class Chat(NamedTuple):
-    """A chat as a template takes it.
+    """A chat in the form of chat templates.
 
     Attributes:
-        messages: each with `role`, and `content` or `tool_calls`; without nulls.
-        only_read: places of messages that are not learned.
-        tools: functions that the model may call; None if there are none.
-        template_kwargs: further variables of the template.
+        messages: Messages with `role`, and `content` or `tool_calls`; without null values.
+        only_read: Indices of messages that are not learned.
+        tools: Functions that the model may call; None without any.
+        template_kwargs: Further variables of the template.
     """
 
     messages: Messages
@@ -70,16 +71,16 @@ class Chat(NamedTuple):
     template_kwargs: Mapping[str, object] = {}
 
     def without_role(self, role: object) -> Chat:
-        """The chat without the messages of a role."""
+        """Return the chat without the messages of a role."""
         return self._replace(messages=[one for one in self.messages if one["role"] != role])
 
     def without_key(self, key: str) -> Chat:
-        """The chat without one of its messages' keys."""
+        """Return the chat without a key of its messages."""
         lacking = [{name: v for name, v in one.items() if name != key} for one in self.messages]
         return self._replace(messages=lacking)
 
     def followed_by(self, other: Chat) -> Chat:
-        """This chat and, behind it, the messages of another one."""
+        """Return this chat with the messages of another one appended."""
         behind = (len(self.messages) + index for index in other.only_read)
         return self._replace(
             messages=[*self.messages, *other.messages],
@@ -88,28 +89,28 @@ class Chat(NamedTuple):
 
 
 def chat_in(fields: Fields, role: str, *, with_system: bool = True) -> Chat:
-    """The chat of a row, with the row's system message, tools and variables of the template.
+    """Return the chat of a row with its system message, tools and template variables.
 
     Args:
-        fields: of the row.
-        role: whose value is the list of messages.
-        with_system: whether the row's system message goes in front.
+        fields: The row.
+        role: Role of the list of messages.
+        with_system: Whether to prepend the row's system message.
 
     Raises:
-        BadDataset: the messages are malformed, or one has a key that cannot be honoured.
+        BadDataset: The messages are malformed, or have a key that cannot be honoured.
     """
     messages, learned = [], []
     removed = _removed_keys(fields, role)
-    for given in _list_of(fields, role):
-        message, is_learned = _message_of(fields, given, removed)
+    for value in _list_of(fields, role):
+        message, is_learned = _message_of(fields, value, removed)
         messages.append(message)
         learned.append(is_learned)
     system = fields.optional_text("system") if with_system else ""
     if system:
         if messages[0]["role"] == "system":
             raise BadDataset(
-                f"{fields.place}: {fields.columns.words('system')} stands beside a first message "
-                "of the system's; --remove-columns system trains without it"
+                f"{fields.place}: {fields.columns.words('system')} and the first message are both "
+                "system messages; --remove-columns system trains without the column"
             )
         messages, learned = [{"role": "system", "content": system}, *messages], [True, *learned]
     return Chat(
@@ -121,7 +122,7 @@ def chat_in(fields: Fields, role: str, *, with_system: bool = True) -> Chat:
 
 
 def renamed_roles(fields: Fields, role: str) -> dict[str, str]:
-    """Names of ShareGPT's `from` in a row, with the template's role where that is another name."""
+    """Return ShareGPT's names in a row that differ from the template's roles, with these roles."""
     messages = _list_of(fields, role)
     names = [one["from"] for one in messages if isinstance(one, Mapping) and one.get("from")]
     roles = {str(name): ROLE_OF.get(str(name).lower(), str(name)) for name in names}
@@ -139,7 +140,7 @@ def _list_of(fields: Fields, role: str) -> list[object]:
 
 
 class _RemovedKeys(NamedTuple):
-    """Keys of messages that the user removes, and what `--remove-columns` puts in front of them."""
+    """Keys of messages that the user removed, and their prefix in `--remove-columns`."""
 
     prefix: str
     keys: frozenset[str]
@@ -151,13 +152,13 @@ def _removed_keys(fields: Fields, role: str) -> _RemovedKeys:
     return _RemovedKeys(prefix, frozenset(name.removeprefix(prefix) for name in names))
 
 
-def _message_of(fields: Fields, given: object, removed: _RemovedKeys) -> tuple[Message, bool]:
-    """A message, and whether it is learned."""
-    if not isinstance(given, Mapping):
+def _message_of(fields: Fields, value: object, removed: _RemovedKeys) -> tuple[Message, bool]:
+    """Return a message and whether it is learned."""
+    if not isinstance(value, Mapping):
         raise BadDataset(
-            f"{fields.place}: expected messages with 'role' and 'content', got {kind_of(given)}"
+            f"{fields.place}: expected messages with 'role' and 'content', got {kind_of(value)}"
         )
-    message = {key: v for key, v in given.items() if v is not None and key not in removed.keys}
+    message = {key: v for key, v in value.items() if v is not None and key not in removed.keys}
     for key in message.keys() & REASONS.keys():
         if not is_empty(message[key]):
             raise BadDataset(
@@ -173,7 +174,7 @@ def _message_of(fields: Fields, given: object, removed: _RemovedKeys) -> tuple[M
 
 
 def _normalised(place: str, message: Message) -> Message:
-    """A message by OpenAI's names, its content a text."""
+    """Return a message with OpenAI's keys and with text as its content."""
     if "role" not in message and "from" in message:
         role = message.pop("from")
         message["role"] = ROLE_OF.get(str(role).lower(), role)
@@ -184,7 +185,7 @@ def _normalised(place: str, message: Message) -> Message:
     if message.get("role") == FUNCTION_CALL:
         message["role"] = ASSISTANT
         message["tool_calls"] = _calls_in(place, message.pop("content", None))
-    function = message.pop(FUNCTION_CALL, None)  # OpenAI's, before there were tools
+    function = message.pop(FUNCTION_CALL, None)  # OpenAI's older form of tool calls
     if not is_empty(function):
         message["tool_calls"] = _calls_in(place, function)
     _check_calls(place, message)
@@ -199,7 +200,7 @@ def _normalised(place: str, message: Message) -> Message:
 
 
 def _join_parts(place: str, message: Message) -> None:
-    """Put the text of all parts in place of a list of parts; calls and reasoning beside it.
+    """Replace a list of parts by their joined text; move calls and reasoning to their own keys.
 
     Parts are OpenAI's `{"type": "text", "text": ...}`, or LLaMA-Factory v1's with `value`.
     """
@@ -219,16 +220,16 @@ def _join_parts(place: str, message: Message) -> None:
 
 
 def _part_of(place: str, part: object) -> tuple[str, str]:
-    """The kind of a part of a message, and its text."""
+    """Return the kind of a part and its text."""
     if not isinstance(part, Mapping):
         raise BadDataset(
             f"{place}: expected parts of 'content' with 'type' and 'text', got {kind_of(part)}"
         )
-    given = "text" if part.keys() == {"text"} else part.get("type")
-    kind, text = PART_KINDS.get(str(given)), part.get("text", part.get("value"))
+    type_name = "text" if part.keys() == {"text"} else part.get("type")
+    kind, text = PART_KINDS.get(str(type_name)), part.get("text", part.get("value"))
     if kind is None:
         raise BadDataset(
-            f"{place}: a part of 'content' is of type {given!a:.40}; a swarm trains on text alone"
+            f"{place}: a part of 'content' has type {type_name!a:.40}; a swarm trains on text only"
         )
     if not isinstance(text, str):
         raise BadDataset(f"{place}: expected a part's 'text' to be text, got {kind_of(text)}")
@@ -236,7 +237,7 @@ def _part_of(place: str, part: object) -> tuple[str, str]:
 
 
 def _calls_in(place: str, text: object) -> list[object]:
-    """Tool calls of a text: one as a JSON object, or an array of them."""
+    """Return the tool calls in a JSON object or array."""
     calls = parse_json(text) if isinstance(text, str) else text
     many = calls if isinstance(calls, list) else [calls]
     if not many or not all(isinstance(one, Mapping) and "name" in one for one in many):
@@ -252,46 +253,46 @@ def _call_of(function: object) -> object:
 
 
 def _check_calls(place: str, message: Message) -> None:
-    given = message.pop("tool_calls", None)
-    if is_empty(given):
-        return  # left out: templates take an empty list for a call
-    calls = parse_json(given) if isinstance(given, str) else given
+    value = message.pop("tool_calls", None)
+    if is_empty(value):
+        return  # the key is omitted, because templates treat an empty list as a call
+    calls = parse_json(value) if isinstance(value, str) else value
     if not isinstance(calls, list) or not all(isinstance(one, Mapping) for one in calls):
         raise BadDataset(f"{place}: expected 'tool_calls' to be a list of objects")
     message["tool_calls"] = calls
 
 
 def _tools_of(fields: Fields) -> list[object] | None:
-    """The tools of a row: a list, or JSON text of one."""
-    given = fields.get("tools")
-    tools = parse_json(given) if isinstance(given, str) and given else given
-    functions = fields.get("functions")  # OpenAI's, before there were tools
+    """Return the tools of a row: a list, or JSON text of a list."""
+    value = fields.get("tools")
+    tools = parse_json(value) if isinstance(value, str) and value else value
+    functions = fields.get("functions")  # OpenAI's older form of tools
     if is_empty(tools) and isinstance(functions, list):
         tools = [_call_of(function) for function in functions]
-    if is_empty(tools) and (is_empty(given) or tools is not None):
+    if is_empty(tools) and (is_empty(value) or tools is not None):
         return None
     if not isinstance(tools, list) or not all(isinstance(one, Mapping) for one in tools):
         raise BadDataset(
             f"{fields.place}: expected {fields.columns.words('tools')} to be a list of objects, or "
-            f"JSON text of one, got {given!a:.80}"
+            f"JSON text of one, got {value!a:.80}"
         )
     return tools
 
 
 def _template_kwargs_of(fields: Fields) -> dict[str, object]:
-    given = fields.get("chat_template_kwargs")
-    if is_empty(given):
+    variables = fields.get("chat_template_kwargs")
+    if is_empty(variables):
         return {}
-    if not isinstance(given, Mapping):
+    if not isinstance(variables, Mapping):
         raise BadDataset(
             f"{fields.place}: expected {fields.columns.words('chat_template_kwargs')} to be an "
-            f"object, got {kind_of(given)}"
+            f"object, got {kind_of(variables)}"
         )
-    return {str(name): value for name, value in given.items() if value is not None}
+    return {str(name): value for name, value in variables.items() if value is not None}
 
 
 def parse_json(text: str) -> object:
-    """Parse a JSON text; None if it is not JSON."""
+    """Return the value of a JSON text; None if it is not JSON."""
     try:
         found: object = json.loads(text)
     except (ValueError, RecursionError):

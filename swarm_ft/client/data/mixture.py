@@ -1,4 +1,4 @@
-"""Several datasets as one: each one's samples, in an order that the seed draws."""
+"""Mixtures of datasets: the samples of several datasets in an order drawn by the seed."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mixing:
-    """How samples of several datasets are mixed.
+    """Parameters of a mixture.
 
     Attributes:
-        shares: of each dataset, above 0, in sum 1; None takes each sample once, spread evenly.
-        stopping: when the samples end; it means something with shares alone.
-        seed: of the order.
+        shares: Share of each dataset, above 0, with sum 1; None takes each sample once, evenly
+            spread.
+        stopping: End of the samples; used only with shares.
+        seed: Seed of the order.
     """
 
     shares: tuple[float, ...] | None = None
@@ -47,25 +48,25 @@ class Mixing:
 
 
 class Order(NamedTuple):
-    """Samples in their order.
+    """Order of samples.
 
     Attributes:
-        datasets: number of the dataset that gives each sample, [samples].
-        rows: number of the sample within it, [samples].
+        datasets: Index of each sample's dataset, [samples].
+        rows: Index of each sample within its dataset, [samples].
     """
 
     datasets: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int64]
 
     def first(self, limit: int | None) -> Order:
-        """Return the first so many samples, or all."""
+        """Return the first `limit` samples; all for None."""
         return Order(self.datasets[:limit], self.rows[:limit])
 
 
 def order_of(sizes: Sequence[int], mixing: Mixing) -> Order:
-    """Return the order of all samples of datasets that have so many.
+    """Return the order of all samples of datasets with these sizes.
 
-    With shares it is the order in which `interleave_datasets` of the library `datasets` draws.
+    With shares it is the order of `interleave_datasets` of the library `datasets`.
     """
     if mixing.shares is not None:
         return _interleaved(sizes, mixing.shares, mixing)
@@ -95,10 +96,10 @@ def _interleaved(sizes: Sequence[int], shares: Sequence[float], mixing: Mixing) 
 
 
 def _mixed_rows(parts: Sequence[TokenArray], order: Order, source: str) -> TokenArray:
-    """Write rows [samples, seq_length] in their order to a nameless file.
+    """Write rows [samples, seq_length] in their order to an unnamed temporary file.
 
     Raises:
-        BadDataset: there is no room for them.
+        BadDataset: The disk has no room for them.
     """
     with storing_tokens(source), tempfile.TemporaryFile(prefix="swarm-ft-") as file:
         for start in range(0, len(order.rows), ROWS_A_BLOCK):
@@ -114,11 +115,11 @@ def _mixed_rows(parts: Sequence[TokenArray], order: Order, source: str) -> Token
 
 
 class Mixture:
-    """Several datasets, which are read one after the other and mixed sample by sample.
+    """Several datasets, read one after the other and mixed sample by sample.
 
     Args:
-        parts: two or more.
-        mixing: how.
+        parts: Datasets; at least two.
+        mixing: Parameters of the mixture.
     """
 
     def __init__(self, parts: Sequence[Dataset], mixing: Mixing) -> None:
@@ -127,7 +128,7 @@ class Mixture:
         self.source = ", ".join(part.source for part in parts)
 
     def describe(self) -> list[str]:
-        """Return what each dataset is, for people."""
+        """Return the descriptions of all datasets, for people."""
         return [line for part in self._parts for line in part.describe()]
 
     def samples(
@@ -140,7 +141,7 @@ class Mixture:
     ) -> Samples:
         """Read all datasets and mix their samples; see `Dataset.samples`.
 
-        `limit` counts the samples of all; no more than so many of each dataset are read.
+        `limit` counts the samples of the mixture, and bounds the samples read of each dataset.
         """
         read = [
             part.samples(seq_length, vocab_size, limit=limit, on_batch=on_batch)
@@ -162,7 +163,7 @@ class Mixture:
         return Samples(tokens=tokens, summary=summary)
 
     def _mixed(self, order: Order, tables: Sequence[TokenArray]) -> str:
-        """Say what each dataset gives, for people."""
+        """Return the share of each dataset, for people."""
         counts = np.bincount(order.datasets, minlength=len(tables))
         shares = [
             f"{part.source} {count:,} of its {len(table):,} ({count / len(order.rows):.1%})"
@@ -184,8 +185,8 @@ def open_datasets(  # noqa: PLR0913 - where data lies, how it is read, and for w
     """Open one dataset or several; see `open_dataset`.
 
     Raises:
-        BadDataset: one cannot be used, as far as its first document tells.
-        BadOption: an option is missing, or means nothing for any of them.
+        BadDataset: A dataset cannot be used, as far as its first document shows.
+        BadOption: An option is missing, or has no effect on any dataset.
     """
     found = [
         open_dataset(

@@ -1,6 +1,6 @@
-"""Best-fit packing: several whole documents share a sample. Pure.
+"""Best-fit packing of several whole documents into one sample. Pure.
 
-`sample_rows.START` marks where each begins; no document attends to another.
+`sample_rows.START` marks the start of each document; no document attends to another.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import numpy as np
 from swarm_ft.protocol.spec.sample_rows import Words, filled_up, joined, words_of
 
 MAX_GROUP_TOKENS = 1 << 24
-"""Tokens that wait in memory to be packed together, 4 bytes each."""
+"""Maximum number of tokens in memory that wait to be packed, 4 bytes each."""
 
 
 def best_fit(lengths: Sequence[int], seq_length: int) -> list[list[int]]:
-    """Choose the documents of each sample, best fit decreasing.
+    """Return the documents of each sample, by best-fit decreasing.
 
-    Documents are placed from the longest to the shortest, in order where they are equally long.
-    Each goes into the sample with the least room that is enough, the oldest of such samples. This
-    is TRL's `bfd`, sample by sample (arXiv 2404.10830).
+    Documents are placed from the longest to the shortest, equally long ones in order. Each goes
+    into the sample with the least sufficient room, the oldest of these. The result equals TRL's
+    `bfd` sample by sample (arXiv 2404.10830).
 
     Args:
-        lengths: tokens of each document, from 1 to `seq_length`.
-        seq_length: tokens a sample, at most.
+        lengths: Number of tokens of each document, from 1 to `seq_length`.
+        seq_length: Maximum number of tokens of a sample.
 
     Returns:
-        Indices of documents, for each sample.
+        Indices of documents for each sample.
     """
     samples: list[list[int]] = []
     by_room: defaultdict[int, deque[list[int]]] = defaultdict(deque)
@@ -53,13 +53,13 @@ def best_fit(lengths: Sequence[int], seq_length: int) -> list[list[int]]:
 
 
 class BestFit:
-    """A `Layout` of samples that several whole documents share.
+    """Layout of several whole documents in one sample.
 
-    Documents that are longer than a sample are split before.
+    Longer documents than a sample are split first.
 
     Args:
-        seq_length: tokens a sample, at most.
-        group_size: documents that are packed together; no sample has documents of two groups.
+        seq_length: Maximum number of tokens of a sample.
+        group_size: Number of documents that are packed together; no sample mixes groups.
     """
 
     def __init__(self, seq_length: int, group_size: int) -> None:
@@ -69,7 +69,7 @@ class BestFit:
         self._num_documents = self._num_tokens = 0
 
     def add(self, documents: Sequence[Words]) -> Words:
-        """See `Layout`."""
+        """Return the rows of groups that are complete."""
         rows = [filled_up(words_of([]), self._seq_length)]
         for document in documents:
             starts = range(0, len(document), self._seq_length)
@@ -81,7 +81,7 @@ class BestFit:
         return np.concatenate(rows)
 
     def end(self) -> Words:
-        """See `Layout`."""
+        """Return the rows of the incomplete group."""
         group, self._group = self._group, []
         self._num_documents = self._num_tokens = 0
         rows = [filled_up(words_of([]), self._seq_length)]

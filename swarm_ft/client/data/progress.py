@@ -1,4 +1,4 @@
-"""How far data was read, and who is told."""
+"""Progress of reading data, and its listeners."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadSoFar:
-    """How far data was read.
+    """Progress of reading data.
 
     Attributes:
-        num_blank: documents without text, which are left out.
-        done: of all data, from 0 to 1; None if that is not known.
+        source: Name of the data.
+        num_documents: Documents read, without blank ones.
+        num_blank: Blank documents, which are left out.
+        num_samples: Samples made so far.
+        done: Share of all data, from 0 to 1; None if unknown.
     """
 
     source: str
@@ -24,11 +27,11 @@ class ReadSoFar:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listener:
-    """Who is told how data is read.
+    """Callbacks of reading data.
 
     Attributes:
-        tell: of what was found, a line for people; once it begins well, and at the end.
-        show: of how far it was read, again and again; what it raises ends the reading.
+        tell: Callback for a line for people, at the start and the end.
+        show: Callback for progress, called repeatedly; its exception ends the reading.
     """
 
     tell: Callable[[str], None] = lambda _line: None

@@ -1,8 +1,8 @@
-"""Files that people write and read, row by row: JSON, CSV, lines; and plain text as a whole.
+"""Text formats read row by row (JSON, CSV, lines), and plain text as a whole.
 
-Line by line and by the standard library, so that a row is what the file says and an error names
-its line. (`datasets` makes dates of text that looks like one, nothing of `NA` in a CSV, and 7 of
-`007`; docs/data.md.)
+The standard library reads them line by line, so that values stay as written and errors name the
+line. (`datasets` turns text that looks like a date into a date, drops `NA` in a CSV, and reads
+`007` as 7; see docs/data.md.)
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from swarm_ft.client.options import DataFormat, ReadOptions
 from swarm_ft.errors import BadDataset
 
 LONGEST_FIELD = 1 << 30
-"""Of a CSV, in characters; the standard library's own bound is 128 Ki."""
+"""Longest field of a CSV, in characters; the standard library's default is 128 Ki."""
 LONGEST_NAME = 64
-"""Of a column. A longer one is a text: the file's first line holds no names."""
+"""Longest name of a column, in characters. A longer one is text: the first line holds no names."""
 TEXT_COLUMN = "text"
-"""Of rows that have no columns of their own."""
+"""Column of rows that have no columns of their own."""
 
 
 class Row(NamedTuple):
-    """One row.
+    """A row of data.
 
     Attributes:
-        values: by column.
-        place: where it stands, for errors: `dataset 'notes.jsonl', line 17`.
-        done: how much of all data was read with it, from 0 to 1; None if that is not known.
-        part: which part of a file it is of, for people; empty where the whole file is rows.
+        values: Values by column.
+        place: Location for errors: `dataset 'notes.jsonl', line 17`.
+        done: Share of all data read up to this row, from 0 to 1; None if unknown.
+        part: Part of the file that the row belongs to, for people; empty for the whole file.
     """
 
     values: Mapping[str, object]
@@ -48,10 +48,10 @@ class Row(NamedTuple):
 
 
 def read_text(path: str, files: Files) -> str:
-    """UTF-8 files as they are, joined by newlines.
+    """Return the text of UTF-8 files, joined by newlines.
 
     Raises:
-        BadDataset: one is unreadable, not UTF-8, or there is no text in them, at `path`.
+        BadDataset: A file is unreadable or not UTF-8, or all are empty.
     """
     text = "\n".join(read_file(file) for file in files.paths)
     if not text.strip():
@@ -63,11 +63,10 @@ def read_text(path: str, files: Files) -> str:
 
 
 def file_rows(files: Files, options: ReadOptions) -> Iterator[Row]:
-    """The rows of all files.
+    """Yield the rows of all files.
 
     Raises:
-        BadDataset: a file cannot be read, is not UTF-8, or not what its format says; names the
-            line.
+        BadDataset: A file is unreadable, not UTF-8 or malformed; the message names the line.
     """
     before, total = 0, max(1, sum(map(_size_of, files.paths)))
     for path in files.paths:
@@ -81,7 +80,7 @@ def file_rows(files: Files, options: ReadOptions) -> Iterator[Row]:
 
 
 def _size_of(path: Path) -> int:
-    """Bytes; whoever opens the file tells why it cannot be read."""
+    """Return a file's size in bytes; 0 for a missing one, whose reader reports the error."""
     return path.stat().st_size if path.exists() else 0
 
 
@@ -96,7 +95,7 @@ def _text_lines(path: Path, _options: ReadOptions, _inside: Wanted) -> Iterator[
 
 
 def _object_of(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Make a JSON object; Python's own parser takes the last one of two values silently."""
+    """Make a JSON object; refuse duplicate keys, which Python's parser drops silently."""
     made = dict(pairs)
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
@@ -128,7 +127,7 @@ def _json_lines(path: Path, _options: ReadOptions, _inside: Wanted) -> Iterator[
 
 
 def _json(path: Path, options: ReadOptions, inside: Wanted) -> Iterator[Row]:
-    """Read an object a line; or, as a whole, an array, objects over lines, or a list in one."""
+    """Yield rows of an object a line, or of a whole file: an array, objects, or a list in one."""
     if _has_object_a_line(path):
         if inside.split not in (None, TRAIN):
             raise no_split(path, inside)
@@ -155,7 +154,7 @@ def _has_object_a_line(path: Path) -> bool:
 
 
 def _json_values(path: Path) -> list[object]:
-    """Return all values that stand one behind the other in a file."""
+    """Return all JSON values of a file, one after the other."""
     text = read_file(path).removeprefix("\ufeff")
     values, end = [], _SPACE.match(text, 0).end()  # type: ignore[union-attr]
     while end < len(text):
@@ -174,15 +173,15 @@ _SPACE = re.compile(r"\s*")
 ROW_LISTS = frozenset(
     {"data", "dataset", "rows", "examples", "records", "items", "instances", "entries", "samples"}
 )
-"""Names of lists of rows in JSON objects that people wrap around them."""
+"""Keys under which JSON objects hold the list of rows."""
 _LISTS_IN_ROWS = frozenset(
     {"messages", "conversations", "conversation", "prompt", "completion", "chosen", "rejected"}
 )
-"""Names of lists of objects that one row holds: their object is a row."""
+"""Keys of lists of objects within a row; an object that has one is a row itself."""
 
 
 class _ListedRows(NamedTuple):
-    """Values that are to be rows, and where in the file they stand, for people."""
+    """Values that become rows, and their origin in the file, for people."""
 
     values: Sequence[object]
     origin: str = ""
@@ -195,10 +194,10 @@ class _ListedRows(NamedTuple):
 def _listed_rows(
     path: Path, values: list[object], options: ReadOptions, inside: Wanted
 ) -> _ListedRows:
-    """Choose the list of rows in a file's JSON values.
+    """Return the list of rows in a file's JSON values.
 
     Raises:
-        BadDataset: there is no such list or split, or it is not clear which list is meant.
+        BadDataset: There is no such list or split, or several lists match.
     """
     top = values[0] if len(values) == 1 else None
     field = options.field
@@ -269,10 +268,10 @@ def _csv(path: Path, options: ReadOptions, _inside: Wanted, delimiter: str = ","
 
 
 def _excel_delimiter(lines: Lines) -> tuple[str | None, Iterator[str]]:
-    """Read the line `sep=;` that Excel puts in front, if it is there.
+    """Read the line `sep=;` that Excel writes first, if present.
 
     Returns:
-        The delimiter that it names, and the lines behind it, or all of them.
+        The delimiter, None without that line, and the remaining lines.
     """
     rest = iter(lines)
     first = next(rest, "")
@@ -289,7 +288,7 @@ def _check_record(
     if delimiter == "\t" and lines.number > start and any(map(_holds_rows, record)):
         raise lines.refused(
             "quotes enclose these lines and their tabs as one field; --no-quotes reads quotes as "
-            "letters like others",
+            "ordinary letters",
             start,
         )
 
@@ -302,14 +301,14 @@ def _holds_rows(field: str) -> bool:
 def _csv_refusal(why: str, start: int, options: ReadOptions) -> str:
     if "new-line" in why:
         return (
-            "a carriage return stands within a field without quotes; put quotes around the field, "
+            "a field without quotes contains a carriage return; put quotes around the field, "
             "or convert the file's line ends"
         )
     if not options.quotes:
         return why
     if "unexpected end" in why:
-        why = f"a quote that opens here, in line {start} or below, is never closed"
-    return f"{why}; --no-quotes reads quotes as letters like others"
+        why = f"a quote in line {start} or below is never closed"
+    return f"{why}; --no-quotes reads quotes as ordinary letters"
 
 
 _DELIMITER_OPTIONS = {
@@ -321,19 +320,19 @@ _DELIMITER_OPTIONS = {
 
 
 def _other_delimiter(fields: list[str], delimiter: str) -> str:
-    """Name the option that parts a line which came as one field; empty if none would."""
+    """Return a hint at the option that splits a line with one field; empty if none does."""
     options = [
         option
         for other, option in _DELIMITER_OPTIONS.items()
         if len(fields) == 1 and other != delimiter and other in fields[0]
     ]
-    return f"; {options[0]} parts them" if options else ""
+    return f"; {options[0]} splits it" if options else ""
 
 
 def _column_names(
     lines: Lines, records: Iterator[list[str]], options: ReadOptions, delimiter: str
 ) -> list[str]:
-    """As given, or the first line, if these can be names."""
+    """Return the names from the option or the first line, if that can hold names."""
     if options.column_names is not None:
         return options.column_names.split(",")
     names = next(records, [])
@@ -342,7 +341,7 @@ def _column_names(
     hint = _other_delimiter(names, delimiter)
     if hint:
         raise lines.refused(f"expected the columns' names, got one, '{names[0][:200]}'{hint}")
-    # The first one may be empty: so pandas calls its index.
+    # The first name may be empty, because pandas writes its index so.
     for place, name in enumerate(names):
         is_number = name.strip().replace(".", "", 1).isdigit()
         if (not name and place) or is_number or len(name) > LONGEST_NAME or names.count(name) > 1:
@@ -367,7 +366,7 @@ _READERS: Mapping[DataFormat, Callable[[Path, ReadOptions, Wanted], Iterator[Row
 
 
 def kind_of(value: object) -> str:
-    """What a value is, in words."""
+    """Return the type of a value, for people."""
     kinds = {str: "text", bool: "true or false", int: "a number", float: "a number"}
     kinds |= {list: "a list", dict: "an object", type(None): "nothing"}
     return kinds.get(type(value), f"a {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""Documents as samples of tokens, kept in a file without a name until the job is over."""
+"""Documents as samples of tokens, stored in an unnamed temporary file."""
 
 from __future__ import annotations
 
@@ -46,20 +46,22 @@ if TYPE_CHECKING:
 TokenArray = npt.NDArray[np.uint32]
 """Rows of samples, see `sample_rows`."""
 ROWS_A_BLOCK = 4096
-"""Rows that are counted, or written, at a time."""
+"""Number of rows that are counted or written at a time."""
 
 
 def words_in(
     documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase, *, is_answered: bool = False
 ) -> Iterator[Words]:
-    """Tokenise each document as one piece, without special tokens.
+    """Yield the tokens of each document, tokenised as one text without special tokens.
 
     Args:
-        documents: their texts.
-        tokenizer: of the model.
-        is_answered: whether each document is a prompt and its completion. The completion begins
-            where the tokens of both differ from the prompt's alone, as TRL has it. In other
-            documents, and those of several turns, a token that holds a letter of a target is one.
+        documents: Documents.
+        tokenizer: Tokenizer of the model.
+        is_answered: Whether each document is a prompt and its completion. The completion then
+            begins
+            at the first token that differs from those of the prompt alone, as in TRL. Elsewhere,
+            and
+            with several turns, a token is a target if it holds a letter of one.
     """
     if all(piece.is_target for document in documents for piece in document):
         for ids in _encoded(map(_text_of, documents), tokenizer)["input_ids"]:
@@ -98,7 +100,7 @@ def _by_prompt(
 
 
 def _goes_on(document: Document) -> bool:
-    """Whether something is only read behind a target, as in a document of several turns."""
+    """Whether text that is only read follows a target, as in a document of several turns."""
     rest = dropwhile(lambda piece: not piece.is_target, document)
     return any(piece.text and not piece.is_target for piece in rest)
 
@@ -110,14 +112,14 @@ def labelled_in(
     *,
     of_words: bool,
 ) -> Iterator[Words]:
-    """Each document as a sample, with special tokens as the tokenizer has them, cut if too long.
+    """Yield each document as a sample with the tokenizer's special tokens, truncated if too long.
 
-    The class of its one text, or two, stands at the last token that is not the pad token, where
-    transformers reads it; or, of words, each at its first.
+    The class of a text or of a pair stands at the last token that is not a pad token, where
+    transformers reads it; the class of a word stands at its first token.
 
     Raises:
-        BadOption: words have classes, and the tokenizer does not tell where they are; or samples
-            are too short for special tokens.
+        BadOption: Words have classes and the tokenizer reports no offsets, or samples are too short
+            for special tokens.
     """
     if of_words and not tokenizer.is_fast:
         raise BadOption("--task token-classification: expected a model with a fast tokenizer")
@@ -135,7 +137,7 @@ def labelled_in(
     if any(len(ids) > seq_length for ids in all_ids):
         raise BadOption(f"--seq-length {seq_length}: the tokenizer's own tokens alone are more")
     spans = encoded["offset_mapping"] if of_words else documents
-    # Some models have no types of tokens, nor have their tokenizers.
+    # Some models and their tokenizers have no token types.
     types = encoded.get("token_type_ids") or [[0]] * len(all_ids)
     for document, ids, places, of_ids in zip(documents, all_ids, spans, types, strict=True):
         labels = np.full(len(ids), NO_LABEL)
@@ -148,7 +150,7 @@ def labelled_in(
 
 
 def _class_position(token_ids: Sequence[int], pad_token_id: int | None) -> int:
-    """Return where `AutoModelForSequenceClassification` reads a decoder's class, singly or not."""
+    """Return the token at which `AutoModelForSequenceClassification` reads a decoder's class."""
     at = max(0, len(token_ids) - 1)
     while at > 0 and token_ids[at] == pad_token_id:
         at -= 1
@@ -163,7 +165,7 @@ def cut_in(
     *,
     of_words: bool,
 ) -> LongDocuments:
-    """Count the documents that `labelled_in` cut, by the tokens that all of their text has."""
+    """Return the counts of documents that `labelled_in` truncated."""
     pairs = zip(documents, samples, strict=True)
     full = [document for document, words in pairs if len(words) == seq_length]
     if not full:
@@ -175,7 +177,7 @@ def cut_in(
 def _texts_of(
     documents: Sequence[Document], *, of_words: bool
 ) -> tuple[list[str], list[str] | None]:
-    """What a tokenizer takes of documents: texts and, where each is two, the second ones."""
+    """Return the texts for a tokenizer and, for pairs, the second texts."""
     if of_words or all(len(document) == 1 for document in documents):
         return list(map(_text_of, documents)), None
     firsts, seconds = zip(*documents, strict=True)
@@ -189,7 +191,7 @@ def _label_words(
     for piece in document:
         begin = at + len(piece.text) - len(piece.text.lstrip())
         at += len(piece.text)
-        # Special tokens end where they begin, at 0.
+        # Special tokens have the empty span (0, 0).
         place = int(np.argmax(stops > begin)) if (stops > begin).any() else len(labels)
         labels[place : place + 1] = piece.label
 
@@ -202,7 +204,7 @@ def _encoded(
         add_special_tokens=False,
         return_attention_mask=False,
         return_offsets_mapping=with_places,
-        verbose=False,  # a text longer than the model's context is what we want, not a mistake
+        verbose=False,  # texts longer than the model's context are intended here
     )
 
 
@@ -211,11 +213,11 @@ def _text_of(document: Document) -> str:
 
 
 def _learned(document: Document, spans: Sequence[tuple[int, int]]) -> Flags:
-    """Which tokens, at these places of the text, hold a letter that is to be learned."""
+    """Return which tokens, with these character spans, hold a letter of a target."""
     letters = [np.full(len(piece.text), piece.is_target) for piece in document]
     learned_before = np.concatenate([[0], *letters]).cumsum()
     start, stop = np.array(spans, dtype=np.int64).reshape(-1, 2).T
-    # Some tokens stand for no letter of the text; the next one tells.
+    # A token with an empty span counts as the letter behind it.
     stop = np.minimum(np.maximum(stop, start + 1), len(learned_before) - 1)
     is_learned: Flags = learned_before[stop] > learned_before[start]
     return is_learned
@@ -229,22 +231,23 @@ def _piece_by_piece(document: Document, tokenizer: PreTrainedTokenizerBase) -> W
 
 
 class SampleFile:
-    """Documents come in, samples come out; samples without a target are left out.
+    """File of samples made of documents; samples without a target are left out.
 
-    The file has no name: it is gone when this is closed and the arrays made of it are let go.
+    The file has no name. It disappears when this object is closed and its arrays are released.
 
     Args:
-        source: where the documents come from, for errors.
-        seq_length: tokens a sample, at most.
-        vocab_size: of the model.
-        layout: how documents are laid into rows; None gives each samples of its own.
-        truncation: what happens to a document that is longer than a sample.
+        source: Name of the data, for errors.
+        seq_length: Maximum number of tokens of a sample.
+        vocab_size: Vocabulary size of the model.
+        layout: Layout of documents in rows; None gives each document its own samples.
+        truncation: Treatment of documents that are longer than a sample.
 
     Attributes:
-        num_documents: that came in.
-        num_tokens: of all documents.
-        num_left_out: samples without a target.
-        counts: of the samples in the file, up to now.
+        num_documents: Documents added so far.
+        num_tokens: Tokens of these documents.
+        num_left_out: Samples without a target.
+        counts: Counts of the samples in the file.
+        seq_length: Maximum number of tokens of a sample.
     """
 
     def __init__(
@@ -276,17 +279,18 @@ class SampleFile:
 
     @property
     def long_documents(self) -> LongDocuments:
-        """Documents that are longer than a sample; if they are split, all that were."""
+        """Counts of documents longer than a sample; with splitting, of all that were split."""
         if isinstance(self._layout, Wrapped) and self._truncation is Truncation.SPLIT:
             return self._layout.split
         return self._long_documents
 
     def add(self, documents: Iterable[Words]) -> None:
-        """Take some documents.
+        """Add documents.
 
         Raises:
-            BadDataset: an id is not in the vocabulary, there are more samples than a run takes,
-                or the disk has no room for them.
+            BadDataset: A token id is outside of the vocabulary, a run cannot take that many
+                samples, or
+                the disk is full.
         """
         tokenised = list(documents)
         self._check_vocabulary(np.concatenate([words_of([]), *tokenised]))
@@ -297,14 +301,14 @@ class SampleFile:
         self._add_rows(self._layout.add(remaining))
 
     def count_cut(self, long: LongDocuments) -> None:
-        """Count documents that were cut before they came in."""
+        """Count documents that were truncated before."""
         self._long_documents = self._long_documents.plus(long)
 
     def end(self) -> None:
-        """Write the samples that no further document fills up.
+        """Write the samples that were incomplete; no document follows.
 
         Raises:
-            BadDataset: see `add`.
+            BadDataset: See `add`.
         """
         self._add_rows(self._layout.end())
 
@@ -320,13 +324,13 @@ class SampleFile:
             )
 
     def samples(self, limit: int | None = None) -> TokenArray:
-        """Rows [samples, seq_length], read from the disk as they are needed.
+        """Return rows [samples, seq_length], read from disk on demand.
 
         Args:
-            limit: of samples; None takes all.
+            limit: Maximum number of samples; None for all.
 
         Raises:
-            BadDataset: there is not one sample.
+            BadDataset: There is no sample.
         """
         if self.num_samples == 0:
             raise refused(self._source, self._emptiness())
@@ -335,7 +339,7 @@ class SampleFile:
 
     @property
     def num_samples(self) -> int:
-        """Samples in the file, up to now."""
+        """Number of samples in the file."""
         return self.counts.num_samples
 
     def _check_vocabulary(self, words: Words) -> None:
@@ -348,7 +352,7 @@ class SampleFile:
             )
 
     def _emptiness(self) -> str:
-        """Say why there is no sample, and which option helps."""
+        """Return why there is no sample, with the option that helps."""
         dropped = self.long_documents.num_documents
         if self._truncation is Truncation.DROP and dropped == self.num_documents:
             return (
@@ -357,8 +361,8 @@ class SampleFile:
             )
         if self.num_left_out:
             return (
-                f"expected something to be learned, but none of {self.num_left_out} samples of "
-                f"{self.seq_length} tokens has any: all is prompts, or of weight 0; "
+                f"expected learned tokens, but none of {self.num_left_out} samples of "
+                f"{self.seq_length} tokens has any: all are prompts or have weight 0; "
                 "take a larger --seq-length, or --no-completion-only-loss"
             )
         return (
@@ -375,23 +379,23 @@ class SampleFile:
 
 @contextmanager
 def storing_tokens(source: str) -> Iterator[None]:
-    """Write tokens of some data to a temporary file.
+    """Turn errors of writing tokens to a temporary file into errors of the data.
 
     Raises:
-        BadDataset: there is no room for them.
+        BadDataset: The tokens could not be written.
     """
     try:
         yield
     except OSError as exc:
         raise refused(
             source,
-            f"its tokens cannot be kept in {tempfile.gettempdir()} ({reason(exc)}); TMPDIR names "
-            "another place",
+            f"its tokens cannot be stored in {tempfile.gettempdir()} ({reason(exc)}); set TMPDIR "
+            "to another directory",
         ) from exc
 
 
 def token_counts(tokens: TokenArray) -> TokenCounts:
-    """Count the tokens in rows [samples, seq_length], which lie on the disk."""
+    """Return the counts of rows [samples, seq_length] on disk."""
     starts = range(0, len(tokens), ROWS_A_BLOCK)
     blocks = (np.asarray(tokens[start : start + ROWS_A_BLOCK]) for start in starts)
     return reduce(TokenCounts.plus, map(_counts_in, blocks), TokenCounts())
@@ -409,10 +413,10 @@ def _counts_in(rows: Words) -> TokenCounts:
 
 
 class SampleBytes(Sequence[bytes]):
-    """Samples as they travel, made when they are asked for.
+    """Samples in the form of the wire, encoded on access.
 
     Args:
-        tokens: rows [samples, seq_length].
+        tokens: Rows [samples, seq_length].
     """
 
     def __init__(self, tokens: TokenArray) -> None:
@@ -432,5 +436,5 @@ class SampleBytes(Sequence[bytes]):
 
 
 def tokens_to_bytes(row: TokenArray) -> bytes:
-    """One row [seq_length] as it travels: little-endian uint32."""
+    """Encode one row [seq_length] as little-endian uint32."""
     return row.astype("<u4").tobytes()

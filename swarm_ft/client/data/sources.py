@@ -1,4 +1,4 @@
-"""Data at a path: its kind, its rows, and the options that mean something for it."""
+"""Data at a path: its kind, its rows, and the options that have an effect on it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _FOR_FORMAT = {
     DataFormat.CSV: _FOR_TABLES,
     DataFormat.TSV: _FOR_TABLES,
 }
-"""Fields of `ReadOptions` that mean something for each format; elsewhere `_FOR_DOCUMENTS`."""
+"""Fields of `ReadOptions` that have an effect for each format; others have `_FOR_DOCUMENTS`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,10 +54,11 @@ class _Found:
     """Data found at a path.
 
     Attributes:
-        words: its description, for people.
-        takes: options that mean something for it.
-        form: the form of its documents, where that does not depend on the rows.
-        class_names: by column, of data that names its classes apart from its rows.
+        words: Description, for people.
+        rows: Rows of the data.
+        takes: Options that have an effect on it.
+        form: Form of its documents; None if that depends on the rows.
+        class_names: Names of classes by column, if the data declares them.
     """
 
     words: str
@@ -71,18 +72,18 @@ _CAUSAL_LM = CausalLm()
 
 
 def classes_in(path: str, wanted: Wanted, options: ReadOptions, task: Task) -> FoundClasses:
-    """Find all classes that some data has; it is read once for that, unless it names them.
+    """Return all classes of some data, which is read once unless it declares them.
 
     Args:
-        path, wanted, options: see `open_dataset`.
-        task: what is learned of it; its own classes do not count.
+        path, wanted, options: See `open_dataset`.
+        task: Task to learn; its own classes are ignored.
 
     Raises:
-        BadDataset: see `open_dataset`; or it has no classes, or too many.
+        BadDataset: See `open_dataset`; or the data has no classes, or too many.
     """
     found = _find(path, wanted, options)
     if found.form is not None:
-        raise refused(path, f"expected columns of text and classes, and it is {found.words}")
+        raise refused(path, f"expected columns of text and classes, got {found.words}")
     return find_classes(found.rows, options, task.kind, path, found.class_names)
 
 
@@ -96,20 +97,20 @@ def open_dataset(  # noqa: PLR0913 - where data lies, how it is read, and for wh
     task: Task = _CAUSAL_LM,
     counted_names: tuple[str, ...] = (),
 ) -> Dataset:
-    """Find data and understand its first row.
+    """Open a dataset and interpret its first row.
 
     Args:
-        path: a file, a directory, or a dataset's id on the hub.
-        wanted: which split and format of it.
-        options: how it is read.
-        tokenizer: of the model.
-        all_options: whether each of `options` is to mean something for this data.
-        task: what is learned of it.
-        counted_names: of classes, that numbers in the data count from 0.
+        path: File, directory, or id of a dataset on the hub.
+        wanted: Split and format.
+        options: Options of reading.
+        tokenizer: Tokenizer of the model.
+        all_options: Whether every changed option must have an effect on this data.
+        task: Task to learn.
+        counted_names: Names of classes that numbers in the data count from 0.
 
     Raises:
-        BadDataset: it cannot be used, as far as its first document tells.
-        BadOption: an option is missing, or means nothing here.
+        BadDataset: The data cannot be used, as far as its first document shows.
+        BadOption: An option is missing, or has no effect here.
     """
     found = _find(path, wanted, options)
     if wanted.part is not None:
@@ -117,7 +118,7 @@ def open_dataset(  # noqa: PLR0913 - where data lies, how it is read, and for wh
     meaningless = _meaningless_there(path, found, options)
     form, rows = found.form, found.rows
     if form is not None and task.labels:
-        raise refused(path, f"expected columns of text and classes, and it is {found.words}")
+        raise refused(path, f"expected columns of text and classes, got {found.words}")
     if form is None:
         first = next(rows, None)
         if first is None:
@@ -163,11 +164,11 @@ def _found_stored(kind: str, stored: StoredRows, takes: frozenset[str]) -> _Foun
 
 
 def _part_of(found: _Found, part: Part, path: str, all_rows: Callable[[], Iterable[Row]]) -> _Found:
-    """Leave out the documents that do not belong to a part.
+    """Return the data without the documents outside of a part.
 
     Raises:
-        BadDataset: no document would remain.
-        BadOption: a number is asked for of what is one document.
+        BadDataset: No document would remain.
+        BadOption: The size is a number of documents, and the data is one document.
     """
     words = f"{found.words}, {part}"
     if found.form is not PLAIN_TEXT:
@@ -185,20 +186,20 @@ def _part_of(found: _Found, part: Part, path: str, all_rows: Callable[[], Iterab
 
 
 def _meaningless_there(path: str, found: _Found, options: ReadOptions) -> dict[str, str]:
-    """Return the options that were given and mean nothing for data of a kind, with the reason."""
+    """Return the changed options without effect on this kind of data, with the reasons."""
     return {
-        one.field: f"{one.arguments(value)[0]}: means nothing for '{path}', which is {found.words}"
+        one.field: f"{one.arguments(value)[0]}: has no effect on '{path}', which is {found.words}"
         for one in declared(ReadOptions)
         if (value := getattr(options, one.field)) != one.default and one.field not in found.takes
     }
 
 
 def _meaningless_in(form: Form, options: ReadOptions) -> dict[str, str]:
-    """Return the options that were given and mean nothing for rows of a form, with the reason."""
+    """Return the changed options without effect on rows of this form, with the reasons."""
     meaningless = _LOSS_OPTIONS - form.asks
     meaningless |= _NOT_FOR_CLASSES if form.has_class else {"label_column"}
     return {
-        one.field: f"{one.arguments(value)[0]}: means nothing where {form.words}"
+        one.field: f"{one.arguments(value)[0]}: has no effect where {form.words}"
         for one in declared(ReadOptions)
         if (value := getattr(options, one.field)) != one.default and one.field in meaningless
     }

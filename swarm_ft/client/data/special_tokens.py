@@ -1,8 +1,8 @@
-"""The special tokens that a tokenizer puts around a text, and the ones that samples keep.
+"""Special tokens that a tokenizer puts around a text, and those that samples keep.
 
-Training keeps those in front, such as BOS, and ends a document by the end-of-text token alone: a
-tokenizer that puts EOS itself would write the end twice. A prompt keeps those in front as well, so
-a model continues the tokens that it learned.
+Training keeps leading tokens such as BOS, and ends a document with the end-of-text token alone: a
+tokenizer that adds EOS itself would write the end twice. Prompts keep leading tokens as well, so
+that a model continues the tokens that it learned.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _PROBES = ("a", "1", "a b", ".", "the")
-"""Texts of which one has tokens in every vocabulary that people train with."""
+"""Texts; every vocabulary that people train with has tokens for at least one of them."""
 
 
 class SpecialTokens(NamedTuple):
     """Token ids that a tokenizer puts around every text.
 
     Attributes:
-        leading: in front of the text, such as BOS; empty if there are none.
-        trailing: behind the text, such as EOS; empty if there are none.
+        leading: Ids in front of the text, such as BOS; may be empty.
+        trailing: Ids behind the text, such as EOS; may be empty.
     """
 
     leading: tuple[int, ...] = ()
     trailing: tuple[int, ...] = ()
 
     def missing(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Return the leading ids that a text's own ids, or the first of them, lack.
+        """Return the leading ids, or nothing if a text's own ids begin with them.
 
-        A text may hold them already: chats that a template rendered into a column do.
+        Chats that a template rendered into a column begin with them.
         """
         has_them = tuple(ids[: len(self.leading)]) == self.leading
         return () if has_them else self.leading
@@ -42,14 +42,15 @@ NO_SPECIAL_TOKENS = SpecialTokens()
 
 
 def special_tokens_of(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
-    """Find the tokens that a tokenizer puts around a text, by texts with and without them."""
+    """Return the tokens that a tokenizer puts around a text, found with sample texts."""
     for probe in _PROBES:
         text = tokenizer(probe, add_special_tokens=False, verbose=False).input_ids
         around = tokenizer(probe, verbose=False).input_ids
         for place in range(len(around) - len(text) + 1):
             if text and around[place : place + len(text)] == text:
                 return SpecialTokens(tuple(around[:place]), tuple(around[place + len(text) :]))
-    # No probe has tokens, of an alphabet of its own for instance: by the names of the tokens.
+    # A tokenizer with its own alphabet may have no tokens for the probes; it is judged by the
+    # names of its special tokens.
     first = {tokenizer.bos_token_id, tokenizer.cls_token_id}
     ids = tokenizer("", verbose=False).input_ids
     leading = tuple(takewhile(lambda token: token in first, ids))
@@ -57,7 +58,7 @@ def special_tokens_of(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
 
 
 def has_spaces(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a tokenizer has tokens of white space: WordPiece has none."""
+    """Whether a tokenizer has white space tokens; WordPiece has none."""
     ids = [tokenizer(text, verbose=False).input_ids for text in ("a", "a ")]
     return bool(ids[0] != ids[1])
 

@@ -1,6 +1,6 @@
-"""What the library `datasets` reads: Parquet, Arrow, saved datasets, and datasets on the hub.
+"""Data that the library `datasets` reads: Parquet, Arrow, saved datasets, and the hub.
 
-Only this module imports it, and only when there is something for it: it takes most of a second.
+Only this module imports the library, and only on demand, because the import takes most of a second.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from swarm_ft.client.options import DataFormat
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 SAVED_FILES = ("state.json", "dataset_dict.json")
-"""Either is in a directory that `save_to_disk` wrote."""
+"""Files of which `save_to_disk` writes one into a directory."""
 
 
 def is_saved(path: str) -> bool:
@@ -31,7 +31,7 @@ def is_saved(path: str) -> bool:
 
 
 def may_be_on_hub(path: str) -> bool:
-    """Whether this could be the id of a dataset on the hub, and is no path."""
+    """Whether this could be the id of a dataset on the hub and is not a path."""
     return (
         not Path(path).exists()
         and format_named(Path(path)) is None
@@ -40,11 +40,12 @@ def may_be_on_hub(path: str) -> bool:
 
 
 class StoredRows(NamedTuple):
-    """Rows of stored data, and what the data says of itself.
+    """Rows of stored data, with its metadata.
 
     Attributes:
-        split: that was chosen; empty if there is but one.
-        class_names: by column, of columns that hold classes or lists of classes.
+        rows: The rows.
+        split: Chosen split; empty if there is only one.
+        class_names: Names of classes, for columns of classes or of lists of classes.
     """
 
     rows: Iterator[Row]
@@ -56,7 +57,7 @@ def saved_rows(path: str, wanted: Wanted) -> StoredRows:
     """Open one split of a dataset that `save_to_disk` wrote.
 
     Raises:
-        BadDataset: it cannot be read, or there is no such split; so do the rows.
+        BadDataset: The dataset cannot be read or has no such split; also raised by the rows.
     """
     datasets = _library()
     with _refusing(path, datasets):
@@ -66,10 +67,10 @@ def saved_rows(path: str, wanted: Wanted) -> StoredRows:
 
 
 def hub_rows(path: str, subset: str | None, wanted: Wanted) -> StoredRows:
-    """Open one split of a dataset on the hub; its rows come as they are read.
+    """Open one split of a dataset on the hub, streaming its rows.
 
     Raises:
-        BadDataset: see `saved_rows`.
+        BadDataset: See `saved_rows`.
     """
     datasets = _library()
     with _refusing(path, datasets, "no such file or directory here, and not read from the hub: "):
@@ -83,12 +84,14 @@ def stored_rows(path: str, files: Files) -> StoredRows:
     """Open Parquet or Arrow files.
 
     Raises:
-        BadDataset: a file is torn, is something else, or names its classes otherwise than the
-            first file; so do the rows.
+        BadDataset: A file is truncated, has another format, or other class names than the first
+            one;
+            also raised by the rows.
     """
     datasets = _library()
     names = [str(file.absolute()) for file in files.paths]
-    # It locks a cache that streaming does not use, and that may be another one's, or read-only.
+    # `datasets` locks its cache although streaming does not use it. The usual cache may belong to
+    # another user or be read-only.
     with _refusing(path, datasets), TemporaryDirectory(prefix="swarm-ft-") as cache:
         total = _num_parquet_rows(files.paths) if files.format is DataFormat.PARQUET else None
         found = datasets.load_dataset(
@@ -103,20 +106,20 @@ def stored_rows(path: str, files: Files) -> StoredRows:
 
 
 def _check_class_names(path: str, files: Files, datasets: Any) -> None:  # noqa: ANN401
-    """Refuse files whose classes have other names: `datasets` reads all by the first file's."""
+    """Refuse files with different class names; `datasets` would apply the first file's."""
     found = [_class_names(_features_of(file, files.format, datasets)) for file in files.paths]
     for file, names in zip(files.paths, found, strict=True):
         if names != found[0]:
             raise refused(
                 path,
-                f"'{file.name}' names its classes otherwise than '{files.paths[0].name}': "
-                f"{dict(names) or 'not at all'}, not {dict(found[0]) or 'not at all'}; store them "
-                "alike, or as names",
+                f"'{file.name}' and '{files.paths[0].name}' name their classes differently: "
+                f"{dict(names) or 'not at all'}, and {dict(found[0]) or 'not at all'}; use the "
+                "same names in both, or store names as text",
             )
 
 
 def _features_of(file: Path, kind: DataFormat, datasets: Any) -> Mapping[str, Any]:  # noqa: ANN401
-    """Read the types of a file's columns, which its schema's metadata tells in full."""
+    """Return the types of a file's columns from its schema's metadata."""
     import pyarrow
     from pyarrow import parquet
 
@@ -133,13 +136,13 @@ def _features_of(file: Path, kind: DataFormat, datasets: Any) -> Mapping[str, An
 
 
 CARDS = {"README.md": "class_label", "dataset_infos.json": "ClassLabel"}
-"""Files beside data that may name its classes, and a word that stands in these where they do."""
+"""Files beside data that may declare its classes, with a word that such a declaration contains."""
 
 
 def card_class_names(directory: str) -> Mapping[str, tuple[str, ...]]:
-    """Return the names of classes by column, as a dataset's card beside the data declares them.
+    """Return class names by column, as a dataset's card beside the data declares them.
 
-    A card that cannot be read, or that is of several configurations, names none.
+    A card that is unreadable or has several configurations declares none.
     """
     if not any(_holds(Path(directory, name), word) for name, word in CARDS.items()):
         return {}
@@ -162,7 +165,7 @@ def _holds(file: Path, word: str) -> bool:
 
 
 def named_rows(rows: Iterator[Row], names: Mapping[str, tuple[str, ...]]) -> Iterator[Row]:
-    """Replace numbers of classes, as numbers or in text, by their names."""
+    """Yield rows with numbers of classes, also as text, replaced by their names."""
     for row in rows:
         named = {
             column: _class_named(row.values[column], of_column)
@@ -184,21 +187,21 @@ def _class_named(value: object, names: tuple[str, ...]) -> object:
 def _library() -> Any:  # noqa: ANN401
     import datasets
 
-    # Errors come as one line of ours; bars would cut into our own.
+    # Errors are reported as one line, and other progress bars would interleave with ours.
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     datasets.disable_progress_bars()
     return datasets
 
 
 def _chosen(path: str, found: Any, wanted: Wanted) -> tuple[str, Any]:  # noqa: ANN401
-    """One split of a dataset; a dataset without splits is `train`."""
+    """Return one split of a dataset; a dataset without splits is `train`."""
     by_split: Mapping[str, Any] = found if isinstance(found, Mapping) else {"train": found}
     split = wanted.choose(path, by_split)
     return split if len(by_split) > 1 else "", by_split[split]
 
 
 def _num_parquet_rows(paths: Iterable[Path]) -> int:
-    """Also finds a torn file before anything is read."""
+    """Return the number of rows from metadata; fails early for a truncated file."""
     from pyarrow import parquet
 
     return sum(parquet.read_metadata(path).num_rows for path in paths)
@@ -224,7 +227,7 @@ def _rows(
 
 
 def _class_names(features: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return the names of classes by column: of a `ClassLabel`, or of lists of them."""
+    """Return class names by column, for `ClassLabel` and lists of it."""
     from datasets import ClassLabel
 
     elements = {name: _element_of(feature) or feature for name, feature in features.items()}
@@ -236,7 +239,7 @@ def _class_names(features: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def _element_of(feature: Any) -> Any:  # noqa: ANN401
-    """Return the type of a list's elements; None of what is no list."""
+    """Return the type of a list's elements; None for other types."""
     from datasets import LargeList, List
 
     if isinstance(feature, list):
@@ -245,10 +248,10 @@ def _element_of(feature: Any) -> Any:  # noqa: ANN401
 
 
 def _reader_of(feature: Any) -> Callable[[Any], object]:  # noqa: ANN401
-    """Return the function that makes a value what the JSON lines hold that the data was made of.
+    """Return the function that restores a value as it was in JSON lines.
 
-    Classes are named. A table gives all objects of a column the same keys, null where an object
-    has none; such keys are left out, as TRL does. `Json` columns keep what they hold.
+    Classes become names. A table gives all objects of a column the same keys, with null for missing
+    ones; these keys are dropped, as in TRL. `Json` columns stay unchanged.
     """
     from datasets import ClassLabel
 
@@ -262,11 +265,11 @@ def _reader_of(feature: Any) -> Callable[[Any], object]:  # noqa: ANN401
         )
     if element is not None:
         read = _reader_of(element)
-        return _as_it_is if read is _as_it_is else lambda value: value and list(map(read, value))
-    return _as_it_is
+        return _unchanged if read is _unchanged else lambda value: value and list(map(read, value))
+    return _unchanged
 
 
-def _as_it_is(value: object) -> object:
+def _unchanged(value: object) -> object:
     return value
 
 
@@ -277,7 +280,7 @@ def _named(names: tuple[str, ...], value: object) -> object:
 
 
 def _without_nulls(value: object) -> object:
-    """Leave out keys with null in the objects of a value whose type is not known."""
+    """Return a value of unknown type without null keys in its objects."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(one) for key, one in value.items() if one is not None}
     if isinstance(value, list) and value and not isinstance(value[0], str | int | float):
@@ -293,7 +296,7 @@ def _refusing(
 ) -> Iterator[None]:
     from huggingface_hub.errors import HfHubHTTPError
 
-    # RuntimeError: a dataset with code of its own; ImportError: a column of pictures or sounds.
+    # A dataset with its own code raises RuntimeError; a column of images or audio, ImportError.
     known = (OSError, ValueError, LookupError, TypeError, RuntimeError, ImportError, HfHubHTTPError)
     try:
         yield

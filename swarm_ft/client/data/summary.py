@@ -1,4 +1,4 @@
-"""Counts of the samples that some data became, and their words. Pure."""
+"""Counts of samples and their summary for people. Pure."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ class Summary:
     """Counts of one dataset, or of the part of it that was read.
 
     Attributes:
-        source: the dataset's name.
-        unused: columns, and keys of messages, that have no effect.
-        num_documents: that were read, without blank ones.
-        num_blank: documents without text, which are left out.
-        num_begun: documents that have the tokenizer's beginning in their text.
-        long_documents: documents that are longer than a sample; if they are split, all that go on
+        source: Name of the dataset.
+        unused: Columns, and keys of messages, without effect.
+        num_documents: Documents read, without blank ones.
+        num_blank: Blank documents, which are left out.
+        num_begun: Documents whose text already begins with the tokenizer's leading tokens.
+        long_documents: Counts of documents longer than a sample; with splitting, of all that
+            continue
             in another sample.
-        truncation: what becomes of these.
-        num_samples: that train, or are evaluated.
-        num_left_out: samples without a target.
-        seq_length: tokens a sample, at most.
-        is_stream: whether the data is one text, which is cut into samples of equal length.
-        num_tokens: of all samples.
-        num_starts: tokens with nothing in front, one a sample and one a document packed into it.
-        num_targets: tokens that are learned.
-        class_counts: targets by class; empty where text is learned.
-        parts: the datasets, where several are mixed.
-        mixed: the share of each of these, for people.
+        truncation: Treatment of long documents.
+        num_samples: Samples to train on or to evaluate.
+        num_left_out: Samples without a target.
+        seq_length: Maximum number of tokens of a sample.
+        is_stream: Whether the data is one text, cut into samples of equal length.
+        num_tokens: Tokens of all samples.
+        num_starts: First tokens, one for each sample and each further document packed into it.
+        num_targets: Learned tokens.
+        class_counts: Targets by class; empty for language modelling.
+        parts: Summaries of mixed datasets.
+        mixed: Share of each mixed dataset, for people.
     """
 
     source: str
@@ -59,12 +60,12 @@ class Summary:
 
     @property
     def target_share(self) -> float:
-        """Targets of all tokens that could be: one with nothing in front is always only read."""
+        """Share of learned tokens; first tokens do not count, because they cannot be learned."""
         return self.num_targets / max(1, self.num_tokens - self.num_starts)
 
     @property
     def words(self) -> str:
-        """All counts in a line, or in a line for each dataset and one for all, for people."""
+        """Counts as one line, or one line for each mixed dataset and one for all, for people."""
         if self.parts:
             return "\n".join([*(part.words for part in self.parts), self.mixed])
         length = f"{'' if self.is_stream else 'up to '}{self.seq_length} tokens"
@@ -80,7 +81,7 @@ class Summary:
         return "; ".join(words)
 
     def losses(self) -> list[str]:
-        """The documents, tokens and samples that are not learned, with the reason of each."""
+        """Return what is not learned (documents, tokens, samples) with the reasons, for people."""
         words = []
         if self.num_blank:
             words.append(f"{counted(self.num_blank, 'document')} without text left out")
@@ -89,11 +90,11 @@ class Summary:
         if self.num_begun:
             begun = counted(self.num_begun, "document")
             words.append(
-                f"{begun} with the tokenizer's beginning in the text: it stands there once"
+                f"{begun} already with the tokenizer's leading tokens, which are not added again"
             )
         if self.num_left_out:
             left_out = counted(self.num_left_out, "sample")
-            words.append(f"{left_out} without anything to learn left out")
+            words.append(f"{left_out} without learned tokens left out")
         return words
 
     def _long_words(self) -> str:
@@ -103,15 +104,15 @@ class Summary:
             documents += f" of more than {self.seq_length} tokens"
         lost = f"{long.num_tokens_lost:,} of {long.num_tokens:,} tokens"
         how = {
-            Truncation.CUT: f"cut, which leaves out {lost} of theirs",
+            Truncation.CUT: f"truncated, losing {lost}",
             Truncation.DROP: f"dropped, {counted(long.num_tokens, 'token')} in all",
-            Truncation.SPLIT: f"split: {lost} of theirs stand in samples without the beginning",
+            Truncation.SPLIT: f"split, with {lost} in samples without the document's beginning",
         }[self.truncation]
         options = "--seq-length" if self.class_counts else "--truncation, --seq-length"
         return f"{documents} {how} ({options})"
 
     def fields(self) -> dict[str, Any]:
-        """The counts for JSON."""
+        """Return the counts for JSON."""
         long = self.long_documents
         return {
             "dataset": self.source,
@@ -137,13 +138,13 @@ class Summary:
 def mixed_summary(
     parts: Sequence[Summary], counts: TokenCounts, *, source: str, mixed: str
 ) -> Summary:
-    """The summary of several datasets that are mixed.
+    """Return the summary of mixed datasets.
 
     Args:
-        parts: of each dataset.
-        counts: of the samples that were taken of them.
-        source: what all are called.
-        mixed: the share of each one, for people.
+        parts: Summary of each dataset.
+        counts: Counts of the mixture's samples.
+        source: Name of the mixture.
+        mixed: Share of each dataset, for people.
     """
     names = tuple(parts[0].class_counts)
     return Summary(
@@ -167,14 +168,14 @@ def mixed_summary(
 
 
 class TokenCounts(NamedTuple):
-    """Counts of rows of samples.
+    """Counts of sample rows.
 
     Attributes:
-        num_samples: rows.
-        num_tokens: of all.
-        num_starts: tokens with nothing in front.
-        num_targets: that are learned.
-        by_class: targets, by the numbers of classes; empty where text is learned.
+        num_samples: Number of rows.
+        num_tokens: Number of tokens.
+        num_starts: Number of first tokens of documents.
+        num_targets: Number of learned tokens.
+        by_class: Targets by number of class; empty for language modelling.
     """
 
     num_samples: int = 0
@@ -184,7 +185,7 @@ class TokenCounts(NamedTuple):
     by_class: tuple[int, ...] = ()
 
     def plus(self, other: TokenCounts) -> TokenCounts:
-        """Return the counts of these rows and of others."""
+        """Return the sum of both counts."""
         classes = zip_longest(self.by_class, other.by_class, fillvalue=0)
         return TokenCounts(
             self.num_samples + other.num_samples,
@@ -196,12 +197,12 @@ class TokenCounts(NamedTuple):
 
 
 def counted(number: int, what: str) -> str:
-    """`1 sample`, `2,000 samples`."""
+    """Return a number with its noun: `1 sample`, `2,000 samples`."""
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _shares(counts: Mapping[str, int]) -> str:
-    """How much of all there is of each class, of the first few."""
+    """Return the shares of the first few classes, for people."""
     whole = max(1, sum(counts.values()))
     pairs = list(counts.items())
     shares = [f"{name} {count / whole:.1%}" for name, count in pairs[:MOST_CLASSES_SHOWN]]
@@ -210,5 +211,5 @@ def _shares(counts: Mapping[str, int]) -> str:
 
 
 def by_class(names: Sequence[str], counts: Sequence[int]) -> dict[str, int]:
-    """Counts by the names of classes; the last classes may have no count."""
+    """Return counts by name of class; missing counts are 0."""
     return dict(zip(names, [*counts, *(0 for _ in names)], strict=False))

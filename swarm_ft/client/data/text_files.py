@@ -1,4 +1,4 @@
-"""Files of text: decompressed by what they hold, decoded as UTF-8, read line by line."""
+"""Text files: decompressed by content, decoded as UTF-8, read line by line."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from typing import IO, NamedTuple, cast
 from swarm_ft.errors import BadDataset
 
 HEAD_BYTES = 1 << 16
-"""Bytes of a file's beginning that decide how the file is read."""
+"""Bytes at the start of a file that determine how it is read."""
 _CHUNK_BYTES = 1 << 16
 
 
 def refused(path: str | Path, why: str) -> BadDataset:
-    """Make the error that says why this data cannot be used."""
+    """Return the error for data that cannot be used, with the reason."""
     return BadDataset(f"dataset '{path}': {why}")
 
 
 def reason(exc: OSError) -> str:
-    """Return the system's words without the path."""
+    """Return the system's error text without the path."""
     return exc.strerror or str(exc)
 
 
@@ -59,12 +59,12 @@ _DAMAGED = (EOFError, zlib.error, lzma.LZMAError)
 
 
 def uncompressed_name(path: Path) -> Path:
-    """Return the path without a suffix of compression: `a.jsonl` of `a.jsonl.gz`."""
+    """Return the path without a suffix of compression: `a.jsonl` for `a.jsonl.gz`."""
     return path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path
 
 
 class _OpenFile(NamedTuple):
-    """A file's content, and the file as it lies on the disk."""
+    """Content of a file, and the file as it is on disk."""
 
     content: IO[bytes]
     on_disk: IO[bytes]
@@ -72,13 +72,13 @@ class _OpenFile(NamedTuple):
 
 @contextmanager
 def _opened(path: Path) -> Iterator[_OpenFile]:
-    """Open a file, decompressed if its first bytes are those of a compression.
+    """Open a file, decompressing it if its first bytes are those of a compression.
 
-    The name does not decide: a file that was decompressed in transit often keeps its suffix.
+    The name does not matter: a file that was decompressed in transit often keeps its suffix.
 
     Raises:
-        BadDataset: the compressed data is damaged or cut off.
-        OSError: the file cannot be read.
+        BadDataset: The compressed data is damaged or truncated.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as on_disk:
         magic = on_disk.read(_MAGIC_BYTES)
@@ -95,8 +95,8 @@ def _opened(path: Path) -> Iterator[_OpenFile]:
                 raise
             raise refused(
                 path,
-                f"its {found.name} data cannot be decompressed ({exc}); where it is damaged or cut "
-                "off, copy the file again",
+                f"its {found.name} data cannot be decompressed ({exc}); if it is damaged or "
+                "truncated, copy the file again",
             ) from exc
 
 
@@ -107,8 +107,8 @@ def head_of(path: Path, num_bytes: int = HEAD_BYTES) -> bytes:
     """Return the first bytes of a file, decompressed.
 
     Raises:
-        BadDataset: they show that the file is no UTF-8 text.
-        OSError: the file cannot be read.
+        BadDataset: The bytes show that the file is not UTF-8 text.
+        OSError: The file cannot be read.
     """
     with _opened(path) as file:
         head = file.content.read(num_bytes)
@@ -125,14 +125,14 @@ _NO_TEXT = (
     (re.compile(rb"(?s).{257}ustar"), "expected text, got a tar archive; unpack it"),
     (
         re.compile(rb"version https://git-lfs"),
-        "expected data, got a pointer of Git LFS; 'git lfs pull' gets the data",
+        "expected data, got a Git LFS pointer; 'git lfs pull' fetches the data",
     ),
 )
 _CONVERT = "; convert the file: iconv -f UTF-16 -t UTF-8"
 
 
 def _no_text(head: bytes) -> str:
-    """Say why a file with this head is no UTF-8 text; empty if it may be some."""
+    """Return why a file with this head is not UTF-8 text; empty if it may be."""
     why = next((why for pattern, why in _NO_TEXT if pattern.match(head)), "")
     # UTF-16 without a mark is valid UTF-8, with a NUL beside each letter of ASCII.
     if not why and 4 * head.count(0) > len(head):
@@ -144,10 +144,10 @@ def _no_text(head: bytes) -> str:
 
 
 def read_file(path: Path) -> str:
-    """Read one UTF-8 file as it is.
+    """Return the text of one UTF-8 file.
 
     Raises:
-        BadDataset: the file is missing, unreadable, damaged or not UTF-8.
+        BadDataset: The file is missing, unreadable, damaged or not UTF-8.
     """
     try:
         head_of(path)
@@ -165,12 +165,12 @@ def read_file(path: Path) -> str:
 
 
 class Lines:
-    r"""The lines of a UTF-8 file with their ends, and how much of the file was read.
+    r"""Lines of a UTF-8 file with their ends, and the progress of reading.
 
-    A file without any `\n` at its beginning has lines that end in `\r`; their ends become `\n`.
+    A file without any `\n` in its head has lines that end in `\r`; their ends become `\n`.
 
     Attributes:
-        number: of the last line that was read, from 1; 0 before the first.
+        number: Number of the last line read, from 1; 0 before the first.
     """
 
     def __init__(self, path: Path) -> None:
@@ -180,16 +180,16 @@ class Lines:
 
     @property
     def done(self) -> float:
-        """The share of the file that was read, from 0 to 1."""
+        """Share of the file that was read, from 0 to 1."""
         return self._share
 
     @property
     def place(self) -> str:
-        """The last line, for errors."""
+        """Location of the last line, for errors."""
         return self.place_from(self.number)
 
     def place_from(self, first: int) -> str:
-        """Return the place of the lines from `first` to the last that was read."""
+        """Return the location of the lines from `first` to the last one read."""
         lines = f"line {first}" if first >= self.number else f"lines {first} to {self.number}"
         return f"dataset '{self._path}', {lines}"
 
@@ -204,7 +204,7 @@ class Lines:
                 num_bytes += len(line)
                 is_plain = file.content is file.on_disk
                 self._share = (num_bytes if is_plain else file.on_disk.tell()) / size
-                # A mark that Windows puts in front.
+                # Windows writes a byte order mark first.
                 letters = line.removeprefix(codecs.BOM_UTF8) if self.number == 1 else line
                 try:
                     yield letters.decode("utf-8")
@@ -214,7 +214,7 @@ class Lines:
                     ) from exc
 
     def refused(self, why: str, first: int | None = None) -> BadDataset:
-        """Make the error of the last line, or of all lines from `first` to it."""
+        """Return the error of the last line, or of all lines from `first` on."""
         return BadDataset(f"{self.place_from(first or self.number)}: {why}")
 
 

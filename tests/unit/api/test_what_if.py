@@ -54,7 +54,7 @@ def test_a_narrow_link_makes_steps_longer_and_bounds_them() -> None:
     assert found.without.step_s is not None
     assert found.changed.step_s > 1.3 * found.without.step_s
     assert found.changed.bound_by == "the uplink of last"
-    assert found.without.bound_by.startswith("what ")
+    assert found.without.bound_by.startswith("the compute of ")
     assert found.changed.eta_s == pytest.approx(found.changed.step_s * 96, rel=0.1)
     assert found.changed.plans == ()
     assert found.unknown == ()
@@ -92,8 +92,8 @@ def test_what_nobody_measured_is_said() -> None:
     moment = replace(moment_of(LAYERS), machines={})
     found = what_if(moment, "peer last: 20 Mbps")
     assert found.unknown == (
-        "3 of 3 peers did not say how fast it computes",
-        "2 of 3 peers did not say how fast its link is",
+        "3 of 3 peers did not report their compute speed",
+        "2 of 3 peers did not report their link speed",
     )
 
 

@@ -137,7 +137,9 @@ def test_a_hub_that_says_no_costs_no_result(
     hub: type[Hub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hub, "error", OSError("no route"))
-    with pytest.raises(RunFailed, match=f"not on the hub: no route; it is in {tmp_path}"):
+    with pytest.raises(
+        RunFailed, match=f"not uploaded to the hub: no route; the result is in {tmp_path}"
+    ):
         push(tmp_path, "tuned", is_private=True)
     assert issubclass(HfHubHTTPError, OSError)
 

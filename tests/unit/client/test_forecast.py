@@ -73,7 +73,7 @@ def test_a_slow_uplink_is_what_a_step_is_bound_by() -> None:
 def test_a_slow_machine_is_what_a_step_is_bound_by() -> None:
     slow = Machine(flops_per_s=1e10, up_bytes_per_s=1e12, down_bytes_per_s=1e12)
     found = forecast(job(), on(FAST, slow, FAST, FAST))
-    assert found.bound_by == "what peer-1 computes (layers 1-2)"
+    assert found.bound_by == "the compute of peer-1 (layers 1-2)"
     assert found.stages[1].compute_s == pytest.approx(found.step_s / 8, rel=0.01)
 
 
@@ -203,7 +203,7 @@ def test_evaluations_are_told_apart_from_training() -> None:
     assert both.evaluation.sent_bytes == pytest.approx(6 * 10 * sample * 1.25, rel=0.03)
     assert (
         told.line("evaluation")
-        == "evaluation 6 times 10 samples, in all: sends 70.8 MB, takes up to 23.6 s"
+        == "evaluation 6 times on 10 samples: sends 70.8 MB and takes up to 23.6 s in all"
     )
 
 
@@ -219,7 +219,7 @@ def test_what_shadows_take_is_told_where_a_quality_is_asked_for() -> None:
     assert told.sent_bytes == pytest.approx(3 * 2 * 3 * sample, rel=0.01)
     assert told.seconds == pytest.approx(3 * 2 * sample / 1e6, rel=0.01)
     (line,) = [line for line in forecast(job(**asks), where).lines() if "shadows" in line]
-    assert line == "shadows   3 times 2 samples, in all: sends 7.1 MB, takes up to 2.36 s"
+    assert line == "shadows   3 times on 2 samples: sends 7.1 MB and takes up to 2.36 s in all"
     for spec, placed in (
         (job(), where),
         (job(**asks), on(FAST)),
@@ -252,13 +252,13 @@ def test_a_line_says_the_most_important() -> None:
     )
     assert found.line() == (
         "forecast  2.26 to 4.19 samples/s, 1.5 to 2.8 h (about 2 s a step at first, then 1); "
-        "bound by the uplink of peer-1"
+        "slowest: the uplink of peer-1"
     )
-    assert "range     wide: no run of this swarm was measured yet" in found.lines()
+    assert "range     wide, because this swarm has not measured a run yet" in found.lines()
     waits = replace(found, num_waiting=2, starts_after_s=240.0, num_learned=3)
     assert list(waits.lines())[1:] == [
-        "queue     2 runs wait before this one",
-        "start     in about 4 min: other runs end first",
+        "queue     2 runs are queued before this one",
+        "start     in about 4 min, once other runs have ended",
     ]
 
 
@@ -298,8 +298,8 @@ def test_peers_on_one_machine_share_its_cores_and_are_named() -> None:
         together.bound_by == "the cores of the machine of peer-0 and peer-1 and peer-2 and peer-3"
     )
     assert together.shared == (
-        "peer-0 and peer-1 and peer-2 and peer-3 are on one machine; "
-        "it computes for 2 of them at once",
+        "peer-0 and peer-1 and peer-2 and peer-3 share one machine, "
+        "which computes for 2 of them at once",
     )
     assert forecast(job(), on(*apart)).shared == ()
 
@@ -310,7 +310,7 @@ def test_other_runs_on_the_same_peers_stretch_a_step_while_they_last() -> None:
     spec = job()
     quiet, full = forecast(spec, alone), forecast(spec, beside)
     assert full.seconds == pytest.approx(1.8 * quiet.seconds)
-    assert full.shared == ("peer-0 trains 1 other run, 80 % of its time",)
+    assert full.shared == ("peer-0 spends 80 % of its time on 1 other run",)
     half = forecast(spec, beside, beside_s=full.seconds / 2)
     assert half.seconds == pytest.approx((full.seconds + quiet.seconds) / 2)
     assert forecast(spec, beside, beside_s=0.0).seconds == pytest.approx(quiet.seconds)

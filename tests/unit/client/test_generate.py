@@ -181,7 +181,7 @@ async def test_a_long_prompt_goes_in_parts(swarm: Swarm) -> None:
 FAILURES: list[tuple[FromStage | SwarmError | None, str]] = [
     (Busy("16 texts are continued here"), "16 texts"),
     (Unavailable("going away"), "going away"),
-    (None, "it ended the text"),
+    (None, "it closed the stream"),
     (NextToken(token=VOCAB_SIZE), f"expected a token below {VOCAB_SIZE}"),
     (TextActivation(values=bytes(4)), f"expected a token below {VOCAB_SIZE}"),
 ]

@@ -150,7 +150,7 @@ def test_classes_are_those_of_both_files(
     assert names == expected
     assert found == [*classes, *held_out]
     missing = sorted(set(held_out) - set(classes))
-    told = f"has classes that the training data lacks: {', '.join(missing)}"
+    told = f"the training data lacks these classes: {', '.join(missing)}"
     assert any(told in line for line in lines) is bool(missing)
 
 

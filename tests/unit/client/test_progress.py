@@ -100,9 +100,7 @@ def test_a_history_told_again_ends_in_the_same_state() -> None:
 def test_the_line_says_what_the_run_waits_for_until_it_goes_on() -> None:
     waiting = _after(_step(0), _status(RunPhase.WAITING, "waiting for layers 12-24", committed=1))
     assert waiting.line() == "waiting: layers 12-24"
-    assert (
-        waiting.after(_step(1)).line() == "loss 2.000  8.0 samples/s  saved 4.0 kB (6.0x)  ETA 0:19"
-    )
+    assert waiting.after(_step(1)).line() == "loss 2.000  8.0 samples/s  sent 6.0x less  ETA 0:19"
 
 
 def test_a_peer_that_a_training_run_hears_nothing_of_is_in_the_line_until_it_speaks() -> None:

@@ -275,7 +275,7 @@ def test_a_report_prints_in_six_lines() -> None:
     assert len(lines) == 6
     assert lines[0].startswith("run-1            2 of 9 steps, ")
     assert lines[2] == "evaluation loss  not evaluated"
-    assert lines[4] == "went back        2 times, 6 steps made again"
+    assert lines[4] == "went back        2 times, 6 steps trained again"
     empty = replace(report, losses=(), totals=StepTotals(), evaluations=())
     assert "training loss    no step ran" in str(empty)
 
@@ -356,8 +356,8 @@ def test_evaluations_bytes_and_samples_are_told_apart() -> None:
     assert document["bytes"]["2"]["evaluation"] == 110
     assert document["bytes"]["10"]["evaluation"] == 0
     assert kind_lines(report.sent)[-2:] == [
-        "evaluation           110 bytes of 220 bytes 2.0x",
-        "in all               250 bytes of 978 bytes 3.9x",
+        "evaluation           110 bytes instead of 220 bytes (2.0x less)",
+        "in all               250 bytes instead of 978 bytes (3.9x less)",
     ]
 
 
@@ -385,8 +385,8 @@ def test_a_run_that_stopped_early_tells_where_and_whose_weights_it_gives() -> No
     assert document["stopped_early"]
     assert document["eval"]["loss"] == 2.0
     text = "\n".join(report.summary_lines())
-    assert "stopped early        after step 3 of 9: no better for long enough" in text
-    assert "best weights         those of step 1" in text
+    assert "stopped early        after step 3 of 9: evaluations did not improve" in text
+    assert "best weights         from step 1" in text
     assert "evaluation loss      9.000 -> 2.000" in text
 
 

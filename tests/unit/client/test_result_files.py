@@ -176,7 +176,7 @@ def test_after_chats_generation_stops_at_the_end_of_a_turn(tmp_path: Path, own: 
         text = {"eos_token_id": own, "temperature": 0.7, "do_sample": False}
         (model / "generation_config.json").write_text(json.dumps(text))
     job = trained(model, [CHAT] * 4)
-    assert job.lines[-1].startswith("samples end by '<|im_end|>': eos_token_id of the result's")
+    assert job.lines[-1].startswith("samples end with '<|im_end|>': the result's generation_config")
     assert job.spec.train.end_token_ids == (IM_END,)
     out = job.export(tmp_path / "out")
     assert eos_of(out) == [*(own if isinstance(own, list) else [END]), IM_END]
@@ -212,7 +212,9 @@ def test_documents_that_end_by_the_tokenizers_end_teach_it(tmp_path: Path) -> No
 def test_an_adapter_says_where_to_stop(tmp_path: Path) -> None:
     model = save(tmp_path / "model", tokenizer())
     job = trained(model, [CHAT] * 4, adapter=Adapter.LORA)
-    assert job.lines[-1].endswith(f"give generate eos_token_id=[{IM_END}] beside its own")
+    assert job.lines[-1].endswith(
+        f"pass eos_token_id=[{IM_END}] to generate, together with its own"
+    )
     assert not (job.export(tmp_path / "out") / "generation_config.json").exists()
 
 

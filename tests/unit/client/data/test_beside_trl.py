@@ -158,7 +158,7 @@ def test_an_end_that_the_tokenizer_puts_itself_stands_once(tmp_path: Path) -> No
     (ours,), printed = read([{"text": "Cats"}], tokenizer, tmp_path)
     assert theirs.ids == [*ours.ids, tokenizer.eos_token_id]
     assert ours.ids[-2:].count(tokenizer.eos_token_id) == 1
-    assert "</s>: the tokenizer puts that behind texts" in printed
+    assert "</s>: the tokenizer adds it behind texts" in printed
 
 
 def test_a_beginning_in_the_text_stands_once(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_beginning_in_the_text_stands_once(tmp_path: Path) -> None:
     (ours,), printed = read([{"text": "<s>Cats"}], tokenizer, tmp_path)
     assert theirs.ids == [tokenizer.bos_token_id, *ours.ids]
     assert ours.ids.count(tokenizer.bos_token_id) == 1
-    assert "1 document with the tokenizer's beginning in the text" in printed
+    assert "1 document already with the tokenizer's leading tokens" in printed
 
 
 def test_documents_without_text_are_left_out(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_chats_without_an_answer_are_left_out(tmp_path: Path) -> None:
         trl_samples(rows, tokenizer, max_length=64, assistant_only_loss=True)
     ours, printed = read(rows, tokenizer, tmp_path, assistant_only_loss=True)
     assert ours == trl_samples(rows[1:], tokenizer, max_length=64, assistant_only_loss=True)
-    assert "1 sample without anything to learn left out" in printed
+    assert "1 sample without learned tokens left out" in printed
 
 
 def test_an_answer_in_white_space_keeps_its_place(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_an_answer_in_white_space_keeps_its_place(tmp_path: Path) -> None:
     (ours,), printed = read(rows, tokenizer, tmp_path, assistant_only_loss=True)
     assert ours.ids == theirs.ids
     assert theirs.learned == ours.learned[: len(theirs.learned)] != ours.learned
-    assert "the tokenizer has no tokens of white space" in printed
+    assert "the tokenizer has no white space tokens" in printed
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_line_breaks_of_several_tokens_are_printed(
     rows = [chat(random.Random(1))]
     tokenizer = tokenizer_of(make, "$A", CHATML)
     _, printed = read(rows, tokenizer, tmp_path, assistant_only_loss=True)
-    assert ("a line break behind a special token by several tokens" in printed) is is_printed
+    assert ("a line break behind a special token as several tokens" in printed) is is_printed
 
 
 @pytest.mark.parametrize("single", ["$A", "<s> $A", "$A </s>", "<s> $A </s>"])
@@ -278,6 +278,6 @@ def test_plain_text_is_one_stream_without_special_tokens(tmp_path: Path) -> None
     data = open_dataset(str(tmp_path / "a.txt"), Wanted(), ReadOptions(), tokenizer)
     tokens = data.samples(8, len(tokenizer)).tokens.ravel().tolist()
     assert not {tokenizer.bos_token_id, tokenizer.eos_token_id} & set(tokens)
-    assert "<s>: the tokenizer puts that in front of texts; plain text is cut without it" in (
+    assert "<s>: the tokenizer adds it in front of texts; plain text is cut without it" in (
         "\n".join(data.describe())
     )

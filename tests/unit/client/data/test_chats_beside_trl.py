@@ -164,7 +164,7 @@ def test_sharegpt_by_templates_roles_is_as_in_trl(tmp_path: Path) -> None:
             one["from"] = names[one["from"]]
     renamed, printed = read(rows, tokenizer, tmp_path, **given)
     assert renamed == ours
-    assert "'human' as user, 'gpt' as assistant; TRL gives the names to the template" in printed
+    assert "'human' as user, 'gpt' as assistant; TRL passes the names to the template" in printed
 
 
 def test_differences_of_a_chat_are_printed(tmp_path: Path) -> None:
@@ -178,9 +178,11 @@ def test_differences_of_a_chat_are_printed(tmp_path: Path) -> None:
     def call(arguments: object) -> list[object]:
         return [{"type": "function", "function": {"name": "weather", "arguments": arguments}}]
 
-    assert "tool calls: 'arguments' or 'content'" in printed(tool_calls=call('{"city": "Oslo"}'))
+    assert "tool calls: the template gets 'arguments' or 'content'" in printed(
+        tool_calls=call('{"city": "Oslo"}')
+    )
     assert "TRL" not in printed(tool_calls=call({"city": "Oslo"}))
-    assert "messages of weight 0 are only read; TRL does not" in printed(weight=0)
+    assert "messages of weight 0 are only read; TRL ignores" in printed(weight=0)
 
 
 # ---- what templates take of a call
@@ -239,7 +241,7 @@ def test_text_stays_text_where_the_template_takes_both() -> None:
 @pytest.mark.parametrize("name", ["llama3", "lfm2", "phi3", "qwen2_5_vl"])
 def test_templates_that_do_not_know_calls_are_refused(name: str) -> None:
     tokenizer = tokenizer_of("byte-level BPE", "$A", model_template(name))
-    with pytest.raises(ValueError, match="leaves out 'tool_calls'"):
+    with pytest.raises(ValueError, match="omits 'tool_calls'"):
         written(tokenizer, called({"city": "Oslo"}, content=""))
 
 

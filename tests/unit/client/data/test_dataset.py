@@ -88,13 +88,13 @@ def test_what_a_table_filled_up_is_no_part_of_a_message(words: Words) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"body": "a"}, "got 'body'; --text-column says which"),
+        ({"body": "a"}, "got 'body'; name a column with --text-column"),
         ({"prompt": "a", "answer": "b"}, "got 'prompt', 'answer'"),
         (
             {"text": "a", "label": 1},
-            "'label' is for --task classification.*text-column text",
+            "'label' needs --task classification.*text-column text",
         ),
-        ({"text": "a", "labels": [1]}, "'labels' is for --task classification"),
+        ({"text": "a", "labels": [1]}, "'labels' needs --task classification"),
         ({"text": 5}, "line 1: expected 'text' to be text, got a number"),
         ({"text": None}, "line 1: expected 'text' to be text, got nothing"),
         ({"prompt": [{}], "completion": "b"}, "expected 'prompt' to be text, got a list"),
@@ -213,8 +213,10 @@ def test_unpacked_documents_begin_samples_of_their_own(opened: Opened, jsonl: Js
     samples = opened(path, truncation=Truncation.SPLIT).samples(3, VOCAB)
     # An end alone has nothing in front of it.
     assert samples.tokens.tolist() == [[1, 2, 3], [4, END, NO_TOKEN], [5, 6, END]]
-    assert "3 documents, 3 samples of up to 3 tokens; 1 document split: 1 of 4" in samples.words
-    assert samples.words.endswith("; 1 sample without anything to learn left out")
+    assert (
+        "3 documents, 3 samples of up to 3 tokens; 1 document split, with 1 of 4" in samples.words
+    )
+    assert samples.words.endswith("; 1 sample without learned tokens left out")
 
 
 LONG = (
@@ -230,8 +232,8 @@ LONG = (
         (
             None,
             [[CONTEXT | 1, 2, 3], [CONTEXT | 5, 6, END]],
-            "2 documents of more than 3 tokens cut, which leaves out 5 of 11 tokens of theirs "
-            "(--truncation, --seq-length); 1 sample without anything to learn left out",
+            "2 documents of more than 3 tokens truncated, losing 5 of 11 tokens "
+            "(--truncation, --seq-length); 1 sample without learned tokens left out",
         ),
         (
             Truncation.DROP,
@@ -242,9 +244,9 @@ LONG = (
         (
             Truncation.SPLIT,
             [[CONTEXT | 1, 2, 3], [4, END], [CONTEXT | 5, 6, END], [CONTEXT | 1, 2, END]],
-            "2 documents split: 5 of 11 tokens of theirs stand in samples "
-            "without the beginning (--truncation, --seq-length); "
-            "1 sample without anything to learn left out",
+            "2 documents split, with 5 of 11 tokens in samples "
+            "without the document's beginning (--truncation, --seq-length); "
+            "1 sample without learned tokens left out",
         ),
     ],
 )
@@ -279,7 +281,7 @@ def test_wrapped_documents_that_go_on_in_another_sample_are_counted(
 ) -> None:
     path = jsonl({"text": "w1"}, {"text": "w2 w3"}, {"text": "w4 w5 w6"}, {"text": "w7"})
     samples = opened(path, **WRAPPED).samples(4, VOCAB)
-    told = "2 documents split: 2 of 7 tokens of theirs stand in samples without the beginning"
+    told = "2 documents split, with 2 of 7 tokens in samples without the document's beginning"
     assert told in samples.words
     assert [[w for w in row if w != NO_TOKEN] for row in samples.tokens.tolist()] == [
         [1, END, 2, 3],
@@ -316,7 +318,7 @@ def test_samples_without_anything_to_learn_are_left_out_and_counted(
     path = jsonl({"prompt": "w1 w2 w3 w4 ", "completion": "w5"}, {"prompt": "", "completion": "w5"})
     samples = opened(path).samples(2, VOCAB)
     assert samples.tokens.tolist() == [[5, END]]
-    assert "; 1 sample without anything to learn left out" in samples.words
+    assert "; 1 sample without learned tokens left out" in samples.words
     with pytest.raises(BadDataset, match=r"none of 1 samples of 2 tokens .*--no-completion-only"):
         opened(jsonl({"prompt": "w1 w2 w3 w4 w5 w6", "completion": ""}), separator="").samples(
             2, VOCAB
@@ -421,7 +423,7 @@ def test_an_option_that_means_nothing_for_the_data_is_refused(
     opened: Opened, tmp_path: Path, words: Words, name: str, options: dict[str, Any], flag: str
 ) -> None:
     (tmp_path / name).write_text('{"text": "w1"}' if "json" in name else "w1")
-    with pytest.raises(BadOption, match=f"{flag}: means nothing (for|where)"):
+    with pytest.raises(BadOption, match=f"{flag}: has no effect (on|where)"):
         opened(tmp_path / name, **options)
     reading, path = ReadOptions(**options), str(tmp_path / name)
     assert open_dataset(path, Wanted(), reading, words(), all_options=False).source == path

@@ -140,7 +140,7 @@ def test_how_far_a_compressed_file_was_read_grows_to_all_of_it(tmp_path: Path) -
 def test_a_file_beside_its_compressed_copy_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", '{"text": "a"}\n')
     write(tmp_path / "a.jsonl.gz", gzip.compress(b'{"text": "a"}\n'))
-    assert "has 'a.jsonl' and 'a.jsonl.gz', the same twice" in refusal(tmp_path)
+    assert "has both 'a.jsonl' and 'a.jsonl.gz'; remove one" in refusal(tmp_path)
 
 
 def test_splits_are_told_by_names_of_compressed_files(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_splits_are_told_by_names_of_compressed_files(tmp_path: Path) -> None:
 
 def test_parquet_in_a_gzip_file_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet.gz", gzip.compress(b"PAR1"))
-    assert "decompress it" in refusal(path)
+    assert "decompress the file" in refusal(path)
 
 
 # ---- other encodings and kinds
@@ -167,7 +167,7 @@ def test_parquet_in_a_gzip_file_is_refused(tmp_path: Path) -> None:
         ('{"text": "a"}\n'.encode("utf-16-be"), "line 1: expected UTF-8, got UTF-16 or binary"),
         (b"PK\x03\x04\x14\0", "a zip archive or a workbook; unpack it"),
         (b"PAR1\x15\x04", "got Parquet; --data-format parquet"),
-        (b"version https://git-lfs.github.com/spec/v1\noid x\n", "Git LFS; 'git lfs pull'"),
+        (b"version https://git-lfs.github.com/spec/v1\noid x\n", "Git LFS pointer; 'git lfs pull'"),
     ],
 )
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt", "a.jsonl.gz"])
@@ -220,10 +220,10 @@ def test_lines_that_end_by_a_carriage_return_are_told_apart_over_chunks(tmp_path
     ("name", "content", "why"),
     [
         ("a.csv", "prompt;completion\na;b\n", "line 1: .*'prompt;completion'; --delimiter ';'"),
-        ("a.csv", "prompt\tcompletion\na\tb\n", "line 1: .*; --data-format tsv parts them"),
-        ("a.tsv", "prompt,completion\na,b\n", "line 1: .*; --delimiter ',' parts them"),
-        ("a.csv", "prompt|completion\na|b\n", r"line 1: .*; --delimiter '\|' parts them"),
-        ("a.csv", "a,b\nx\ry,z\n", "line 2: a carriage return stands within a field"),
+        ("a.csv", "prompt\tcompletion\na\tb\n", "line 1: .*; --data-format tsv splits it"),
+        ("a.tsv", "prompt,completion\na,b\n", "line 1: .*; --delimiter ',' splits it"),
+        ("a.csv", "prompt|completion\na|b\n", r"line 1: .*; --delimiter '\|' splits it"),
+        ("a.csv", "a,b\nx\ry,z\n", "line 2: a field without quotes contains a carriage return"),
         ("a.csv", 'a,b\n1,"x\n2,y\n3,z\n', "lines 2 to 4: a quote .* never closed; --no-quotes"),
     ],
 )

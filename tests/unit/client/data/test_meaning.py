@@ -101,7 +101,7 @@ def test_a_message_of_weight_1_is_as_one_without(words: Words, value: object) ->
 
 def test_a_template_that_forgets_cannot_tell_a_message_apart(words: Words) -> None:
     forgetful = "{{ messages | length }}" + CHAT
-    with pytest.raises(BadDataset, match=r"line 1: .*its weight is 0\) cannot be found"):
+    with pytest.raises(BadDataset, match=r"line 1: .*message of weight 0 cannot be found"):
         document(words, with_key(0, weight=0), forgetful)
     with pytest.raises(BadDataset, match=r"line 1: .*the assistant's part cannot be found"):
         document(words, with_key(1, weight=0), forgetful)
@@ -177,7 +177,7 @@ def test_a_column_that_changes_the_meaning_is_refused(
 def test_tools_beside_text_are_refused(
     words: Words, row: dict[str, Any], column: dict[str, Any]
 ) -> None:
-    with pytest.raises(BadDataset, match=r"'tools' is for chats.*--remove-columns tools"):
+    with pytest.raises(BadDataset, match=r"'tools' belongs to chats.*--remove-columns tools"):
         document(words, row | column, CHAT)
     assert document(words, row | {"tools": ""}, CHAT) == document(words, row, CHAT)
 

@@ -147,7 +147,7 @@ def test_an_option_has_to_mean_something_for_one_of_them(tmp_path: Path, words: 
         )
 
     assert isinstance(opened(delimiter=";"), Mixture)
-    with pytest.raises(BadOption, match="--field: means nothing for"):
+    with pytest.raises(BadOption, match="--field: has no effect on"):
         opened(delimiter=";", field="data")
 
 

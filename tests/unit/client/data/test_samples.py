@@ -104,5 +104,5 @@ def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/dev/full", "wb", buffering=0) as full:
         monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full)
         file = SampleFile("data", seq_length=2, vocab_size=5)
-        with pytest.raises(BadDataset, match=r"cannot be kept in .*No space left.*TMPDIR"):
+        with pytest.raises(BadDataset, match=r"cannot be stored in .*No space left.*TMPDIR"):
             file.add([words_of([1] * 5)])

@@ -111,16 +111,16 @@ def test_messages_that_a_template_leaves_out_are_refused(words: Words) -> None:
     row: dict[str, Any] = {
         "messages": [{"role": "user", "content": "w1"}, {"role": "tool", "content": "w2"}]
     }
-    with pytest.raises(BadDataset, match="leaves out messages of 'tool'"):
+    with pytest.raises(BadDataset, match="omits messages of 'tool'"):
         document(words, row, deaf)
     calls: list[dict[str, Any]] = [
         {"role": "user", "content": "w1"},
         {"role": "assistant", "content": "w2", "tool_calls": [CALL]},
     ]
-    with pytest.raises(BadDataset, match="leaves out 'tool_calls'"):
+    with pytest.raises(BadDataset, match="omits 'tool_calls'"):
         document(words, {"messages": calls}, deaf)
     row |= {"messages": [{"role": "user", "content": "w1"}], "tools": [CALL]}
-    with pytest.raises(BadDataset, match=r"leaves out 'tools' \(--remove-columns tools"):
+    with pytest.raises(BadDataset, match=r"omits 'tools' \(--remove-columns tools"):
         document(words, row, deaf)
     assert text(document(words, row, deaf, remove_columns="tools")) == "w1"
 
@@ -131,7 +131,9 @@ def test_a_system_column_goes_in_front_of_a_chat(words: Words) -> None:
     assert text(document(words, row)) == "<system> w0 </s> <user> w1 </s> "
     assert text(document(words, row | {"system": ""})) == "<user> w1 </s> "
     twice = {"messages": [{"role": "system", "content": "w9"}, *turns], "system": "w0"}
-    with pytest.raises(BadDataset, match=r"line 1: 'system' stands beside.*--remove-columns sys"):
+    with pytest.raises(
+        BadDataset, match=r"line 1: 'system' and the first message.*--remove-columns sys"
+    ):
         document(words, twice)
 
 
@@ -166,9 +168,9 @@ def test_parts_of_reasoning_and_calls_stand_beside_the_text(words: Words) -> Non
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({"type": "image_url", "image_url": {"url": "a"}}, "of type 'image_url'"),
-        ({"type": "input_audio"}, "of type 'input_audio'"),
-        ({"text": "w1", "cache": True}, "of type None"),
+        ({"type": "image_url", "image_url": {"url": "a"}}, "has type 'image_url'"),
+        ({"type": "input_audio"}, "has type 'input_audio'"),
+        ({"text": "w1", "cache": True}, "has type None"),
         ({"type": "text"}, "'text' to be text, got nothing"),
         ({"type": "tool_call", "value": "f()"}, "a tool call as a JSON object"),
     ],
@@ -272,7 +274,7 @@ def test_system_and_history_stand_in_front_of_an_instruction(words: Words) -> No
     assert text(document(words, nothing)).startswith(ALPACA_HEAD)
     with pytest.raises(BadDataset, match="expected 'history' to be pairs of texts"):
         document(words, row | {"history": [["w1"]]})
-    with pytest.raises(BadDataset, match="'history' is for chats"):
+    with pytest.raises(BadDataset, match="'history' belongs to chats"):
         document(words, {"prompt": "w1", "completion": "w2", "history": [["w1", "w2"]]})
 
 
@@ -336,7 +338,7 @@ def test_a_template_is_a_text_that_is_all_learned(
         ({"column": ("text=question", "system=answer")}, "expected the columns"),
         (
             {"column": ("prompt=question", "completion=answer", "system=id")},
-            "--column system: means nothing where a document is 'question' and 'answer'",
+            "--column system: has no effect where a document is 'question' and 'answer'",
         ),
         ({"column": ("prompt=query", "completion=answer")}, "no column 'query'; it has 'question'"),
         ({"template": "{query}"}, "no column 'query'; it has 'question'"),
