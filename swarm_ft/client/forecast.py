@@ -36,6 +36,7 @@ from swarm_ft.protocol.machines.step_cost import (
 )
 from swarm_ft.protocol.machines.step_time import Bound, Crossing, StageTime, exchanged
 from swarm_ft.protocol.messages.capacity import Costs, Placed, PlacedPeer
+from swarm_ft.protocol.messages.enrolment import name_lookup
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_codec_spec
 from swarm_ft.protocol.spec.flops import FORWARD_PART, all_flops, num_outputs, stage_flops
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -85,11 +86,12 @@ class StageForecast:
 
     Attributes:
         layers: its blocks.
-        peers: its replicas.
+        peers: Ids of its replicas.
         memory: at each of them; None if nobody said what the stage takes.
         compute_s: of a microbatch, there and back, at the mean replica.
         up_bytes: that each replica sends, in the whole run.
         down_bytes: that each receives.
+        names: Names of its replicas for people.
     """
 
     layers: LayerRange
@@ -98,6 +100,7 @@ class StageForecast:
     compute_s: float
     up_bytes: float
     down_bytes: float
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,8 +221,20 @@ def placed_forecast(
         placed: by the coordinator.
         memory: see `forecast`.
     """
-    found = forecast(spec, placed.peers, memory, placed.costs, placed.beside_s)
-    return replace(found, num_waiting=placed.num_waiting, starts_after_s=placed.starts_after_s)
+    name_of = name_lookup(placed.names)
+    ids = {name_of(peer.peer_id): peer.peer_id for peer in placed.peers}
+    named = [replace(one, peer_id=PeerId(name_of(one.peer_id))) for one in placed.peers]
+    found = forecast(spec, named, memory, placed.costs, placed.beside_s)
+    stages = (
+        replace(stage, peers=tuple(ids[name] for name in stage.peers), names=stage.peers)
+        for stage in found.stages
+    )
+    return replace(
+        found,
+        stages=tuple(stages),
+        num_waiting=placed.num_waiting,
+        starts_after_s=placed.starts_after_s,
+    )
 
 
 def forecast(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from swarm_ft.ids import PeerId, RunId
+from swarm_ft.protocol.messages.enrolment import NamedMember
 from swarm_ft.protocol.spec.bounds import MAX_HOSTED, Length, Range, Text
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -147,6 +148,7 @@ class Placed:
         starts_after_s: until peers are free that have no room for one more stage; 0: it begins at
             once.
         beside_s: how long the other runs on these peers go on, about; 0: there are none.
+        names: Names of these peers.
     """
 
     peers: Annotated[tuple[PlacedPeer, ...], Length(MAX_PLACED)]
@@ -156,6 +158,7 @@ class Placed:
     num_waiting: Annotated[int, Range(0, 1 << 31)] = 0
     starts_after_s: Left = 0.0
     beside_s: Left = 0.0
+    names: Annotated[tuple[NamedMember, ...], Length(MAX_PLACED)] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

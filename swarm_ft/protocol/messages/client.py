@@ -17,6 +17,7 @@ from swarm_ft.protocol.messages.control import (
     Targets,
     TokenIds,
 )
+from swarm_ft.protocol.messages.enrolment import NamedMember
 from swarm_ft.protocol.messages.events import Serial, Steered, WentBack
 from swarm_ft.protocol.messages.meeting import MAX_RELAYS, Way
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, GradientTraffic, Traffic
@@ -247,6 +248,7 @@ class RunStatus:
         codecs: what they were changed to meanwhile, the last times; steps rising.
         quality: None where none was asked for.
         steered: the last requests to pause, resume or change the run, oldest first.
+        names: Names of peers in this message.
     """
 
     run_id: RunId
@@ -263,6 +265,7 @@ class RunStatus:
     codecs: Annotated[tuple[CodecChange, ...], Length(MAX_CODEC_CHANGES)] = ()
     quality: QualityFound | None = None
     steered: Annotated[tuple[Steered, ...], Length(MAX_STEERED)] = ()
+    names: Annotated[tuple[NamedMember, ...], Length(MAX_RUN_PEERS)] = ()
 
     @property
     def ending(self) -> str:
@@ -550,6 +553,8 @@ class RelayStatus:
 
 
 MAX_WARNINGS = 16
+MAX_NAMES = 4096
+"""Names of members in one message; more of them follow from their ids there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -564,6 +569,7 @@ class SwarmStatus:
         next_event: the serial number that the next event will have.
         contributors: who gave most, here or not; on the first page.
         warnings: what the coordinator's operator has to see to, for people.
+        names: Names of members in this message.
     """
 
     members: Annotated[tuple[MemberStatus, ...], Length(MAX_PAGE_MEMBERS)]
@@ -576,3 +582,4 @@ class SwarmStatus:
     next_event: Serial = 0
     contributors: Annotated[tuple[Contributor, ...], Length(MAX_CONTRIBUTORS)] = ()
     warnings: Annotated[tuple[Text, ...], Length(MAX_WARNINGS)] = ()
+    names: Annotated[tuple[NamedMember, ...], Length(MAX_NAMES)] = ()
