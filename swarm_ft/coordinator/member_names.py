@@ -56,6 +56,8 @@ class MemberNames:
 
     def found(self, text: str) -> tuple[str, ...]:
         """Return the ids of all members that a text of a command line may mean, see `is_meant`."""
+        if text in self._chosen:
+            return (text,)
         return tuple(one for one in self._chosen if is_meant(text, one, self.shown(one)))
 
     def of(self, member_ids: Iterable[str], max_names: int) -> tuple[NamedMember, ...]:

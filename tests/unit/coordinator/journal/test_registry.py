@@ -332,7 +332,7 @@ def test_a_member_has_the_name_it_chose_before_its_invitations(registry: Registr
     assert registry.chosen_name_of(name_of(other)) == "eve"
     registry.revoke(name_of(other))
     chosen = {name_of(key): "ada-3090", name_of(other): "eve"}
-    assert registry.chosen_names() == (chosen, {name_of(other)})
+    assert registry.chosen_names() == (chosen, frozenset({name_of(other)}))
 
 
 def test_a_member_without_a_name_gets_that_of_its_next_invitation(registry: Registry) -> None:
