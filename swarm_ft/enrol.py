@@ -17,6 +17,7 @@ from swarm_ft.identity.pinning import authority_at
 from swarm_ft.identity.roles import COORDINATOR_NAME
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
+from swarm_ft.protocol.spec.member_name import default_name
 from swarm_ft.transport.base import Channel, call
 from swarm_ft.transport.credentials import Credentials
 from swarm_ft.transport.grpc_options import GrpcOptions
@@ -47,6 +48,7 @@ class Membership:
         coordinator: Address at which the coordinator answered, `host:port`.
         initial_peers: Multiaddrs of nodes of the swarm's DHT.
         dht_prefix: Prefix of the swarm's keys in the DHT.
+        shown_name: This member's name for people.
     """
 
     name: str
@@ -54,17 +56,23 @@ class Membership:
     coordinator: str
     initial_peers: tuple[str, ...]
     dht_prefix: str
+    shown_name: str = ""
 
 
-async def enrol(invite: Invite, key: PrivateKey) -> Membership:
+async def enrol(invite: Invite, key: PrivateKey, chosen_name: str = "") -> Membership:
     """Have a key certified, at the first of the invitation's addresses that answers.
+
+    Args:
+        invite: The invitation.
+        key: The key, which this process has.
+        chosen_name: The name for people that this member chose. Empty leaves an earlier choice.
 
     Raises:
         BadInvite: The invitation is used up, expired or revoked, or another swarm answers.
         NotAllowed: The key was revoked.
         Unavailable: No address answers.
     """
-    return await _at_first(invite, lambda address: _enrol_at(address, invite, key))
+    return await _at_first(invite, lambda address: _enrol_at(address, invite, key, chosen_name))
 
 
 async def as_newcomer(
@@ -106,12 +114,14 @@ async def _newcomer_at(address: str, invite: Invite, key: PrivateKey) -> Credent
     return Credentials(key, shown, authority)
 
 
-async def _enrol_at(address: str, invite: Invite, key: PrivateKey) -> Membership:
+async def _enrol_at(address: str, invite: Invite, key: PrivateKey, chosen_name: str) -> Membership:
     newcomer = await _newcomer_at(address, invite, key)
-    enrolled = await _certified(address, newcomer)
+    enrolled = await _certified(address, newcomer, chosen_name)
     certificate = _checked(enrolled, newcomer.authority, key)
+    name = key_name(certificate)
     return Membership(
-        name=key_name(certificate),
+        name=name,
+        shown_name=enrolled.name or default_name(name),
         credentials=Credentials(key, certificate, newcomer.authority),
         coordinator=address,
         initial_peers=enrolled.initial_peers,
@@ -119,9 +129,9 @@ async def _enrol_at(address: str, invite: Invite, key: PrivateKey) -> Membership
     )
 
 
-async def _certified(address: str, credentials: Credentials) -> Enrolled:
+async def _certified(address: str, credentials: Credentials, chosen_name: str = "") -> Enrolled:
     async with _channel(address, credentials) as channel:
-        return await call(channel, ENROL, EnrolRequest(), TIMEOUT_S)
+        return await call(channel, ENROL, EnrolRequest(name=chosen_name), TIMEOUT_S)
 
 
 @asynccontextmanager

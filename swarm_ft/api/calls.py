@@ -133,6 +133,11 @@ class RunningPeer(Running[Peer]):
         return self._up.name
 
     @property
+    def peer_id(self) -> str:
+        """The peer's id, which follows from its key; `--json` has it as `peer`."""
+        return self._up.peer_id
+
+    @property
     def endpoint(self) -> str:
         """Where others reach it, `host:port`."""
         return self._up.endpoint
@@ -160,6 +165,7 @@ async def _serve(
     initial_peers: Sequence[str] = (),
     dht_prefix: str = DHT_PREFIX,
     peer_id: str | None = None,
+    name: str | None = None,
 ) -> RunningPeer:
     """Lend this machine to a swarm until the returned peer is stopped.
 
@@ -186,7 +192,9 @@ async def _serve(
         listening: where others reach this machine.
         initial_peers: without an invitation, DHT addresses of a swarm without keys, here.
         dht_prefix: of such a swarm.
-        peer_id: this peer's name there.
+        peer_id: this peer's id and name there.
+        name: The name by which people know this peer, such as "ada-3090"; None: the one that it
+            had, or two words and a number from its key.
 
     Returns:
         The peer, which others reach by now.
@@ -210,6 +218,7 @@ async def _serve(
         snapshots=snapshots,
         keep_disk_bytes=keep_disk_bytes,
         peer_id=peer_id,
+        name=name,
         encrypt_at_rest=encrypt_at_rest,
         buffers=buffers,
         listening=listening,
@@ -254,6 +263,7 @@ class RunningCoordinator(Running[Coordinator]):
         replica_only: bool = False,
         layers: str = "auto",
         weight: int = 1,
+        note: str = "",
     ) -> str:
         """Make an invitation; whoever has it may join.
 
@@ -266,9 +276,11 @@ class RunningCoordinator(Running[Coordinator]):
             layers: the only ones that it may host; auto for any.
             weight: 1 to 100, of the peers that a client's jobs get, to those of other invitations'
                 jobs; all clients that come with this one share it.
+            note: The name by which people know its bearer, such as "Anna", unless a peer chooses
+                one. Peers' names are visible to the whole swarm.
 
         Raises:
-            BadOption: the swarm has no keys, or a role is unknown.
+            BadOption: the swarm has no keys, a role is unknown, or the note can be no name.
         """
         if role not in {"peer", "client", "relay"}:
             raise BadOption(f"role {role!a:.80}: expected peer, client or relay")
@@ -283,7 +295,7 @@ class RunningCoordinator(Running[Coordinator]):
         with opened(self._journal) as (authority, registry):
             until = datetime.now(UTC) + expires
             made = registry.invite(
-                authority.fingerprint, (self.endpoint,), Role(role), uses, until, grant
+                authority.fingerprint, (self.endpoint,), Role(role), uses, until, grant, note
             )
         return str(made)
 

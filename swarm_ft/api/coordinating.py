@@ -29,6 +29,7 @@ from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.coordinator.journal.reserve import RESERVE_BYTES
 from swarm_ft.coordinator.journal.tokens import RESERVE_BYTES as TOKEN_RESERVE_BYTES
 from swarm_ft.coordinator.meetings import Introductions
+from swarm_ft.coordinator.member_names import MemberNames
 from swarm_ft.coordinator.recording.files import RecordingFiles, folder_of
 from swarm_ft.coordinator.relays import Relaying
 from swarm_ft.coordinator.restored import forget_missing_snapshots
@@ -224,6 +225,7 @@ class _Parts:
         self._owned = owned
         self._ticket_key = new_key()  # good for a minute's tickets, and for this process
         self._introductions = Introductions(lambda: self._ticket_key, SystemClock())
+        self._names = MemberNames()
         self.service = self._new_service(journal, recording)
         self.enrolment: Enrolment | None = None
         if owned:
@@ -235,6 +237,7 @@ class _Parts:
                 on_void=self.service.send_all_away,
                 on_renewed=self.service.renewed,
                 take_heard=self.service.take_heard,
+                names=self._names,
             )
         credentials = self.enrolment.credentials if self.enrolment else None
         self._grpc = GrpcTransport(GrpcOptions(credentials=credentials))
@@ -257,6 +260,7 @@ class _Parts:
             ways=self._introductions.meetings.known,
             relays=self._introductions.relays,
             recording=recording,
+            names=self._names,
         )
 
     async def serve(self) -> Server:

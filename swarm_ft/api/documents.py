@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -26,28 +27,43 @@ if TYPE_CHECKING:
 
 def status_fields(found: SwarmStatus) -> dict[str, Any]:
     """Of all that is known."""
+    from swarm_ft.protocol.messages.enrolment import name_lookup
+
+    name_of = name_lookup(found.names)
     relays = [
-        {"relay": r.name, "endpoint": r.endpoint, "links": r.links, "bytes": r.relayed_bytes}
+        {
+            "relay": r.name,
+            "name": name_of(r.name),
+            "endpoint": r.endpoint,
+            "links": r.links,
+            "bytes": r.relayed_bytes,
+        }
         for r in found.relays
     ]
     return {
         "version": found.version,
         "unix_s": found.unix_s,
         "next_event": found.next_event,
-        "peers": [_member_fields(member) for member in found.members],
-        "runs": [_run_fields(run) for run in found.runs],
+        "peers": [_member_fields(member, name_of) for member in found.members],
+        "runs": [_run_fields(run, name_of) for run in found.runs],
         "relays": relays,
         "contributors": [
-            {"peer": one.peer_id, **_flat(one.given), "words": str(one.given)}
+            {
+                "peer": one.peer_id,
+                "name": name_of(one.peer_id),
+                **_flat(one.given),
+                "words": str(one.given),
+            }
             for one in found.contributors
         ],
         "warnings": list(found.warnings),
     }
 
 
-def _member_fields(member: MemberStatus) -> dict[str, Any]:
+def _member_fields(member: MemberStatus, name_of: Callable[[str], str]) -> dict[str, Any]:
     return {
         "peer": member.peer_id,
+        "name": name_of(member.peer_id),
         "layers": str(member.layers or "auto"),
         "idle": member.idle,
         **grant_fields(member.grant),
@@ -60,15 +76,16 @@ def _member_fields(member: MemberStatus) -> dict[str, Any]:
         "heard_ago_s": member.heard_ago_s,
         "machine": _flat(member.machine),
         "works": [_work_fields(work) for work in member.works],
-        "links": [_link_fields(link) for link in member.links],
+        "links": [_link_fields(link, name_of) for link in member.links],
         "given": _flat(member.given),
     }
 
 
-def _link_fields(link: MemberLink) -> dict[str, Any]:
+def _link_fields(link: MemberLink, name_of: Callable[[str], str]) -> dict[str, Any]:
     speed = link.speed
     return {
         "peer": link.peer_id,
+        "name": name_of(link.peer_id),
         "way": str(link.way) if link.way is not None else None,
         "bytes_per_s": speed.bytes_per_s or None,
         "peak_bytes_per_s": speed.peak_bytes_per_s or None,
@@ -93,7 +110,7 @@ def _work_fields(work: MemberWork) -> dict[str, Any]:
     }
 
 
-def _run_fields(run: RunSummary) -> dict[str, Any]:
+def _run_fields(run: RunSummary, name_of: Callable[[str], str]) -> dict[str, Any]:
     from swarm_ft.client.words import kind_fields
 
     return {
@@ -122,7 +139,12 @@ def _run_fields(run: RunSummary) -> dict[str, Any]:
         "bytes_saved": run.bytes_saved,
         "relayed_bytes": run.sent.relayed_bytes,
         "stages": [
-            {"peer": s.peer_id, "layers": str(s.layers), "joining": s.peer_id in run.joining}
+            {
+                "peer": s.peer_id,
+                "name": name_of(s.peer_id),
+                "layers": str(s.layers),
+                "joining": s.peer_id in run.joining,
+            }
             for s in run.assignments
         ],
         "boundaries": [_boundary_fields(boundary) for boundary in run.boundaries],
@@ -153,12 +175,16 @@ def grant_fields(grant: Grant) -> dict[str, Any]:
 
 def event_fields(event: SwarmEvent) -> dict[str, Any]:
     """Of something that happened."""
+    from swarm_ft.protocol.spec.member_name import default_name
+
+    peer = event.peer_id
     return {
         "serial": event.serial,
         "unix_s": event.unix_s,
         "kind": event.kind.label,
         "run": event.run_id,
-        "peer": event.peer_id,
+        "peer": peer,
+        "name": None if peer is None else event.peer_name or default_name(peer),
         "from_step": event.from_step,
         "to_step": event.to_step,
         "words": event.words,

@@ -97,12 +97,14 @@ class Joined:
         credentials: None if links are not encrypted.
         name: of its key; None if it has none.
         coordinator: where that was as this process joined; None without an invitation.
+        shown_name: This member's name for people; None if it has no key.
     """
 
     directory: Directory
     credentials: Credentials | None = None
     name: str | None = None
     coordinator: str | None = None
+    shown_name: str | None = None
 
     def transport(
         self, grpc: GrpcTransport, shape: Shape | None = None
@@ -236,12 +238,15 @@ async def beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def joined(way: WayIn, key_file: Path | None = None) -> AsyncIterator[Joined]:
+async def joined(
+    way: WayIn, key_file: Path | None = None, chosen_name: str = ""
+) -> AsyncIterator[Joined]:
     """Be in the swarm as long as the context lasts.
 
     Args:
         way: that leads there.
         key_file: of the process's own key, made if it needs one; None: a new one each time.
+        chosen_name: The name for people that this member chose; empty: none.
 
     Raises:
         BadOption: the key's file cannot be read or written.
@@ -259,7 +264,7 @@ async def joined(way: WayIn, key_file: Path | None = None) -> AsyncIterator[Join
     from swarm_ft.identity.keys import key_at, new_key
 
     own = key_at(key_file) if key_file else new_key()
-    member = await enrol(way.invite, own)
+    member = await enrol(way.invite, own, chosen_name)
     directory = await _directory_of(member, own, way.initial_peers)
     find = functools.partial(find_coordinator, directory)
     renewing = asyncio.create_task(stay_enrolled(member.credentials, own, find))
@@ -269,6 +274,7 @@ async def joined(way: WayIn, key_file: Path | None = None) -> AsyncIterator[Join
             credentials=member.credentials,
             name=member.name,
             coordinator=member.coordinator,
+            shown_name=member.shown_name,
         )
     finally:
         renewing.cancel()

@@ -20,6 +20,7 @@ from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.clock import SystemClock
 from swarm_ft.codec.kernels import coding_device
 from swarm_ft.coordinator.journal.journal import Journal
+from swarm_ft.coordinator.member_names import MemberNames
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.discovery.here import HereDirectory
 from swarm_ft.errors import NotFound
@@ -75,6 +76,7 @@ class MembersHere:
         self._members: list[tuple[Caller, Credentials]] = []
         self.client = SwarmClient(self._directory, *self._transport(Role.CLIENT))
         self._peers: dict[str, _Peer] = {}
+        self._names = MemberNames()
         self._directories: list[str] = []
         self._access = ModelAccess()
 
@@ -89,7 +91,8 @@ class MembersHere:
         torch.set_num_threads(self._threads)
         journal = Journal(str(self._folder / "coordinator.db"))
         self._running.enter_context(closing(journal))
-        service = CoordinatorService(journal, self._clock, SnapshotStore(self._snapshots))
+        store = SnapshotStore(self._snapshots)
+        service = CoordinatorService(journal, self._clock, store, names=self._names)
         transport, _ = self._transport(Role.COORDINATOR, COORDINATOR_NAME)
         server = await transport.serve("127.0.0.1", 0, service.handlers())
         self._running.push_async_callback(server.stop)
@@ -148,6 +151,7 @@ class MembersHere:
 
     async def _add(self, name: str, layers: str) -> None:
         transport, own_name = self._transport(Role.PEER)
+        self._names.add(own_name, name)
         shard_dir = self._folder / name
         shard_dir.mkdir(exist_ok=True)
         node = PeerNode(

@@ -38,6 +38,7 @@ from swarm_ft.ids import PeerId
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.member_name import ChosenName
 from swarm_ft.stage.names import check_allowed_models, check_device_name
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class ServeOptions:
         upload_mbps: that it sends to other members at most; None: as fast as it goes.
         download_mbps: so too of what it receives.
         monthly_gb: that it sends and receives in a calendar month at most.
+        name: The peer's name for people; None: the one that it had, or one from its key.
     """
 
     layers: LayerRange | None = None
@@ -114,6 +116,7 @@ class ServeOptions:
     upload_mbps: float | None = None
     download_mbps: float | None = None
     monthly_gb: float | None = None
+    name: str | None = None
     buffers: BufferOptions = field(default_factory=BufferOptions)
     listening: Listening = field(default_factory=Listening)
 
@@ -180,11 +183,17 @@ def check_options(way: WayIn, options: ServeOptions) -> None:
     manners_of(options.hours, options.pause_when)
     check_device_name(options.device)
     check_allowed_models(options.allow_models)
+    refused = ChosenName().refusal(options.name or "")
+    if refused is not None or options.name == "":
+        raise BadOption(f"--name: {refused or 'expected a name, got an empty text'}")
     if way.invite is None:
         _check_has_keys(options)
         options.listening.check_only_here()
     elif options.peer_id is not None:
-        raise BadOption("--peer-id: with an invitation a peer's name is its key's")
+        raise BadOption(
+            "--peer-id: expected it with --insecure alone; with an invitation a peer's id follows "
+            "from its key, and --name chooses what people read"
+        )
 
 
 @contextmanager
@@ -228,9 +237,15 @@ def _unbounded() -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peer:
-    """One that listens."""
+    """One that listens.
+
+    Attributes:
+        name: The peer's name for people.
+        peer_id: The peer's id.
+    """
 
     name: str
+    peer_id: str
     node: PeerNode
     endpoint: str
     transport: GrpcTransport | HomeTransport
@@ -300,7 +315,10 @@ async def peer_up(
     async with announced(server, listening, directory, Role.PEER, offer.peer_id) as endpoint:
         if home:
             home.start((endpoint,))
-        yield Peer(name=offer.peer_id, node=node, endpoint=endpoint, transport=transport)
+        name = swarm.shown_name or offer.peer_id
+        yield Peer(
+            name=name, peer_id=offer.peer_id, node=node, endpoint=endpoint, transport=transport
+        )
 
 
 async def serve_until_over(
@@ -319,7 +337,7 @@ async def serve_until_over(
         SwarmError: what keeps it from being a peer, or made it stop.
     """
     with lending(way, options) as lent:
-        async with joined(way, lent.key_file) as swarm:
+        async with joined(way, lent.key_file, options.name or "") as swarm:
             offer = await lent.offer(swarm)
             up = peer_up(swarm, options.listening, offer, lent.make_engine, lent.shape)
             async with up as peer, kept(peer.node, lent.keeper):
@@ -435,6 +453,8 @@ def _checked_name(name: str) -> PeerId:
 
 def _check_has_keys(options: ServeOptions) -> None:
     """Caps are of links to other machines, which only members with keys have."""
+    if options.name is not None:
+        raise BadOption("--name: expected an invitation; without one --peer-id names this peer")
     for name in ("upload_mbps", "download_mbps", "monthly_gb"):
         if getattr(options, name) is not None:
             option = f"--{name.replace('_', '-')}"

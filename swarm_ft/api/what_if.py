@@ -21,6 +21,7 @@ from swarm_ft.protocol.machines.step_time import foreseen_s
 from swarm_ft.protocol.messages.capacity import Machine, PlacedPeer
 from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.spec.flops import stage_flops
+from swarm_ft.protocol.spec.member_name import default_name
 
 BYTES_PER_S = 1e6 / 8
 """Of one Mbps."""
@@ -121,9 +122,11 @@ def change_of(words: str, state: SwarmState) -> Change:
 
 def _named(words: str, name: str, state: SwarmState) -> PeerId:
     meant = [peer for peer in state.members if peer == name]
-    meant = meant or [peer for peer in state.members if peer.startswith(name)]
+    meant = meant or [
+        peer for peer in state.members if name == default_name(peer) or peer.startswith(name)
+    ]
     if len(meant) != 1:
-        known = ", ".join(state.members) or "nobody"
+        known = ", ".join(map(default_name, state.members)) or "nobody"
         raise BadOption(f"--what-if {ascii(words)[:80]}: expected one of those there: {known}")
     return meant[0]
 

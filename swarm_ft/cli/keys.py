@@ -19,6 +19,9 @@ from swarm_ft.cli.options import examples, json_flag, log_option
 from swarm_ft.errors import BadOption
 
 if TYPE_CHECKING:
+    from swarm_ft.coordinator.journal.registry import Registry
+    from swarm_ft.coordinator.member_names import MemberNames
+    from swarm_ft.identity.roles import Role
     from swarm_ft.protocol.spec.grant import Grant
 
 REPLICA_ONLY = "replica-only"
@@ -77,7 +80,7 @@ def init(journal: str, as_json: bool) -> None:
 @click.command(
     short_help="Let somebody join.",
     epilog=examples(
-        "swarm-ft invite",
+        "swarm-ft invite --note Anna",
         "swarm-ft invite --role client --expires 1h",
         "swarm-ft invite --role client --weight 3",
         "swarm-ft invite --uses 20 --address swarm.example.org:7000",
@@ -121,6 +124,13 @@ def init(journal: str, as_json: bool) -> None:
     help="How many members may join; returning members are not counted again.",
 )
 @click.option(
+    "--note",
+    metavar="NAME",
+    default="",
+    help="The name by which people know its bearer, such as Anna, unless a peer chooses one "
+    "(serve-stage --name).  [default: two words and a number from its key]",
+)
+@click.option(
     "--expires",
     type=Duration(),
     default="7d",
@@ -151,6 +161,7 @@ def invite(
     uses: int,
     expires: timedelta,
     addresses: tuple[str, ...],
+    note: str,
     is_public: bool,
     journal: str,
     as_json: bool,
@@ -172,15 +183,16 @@ def invite(
         if not addresses:
             raise BadOption("--address: start the coordinator first, or say where it will be")
         until = datetime.now(UTC) + expires
-        made = registry.invite(authority.fingerprint, addresses, becomes, uses, until, grant)
+        made = registry.invite(authority.fingerprint, addresses, becomes, uses, until, grant, note)
     if as_json:
         told = {"invite": str(made), "name": made.name, "role": becomes.value, "uses": uses}
+        told["note"] = note
         expires_at = until.isoformat(timespec="seconds")
         click.echo(json.dumps({**told, **grant_fields(grant), "expires": expires_at}))
         return
     click.echo(str(made))
     click.echo(
-        f"{made.name}: for {uses} {becomes}{'s' if uses > 1 else ''}{_limits(grant)}, until "
+        f"{made.name}: for {_bearers(note, uses, becomes)}{_limits(grant)}, until "
         f"{until.astimezone():%Y-%m-%d %H:%M}; joins with it in a file, so that no 'ps' shows it:",
         err=True,
     )
@@ -217,6 +229,11 @@ def _show_public(journal: str, *, as_json: bool) -> None:
     click.echo(json.dumps(told) if as_json else str(public))
 
 
+def _bearers(note: str, uses: int, role: Role) -> str:
+    """Return who joins with an invitation: `Anna, 1 peer`."""
+    return f"{f'{note}, ' if note else ''}{uses} {role}{'s' if uses > 1 else ''}"
+
+
 def _limits(grant: Grant) -> str:
     return f" ({grant})" if str(grant) else ""
 
@@ -224,7 +241,7 @@ def _limits(grant: Grant) -> str:
 @click.group(
     cls=CommandGroup,
     short_help="See and take back who may take part.",
-    epilog=examples("swarm-ft keys list", "swarm-ft keys revoke 7pc4kmmfwwlnk6..."),
+    epilog=examples("swarm-ft keys list", "swarm-ft keys revoke calm-otter-41"),
 )
 def keys() -> None:
     """See who may take part in a swarm, and take it back."""
@@ -241,13 +258,15 @@ def list_keys(journal: str, as_json: bool) -> None:
     """
     with opened(journal) as (_, registry):
         members, invitations = registry.members(), registry.invitations()
+        names = _names(registry)
     if as_json:
         click.echo(
             json.dumps(
                 {
                     "members": [
                         {
-                            "name": m.name,
+                            "id": m.name,
+                            "name": names.shown(m.name),
                             "role": m.role.value,
                             "invitation": m.invitation,
                             "joined": utc_time(m.joined_unix_s),
@@ -260,6 +279,7 @@ def list_keys(journal: str, as_json: bool) -> None:
                     "invitations": [
                         {
                             "name": i.name,
+                            "note": i.note,
                             "role": i.role.value,
                             "uses_left": i.uses_left,
                             "expires": i.expires_unix_s and utc_time(i.expires_unix_s),
@@ -271,34 +291,50 @@ def list_keys(journal: str, as_json: bool) -> None:
             )
         )
         return
+    width = max((len(names.shown(m.name)) for m in members), default=0)
     for m in members:
         end = "  revoked" if m.is_revoked else ""
         joined = f"joined {local_time(m.joined_unix_s)}, seen {local_time(m.seen_unix_s)}"
-        click.echo(f"{m.role:<6} {m.name}  by {m.invitation}  {joined}{_limits(m.grant)}{end}")
+        who = f"{m.role:<6} {names.shown(m.name):<{width}}  {m.name}"
+        click.echo(f"{who}  by {m.invitation}  {joined}{_limits(m.grant)}{end}")
     for i in invitations:
         left = "any number" if i.uses_left is None else f"{i.uses_left} left"
         until = f", until {local_time(i.expires_unix_s)}" if i.expires_unix_s else ""
-        click.echo(f"{i.name}  for {i.role}s{_limits(i.grant)}  {left}{until}")
+        note = f"  {i.note}" if i.note else ""
+        click.echo(f"{i.name}{note}  for {i.role}s{_limits(i.grant)}  {left}{until}")
     if not members and not invitations:
         click.echo("nobody was invited yet; 'swarm-ft invite' does")
 
 
 @keys.command(
-    epilog=examples(
-        "swarm-ft keys revoke 7pc4kmmfwwlnk6...", "swarm-ft keys revoke invite-00010203"
-    )
+    epilog=examples("swarm-ft keys revoke calm-otter-41", "swarm-ft keys revoke invite-00010203")
 )
 @click.argument("name")
 @journal_option
 @log_option
 def revoke(name: str, journal: str) -> None:
-    """Take back a member's key, or an invitation, by its name.
+    """Take back a member's key, or an invitation.
 
-    The coordinator heeds it within a second, and tells all members.
+    NAME is a member's name, the first letters of its id, or an invitation. The coordinator heeds it
+    within a second, and tells all members.
     """
     with opened(journal) as (_, registry):
-        registry.revoke(name)
-    click.echo(f"{name} is revoked")
+        names = _names(registry)
+        meant = names.found(name) or (name,)
+        if len(meant) > 1:
+            listed = ", ".join(meant)
+            raise BadOption(f"{name}: expected one member, got {len(meant)}; give an id: {listed}")
+        registry.revoke(meant[0])
+        shown = names.shown(meant[0])
+    click.echo(f"{shown} is revoked" if shown == meant[0] else f"{shown}, {meant[0]}, is revoked")
+
+
+def _names(registry: Registry) -> MemberNames:
+    from swarm_ft.coordinator.member_names import MemberNames
+
+    names = MemberNames()
+    names.replace(*registry.chosen_names())
+    return names
 
 
 @keys.command(

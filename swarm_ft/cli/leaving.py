@@ -145,9 +145,9 @@ class PeerLine:
             logger.info("%s", self._does())
 
 
-def say_farewell(given: Contribution | None, *, as_json: bool) -> None:
+def say_farewell(name: str, given: Contribution | None, *, as_json: bool) -> None:
     """Print the swarm's count of what this peer gave, if that is anything."""
     if as_json:
         click.echo(json.dumps({"gave": asdict(given) if given is not None else None}))
     elif given is not None and given.steps:
-        click.echo(f"this peer gave {given}; thank you")
+        click.echo(f"{name} gave {given}; thank you")

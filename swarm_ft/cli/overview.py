@@ -14,9 +14,10 @@ from swarm_ft.protocol.messages.client import (
     RunSummary,
     SwarmStatus,
 )
+from swarm_ft.protocol.messages.enrolment import name_lookup
 from swarm_ft.protocol.spec.sizes import size_words
 
-MIN_NAME_CHARS = 8
+MIN_NAME_CHARS = 24
 """Of a long name; more where two begin alike."""
 MAX_DEVICE_CHARS = 28
 SILENT_S = 10.0
@@ -110,15 +111,16 @@ def _work(work: MemberWork, names: Mapping[PeerId, str]) -> str:
 
 
 def short_names(found: SwarmStatus) -> Mapping[PeerId, str]:
-    """All peers' names, long ones cut so that they still differ."""
+    """Return all peers' names by their ids, long ones cut so that they still differ."""
     here = {member.peer_id for member in found.members}
-    all_names = here | {one.peer_id for run in found.runs for one in run.assignments}
-    longest = max(map(len, all_names), default=0)
+    peers = here | {one.peer_id for run in found.runs for one in run.assignments}
+    shown = dict(zip(peers, map(name_lookup(found.names), peers), strict=True))
+    longest = max(map(len, shown.values()), default=0)
     for length in range(MIN_NAME_CHARS, longest):
-        cut = {name: name if len(name) <= length + 2 else name[:length] for name in all_names}
+        cut = {i: name if len(name) <= length + 2 else name[:length] for i, name in shown.items()}
         if len(set(cut.values())) == len(cut):
             return cut
-    return {name: str(name) for name in all_names}
+    return shown
 
 
 def _table(title: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -71,7 +71,7 @@ def in_words(state: PeerState) -> str:
     seconds = f" (about {state.seconds:.0f} s)" if state.seconds >= 1 else ""
     why = f": {state.words}{seconds}" if state.words else ""
     gave = f"; it gave {state.gave}" if state.gave else ""
-    return f"peer {state.peer} is {state.state}{why}{gave}"
+    return f"peer {state.name or state.peer} is {state.state}{why}{gave}"
 
 
 def _home(given: Path | None) -> Path:

@@ -39,12 +39,13 @@ class PeerState:
     """What a peer is at.
 
     Attributes:
-        peer: its name.
+        peer: its id.
         state: working, idle, pausing, paused, leaving.
         words: why, or what it waits for; empty if there is nothing to say.
         seconds: that this takes yet, about.
         gave: the swarm's count of what it gave, in words; empty if the coordinator told nothing.
         given: the same as numbers; None if it told nothing.
+        name: The peer's name for people.
     """
 
     peer: str
@@ -53,18 +54,19 @@ class PeerState:
     seconds: float = 0.0
     gave: str = ""
     given: dict[str, float] | None = None
+    name: str = ""
 
     def is_what(self, verb: str) -> bool:
         """Whether nothing is to be waited for after this was asked."""
         return {PAUSE: self.state == "paused", DRAIN: self.state == "gone"}.get(verb, True)
 
 
-def state_of(name: str, node: PeerNode) -> PeerState:
+def state_of(peer_id: str, node: PeerNode, name: str = "") -> PeerState:
     """What a peer is at now, with its contribution as it came last."""
     contribution = node.last_contribution
     gave = str(contribution) if contribution is not None else ""
     given = asdict(contribution) if contribution is not None else None
-    told = PeerState(peer=name, state="idle", gave=gave, given=given)
+    told = PeerState(peer=peer_id, name=name, state="idle", gave=gave, given=given)
     presence = node.presence
     leaving, progress = presence.leaving, presence.progress
     if leaving is None:
@@ -81,12 +83,16 @@ class PeerControl:
     """The peer's side.
 
     Args:
-        name: the peer's.
+        peer_id: The peer's id.
         node: the peer.
         ask: what to do with a verb that changes something.
+        name: The peer's name for people.
     """
 
-    def __init__(self, name: str, node: PeerNode, ask: Callable[[str], None]) -> None:
+    def __init__(
+        self, peer_id: str, node: PeerNode, ask: Callable[[str], None], name: str = ""
+    ) -> None:
+        self._peer_id = peer_id
         self._name = name
         self._node = node
         self._ask = ask
@@ -139,7 +145,7 @@ class PeerControl:
         told: PeerState | None = None
         await self._node.contribution()
         while told is None or not told.is_what(verb):
-            now = state_of(self._name, self._node)
+            now = state_of(self._peer_id, self._node, self._name)
             if told is None or now.state != told.state or gist_of(now.words) != gist_of(told.words):
                 writer.write(json.dumps(asdict(now)).encode() + b"\n")
                 await writer.drain()

@@ -84,7 +84,7 @@ def forecast_lines(found: Forecast) -> Iterator[str]:
 def _stage_line(stage: StageForecast) -> str:
     from rich.filesize import decimal
 
-    names = ", ".join(stage.peers)
+    names = ", ".join(stage.names or stage.peers)
     takes = _size(stage.memory.total) if stage.memory else "?"
     computes = f"{1000 * stage.compute_s:.0f} ms a microbatch" if stage.compute_s else "?"
     return (

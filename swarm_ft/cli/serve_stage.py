@@ -35,7 +35,7 @@ from swarm_ft.protocol.spec.bounds import MAX_HOSTED
 
 if TYPE_CHECKING:
     from swarm_ft.api.manners import Keeper
-    from swarm_ft.api.serving import Lent
+    from swarm_ft.api.serving import Lent, Peer
     from swarm_ft.peer.node import PeerNode, PeerOptions
     from swarm_ft.reach.transport import HomeTransport
     from swarm_ft.transport.grpc_transport import GrpcTransport
@@ -164,10 +164,17 @@ def _link_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "is free]",
 )
 @click.option(
+    "--name",
+    metavar="NAME",
+    help="The name by which people know this peer, such as ada-3090: up to 24 letters, digits, "
+    "'-', '_' and '.'. Everybody in the swarm sees it.  [default: the one that it had, or two "
+    "words and a number from its key]",
+)
+@click.option(
     "--peer-id",
     metavar="NAME",
-    help="Name of this peer, with --insecure alone.  [default: the one that it had here before, or "
-    "a random one]",
+    help="Id and name of this peer, with --insecure alone.  [default: the one that it had here "
+    "before, or a random one]",
 )
 @click.option(
     "--hours",
@@ -231,7 +238,7 @@ def serve_stage(
     load(*PEER_MODULES)
 
     async def work(lent: Lent) -> None:
-        async with joined(way, lent.key_file) as swarm:
+        async with joined(way, lent.key_file, options.name or "") as swarm:
             await _serve(swarm, lent, leave_timeout, as_json=as_json)
 
     with lending(way, options) as lent:
@@ -264,9 +271,10 @@ async def _serve(swarm: Joined, lent: Lent, leave_timeout_s: float, *, as_json: 
         on_leave=line.show,
     )
     async with up as peer:
-        _show(offer, lent, peer.endpoint, is_encrypted=bool(swarm.credentials), as_json=as_json)
+        is_encrypted = bool(swarm.credentials)
+        _show(offer, lent, peer, is_encrypted=is_encrypted, as_json=as_json)
         ask = partial(_asked, peer.node, line, lent.keeper)
-        speaking = PeerControl(offer.peer_id, peer.node, ask)
+        speaking = PeerControl(offer.peer_id, peer.node, ask, peer.name)
         home = lent.home.path if lent.home else None
 
         async def tell() -> None:
@@ -283,7 +291,7 @@ async def _serve(swarm: Joined, lent: Lent, leave_timeout_s: float, *, as_json: 
                 await peer.run()
             finally:
                 line.end()
-                say_farewell(peer.node.last_contribution, as_json=as_json)
+                say_farewell(peer.name, peer.node.last_contribution, as_json=as_json)
 
 
 def _asked(node: PeerNode, line: PeerLine, keeper: Keeper, verb: str) -> None:
@@ -327,22 +335,21 @@ async def _tell_reached(
         await tell_reached(transport.reach, coordinator, as_json=as_json)
 
 
-def _show(
-    offer: PeerOptions, lent: Lent, endpoint: str, *, is_encrypted: bool, as_json: bool
-) -> None:
+def _show(offer: PeerOptions, lent: Lent, peer: Peer, *, is_encrypted: bool, as_json: bool) -> None:
     from swarm_ft.protocol.spec.bounds import host_of, is_loopback
     from swarm_ft.transport.grpc_options import ADVICE, restarts_after_idle
 
+    endpoint = peer.endpoint
     layers, only_here = str(offer.layers or "auto"), is_loopback(host_of(endpoint))
     if as_json:
-        told = {"peer": offer.peer_id, "layers": layers, "endpoint": endpoint}
+        told = {"peer": offer.peer_id, "name": peer.name, "layers": layers, "endpoint": endpoint}
         privacy = {"encrypted": is_encrypted, "encrypted_at_rest": offer.encrypts}
         privacy["only_here"] = only_here
         lends = {"lends": lent.resources.fields()}
         click.echo(json.dumps({**told, **privacy, **lends}))
         return
     chosen = f"it offers layers {layers}" if offer.layers else "the coordinator chooses its layers"
-    click.echo(f"This machine is {offer.peer_id} at {endpoint}; {chosen}. Ctrl-C leaves.")
+    click.echo(f"This machine is {peer.name} at {endpoint}; {chosen}. Ctrl-C leaves.")
     if only_here:
         click.echo(
             f"{host_of(endpoint)} is this machine's own address: peers on other machines cannot "

@@ -7,7 +7,7 @@ no torch; so each takes a fraction of a second.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import asdict
 from datetime import datetime
@@ -88,29 +88,35 @@ def verbose_lines(found: SwarmStatus) -> Iterator[str]:
     """All that the coordinator knows, for people: warnings, runs, peers, relays, who is away."""
     from rich.filesize import decimal
 
+    from swarm_ft.protocol.messages.enrolment import name_lookup
+
+    name_of = name_lookup(found.names)
     yield from (f"warning: {one}" for one in found.warnings)
     for run in found.runs:
-        yield from _run_lines(run)
+        yield from _run_lines(run, name_of)
     for member in found.members:
-        yield from _member_lines(member)
+        yield from _member_lines(member, name_of)
     if not found.members:
         yield "no peer is there; start some with 'swarm-ft serve-stage'"
     for relay in found.relays:
         moved = decimal(relay.relayed_bytes)
-        named = f"relay {relay.name or 'of the coordinator'} at {relay.endpoint}"
+        name = name_of(relay.name) if relay.name else "of the coordinator"
+        named = f"relay {name} at {relay.endpoint}"
         yield f"{named}  {relay.links} links, {moved} so far"
     here = {member.peer_id for member in found.members}
     for one in found.contributors:
         if one.peer_id not in here:
-            yield f"peer {one.peer_id}  not here now; gave {one.given}"
+            yield f"peer {name_of(one.peer_id)}  not here now; gave {one.given}"
 
 
-def _member_lines(member: MemberStatus) -> Iterator[str]:
+def _member_lines(member: MemberStatus, name_of: Callable[[str], str]) -> Iterator[str]:
     from swarm_ft.protocol.spec.sizes import size_words
 
+    name = name_of(member.peer_id)
+    key = "" if name == member.peer_id else f"  ({member.peer_id})"
     granted = f"  ({member.grant})" if str(member.grant) else ""
     idle = f"  idle: {member.idle}" if member.idle else ""
-    yield f"peer {member.peer_id}  layers {member.layers or 'auto'}{granted}{idle}"
+    yield f"peer {name}{key}  layers {member.layers or 'auto'}{granted}{idle}"
     machine = member.machine
     words = [
         member.device,
@@ -122,8 +128,8 @@ def _member_lines(member: MemberStatus) -> Iterator[str]:
     if any(words):
         yield f"  {', '.join(filter(None, words))}"
     for work in member.works:
-        yield f"  {_work_words(work)}"
-    links = [link_words(link, link.peer_id) for link in member.links]
+        yield f"  {_work_words(work, name_of)}"
+    links = [link_words(link, name_of(link.peer_id)) for link in member.links]
     if machine.up_bytes_per_s:
         up, down = (8e-6 * rate for rate in (machine.up_bytes_per_s, machine.down_bytes_per_s))
         trip = f"{1e3 * machine.round_trip_s:.0f} ms there and back"
@@ -134,10 +140,10 @@ def _member_lines(member: MemberStatus) -> Iterator[str]:
         yield f"  gave {member.given}"
 
 
-def _work_words(work: MemberWork) -> str:
+def _work_words(work: MemberWork, name_of: Callable[[str], str]) -> str:
     does = work.doing.name.lower()
     if work.waits_for:
-        does = f"waits for {', '.join(work.waits_for)}"
+        does = f"waits for {', '.join(map(name_of, work.waits_for))}"
     replica = f", replica {work.replica + 1} of {work.num_replicas}"
     where = f"layers {work.layers}{replica if work.num_replicas > 1 else ''}"
     noun = "microbatch" if work.share == 1 else "microbatches"
@@ -163,7 +169,7 @@ def speed_words(speed: LinkSpeed) -> str:
     return ", ".join(words)
 
 
-def _run_lines(run: RunSummary) -> Iterator[str]:
+def _run_lines(run: RunSummary, name_of: Callable[[str], str]) -> Iterator[str]:
     from swarm_ft.client.words import kind_lines
     from swarm_ft.protocol.messages.control import stages_of
 
@@ -177,7 +183,8 @@ def _run_lines(run: RunSummary) -> Iterator[str]:
     if run.snapshots:
         yield f"  snapshots of steps {', '.join(map(str, run.snapshots))}"
     for stage in stages_of(run.assignments):
-        names = (f"{p} (joining)" if p in run.joining else p for p in stage.peers)
+        peers = ((name_of(peer), peer in run.joining) for peer in stage.peers)
+        names = (f"{name} (joining)" if is_joining else name for name, is_joining in peers)
         yield f"  layers {stage.layers}  {', '.join(names)}"
     yield from (f"  {line}" for line in kind_lines(run.sent))
     yield from (f"  {line}" for boundary in run.boundaries for line in _about(boundary))
@@ -302,8 +309,11 @@ def event_line(event: SwarmEvent) -> str:
 
 def event_words(event: SwarmEvent) -> str:
     """What happened, and to which run."""
+    from swarm_ft.protocol.spec.member_name import default_name
+
     about = f"{event.run_id}: " if event.run_id else ""
-    words = event.words or f"{event.peer_id or ''} (another client's)".strip()
+    peer = event.peer_name or default_name(event.peer_id or "")
+    words = event.words or f"{peer} (another client's)".strip()
     return f"{about}{words}"
 
 

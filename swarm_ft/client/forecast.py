@@ -36,6 +36,7 @@ from swarm_ft.protocol.machines.step_cost import (
 )
 from swarm_ft.protocol.machines.step_time import Bound, Crossing, StageTime, exchanged
 from swarm_ft.protocol.messages.capacity import Costs, Placed, PlacedPeer
+from swarm_ft.protocol.messages.enrolment import name_lookup
 from swarm_ft.protocol.spec.codec_spec import CodecSpec, Direction, parse_codec_spec
 from swarm_ft.protocol.spec.flops import FORWARD_PART, all_flops, num_outputs, stage_flops
 from swarm_ft.protocol.spec.layers import LayerRange
@@ -85,11 +86,12 @@ class StageForecast:
 
     Attributes:
         layers: Blocks of the stage.
-        peers: Replicas of the stage.
+        peers: Ids of the replicas.
         memory: Memory of each replica; None without a rehearsal of the stage.
         compute_s: Seconds of one microbatch, forward and backward, at the mean replica.
         up_bytes: Bytes that each replica sends in the whole run.
         down_bytes: Bytes that each replica receives in the whole run.
+        names: Names of the replicas for people.
     """
 
     layers: LayerRange
@@ -98,6 +100,7 @@ class StageForecast:
     compute_s: float
     up_bytes: float
     down_bytes: float
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,8 +221,20 @@ def placed_forecast(
         placed: The coordinator's reply: peers, learned costs and queue.
         memory: Memory of stages, see `forecast`.
     """
-    found = forecast(spec, placed.peers, memory, placed.costs, placed.beside_s)
-    return replace(found, num_waiting=placed.num_waiting, starts_after_s=placed.starts_after_s)
+    name_of = name_lookup(placed.names)
+    ids = {name_of(peer.peer_id): peer.peer_id for peer in placed.peers}
+    named = [replace(one, peer_id=PeerId(name_of(one.peer_id))) for one in placed.peers]
+    found = forecast(spec, named, memory, placed.costs, placed.beside_s)
+    stages = (
+        replace(stage, peers=tuple(ids[name] for name in stage.peers), names=stage.peers)
+        for stage in found.stages
+    )
+    return replace(
+        found,
+        stages=tuple(stages),
+        num_waiting=placed.num_waiting,
+        starts_after_s=placed.starts_after_s,
+    )
 
 
 def forecast(

@@ -33,6 +33,7 @@ from swarm_ft.protocol.messages.client import (
     WatchRequest,
 )
 from swarm_ft.protocol.messages.control import Stage, stages_of
+from swarm_ft.protocol.messages.enrolment import NamedMember, name_lookup
 from swarm_ft.protocol.messages.events import EventsRequest, SwarmEvent
 from swarm_ft.protocol.messages.shard import ShardFile, ShardName
 from swarm_ft.protocol.messages.timeline import PeerTimeline
@@ -239,12 +240,14 @@ class SwarmClient:
         members: dict[PeerId, MemberStatus] = {}
         runs: dict[RunId, RunSummary] = {}
         contributors: tuple[Contributor, ...] = ()
+        names: dict[str, NamedMember] = {}
         first = StatusRequest()
         async with self._coordinator() as channel:
             while True:
                 page = await call(channel, STATUS, first, CALL_TIMEOUT_S)
                 members.update((member.peer_id, member) for member in page.members)
                 runs.update((run.run_id, run) for run in page.runs)
+                names.update((one.member_id, one) for one in page.names)
                 contributors = contributors or page.contributors  # of the first page
                 first = StatusRequest(
                     first_member=first.first_member + len(page.members),
@@ -257,6 +260,7 @@ class SwarmClient:
                         members=tuple(members.values()),
                         runs=tuple(runs.values()),
                         contributors=contributors,
+                        names=tuple(names.values()),
                     )
 
     async def place(self, spec: RunSpec, run_id: RunId | None = None) -> Placed:
@@ -342,7 +346,7 @@ class SwarmClient:
 
     async def _fetch_stage(self, status: RunStatus, stage: Stage, directory: Path) -> Path:
         name = result_name(status, stage.layers)
-        peers = " or ".join(stage.peers)
+        peers = " or ".join(map(name_lookup(status.names), stage.peers))
         trouble = f"layers {stage.layers} of the result: peer {peers} does not answer"
         for file, sources in holders(status, stage):
             # The digest in the name makes a file of an earlier call safe to use.

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from swarm_ft.clock import Clock
 from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.member_names import NO_NAMES, MemberNames
 from swarm_ft.coordinator.plan.learned import Seen, beside, costs_of, seen
 from swarm_ft.coordinator.plan.neighbours import relayed_percent, with_better_neighbours
 from swarm_ft.coordinator.plan.placement import SETTLE_S, place
@@ -56,9 +57,13 @@ class Capacity:
     Args:
         clock: the time.
         state: all that is known now.
+        names: Names of members for people.
     """
 
-    def __init__(self, clock: Clock, state: Callable[[], SwarmState]) -> None:
+    def __init__(
+        self, clock: Clock, state: Callable[[], SwarmState], names: MemberNames = NO_NAMES
+    ) -> None:
+        self._names = names
         self._clock = clock
         self._state = state
         self._places: Rate[str] = Rate(per_s=PLACES_PER_S, burst=PLACES_BURST)
@@ -160,7 +165,8 @@ class Capacity:
             starts_after_s = min(max(waits_s), MAX_LEFT_S)
             found = replace(found, peers=tuple(alone), starts_after_s=starts_after_s, beside_s=0.0)
         waiting = [run for run in state.going_runs if not run.attempt.assignments]
-        return replace(found, reason=in_words(placement.reason), num_waiting=len(waiting))
+        reason = self._names.in_text(in_words(placement.reason))
+        return replace(found, reason=reason, num_waiting=len(waiting))
 
     def _hosted(self, run_id: RunId, caller: Caller | None) -> Placed:
         """Return the peers that host a run.
@@ -200,6 +206,7 @@ class Capacity:
             relayed_percent=relayed_percent(spec, placed, state.ways),
             costs=costs_of(self._seen.values()),
             beside_s=min(left_s, MAX_LEFT_S),
+            names=self._names.of((one.peer_id for one in peers), MAX_PLACED),
         )
 
 

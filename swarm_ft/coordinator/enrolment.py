@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from swarm_ft.coordinator.journal.registry import Registry
+from swarm_ft.coordinator.member_names import MemberNames
 from swarm_ft.errors import BadOption, JournalError, NotAllowed
 from swarm_ft.identity.authority import Authority, utc_now
 from swarm_ft.identity.certificates import LIFETIME_S, RENEWED_AT, to_der
@@ -18,6 +19,7 @@ from swarm_ft.identity.roles import Role
 from swarm_ft.log import get_logger
 from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.enrolment import Enrolled, EnrolRequest
+from swarm_ft.protocol.spec.member_name import default_name
 from swarm_ft.transport.admission import address_of
 from swarm_ft.transport.base import Handler, MessageStream, Method
 from swarm_ft.transport.credentials import Credentials
@@ -52,6 +54,7 @@ class Enrolment:
         on_renewed: hears which member has a newer certificate, and when that expires, in Unix
             seconds.
         take_heard: returns the names of members that were heard since its last call.
+        names: Names of members for people, which this keeps up to date.
     """
 
     def __init__(  # noqa: PLR0913 - what a process has to give
@@ -64,6 +67,7 @@ class Enrolment:
         on_void: Callable[[str], None] = lambda _: None,
         on_renewed: Callable[[str, float], None] = lambda _name, _until: None,
         take_heard: Callable[[], frozenset[str]] = frozenset,
+        names: MemberNames | None = None,
     ) -> None:
         self._authority = authority
         self._registry = registry
@@ -73,6 +77,7 @@ class Enrolment:
         self._on_void = on_void
         self._on_renewed = on_renewed
         self._take_heard = take_heard
+        self._names = names if names is not None else MemberNames()
         self._rate: Rate[str] = Rate(per_s=ENROLMENTS_PER_S, burst=ENROLMENT_BURST)
         key, certificate = authority.coordinator()
         self._version = self._looked_at = registry.version()
@@ -84,6 +89,7 @@ class Enrolment:
             key, certificate, authority.certificate, lambda: self._invitations, self._look
         )
         self._heed(registry.revoked())
+        self._names.replace(*registry.chosen_names())
 
     def handlers(self) -> Mapping[Method[Any, Any], Handler]:
         """What this answers, for `Transport.serve`."""
@@ -156,6 +162,7 @@ class Enrolment:
             await self._heed_keys()
             await asyncio.to_thread(self._read_invitations)
             self._heed(await asyncio.to_thread(self._registry.revoked))
+            self._names.replace(*await asyncio.to_thread(self._registry.chosen_names))
             self._version = version
 
     def _look(self) -> None:
@@ -193,19 +200,22 @@ class Enrolment:
         self._on_revoked(revoked)
 
     async def _enrol(self, stream: MessageStream[Enrolled, EnrolRequest]) -> None:
-        await stream.receive()
+        request = await stream.receive() or EnrolRequest()
         self._check_rate(stream.remote)
         caller = stream.caller
         if caller is None:
             raise NotAllowed("this coordinator was started without keys; nobody is to enrol")
-        member = await asyncio.to_thread(self._registry.admit, caller, utc_now())
+        member = await asyncio.to_thread(self._registry.admit, caller, utc_now(), request.name)
+        chosen_name = await asyncio.to_thread(self._registry.chosen_name_of, member.name)
+        self._names.add(member.name, chosen_name)
+        shown = self._names.shown(member.name)
         certificate = self._authority.issue(member)
         is_new = member.name not in self._logged_names
         if len(self._logged_names) >= MAX_LOGGED_NAMES:
             self._logged_names.clear()
         self._logged_names.add(member.name)
         log = logger.info if is_new else logger.debug  # each command of a client enrols
-        log("%s enrolled from %s", member, stream.remote)
+        log("%s %s enrolled from %s", member, shown, stream.remote)
         until_unix_s = certificate.not_valid_after_utc.timestamp()
         self.credentials.validity.certified(member.name, until_unix_s)
         if caller.role is not Role.NEWCOMER:
@@ -215,6 +225,7 @@ class Enrolment:
                 certificate=to_der(certificate),
                 initial_peers=self._initial_peers,
                 dht_prefix=self._dht_prefix,
+                name="" if shown == default_name(member.name) else shown,
             )
         )
 

@@ -56,6 +56,7 @@ from swarm_ft.coordinator.facts.ways import Ways
 from swarm_ft.coordinator.happenings import Happenings
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.tokens import RESERVE_BYTES
+from swarm_ft.coordinator.member_names import NO_NAMES, MemberNames
 from swarm_ft.coordinator.places import Places
 from swarm_ft.coordinator.recording.recorder import Recorder, Sink, Surroundings
 from swarm_ft.coordinator.relays import RelayRoll
@@ -70,6 +71,7 @@ from swarm_ft.coordinator.watching import (
     overview,
     status_of,
     told_to,
+    with_names,
 )
 from swarm_ft.coordinator.words import in_words
 from swarm_ft.errors import (
@@ -246,6 +248,7 @@ class CoordinatorService:
         relays: that are there, and are told whose keys are revoked.
         unix_s: the wall clock, for those who read what happened.
         recording: where all goes that went into decisions; None: nowhere.
+        names: Names of members for people.
 
     A failing journal ends `run`: what cannot be made durable must not be said.
     """
@@ -267,7 +270,9 @@ class CoordinatorService:
         relays: RelayRoll | None = None,
         unix_s: Callable[[], float] = time.time,
         recording: Sink | None = None,
+        names: MemberNames = NO_NAMES,
     ) -> None:
+        self._names = names
         self._grants = grants
         self._ways = ways
         self._relays = relays
@@ -283,7 +288,7 @@ class CoordinatorService:
             keeps_snapshots=snapshots is not None or num_keepers > 0,
             claims=claims,
         )
-        self._capacity = Capacity(clock, lambda: self._state)
+        self._capacity = Capacity(clock, lambda: self._state, names)
         self._joins_of_address: Rate[str] = Rate(per_s=JOINS_PER_S, burst=ADDRESS_BURST)
         self._joins_of_peer: Rate[PeerId] = Rate(per_s=JOINS_PER_S, burst=PEER_BURST)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -492,7 +497,7 @@ class CoordinatorService:
 
     def _log_phase(self, run: Run) -> None:
         """Log a run's phase, unless it is what was logged last."""
-        words = run.phase.in_words(in_words(run.reason))
+        words = run.phase.in_words(self._names.in_text(in_words(run.reason)))
         if self._logged_phases.get(run.run_id) != words:
             logger.info("run %s: %s", run.run_id, words)
         self._logged_phases[run.run_id] = words
@@ -507,13 +512,14 @@ class CoordinatorService:
             case Say(peer_id):
                 self._put(peer_id, effect)
             case Dismiss(peer_id, error, reason):
-                refusal = error(in_words(reason))
-                logger.warning("peer %s is sent away: %s", peer_id, refusal.message)
+                refusal = error(self._names.in_text(in_words(reason)))
+                shown = self._names.shown(peer_id)
+                logger.warning("peer %s is sent away: %s", shown, refusal.message)
                 self._put(peer_id, refusal)
             case Publish(run_id, published):
                 if isinstance(published, Run):
                     self._log_phase(published)
-                self._watchers.tell(run_id, event_of(run_id, published))
+                self._watchers.tell(run_id, event_of(run_id, published, self._names))
             case WriteSnapshot():
                 self._start(self._write_snapshot(effect))
             case RunRecord(run) if run.phase > RunPhase.FINISHED:
@@ -588,7 +594,7 @@ class CoordinatorService:
 
     async def _with_tokens(self, say: Say) -> ToPeer | None:
         """The message, with what a plan needs of its samples; None if these cannot be read."""
-        message = message_to_peer(say.message)
+        message = message_to_peer(say.message, self._names)
         if not isinstance(message, PlanStep):
             return message
         run = self._state.runs.get(message.run_id)
@@ -674,7 +680,8 @@ class CoordinatorService:
         try:
             grant = await self._grant(hello.peer_id)
             offer = f"layers {hello.layers or 'auto'}", str(grant) or "no limits"
-            logger.info("peer %s joined from %s: %s (%s)", hello.peer_id, stream.remote, *offer)
+            shown = self._names.shown(hello.peer_id)
+            logger.info("peer %s joined from %s: %s (%s)", shown, stream.remote, *offer)
             self._handle(PeerJoined(hello, grant))
             reading = self._read(stream, hello.peer_id)
             await until_one_ends(outbox.write(stream), outbox.dropped(), reading)
@@ -682,7 +689,7 @@ class CoordinatorService:
             if self._outboxes.get(hello.peer_id) is outbox:
                 del self._outboxes[hello.peer_id]
                 self._capacity.gone(hello.peer_id)
-                logger.info("peer %s is gone", hello.peer_id)
+                logger.info("peer %s is gone", self._names.shown(hello.peer_id))
                 self._handle(PeerLost(hello.peer_id))
 
     async def _grant(self, peer_id: PeerId) -> Grant:
@@ -730,7 +737,7 @@ class CoordinatorService:
 
     async def _submit(self, stream: MessageStream[RunStatus, SubmitPart]) -> None:
         run_id = await self._submissions.receive(stream)
-        await stream.send(status_of(self._state.runs[run_id]))
+        await stream.send(status_of(self._state.runs[run_id], self._names))
 
     def _begin(self, run: Run, data_digest: bytes) -> None:
         self._journal.write_run(run, data_digest)
@@ -756,7 +763,7 @@ class CoordinatorService:
 
     async def _tell_all(self, stream: WatchStream, run: Run, watcher: Watcher) -> None:
         """What happened in a run, then what happens, until it is over."""
-        status = status_of(run)
+        status = status_of(run, self._names)
         await stream.send(status)
         for first in range(0, status.committed_steps + 1, STEPS_AT_ONCE):
             for told in self._happened(run, first, status.committed_steps):
@@ -792,7 +799,7 @@ class CoordinatorService:
             self._handle(
                 RunCancelled(run.run_id, actor) if is_cancel else ResultCollected(run.run_id)
             )
-        await stream.send(status_of(self._state.runs[run.run_id]))
+        await stream.send(status_of(self._state.runs[run.run_id], self._names))
 
     async def _status(self, stream: MessageStream[SwarmStatus | Encoded, StatusRequest]) -> None:
         request = await stream.receive() or StatusRequest()
@@ -910,9 +917,10 @@ class CoordinatorService:
 
     def status(self, page: StatusRequest = FIRST_PAGE, caller: Caller | None = None) -> SwarmStatus:
         """A page of what is known, as this caller may know it; None: all of it."""
+        relays = self._relays.statuses if self._relays is not None else ()
+        found = overview(self._state, page, caller, self._capacity.machines)
         return replace(
-            overview(self._state, page, caller, self._capacity.machines),
-            relays=self._relays.statuses if self._relays is not None else (),
+            with_names(replace(found, relays=relays), self._names),
             version=described_version(),
             unix_s=self._unix_s(),
             next_event=self._happenings.next_serial,
@@ -936,7 +944,7 @@ class CoordinatorService:
         ) as pages:
             async for page in pages:
                 yield tuple(
-                    told_to(self._state, caller, event)
+                    told_to(self._state, caller, event, self._names)
                     for event in page
                     if request.run_id in (None, event.happened.run_id)
                 )

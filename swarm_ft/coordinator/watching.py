@@ -21,6 +21,7 @@ from swarm_ft.coordinator.facts.events import EventRecord, Published
 from swarm_ft.coordinator.facts.messages import Idle, Message, Progress, Release
 from swarm_ft.coordinator.facts.reasons import Reason
 from swarm_ft.coordinator.facts.state import Run, SwarmState
+from swarm_ft.coordinator.member_names import NO_NAMES, MemberNames
 from swarm_ft.coordinator.members import Roll, contributors
 from swarm_ft.coordinator.plan.learned import left_s_range
 from swarm_ft.coordinator.plan.steps import ends_of
@@ -32,6 +33,7 @@ from swarm_ft.protocol.machines.rate import Rate
 from swarm_ft.protocol.messages.capacity import Machine
 from swarm_ft.protocol.messages.client import (
     MAX_CODEC_CHANGES,
+    MAX_NAMES,
     MAX_PAGE_MEMBERS,
     MAX_PAGE_RUNS,
     BoundaryStatus,
@@ -42,11 +44,18 @@ from swarm_ft.protocol.messages.client import (
     StatusRequest,
     SwarmStatus,
 )
-from swarm_ft.protocol.messages.control import LeaveProgress, ReleaseStage, StayIdle, ToPeer
+from swarm_ft.protocol.messages.control import (
+    MAX_RUN_PEERS,
+    LeaveProgress,
+    ReleaseStage,
+    StayIdle,
+    ToPeer,
+)
 from swarm_ft.protocol.messages.events import SwarmEvent
 from swarm_ft.protocol.messages.reports import BufferCounts, Traffic
 from swarm_ft.protocol.messages.timeline import PeerTimeline
 from swarm_ft.protocol.spec.digest import DIGEST_BYTES
+from swarm_ft.protocol.spec.member_name import default_name
 from swarm_ft.transport.rules import may_read
 
 FIRST_PAGE = StatusRequest()
@@ -83,31 +92,32 @@ def words_for(
     return in_words(redacted(reason, partial(_may_read_named, state, caller), run_id))
 
 
-def message_to_peer(message: Message) -> ToPeer:
+def message_to_peer(message: Message, names: MemberNames = NO_NAMES) -> ToPeer:
     """The message with its reason in words. No peer gets the texts of a run."""
     match message:
         case Release(run_id=run_id, reason=reason, is_over=is_over):
-            return ReleaseStage(run_id=run_id, reason=_words_for_peer(reason), is_over=is_over)
+            words = _words_for_peer(reason, names)
+            return ReleaseStage(run_id=run_id, reason=words, is_over=is_over)
         case Idle(reason=reason):
-            return StayIdle(reason=_words_for_peer(reason))
+            return StayIdle(reason=_words_for_peer(reason, names))
         case Progress(may_go=may_go, reason=reason, seconds=seconds):
-            words = _words_for_peer(reason)
+            words = _words_for_peer(reason, names)
             return LeaveProgress(may_go=may_go, words=words, seconds=seconds)
         case _:
             return message
 
 
-def _words_for_peer(reason: Reason | None) -> str:
-    return in_words(reason and redacted(reason, lambda _: False))
+def _words_for_peer(reason: Reason | None, names: MemberNames) -> str:
+    return names.in_text(in_words(reason and redacted(reason, lambda _: False)))
 
 
-def status_of(run: Run) -> RunStatus:
+def status_of(run: Run, names: MemberNames = NO_NAMES) -> RunStatus:
     """The run as its readers see it."""
     own = run.reason and redacted(run.reason, run.run_id.__eq__, run.run_id)
     return RunStatus(
         run_id=run.run_id,
         phase=run.phase,
-        detail=in_words(own),
+        detail=names.in_text(in_words(own)),
         committed_steps=run.past.all_steps,
         attempt=run.attempt.number,
         spec=run.spec,
@@ -123,16 +133,19 @@ def status_of(run: Run) -> RunStatus:
         codecs=run.steering.codecs[-MAX_CODEC_CHANGES:],
         quality=run.quality_found,
         steered=tuple(filter(None, map(steered, run.steering.requests))),
+        names=names.of((one.peer_id for one in run.attempt.assignments), MAX_RUN_PEERS),
     )
 
 
-def event_of(run_id: RunId, published: Published) -> RunEvent:
+def event_of(run_id: RunId, published: Published, names: MemberNames = NO_NAMES) -> RunEvent:
     """Make the message that a run's readers receive of `Publish`."""
     match published:
         case Run():
-            return status_of(published)
+            return status_of(published, names)
         case Reason():
-            return went_back(redacted(published, run_id.__eq__, run_id))
+            back = went_back(redacted(published, run_id.__eq__, run_id))
+            why, remedy = names.in_text(back.why), names.in_text(back.remedy)
+            return replace(back, why=why, remedy=remedy)
         case _:
             return published
 
@@ -175,6 +188,24 @@ def overview(
         num_runs=len(state.runs),
         contributors=contributors(state) if page == FIRST_PAGE else (),
     )
+
+
+def with_names(found: SwarmStatus, names: MemberNames) -> SwarmStatus:
+    """The status with names for people: those of its members, and in its texts."""
+    return replace(
+        found,
+        members=tuple(replace(one, idle=names.in_text(one.idle)) for one in found.members),
+        runs=tuple(replace(one, detail=names.in_text(one.detail)) for one in found.runs),
+        names=names.of(_mentioned(found), MAX_NAMES),
+    )
+
+
+def _mentioned(found: SwarmStatus) -> Iterator[str]:
+    """Ids of all members that a status mentions, those that matter most first."""
+    yield from (member.peer_id for member in found.members)
+    yield from (stage.peer_id for run in found.runs for stage in run.assignments)
+    yield from (relay.name for relay in found.relays)
+    yield from (one.peer_id for one in found.contributors)
 
 
 def _queue(state: SwarmState) -> list[RunId]:
@@ -234,7 +265,12 @@ def _tokens_per_s(run: Run) -> float:
     return sum(counted) / seconds if seconds else 0.0
 
 
-def told_to(state: SwarmState, caller: Caller | None, event: EventRecord) -> SwarmEvent:
+def told_to(
+    state: SwarmState,
+    caller: Caller | None,
+    event: EventRecord,
+    names: MemberNames = NO_NAMES,
+) -> SwarmEvent:
     """Make an event's message for a caller; others' runs come without words."""
     happened = event.happened
     run_id = happened.run_id
@@ -243,6 +279,8 @@ def told_to(state: SwarmState, caller: Caller | None, event: EventRecord) -> Swa
     reason = happened.reason
     if reason is not None and caller is not None:  # the same for all who may read the run
         reason = redacted(reason, lambda name: name == run_id, run_id)
+    peer = happened.peer_id
+    peer_name = names.shown(peer) if peer is not None else ""
     return SwarmEvent(
         serial=event.serial,
         unix_s=event.unix_s,
@@ -251,8 +289,9 @@ def told_to(state: SwarmState, caller: Caller | None, event: EventRecord) -> Swa
         peer_id=happened.peer_id,
         from_step=_step(happened.from_step),
         to_step=_step(happened.to_step),
-        words=event_in_words(happened.kind, reason) if is_shown else "",
+        words=names.in_text(event_in_words(happened.kind, reason)) if is_shown else "",
         actor=reason.actor if reason is not None and is_shown else None,
+        peer_name="" if peer is None or peer_name == default_name(peer) else peer_name,
     )
 
 

@@ -108,4 +108,6 @@ class Facts:
         if found.num_runs <= MAX_PAGE_RUNS:
             return found
         newest = StatusRequest(first_run=found.num_runs - MAX_PAGE_RUNS)
-        return replace(found, runs=self._source.status(newest).runs)
+        last = self._source.status(newest)
+        names = {one.member_id: one for one in (*found.names, *last.names)}
+        return replace(found, runs=last.runs, names=tuple(names.values()))

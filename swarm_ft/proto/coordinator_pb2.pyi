@@ -131,21 +131,33 @@ EVENT_KIND_RUN_RESUMED: EventKind
 EVENT_KIND_RUN_STEERED: EventKind
 EVENT_KIND_RUN_MOVED: EventKind
 
+class NamedMember(_message.Message):
+    __slots__ = ("member_id", "name")
+    MEMBER_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    member_id: str
+    name: str
+    def __init__(self, member_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
 class EnrolRequest(_message.Message):
-    __slots__ = ("protocol_version",)
+    __slots__ = ("name", "protocol_version")
+    NAME_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    name: str
     protocol_version: int
-    def __init__(self, protocol_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class Enrolled(_message.Message):
-    __slots__ = ("certificate", "initial_peers", "dht_prefix")
+    __slots__ = ("certificate", "initial_peers", "dht_prefix", "name")
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     INITIAL_PEERS_FIELD_NUMBER: _ClassVar[int]
     DHT_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     certificate: bytes
     initial_peers: _containers.RepeatedScalarFieldContainer[str]
     dht_prefix: str
-    def __init__(self, certificate: _Optional[bytes] = ..., initial_peers: _Optional[_Iterable[str]] = ..., dht_prefix: _Optional[str] = ...) -> None: ...
+    name: str
+    def __init__(self, certificate: _Optional[bytes] = ..., initial_peers: _Optional[_Iterable[str]] = ..., dht_prefix: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class HeldStage(_message.Message):
     __slots__ = ("run_id", "spec_digest", "layers", "committed_steps", "last_attempt", "exported")
@@ -912,7 +924,7 @@ class StatusRequest(_message.Message):
     def __init__(self, first_member: _Optional[int] = ..., first_run: _Optional[int] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class RunStatus(_message.Message):
-    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "assignments", "sent", "attempt", "joining", "results", "result_step", "codecs", "quality", "steered")
+    __slots__ = ("run_id", "phase", "detail", "committed_steps", "spec", "assignments", "sent", "attempt", "joining", "results", "result_step", "codecs", "quality", "steered", "names")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
@@ -927,6 +939,7 @@ class RunStatus(_message.Message):
     CODECS_FIELD_NUMBER: _ClassVar[int]
     QUALITY_FIELD_NUMBER: _ClassVar[int]
     STEERED_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     phase: RunPhase
     detail: str
@@ -941,7 +954,8 @@ class RunStatus(_message.Message):
     codecs: _containers.RepeatedCompositeFieldContainer[CodecChange]
     quality: QualityFound
     steered: _containers.RepeatedCompositeFieldContainer[Steered]
-    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ..., result_step: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChange, _Mapping]]] = ..., quality: _Optional[_Union[QualityFound, _Mapping]] = ..., steered: _Optional[_Iterable[_Union[Steered, _Mapping]]] = ...) -> None: ...
+    names: _containers.RepeatedCompositeFieldContainer[NamedMember]
+    def __init__(self, run_id: _Optional[str] = ..., phase: _Optional[_Union[RunPhase, str]] = ..., detail: _Optional[str] = ..., committed_steps: _Optional[int] = ..., spec: _Optional[_Union[_run_pb2.RunSpec, _Mapping]] = ..., assignments: _Optional[_Iterable[_Union[StageAssignment, _Mapping]]] = ..., sent: _Optional[_Union[ByteCounts, _Mapping]] = ..., attempt: _Optional[int] = ..., joining: _Optional[_Iterable[str]] = ..., results: _Optional[_Iterable[_Union[StageResult, _Mapping]]] = ..., result_step: _Optional[int] = ..., codecs: _Optional[_Iterable[_Union[CodecChange, _Mapping]]] = ..., quality: _Optional[_Union[QualityFound, _Mapping]] = ..., steered: _Optional[_Iterable[_Union[Steered, _Mapping]]] = ..., names: _Optional[_Iterable[_Union[NamedMember, _Mapping]]] = ...) -> None: ...
 
 class Steered(_message.Message):
     __slots__ = ("number", "kind", "actor", "step", "words")
@@ -1188,7 +1202,7 @@ class QualityFound(_message.Message):
     def __init__(self, asked: _Optional[float] = ..., cost: _Optional[float] = ..., num_measured: _Optional[int] = ...) -> None: ...
 
 class SwarmStatus(_message.Message):
-    __slots__ = ("members", "runs", "num_members", "num_runs", "relays", "version", "unix_s", "next_event", "contributors", "warnings")
+    __slots__ = ("members", "runs", "num_members", "num_runs", "relays", "version", "unix_s", "next_event", "contributors", "warnings", "names")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     NUM_MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -1199,6 +1213,7 @@ class SwarmStatus(_message.Message):
     NEXT_EVENT_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     runs: _containers.RepeatedCompositeFieldContainer[RunSummary]
     num_members: int
@@ -1209,7 +1224,8 @@ class SwarmStatus(_message.Message):
     next_event: int
     contributors: _containers.RepeatedCompositeFieldContainer[Contributor]
     warnings: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ..., num_members: _Optional[int] = ..., num_runs: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayStatus, _Mapping]]] = ..., version: _Optional[str] = ..., unix_s: _Optional[float] = ..., next_event: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[Contributor, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ...) -> None: ...
+    names: _containers.RepeatedCompositeFieldContainer[NamedMember]
+    def __init__(self, members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., runs: _Optional[_Iterable[_Union[RunSummary, _Mapping]]] = ..., num_members: _Optional[int] = ..., num_runs: _Optional[int] = ..., relays: _Optional[_Iterable[_Union[RelayStatus, _Mapping]]] = ..., version: _Optional[str] = ..., unix_s: _Optional[float] = ..., next_event: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[Contributor, _Mapping]]] = ..., warnings: _Optional[_Iterable[str]] = ..., names: _Optional[_Iterable[_Union[NamedMember, _Mapping]]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
     __slots__ = ("since", "run_id", "follows", "protocol_version")
@@ -1224,7 +1240,7 @@ class EventsRequest(_message.Message):
     def __init__(self, since: _Optional[int] = ..., run_id: _Optional[str] = ..., follows: _Optional[bool] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class SwarmEvent(_message.Message):
-    __slots__ = ("serial", "unix_s", "kind", "run_id", "peer_id", "from_step", "to_step", "words", "actor")
+    __slots__ = ("serial", "unix_s", "kind", "run_id", "peer_id", "from_step", "to_step", "words", "actor", "peer_name")
     SERIAL_FIELD_NUMBER: _ClassVar[int]
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -1234,6 +1250,7 @@ class SwarmEvent(_message.Message):
     TO_STEP_FIELD_NUMBER: _ClassVar[int]
     WORDS_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
+    PEER_NAME_FIELD_NUMBER: _ClassVar[int]
     serial: int
     unix_s: float
     kind: EventKind
@@ -1243,7 +1260,8 @@ class SwarmEvent(_message.Message):
     to_step: int
     words: str
     actor: Actor
-    def __init__(self, serial: _Optional[int] = ..., unix_s: _Optional[float] = ..., kind: _Optional[_Union[EventKind, str]] = ..., run_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., from_step: _Optional[int] = ..., to_step: _Optional[int] = ..., words: _Optional[str] = ..., actor: _Optional[_Union[Actor, str]] = ...) -> None: ...
+    peer_name: str
+    def __init__(self, serial: _Optional[int] = ..., unix_s: _Optional[float] = ..., kind: _Optional[_Union[EventKind, str]] = ..., run_id: _Optional[str] = ..., peer_id: _Optional[str] = ..., from_step: _Optional[int] = ..., to_step: _Optional[int] = ..., words: _Optional[str] = ..., actor: _Optional[_Union[Actor, str]] = ..., peer_name: _Optional[str] = ...) -> None: ...
 
 class SwarmEvents(_message.Message):
     __slots__ = ("events",)
@@ -1370,7 +1388,7 @@ class Costs(_message.Message):
     def __init__(self, logs: _Optional[_Iterable[float]] = ..., covariance: _Optional[_Iterable[float]] = ..., num_runs: _Optional[int] = ..., surprise: _Optional[float] = ...) -> None: ...
 
 class Placed(_message.Message):
-    __slots__ = ("peers", "reason", "relayed_percent", "costs", "num_waiting", "starts_after_s", "beside_s")
+    __slots__ = ("peers", "reason", "relayed_percent", "costs", "num_waiting", "starts_after_s", "beside_s", "names")
     PEERS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     RELAYED_PERCENT_FIELD_NUMBER: _ClassVar[int]
@@ -1378,6 +1396,7 @@ class Placed(_message.Message):
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     STARTS_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     BESIDE_S_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
     peers: _containers.RepeatedCompositeFieldContainer[PlacedPeer]
     reason: str
     relayed_percent: int
@@ -1385,7 +1404,8 @@ class Placed(_message.Message):
     num_waiting: int
     starts_after_s: float
     beside_s: float
-    def __init__(self, peers: _Optional[_Iterable[_Union[PlacedPeer, _Mapping]]] = ..., reason: _Optional[str] = ..., relayed_percent: _Optional[int] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ..., num_waiting: _Optional[int] = ..., starts_after_s: _Optional[float] = ..., beside_s: _Optional[float] = ...) -> None: ...
+    names: _containers.RepeatedCompositeFieldContainer[NamedMember]
+    def __init__(self, peers: _Optional[_Iterable[_Union[PlacedPeer, _Mapping]]] = ..., reason: _Optional[str] = ..., relayed_percent: _Optional[int] = ..., costs: _Optional[_Union[Costs, _Mapping]] = ..., num_waiting: _Optional[int] = ..., starts_after_s: _Optional[float] = ..., beside_s: _Optional[float] = ..., names: _Optional[_Iterable[_Union[NamedMember, _Mapping]]] = ...) -> None: ...
 
 class LinkSample(_message.Message):
     __slots__ = ("data", "protocol_version")

@@ -235,7 +235,7 @@ def test_a_curve_goes_from_its_lowest_to_its_highest() -> None:
 
 
 def test_names_are_cut_so_that_they_still_differ() -> None:
-    names = ("abcdefghijklmnop", "abcdefghijkmnopq", "z")
+    names = ("x" * 22 + "lmnopqrs", "x" * 22 + "lmmnopqr", "z")
     found = SwarmStatus(members=tuple(member(name) for name in names), runs=())
     short = short_names(found)
-    assert [short[PeerId(name)] for name in names] == ["abcdefghijkl", "abcdefghijkm", "z"]
+    assert [short[PeerId(name)] for name in names] == [names[0][:25], names[1][:25], "z"]

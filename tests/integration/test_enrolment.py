@@ -20,7 +20,15 @@ from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.registry import Registry
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.enrol import Membership, enrol, stay_enrolled
-from swarm_ft.errors import BadInvite, BadOption, JournalError, NotAllowed, SwarmError, Unavailable
+from swarm_ft.errors import (
+    BadInvite,
+    BadOption,
+    JournalError,
+    MalformedMessage,
+    NotAllowed,
+    SwarmError,
+    Unavailable,
+)
 from swarm_ft.identity.authority import Authority
 from swarm_ft.identity.certificates import Certificate
 from swarm_ft.identity.invites import Invite
@@ -28,6 +36,7 @@ from swarm_ft.identity.keys import PrivateKey, key_at, name_of, new_key
 from swarm_ft.identity.pinning import authority_at
 from swarm_ft.identity.roles import COORDINATOR_NAME, Caller, Role
 from swarm_ft.protocol.messages.client import StatusRequest, SwarmStatus
+from swarm_ft.protocol.spec.member_name import default_name
 from swarm_ft.reach.doctor import Verdict
 from swarm_ft.transport.base import MessageStream, call
 from swarm_ft.transport.credentials import Credentials
@@ -47,10 +56,11 @@ class Office:
     enrolment: Enrolment
     endpoint: str
 
-    async def invite(self, role: Role = Role.PEER, uses: int = 1) -> Invite:
+    async def invite(self, role: Role = Role.PEER, uses: int = 1, note: str = "") -> Invite:
         expires = datetime.now(UTC) + timedelta(days=1)
         fingerprint = self.authority.fingerprint
-        invite = self.registry.invite(fingerprint, (self.endpoint,), role, uses, expires)
+        place = fingerprint, (self.endpoint,)
+        invite = self.registry.invite(*place, role, uses, expires, note=note)
         await self.enrolment.refresh()
         return invite
 
@@ -359,3 +369,37 @@ async def test_a_member_was_seen_when_it_was_last_heard(tmp_path: Path) -> None:
         registry.close()
     assert seen[enrolled[0].name] >= int(time.time()) - 60
     assert seen[enrolled[1].name] == int(long_ago.timestamp())
+
+
+# ---- names
+
+
+async def test_a_member_is_told_the_name_by_which_people_know_it(tmp_path: Path) -> None:
+    async with office_in(tmp_path / "keys") as office:
+        key, other = new_key(), new_key()
+        drawn = await enrol(await office.invite(), key)
+        assert drawn.shown_name == default_name(drawn.name)
+        chosen = await enrol(await office.invite(), key, "ada-3090")
+        assert (chosen.name, chosen.shown_name) == (drawn.name, "ada-3090")
+        assert (await enrol(await office.invite(), key)).shown_name == "ada-3090"
+        noted = await enrol(await office.invite(Role.CLIENT, note="Anna"), new_key())
+        assert noted.shown_name == "Anna"
+        second = await enrol(await office.invite(), other, "Ada-3O90")
+        assert second.shown_name == f"Ada-3O90 ({second.name[:8]})"
+        assert (
+            await enrol(await office.invite(), key)
+        ).shown_name == f"ada-3090 ({chosen.name[:8]})"
+
+
+@pytest.mark.parametrize(
+    "name", ["\x1b[2Jada", "a b", "x" * 25, "a\nb", "\u202eada", "coordinator"]
+)
+async def test_a_hostile_name_lets_nobody_in(tmp_path: Path, name: str) -> None:
+    async with office_in(tmp_path / "keys") as office:
+        invite = await office.invite()
+        with pytest.raises(MalformedMessage, match="expected a name of 1 to 24 letters") as refused:
+            await enrol(invite, new_key(), name)
+        assert refused.value.message.isprintable()
+        assert office.registry.members() == []
+        assert office.registry.invitations()[0].uses_left == 1
+        await enrol(invite, new_key(), "ada")  # the office goes on

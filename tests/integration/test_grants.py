@@ -11,11 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from swarm_ft.api.documents import status_fields
+from swarm_ft.cli.overview import overview_lines
+from swarm_ft.cli.watching import event_line, verbose_lines
 from swarm_ft.client.swarm import SwarmClient
 from swarm_ft.clock import SystemClock
 from swarm_ft.coordinator.enrolment import Enrolment
 from swarm_ft.coordinator.journal.journal import Journal
 from swarm_ft.coordinator.journal.registry import Registry
+from swarm_ft.coordinator.member_names import MemberNames
 from swarm_ft.coordinator.service import CoordinatorService
 from swarm_ft.enrol import Membership, enrol
 from swarm_ft.errors import BadInvite, NotAllowed
@@ -26,9 +30,11 @@ from swarm_ft.identity.roles import COORDINATOR_NAME, Role
 from swarm_ft.ids import PeerId
 from swarm_ft.peer.node import PeerNode, PeerOptions
 from swarm_ft.protocol.messages.client import RunPhase, RunStatus, StepCommitted
+from swarm_ft.protocol.messages.enrolment import name_lookup
 from swarm_ft.protocol.messages.events import WentBack
 from swarm_ft.protocol.spec.grant import PROBATION, Grant
 from swarm_ft.protocol.spec.layers import LayerRange, parse_layers
+from swarm_ft.protocol.spec.member_name import default_name
 from swarm_ft.protocol.spec.priority import Claim
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.transport.base import Server
@@ -58,14 +64,15 @@ class OwnedSwarm:
     journal: Journal
     peers: dict[PeerId, LocalPeer] = field(default_factory=dict)
 
-    async def invite(self, role: Role, grant: Grant, uses: int = 1) -> Invite:
+    async def invite(self, role: Role, grant: Grant, uses: int = 1, note: str = "") -> Invite:
         until, where = datetime.now(UTC) + timedelta(days=1), (self.coordinator.endpoint,)
-        made = self.registry.invite(self.authority.fingerprint, where, role, uses, until, grant)
+        place = self.authority.fingerprint, where
+        made = self.registry.invite(*place, role, uses, until, grant, note)
         await self.enrolment.refresh()
         return made
 
     async def client(self) -> SwarmClient:
-        member = await enrol(await self.invite(Role.CLIENT, Grant()), new_key())
+        member = await enrol(await self.invite(Role.CLIENT, Grant(), note="Anna"), new_key())
         return SwarmClient(self.directory, over(member.credentials))
 
     async def add_peer(self, layers: str, grant: Grant | None = None) -> PeerId:
@@ -117,10 +124,11 @@ async def owned_swarm(folder: Path) -> AsyncIterator[OwnedSwarm]:
     async with AsyncExitStack() as stack:
         registry = stack.enter_context(closing(Registry(folder / "keys")))
         journal = stack.enter_context(closing(Journal(str(folder / "journal.db"))))
+        grants, claims, names = registry.grant_of, registry.claim_of, MemberNames()
         service = CoordinatorService(
-            journal, SystemClock(), grants=registry.grant_of, claims=registry.claim_of
+            journal, SystemClock(), grants=grants, claims=claims, names=names
         )
-        enrolment = Enrolment(authority, registry, (), "a-swarm", service.revoke)
+        enrolment = Enrolment(authority, registry, (), "a-swarm", service.revoke, names=names)
         handlers = {**service.handlers(), **enrolment.handlers()}
         server = await over(enrolment.credentials).serve("127.0.0.1", 0, handlers)
         stack.push_async_callback(server.stop)
@@ -183,9 +191,11 @@ async def test_a_run_waits_for_who_may_carry_a_stage_though_a_replica_on_probati
         assert shown == {replica: REPLICA, holder: Grant(), last: Grant()}
         story = LoneHolderDies(swarm, client)
         status = await story.play(job, holder)
-        assert f"peer {replica} (layers 0-3) has caught up at step" in "\n".join(story.told)
+        named = {one: default_name(one) for one in (replica, holder)}
+        assert f"peer {named[replica]} (layers 0-3) has caught up at step" in "\n".join(story.told)
         gone = (
-            f"peer {holder} (layers 0-3) lost its connection; {replica} may not host a stage alone"
+            f"peer {named[holder]} (layers 0-3) lost its connection; {named[replica]} may not "
+            "host a stage alone"
         )
         assert gone in story.told
         *before, again = story.steps
@@ -213,6 +223,46 @@ async def test_jobs_of_all_keys_of_an_invitation_have_its_claim(
         assert len(claims) == 3
 
 
+async def test_people_read_names_and_programs_both(make_job: MakeJob, tmp_path: Path) -> None:
+    """A job on three peers: two chose one name, one chose none."""
+    job = make_job(num_samples=16, batch_size=8, num_steps=2)
+    async with owned_swarm(tmp_path) as swarm:
+        ids = []
+        for layers, name in (("0-2", "ada-3090"), ("2-4", "ADA-3O90"), ("4-6", "")):
+            member = await enrol(await swarm.invite(Role.PEER, Grant()), new_key(), name)
+            ids.append(await swarm.start_peer(member, layers))
+        ada, eve, drawn = ids
+        client = await swarm.client()
+        await until_there(client, *ids)
+        shown = {
+            ada: f"ada-3090 ({ada[:8]})",
+            eve: f"ADA-3O90 ({eve[:8]})",
+            drawn: default_name(drawn),
+        }
+        placed = await client.place(job.spec)
+        run_id = (await client.submit(job.spec, job.samples)).run_id
+        status = await client.run(run_id)
+        async for event in client.watch(run_id, lambda _trouble: None):
+            status = event if isinstance(event, RunStatus) and event.assignments else status
+        assert {one: name_lookup(status.names)(one) for one in ids} == shown
+        assert {one: name_lookup(placed.names)(one) for one in ids} == shown
+        await swarm.kill_peer(eve)
+        events = [one async for one in client.events(0)]
+        lines = "\n".join(map(event_line, events))
+        for peer, name in shown.items():
+            assert f"peer {name}" in lines
+            assert peer not in lines
+            assert peer in {one.peer_id for one in events}
+        found = await client.status()
+        short, verbose = overview_lines(found), "\n".join(verbose_lines(found))
+        assert {line.partition("  ")[0] for line in short} >= {shown[ada], shown[drawn]}
+        assert f"peer {shown[ada]}  ({ada})" in verbose
+        fields = status_fields(found)
+        told = {one["peer"]: one["name"] for one in (*fields["peers"], *fields["contributors"])}
+        assert told == shown
+        assert "Anna" not in str(found)  # clients' names are nobody's business
+
+
 async def raised(running: Awaitable[None]) -> str:
     with pytest.raises(NotAllowed) as caught:
         await running
@@ -225,7 +275,7 @@ async def test_a_peer_offers_the_layers_that_it_was_invited_for_or_learns_so(
     async with owned_swarm(tmp_path) as swarm:
         wide = await swarm.add_peer("0-3", Grant(layers=LayerRange(2, 6)))
         assert await raised(swarm.peers[wide].task) == (
-            f"peer {wide} may host layers 2-6 only, and offers layers 0-3"
+            f"peer {default_name(wide)} may host layers 2-6 only, and offers layers 0-3"
         )
         assert not (await (await swarm.client()).status()).members
 
@@ -261,7 +311,8 @@ async def test_only_peers_that_the_job_trusts_host_its_ends(
         await until_there(client, stranger, middle, trusted)
         spec = with_private_ends(job.spec, PeerId(awaited.name), trusted)
         run_id = (await client.submit(spec, job.samples)).run_id
-        words = f"waiting for layers 0-2: peer {stranger} is not listed in the job's --private-ends"
+        named = f"peer {default_name(stranger)}"
+        words = f"waiting for layers 0-2: {named} is not listed in the job's --private-ends"
         hosts: set[PeerId] = set()
         async for event in client.watch(run_id, lambda _trouble: None):
             if isinstance(event, RunStatus):

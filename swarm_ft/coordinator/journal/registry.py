@@ -10,7 +10,7 @@ import json
 import secrets
 import sqlite3
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from swarm_ft.coordinator.journal.disk_words import in_words
 from swarm_ft.coordinator.journal.schema_version import check_version, copy_beside, version_of
-from swarm_ft.errors import BadInvite, JournalError, NotAllowed, NotFound
+from swarm_ft.errors import BadInvite, BadOption, JournalError, NotAllowed, NotFound
 from swarm_ft.identity.certificates import Certificate, from_der, to_der
 from swarm_ft.identity.invites import (
     NUMBER_BYTES,
@@ -34,13 +34,14 @@ from swarm_ft.log import get_logger
 from swarm_ft.private_files import make_private, open_private
 from swarm_ft.protocol.spec.grant import PROBATION, Grant
 from swarm_ft.protocol.spec.layers import LayerRange
+from swarm_ft.protocol.spec.member_name import ChosenName
 from swarm_ft.protocol.spec.priority import Claim
 
 logger = get_logger(__name__)
 
 FILE = "members.db"
-VERSION, OLDEST = 1, 0
-"""Of the tables, and the oldest that can be migrated: the same tables, without a version."""
+VERSION, OLDEST = 2, 0
+"""Version of the tables, and the oldest that can be migrated: those of 1, without a version."""
 MAX_INVITATIONS = 256
 """The newest ones: each handshake of a newcomer may have to look at all of them."""
 BUSY_TIMEOUT_S = 5.0
@@ -49,13 +50,17 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS invitations (
     name TEXT PRIMARY KEY, role TEXT NOT NULL, granted TEXT NOT NULL, uses_left INTEGER,
-    expires_unix_s INTEGER, certificate BLOB NOT NULL
+    expires_unix_s INTEGER, certificate BLOB NOT NULL, note TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE IF NOT EXISTS members (
     name TEXT PRIMARY KEY, role TEXT NOT NULL, granted TEXT NOT NULL, invitation TEXT NOT NULL,
     joined_unix_s INTEGER NOT NULL, seen_unix_s INTEGER NOT NULL,
-    is_revoked INTEGER NOT NULL DEFAULT 0
+    is_revoked INTEGER NOT NULL DEFAULT 0, chosen_name TEXT NOT NULL DEFAULT ''
 ) WITHOUT ROWID;
+"""
+_TO_VERSION_2 = """
+ALTER TABLE invitations ADD COLUMN note TEXT NOT NULL DEFAULT '';
+ALTER TABLE members ADD COLUMN chosen_name TEXT NOT NULL DEFAULT '';
 """
 
 
@@ -68,6 +73,7 @@ class MemberRecord:
         invitation: the name of the one it came with.
         joined_unix_s: when it first came.
         seen_unix_s: when the coordinator last heard it.
+        chosen_name: The name for people that the member or its invitation chose; empty: none.
     """
 
     name: str
@@ -77,6 +83,7 @@ class MemberRecord:
     joined_unix_s: int
     seen_unix_s: int
     is_revoked: bool
+    chosen_name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +94,7 @@ class InvitationRecord:
         grant: what a peer may host that comes with it.
         uses_left: None: of any number.
         expires_unix_s: None: never.
+        note: The name for people that its members have unless they choose one; empty: none.
     """
 
     name: str
@@ -94,6 +102,7 @@ class InvitationRecord:
     grant: Grant
     uses_left: int | None
     expires_unix_s: int | None
+    note: str = ""
 
 
 class Registry:
@@ -129,7 +138,8 @@ class Registry:
         if version is not None:
             copy_beside(self._db, self._path, version)
         # One transaction: another process that opens it now sees all of it, or nothing.
-        self._db.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version={VERSION}; COMMIT;")
+        steps = _SCHEMA if version is None else _TO_VERSION_2
+        self._db.executescript(f"BEGIN; {steps} PRAGMA user_version={VERSION}; COMMIT;")
 
     def close(self) -> None:
         """Let go of the file."""
@@ -137,7 +147,7 @@ class Registry:
 
     # ---- invitations
 
-    def invite(
+    def invite(  # noqa: PLR0913 - what an invitation grants
         self,
         fingerprint: bytes,
         addresses: tuple[str, ...],
@@ -145,13 +155,21 @@ class Registry:
         uses: int,
         expires: datetime,
         grant: Grant = Grant(),  # noqa: B008 - a value
+        note: str = "",
     ) -> Invite:
-        """A new invitation; its secret is kept nowhere else."""
+        """A new invitation; its secret is kept nowhere else.
+
+        Raises:
+            BadOption: no member may have the note as its name.
+        """
+        refused = ChosenName().refusal(note)
+        if refused is not None:
+            raise BadOption(f"--note: {refused}")
         invite = _new_invite(fingerprint, addresses)
         limits = uses, int(expires.timestamp())
         with self._errors():
             self._db.execute(
-                f"INSERT {_INVITATION}", (*_invitation_row(invite, role, grant), *limits)
+                f"INSERT {_INVITATION}", (*_invitation_row(invite, role, grant), *limits, note)
             )
         return invite
 
@@ -167,7 +185,7 @@ class Registry:
             else:
                 invite = _new_invite(fingerprint, addresses)
             row = _invitation_row(invite, Role.PEER, PROBATION)
-            self._db.execute(f"INSERT OR REPLACE {_INVITATION}", (*row, None, None))
+            self._db.execute(f"INSERT OR REPLACE {_INVITATION}", (*row, None, None, ""))
             self._db.execute("INSERT OR REPLACE INTO facts VALUES ('open', ?)", (str(invite),))
         return invite
 
@@ -192,7 +210,7 @@ class Registry:
         """All that were made, the oldest first."""
         with self._errors():
             rows = self._db.execute(
-                "SELECT name, role, granted, uses_left, expires_unix_s FROM invitations"
+                "SELECT name, role, granted, uses_left, expires_unix_s, note FROM invitations"
                 " ORDER BY rowid"
             ).fetchall()
         return [
@@ -202,8 +220,9 @@ class Registry:
                 grant=_grant_from(granted),
                 uses_left=uses,
                 expires_unix_s=expires,
+                note=note,
             )
-            for name, role, granted, uses, expires in rows
+            for name, role, granted, uses, expires, note in rows
         ]
 
     def certificates(self) -> tuple[Certificate, ...]:
@@ -218,11 +237,16 @@ class Registry:
 
     # ---- members
 
-    def admit(self, caller: Caller, now: datetime) -> Caller:
+    def admit(self, caller: Caller, now: datetime, chosen_name: str = "") -> Caller:
         """Who the caller of an enrolment is from now on.
 
         A member that comes with another invitation of its role is granted what that one grants;
         the one for all changes nothing for who is a member already.
+
+        Args:
+            caller: The caller, as TLS knows it.
+            now: The time.
+            chosen_name: The name for people that it chose. Empty leaves the one that it has.
 
         Raises:
             BadInvite: its invitation is used up, has expired or was revoked.
@@ -244,6 +268,9 @@ class Registry:
                     with self._transaction():
                         self._grant_anew(known, caller.name, now_s)
                 self._note_seen((name,), now_s)
+            if chosen_name and (known is None or known.chosen_name != chosen_name):
+                row = chosen_name, name
+                self._db.execute("UPDATE members SET chosen_name=? WHERE name=?", row)
         return Caller(role=role, name=name, key=caller.key)
 
     def note_seen(self, names: Collection[str], now: datetime) -> None:
@@ -306,6 +333,21 @@ class Registry:
             rows = self._db.execute(f"{_MEMBERS} ORDER BY joined_unix_s, name").fetchall()
         return [_member(row) for row in rows]
 
+    def chosen_names(self) -> tuple[Mapping[str, str], frozenset[str]]:
+        """Return the chosen name of each member by its id, empty for none; and revoked ids."""
+        with self._errors():
+            rows = self._db.execute("SELECT name, chosen_name, is_revoked FROM members").fetchall()
+        chosen = {member_id: name for member_id, name, _ in rows}
+        return chosen, frozenset(member_id for member_id, _, is_revoked in rows if is_revoked)
+
+    def chosen_name_of(self, name: str) -> str:
+        """Return the name for people that a member has chosen; empty for none.
+
+        Raises:
+            NotAllowed: there is no such member, or its key was revoked.
+        """
+        return self._present(name, "member").chosen_name
+
     def revoke(self, name: str) -> None:
         """A member's key, or an invitation, is of no use from now on.
 
@@ -367,8 +409,9 @@ class Registry:
     def _let_in(self, name: str, invitation: str, now_s: int) -> Role:
         role, granted = self._use(invitation, now_s)
         self._db.execute(
-            "INSERT INTO members VALUES (?, ?, ?, ?, ?, ?, 0)",
-            (name, role, granted, invitation, now_s, now_s),
+            "INSERT INTO members (name, role, granted, invitation, joined_unix_s, seen_unix_s,"
+            " chosen_name) SELECT ?, ?, ?, ?, ?, ?, note FROM invitations WHERE name=?",
+            (name, role, granted, invitation, now_s, now_s, invitation),
         )
         return Role(role)
 
@@ -378,6 +421,11 @@ class Registry:
             _, granted = self._use(invitation, now_s)
             row = granted, invitation, known.name
             self._db.execute("UPDATE members SET granted=?, invitation=? WHERE name=?", row)
+            self._db.execute(
+                "UPDATE members SET chosen_name=(SELECT note FROM invitations WHERE name=?)"
+                " WHERE name=? AND chosen_name=''",
+                (invitation, known.name),
+            )
 
     def _use(self, invitation: str, now_s: int) -> tuple[str, str]:
         """Count an invitation down; the role and the grant that it gives."""
@@ -424,10 +472,12 @@ class Registry:
 
 _INVITATION = (
     "INTO invitations"
-    " (name, role, granted, certificate, uses_left, expires_unix_s) VALUES (?, ?, ?, ?, ?, ?)"
+    " (name, role, granted, certificate, uses_left, expires_unix_s, note)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
 _MEMBERS = (
-    "SELECT name, role, granted, invitation, joined_unix_s, seen_unix_s, is_revoked FROM members"
+    "SELECT name, role, granted, invitation, joined_unix_s, seen_unix_s, is_revoked, chosen_name"
+    " FROM members"
 )
 
 
@@ -453,8 +503,8 @@ def _grant_from(text: str) -> Grant:
     return Grant(**granted | {"layers": layers and LayerRange(**layers)})
 
 
-def _member(row: tuple[str, str, str, str, int, int, int]) -> MemberRecord:
-    name, role, granted, invitation, joined_s, seen_s, is_revoked = row
+def _member(row: tuple[str, str, str, str, int, int, int, str]) -> MemberRecord:
+    name, role, granted, invitation, joined_s, seen_s, is_revoked, chosen_name = row
     return MemberRecord(
         name=name,
         role=Role(role),
@@ -463,4 +513,5 @@ def _member(row: tuple[str, str, str, str, int, int, int]) -> MemberRecord:
         joined_unix_s=joined_s,
         seen_unix_s=seen_s,
         is_revoked=bool(is_revoked),
+        chosen_name=chosen_name,
     )

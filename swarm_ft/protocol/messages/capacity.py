@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from swarm_ft.ids import PeerId, RunId
+from swarm_ft.protocol.messages.enrolment import NamedMember
 from swarm_ft.protocol.spec.bounds import MAX_HOSTED, Length, Range, Text
 from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
@@ -150,6 +151,7 @@ class Placed:
         starts_after_s: Seconds until peers without room for one more stage are free; 0: it begins
             at once.
         beside_s: Seconds, about, until the other runs on these peers end; 0: there are none.
+        names: Names of these peers.
     """
 
     peers: Annotated[tuple[PlacedPeer, ...], Length(MAX_PLACED)]
@@ -159,6 +161,7 @@ class Placed:
     num_waiting: Annotated[int, Range(0, 1 << 31)] = 0
     starts_after_s: Left = 0.0
     beside_s: Left = 0.0
+    names: Annotated[tuple[NamedMember, ...], Length(MAX_PLACED)] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,6 +17,7 @@ from swarm_ft.protocol.messages.control import (
     Targets,
     TokenIds,
 )
+from swarm_ft.protocol.messages.enrolment import NamedMember
 from swarm_ft.protocol.messages.events import Serial, Steered, WentBack
 from swarm_ft.protocol.messages.meeting import MAX_RELAYS, Way
 from swarm_ft.protocol.messages.reports import BufferCounts, ByteCounts, GradientTraffic, Traffic
@@ -251,6 +252,7 @@ class RunStatus:
         codecs: Latest changes of the codecs, by rising step.
         quality: Cost of compression; None without a configured quality.
         steered: Latest requests to pause, resume or change the run, oldest first.
+        names: Names of peers in this message.
     """
 
     run_id: RunId
@@ -267,6 +269,7 @@ class RunStatus:
     codecs: Annotated[tuple[CodecChange, ...], Length(MAX_CODEC_CHANGES)] = ()
     quality: QualityFound | None = None
     steered: Annotated[tuple[Steered, ...], Length(MAX_STEERED)] = ()
+    names: Annotated[tuple[NamedMember, ...], Length(MAX_RUN_PEERS)] = ()
 
     @property
     def ending(self) -> str:
@@ -560,6 +563,8 @@ class RelayStatus:
 
 
 MAX_WARNINGS = 16
+MAX_NAMES = 4096
+"""Names of members in one message; more of them follow from their ids there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -574,6 +579,7 @@ class SwarmStatus:
         next_event: Serial number of the next event.
         contributors: Largest contributors, connected or not; on the first page.
         warnings: Texts for the coordinator's operator that need action.
+        names: Names of members in this message.
     """
 
     members: Annotated[tuple[MemberStatus, ...], Length(MAX_PAGE_MEMBERS)]
@@ -586,3 +592,4 @@ class SwarmStatus:
     next_event: Serial = 0
     contributors: Annotated[tuple[Contributor, ...], Length(MAX_CONTRIBUTORS)] = ()
     warnings: Annotated[tuple[Text, ...], Length(MAX_WARNINGS)] = ()
+    names: Annotated[tuple[NamedMember, ...], Length(MAX_NAMES)] = ()

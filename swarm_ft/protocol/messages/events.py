@@ -8,6 +8,7 @@ from typing import Annotated
 
 from swarm_ft.ids import PeerId, RunId, StepNumber
 from swarm_ft.protocol.spec.bounds import Length, Range, Text
+from swarm_ft.protocol.spec.member_name import ShownName
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
 
 MAX_SERIAL = (1 << 63) - 1
@@ -95,6 +96,7 @@ class SwarmEvent:
         to_step: Committed steps after it; of an evaluation or a snapshot, steps in the weights.
         words: Text for people; empty for another client's run.
         actor: Person who requested it; None if nobody did.
+        peer_name: The peer's name for people. Empty: it follows from the peer's id.
     """
 
     serial: Serial
@@ -106,6 +108,7 @@ class SwarmEvent:
     to_step: StepNumber | None = None
     words: Text = ""
     actor: Actor | None = None
+    peer_name: Annotated[str, ShownName(is_optional=True)] = ""
 
 
 MAX_PAGE_EVENTS = 256

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from swarm_ft.build import UPDATE, described_version
 from swarm_ft.errors import VersionMismatch
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 """Rises whenever a message changes, or a RunSpec, which is one; released or not. A test compares:
 `tests/unit/protocol/wire/test_golden_bytes.py`."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from swarm_ft.coordinator.journal.registry import FILE, MAX_INVITATIONS, VERSION, Registry
-from swarm_ft.errors import BadInvite, JournalError, NotAllowed, NotFound
+from swarm_ft.errors import BadInvite, BadOption, JournalError, NotAllowed, NotFound
 from swarm_ft.identity.certificates import caller_of
 from swarm_ft.identity.invites import Invite, invitation_certificate
 from swarm_ft.identity.keys import PublicKey, name_of, new_key
@@ -38,9 +38,10 @@ def invited(
     uses: int = 1,
     days: float = 1,
     grant: Grant | None = None,
+    note: str = "",
 ) -> Invite:
     until = NOW + timedelta(days=days)
-    return registry.invite(bytes(16), ADDRESSES, role, uses, until, grant or Grant())
+    return registry.invite(bytes(16), ADDRESSES, role, uses, until, grant or Grant(), note)
 
 
 def newcomer(invite: Invite, key: PublicKey | None = None) -> Caller:
@@ -313,6 +314,41 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         Registry(tmp_path)
 
 
+# ---- names
+
+
+def test_a_member_has_the_name_it_chose_before_its_invitations(registry: Registry) -> None:
+    key = new_key().public_key()
+    annas = invited(registry, note="Anna", uses=2)
+    registry.admit(newcomer(annas, key), NOW)
+    assert registry.chosen_name_of(name_of(key)) == "Anna"
+    assert registry.invitations()[0].note == "Anna"
+    registry.admit(member(key), NOW, "ada-3090")
+    registry.admit(member(key), NOW)  # as it does to renew its certificate
+    registry.admit(newcomer(invited(registry, note="Bob"), key), NOW)
+    assert registry.members()[0].chosen_name == "ada-3090"
+    other = new_key().public_key()
+    registry.admit(newcomer(annas, other), NOW, "eve")
+    assert registry.chosen_name_of(name_of(other)) == "eve"
+    registry.revoke(name_of(other))
+    chosen = {name_of(key): "ada-3090", name_of(other): "eve"}
+    assert registry.chosen_names() == (chosen, frozenset({name_of(other)}))
+
+
+def test_a_member_without_a_name_gets_that_of_its_next_invitation(registry: Registry) -> None:
+    key = new_key().public_key()
+    registry.admit(newcomer(invited(registry), key), NOW)
+    assert registry.chosen_name_of(name_of(key)) == ""
+    registry.admit(newcomer(invited(registry, note="Anna"), key), NOW)
+    assert registry.chosen_name_of(name_of(key)) == "Anna"
+
+
+def test_an_invitation_takes_no_note_that_can_be_no_name(registry: Registry) -> None:
+    with pytest.raises(BadOption, match="--note: expected a name"):
+        invited(registry, note="Anna's laptop")
+    assert registry.invitations() == []
+
+
 # ---- versions
 
 
@@ -332,12 +368,17 @@ def test_the_registry_of_an_earlier_commit_lets_its_members_in(
     if earlier.registry == VERSION:
         assert not list(folder.glob(f"{FILE}.v*"))
         return
-    assert version_in(folder / f"{FILE}.v0") == earlier.registry
-    assert stat.S_IMODE((folder / f"{FILE}.v0").stat().st_mode) == 0o600
-    (folder / f"{FILE}.v0").unlink()
+    copy = folder / f"{FILE}.v{earlier.registry}"
+    assert version_in(copy) == earlier.registry
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    copy.unlink()
     with closing(Registry(folder)) as registry:
         assert registry.members() == [known]
-    assert not (folder / f"{FILE}.v0").exists()  # it is migrated once
+        assert registry.chosen_names() == ({known.name: ""}, frozenset())
+        key = new_key().public_key()
+        registry.admit(newcomer(invited(registry, note="Anna"), key), NOW)
+        assert registry.chosen_name_of(name_of(key)) == "Anna"
+    assert not copy.exists()  # it is migrated once
 
 
 def test_a_registry_of_a_later_version_is_refused_in_one_line(tmp_path: Path) -> None:

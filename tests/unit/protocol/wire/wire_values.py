@@ -48,6 +48,7 @@ from swarm_ft.protocol.spec.bounds import (
 )
 from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.layers import MAX_BLOCKS, LayerRange
+from swarm_ft.protocol.spec.member_name import ChosenName, ShownName
 from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import MIN_LENGTH, Dtype, ModelSpec, RunSpec, TrainSpec
 from swarm_ft.protocol.spec.version import PROTOCOL_VERSION, Spoken
@@ -162,6 +163,8 @@ _BY_BOUND: Mapping[type, Callable[[Any, FieldDescriptor | None], Strategy]] = {
     IpAndPort: lambda _, __: st.sampled_from(
         ("198.51.100.7:7001", "192.168.1.7:1", "127.0.0.1:9", "[2001:db8::7]:65535")
     ),
+    ChosenName: lambda _, __: st.sampled_from(("", "a", "ada-3090", "Anna.B_2", "x" * 24)),
+    ShownName: lambda _, __: st.sampled_from(("ada-3090", "calm-otter-41 (v2avztnz)")),
     Cleaned: lambda _, __: st.text(_PRINTABLE, max_size=40),
     OneOf: lambda bound, _: st.sampled_from(bound.values),
     Length: lambda bound, field: _lengths(bound, field),
@@ -426,6 +429,19 @@ def _beyond(note: Any, field: FieldDescriptor) -> tuple[Any, ...]:
 _BEYOND: Mapping[type, tuple[Any, ...]] = {
     Name: ("", "a/b", "..\\x", "x" * (MAX_ID_BYTES + 1), "\x1b[2J", "a\nb"),
     NameList: ("a,", "a,b/c", " a", ",".join(["a"] * 65), "a\nb", "x" * (MAX_ID_BYTES + 1)),
+    ChosenName: (
+        "-a",
+        "a-",
+        "a b",
+        "a/b",
+        "x" * 25,
+        "\x1b[2J",
+        "a\nb",
+        "\u0430da",
+        "owner",
+        "0wner",
+    ),
+    ShownName: ("-a", "a ()", "a (v2avztn)", "a (V2AVZTNZ)", "x" * 25, "\x1b[2J", "a\n"),
     Line: ("x" * (MAX_TEXT_BYTES + 1), "\x1b[2J"),
     HostAndPort: ("unix:/tmp/x", "h:0", "h:65536", "h" * MAX_ENDPOINT_CHARS + ":1", "a b:1"),
     IpAndPort: (

@@ -1,0 +1,93 @@
+"""Names of a swarm's members for people: each name stands for one member. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+
+from swarm_ft.protocol.messages.enrolment import NamedMember
+from swarm_ft.protocol.spec.bounds import MAX_TEXT_BYTES, cut_text
+from swarm_ft.protocol.spec.member_name import (
+    default_name,
+    ids_in,
+    is_meant,
+    is_member_id,
+    skeleton_of,
+    told_apart,
+)
+
+
+class MemberNames:
+    """The names that members and invitations chose, and the unique names that follow from them."""
+
+    def __init__(self) -> None:
+        self._chosen: dict[str, str] = {}
+        self._revoked: Set[str] = frozenset()
+        self._holders: dict[str, set[str]] = {}
+
+    def replace(self, chosen: Mapping[str, str], revoked: Set[str] = frozenset()) -> None:
+        """Replace all names.
+
+        Args:
+            chosen: The chosen name of each member by its id; empty: it chose none.
+            revoked: Ids of members whose names are free for others.
+        """
+        if chosen == self._chosen and revoked == self._revoked:
+            return
+        self._chosen, self._revoked = dict(chosen), revoked
+        self._holders = {}
+        for member_id in chosen.keys() - revoked:
+            self._hold(member_id)
+
+    def add(self, member_id: str, chosen_name: str = "") -> None:
+        """Add a member, or its newly chosen name; empty leaves the name that it has."""
+        before = self._holders.get(skeleton_of(self._plain(member_id)))
+        if before is not None:
+            before.discard(member_id)
+        self._chosen[member_id] = chosen_name or self._chosen.get(member_id, "")
+        self._hold(member_id)
+
+    def shown(self, member_id: str) -> str:
+        """Return a member's unique name; a text that is no member id is returned as it is."""
+        plain = self._plain(member_id)
+        if not is_member_id(member_id):
+            return plain
+        others = self._holders.get(skeleton_of(plain), set()) - {member_id}
+        return told_apart(plain, member_id, others)
+
+    def found(self, text: str) -> tuple[str, ...]:
+        """Return the ids of all members that a text of a command line may mean, see `is_meant`."""
+        if text in self._chosen:
+            return (text,)
+        return tuple(one for one in self._chosen if is_meant(text, one, self.shown(one)))
+
+    def of(self, member_ids: Iterable[str], max_names: int) -> tuple[NamedMember, ...]:
+        """Return the names that do not follow from their ids, for a message.
+
+        Args:
+            member_ids: The members that the message mentions.
+            max_names: Names that the message may have.
+        """
+        shown = ((one, self.shown(one)) for one in dict.fromkeys(member_ids))
+        named = [
+            NamedMember(member_id=i, name=name) for i, name in shown if name != default_name(i)
+        ]
+        return tuple(named[:max_names])
+
+    def in_text(self, text: str) -> str:
+        """Return a text for people with names in place of the ids of known members."""
+        pieces, end = [], 0
+        for found in ids_in(text):
+            if found[0] in self._chosen:
+                pieces += [text[end : found.start()], self.shown(found[0])]
+                end = found.end()
+        return cut_text("".join((*pieces, text[end:])), MAX_TEXT_BYTES)
+
+    def _plain(self, member_id: str) -> str:
+        return self._chosen.get(member_id) or default_name(member_id)
+
+    def _hold(self, member_id: str) -> None:
+        self._holders.setdefault(skeleton_of(self._plain(member_id)), set()).add(member_id)
+
+
+NO_NAMES = MemberNames()
+"""The names of a swarm without keys: every name is a peer id."""
