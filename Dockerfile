@@ -4,6 +4,8 @@ FROM python:3.11-slim-bookworm
 # An index of CPU-only torch builds spares gigabytes of CUDA where the default index has no such
 # build: docker build --build-arg PIP_EXTRA_INDEX_URL=...
 ARG PIP_EXTRA_INDEX_URL=
+# For clients that read Parquet, or datasets of the hub: docker build --build-arg EXTRA=client
+ARG EXTRA=
 ENV PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PYTHONUNBUFFERED=1
 
@@ -14,10 +16,10 @@ RUN useradd --create-home swarm \
 
 WORKDIR /app
 # Dependencies have a layer of their own, kept until one of these files changes.
-COPY pyproject.toml constraints.txt deploy/locked.txt ./
+COPY pyproject.toml constraints.txt deploy/locked.txt deploy/locked-client.txt ./
 RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
         > dependencies.txt \
-    && pip install --quiet --no-deps --require-hashes -r locked.txt \
+    && pip install --quiet --no-deps --require-hashes -r locked.txt ${EXTRA:+-r locked-$EXTRA.txt} \
     && pip install --quiet -r dependencies.txt -c constraints.txt \
     && rm dependencies.txt
 COPY README.md ./

@@ -16,7 +16,8 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # What has another hash than it had when it was tried is refused.
 PIP_INSTALL_LOCKED := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes
-INPUTS := pyproject.toml constraints.txt deploy/locked.txt deploy/locked-tools.txt
+LOCKED_TOOLS := deploy/locked.txt deploy/locked-client.txt deploy/locked-tools.txt
+INPUTS := pyproject.toml constraints.txt $(LOCKED_TOOLS)
 # Stamps: touched once an installation is complete, and older than INPUTS when it is to be redone.
 PACKAGE := $(VENV)/.package-installed
 TOOLS := $(VENV)/.tools-installed
@@ -97,6 +98,6 @@ $(PACKAGE): $(INPUTS) | $(VENV)
 	@touch $@
 
 $(TOOLS): $(INPUTS) | $(VENV)
-	$(PIP_INSTALL_LOCKED) -r deploy/locked.txt -r deploy/locked-tools.txt
+	$(PIP_INSTALL_LOCKED) $(addprefix -r ,$(LOCKED_TOOLS))
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $(PACKAGE) $@

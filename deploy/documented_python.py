@@ -1,4 +1,4 @@
-"""Checks the types of Python in documents as a reader does: `python -m deploy.documented_python`.
+"""Checks the types of Python in documents and examples: `python -m deploy.documented_python`.
 
 A fenced block of Python is a module of its own. What it takes for granted stands in a comment right
 above it, which no reader sees: `<!-- python: chats: list[dict[str, object]] = [] -->`.
@@ -16,6 +16,7 @@ from typing import NamedTuple
 from mypy import api
 
 PAGES = ("README.md", "docs/*.md")
+EXAMPLES = "examples/*.py"
 _FENCE = "```python"
 _GIVEN = re.compile(r"<!-- python: (.*) -->")
 
@@ -54,8 +55,8 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(page, start + 1, "\n".join([*before, *lines[start + 1 : stop], ""]))
 
 
-def problems(found: list[Block]) -> list[str]:
-    """Run mypy once over all blocks.
+def problems(found: list[Block], examples: list[Path]) -> list[str]:
+    """Run mypy once over all blocks and examples.
 
     Returns:
         Its errors, a line each, at the lines of the documents.
@@ -64,18 +65,19 @@ def problems(found: list[Block]) -> list[str]:
         pages = {f"{folder}/documented_{n}.py": block.page for n, block in enumerate(found)}
         for path, block in zip(pages, found, strict=True):
             Path(path).write_text(block.source, encoding="utf-8")
-        out, trouble, _ = api.run(["--no-error-summary", "--strict", *pages])
+        out, trouble, _ = api.run(["--no-error-summary", "--strict", *pages, *map(str, examples)])
     for path, page in pages.items():
         out = out.replace(path, str(page))
     return [*out.splitlines(), *trouble.splitlines()]
 
 
 def main() -> int:
-    """Check all documents; return 1 if there are errors, which go to standard output."""
+    """Check all documents and examples; print errors, and return 1 if there are any."""
     pages = sorted(page for pattern in PAGES for page in Path().glob(pattern))
     found = [block for page in pages for block in blocks(page)]
-    lines = problems(found)
-    for line in lines or [f"{len(found)} blocks of Python in documents: no errors"]:
+    examples = sorted(Path().glob(EXAMPLES))
+    lines = problems(found, examples)
+    for line in lines or [f"{len(found)} blocks of Python, {len(examples)} examples: no errors"]:
         sys.stdout.write(f"{line}\n")
     return 1 if lines else 0
 

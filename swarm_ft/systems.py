@@ -377,6 +377,7 @@ HAS_SOCKET_PATHS = hasattr(socket, "AF_UNIX")
 """Whether Python and gRPC have sockets in the file system; not on Windows (grpc/grpc#35880)."""
 MAX_SOCKET_PATH_BYTES = 103
 """Bytes of a socket's path that every system accepts; Linux accepts 107."""
+_LINK_BYTES = len("swarm-ft-12345678/at/")
 
 
 def socket_parent(name_bytes: int) -> Path:
@@ -388,6 +389,26 @@ def socket_parent(name_bytes: int) -> Path:
     if len(os.fsencode(usual)) + 1 + name_bytes <= MAX_SOCKET_PATH_BYTES:
         return usual
     return Path("/tmp")
+
+
+@contextmanager
+def short_socket_path(path: Path) -> Iterator[Path]:
+    """Yield a path to this socket that is short enough to bind or connect.
+
+    Systems take about 100 bytes. A longer path is replaced by one through a temporary link to the
+    socket's folder, which is removed at the end; the socket itself stays where `path` leads.
+
+    Raises:
+        OSError: The link cannot be made.
+    """
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+        yield path
+        return
+    parent = socket_parent(_LINK_BYTES + len(os.fsencode(path.name)))
+    with tempfile.TemporaryDirectory(prefix="swarm-ft-", dir=parent) as folder:
+        link = Path(folder, "at")
+        link.symlink_to(path.parent.absolute(), target_is_directory=True)
+        yield link / path.name
 
 
 def _module(name: str) -> ModuleType | None:

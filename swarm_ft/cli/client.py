@@ -66,12 +66,12 @@ def train(options: JobOptions, detaches: bool, way: WayIn) -> None:
     JOB.yaml holds options by their names, or by axolotl's (base_model, datasets, sequence_len,
     ...); options given here override it.
     """
-    from swarm_ft.client.data.files import check_place
+    from swarm_ft.client.data.stored import check_data
     from swarm_ft.stage.names import check_model_place
 
     check_model_place(options.model)
     for path in filter(None, (*options.datasets, options.evaluation.eval_dataset)):
-        check_place(path)
+        check_data(path)
     show_start("reading the model and the data; the libraries for them take some seconds")
     load("swarm_ft.api.training", "swarm_ft.discovery.dht")
 

@@ -113,7 +113,8 @@ class PeerControl:
             task.add_done_callback(answering.discard)
 
         try:
-            server = await asyncio.start_unix_server(answer, path, limit=MAX_LINE_BYTES)
+            with systems.short_socket_path(path) as short:
+                server = await asyncio.start_unix_server(answer, short, limit=MAX_LINE_BYTES)
         except OSError as error:
             logger.warning("%s: 'swarm-ft peer' cannot reach this peer: %s", path, error)
             yield
@@ -177,7 +178,8 @@ async def ask_peer(home: Path, verb: str) -> AsyncIterator[PeerState]:
         Unavailable: no peer runs there.
     """
     try:
-        reader, writer = await asyncio.open_unix_connection(home / SOCKET)
+        with systems.short_socket_path(home / SOCKET) as short:
+            reader, writer = await asyncio.open_unix_connection(short)
     except (OSError, AttributeError):
         raise Unavailable(f"no peer runs in {home}, or it is another user's") from None
     try:

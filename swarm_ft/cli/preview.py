@@ -69,12 +69,12 @@ def preview(options: JobOptions, num_shown: int, as_json: bool) -> None:
     it does: documents and samples, tokens that are learned and only read, those that are cut or
     left out with the reason, and the first samples, in which learned tokens are marked.
     """
-    from swarm_ft.client.data.files import check_place
+    from swarm_ft.client.data.stored import check_data
     from swarm_ft.stage.names import check_model_place
 
     check_model_place(options.model)
     for path in filter(None, (*options.datasets, options.evaluation.eval_dataset)):
-        check_place(path)
+        check_data(path)
     show_start("reading the model and the data", as_json=as_json)
     load("swarm_ft.client.preview")
     with reading_bar() as listener:

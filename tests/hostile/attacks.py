@@ -727,7 +727,7 @@ async def package_hashes(scene: Scene) -> None:
 
 
 ROOT = Path(__file__).parents[2]
-LOCKED = ("locked.txt", "locked-tools.txt")
+LOCKED = ("locked.txt", "locked-client.txt", "locked-tools.txt")
 
 
 def constraints() -> list[str]:

@@ -3,7 +3,7 @@
 import pytest
 from packaging.version import Version
 
-from deploy.lock_packages import is_wanted
+from deploy.lock_packages import CONSTRAINTS, FILES, is_wanted, pinned
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,18 @@ def test_files_of_the_version_for_our_systems_are_locked(filename: str) -> None:
 )
 def test_all_others_are_not(filename: str) -> None:
     assert not is_wanted(filename, Version("1.2.0"))
+
+
+def test_each_part_of_the_constraints_has_its_file() -> None:
+    for path, pins in zip(FILES, pinned(CONSTRAINTS.read_text()), strict=True):
+        lines = path.read_text().splitlines()
+        locked = [line.partition(" ")[0] for line in lines if "==" in line]
+        assert locked == pins
+        assert pins
+
+
+def test_a_peer_installs_nothing_that_only_a_client_needs() -> None:
+    package, client, _ = pinned(CONSTRAINTS.read_text())
+    names = {pin.partition("==")[0] for pin in client}
+    assert {"datasets", "pandas", "pyarrow"} <= names
+    assert not names & {pin.partition("==")[0] for pin in package}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +29,9 @@ from swarm_ft.protocol.spec.tasks import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+DRAWS_A_BLOCK = 1000
+"""Draws at a time of `interleave_datasets`; another number would change its order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,20 +82,32 @@ def order_of(sizes: Sequence[int], mixing: Mixing) -> Order:
 
 
 def _interleaved(sizes: Sequence[int], shares: Sequence[float], mixing: Mixing) -> Order:
-    from datasets import Dataset as Table
-    from datasets import interleave_datasets
-
-    tables = [
-        Table.from_dict({"dataset": np.full(size, number), "row": np.arange(size)})
-        for number, size in enumerate(sizes)
+    drawn = np.concatenate(list(_draws(sizes, shares, mixing)))
+    places = [np.flatnonzero(drawn == number) for number in range(len(sizes))]
+    ends = [
+        found[size - 1] for found, size in zip(places, sizes, strict=True) if len(found) >= size
     ]
-    mixed = interleave_datasets(
-        tables,
-        probabilities=list(shares),
-        seed=mixing.seed,
-        stopping_strategy=mixing.stopping.value,
-    ).with_format("numpy")
-    return Order(mixed["dataset"][:], mixed["row"][:])
+    last = min(ends) if mixing.stopping is StoppingStrategy.FIRST_EXHAUSTED else max(ends)
+    rows = np.empty(len(drawn), dtype=np.int64)
+    for found, size in zip(places, sizes, strict=True):
+        rows[found] = np.arange(len(found)) % size
+    return Order(drawn[: last + 1], rows[: last + 1])
+
+
+def _draws(
+    sizes: Sequence[int], shares: Sequence[float], mixing: Mixing
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield blocks of drawn datasets until the first is exhausted, or all are.
+
+    `interleave_datasets` draws blocks of the same length from the same generator.
+    """
+    rng = np.random.default_rng(mixing.seed)
+    is_end = any if mixing.stopping is StoppingStrategy.FIRST_EXHAUSTED else all
+    counts = np.zeros(len(sizes), dtype=np.int64)
+    while not is_end(counts >= sizes):
+        block = rng.choice(len(sizes), size=DRAWS_A_BLOCK, p=shares)
+        counts += np.bincount(block, minlength=len(sizes))
+        yield block
 
 
 def _mixed_rows(parts: Sequence[TokenArray], order: Order, source: str) -> TokenArray:

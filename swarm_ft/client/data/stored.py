@@ -15,12 +15,14 @@ from typing import Any, NamedTuple
 
 from yaml import YAMLError
 
-from swarm_ft.client.data.files import Files, Wanted, format_named
+from swarm_ft.client.data.files import STORED, Files, Wanted, check_place, format_named
 from swarm_ft.client.data.rows import Row
-from swarm_ft.client.data.text_files import refused
+from swarm_ft.client.data.text_files import check_library, refused
 from swarm_ft.client.options import DataFormat
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_LIBRARY = "datasets"
+_SAVED, _ON_HUB = "saved datasets", "datasets on the hub (no such file is here)"
 SAVED_FILES = ("state.json", "dataset_dict.json")
 """Files of which `save_to_disk` writes one into a directory."""
 
@@ -37,6 +39,22 @@ def may_be_on_hub(path: str) -> bool:
         and format_named(Path(path)) is None
         and bool(_HUB_ID.fullmatch(path))
     )
+
+
+def check_data(path: str) -> None:
+    """Check the place of data, and that the library for it is installed; open no file.
+
+    Raises:
+        BadDataset: Nothing lies there, or the extra `client` is missing and this data needs it.
+    """
+    check_place(path)
+    kind = format_named(Path(path))
+    if is_saved(path):
+        check_library(path, _LIBRARY, _SAVED)
+    elif may_be_on_hub(path):
+        check_library(path, _LIBRARY, _ON_HUB)
+    elif kind in STORED:
+        check_library(path, _LIBRARY, kind.value)
 
 
 class StoredRows(NamedTuple):
@@ -59,7 +77,7 @@ def saved_rows(path: str, wanted: Wanted) -> StoredRows:
     Raises:
         BadDataset: The dataset cannot be read or has no such split; also raised by the rows.
     """
-    datasets = _library()
+    datasets = _library(path, _SAVED)
     with _refusing(path, datasets):
         found = datasets.load_from_disk(path)
     split, chosen = _chosen(path, found, wanted)
@@ -72,7 +90,7 @@ def hub_rows(path: str, subset: str | None, wanted: Wanted) -> StoredRows:
     Raises:
         BadDataset: See `saved_rows`.
     """
-    datasets = _library()
+    datasets = _library(path, _ON_HUB)
     with _refusing(path, datasets, "no such file or directory here, and not read from the hub: "):
         found = datasets.load_dataset(path, subset, streaming=True)
     split, chosen = _chosen(path, found, wanted)
@@ -88,7 +106,7 @@ def stored_rows(path: str, files: Files) -> StoredRows:
             one;
             also raised by the rows.
     """
-    datasets = _library()
+    datasets = _library(path, files.format.value)
     names = [str(file.absolute()) for file in files.paths]
     # `datasets` locks its cache although streaming does not use it. The usual cache may belong to
     # another user or be read-only.
@@ -143,10 +161,13 @@ def card_class_names(directory: str) -> Mapping[str, tuple[str, ...]]:
     """Return class names by column, as a dataset's card beside the data declares them.
 
     A card that is unreadable or has several configurations declares none.
+
+    Raises:
+        BadDataset: A card may name classes, and the library that reads it is missing.
     """
     if not any(_holds(Path(directory, name), word) for name, word in CARDS.items()):
         return {}
-    _library()
+    _library(directory, "the names of classes in the card beside this data")
     from datasets.info import DatasetInfosDict
 
     try:
@@ -184,7 +205,9 @@ def _class_named(value: object, names: tuple[str, ...]) -> object:
     return _named(names, int(str(value)) if is_text else value)
 
 
-def _library() -> Any:  # noqa: ANN401
+def _library(path: str, data: str) -> Any:  # noqa: ANN401
+    """Import `datasets` to read data; see `check_library`."""
+    check_library(path, _LIBRARY, data)
     import datasets
 
     # Errors are reported as one line, and other progress bars would interleave with ours.
@@ -218,8 +241,10 @@ def _rows(
     features: Mapping[str, Any],
     total: int | None,
 ) -> Iterator[Row]:
+    import datasets
+
     readers = {name: _reader_of(feature) for name, feature in features.items()}
-    with _refusing(path, _library()):
+    with _refusing(path, datasets):
         for number, values in enumerate(dataset, 1):
             done = number / total if total else None
             written = {name: readers.get(name, _without_nulls)(one) for name, one in values.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import codecs
 import gzip
+import importlib.util
 import io
 import lzma
 import re
@@ -19,11 +20,32 @@ from swarm_ft.errors import BadDataset
 HEAD_BYTES = 1 << 16
 """Bytes at the start of a file that determine how it is read."""
 _CHUNK_BYTES = 1 << 16
+INSTALL_CLIENT = "pip install 'swarm-ft[client]', or with pipx: pipx inject swarm-ft datasets"
+"""Commands that install the extra `client`, for messages."""
 
 
 def refused(path: str | Path, why: str) -> BadDataset:
     """Return the error for data that cannot be used, with the reason."""
     return BadDataset(f"dataset '{path}': {why}")
+
+
+def check_library(path: str | Path, name: str, data: str) -> None:
+    """Check that a library of the extra `client` is installed, without importing it.
+
+    Args:
+        path: Path or id of the data, for the message.
+        name: Name of the library, such as `datasets`.
+        data: Kind of data that the library reads, for the message.
+
+    Raises:
+        BadDataset: The library is missing; the message names the commands that install it.
+    """
+    if importlib.util.find_spec(name) is None:
+        raise refused(
+            path,
+            f"expected the library '{name}', which reads {data}, and it is not installed; "
+            f"install it with {INSTALL_CLIENT}",
+        )
 
 
 def reason(exc: OSError) -> str:
@@ -41,6 +63,7 @@ class _Compression(NamedTuple):
 
 
 def _decompress_zstd(file: IO[bytes]) -> io.RawIOBase:
+    check_library(file.name, "pyarrow", "zstd")
     import pyarrow
 
     stream: io.RawIOBase = pyarrow.CompressedInputStream(file, "zstd")

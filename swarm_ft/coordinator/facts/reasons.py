@@ -24,7 +24,7 @@ class ReasonKind(StrEnum):
     """The kinds of reasons. Journals and recordings hold these names: do not rename one."""
 
     RECORDED_TEXT = "recorded-text"
-    """Text of a journal of version 8; its kind is unknown."""
+    """Text of a journal of version 8, or of a recording of version 1; its kind is unknown."""
     SEVERAL = "several"
     """All of `parts`."""
 

@@ -41,8 +41,8 @@ MAX_WAITING = 120
 SUFFIX = ".recording"
 VERSION = 3
 """The version of the values in the files."""
-OLDEST = 2
-"""The oldest version that can be read: fields that it lacked have their defaults."""
+OLDEST = 1
+"""The oldest version that can be read; `recording.earlier` has the differences."""
 _FIRST_LINE = re.compile(rb"swarm-ft recording (\d{1,9})(, sealed)?(?:; written by (.{1,100}))?\n")
 MAX_FIRST_LINE_BYTES = 200
 _HEAD = struct.Struct("<IQ")

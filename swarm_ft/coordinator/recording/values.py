@@ -23,6 +23,8 @@ from functools import cache
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from swarm_ft.coordinator.facts.reasons import Reason
+from swarm_ft.coordinator.recording.earlier import UPGRADES
 from swarm_ft.protocol.messages.control import FromPeer
 from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.wire import RUN_SPEC
@@ -130,7 +132,8 @@ def _optional(inner: tuple[Any, ...]) -> Callable[[Any], Any]:
     if len(kinds) > 1 and not all(kind in MESSAGES for kind in kinds):
         raise TypeError(f"there is no way to read one of {kinds}")
     one = _builder(kinds[0])
-    return lambda found: None if found is None else one(found)
+    absent = (None, "") if kinds[0] is Reason else (None,)  # version 1 has an empty text
+    return lambda found: None if found in absent else one(found)
 
 
 def _tuple(inner: tuple[Any, ...]) -> Callable[[Any], Any]:
@@ -143,11 +146,14 @@ def _tuple(inner: tuple[Any, ...]) -> Callable[[Any], Any]:
 
 def _record(kind: Any) -> Callable[[Any], Any]:  # noqa: ANN401
     hints = get_type_hints(kind)
+    upgraded = UPGRADES.get(kind)
     builders: dict[str, Callable[[Any], Any]] = {}
 
     def build(found: Any) -> Any:  # noqa: ANN401
         if not builders:  # now, and not above: a type may have itself inside
             builders.update((name, _builder(hints[name])) for name in _names(kind))
+        if upgraded is not None:
+            found = upgraded(found)
         # A field that an earlier version lacked has its default.
         return kind(**{name: one(found[name]) for name, one in builders.items() if name in found})
 

@@ -76,6 +76,22 @@ async def test_a_peer_is_paused_watched_and_resumed(tmp_path: Path) -> None:
     assert not (tmp_path / SOCKET).exists()
 
 
+async def test_a_home_with_a_long_path_is_reached(tmp_path: Path) -> None:
+    home = tmp_path / ("long" * 25) / "home"
+    home.mkdir(parents=True)
+    assert len(str(home)) > 107
+    node = Node()
+    control = PeerControl(PeerId("a"), node, node.ask)  # type: ignore[arg-type]
+    async with control.listening(home):
+        assert stat.S_IMODE((home / SOCKET).stat().st_mode) == 0o600
+        assert running_homes(home.parent) == [home]
+        (state,) = await states(home, "status")
+        assert state.state == "working"
+    assert not (home / SOCKET).exists()
+    with pytest.raises(Unavailable, match="no peer runs in"):
+        await states(home, "status")
+
+
 async def test_whoever_watches_a_peer_that_goes_hears_its_end(tmp_path: Path) -> None:
     node = Node()
     control = PeerControl(PeerId("a"), node, node.ask)  # type: ignore[arg-type]
