@@ -1,7 +1,7 @@
-"""Reasons as English text: the only place that has a sentence for them.
+"""English sentences for reasons; no other module has any.
 
 Sentences begin with a small letter, since logs and the page put names in front of them. A reason
-that `watching` has redacted has shorter sentences.
+that `watching` has redacted has a shorter sentence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from swarm_ft.protocol.spec.bounds import MAX_TEXT_BYTES, cut_text
 
 
 def in_words(reason: Reason | None) -> str:
-    """A reason as text that fits into a message; empty for None."""
+    """Return a reason as text that fits into a message; empty for None."""
     if reason is None:
         return ""
     is_about_reader = reason.kind in _OF_PEER and not reason.peers
@@ -28,12 +28,12 @@ def in_words(reason: Reason | None) -> str:
 
 
 def event_in_words(kind: EventKind, reason: Reason | None) -> str:
-    """An event's reason as text; events without one have a text of their kind."""
+    """Return the text of an event's reason; without a reason, the text of the event's kind."""
     return in_words(reason) or _EVENTS.get(kind, "")
 
 
 def steered(request: SteeringRequest) -> Steered | None:
-    """The message for a request; None if it names no actor."""
+    """Return the message for a steering request; None if the request names no actor."""
     actor = request.reason.actor
     if actor is None:
         return None
@@ -47,7 +47,7 @@ def steered(request: SteeringRequest) -> Steered | None:
 
 
 def went_back(reason: Reason) -> WentBack:
-    """The message for a reason of kind WENT_BACK."""
+    """Return the message for a reason of kind WENT_BACK."""
     why, remedy = reason.parts
     return WentBack(
         from_step=StepNumber(int(reason.amount or 0)),
@@ -81,7 +81,7 @@ def _sentence(reason: Reason) -> str:
 
 
 def _subject(reason: Reason) -> str:
-    """`peer b (layers 2-4)`."""
+    """Return a text such as `peer b (layers 2-4)`."""
     has_stage = reason.layers and reason.kind not in (Kind.PEER_JOINED, Kind.GRANT_LAYERS)
     return f"{_peers(reason)} (layers {_layers(reason)})" if has_stage else _peers(reason)
 
@@ -89,6 +89,10 @@ def _subject(reason: Reason) -> str:
 def _peers(reason: Reason) -> str:
     noun = "peer" if len(reason.peers) == 1 else "peers"
     return f"{noun} {', '.join(reason.peers)}"
+
+
+def _verb(reason: Reason, verb: str) -> str:
+    return f"{verb}s" if len(reason.peers) == 1 else verb
 
 
 def _layers(reason: Reason) -> str:
@@ -104,7 +108,7 @@ def _parts(reason: Reason, separator: str = "; ") -> str:
 
 
 def _because(sentence: str, reason: Reason) -> str:
-    """The sentence, and the parts as its cause."""
+    """Append the parts as the cause, if there are any."""
     return f"{sentence}: {_parts(reason)}" if reason.parts else sentence
 
 
@@ -150,14 +154,14 @@ def _suspended(reason: Reason) -> str:
 
 
 def _suspended_from_run(reason: Reason) -> str:
-    run = "this run" if reason.run_id is None else f"run {reason.run_id}"
+    run = "this run" if reason.run_id is None else reason.run_id
     return _because(f"is suspended from {run} alone for {_seconds(reason.amount)}", reason)
 
 
 def _relieved(reason: Reason) -> str:
     return (
-        f"became slow: {reason.amount or 0:.1f} s a microbatch, at most {reason.limit or 0:.1f} s "
-        "before; other replicas take most of its share"
+        f"is slow: {reason.amount or 0:.1f} s per microbatch, at most {reason.limit or 0:.1f} s "
+        "before; other replicas compute most of its microbatches"
     )
 
 
@@ -191,14 +195,14 @@ _OF_PEER: Mapping[Kind, Callable[[Reason], str]] = {
     Kind.FAILED_TOO_OFTEN: lambda r: f"failed {_count(r.amount, 'time')}, last it {_parts(r)}",
     Kind.LATE_LOADING: lambda r: f"was not ready after {_seconds(r.amount)}",
     Kind.LATE_EXPORT: lambda r: f"did not write its result in {_seconds(r.amount)}",
-    Kind.LATE_STEP: lambda r: f"delayed step {r.step} for {_seconds(r.amount)}",
+    Kind.LATE_STEP: lambda r: f"delayed step {r.step} by {_seconds(r.amount)}",
     Kind.LATE_STATE: lambda r: f"did not copy its stage's state in {_seconds(r.amount)}",
-    Kind.WRONG_STATE: lambda _: "copied another state than its replicas have",
-    Kind.WRONG_NORM: lambda _: "reported another gradient norm than its replicas",
+    Kind.WRONG_STATE: lambda _: "copied a state that differs from its replicas'",
+    Kind.WRONG_NORM: lambda _: "reported a gradient norm that differs from its replicas'",
     Kind.UNCONFIRMED_ERROR: lambda r: _with_text("reported an error that no other peer has", r),
     Kind.INVALID_REPORT: lambda r: _because("sent an invalid report", r),
     Kind.CANNOT_HOST: lambda r: _with_text("cannot host its stage", r),
-    Kind.STATE_LOST: lambda _: "does not have the weights any more",
+    Kind.STATE_LOST: lambda _: "no longer has the weights",
     Kind.SUSPENDED: lambda _: "is suspended",
     Kind.GRANT_LAYERS: _grant_layers,
     Kind.NO_TOKENS: lambda _: "may not see tokens",
@@ -226,11 +230,11 @@ _RUN_FAILURES = {
         "Lower --micro-batch-size or --seq-length, or add peers with more memory. ",
     ),
 }
-"""What happened, and what to do, by the code of the error."""
+"""A description and an advice for each error code."""
 
 
 def _run_failed(reason: Reason) -> str:
-    """Why a run ended that failed by itself."""
+    """Return the sentence of a run that failed through its own fault."""
     what, advice = _RUN_FAILURES.get(reason.code, ("the run fails wherever it is hosted", ""))
     is_placed = "step " in reason.text or reason.code == NonFiniteWeights.code
     where = "" if is_placed else f"step {reason.step}: "
@@ -248,7 +252,7 @@ def _missing_layers(reason: Reason) -> str:
 
 def _behind(reason: Reason) -> str:
     if not reason.runs and not reason.amount:
-        return "its turn is next"
+        return "next in the queue"
     place = f"place {int(reason.amount or 0) + 1}"
     others = "other" if reason.num_more == 1 else "others"
     runs = _and_more(_both(reason.runs), reason.num_more, others)
@@ -294,7 +298,7 @@ _ACTORS = {
 
 
 def _by(reason: Reason, verb: str = "") -> str:
-    """`; set by the run's owner`; empty for a reason of an older journal, which has no actor."""
+    """Return a text such as `; set by the run's owner`; reasons of older journals name no actor."""
     return f"{verb} by {_ACTORS[reason.actor]}" if reason.actor else ""
 
 
@@ -324,7 +328,7 @@ def _compression_cost(reason: Reason) -> str:
 
 def _quality(reason: Reason) -> str:
     if reason.value is None or reason.value_before is None:
-        return "the codecs follow the quality that the job asks for"
+        return "the codecs follow the quality that the job requests"
     measured = int(reason.amount or 0)
     return str(QualityFound(asked=reason.value_before, cost=reason.value, num_measured=measured))
 
@@ -353,44 +357,43 @@ def _result_ready(reason: Reason) -> str:
     words = "the result can be fetched"
     if not reason.layers:
         return words
-    differ = f"replicas of layers {_layers(reason)} have different ones"
-    return f"{words}; {differ}, and the first one counts"
+    return f"{words}; replicas of layers {_layers(reason)} have different results, the first counts"
 
 
 def _result_lost(reason: Reason) -> str:
     words = f"the result of layers {_layers(reason)} is lost"
     if reason.runs:
-        return f"{words}; the run repeats it after run {reason.runs[0]}"
+        return f"{words}; the run repeats it after {reason.runs[0]}"
     return words if reason.step is None else f"{words}; the run goes back to step {reason.step}"
 
 
 def _queue_expired(reason: Reason) -> str:
-    return _because(f"no peers were found for it in {_hours(reason.amount)}", reason)
+    return _because(f"no peers could host it for {_hours(reason.amount)}", reason)
 
 
 def _outside_model(reason: Reason) -> str:
     offered, *model = map(str, reason.layers)
     has = f", which has layers {model[0]}" if model else ""
-    return f"layers {offered}: outside the model of run {reason.run_id}{has}"
+    return f"layers {offered}: outside the model of {reason.run_id}{has}"
 
 
 def _no_such_stage(reason: Reason) -> str:
     offered, *stages = map(str, reason.layers)
-    return f"layers {offered}: match no stage of run {reason.run_id} ({', '.join(stages)})"
+    return f"layers {offered}: match no stage of {reason.run_id} ({', '.join(stages)})"
 
 
 def _misfit(reason: Reason) -> str:
-    who = _peers(reason) if reason.peers else "this peer"
-    return f"{who} cannot host {'it' if reason.run_id is None else f'run {reason.run_id}'}"
+    subject = _peers(reason) if reason.peers else "this peer"
+    return f"{subject} cannot host {'it' if reason.run_id is None else reason.run_id}"
 
 
 def _not_granted(reason: Reason) -> str:
-    return f"run {reason.run_id}: {_parts(reason)}"
+    return f"{reason.run_id}: {_parts(reason)}"
 
 
 def _of_own_run(sentence: str) -> Callable[[Reason], str]:
-    """About a peer that asked to leave, and its stage of a run."""
-    return lambda reason: f"run {reason.run_id}, layers {_layers(reason)}: {sentence}"
+    """Return a renderer whose sentences begin with the run and the leaving peer's layers."""
+    return lambda reason: f"{reason.run_id}, layers {_layers(reason)}: {sentence}"
 
 
 def _successor(verb: str) -> Callable[[Reason], str]:
@@ -398,7 +401,7 @@ def _successor(verb: str) -> Callable[[Reason], str]:
 
 
 def _steps_at_risk(reason: Reason) -> str:
-    lost = f"{_count(reason.amount, 'step')} would be lost ({_seconds(reason.limit)})"
+    lost = f"{_count(reason.amount, 'step')} ({_seconds(reason.limit)}) would be lost"
     return _of_own_run(f"no peer can take over, and {_parts(reason)}: {lost}")(reason)
 
 
@@ -408,9 +411,7 @@ def _snapshot_impossible(reason: Reason) -> str:
 
 
 def _not_collected(reason: Reason) -> str:
-    words = (
-        f"run {reason.run_id}: its client has not collected the result of layers {_layers(reason)}"
-    )
+    words = f"{reason.run_id}: its client has not fetched the result of layers {_layers(reason)}"
     if reason.amount is None:
         return f"{words}; a snapshot is being written, from which peers can repeat it"
     return f"{words}, and no other peer has it: {_count(reason.amount, 'step')} would be lost"
@@ -430,7 +431,7 @@ _OTHERS: Mapping[Kind, Callable[[Reason], str]] = {
     Kind.COORDINATOR_STARTED: lambda r: f"the coordinator started, swarm-ft {r.code}",
     Kind.DISK_LOW: lambda r: (
         f"the coordinator's disk is nearly full: {_megabytes(r.amount)} free; it refuses jobs that "
-        f"would leave less than {_megabytes(r.limit)}, which are for runs under way; make room"
+        f"would leave less than {_megabytes(r.limit)}, which current runs need; free some space"
     ),
     Kind.DISK_FREE: lambda r: f"the coordinator's disk has room again: {_megabytes(r.amount)} free",
     Kind.CONFIRMED_ERROR: _run_failed,
@@ -461,7 +462,8 @@ _OTHERS: Mapping[Kind, Callable[[Reason], str]] = {
     ),
     Kind.NO_MEMORY: _of_layers("waiting for more peers:", " fit into no peer's memory"),
     Kind.RESULTS_KEPT: lambda r: (
-        f"{_count(r.amount, 'peer')} keep a result until a client collects it"
+        f"{_count(r.amount, 'peer')} {'keeps' if r.amount == 1 else 'keep'} a result until a "
+        "client fetches it"
     ),
     Kind.BEHIND: _behind,
     Kind.PEER_MAY_RETURN: _may_return,
@@ -481,21 +483,18 @@ _OTHERS: Mapping[Kind, Callable[[Reason], str]] = {
         f"{_subject(r)} has caught up at step {r.step} and computes from now on"
     ),
     Kind.PEERS_GIVEN: lambda r: (
-        f"{_peers(r)} {'goes' if len(r.peers) == 1 else 'go'} to a run that waits, whose owner "
-        "has less"
+        f"{_peers(r)} {'goes' if len(r.peers) == 1 else 'go'} to a waiting run, whose owner has "
+        "fewer peers"
     ),
     Kind.PEER_MOVES: _peer_moves,
     Kind.PEER_LET_GO: lambda r: _because(f"the run releases {_subject(r)}", r),
     Kind.LAYERS_DONE: _fixed("all outputs of these layers are stored"),
     Kind.STAGE_LEFT: _fixed("the peer of another stage leaves"),
-    Kind.CUT_ANEW: lambda r: (
-        f"its stages are cut again at step {r.step}: another run waits for peers"
-    ),
+    Kind.CUT_ANEW: lambda r: f"repartitioned at step {r.step}: another run waits for peers",
     Kind.MAKES_ROOM: _fixed("another run waits for peers"),
-    Kind.MOVE_SAVES_FIRST: _fixed("layers move to other stages: a snapshot is written first"),
+    Kind.MOVE_SAVES_FIRST: _fixed("waiting for a snapshot before layers move to other stages"),
     Kind.MOVE_IMPOSSIBLE: _fixed(
-        "layers stay where they are: a peer that was to host them is gone, or no snapshot can be "
-        "written"
+        "layers do not move: their new host left, or no snapshot can be written"
     ),
     Kind.MOVED: _moved,
     Kind.LAYERS_MOVED: _layers_moved,
@@ -507,25 +506,27 @@ _OTHERS: Mapping[Kind, Callable[[Reason], str]] = {
     Kind.COMPRESSION_COST: _compression_cost,
     Kind.QUALITY: _quality,
     Kind.EVALUATED: _evaluated,
-    Kind.SAVES_BEFORE_LEAVE: lambda r: f"{_subject(r)} leaves: a snapshot is written first",
-    Kind.SAVES_BEFORE_PAUSE: lambda r: f"{_subject(r)} pauses: a snapshot is written first",
-    Kind.AWAITS_PAUSED: lambda r: (
-        f"waiting for {_subject(r)}, which is paused, and no other peer can take over"
+    Kind.SAVES_BEFORE_LEAVE: lambda r: (
+        f"waiting for a snapshot before {_subject(r)} {_verb(r, 'leave')}"
     ),
+    Kind.SAVES_BEFORE_PAUSE: lambda r: (
+        f"waiting for a snapshot before {_subject(r)} {_verb(r, 'pause')}"
+    ),
+    Kind.AWAITS_PAUSED: lambda r: f"waiting for {_subject(r)}, paused; no other peer can take over",
     # ---- snapshots
     Kind.SNAPSHOT_COMPLETE: lambda r: f"the snapshot of step {r.step} is complete",
-    Kind.SNAPSHOT_FAILED: lambda r: _because(f"there is no snapshot of step {r.step}", r),
+    Kind.SNAPSHOT_FAILED: lambda r: _because(f"the snapshot of step {r.step} failed", r),
     Kind.BEST_NOT_SAVED: lambda r: _because(
-        f"the weights of step {r.step} are not saved, and cannot be the best", r
+        f"no snapshot has the weights of step {r.step}, so they cannot be the best", r
     ),
-    Kind.MANIFEST_FAILED: lambda r: _with_text("the manifest cannot be written", r),
+    Kind.MANIFEST_FAILED: lambda r: _with_text("the coordinator cannot write its manifest", r),
     Kind.NO_KEEPER: _of_layers("no peer that stays has room for", " (--keep-disk)"),
     Kind.KEEPERS_GONE: _of_layers("no peer has", " of the snapshot any more"),
     # ---- a run goes back
     Kind.WENT_BACK: _went_back,
     Kind.WEIGHTS_LOST: _weights_lost,
     Kind.KEEPERS_AWAY: lambda r: (
-        f"layers {_layers(r)} of the snapshot of step {r.step} are with {_peers(r)}, which "
+        f"{_peers(r)} with layers {_layers(r)} of the snapshot of step {r.step} "
         f"{'is' if len(r.peers) == 1 else 'are'} away"
     ),
     Kind.REMEDY_SAVE_STEPS: _save_steps,
@@ -544,39 +545,35 @@ _OTHERS: Mapping[Kind, Callable[[Reason], str]] = {
     Kind.RUN_ABORTED: lambda r: r.text or "the coordinator ended the run after an internal error",
     Kind.CANCELLED_BY_CLIENT: lambda r: f"cancelled{_by(r) or ' by a client'}",
     Kind.CANCELLED_BY_OPERATOR: lambda r: f"cancelled{_by(r) or ' by the operator'}",
-    Kind.RESULT_COLLECTED: _fixed("a client has the result"),
-    Kind.RESULT_EXPIRED: lambda r: f"no client collected its result in {_hours(r.amount)}",
+    Kind.RESULT_COLLECTED: _fixed("a client fetched the result, and its peers deleted it"),
+    Kind.RESULT_EXPIRED: lambda r: f"no client fetched its result in {_hours(r.amount)}",
     # ---- a peer is released from a run
     Kind.RELEASED_LEAVER: _fixed("this peer asked to leave"),
     Kind.RELEASED_AT_START: _fixed("the run goes back to its beginning"),
     Kind.RELEASED_OUTVOTED: _fixed("most replicas of this peer's stage wrote another result"),
     Kind.RELEASED_LATE_JOINER: _fixed("the run was trained before this peer had its state"),
-    Kind.RELEASED_MOVED: _fixed("other peers have its layers now"),
+    Kind.RELEASED_MOVED: _fixed("other peers host its layers now"),
     Kind.RELEASED_GIVEN: _fixed("another run waits for this peer"),
     Kind.RELEASED_DONE: _fixed("all outputs of its layers are stored"),
-    Kind.RELEASED_UNUSED: _fixed("the run does not need it any more"),
+    Kind.RELEASED_UNUSED: _fixed("the run no longer needs this peer"),
     Kind.RELEASED_OVER: _fixed("the run is over"),
     # ---- a peer that asked to leave waits
-    Kind.STATE_HANDED_OVER: _of_own_run("others have the state"),
-    Kind.GOES_AFTER_STEP: _of_own_run(
-        "nothing is lost, the others go on from the end of this step"
-    ),
-    Kind.RESULT_IS_WRITTEN: _of_own_run("the run is trained, and its result is written"),
+    Kind.STATE_HANDED_OVER: _of_own_run("other peers have the state"),
+    Kind.GOES_AFTER_STEP: _of_own_run("nothing is lost; other peers continue after this step"),
+    Kind.RESULT_IS_WRITTEN: _of_own_run("training is over, and peers write the result"),
     Kind.SUCCESSOR_COPIES: _successor("copies the state"),
-    Kind.SUCCESSOR_CHOSEN: _successor("copies the state from the end of this step on"),
+    Kind.SUCCESSOR_CHOSEN: _successor("copies the state after this step"),
     Kind.SNAPSHOT_IS_WRITTEN: _of_own_run("no peer can take over; a snapshot is being written"),
-    Kind.SNAPSHOT_IS_DUE: _of_own_run(
-        "no peer can take over; a snapshot follows at the end of this step"
-    ),
+    Kind.SNAPSHOT_IS_DUE: _of_own_run("no peer can take over; a snapshot follows this step"),
     Kind.RUN_AWAITS_PEER: _of_own_run(
-        "no peer can take over, and the run waits for this peer from the end of the step on"
+        "no peer can take over; after this step the run waits for this peer"
     ),
     Kind.STEPS_AT_RISK: _steps_at_risk,
     Kind.SNAPSHOT_IMPOSSIBLE: _snapshot_impossible,
     Kind.NO_SNAPSHOTS: _fixed("no snapshots are kept"),
-    Kind.RUN_AWAITS_OTHERS: _fixed("the run waits for others"),
+    Kind.RUN_AWAITS_OTHERS: _fixed("the run waits for other peers"),
     Kind.RESULT_NOT_COLLECTED: _not_collected,
     Kind.KEEPERS_COPY: lambda r: (
-        f"run {r.run_id}: other peers copy its snapshot of layers {_layers(r)}"
+        f"{r.run_id}: other peers copy its snapshot of layers {_layers(r)}"
     ),
 }

@@ -434,7 +434,7 @@ def test_without_keys_a_stage_waits_for_the_right_peer_and_everybody_leaves_clea
 
     endless.wait_for("err", "step 1/")
     assert second.interrupted() == 0
-    assert any("nobody can take over, and no snapshots are kept" in line for line in second.err)
+    assert any("no peer can take over, and no snapshots are kept" in line for line in second.err)
     coordinator.wait_for("err", "waiting: layers 1-2")
     endless.wait_for("err", "waiting: layers 1-2")
     for process in (endless, first, right, wrong, coordinator, dht):
@@ -452,7 +452,7 @@ def test_a_result_that_nobody_fetched_outlives_one_ctrl_c_but_not_two(
     swarm.coordinator.wait_for("err", f"run {run_id}: finished")
     peer = swarm.peers.pop()
     peer.signal(signal.SIGINT)
-    peer.wait_for("err", "its client has not collected the result of layers")
+    peer.wait_for("err", "its client has not fetched the result of layers")
     assert peer.interrupted() == 130
     assert peer.err[-1] == "swarm-ft: interrupted"
     assert_no_traceback(peer)

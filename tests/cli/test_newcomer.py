@@ -222,7 +222,7 @@ def watches(owner: Place, word: object) -> None:
     events = owner.says("events", *way)
     assert_told(events, WATCHING, "peer mx5i6rodvv4hic5pko4px7ltpzy32ydi joined:")
     assert_told(events[-1:], WATCHING, "2026-11-24 16:28:32")
-    assert "a client has the result" in events[-1]
+    assert "a client fetched the result" in events[-1]
 
 
 def tries_another(owner: Place, train: list[object], word: object) -> None:

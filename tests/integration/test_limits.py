@@ -85,7 +85,7 @@ async def test_a_client_keeps_so_many_tokens_at_the_coordinator(
         client = SwarmClient(directory, over(swarm.member(Role.CLIENT)))
         for _ in range(2):
             await client.submit(job.spec, job.samples)
-        with pytest.raises(OverQuota, match="collect or cancel one"):
+        with pytest.raises(OverQuota, match="fetch or cancel one"):
             await client.submit(job.spec, job.samples)
 
 

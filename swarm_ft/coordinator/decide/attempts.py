@@ -1,6 +1,6 @@
-"""Attempts: who hosts what, from the first assignment to the one without the peers that left.
+"""Attempts: assignments of stages to peers, from the first one to those after losses.
 
-An attempt ends with `interrupt`; `advance` starts the next as soon as all it needs is there.
+An attempt ends with `interrupt`; `advance` starts the next as soon as its peers are there.
 """
 
 from __future__ import annotations
@@ -71,31 +71,32 @@ from swarm_ft.protocol.spec.layers import LayerRange
 
 
 def interrupt(turn: Turn, run: Run) -> None:
-    """The present attempt cannot go on; `advance` starts the next when it can."""
+    """End the present attempt; `advance` starts the next when it can."""
     turn.put(replace(with_caught_up(run), phase=RunPhase.WAITING, notice=None))
 
 
 def asks_on(turn: Turn, run: Run) -> bool:
-    """Whether an attempt that comes to nothing goes on, to hear who else cannot host the run.
+    """Whether a failed attempt goes on loading, to learn which other peers cannot host the run.
 
-    If nobody can, the run is over; who is released before it looked would never have said so.
+    If no peer can, the run is over; a peer that is released before it checked would never report
+    it.
     """
-    unheard = turn.state.members.keys() & set(run.peers) - run.misfits.keys()
+    unknown = turn.state.members.keys() & set(run.peers) - run.misfits.keys()
     if run.phase is not RunPhase.LOADING or run.committed_steps or run.attempt.loaded:
         return False
     able = share_of(turn.state, run, turn.now_s)
-    return bool(unheard) and not arrangement(able, run, turn.now_s).assignments
+    return bool(unknown) and not arrangement(able, run, turn.now_s).assignments
 
 
 def advance(turn: Turn) -> None:
-    """Bring runs forward whose attempt ended."""
+    """Continue runs whose attempt ended."""
     for run in turn.state.active_runs:
         if run.phase <= RunPhase.WAITING and turn.now_s >= run.not_before_s:
             _resume(turn, run)
 
 
 def expire(turn: Turn) -> None:
-    """End runs that had nobody to go on with for too long, not even if nobody had another run."""
+    """End runs that no set of members could host for too long."""
     queue_s = turn.state.queue_s
     for run in turn.state.going_runs:
         if turn.now_s - run.unplaced_since_s < queue_s or run.steering.is_paused:
@@ -109,9 +110,10 @@ def expire(turn: Turn) -> None:
 
 
 def end(turn: Turn, run: Run, phase: RunPhase, detail: Reason) -> None:
-    """The run is over: all who are here let go of it, also who had a part in it once.
+    """End the run, and release every connected member, including former participants.
 
-    Its storage key is given up, so that nothing opens what is left on the disks of others.
+    The run's storage key is dropped, so that nobody can decrypt what remains on other machines'
+    disks.
     """
     turn.put(replace(run, phase=phase, detail=detail, storage_key=b""))
     if run.attempt.number != NO_ATTEMPT:
@@ -120,12 +122,12 @@ def end(turn: Turn, run: Run, phase: RunPhase, detail: Reason) -> None:
 
 
 def release(turn: Turn, run: Run, peer_id: PeerId, kind: ReasonKind) -> None:
-    """Let a peer go from the run."""
+    """Release a peer from the run."""
     turn.say(peer_id, Release(run_id=run.run_id, reason=Reason(kind=kind)))
 
 
 def tell_idle(turn: Turn) -> None:
-    """Tell members for which there is nothing to do why that is so, once."""
+    """Send each member without work the reason, once."""
     state, members = turn.state, dict(turn.state.members)
     reasons = _reasons_to_idle(state, turn.now_s)
     for peer_id, member in state.members.items():
@@ -139,7 +141,7 @@ def tell_idle(turn: Turn) -> None:
 
 
 def _reasons_to_idle(state: SwarmState, now_s: float) -> Mapping[PeerId, Reason | None]:
-    """Why there is nothing to do for each member, found anew where something changed."""
+    """Return each member's reason to be idle, cached until an input changes."""
     answers = state.memo.of((division_inputs(state, now_s), state.standings))
     if "idle" not in answers:
         answers["idle"] = reasons_to_idle(state, now_s)
@@ -154,13 +156,14 @@ def do_without(
     *,
     no_control: Collection[PeerId] = (),
 ) -> None:
-    """Set peers aside, each for its reason, and go on without them.
+    """Suspend peers, each for its reason, and continue without them.
 
     Args:
-        turn: this one.
-        run: whose peers they are.
-        reasons: for each of them.
-        no_control: those of them with whom nobody can be compared: this run alone goes without.
+        turn: Present transition.
+        run: Run of these peers.
+        reasons: Reason for each of them.
+        no_control: Those of them that no other peer can be compared with; only this run suspends
+            them.
     """
     losses = []
     for peer, why in reasons.items():
@@ -174,7 +177,7 @@ def do_without(
 
 
 def offered(turn: Turn, run: Run, peer_id: PeerId, offer: StageOffered) -> None:
-    """Pass a source's first offer on to the learners it is for; the others have the same bytes."""
+    """Forward a source's first offer to its learners; the other sources offer the same bytes."""
     attempt, proofs = run.attempt, dict(run.attempt.proofs)
     for learner in attempt.learners:
         proof = offer.proofs.get(learner.peer_id)
@@ -197,7 +200,7 @@ def _catch_up(run: Run, source: PeerId, offer: StageOffered, learner: Learner) -
 
 
 def caught_up(turn: Turn, run: Run, peer_id: PeerId, message: CaughtUp) -> None:
-    """A learner that shows that it has its stage computes from the next plan on."""
+    """Count a learner that proves its stage's state as a replica from the next plan on."""
     attempt, measured = run.attempt, run.measured
     if peer_id in attempt.caught_up or all(t.peer_id != peer_id for t in attempt.learners):
         return
@@ -215,33 +218,33 @@ def caught_up(turn: Turn, run: Run, peer_id: PeerId, message: CaughtUp) -> None:
 
 
 def _resume(turn: Turn, run: Run) -> None:
-    run = with_caught_up(run)  # somebody may have caught up since the last attempt ended
+    run = with_caught_up(run)  # a learner may have caught up since the last attempt ended
     able = share_of(turn.state, run, turn.now_s)
     grace_s = patience_s(able, run, turn.now_s)
-    kept = settled(able, run, turn.now_s, grace_s)
-    if kept is None and _is_waited_for(turn, run, able):
+    settled_run = settled(able, run, turn.now_s, grace_s)
+    if settled_run is None and _is_waited_for(turn, run, able):
         return
-    if kept is None:
+    if settled_run is None:
         lost = lost_stages(able, run)
         why = weights_lost(turn.state, run, lost, turn.now_s)
         go_back(turn, run, why, [stage.layers for stage in lost])  # `place_waiting` follows
         _let_leavers_go(turn, run)
         return
-    away = [a for a in kept.attempt.assignments if a.peer_id not in turn.state.members]
+    away = [a for a in settled_run.attempt.assignments if a.peer_id not in turn.state.members]
     if away:
         may_return = Reason(
             kind=ReasonKind.PEER_MAY_RETURN,
             layers=tuple(dict.fromkeys(assignment.layers for assignment in away)),
-            amount=round(grace_s) if turn.now_s >= kept.gather_until_s else None,
+            amount=round(grace_s) if turn.now_s >= settled_run.gather_until_s else None,
         )
-        _wait(turn, kept, may_return)
+        _wait(turn, settled_run, may_return)
     else:
-        _assign(turn, with_newcomers(able, kept), fresh=not kept.committed_steps)
+        _assign(turn, with_newcomers(able, settled_run), fresh=not settled_run.committed_steps)
         _let_leavers_go(turn, run)
 
 
 def _let_leavers_go(turn: Turn, before: Run) -> None:
-    """Release those of a run's peers that would work no more, and that it goes on without."""
+    """Release those of a run's leaving peers that it continues without."""
     peers = turn.state.runs[before.run_id].peers
     for peer in before.peers:
         if peer in turn.state.leaving and peer not in peers:
@@ -249,25 +252,25 @@ def _let_leavers_go(turn: Turn, before: Run) -> None:
 
 
 def _is_waited_for(turn: Turn, run: Run, able: SwarmState) -> bool:
-    """Whether all that the run lacks are peers that are set aside, and nobody could do without."""
-    here = [p for p in run.peers if p in turn.state.members and p not in run.misfits]
-    aside = [p for p in here if is_resting(turn.state, run, p, turn.now_s)]
-    if not aside or arrangement(able, run, turn.now_s).assignments:
+    """Whether the run lacks only suspended peers, and no placement does without them."""
+    connected = [p for p in run.peers if p in turn.state.members and p not in run.misfits]
+    suspended = [p for p in connected if is_resting(turn.state, run, p, turn.now_s)]
+    if not suspended or arrangement(able, run, turn.now_s).assignments:
         return False
-    resting, parts = aside[0], (suspension_of(turn.state, run, aside[0], turn.now_s),)
+    resting, parts = suspended[0], (suspension_of(turn.state, run, suspended[0], turn.now_s),)
     reason = Reason(kind=ReasonKind.AWAITS_SUSPENDED, peers=(resting,), parts=parts)
     _without_peers(turn, run, reason)
     return True
 
 
 def go_back(turn: Turn, run: Run, why: Reason, lost: Sequence[LayerRange]) -> None:
-    """Go back to the newest snapshot, or the beginning, with whoever is there.
+    """Roll back to the newest snapshot, or the beginning, with the members that are there.
 
     Args:
-        turn: this one.
-        run: that lost something.
-        why: what it lost.
-        lost: of which layers.
+        turn: Present transition.
+        run: Run that lost a part of its state.
+        why: Reason of the loss.
+        lost: Layers of the loss.
     """
     past = run.past.rolled_back
     run = replace(run, moving=_moving_from(run, past))
@@ -285,7 +288,7 @@ def go_back(turn: Turn, run: Run, why: Reason, lost: Sequence[LayerRange]) -> No
 
 
 def _moving_from(run: Run, past: Past) -> Moving | None:
-    """Which stages it goes on on from there, if these are others than it had."""
+    """Return the new stages, if the snapshot belongs to a repartition."""
     moving = run.moving
     if moving is None or past.snapshot is None or past.snapshot.step != moving.step:
         return None
@@ -295,7 +298,7 @@ def _moving_from(run: Run, past: Past) -> Moving | None:
 def _tell_went_back(
     turn: Turn, run: Run, past: Past, why: Reason, lost: Sequence[LayerRange]
 ) -> None:
-    """Tell who watches, and all who want to know, if steps are void by it."""
+    """Notify watchers and emit an event, if the rollback voids steps."""
     from_step, to_step = run.past.all_steps, past.all_steps
     if to_step >= from_step:
         return
@@ -312,7 +315,7 @@ def _tell_went_back(
 
 
 def load_best(turn: Turn, run: Run, best: Snapshot) -> None:
-    """The run is trained: all load its best weights, which are to be the result."""
+    """Have all peers of a trained run load its best weights, which become the result."""
     worth = run.past.judged.saved
     detail = Reason(
         kind=ReasonKind.LOADING_BEST,
@@ -324,39 +327,39 @@ def load_best(turn: Turn, run: Run, best: Snapshot) -> None:
 
 
 def _at(run: Run, past: Past) -> Run:
-    """The run with another past, which nobody has yet."""
+    """Return the run reset to `past`; no peer has loaded it yet."""
     attempt = AttemptState(number=run.attempt.number)
     return replace(run, past=past, attempt=attempt, step=None, saving=Saving())
 
 
 def place_waiting(turn: Turn) -> None:
-    """Give peers to runs that have none, as far as those that are free allow; see `sharing`.
+    """Give free peers to runs that have none, see `sharing`.
 
-    A pass that changed nothing is not made again before something changed that it depends on.
+    A pass that changes nothing is not repeated until one of its inputs changes.
     """
     if len(turn.state.active_runs) == len(turn.state.going_runs):
         return
     inputs = division_inputs(turn.state, turn.now_s)
     sharing = shared(turn.state, turn.now_s, inputs)
     answers = turn.state.memo.of(inputs)
-    asked = _waiting(turn, sharing)
-    if answers.get("nothing to place") == asked:
+    waiting = _waiting(turn, sharing)
+    if answers.get("nothing to place") == waiting:
         return
     before, num_effects = turn.state, len(turn.effects)
     everybody = offers_to_begin(turn.state, turn.now_s)
     at_work = turn.state.active_runs
-    for position, run in enumerate(asked[0]):
+    for position, run in enumerate(waiting[0]):
         if turn.now_s >= run.not_before_s:
             line = _Line(at_work, position, everybody)
             at_work = turn.state.active_runs if _place(turn, run, sharing, line) else at_work
     if turn.state is before and len(turn.effects) == num_effects:
-        answers["nothing to place"] = asked
+        answers["nothing to place"] = waiting
 
 
 def _waiting(
     turn: Turn, sharing: Sharing
 ) -> tuple[tuple[Run, ...], tuple[bool, ...], tuple[PeerId, ...]]:
-    """Runs without peers in their turn, which of them rest, and members that came just now."""
+    """Return runs without peers in their order, which of them rest, and the newest members."""
     runs = tuple(turn.state.runs[name] for name in sharing.in_turn)
     rest = tuple(turn.now_s < run.not_before_s for run in runs)
     members = turn.state.members.items()
@@ -366,12 +369,12 @@ def _waiting(
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """The line in which a run waits.
+    """A waiting run's place in the queue.
 
     Attributes:
-        at_work: runs that have peers.
-        position: how many runs that wait come before it.
-        everybody: what all members offer, if they had nothing else to do.
+        at_work: Runs that have peers.
+        position: Number of waiting runs before it.
+        everybody: Offers of all members, as if they were free.
     """
 
     at_work: Sequence[Run]
@@ -380,7 +383,7 @@ class _Line:
 
 
 def _place(turn: Turn, run: Run, sharing: Sharing, line: _Line) -> bool:
-    """Give a run the peers that are its own now, or say why it waits; whether it has peers now."""
+    """Assign to a run the peers that it may use now, or set its reason to wait; return success."""
     placement, members = Placement(()), turn.state.members
     if sharing.members.get(run.run_id):
         able = able_for(sharing.of(turn.state, run), run, turn.now_s)
@@ -397,7 +400,10 @@ def _place(turn: Turn, run: Run, sharing: Sharing, line: _Line) -> bool:
 
 
 def _waits_for_keepers(turn: Turn, run: Run) -> bool:
-    """Whether those are away that keep what it is to begin with; at last it goes further back."""
+    """Whether the keepers of the snapshot that it starts from are away.
+
+    After a while it goes back to an older snapshot.
+    """
     missing = keepers.without_keepers(turn.state, run.past.saved)
     since_s = min(run.keeping.missing_since_s, turn.now_s) if missing else math.inf
     run = replace(run, keeping=replace(run.keeping, missing_since_s=since_s))
@@ -421,7 +427,7 @@ def _waits_for_keepers(turn: Turn, run: Run) -> bool:
 
 
 def _unplaced(turn: Turn, run: Run, placement: Placement, line: _Line) -> None:
-    """It waits, and tells what for, or is over if there is nothing to wait for."""
+    """Set the reason that a run waits for, or end it if nothing can help."""
     state = turn.state
     hopeless = hopeless_for(state, run)
     if hopeless is not None:
@@ -439,9 +445,9 @@ def _unplaced(turn: Turn, run: Run, placement: Placement, line: _Line) -> None:
         _without_peers(turn, run, _behind(line), RunPhase.QUEUED)
         return
     busy = len(state.members.keys() & state.result_keepers)
-    kept = Reason(kind=ReasonKind.RESULTS_KEPT, amount=busy) if busy else None
+    results = Reason(kind=ReasonKind.RESULTS_KEPT, amount=busy) if busy else None
     misfits = [replace(misfit, peers=(peer,)) for peer, misfit in run.misfits.items()]
-    _without_peers(turn, run, several([placement.reason, kept, *misfits[:MAX_NAMED]]))
+    _without_peers(turn, run, several([placement.reason, results, *misfits[:MAX_NAMED]]))
 
 
 def _behind(line: _Line) -> Reason:
@@ -458,7 +464,7 @@ def _behind(line: _Line) -> Reason:
 def _without_peers(
     turn: Turn, run: Run, detail: Reason | None, phase: RunPhase = RunPhase.WAITING
 ) -> None:
-    """It waits, and since when counts: see `expire` and `sharing`."""
+    """Let the run wait, and note since when; see `expire` and `sharing`."""
     if turn.now_s < run.unplaced_since_s:
         run = replace(run, unplaced_since_s=turn.now_s)
         turn.keep(run)
@@ -498,7 +504,7 @@ def _assign(turn: Turn, run: Run, *, fresh: bool) -> None:
 def _learning_since_s(
     run: Run, learners: Collection[Learner], now_s: float
 ) -> Mapping[PeerId, float]:
-    """Since when learners take their stage's state: who goes on with it began before."""
+    """Return when each learner began; a learner of the same step keeps its time."""
     steps = {learner.peer_id: learner.step for learner in run.attempt.learners}
     known = run.attempt.learning_since_s
     return MappingProxyType(
@@ -515,7 +521,7 @@ def _reachable(turn: Turn, stage: StageAssignment) -> StageAssignment:
 
 
 def _have_given(turn: Turn, run: Run, assign: Assign) -> None:
-    """Let those who keep a snapshot give it to those who are to begin with it."""
+    """Order the keepers of a snapshot to send it to the peers that start from it."""
     for stage in assign.saved:
         takers = [a.peer_id for a in assign.assignments if a.layers.overlaps(stage.layers)]
         name = ShardName(
@@ -551,7 +557,7 @@ def _assignment(state: SwarmState, run: Run, *, fresh: bool) -> Assign:
 
 
 def _with_keys(assign: Assign, run_key: bytes, stage: StageAssignment) -> Assign:
-    """What all are told, with the keys that this peer needs."""
+    """Return the assignment with the keys that this peer needs."""
     return replace(
         assign,
         storage_key=peer_key(run_key, stage.peer_id),

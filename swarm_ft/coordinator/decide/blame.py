@@ -1,16 +1,16 @@
-"""Failures: which speak against a peer, and which against the run. Pure.
+"""Failures: which count against a peer, and which against the run. Pure.
 
-A failure is counted against the pair of the peer and the run first (`Run.conducts`). A peer that
-fails too often in a run is set aside from that run alone. The failure speaks against the peer in
-all runs (`SwarmState.standings`) only where there is a control:
+A failure counts first against the pair of the peer and the run (`Run.conducts`). A peer that fails
+too often in a run is suspended from that run alone. The failure counts against the peer in all runs
+(`SwarmState.standings`) only where there is a control:
 
 - other peers did the step at which it failed, and the peer alone did not (`settle`);
-- it is set aside from the runs of two owners, and serves no third owner's run (`_suspend`).
+- the runs of two owners suspend it, and it serves no third owner's run (`_suspend`).
 
-What can be the run's own fault speaks against the run as well (`Run.trouble`): values that are not
-finite, memory, errors that nobody expected. Such a run rests for longer after each failure, and
-ends when two peers report the same, or when the same peer does time and again and nobody else can
-host its stage. Who is on probation speaks against no run.
+Some failures can be the run's own fault and count against the run as well (`Run.trouble`): values
+that are not finite, memory, unexpected errors. Such a run rests for longer after each failure. It
+ends when two peers report the same, or when one peer does so repeatedly and no other peer can host
+its stage. Reports of peers on probation count against no run.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from swarm_ft.protocol.messages.client import RunPhase
 from swarm_ft.protocol.messages.events import EventKind
 
 RETRY_S = 2.0
-"""Rest after an attempt that a peer could not go on with, before the next one."""
+"""Seconds between an attempt that a peer's failure ended and the next one."""
 REST_FACTOR = 2.0
-"""After each failure that may be its own, a run rests for so many times as long."""
+"""Growth of a run's rest after each failure that may be its own."""
 MAX_RUN_REST_S = 60.0
 MAX_NON_FINITE = 4
-"""A run ends after so many reports that the same step is not finite, if only one peer can say so.
+"""Reports of the same non-finite step that end a run, if only one peer can host the stage.
 
-With the rests between them these take 14 s: a value that was wrong once has time to be right."""
+With the rests between them these take 14 s: time for a transient error to pass.
+"""
 MAX_OTHER = 6
-"""So too for memory, and for errors that nobody expected: these pass more often."""
+"""The same limit for memory and unexpected errors, which are transient more often."""
 LATELY_S = 600.0
-"""How long after a peer was set aside from one run that counts beside another owner's."""
+"""Seconds after a suspension from one run in which it counts beside another owner's."""
 _MIN_OWNERS = 2
 _NON_FINITE = (NonFinite, NonFiniteWeights)
 
@@ -60,16 +61,16 @@ def count(
     by: str = "",
     has_control: bool = True,
 ) -> Run:
-    """Count a failure against a peer in this run; too many set it aside from the run.
+    """Count a failure against a peer in this run; too many suspend it from the run.
 
     Args:
-        turn: this one.
-        run: in whose present attempt it failed.
-        peer_id: who failed.
-        reason: of the failure.
-        by: the other peer that reports it; empty if the peer itself does.
-        has_control: whether another peer that does the same speaks against it. It does not of
-            memory: a peer with less is no worse.
+        turn: Present transition.
+        run: Run in whose present attempt it failed.
+        peer_id: Peer that failed.
+        reason: Reason of the failure.
+        by: Other peer that reports it; empty if the peer itself does.
+        has_control: Whether another peer's success counts against it. False for memory: a peer with
+            less of it is no worse.
     """
     conduct, attempt = run.conduct(peer_id), run.attempt.number
     was_resting = run.is_without(peer_id, turn.now_s)
@@ -85,7 +86,7 @@ def count(
 
 
 def rest(turn: Turn, run: Run, peer_id: PeerId, reason: Reason) -> Run:
-    """Set a peer aside from this run alone, at once."""
+    """Suspend a peer from this run alone, at once."""
     conduct = run.conduct(peer_id)
     standing = conduct.standing.set_aside(reason.of(run.run_id), turn.now_s)
     conduct = replace(conduct, standing=standing)
@@ -95,7 +96,7 @@ def rest(turn: Turn, run: Run, peer_id: PeerId, reason: Reason) -> Run:
 
 
 def doubt(turn: Turn, run: Run, peer_id: PeerId, reason: Reason) -> Run:
-    """Note that a peer reports a step that is not finite: if others can do it, that was false."""
+    """Record a peer's report that a step is not finite; if others can do the step, it was false."""
     stages = [stage for stage in run.stages if peer_id in stage.peers]
     others = {p for stage in stages for p in stage.peers if p != peer_id and turn.state.carries(p)}
     failure = replace(_failure(run, reason), is_doubt=True, is_alone=not others)
@@ -109,21 +110,21 @@ def _failure(run: Run, reason: Reason, by: str = "") -> Failure:
 
 
 def set_aside(turn: Turn, run: Run, peer_id: PeerId, reason: Reason) -> None:
-    """Give no run to a peer for a while."""
+    """Suspend a peer from all runs for a while."""
     known = turn.state.standing(peer_id)
     _stand(turn, run, peer_id, known.set_aside(reason.of(run.run_id), turn.now_s))
 
 
 def settle(turn: Turn, run: Run, step: int) -> Run:
-    """Say whose failures those were that happened up to a step which is done now.
+    """Assign the causes of failures at steps up to a completed one.
 
-    They were a peer's where its replica did the step, or others did it without the peer: that is
-    the control. Nobody knows of a peer that did it at last and has no replica.
+    They were a peer's own where its replica did the step, or others did it without the peer: that
+    is the control. A peer that succeeded at last and has no replica has no control.
 
     Args:
-        turn: this one.
-        run: with the peers that did the step.
-        step: that is done.
+        turn: Present transition.
+        run: Run with the peers that did the step.
+        step: Completed step.
     """
     for peer_id, conduct in run.conducts.items():
         failures = [one for one in conduct.open_failures if one.step <= step]
@@ -137,7 +138,7 @@ def settle(turn: Turn, run: Run, step: int) -> Run:
 
 
 def _refuted(turn: Turn, run: Run, peer_id: PeerId, failures: Sequence[Failure]) -> Run:
-    """Others did what a peer failed at: it counts in all runs, and a false doubt in this one."""
+    """Count failures at which others succeeded in all runs, and false doubts in this run."""
     conduct = run.conduct(peer_id)
     for one in failures:
         known = turn.state.standing(peer_id)
@@ -153,13 +154,13 @@ def _refuted(turn: Turn, run: Run, peer_id: PeerId, failures: Sequence[Failure])
 
 
 def _has_control(state: SwarmState, run: Run, peer_id: PeerId) -> bool:
-    """Whether another peer that may carry a stage did a peer's part of the step, or its share."""
+    """Whether another peer that may host alone did a peer's part of the step, or its share."""
     own = [stage.peers for stage in run.computing if peer_id in stage.peers]
     return all(any(p != peer_id and state.carries(p) for p in peers) for peers in own)
 
 
 def _suspend(turn: Turn, run: Run, peer_id: PeerId) -> None:
-    """A peer is set aside from this run, and from all if other owners' runs had to do so too."""
+    """Suspend a peer from this run, and from all if runs of other owners did so too."""
     standing = run.conduct(peer_id).standing
     kind, own = ReasonKind.SUSPENDED_FROM_RUN, standing.suspension
     suspended = replace(own, kind=kind, peers=(peer_id,), run_id=run.run_id)
@@ -178,7 +179,7 @@ def _suspend(turn: Turn, run: Run, peer_id: PeerId) -> None:
 
 
 def _serves_others(state: SwarmState, peer_id: PeerId, owners: set[str]) -> bool:
-    """Whether a run of another owner than these commits steps with a peer just now."""
+    """Whether a run of another owner than these commits steps with a peer now."""
     return any(
         other.owner_name not in owners
         and other.phase is RunPhase.TRAINING
@@ -206,14 +207,15 @@ def suspect(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> tuple[R
     """Count a failure against the run, if it may be the run's own.
 
     Args:
-        turn: this one.
-        run: in whose present attempt the peer failed; not yet counted against the peer.
-        peer_id: that may carry a stage, and reports it.
-        error: that it reports.
+        turn: Present transition.
+        run: Run in whose present attempt the peer failed, before the failure counts against the
+            peer.
+        peer_id: Peer that reports the error, and may host a stage alone.
+        error: Error that it reports.
 
     Returns:
-        The run, which rests before its next attempt, and for longer each time if nobody else can
-        host the stage; and why it is to end, None if it goes on.
+        The run, which rests before its next attempt, longer each time if no other peer can host the
+        stage; and the reason to end it, or None.
     """
     run = replace(run, not_before_s=turn.now_s + RETRY_S)
     if not _may_be_its_own(turn.state, run, peer_id, error):
@@ -237,7 +239,7 @@ def suspect(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> tuple[R
 
 
 def _may_be_its_own(state: SwarmState, run: Run, peer_id: PeerId, error: SwarmError) -> bool:
-    """Whether a failure can be the run's, by its kind and by what the peer did before."""
+    """Whether a failure can be the run's, by its kind and the peer's history."""
     if not state.carries(peer_id):
         return False
     if isinstance(error, OutOfMemory):
@@ -246,7 +248,7 @@ def _may_be_its_own(state: SwarmState, run: Run, peer_id: PeerId, error: SwarmEr
 
 
 def _is_clear(state: SwarmState, run: Run, peer_id: PeerId, error: SwarmError) -> bool:
-    """Whether it is: an error that nobody expected can be any one peer's."""
+    """Whether the run is the likely cause: a single peer can cause an unexpected error."""
     if not isinstance(error, InternalError) or len(run.trouble.peers) > 1:
         return True
     return _serves_others(state, peer_id, {run.owner_name})
@@ -258,7 +260,7 @@ def _has_other_host(turn: Turn, run: Run, peer_id: PeerId) -> bool:
 
 
 def _ends_for(run: Run, peers: Sequence[PeerId], error: SwarmError) -> Reason:
-    """Why a run ends that fails by itself."""
+    """Return the reason of a run that fails through its own fault."""
     is_repeated = len(peers) == 1
     kind = ReasonKind.REPEATED_ERROR if is_repeated else ReasonKind.CONFIRMED_ERROR
     return replace(

@@ -1,6 +1,6 @@
-"""What a run does while its peers are there: plan a step, commit it, and export after the last.
+"""Steps of a run with all its peers: plans, commits, and the export after the last one.
 
-What is in a plan and in a commit is computed in `steps`.
+`steps` computes the contents of plans and commits.
 """
 
 from __future__ import annotations
@@ -85,18 +85,18 @@ from swarm_ft.protocol.messages.control import (
 from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.spec.training_plan import evaluates_at
 
-# ---- snapshots: each stage is saved by one of its replicas, then all of them count as one
+# ---- snapshots: one replica of each stage saves it, and all stages together are a snapshot
 
 MAX_UNLISTED = 4
-"""Manifests that are being written."""
+"""Most manifests that are written at the same time."""
 SAVE_S = 600.0
-"""How long a step waits for the snapshot of the weights that it began with, if it does."""
+"""Seconds that a step waits, at most, for the snapshot of the weights that it began with."""
 
 
 def _save(turn: Turn, run: Run) -> Run:
-    """Ask one replica of each stage to save the state as of the last commit.
+    """Request a snapshot of the last commit from one replica of each stage.
 
-    Stages that were saved in an earlier attempt are not asked again.
+    Stages that were saved in an earlier attempt are not requested again.
     """
     past, saving, step = run.past, run.saving, StepNumber(run.committed_steps)
     if past.last_commit is None:
@@ -109,18 +109,18 @@ def _save(turn: Turn, run: Run) -> Run:
     saving = replace(saving, asked=asked, attempt=run.attempt.number)
     run = replace(run, saving=saving, keeping=replace(run.keeping, began_s=turn.now_s))
     turn.keep(run)
-    there = {stage.layers for stage in asked.stages}
+    saved_layers = {stage.layers for stage in asked.stages}
     for stage in run.computing:
         peers = [p for p in stage.peers if p in past.exported] or stage.peers  # once it is finished
         saves = next(filter(turn.state.carries, peers), peers[0])
-        if stage.layers not in there:
+        if stage.layers not in saved_layers:
             by_peers = turn.state.num_keepers > 0
             turn.say(saves, SaveStage(run_id=run.run_id, step=step, by_peers=by_peers))
     return run
 
 
 def _save_again(turn: Turn, run: Run) -> Run:
-    """Ask for a snapshot that is lacking since an attempt, or the coordinator, ended meanwhile."""
+    """Repeat the request for a snapshot that an ended attempt or a restart interrupted."""
     is_asked = _asked_in_this_attempt(run) or is_spreading(turn.state, run)
     return run if is_asked or not lacks_snapshot(run) else _save(turn, run)
 
@@ -130,12 +130,12 @@ def _asked_in_this_attempt(run: Run) -> bool:
 
 
 def stage_saved(turn: Turn, peer_id: PeerId, message: StageSaved | StageUnsaved) -> None:
-    """A stage lies among the run's snapshots, with the last one the snapshot is whole; or not."""
+    """Record one saved stage, or a failure; the last stage completes the snapshot."""
     run = turn.state.runs.get(message.name.run_id)
     if run is None or peer_id not in run.peers or run.phase > RunPhase.FINISHED:
         return
     if not turn.state.carries(peer_id):
-        return  # who is on probation was not asked
+        return  # no peer on probation gets a request
     asked = run.saving.asked
     if asked is None or message.name.step != asked.step:
         return  # a later snapshot took its place
@@ -151,7 +151,7 @@ def stage_saved(turn: Turn, peer_id: PeerId, message: StageSaved | StageUnsaved)
         keepers=(peer_id,) if turn.state.num_keepers else (),
     )
     asked = asked.with_stage(saved)
-    if turn.state.num_keepers or not has_all_stages(run, asked):  # `keeping` spreads what is there
+    if turn.state.num_keepers or not has_all_stages(run, asked):  # `keeping` spreads saved stages
         turn.keep(replace(run, saving=replace(run.saving, asked=asked)))
     else:
         unlisted = (*run.saving.unlisted, asked)[-MAX_UNLISTED:]
@@ -160,7 +160,7 @@ def stage_saved(turn: Turn, peer_id: PeerId, message: StageSaved | StageUnsaved)
 
 
 def snapshot_listed(turn: Turn, event: SnapshotWritten | SnapshotLost) -> None:
-    """The run can go back to a snapshot from now on, unless its history is void by now; or not."""
+    """Record a written manifest, or a failure; void snapshots are ignored."""
     run, snapshot = turn.state.runs.get(event.run_id), event.snapshot
     if run is None or run.phase > RunPhase.FINISHED or snapshot not in run.saving.unlisted:
         return
@@ -175,14 +175,14 @@ def snapshot_listed(turn: Turn, event: SnapshotWritten | SnapshotLost) -> None:
 
 
 def whole(turn: Turn, run: Run, snapshot: Snapshot) -> None:
-    """The run can go back to a snapshot from now on."""
-    # An older one's manifest may be there later; the newest counts.
+    """Record a complete snapshot; the run can go back to it from now on."""
+    # An older manifest may be written later; the newest snapshot counts.
     unlisted = tuple(other for other in run.saving.unlisted if other.step > snapshot.step)
     saving = replace(run.saving, unlisted=unlisted, failed=None)
     kept = kept_snapshots(run, snapshot)
     run = replace(run, past=replace(run.past, snapshots=kept), saving=saving)
     if run.moving is not None and run.moving.has_begun and run.moving.step < snapshot.step:
-        turn.put(replace(run, moving=None))  # there is one of the new stages
+        turn.put(replace(run, moving=None))  # the new stages have a snapshot now
         run = turn.state.runs[run.run_id]
     turn.keep(run)
     turn.write(SnapshotRecord(run.run_id, snapshot, frozenset(one.step for one in kept)))
@@ -192,7 +192,7 @@ def whole(turn: Turn, run: Run, snapshot: Snapshot) -> None:
 
 
 def without_snapshot(turn: Turn, run: Run, step: StepNumber, reason: Reason) -> None:
-    """There is none of this step, and why."""
+    """Record that the snapshot of this step failed."""
     lost = Reason(kind=ReasonKind.SNAPSHOT_FAILED, step=step, parts=(reason,))
     turn.happened(EventKind.SNAPSHOT_LOST, run, reason=lost, to_step=step)
     run = replace(run, saving=replace(run.saving, failed=reason))
@@ -203,7 +203,7 @@ def without_snapshot(turn: Turn, run: Run, step: StepNumber, reason: Reason) -> 
 
 
 def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> None:
-    """A peer has its stage, or listens; with the last one the first uncommitted step begins."""
+    """Record that a peer has its stage, or listens; with the last peer the step begins."""
     if run.phase is not RunPhase.LOADING or peer_id in _unproven(run):
         return
     done = MappingProxyType({**run.attempt.done, peer_id: ready.done})
@@ -222,18 +222,18 @@ def stage_ready(turn: Turn, run: Run, peer_id: PeerId, ready: StageReady) -> Non
 
 
 def _unproven(run: Run) -> set[PeerId]:
-    """Peers that all wait for, and that have yet to show that they have their stage's state."""
+    """Return learners that all peers wait for, and that have not proved their state."""
     taking = {learner.peer_id for learner in run.attempt.learners}
     return taking.difference(run.listeners, run.attempt.caught_up)
 
 
 def step_ready(turn: Turn, run: Run, peer_id: PeerId, message: StepReady) -> None:
-    """A peer did its part of the step; with the last one the step is committed."""
+    """Record that a peer did its part of the step; the last peer's report commits it."""
     step = run.step
     is_current = run.phase is RunPhase.TRAINING and message.step == run.committed_steps
     if step is None or not is_current:
         return
-    # Nobody computed for longer than the step is old.
+    # No peer can have computed for longer than the step is old.
     compute_s = min(message.compute_s, turn.now_s - step.began_s)
     message = replace(message, compute_s=compute_s)
     step = replace(step, ready=MappingProxyType({**step.ready, peer_id: message}))
@@ -243,21 +243,21 @@ def step_ready(turn: Turn, run: Run, peer_id: PeerId, message: StepReady) -> Non
 
 
 def look_after_saving(turn: Turn) -> None:
-    """Go on with a step that waited for a snapshot, and waits no more."""
+    """Continue steps that waited for a snapshot, once it is complete."""
     for run in turn.state.active_runs:
         if run.phase is RunPhase.TRAINING and run.step is not None:
             _step_done(turn, run, run.step)
 
 
 def look_after_held(turn: Turn) -> None:
-    """Go on with runs that wait between two steps, once what it waits for is there."""
+    """Continue runs that wait between two steps, once the cause is gone."""
     for run in turn.state.active_runs:
         if is_held(run):
             _grow_or_plan(turn, run)
 
 
 def look_after_results(turn: Turn) -> None:
-    """Have finished runs saved whose result would be gone with leavers before its client came."""
+    """Save finished runs whose result would leave with its peers before the client came."""
     for run in tuple(turn.state.runs.values()):
         if run.saving.is_under_way or not takes_result_along(turn.state, run):
             continue
@@ -266,7 +266,7 @@ def look_after_results(turn: Turn) -> None:
 
 
 def _step_done(turn: Turn, run: Run, step: PlannedStep) -> None:
-    """Once all did their part, and what is judged is saved."""
+    """Commit the step once all peers are ready and the evaluated weights are saved."""
     if len(step.ready) < len(run.peers) or not step.ready.keys() >= set(run.peers):
         return
     wrong = wrong_norms(turn.state, run, step)
@@ -284,10 +284,10 @@ def _step_done(turn: Turn, run: Run, step: PlannedStep) -> None:
 
 
 def _waits_for_snapshot(run: Run, now_s: float) -> bool:
-    """Whether the weights that the step judges may be the best, and are yet being saved.
+    """Whether the evaluated weights may be the best and are still being saved.
 
-    Where the best are loaded at the end they have to be there, however long they take to write;
-    meanwhile they are computed with, so that most of it costs nothing.
+    Where the best weights are loaded at the end, the snapshot must exist, however long it takes.
+    Meanwhile peers compute with these weights, so that most of the time costs nothing.
     """
     if not run.spec.train.load_best_model_at_end:
         return False
@@ -299,7 +299,7 @@ def _waits_for_snapshot(run: Run, now_s: float) -> bool:
 
 
 def stage_exported(turn: Turn, run: Run, peer_id: PeerId, message: StageExported) -> None:
-    """A peer wrote its stage down; with the last one the result can be fetched."""
+    """Record an exported stage; the last one completes the result."""
     if run.phase is not RunPhase.EXPORTING:
         return
     exported = MappingProxyType({**run.past.exported, peer_id: message.file})
@@ -315,12 +315,12 @@ def _moved(run: Run, peer_id: PeerId, turn: Turn) -> Run:
 
 
 def _finish(turn: Turn, run: Run) -> None:
-    """The result is there; who has another one than most of its replicas has none."""
+    """Finish the run without the results of outvoted replicas."""
     outvoted = outvoted_results(turn.state, run)
     run = blame.settle(turn, run, run.committed_steps)
     run = without_results_of(run, outvoted)
     turn.put(replace(run, phase=RunPhase.FINISHED, detail=losses.result_ready(run)))
-    for peer in outvoted:  # not set aside: other hardware than most has other last bits
+    for peer in outvoted:  # not suspended: other hardware computes other last bits
         attempts.release(turn, run, peer, ReasonKind.RELEASED_OUTVOTED)
 
 
@@ -346,21 +346,21 @@ def _plan_or_export(turn: Turn, run: Run) -> None:
 
 
 def _paused(run: Run) -> Reason | None:
-    """Why no step of a paused run is planned; None if the run is not paused."""
+    """Return the reason of a paused run; None if the run is not paused."""
     paused = Reason(kind=ReasonKind.PAUSED, step=run.committed_steps)
     return paused if run.steering.is_paused else None
 
 
 def _hold(turn: Turn, run: Run, why: Reason, *, saves: bool) -> None:
-    """Plan nothing, as its owner asks, or for a peer without which it cannot go on.
+    """Plan no step, because the run is paused or a peer that it needs leaves.
 
-    How long it waits counts from when it first waited for this kind of reason at this step.
+    The waiting time counts from the first time with this kind of reason at this step.
 
     Args:
-        turn: this one.
-        run: that waits between two steps.
-        why: it waits.
-        saves: whether it waits for a snapshot.
+        turn: Present transition.
+        run: Run between two steps.
+        why: Reason of the wait.
+        saves: Whether it waits for a snapshot.
     """
     if run.detail != why:
         if run.detail is None or run.detail.wait != why.wait:
@@ -390,7 +390,7 @@ def _export(turn: Turn, run: Run) -> None:
 
 
 def _admit(turn: Turn, run: Run) -> Run:
-    """Let learners that have caught up compute from the next plan on."""
+    """Count learners that have caught up as replicas from the next plan on."""
     caught_up = caught_up_of(run)
     run = with_caught_up(run)
     if caught_up is not None:
@@ -409,7 +409,7 @@ def _plan(turn: Turn, run: Run) -> None:
 
 
 def _evaluate(turn: Turn, run: Run, step: PlannedStep) -> Run:
-    """Write down what came of the evaluation in a step, if there was one."""
+    """Write and publish the evaluation of a step, if it had one."""
     if not step.evaluation or not evaluates_at(run.spec.train, StepNumber(run.committed_steps)):
         return run
     run, found = evaluated(run, step)
@@ -436,9 +436,9 @@ def _commit(turn: Turn, run: Run, step: PlannedStep) -> Run:
 
 
 def _go_on(turn: Turn, run: Run) -> None:
-    """After a commit: save if it is time, take newcomers in, and on to what is next."""
+    """Continue after a commit: save if it is due, admit newcomers, and plan."""
     is_last = run.committed_steps >= run.spec.train.num_steps
-    gives = bool(_wanted(turn, run))  # whoever stays is asked to save with the next attempt
+    gives = bool(_wanted(turn, run))  # the next attempt requests the snapshot
     run = seen_at_work(run, turn.now_s)
     is_due = lacks_snapshot(run) or (not is_last and is_due_by_time(turn.state, run, turn.now_s))
     saves = is_due and not is_spreading(turn.state, run)
@@ -450,14 +450,14 @@ def _go_on(turn: Turn, run: Run) -> None:
 
 
 def _wanted(turn: Turn, run: Run) -> Collection[PeerId]:
-    """Replicas of the run that one which waits is to have now."""
+    """Return replicas of the run that a waiting run gets now."""
     if run.committed_steps >= run.spec.train.num_steps:
         return ()
     return shared(turn.state, turn.now_s).to_give.get(run.run_id, ())
 
 
 def _grow_or_plan(turn: Turn, run: Run) -> None:
-    """Between two steps: take newcomers in and let leavers go, or on to what is next."""
+    """Admit newcomers and release leavers between two steps, or plan the next step."""
     wanted = _wanted(turn, run)
     if wanted:
         _give(turn, run, wanted)
@@ -471,7 +471,7 @@ def _grow_or_plan(turn: Turn, run: Run) -> None:
     able = able_for(shared(turn.state, turn.now_s).of(turn.state, run), caught_up, turn.now_s)
     is_left = gone_from(turn.state, caught_up, turn.now_s) or has_successors(able, run)
     if run.steering.is_paused and not is_left:
-        _plan_or_export(turn, run)  # whoever comes is taken in as it resumes
+        _plan_or_export(turn, run)  # newcomers are admitted when the run resumes
         return
     fewer = with_successors_free(able, with_some_let_go(able, run))
     grown = with_newcomers(able, fewer)
@@ -484,14 +484,14 @@ def _grow_or_plan(turn: Turn, run: Run) -> None:
 
 
 def _is_to_make_room(turn: Turn, run: Run) -> bool:
-    """Whether a snapshot is to be made by which the run can be cut anew, and none is under way."""
+    """Whether a repartition needs a new snapshot, and none is under way."""
     if run.saving.is_under_way or not saves_when_asked(turn.state, run):
         return False
     return makes_room(turn.state, run, turn.now_s)
 
 
 def _make_room(turn: Turn, run: Run) -> None:
-    """Cut the run anew from the snapshot that is whole now, if one that waits can begin then."""
+    """Repartition the run from its new snapshot, if a waiting run can begin then."""
     if run.phase is RunPhase.TRAINING and makes_room(turn.state, run, turn.now_s):
         step = run.past.rolled_back.committed_steps
         detail = Reason(kind=ReasonKind.CUT_ANEW, step=step)
@@ -500,11 +500,11 @@ def _make_room(turn: Turn, run: Run) -> None:
         attempts.go_back(turn, run, Reason(kind=ReasonKind.MAKES_ROOM), stages)
 
 
-# ---- layers move between stages, where that is faster, see `plan.moving`
+# ---- repartitions for speed, see `plan.moving`
 
 
 def _looked_for_better_stages(turn: Turn, run: Run) -> Run:
-    """The run with the stages that it is to move to, if there are better ones by far."""
+    """Return the run with its repartition, if one pays."""
     if not moving.is_to_look(turn.state, run, turn.now_s):
         return run
     run = replace(run, moves=replace(run.moves, looked_s=turn.now_s))
@@ -515,7 +515,7 @@ def _looked_for_better_stages(turn: Turn, run: Run) -> Run:
 
 
 def _unless_it_moves(turn: Turn, run: Run) -> Run:
-    """The run, which waits for no move that cannot be any more."""
+    """Return the run without a repartition that has become impossible."""
     if not moving.awaits_move(run) or moving.stands(turn.state, run, turn.now_s):
         return run
     run = replace(run, moving=None, detail=Reason(kind=ReasonKind.MOVE_IMPOSSIBLE))
@@ -524,10 +524,10 @@ def _unless_it_moves(turn: Turn, run: Run) -> Run:
 
 
 def _move(turn: Turn, run: Run) -> None:
-    """Go on on other stages once a snapshot of this step is whole; until then no step is planned.
+    """Continue on new stages once a snapshot of this step is complete; plan no step before.
 
-    So no step is made again. A fault meanwhile is one like any other: until the old stages are
-    given up they go on, and from then on the snapshot can be loaded as often as it takes.
+    So no step is repeated. A fault meanwhile is an ordinary one: until the run gives up its old
+    stages it can continue on them, and later it can load the snapshot as often as necessary.
     """
     if run.moving is None or run.past.saved is None:
         why = Reason(kind=ReasonKind.MOVE_SAVES_FIRST, step=run.committed_steps)
@@ -544,7 +544,7 @@ def _move(turn: Turn, run: Run) -> None:
 
 
 def _give(turn: Turn, run: Run, peers: Collection[PeerId]) -> None:
-    """Let replicas go to a run that can begin with them: see `sharing`."""
+    """Release replicas to a run that can begin with them, see `sharing`."""
     gone = [a.peer_id for a in run.attempt.assignments if a.peer_id in peers]
     for peer in gone:
         run = without_state(run, peer)
@@ -556,9 +556,9 @@ def _give(turn: Turn, run: Run, peers: Collection[PeerId]) -> None:
 
 
 def _let_go(turn: Turn, run: Run, fewer: Run, grown: Run) -> Run:
-    """The run as its next attempt is to find it: without who has nothing to do where it is.
+    """Release peers without work, and return the run for its next attempt.
 
-    Newcomers are found again when it begins, and who moves is one of them.
+    The next attempt finds newcomers again, among them peers that move to other layers.
     """
     new = {a.peer_id: a.layers for a in grown.attempt.assignments}
     newcomers = tuple(peer for peer in grown.peers if peer not in run.peers)

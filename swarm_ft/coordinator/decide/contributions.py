@@ -1,4 +1,4 @@
-"""What members gave, folded from commits, by their names; going back takes nothing away. Pure."""
+"""Contributions of members, by name, summed over commits; a rollback takes nothing away. Pure."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from swarm_ft.protocol.messages.contribution import Contribution, ContributionRe
 from swarm_ft.protocol.messages.control import FromPeer, PeerAlive
 
 MAX_CONTRIBUTIONS = 4096
-"""Members that are remembered; names cost nothing. Of more, those go that gave least."""
+"""Members that are remembered; of more, those with the fewest samples are dropped."""
 
 
 def credit(turn: Turn, run: Run, step: PlannedStep, committed: StepCommitted) -> None:
-    """Count what each peer gave in a step, as it is committed.
+    """Count each peer's contribution to a step at its commit.
 
     Args:
-        turn: this one.
-        run: as it was before the commit.
-        step: with what its peers told.
-        committed: what came of it.
+        turn: Present transition.
+        run: Run before the commit.
+        step: Step with its peers' reports.
+        committed: Result of the commit.
     """
     known = dict(turn.state.contributions)
     given = {
@@ -48,10 +48,10 @@ def credit(turn: Turn, run: Run, step: PlannedStep, committed: StepCommitted) ->
 
 
 def count_sent(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
-    """Count everything that a member sent in its session, if a message says so; write nothing yet.
+    """Count all bytes that a member sent in its session, as it reports; write nothing yet.
 
-    A coordinator that ends before it writes the sum gets it again: the member reports the whole of
-    its session each time.
+    The member reports the sum of its session each time, so nothing is lost if the coordinator ends
+    before it writes the sum.
     """
     member, known = turn.state.members.get(peer_id), turn.state.sent_traffic
     if not isinstance(message, PeerAlive | ContributionRequest):
@@ -70,7 +70,7 @@ def count_sent(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
 
 
 def write_sent(turn: Turn, peer_id: PeerId) -> None:
-    """Write down what a member sent, as it goes."""
+    """Write the count of a leaving member's sent bytes."""
     sent = turn.state.sent_traffic.get(peer_id)
     if sent is not None:
         turn.write(ContributionRecord({}, (), {peer_id: sent}))
@@ -79,7 +79,7 @@ def write_sent(turn: Turn, peer_id: PeerId) -> None:
 def given_in(
     run: Run, step: PlannedStep, committed: StepCommitted
 ) -> Mapping[PeerId, Contribution]:
-    """What each peer that computed gave in a step: by the routes, and by its own count of bytes."""
+    """Return each computing peer's contribution to a step: by routes, and by its own byte count."""
     return {
         peer: Contribution(
             samples=_num_samples(step, index, replica),

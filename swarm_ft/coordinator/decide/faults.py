@@ -1,4 +1,4 @@
-"""Which run is at fault when a decision raises. Pure.
+"""The run at fault when a decision raises. Pure.
 
 `decide` raises only by a bug. One run's odd state must not stop the runs beside it, so the
 coordinator fails that run and goes on. A bug that no single run explains is not contained.
@@ -13,14 +13,14 @@ from swarm_ft.ids import RunId
 
 
 def run_at_fault(state: SwarmState, event: Event, now_s: float) -> RunId | None:
-    """Return the run without which an event that raised does not raise; None if there is none.
+    """Return the run without which the event does not raise; None if there is none.
 
-    A message about a run in which its sender has no part accuses nobody but its sender.
+    A message about a run that its sender does not serve implicates only the sender.
 
     Args:
-        state: as it was before the event.
-        event: that `decide` raised for.
-        now_s: monotonic seconds.
+        state: State before the event.
+        event: Event for which `decide` raised.
+        now_s: Monotonic seconds.
     """
     named = run_of(event)
     run = state.runs.get(named) if named is not None else None
@@ -35,9 +35,9 @@ def run_at_fault(state: SwarmState, event: Event, now_s: float) -> RunId | None:
 
 
 def run_of(thing: Event | Effect) -> RunId | None:
-    """Return the run that an event or an effect is about; None if it is about none, or several."""
+    """Return the run that an event or an effect is about; None if there is none, or several."""
     for holder in (thing, getattr(thing, "message", None), getattr(thing, "run", None)):
-        holder = getattr(holder, "name", holder)  # of a shard
+        holder = getattr(holder, "name", holder)  # a shard's name has the run
         run_id = getattr(holder, "run_id", None)
         if run_id is not None:
             return RunId(run_id)
@@ -47,6 +47,6 @@ def run_of(thing: Event | Effect) -> RunId | None:
 def _raises(state: SwarmState, event: Event, now_s: float) -> bool:
     try:
         decide(state, event, now_s)
-    except Exception:  # noqa: BLE001 - whatever it is, it is what is asked
+    except Exception:  # noqa: BLE001 - any error answers the question
         return True
     return False

@@ -1,4 +1,4 @@
-"""How long runs that are over are remembered, and results kept that nobody fetches. Pure."""
+"""Expiry of results that nobody fetches, and of runs that are over. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from swarm_ft.coordinator.facts.reasons import Reason, ReasonKind
 from swarm_ft.protocol.messages.client import RunPhase
 
 MAX_RUNS_OVER = 256
-"""Collected, cancelled and failed ones that are remembered; of more, those submitted first go."""
+"""Collected, cancelled and failed runs that are remembered; older submissions are dropped."""
 
 
 def expire_results(turn: Turn) -> None:
-    """End runs whose result nobody fetched for too long, so that peers may let go of it.
+    """End runs whose result nobody fetched for too long, so that peers may delete it.
 
-    Counted from when it was finished, or this coordinator started.
+    The time counts from the run's end, or from the coordinator's start.
     """
     result_s = turn.state.result_s
     for run in tuple(turn.state.runs.values()):
@@ -33,7 +33,7 @@ def expire_results(turn: Turn) -> None:
 
 
 def forget(turn: Turn) -> None:
-    """Know nothing any more of the oldest of many runs that are over."""
+    """Remove the oldest runs that are over."""
     over = [run for run in turn.state.runs.values() if run.phase > RunPhase.FINISHED]
     for run in over[:-MAX_RUNS_OVER]:
         turn.forget(run.run_id)

@@ -1,8 +1,8 @@
-"""Snapshots that lie with the peers: they are spread, counted, spread again, and dropped.
+"""Snapshots at peers: they are spread, counted, spread again, and dropped.
 
-A snapshot under way is whole once each of its stages has enough keepers, or all that there are;
-where there are none, who saved it keeps it alone. Who goes away may come back with what it keeps;
-after a while another is asked.
+A snapshot is complete once each of its stages has enough keepers, or all that there are. Without
+keepers, the peer that saved a stage keeps it alone. An absent keeper may come back with its shards;
+after a while another peer gets a request.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from swarm_ft.protocol.messages.shard import KeptShard
 
 
 def look_after(turn: Turn) -> None:
-    """Have what is saved kept, by as many as it should be."""
+    """Spread stages that were just saved to enough keepers."""
     if not turn.state.num_keepers:
         return
     for run in [run for run in turn.state.runs.values() if run.phase <= RunPhase.FINISHED]:
@@ -52,7 +52,7 @@ def look_after(turn: Turn) -> None:
 
 
 def look_after_whole(turn: Turn) -> None:
-    """Have others keep what too few have who are there, unless these come back soon."""
+    """Find new keepers for shards with too few connected ones, unless these return soon."""
     if not turn.state.num_keepers:
         return
     for run in [run for run in turn.state.runs.values() if run.past.snapshots]:
@@ -67,7 +67,7 @@ def look_after_whole(turn: Turn) -> None:
 
 
 def _spread(turn: Turn, run: Run, snapshot: Snapshot) -> None:
-    """Ask those who are to keep what there is of a snapshot, and who lack it yet."""
+    """Request keepers for the saved stages of a snapshot that lack some."""
     for stage in snapshot.stages:
         run = turn.state.runs[run.run_id]
         new = to_ask(turn.state, run, snapshot, stage)
@@ -82,7 +82,7 @@ def _spread(turn: Turn, run: Run, snapshot: Snapshot) -> None:
 
 
 def _look_whether_whole(turn: Turn, run: Run) -> None:
-    """All is saved: it counts once enough keep it, or is lost if nobody can."""
+    """Complete a saved snapshot once it has enough keepers, or drop it if none can keep it."""
     snapshot = run.saving.asked
     if snapshot is None or not has_all_stages(run, snapshot):
         return
@@ -102,7 +102,7 @@ def _look_whether_whole(turn: Turn, run: Run) -> None:
 
 
 def _drop_others(turn: Turn, run: Run) -> None:
-    """Have all let go of what the run has no use for any more."""
+    """Have all members delete shards that the run no longer needs."""
     wanted = {snapshot.shard(run.run_id, stage) for snapshot, stage in wanted_stages(run)}
     keeping = run.keeping
     asked = {shard: peers for shard, peers in keeping.asked.items() if shard in wanted}
@@ -113,11 +113,11 @@ def _drop_others(turn: Turn, run: Run) -> None:
         _tell_what_to_keep(turn, run.run_id, peer)
 
 
-# ---- what keepers say
+# ---- messages of keepers
 
 
 def said(turn: Turn, peer_id: PeerId, message: ShardKept | ShardLost) -> None:
-    """A peer has what it was asked to keep, or has not, or no more."""
+    """Record that a peer keeps a shard, or does not."""
     shard = message.shard
     run = turn.state.runs.get(shard.name.run_id)
     if run is None:
@@ -133,7 +133,7 @@ def said(turn: Turn, peer_id: PeerId, message: ShardKept | ShardLost) -> None:
 
 
 def joined(turn: Turn, hello: PeerHello) -> None:
-    """What a peer keeps is for the peer to say as it comes; what is of no use is let go of."""
+    """Update the keepers by a joining peer's inventory, and have it delete useless shards."""
     has, peer_id = set(hello.kept_shards), hello.peer_id
     for run in [run for run in turn.state.runs.values() if run.phase <= RunPhase.FINISHED]:
         asked, refused = run.keeping.asked, run.keeping.refused
@@ -151,7 +151,7 @@ def joined(turn: Turn, hello: PeerHello) -> None:
 
 
 def _tell_what_to_keep(turn: Turn, run_id: RunId, peer_id: PeerId) -> None:
-    """Of what the coordinator does not know it says nothing."""
+    """Send a peer the steps to keep of a run; of unknown runs send nothing."""
     run = turn.state.runs.get(run_id)
     if run is not None:
         steps = {snapshot.step for snapshot, _ in wanted_stages(run)}
@@ -159,7 +159,7 @@ def _tell_what_to_keep(turn: Turn, run_id: RunId, peer_id: PeerId) -> None:
 
 
 def _count(turn: Turn, run: Run, shard: KeptShard, peer_id: PeerId, *, has_it: bool) -> None:
-    """A peer keeps a stage, or does not; of a snapshot that is whole this is written down."""
+    """Record whether a peer keeps a stage; write it if the snapshot is complete."""
     turn.keep(run)
     for snapshot, stage in wanted_stages(run):
         if snapshot.shard(run.run_id, stage) != shard:
@@ -184,7 +184,7 @@ def _keep_with(turn: Turn, run: Run, snapshot: Snapshot, stage: SavedStage) -> N
 
 
 def _lost(turn: Turn, run: Run, snapshot: Snapshot, stage: SavedStage) -> None:
-    """Nobody has this stage of a snapshot any more; who was to begin from it goes further back."""
+    """Drop a snapshot that lacks this stage; a run that starts from it goes further back."""
     gone = Reason(kind=ReasonKind.KEEPERS_GONE, layers=(stage.layers,))
     if snapshot == run.saving.asked:
         run = replace(run, saving=replace(run.saving, asked=None))

@@ -1,4 +1,4 @@
-"""Peers that say that they would work no more, or work again: what follows. Pure."""
+"""Peers that ask to leave, to pause or to work again. Pure."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from swarm_ft.protocol.messages.control import PeerLeaving, PeerWorks
 from swarm_ft.protocol.messages.events import EventKind
 
 RETOLD_AFTER_S = 5.0
-"""An estimate that is wrong by so much is told anew, and so are numbers that changed since."""
+"""Seconds by which an estimate must be wrong, or a changed number old, to be sent again."""
 
 
 def said(turn: Turn, peer_id: PeerId, message: PeerLeaving | PeerWorks) -> None:
-    """A member would work no more, or works again."""
+    """Record a member's request to leave or pause, or its return."""
     member = turn.state.members.get(peer_id)
     leaving = message if isinstance(message, PeerLeaving) else None
     if member is not None:
         turn.state = turn.state.with_member(replace(member, leaving=leaving, told=None))
-        _tell_of(turn, peer_id, leaving)
+        _emit_request(turn, peer_id, leaving)
 
 
-def _tell_of(turn: Turn, peer_id: PeerId, leaving: PeerLeaving | None) -> None:
+def _emit_request(turn: Turn, peer_id: PeerId, leaving: PeerLeaving | None) -> None:
     if leaving is None:
         event, kind = EventKind.PEER_RESUMED, ReasonKind.PEER_RESUMED
     elif leaving.stays:
@@ -43,9 +43,9 @@ def _tell_of(turn: Turn, peer_id: PeerId, leaving: PeerLeaving | None) -> None:
 
 
 def look_after(turn: Turn) -> None:
-    """Go on without leavers that a run can do without while its peers load.
+    """Continue without leavers that a run can do without while its peers load.
 
-    In a run that trains they are seen to at the end of a step, see `commits`.
+    In a run that trains, `commits` handles them at the end of a step.
     """
     for run in turn.state.going_runs:
         if run.phase is RunPhase.LOADING and gone_from(turn.state, run, turn.now_s):
@@ -53,7 +53,7 @@ def look_after(turn: Turn) -> None:
 
 
 def with_leavers(turn: Turn, run: Run) -> Run:
-    """The run, whose detail tells which of its peers leave now."""
+    """Return the run with a detail that names the peers that leave now."""
     gone = gone_from(turn.state, run, turn.now_s)
     losses = [loss_of(turn.state, run, peer, _cause(turn, peer)) for peer in gone]
     return replace(run, detail=several(losses)) if losses else run
@@ -66,16 +66,17 @@ def _cause(turn: Turn, peer: PeerId) -> Reason:
 
 
 def tell(turn: Turn) -> None:
-    """Tell each leaver what it waits for, when that is something else or takes another time."""
+    """Send each leaver its reason to wait, when the reason or the estimate changes."""
     for peer in turn.state.leaving:
-        member, told = turn.state.members[peer], progress_of(turn.state, peer, turn.now_s)
-        if member.told is None or _is_news(member.told, told, turn.now_s - member.told_at_s):
-            turn.state = turn.state.with_member(replace(member, told=told, told_at_s=turn.now_s))
-            turn.say(peer, told)
+        member, progress = turn.state.members[peer], progress_of(turn.state, peer, turn.now_s)
+        if member.told is None or _is_news(member.told, progress, turn.now_s - member.told_at_s):
+            sent = replace(member, told=progress, told_at_s=turn.now_s)
+            turn.state = turn.state.with_member(sent)
+            turn.say(peer, progress)
 
 
 def _is_news(before: Progress, now: Progress, after_s: float) -> bool:
-    """Whether to tell it; steps that are counted up are none, at once."""
+    """Whether the change is worth a message; counts of steps alone are not, at once."""
     if (before.may_go, gist_of(before.reason)) != (now.may_go, gist_of(now.reason)):
         return True
     expected_s = max(0.0, before.seconds - after_s)

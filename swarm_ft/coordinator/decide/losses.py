@@ -1,4 +1,4 @@
-"""Results that are lost, peers that are silent, late or slow: what follows. Pure."""
+"""Lost results, and peers that are silent, late or slow. Pure."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ from swarm_ft.protocol.messages.control import PeerAlive
 from swarm_ft.protocol.messages.events import EventKind
 from swarm_ft.protocol.spec.layers import LayerRange
 
-# ---- results that wait for their clients: a part that nobody has any more is made again
+# ---- results that wait for their clients: a lost part is computed again
 #
 # A finished run whose result lost a part goes back to its newest snapshot, or the beginning, as
-# soon as there are peers for it, or nobody trains. Until then who has the part may yet come back.
+# soon as there are peers for it, or no run trains. Until then the part's holder may come back.
 
 
 def result_ready(run: Run) -> Reason:
-    """The detail of a finished run."""
+    """Return the detail of a finished run."""
     return Reason(kind=ReasonKind.RESULT_READY, layers=differing_results(run))
 
 
 def holder_gone(turn: Turn, peer_id: PeerId, *, away_since_s: float) -> None:
-    """A peer went away; what it has of results may be gone with it."""
+    """Record that a peer went away, in finished runs whose result it may have."""
     for run in _finished(turn):
         if peer_id in run.peers:
             turn.keep(run.with_away({**run.attempt.away_since_s, peer_id: away_since_s}))
 
 
 def look_after(turn: Turn) -> None:
-    """See whether results are still there; make those again that are not."""
+    """Check whether results are still there, and repeat those that are lost."""
     for run in _finished(turn):
         lost = lost_parts(turn.state, run, turn.now_s)
         others = turn.state.active_runs if lost else []
         if not lost:
-            _tell(turn, run, result_ready(run))
+            _set_detail(turn, run, result_ready(run))
         elif not others or _could_begin(turn.state, run, turn.now_s):
             _make_again(turn, run, lost)
         else:
-            _tell(turn, run, replace(_result_lost(lost), runs=(others[0].run_id,)))
+            _set_detail(turn, run, replace(_result_lost(lost), runs=(others[0].run_id,)))
 
 
 def _could_begin(state: SwarmState, run: Run, now_s: float) -> bool:
-    """Whether there are peers for it, with those that keep what is left of its result."""
+    """Whether there are peers for it, including those with the rest of its result."""
     again = replace(run, phase=RunPhase.WAITING, past=run.past.rolled_back, attempt=AttemptState())
     able = share_of(state.with_run(again), again, now_s)
     return bool(arrangement(able, again, now_s).assignments)
@@ -75,7 +75,7 @@ def _make_again(turn: Turn, run: Run, lost: Sequence[LayerRange]) -> None:
     attempts.go_back(turn, run, _result_lost(lost), lost)
 
 
-def _tell(turn: Turn, run: Run, detail: Reason) -> None:
+def _set_detail(turn: Turn, run: Run, detail: Reason) -> None:
     if run.detail != detail:
         turn.put(replace(run, detail=detail))
 
@@ -84,19 +84,21 @@ def _result_lost(lost: Sequence[LayerRange]) -> Reason:
     return Reason(kind=ReasonKind.RESULT_LOST, layers=tuple(lost))
 
 
-# ---- what follows from hearing nothing: of a peer, or, for the coordinator, of anything at all
+# ---- silence: of a peer, or of everything while the coordinator stood still
 #
 # A coordinator that stood still (a laptop that slept, a process that was stopped, a clock that
-# jumped ahead) heard nobody, and that says nothing about anybody: such time does not count.
+# jumped ahead) received no messages, which shows nothing about the peers: this time does not count.
 
 STALLED_S = 2.0
-"""Time passes in `Tick`s, a few a second; after a longer gap the coordinator itself stood still."""
+"""Seconds between two events that show that the coordinator itself stood still; `Tick`s are more
+frequent.
+"""
 NOTICED_S = SILENT_S / 2
-"""A peer that says nothing for so long is told of; it may yet be given up."""
+"""Seconds of a peer's silence before watchers see a notice."""
 
 
 def after_gap(state: SwarmState, now_s: float) -> SwarmState:
-    """The state as an event finds it: without the time in which the coordinator stood still."""
+    """Return the state without the time in which the coordinator stood still."""
     gap_s = now_s - state.seen_at_s
     state = replace(state, seen_at_s=now_s)
     return _postponed(state, gap_s) if gap_s >= STALLED_S else state
@@ -133,7 +135,7 @@ def _run_postponed(run: Run, gap_s: float) -> Run:
 
 
 def tell(turn: Turn) -> None:
-    """Let those who watch a run see whom it hears nothing of, or waits for, while it does."""
+    """Publish a notice about silent or late peers, while there are any."""
     for run in turn.state.going_runs:
         notice = _notice(turn, run) if run.phase.is_working else None
         if notice != run.notice:
@@ -157,14 +159,14 @@ def _notice(turn: Turn, run: Run) -> Reason | None:
     return several(noticed)
 
 
-# ---- peers that keep the others waiting, see `lateness`
+# ---- peers that delay the others, see `lateness`
 
 
 def drop_late(turn: Turn) -> None:
-    """Go on without those that the others can do without.
+    """Continue without late peers that the others can do without.
 
-    Others are ready where one peer is overdue: these are the control. One that takes too long over
-    its stage's state has none: the size of that state, or its sources, may be why.
+    Where a peer is overdue the other peers are ready: these are the control. A learner that takes
+    too long has no control: the size of the state, or its sources, may be the cause.
     """
     for run in turn.state.active_runs:
         late = late_peers(turn.state, run, turn.now_s) if run.phase.is_working else {}
@@ -173,17 +175,17 @@ def drop_late(turn: Turn) -> None:
             attempts.do_without(turn, run, late, no_control=taking)
 
 
-# ---- a peer that gets slow in the middle of a step is relieved in that step, if it has replicas
+# ---- a peer that becomes slow within a step is relieved in that step, if it has replicas
 #
-# It tells how far it is every few seconds. What counts is its own past: a peer that was always
-# slow has little to do, see `routes`.
+# It reports its progress every few seconds. The comparison is with its own past: a peer that was
+# always slow has few microbatches, see `routes`.
 
 MEASURED_AT_LEAST = 3
 """Steps before a peer's speed is known well enough."""
 
 
 def heard(turn: Turn, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
-    """A peer told how far it is; its share is divided anew if the others would wait for long."""
+    """Record a peer's progress; divide its share again if the others would wait for long."""
     is_of_step = run.phase is RunPhase.TRAINING and alive.step == run.committed_steps
     is_current = run.phase is RunPhase.LOADING or is_of_step
     if not is_current or alive.attempt != run.attempt.number:
@@ -211,7 +213,7 @@ def _relieve(turn: Turn, run: Run, peer_id: PeerId, alive: PeerAlive) -> None:
 
 
 def _num_parts(run: Run, peer_id: PeerId) -> int:
-    """Of all microbatches that a peer computes of the step, see `pipeline.PARTS`."""
+    """Return the number of parts in a peer's microbatches of the step, see `pipeline.PARTS`."""
     for index, stage in enumerate(run.computing):
         if run.step is not None and peer_id in stage.peers:
             held_out = run.step.eval_share(index, stage.peers.index(peer_id))
@@ -220,7 +222,7 @@ def _num_parts(run: Run, peer_id: PeerId) -> int:
 
 
 def _share(run: Run, peer_id: PeerId) -> int:
-    """How many microbatches of the step under way a peer computes in this attempt."""
+    """Return how many microbatches of the present step a peer computes in this attempt."""
     for index, stage in enumerate(run.computing):
         if run.step is not None and peer_id in stage.peers:
             return run.step.share(index, stage.peers.index(peer_id))
@@ -228,10 +230,10 @@ def _share(run: Run, peer_id: PeerId) -> int:
 
 
 def _seconds_each(run: Run, peer_id: PeerId, alive: PeerAlive, now_s: float) -> float | None:
-    """Seconds a microbatch takes the peer now, if that holds the step up.
+    """Return a peer's present seconds per microbatch, if that delays the step.
 
-    It does if what it has not begun yet will take it longer than its whole share ever did. That it
-    computed for longer than the step is old is not believed.
+    It does if the microbatches that it has not begun will take longer than its whole share ever
+    did. Reports of more computing time than the step is old are cut to that.
     """
     usual = run.measured.seconds.get(peer_id, ())
     stage = next((s for s in run.computing if peer_id in s.peers), None)

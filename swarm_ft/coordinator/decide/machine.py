@@ -1,33 +1,33 @@
 """The coordinator's decisions: `decide(state, event, now) -> (state, effects)`. No I/O, no clock.
 
-Several runs are under way side by side, see `plan.sharing`.
-A run goes QUEUED -> WAITING -> LOADING -> TRAINING -> EXPORTING -> FINISHED -> COLLECTED, and may
-end as CANCELLED or FAILED. Inside TRAINING every step is plan -> run -> ready -> commit:
+Several runs train side by side, see `plan.sharing`. A run goes QUEUED -> WAITING -> LOADING ->
+TRAINING -> EXPORTING -> FINISHED -> COLLECTED, and may end as CANCELLED or FAILED. Inside TRAINING
+every step is plan -> run -> ready -> commit:
 
-    event                      does
+    event                      effect
     -------------------------  ----------------------------------------------------------------
     all stages placed          attempt + 1; Assign to all                            -> LOADING
     StageReady from all        PlanStep of the first uncommitted step                -> TRAINING
     StepReady from all         commit: global clip factor, learning rate; plan the next
-    ... but evaluations were   the run ends with the step before, see `protocol.spec.best`
+    ... but evaluations are    the run ends with the step before, see `protocol.spec.best`
         no better for long
     last step committed        ExportStage to all                                    -> EXPORTING
-    somebody pauses it         the step under way is committed, and none planned until it resumes
-    ... but the best weights   attempt + 1, in which all load these, then ExportStage -> WAITING
-        are others
+    a person pauses it         the present step is committed; none is planned until it resumes
+    ... but other weights are  attempt + 1, in which all load these, then ExportStage -> WAITING
+        the best
     StageExported from all     the result can be fetched                             -> FINISHED
-    a part of it is lost       back to the newest snapshot, or the beginning, see `results`
-    a replica is lost          attempt + 1 without it; the step that did not commit runs again
-    a replica is outvoted      attempt + 1 without it, see `plan.agreement`; it is set aside
-    a replica gets slow        attempt + 1 in which the others take most of its share
-    a replica is never ready   set aside, and attempt + 1 without it, see `lateness`
+    a part of it is lost       back to the newest snapshot, or the beginning, see `losses`
+    a replica is lost          attempt + 1 without it; the uncommitted step runs again
+    a replica is outvoted      attempt + 1 without it, see `plan.agreement`; it is suspended
+    a replica becomes slow     attempt + 1 in which the others compute most of its share
+    a replica is never ready   it is suspended; attempt + 1 without it, see `lateness`
     a stage's last one is lost wait for it; then go back to the weights the run began with
-    a peer would leave         others take its stage over first, see `plan.leaving`
-    a peer comes (back)        while others load, or when the next step begins: attempt + 1 with it
+    a peer asks to leave       others take its stage over first, see `plan.leaving`
+    a peer joins (again)       while others load, or when the next step begins: attempt + 1 with it
     a run waits for replicas   at the step's end: attempt + 1 without them; the other begins
-    ... and lacks the state    it listens until CaughtUp; then the next plan is over it too
+    ... and lacks the state    it listens until CaughtUp; then the next plan includes it
 
-Whatever an event makes true is written (a Record) before it is said (Say, Publish).
+The journal gets every change (a Record) before any message about it is sent (Say, Publish).
 """
 
 from __future__ import annotations
@@ -125,14 +125,14 @@ _NO_RUN = RunId("")
 
 
 def decide(state: SwarmState, event: Event, now_s: float) -> tuple[SwarmState, list[Effect]]:
-    """What the coordinator knows and does after an event.
+    """Return the state and the effects after an event.
 
     Args:
-        state: what it knew.
-        event: what happened.
-        now_s: monotonic seconds.
+        state: State before the event.
+        event: Event to handle.
+        now_s: Monotonic seconds.
     """
-    if isinstance(event, RunAborted):  # nothing else is decided: that may be what raises
+    if isinstance(event, RunAborted):  # decide nothing else: that may raise again
         turn = Turn(state, now_s)
         aborted = Reason(kind=ReasonKind.RUN_ABORTED, text=event.reason)
         _end(turn, event.run_id, RunPhase.FAILED, aborted)
@@ -156,7 +156,7 @@ def _take_in(turn: Turn, event: Event) -> None:
         case PeerJoined(hello, grant):
             _joined(turn, hello, grant)
         case PeerSaid(peer_id, message):
-            _peer_said(turn, peer_id, message)
+            _on_peer_message(turn, peer_id, message)
         case PeerLost(peer_id):
             lost = Reason(kind=ReasonKind.PEER_DISCONNECTED)
             _peer_gone(turn, peer_id, lost, away_since_s=turn.now_s)
@@ -188,7 +188,7 @@ def _run_of(event: RunSubmitted) -> Run:
 
 
 def _place_waiting(turn: Turn, event: Event) -> None:
-    """What a peer says frees nobody, unless something followed from it."""
+    """Place waiting runs; a peer's message alone frees no peers if it had no effects."""
     if turn.effects or not isinstance(event, PeerSaid):
         attempts.place_waiting(turn)
 
@@ -204,10 +204,10 @@ def _time_passed(turn: Turn) -> None:
     attempts.tell_idle(turn)
 
 
-# ---- what peers say
+# ---- messages of peers
 
 
-def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
+def _on_peer_message(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
     turn.state = turn.state.with_heard(peer_id, turn.now_s)
     count_sent(turn, peer_id, message)
     own = {run.run_id: run for run in turn.state.runs_of(peer_id)}
@@ -233,7 +233,7 @@ def _peer_said(turn: Turn, peer_id: PeerId, message: FromPeer) -> None:
         case StageExported() if run:
             commits.stage_exported(turn, run, peer_id, message)
         case _:
-            pass  # of an attempt, or a run, that is over
+            pass  # it belongs to an attempt, or a run, that is over
 
 
 def _alive(turn: Turn, run: Run | None, peer_id: PeerId, message: PeerAlive) -> None:
@@ -272,9 +272,10 @@ def _ready(turn: Turn, run: Run, peer_id: PeerId, message: StageReady | StepRead
 
 
 def _stage_failed(turn: Turn, peer_id: PeerId, failed: StageFailed) -> None:
-    """One peer's word: it may end what this peer does, and never the run.
+    """Handle one peer's failure; a single report may affect this peer, and never end the run.
 
-    Whether it can host the run is so in every attempt; all else is about the present one.
+    A peer that cannot host the run cannot in any attempt; all other failures concern the present
+    one.
     """
     run = turn.state.runs.get(failed.run_id)
     if run is None or run.phase.is_over or peer_id not in turn.state.members:
@@ -283,13 +284,13 @@ def _stage_failed(turn: Turn, peer_id: PeerId, failed: StageFailed) -> None:
     # The run's digests matched, so another peer would find the same weights.
     is_of_model = isinstance(error, NonFiniteWeights) and _is_current(run, peer_id, failed)
     if is_of_model:
-        _doubted(turn, run, peer_id, error)
+        _on_nonfinite_report(turn, run, peer_id, error)
     elif isinstance(error, BadInput):
         _cannot_host(turn, run, peer_id, error)
     elif not _is_current(run, peer_id, failed):
         return
     elif isinstance(error, NonFinite):
-        _doubted(turn, run, peer_id, error)
+        _on_nonfinite_report(turn, run, peer_id, error)
     elif isinstance(error, BuffersLost) and run.lost_at.get(peer_id) != run.committed_steps:
         _lost(turn, run, peer_id, error)
     else:
@@ -297,7 +298,7 @@ def _stage_failed(turn: Turn, peer_id: PeerId, failed: StageFailed) -> None:
 
 
 def _cannot_host(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
-    """The run does without this peer, which stays for others."""
+    """Continue the run without this peer, which stays available for others."""
     misfit = Reason(kind=ReasonKind.PEER_MISFIT, code=error.code, text=error.message)
     misfits = MappingProxyType({**run.misfits, peer_id: misfit})
     run = replace(without_state(run, peer_id), misfits=misfits)
@@ -312,10 +313,10 @@ def _cannot_host(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> No
         attempts.interrupt(turn, run)
 
 
-def _doubted(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
-    """Have others do the step, where they can: if they fail too, the run diverged, see `blame`.
+def _on_nonfinite_report(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
+    """Have others do the step, where they can; if they fail too, the run diverged, see `blame`.
 
-    Nobody on probation is believed: where all are let in, anybody could end a run.
+    Reports of peers on probation end no run: in an open swarm anybody could end one.
     """
     if not turn.state.carries(peer_id):
         run = blame.doubt(turn, run, peer_id, error_of(error, ReasonKind.PEER_ERROR))
@@ -332,9 +333,9 @@ def _doubted(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
 
 
 def _lost(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
-    """What went to make room since it last told of it is nobody's fault: once a step.
+    """Plan the step again after a peer dropped buffers to make room, at most once a step.
 
-    With the next attempt it tells what it has, and the step is planned with that.
+    This is no failure. In the next attempt the peer reports its inventory, and the plan follows it.
     """
     lost_at = {**run.lost_at, peer_id: StepNumber(run.committed_steps)}
     detail = replace(error_of(error, ReasonKind.PEER_ERROR), peers=(peer_id,))
@@ -344,10 +345,11 @@ def _lost(turn: Turn, run: Run, peer_id: PeerId, error: SwarmError) -> None:
 def _failed(
     turn: Turn, run: Run, peer_id: PeerId, error: SwarmError, about: PeerId | None = None
 ) -> None:
-    """The peer's own trouble, or a neighbour's that it cannot reach: try again after a rest.
+    """Retry after a peer's own failure, or a neighbour's that it cannot reach.
 
-    Nobody can tell which end of a link is broken, so it counts for both. Who is broken has others
-    too that say so, and is set aside before them. Who is on probation blames nobody else.
+    Nobody can know which end of a link is broken, so the failure counts against both. A broken peer
+    has other neighbours that report it too, and is suspended before them. A peer on probation
+    accuses no other peer.
     """
     run, ends_for = blame.suspect(turn, run, peer_id, error)
     if ends_for is not None:
@@ -356,12 +358,12 @@ def _failed(
     reason = error_of(error, ReasonKind.PEER_ERROR)
     details = [replace(reason, peers=(peer_id,))]
     if isinstance(error, OutOfTurn) and run.phase is RunPhase.LOADING:
-        # What it holds is not what is known here; start at once from what is known.
+        # Its state disagrees with this one; retry at once from this one.
         run = replace(without_state(run, peer_id), not_before_s=turn.now_s)
     elif peer_id in run.listeners and not isinstance(error, Unavailable):
-        run = without_state(run, peer_id)  # a sum is lost, or the state is not one
-    is_heard = about in run.peers and about != peer_id and turn.state.carries(peer_id)
-    ends = {peer_id: ""} | ({about: peer_id} if about is not None and is_heard else {})
+        run = without_state(run, peer_id)  # a sum is lost, or the state is inconsistent
+    is_credible = about in run.peers and about != peer_id and turn.state.carries(peer_id)
+    ends = {peer_id: ""} | ({about: peer_id} if about is not None and is_credible else {})
     has_control = not isinstance(error, OutOfMemory)
     for end, by in ends.items():
         run = blame.count(turn, run, end, reason, by=by, has_control=has_control)
@@ -370,7 +372,7 @@ def _failed(
     attempts.interrupt(turn, replace(run, detail=several(details)))
 
 
-# ---- who comes and goes
+# ---- peers that join and leave
 
 
 def _joined(turn: Turn, hello: PeerHello, grant: Grant) -> None:
@@ -399,13 +401,13 @@ def _joined(turn: Turn, hello: PeerHello, grant: Grant) -> None:
     )
     turn.happened(EventKind.PEER_JOINED, None, hello.peer_id, reason=joined)
     for run in turn.state.going_runs:
-        _came(turn, run, hello)
-    for held in hello.held:
-        if not is_wanted(turn.state, hello.peer_id, held):
+        _on_peer_rejoined(turn, run, hello)
+    for stage in hello.held:
+        if not is_wanted(turn.state, hello.peer_id, stage):
             release = Release(
-                run_id=held.run_id,
+                run_id=stage.run_id,
                 reason=Reason(kind=ReasonKind.RELEASED_UNUSED),
-                is_over=_is_over(turn.state, held.run_id),
+                is_over=_is_over(turn.state, stage.run_id),
             )
             turn.say(hello.peer_id, release)
     keeping.joined(turn, hello)
@@ -416,13 +418,13 @@ def _joined(turn: Turn, hello: PeerHello, grant: Grant) -> None:
 
 
 def _is_over(state: SwarmState, run_id: RunId) -> bool:
-    """Whether nobody wants anything of it any more, as far as is known here."""
+    """Whether the coordinator knows the run, and knows that it is over."""
     run = state.runs.get(run_id)
     return run is not None and run.phase > RunPhase.FINISHED
 
 
-def _came(turn: Turn, run: Run, hello: PeerHello) -> None:
-    """A peer came, or came back: what it holds decides what can be done with it."""
+def _on_peer_rejoined(turn: Turn, run: Run, hello: PeerHello) -> None:
+    """Handle a peer that joined a run's swarm again; its inventory determines its use."""
     peer, before, held = hello.peer_id, run, hello.held_of(run.run_id)
     is_loading = run.phase is RunPhase.LOADING
     if not (is_loading or held or knows_of(run, peer)):
@@ -445,12 +447,12 @@ def _came(turn: Turn, run: Run, hello: PeerHello) -> None:
 
 
 def _grows(turn: Turn, run: Run) -> bool:
-    """Whether somebody is there who can join the run's stages."""
+    """Whether a member can join the run's stages."""
     return with_newcomers(share_of(turn.state, run, turn.now_s), run) is not run
 
 
 def _dismiss_silent(turn: Turn) -> None:
-    """Do without peers of which nothing was heard for too long."""
+    """Dismiss members that sent no message for too long."""
     for peer_id, member in turn.state.members.items():
         silent_s = turn.now_s - member.heard_at_s
         if silent_s >= SILENT_S:

@@ -1,13 +1,13 @@
-"""Requests of people for a run under way: pause, resume, another rate or codecs. Pure.
+"""Requests of people for a run: pause, resume, another rate or other codecs. Pure.
 
-Each request is an event with its actor, and watchers of the run get it at once.
+Each request is an event with its actor, and watchers of the run receive it at once.
 
-A paused run finishes the step under way and plans no other; its peers stay and hold its state, so
-that it resumes at once, and others that would take their place meanwhile do. One that waits for its
-turn is passed by. A learning rate is said with each commit, and codecs with each plan, so that all
-hear of a change in the same step. A step that is made again, in another attempt or after going
-back, has the rate and the codecs that it had; but a run that asks for a quality and goes back to
-its beginning is measured anew, so that codecs of steps before its oldest snapshot are forgotten.
+A paused run finishes the present step and plans no other. Its peers stay and hold its state, so
+that it resumes at once; meanwhile other peers may take over from leavers. The queue skips a paused
+run that waits. Each commit carries the learning rate, and each plan the codecs, so that all peers
+change in the same step. A repeated step has the rate and the codecs that it had before. A run with
+a quality target that goes back to its beginning measures again, so changes of codecs for steps
+before its oldest snapshot are dropped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from swarm_ft.protocol.spec.codec_spec import Direction, parse_codec_spec
 from swarm_ft.protocol.spec.run_spec import Codecs, forward_codec_of
 
 _WORTH = 1.1
-"""A step that is so many times finer or coarser."""
+"""Ratio of quantisation steps above which a change of codecs pays."""
 
 
 def steer(turn: Turn, event: RunPaused | RunResumed | RateChanged | CodecsChanged) -> None:
@@ -68,7 +68,7 @@ def _resume(turn: Turn, run: Run, actor: Actor) -> None:
 
 
 def _grant(turn: Turn, run: Run, kind: EventKind, reason: Reason) -> None:
-    """Remember the request with the run, so that a client that comes later hears of it too."""
+    """Add the request to the run, so that a client that attaches later receives it too."""
     steering = run.steering.with_request(kind, run.past.all_steps, reason)
     _keep(turn, replace(run, steering=steering), kind, reason)
 
@@ -104,15 +104,15 @@ def _change_codecs(turn: Turn, run: Run, codecs: Codecs, actor: Actor) -> None:
 
 
 def follow_quality(turn: Turn, run: Run, step: StepNumber, excess: float | None) -> Run:
-    """After a step that measured what compression costs, code as follows from it.
+    """Change the codecs as a measurement of the cost of compression requires.
 
-    A step that is made again adds nothing: what came of it is known, and the same.
+    A repeated step adds nothing: its measurement is known, and the same.
 
     Args:
-        turn: of the commit.
-        run: after it.
-        step: that was committed.
-        excess: what compression added to its loss, in nats; None if it was not measured.
+        turn: Transition of the commit.
+        run: Run after the commit.
+        step: Committed step.
+        excess: Loss that compression added, in nats; None if it was not measured.
     """
     known, steering = run.quality, run.steering
     if known is None or excess is None or step < steering.measured_steps:
@@ -149,13 +149,13 @@ def _quality_of(run: Run) -> tuple[Reason, ...]:
 
 
 def _is_another(step_size: float, codecs: Codecs) -> bool:
-    """Whether a step is worth another codec of activations: each is written down."""
+    """Whether a quantisation step requires another activation codec: each change is written."""
     now = parse_codec_spec(codecs.forward, Direction.FORWARD).number
     return not 1 / _WORTH < step_size / now < _WORTH
 
 
 def _first_unplanned(run: Run) -> StepNumber:
-    """Changes hold from here on."""
+    """Return the first step that has no plan; changes take effect there."""
     return StepNumber(run.committed_steps + (run.step is not None))
 
 

@@ -1,7 +1,7 @@
-"""How peers did in one run, and what speaks against the run itself. Values only.
+"""Failures of peers in one run, and failures that the run itself may have caused. Values only.
 
-A failure has two possible causes: the peer, or the run that it worked for. The coordinator counts
-it against the pair of them first, see `decide.blame`.
+A failure has two possible causes: the peer, or its run. The coordinator first counts it against the
+pair of them, see `decide.blame`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class Failure:
     """A peer's failure whose cause is open until the run gets past the step.
 
     Attributes:
-        step: the first uncommitted step when it happened.
-        attempt: in which it happened.
-        reason: of the failure; it names the run.
-        by: the peer that reported it; empty for the peer itself.
-        is_doubt: whether the peer reported that the step is not finite.
-        is_alone: whether no replica could do its part: all others had to begin anew for it.
+        step: First uncommitted step at the time of the failure.
+        attempt: Attempt in which the peer failed.
+        reason: Reason of the failure; it names the run.
+        by: Peer that reported it; empty for the failing peer itself.
+        is_doubt: Whether the peer reported a step that is not finite.
+        is_alone: Whether no replica could do its part, so that all other peers had to restart.
     """
 
     step: StepNumber
@@ -39,15 +39,15 @@ class Conduct:
     """A peer's failures in one run.
 
     Attributes:
-        standing: counts them; while it rests, this run goes on without the peer.
-        open_failures: the newest of those for which nobody knows the cause yet.
+        standing: Reputation in this run; while it is suspended, the run continues without the peer.
+        open_failures: Newest failures whose cause is unknown.
     """
 
     standing: Standing = field(default_factory=Standing)
     open_failures: tuple[Failure, ...] = ()
 
     def with_failure(self, failure: Failure) -> Conduct:
-        """Add a failure to the open ones; keep as many as can suspend a peer."""
+        """Add an open failure; keep as many as can suspend a peer."""
         return replace(self, open_failures=(*self.open_failures, failure)[-MAX_FAILURES:])
 
     def settled(self, step: int) -> Conduct:
@@ -61,9 +61,9 @@ class Trouble:
     """Failures that the run itself may have caused, since it last got past their step.
 
     Attributes:
-        step: the latest step in which one happened.
-        peers: that reported one.
-        count: of all of them.
+        step: Latest step with such a failure.
+        peers: Peers that reported one.
+        count: Number of these failures.
     """
 
     step: int = 0
@@ -71,7 +71,7 @@ class Trouble:
     count: int = 0
 
     def with_failure(self, step: int, peer_id: PeerId) -> Trouble:
-        """Count one more."""
+        """Count one more failure."""
         return Trouble(
             step=max(self.step, step), peers=self.peers | {peer_id}, count=self.count + 1
         )

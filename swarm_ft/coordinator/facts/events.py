@@ -1,4 +1,4 @@
-"""What can happen to the coordinator. Values only; `machine.decide` says what follows."""
+"""Events that reach the coordinator, and effects that it returns. Values only."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from swarm_ft.protocol.spec.run_spec import Codecs, RunSpec
 
 @dataclass(frozen=True, slots=True)
 class PeerJoined:
-    """A peer said hello, which makes it a member.
+    """A peer's hello, which makes it a member.
 
     Attributes:
-        grant: what its invitation lets it host, as the coordinator's registry has it.
+        grant: Permissions of its invitation, from the coordinator's registry.
     """
 
     hello: PeerHello
@@ -51,14 +51,14 @@ class PeerSaid:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """A peer's control stream broke; it may come back."""
+    """The end of a peer's control stream; the peer may come back."""
 
     peer_id: PeerId
 
 
 @dataclass(frozen=True, slots=True)
 class RunSubmitted:
-    """A client's job is in the journal."""
+    """A client's job, which is in the journal."""
 
     run_id: RunId
     spec: RunSpec
@@ -70,7 +70,7 @@ class RunSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class RunCancelled:
-    """Somebody cancels a run."""
+    """A request to cancel a run."""
 
     run_id: RunId
     actor: Actor = Actor.CLIENT
@@ -78,7 +78,7 @@ class RunCancelled:
 
 @dataclass(frozen=True, slots=True)
 class RunPaused:
-    """Somebody wants no more steps of a run for now."""
+    """A request to pause a run."""
 
     run_id: RunId
     actor: Actor = Actor.CLIENT
@@ -86,7 +86,7 @@ class RunPaused:
 
 @dataclass(frozen=True, slots=True)
 class RunResumed:
-    """Somebody wants a paused run to go on."""
+    """A request to resume a paused run."""
 
     run_id: RunId
     actor: Actor = Actor.CLIENT
@@ -94,7 +94,7 @@ class RunResumed:
 
 @dataclass(frozen=True, slots=True)
 class RateChanged:
-    """Somebody wants another peak learning rate for a run, from the next step on."""
+    """A request for another peak learning rate from the next step on."""
 
     run_id: RunId
     learning_rate: float
@@ -103,7 +103,7 @@ class RateChanged:
 
 @dataclass(frozen=True, slots=True)
 class CodecsChanged:
-    """Somebody wants other codecs for a run, from the next step on."""
+    """A request for other codecs from the next step on."""
 
     run_id: RunId
     codecs: Codecs
@@ -112,14 +112,14 @@ class CodecsChanged:
 
 @dataclass(frozen=True, slots=True)
 class ResultCollected:
-    """A client has the result of a run."""
+    """A client's confirmation that it has the result of a run."""
 
     run_id: RunId
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotWritten:
-    """The snapshot's manifest is where the snapshots lie: it can be gone back to."""
+    """A snapshot's manifest is written: the run can go back to the snapshot."""
 
     run_id: RunId
     snapshot: Snapshot
@@ -127,10 +127,10 @@ class SnapshotWritten:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotLost:
-    """The snapshot's manifest cannot be written.
+    """A snapshot's manifest cannot be written.
 
     Attributes:
-        message: of the error.
+        message: Text of the error.
     """
 
     run_id: RunId
@@ -143,7 +143,7 @@ class TokensLost:
     """A run's tokens cannot be read.
 
     Attributes:
-        message: of the error.
+        message: Text of the error.
     """
 
     run_id: RunId
@@ -152,7 +152,7 @@ class TokensLost:
 
 @dataclass(frozen=True, slots=True)
 class RunAborted:
-    """The coordinator cannot go on with a run, by a bug or a value that it cannot handle."""
+    """A run that the coordinator cannot process, because of a bug or an unexpected value."""
 
     run_id: RunId
     reason: str
@@ -160,10 +160,10 @@ class RunAborted:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed.
+    """The passage of time.
 
     Attributes:
-        ways: who reaches whom by now; None: nobody looked.
+        ways: Present connectivity; None if unchanged.
     """
 
     ways: Ways | None = None
@@ -188,23 +188,21 @@ Event = (
 )
 
 
-# ---- what the coordinator can do: records to write down first, then what to say
-#
-# `machine.decide` returns effects; `service` performs them in their order.
+# ---- effects: `machine.decide` returns them, and `service` performs them in their order
 
-# ---- what to write down, before anything is said
+# ---- records, which the journal holds before any message is sent
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run's phase, attempt, stages or committed steps changed."""
+    """A change of a run's phase, attempt, stages or committed steps."""
 
     run: Run
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """A step was planned, perhaps again: then with the same microbatches."""
+    """A new plan of a step; the microbatches of a repeated plan are the same."""
 
     run_id: RunId
     step: StepNumber
@@ -214,11 +212,11 @@ class PlanRecord:
 
 @dataclass(frozen=True, slots=True)
 class CommitRecord:
-    """A step was committed.
+    """The commit of a step.
 
     Attributes:
-        sent: what peers sent each other in all steps up to and with this one.
-        traffic: of that, what went over each boundary.
+        sent: Bytes that peers sent each other up to and including this step.
+        traffic: Bytes over each boundary, a part of `sent`.
     """
 
     run_id: RunId
@@ -230,10 +228,10 @@ class CommitRecord:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRecord:
-    """Held-out samples were evaluated, each once.
+    """An evaluation of all held-out samples.
 
     Attributes:
-        judged: what all evaluations up to and with this one say.
+        judged: Results of all evaluations up to and including this one.
     """
 
     run_id: RunId
@@ -243,7 +241,7 @@ class EvaluationRecord:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """Others hold buffers of a run."""
+    """A change of the holders of a run's buffers."""
 
     run_id: RunId
     change: LedgerChange
@@ -251,10 +249,10 @@ class LedgerRecord:
 
 @dataclass(frozen=True, slots=True)
 class RollbackRecord:
-    """Steps from `first_void_step` on do not count any more, nor evaluations after them.
+    """A rollback that voids steps from `first_void_step` on, and evaluations after them.
 
     Attributes:
-        is_evaluated: whether the weights that it goes back to are, and stay so; else they will be.
+        is_evaluated: Whether the weights of the rollback have an evaluation, which stays valid.
     """
 
     run_id: RunId
@@ -264,10 +262,10 @@ class RollbackRecord:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRecord:
-    """A snapshot is whole.
+    """A complete snapshot, a change of its keepers, or its loss.
 
     Attributes:
-        kept: steps of those that are there from now on, itself among them.
+        kept: Steps of all snapshots that are kept from now on; a lost snapshot's is not among them.
     """
 
     run_id: RunId
@@ -277,7 +275,7 @@ class SnapshotRecord:
 
 @dataclass(frozen=True, slots=True)
 class StandingRecord:
-    """A peer is set aside, for so long from now."""
+    """A suspension of a peer for `for_s` seconds from now."""
 
     peer_id: PeerId
     standing: Standing
@@ -286,14 +284,14 @@ class StandingRecord:
 
 @dataclass(frozen=True, slots=True)
 class ForgetRecord:
-    """A run that is over is to be remembered no more."""
+    """The removal of a run that is over."""
 
     run_id: RunId
 
 
 @dataclass(frozen=True, slots=True)
 class ContributionRecord:
-    """Members gave so much by now, and others are not remembered any more."""
+    """New sums of contributions, and members that are no longer counted."""
 
     given: Mapping[PeerId, Contribution]
     forgotten: tuple[PeerId, ...] = ()
@@ -302,11 +300,11 @@ class ContributionRecord:
 
 @dataclass(frozen=True, slots=True)
 class EventRecord:
-    """Something happened; the shell numbers it.
+    """An event for people, with the number and time that the service assigned.
 
     Attributes:
-        serial: rises by one with each.
-        unix_s: when the coordinator decided it, by its wall clock.
+        serial: Number, one more than that of the event before.
+        unix_s: Seconds of the coordinator's wall clock.
     """
 
     serial: int
@@ -328,15 +326,15 @@ Record = (
     | EventRecord
 )
 
-# ---- what to do
+# ---- other effects
 
 Published = Run | StepCommitted | Evaluated | Reason
-"""See `Publish`."""
+"""Types of what watchers of a run receive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Send a message to a peer; a plan goes with the tokens of these samples."""
+    """An order to send a message to a peer; a plan includes the tokens of these samples."""
 
     peer_id: PeerId
     message: Message
@@ -345,11 +343,11 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """End a peer's membership with an error.
+    """The end of a peer's membership with an error.
 
     Attributes:
-        error: its class.
-        reason: names the peer.
+        error: Class of the error.
+        reason: Reason that names the peer.
     """
 
     peer_id: PeerId
@@ -359,10 +357,10 @@ class Dismiss:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Send an event to everybody who watches the run.
+    """An order to send an update to all watchers of a run.
 
     Attributes:
-        event: the run as it is now; or a step, or an evaluation; or a reason of kind WENT_BACK.
+        event: The run's present state; or a step, an evaluation, or a reason of kind WENT_BACK.
     """
 
     run_id: RunId
@@ -371,7 +369,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class WriteSnapshot:
-    """All stages are saved: write the snapshot's manifest, then say `SnapshotWritten`."""
+    """An order to write a snapshot's manifest; `SnapshotWritten` or `SnapshotLost` follows."""
 
     run_id: RunId
     spec: RunSpec
@@ -380,7 +378,7 @@ class WriteSnapshot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Happened:
-    """Something that people want to know of; it gets its number and its time as it is written.
+    """An event for people; the service assigns its number and time when it writes it.
 
     Attributes: see `SwarmEvent`.
     """
@@ -394,7 +392,7 @@ class Happened:
 
 
 Effect = Record | Say | Dismiss | Publish | WriteSnapshot | Happened
-"""A record is put into the journal before anything is said."""
+"""An order to the service. Records are in the journal before any message is sent."""
 
 
 PHASE_KINDS = {
@@ -408,19 +406,19 @@ PHASE_KINDS = {
     RunPhase.CANCELLED: EventKind.RUN_CANCELLED,
     RunPhase.FAILED: EventKind.RUN_FAILED,
 }
-"""What happened to a run that is in a phase now, or has another reason for it."""
+"""The event that a run's new phase, or a new reason in that phase, emits."""
 
 
 # ---- one call of `machine.decide`: the state as it changes, and the effects so far
 
 
 class Turn:
-    """What one event makes of a state; whoever decides something tells it here.
+    """One call of `machine.decide`: the state as it changes, and the effects so far.
 
     Attributes:
-        state: what the coordinator knows by now.
-        now_s: monotonic seconds, the same for the whole turn.
-        effects: what is to be done, in this order.
+        state: Present state.
+        now_s: Monotonic seconds, the same for the whole call.
+        effects: Effects, in the order of their execution.
     """
 
     def __init__(self, state: SwarmState, now_s: float) -> None:
@@ -429,18 +427,18 @@ class Turn:
         self.effects: list[Effect] = []
 
     def keep(self, run: Run) -> None:
-        """Keep the run; nobody needs to know, now or after a restart."""
+        """Set the run's state without a record or a message."""
         self.state = self.state.with_run(run)
 
     def put(self, run: Run) -> None:
-        """Keep the run, write it down and tell its watchers."""
+        """Set the run's state, write it to the journal and publish it."""
         known = self.state.runs.get(run.run_id)
         self.keep(run)
         self.write(RunRecord(run))
         self.publish(run.run_id, run)
-        self._tell_change(known, run)
+        self._emit_change(known, run)
 
-    def _tell_change(self, known: Run | None, run: Run) -> None:
+    def _emit_change(self, known: Run | None, run: Run) -> None:
         kind = PHASE_KINDS[run.phase] if known is not None else EventKind.RUN_SUBMITTED
         is_new = known is None or known.phase is not run.phase
         if is_new or (run.detail and known and run.detail.gist != gist_of(known.detail)):
@@ -456,7 +454,7 @@ class Turn:
         from_step: int | None = None,
         to_step: int | None = None,
     ) -> None:
-        """Tell people; only those who may read the run get the reason."""
+        """Emit an event for people; only readers of the run get the reason."""
         self.effects.append(
             Happened(
                 kind=kind,
@@ -469,26 +467,26 @@ class Turn:
         )
 
     def forget(self, run_id: RunId) -> None:
-        """Know nothing of a run any more, nor after a restart."""
+        """Remove a run from the state and the journal."""
         self.state = self.state.without_run(run_id)
         self.write(ForgetRecord(run_id))
 
     def write_ledger(self, before: Run, after: Run) -> None:
-        """Write down what became of a run's ledger."""
+        """Write the change of a run's ledger, if there is one."""
         known, ledger = before.past.ledger, after.past.ledger
         if ledger is not None and ledger is not known:
             self.write(LedgerRecord(after.run_id, change_of(known, ledger)))
 
     def write(self, record: Record) -> None:
-        """Put a record into the journal; comes before whatever is said about it."""
+        """Write a record to the journal, before messages that depend on it."""
         self.effects.append(record)
 
     def say(self, peer_id: PeerId, message: Message, tokens_of: tuple[SampleId, ...] = ()) -> None:
-        """Send a message to a peer; a plan goes with the tokens of these samples."""
+        """Send a message to a peer; a plan includes the tokens of these samples."""
         self.effects.append(Say(peer_id, message, tokens_of))
 
     def publish(self, run_id: RunId, event: Published) -> None:
-        """Send an event to everybody who watches the run, see `Publish`."""
+        """Send an update to all watchers of a run."""
         self.effects.append(Publish(run_id, event))
 
     def dismiss(self, peer_id: PeerId, error: type[SwarmError], reason: Reason) -> None:

@@ -1,10 +1,10 @@
-"""Which peers hold the buffers of which sample, as the last commits left them. Values only.
+"""Which peers hold the buffers of which sample, as of the last commits. Values only.
 
-An entry is the pair of peers that exchanged a sample at a boundary last. What is in here is a
-hint: frames name their bases by digest, so an entry that is wrong costs a key frame and no more.
+An entry is the pair of peers that last exchanged a sample at a boundary. Entries are hints: frames
+name their bases by digest, so a wrong entry costs a key frame and nothing else.
 
-Entries lie in chunks of some samples. A chunk is never changed: whoever changes an entry makes a
-ledger that has another chunk there and shares the rest, so a state that is kept stays as it was.
+Entries lie in chunks of some samples. A chunk never changes: a changed entry makes a new ledger
+with another chunk there, which shares all others. So an older state stays as it was.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from swarm_ft.protocol.messages.control import Stage
 from swarm_ft.protocol.messages.reports import SampleSet
 
 CHUNK_SAMPLES = 64
-"""A commit writes the chunks that its samples lie in, each about as large as a page of the
-journal; and so many samples make what Python keeps beside each chunk a small part of it."""
+"""Samples per chunk. A commit writes the chunks of its samples, each about as large as a page of
+the journal. At this size, Python's overhead per chunk is small.
+"""
 MAX_NUMBERED = 0xFFFF
-"""Peers that fit into an entry. Later ones are nobody: their samples go where there is room."""
+"""Peers that fit into an entry. Later peers count as nobody: their samples go anywhere."""
 
 Entries = NDArray[np.uint16]
 """Numbers of peers, [samples, boundaries, 2]; 0 is nobody."""
@@ -34,7 +35,7 @@ _NUMBER = np.dtype("<u2")
 
 
 class Side(IntEnum):
-    """An end of a boundary, as it counts in an entry."""
+    """One end of a boundary; its index in an entry."""
 
     UPSTREAM = 0
     DOWNSTREAM = 1
@@ -42,15 +43,16 @@ class Side(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ledger:
-    """See the module's docstring; equal ledgers are equal values.
+    """Holders of all buffers of one run; equal ledgers are equal values.
 
     Attributes:
-        boundaries: of the pipeline, rising.
-        num_samples: of the run.
-        peers: whose number is their place, counted from 1.
-        chunks: of `CHUNK_SAMPLES` samples each, entries as little-endian uint16 in C order.
-        entry: the stage that keeps constants, if not 0: what frozen stages in front of it made of
-            samples. Its end of the boundary is the only one there, and in front of it none is kept.
+        boundaries: Boundaries of the pipeline, in rising order.
+        num_samples: Number of samples of the run.
+        peers: Peers with a number, which is their position from 1.
+        chunks: Entries of `CHUNK_SAMPLES` samples each, as little-endian uint16 in C order.
+        entry: Index of the stage that keeps constants, if not 0. Constants are the outputs of the
+            frozen stages in front of it. Only its own end of that boundary counts, and no earlier
+            boundary has buffers.
     """
 
     boundaries: tuple[BlockIndex, ...]
@@ -61,7 +63,7 @@ class Ledger:
 
     @classmethod
     def empty(cls, boundaries: tuple[BlockIndex, ...], num_samples: int) -> Ledger:
-        """In which nobody holds anything."""
+        """Create a ledger in which nobody holds anything."""
         nothing = bytes(CHUNK_SAMPLES * len(boundaries) * 2 * _NUMBER.itemsize)
         num_chunks = -(-num_samples // CHUNK_SAMPLES)
         return cls(boundaries=boundaries, num_samples=num_samples, chunks=(nothing,) * num_chunks)
@@ -69,25 +71,25 @@ class Ledger:
     # ---- questions
 
     def entries(self, samples: Iterable[SampleId]) -> Entries:
-        """Of these samples, in their order."""
+        """Return the entries of these samples, in their order."""
         size = len(self.boundaries) * 2 * _NUMBER.itemsize
         places = (divmod(sample, CHUNK_SAMPLES) for sample in samples)
         rows = (self.chunks[chunk][row * size : (row + 1) * size] for chunk, row in places)
         return self._entries(b"".join(rows))
 
     def all_entries(self) -> Entries:
-        """Of all samples."""
+        """Return the entries of all samples."""
         return self._entries(b"".join(self.chunks))[: self.num_samples]
 
     def numbers(self) -> dict[PeerId, int]:
-        """All peers' numbers."""
+        """Return the number of each peer."""
         return {peer: number for number, peer in enumerate(self.peers, start=1)}
 
     def buffered(self, stages: Sequence[Stage]) -> dict[BlockIndex, int]:
-        """How many samples have a buffer at both ends of each boundary of this pipeline.
+        """Count the samples that have a buffer at both ends of each boundary of this pipeline.
 
         Args:
-            stages: first to last; their boundaries are the ledger's.
+            stages: Stages, first to last, with the ledger's boundaries.
         """
         numbers, entries = self.numbers(), self.all_entries()
         counts = {}
@@ -101,12 +103,12 @@ class Ledger:
         return counts
 
     def keepers(self, samples: Iterable[SampleId]) -> list[PeerId | None]:
-        """Who keeps the constants of each sample, if anybody does."""
+        """Return the peer that keeps the constants of each sample, or None."""
         found = self.entries(samples)[:, self.entry - 1, Side.DOWNSTREAM].tolist()
         return [self.peers[number - 1] if number else None for number in found]
 
     def keeps_all(self, peers: Collection[PeerId], num_samples: int) -> bool:
-        """Whether these peers, together, keep the constants of the first so many samples."""
+        """Whether these peers together keep the constants of the first `num_samples` samples."""
         if not self.entry:
             return False
         found = self.all_entries()[:num_samples, self.entry - 1, Side.DOWNSTREAM]
@@ -115,10 +117,10 @@ class Ledger:
     # ---- what became of it
 
     def after(self, routes: Mapping[SampleId, Sequence[PeerId]]) -> Ledger:
-        """After samples went their way.
+        """Return the ledger after samples passed these routes.
 
         Args:
-            routes: of each sample the peer of each stage, first to last.
+            routes: For each sample the peer of each stage, first to last.
         """
         newcomers = dict.fromkeys(p for route in routes.values() for p in route)
         known = self._with_peers(newcomers)
@@ -130,7 +132,7 @@ class Ledger:
         return known._edited(np.fromiter(routes, np.int64), pairs)  # noqa: SLF001 - its own class
 
     def without(self, peer: PeerId, boundary: BlockIndex, lost: SampleSet) -> Ledger:
-        """After a peer lost buffers; what others hold of these samples is not touched."""
+        """Return the ledger after a peer lost buffers; entries of other peers stay."""
         number, samples = self.numbers().get(peer, 0), lost.to_array()
         entries = self.entries(samples.tolist())
         is_gone = np.zeros(entries.shape, np.bool_)
@@ -139,7 +141,10 @@ class Ledger:
         return self._cleared(samples, entries, is_gone) if number else self
 
     def with_inventory(self, peer: PeerId, held: Mapping[BlockIndex, SampleSet]) -> Ledger:
-        """After a peer told all that it has: what it has not is nobody's; it adds nothing."""
+        """Return the ledger after a peer reported its inventory.
+
+        Entries of this peer that the inventory lacks become empty. An inventory adds no entries.
+        """
         number, entries = self.numbers().get(peer, 0), self.all_entries()
         is_gone = entries == number
         for boundary, samples in held.items():
@@ -158,13 +163,13 @@ class Ledger:
         return replace(self, peers=(*self.peers, *newcomers)[:MAX_NUMBERED]) if newcomers else self
 
     def _cleared(self, samples: Samples, entries: Entries, is_gone: NDArray[np.bool_]) -> Ledger:
-        """Without those numbers in the entries of these samples."""
+        """Return the ledger with the marked numbers of these samples' entries set to nobody."""
         is_changed = is_gone.any(axis=(1, 2))
         left = np.where(is_gone, _NUMBER.type(0), entries)
         return self._edited(samples[is_changed], left[is_changed])
 
     def _edited(self, samples: Samples, entries: Entries) -> Ledger:
-        """With these entries in place of those of the samples."""
+        """Return the ledger with these entries for these samples."""
         if not len(samples):
             return self
         chunks = list(self.chunks)
@@ -181,7 +186,7 @@ class Ledger:
 
 
 def _is_of(peers: Collection[PeerId], numbers: Mapping[PeerId, int]) -> NDArray[np.bool_]:
-    """Of each number, 0 first, whether it is one of these peers'."""
+    """Return for each number, from 0 on, whether it belongs to one of these peers."""
     is_one = np.zeros(len(numbers) + 1, np.bool_)
     is_one[[numbers[peer] for peer in peers if peer in numbers]] = True
     return is_one
@@ -189,13 +194,13 @@ def _is_of(peers: Collection[PeerId], numbers: Mapping[PeerId, int]) -> NDArray[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerChange:
-    """What makes one ledger of another.
+    """The difference between two ledgers.
 
     Attributes:
-        boundaries: of the new one.
-        peers: of the new one; None if they are the same.
-        chunks: those that differ, by their places.
-        is_new: nothing of the older one counts.
+        boundaries: Boundaries of the new ledger.
+        peers: Peers of the new ledger; None if they are the same.
+        chunks: Changed chunks, with their positions.
+        is_new: Whether nothing of the old ledger counts.
     """
 
     boundaries: tuple[BlockIndex, ...]
@@ -205,7 +210,7 @@ class LedgerChange:
 
 
 def change_of(before: Ledger | None, after: Ledger) -> LedgerChange:
-    """What became of a ledger; None: there was none."""
+    """Return the difference between two ledgers; None stands for an empty old one."""
     is_new = before is None or before.boundaries != after.boundaries
     base = Ledger.empty(after.boundaries, after.num_samples) if is_new or not before else before
     pairs = enumerate(zip(base.chunks, after.chunks, strict=True))

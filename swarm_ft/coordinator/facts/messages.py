@@ -1,4 +1,4 @@
-"""Messages to peers that hold a reason. The shell puts the reason into words when it sends them."""
+"""Messages to peers that hold a reason. The service renders the reason when it sends them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from swarm_ft.protocol.messages.control import ToPeer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
-    """See `ReleaseStage`; the reason may be about another run."""
+    """A `ReleaseStage` whose reason may be about another run."""
 
     run_id: RunId
     reason: Reason | None
@@ -20,17 +20,17 @@ class Release:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Idle:
-    """See `StayIdle`."""
+    """A `StayIdle` with a reason."""
 
     reason: Reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """See `LeaveProgress`.
+    """A `LeaveProgress` with a reason.
 
     Attributes:
-        seconds: about how long it takes; 0 if unknown.
+        seconds: Expected duration of the wait; 0 if unknown.
     """
 
     may_go: bool

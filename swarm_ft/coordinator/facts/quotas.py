@@ -1,6 +1,6 @@
-"""How much clients may ask of a coordinator: one decision for each job, before its data come. Pure.
+"""Quotas of clients, checked for each job before its data arrive. Pure.
 
-A client is who its key says; where links are not encrypted all clients are the same one.
+A client's key identifies it; where links are not encrypted all clients count as one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A job whose data are coming in.
+    """A job whose data are arriving.
 
     Attributes:
-        owner: the client that submits it.
-        num_bytes: of all its tokens.
+        owner: Client that submits the job.
+        num_bytes: Bytes of all its tokens.
     """
 
     owner: str
@@ -30,15 +30,15 @@ class Upload:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quotas:
-    """See the module's docstring.
+    """Limits on jobs and their tokens.
 
     Attributes:
-        queued: jobs of one client that have no peers yet.
-        jobs: of all clients, that are not over.
-        job_bytes: of one job's tokens.
-        client_bytes: of the tokens of all of a client's jobs that are kept here.
-        total_bytes: of all clients' tokens.
-        bytes_per_s: the least that a job must come in with.
+        queued: Jobs of one client that have no peers yet.
+        jobs: Jobs of all clients that are not over.
+        job_bytes: Bytes of one job's tokens.
+        client_bytes: Bytes of the stored tokens of one client's jobs.
+        total_bytes: Bytes of all clients' tokens.
+        bytes_per_s: Least rate at which a job must arrive.
     """
 
     queued: int = 4
@@ -51,61 +51,63 @@ class Quotas:
     def check(
         self, runs: Iterable[Run], uploads: Collection[Upload], job: Upload, who: str
     ) -> None:
-        """Whether a job may come in.
+        """Raise unless the job may be uploaded.
 
         Args:
-            runs: that are known, over or not.
-            uploads: others that are coming in.
-            job: the new one.
-            who: its client, in words.
+            runs: All known runs, over or not.
+            uploads: Other jobs that are arriving.
+            job: The new job.
+            who: Its client, as error messages name it.
 
         Raises:
-            BadDataset: it is larger than any job may be.
-            OverQuota: its client has as much as it may have.
-            Busy: all clients together have.
+            BadDataset: The job is larger than any job may be.
+            OverQuota: Its client has reached a limit.
+            Busy: All clients together have reached a limit.
         """
-        kept = [Upload(run.owner, run.spec.train.data_bytes) for run in _with_data(runs)]
+        stored = [Upload(run.owner, run.spec.train.data_bytes) for run in _with_data(runs)]
         going = [run for run in runs if not run.phase.is_over]
-        self._check_client(going, kept, uploads, job, who)
+        self._check_client(going, stored, uploads, job, who)
         if len(going) + len(uploads) >= self.jobs:
-            raise Busy(f"{self.jobs} jobs are waiting or under way; try again when some are over")
-        held = sum(one.num_bytes for one in (*kept, *uploads))
-        if held + job.num_bytes > self.total_bytes:
+            raise Busy(f"{self.jobs} jobs are queued or training; try again when some are over")
+        stored_bytes = sum(one.num_bytes for one in (*stored, *uploads))
+        if stored_bytes + job.num_bytes > self.total_bytes:
             raise Busy(
-                f"the tokens of all jobs here take {_size(held)} of {_size(self.total_bytes)}; try "
+                f"all jobs take {_size(stored_bytes)} of {_size(self.total_bytes)} for tokens; try "
                 "again when some are over"
             )
 
     def _check_client(
         self,
         going: Iterable[Run],
-        kept: Iterable[Upload],
+        stored: Iterable[Upload],
         uploads: Collection[Upload],
         job: Upload,
         who: str,
     ) -> None:
         if job.num_bytes > self.job_bytes:
             raise BadDataset(
-                f"data: {job.num_bytes} bytes of tokens, {self.job_bytes} are allowed in a job; "
-                "cut the text, or let the coordinator's owner raise --max-job-size"
+                f"data: expected at most {self.job_bytes} bytes of tokens, got {job.num_bytes}; "
+                "shorten the text, or let the operator raise --max-job-size"
             )
         own_uploads = [one for one in uploads if one.owner == job.owner]
         queued = [r for r in going if r.owner == job.owner and not r.attempt.assignments]
         if len(queued) + len(own_uploads) >= self.queued:
             raise OverQuota(
                 f"{len(queued)} jobs of {who} are queued, {self.queued} are allowed; wait until "
-                "one begins, or cancel one"
+                "one starts, or cancel one"
             )
-        held = sum(one.num_bytes for one in (*kept, *own_uploads) if one.owner == job.owner)
-        if held + job.num_bytes > self.client_bytes:
+        own = [one for one in (*stored, *own_uploads) if one.owner == job.owner]
+        own_bytes = sum(one.num_bytes for one in own)
+        if own_bytes + job.num_bytes > self.client_bytes:
             raise OverQuota(
-                f"the jobs of {who} keep {_size(held)} of tokens here, {_size(self.client_bytes)} "
-                f"are allowed, and this one has {_size(job.num_bytes)}; collect or cancel one"
+                f"the jobs of {who} have {_size(own_bytes)} of tokens here, "
+                f"{_size(self.client_bytes)} are allowed, and this job has "
+                f"{_size(job.num_bytes)}; fetch or cancel one"
             )
 
 
 def _with_data(runs: Iterable[Run]) -> Iterable[Run]:
-    """Those whose tokens are kept: a result that is lost is made again from them."""
+    """Yield the runs whose tokens are stored: a lost result is repeated from them."""
     return (run for run in runs if run.phase <= RunPhase.FINISHED)
 
 

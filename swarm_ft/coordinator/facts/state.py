@@ -1,6 +1,6 @@
-"""What the coordinator knows. Values only.
+"""The coordinator's state. Values only.
 
-`machine.decide` maps (state, event, now) to (state, effects); see `events` and `effects`.
+`machine.decide` maps (state, event, now) to (state, effects), see `events`.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_REMEMBERED = 4
-"""Parts of states whose answers are kept: a state, and others that are looked at beside it."""
+"""Parts of states whose answers are cached: the state's own, and those of variants of it."""
 MAX_STANDINGS = 4096
-"""Peers whose failures are remembered; names cost nothing."""
+"""Peers whose failures are remembered; a bound, since anybody can make names."""
 MAX_CONDUCTS = 256
 """Peers whose failures in one run are remembered."""
 QUEUE_S = 24 * 3600.0
-"""How long a run waits for peers that can host it."""
+"""Seconds that a run waits for peers that can host it."""
 RESULT_S = 7 * 24 * 3600.0
-"""How long peers keep the result of a finished run for its client."""
+"""Seconds that peers keep the result of a finished run for its client."""
 
 
 def _nothing() -> MappingProxyType[Any, Any]:
@@ -74,15 +74,16 @@ def _nothing() -> MappingProxyType[Any, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """A peer whose control stream is up, and when it last said something.
+    """A peer with an open control stream.
 
     Attributes:
-        idle: why there is nothing to do for it, as it was told; None if there may be.
-        grant: what its invitation lets it host; never its own word.
-        leaving: that it would work no more, if it would not.
-        told: what it was told of that last.
-        told_at_s: when.
-        links: what it measured of those to other members.
+        idle: Reason why it has nothing to do, as last sent to it; None if it may have.
+        grant: Permissions of its invitation, from the coordinator's registry and never from the
+            peer.
+        leaving: Its request to leave or pause, if it made one.
+        told: Progress of its leaving, as last sent to it.
+        told_at_s: Monotonic seconds of that message.
+        links: Its measurements of links to other members.
     """
 
     hello: PeerHello
@@ -98,15 +99,15 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class SentTraffic:
-    """Everything that a member sent to other members, by its own count.
+    """Bytes that a member sent to other members, by its own count.
 
-    A session is a process of the member. Its count is remembered, so that bytes count once when the
-    member or the coordinator comes back.
+    A session is one process of the member. The last report of each session is remembered, so that
+    bytes count once when the member or the coordinator comes back.
 
     Attributes:
-        session: the newest; see `PeerHello.session`.
-        session_bytes: sent in it, as far as was counted here.
-        all_bytes: sent in all sessions.
+        session: Number of the newest session; see `PeerHello.session`.
+        session_bytes: Bytes of that session, as last reported.
+        all_bytes: Bytes of all sessions.
     """
 
     session: int = 0
@@ -114,7 +115,7 @@ class SentTraffic:
     all_bytes: int = 0
 
     def counted(self, session: int, sent_bytes: int) -> SentTraffic:
-        """The sums after a report of what was sent in this session until now."""
+        """Return the sums after a report of all bytes of a session so far."""
         before = self.session_bytes if session == self.session else 0
         newest = max(before, sent_bytes)
         all_bytes = min(self.all_bytes + newest - before, MAX_GIVEN_BYTES)
@@ -123,15 +124,15 @@ class SentTraffic:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """A run's state at a step that all its stages saved, or are saving.
+    """A run's state at one step, which all its stages saved or are saving.
 
     Attributes:
-        last_commit: the last one that is in it; as many steps are in it.
-        sent: what peers sent each other in these steps.
-        traffic: of that, what went over each boundary.
-        judged: what evaluations said when it was asked for; of its own weights there is none yet,
-            unless they are the last.
-        stages: those that are saved, first to last once all are.
+        last_commit: Last commit that it contains.
+        sent: Bytes that peers sent each other in its steps.
+        traffic: Bytes over each boundary, a part of `sent`.
+        judged: Results of evaluations at the time of the request. They lack an evaluation of the
+            snapshot's own weights, except for the last step's.
+        stages: Saved stages; first to last once all are there.
     """
 
     last_commit: CommitStep
@@ -142,39 +143,39 @@ class Snapshot:
 
     @property
     def step(self) -> StepNumber:
-        """How many steps are in it."""
+        """Number of steps that it contains."""
         return StepNumber(self.last_commit.step + 1)
 
     def shard(self, run_id: RunId, stage: SavedStage) -> KeptShard:
-        """What a peer keeps that has one of its stages."""
+        """Return the identity of one saved stage, as a keeper stores it."""
         name = ShardName(run_id=run_id, step=self.step, layers=stage.layers, is_saved=True)
         return KeptShard(name=name, digest=stage.digest)
 
     def with_stage(self, stage: SavedStage) -> Snapshot:
-        """The snapshot with this stage, in the place of the one with its layers if there is one."""
+        """Return the snapshot with this stage added, or replaced if its layers are there."""
         others = [one for one in self.stages if one.layers != stage.layers]
         return replace(self, stages=tuple(sorted((*others, stage), key=lambda one: one.layers)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Past:
-    """What a run has behind it: every commit makes a new one, and a rollback an older one.
+    """Committed history of a run: every commit makes a new one, and a rollback an older one.
 
     Attributes:
-        last_commit: repeated to a peer that may have missed it.
-        committers: peers whose gradients are in the last commit.
-        holds: steps that each peer's weights contain, as far as is known.
-        exported: peers that wrote down their trained stage, and have it as far as is known; what
-            it is, None where the peer did not say so again since a restart.
-        sent: what peers sent each other in the steps that count.
-        traffic: of that, what went over each boundary.
-        ledger: who holds the buffers of which sample; None if the run has none at both ends.
-        judged: what its evaluations say; the journal has these.
-        snapshots: that are whole and kept, steps rising.
-        trained_steps: how many steps were trained, once the best weights took the place of the
-            last: then the committed steps are those in the best. None before, and otherwise.
-        last_step: as watchers were told of it; None until the next after going back.
-        last_evaluation: so too.
+        last_commit: Last commit; it is sent again to a peer that may have missed it.
+        committers: Peers whose gradients are in the last commit.
+        holds: Number of steps in each peer's weights, as far as known.
+        exported: Peers that wrote their trained stage, and its file; None where the peer has not
+            confirmed it since a restart.
+        sent: Bytes that peers sent each other in the steps that count.
+        traffic: Bytes over each boundary, a part of `sent`.
+        ledger: Holders of each sample's buffers and constants; None if the run has neither.
+        judged: Results of evaluations; the journal has these.
+        snapshots: Complete snapshots that are kept, by rising step.
+        trained_steps: Number of trained steps, once the best weights replaced the last ones; the
+            committed steps are then those of the best weights. None otherwise.
+        last_step: Last step as published to watchers; None after a rollback until the next step.
+        last_evaluation: Last evaluation as published to watchers; None in the same case.
     """
 
     committed_steps: int = 0
@@ -193,26 +194,26 @@ class Past:
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """The newest."""
+        """Newest snapshot."""
         return self.snapshots[-1] if self.snapshots else None
 
     @property
     def saved(self) -> Snapshot | None:
-        """That of the committed steps, if they were saved."""
+        """Snapshot of the committed steps, if there is one."""
         found = (one for one in self.snapshots if one.step == self.committed_steps)
         return next(found, None)
 
     @property
     def all_steps(self) -> int:
-        """How many steps count, whatever weights are the result."""
+        """Number of steps that count, whichever weights are the result."""
         return self.committed_steps if self.trained_steps is None else self.trained_steps
 
     @property
     def rolled_back(self) -> Past:
-        """As of the snapshot, or the beginning. Nobody holds weights of then, all load them.
+        """History as of the newest snapshot, or the beginning; all peers load its weights.
 
-        The ledger of before stays until peers that loaded tell which buffers they have. A run that
-        is trained, and has loaded its best weights, loads these again.
+        The ledger stays until peers that loaded report their buffers. A trained run that loaded its
+        best weights loads these again.
         """
         if self.trained_steps is not None:
             return replace(
@@ -234,7 +235,7 @@ class Past:
         )
 
     def with_best(self, best: Snapshot) -> Past:
-        """Once the run is trained: its best weights in the place of the last, for all to load."""
+        """Return the history with the best weights in place of the last, for all peers to load."""
         return replace(
             self,
             committed_steps=best.step,
@@ -248,14 +249,15 @@ class Past:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Awaited:
-    """What all wait for in the present phase, stages, a step or results, and who gets on with it.
+    """Progress of peers in the present phase: loading, a step, or the export.
 
     Attributes:
-        since_s: when it was asked for.
-        moved_s: when each peer last got on with it.
-        parts_begun: of a step, by each.
-        waits_for: whom each waits for, by its own last words; who waits for nobody is not in it.
-        waited_s: when each last said that it waits.
+        since_s: Monotonic seconds at the start of the phase.
+        moved_s: Monotonic seconds of each peer's last progress.
+        parts_begun: Parts of the step that each peer has begun.
+        waits_for: Peers that each peer waits for, by its last report; a peer that waits for nobody
+            has no entry.
+        waited_s: Monotonic seconds of each peer's last report that it waits.
     """
 
     since_s: float = 0.0
@@ -266,16 +268,16 @@ class Awaited:
 
     @property
     def newest_s(self) -> float:
-        """When anybody last got on with it."""
+        """Monotonic seconds of the last progress of any peer."""
         return max(self.moved_s.values(), default=self.since_s)
 
     def excused_until_s(self, peer: PeerId) -> float:
-        """When a peer last got on, or said that it cannot for others."""
+        """Return when a peer last made progress, or last reported that it waits for others."""
         known = (self.moved_s.get(peer), self.waited_s.get(peer), self.since_s)
         return max(seconds for seconds in known if seconds is not None)
 
     def moved(self, peer: PeerId, now_s: float) -> Awaited:
-        """After a peer got on with it."""
+        """Return the state after progress of a peer."""
         waits_for = {p: others for p, others in self.waits_for.items() if p != peer}
         return replace(
             self,
@@ -286,7 +288,7 @@ class Awaited:
     def told(
         self, peer: PeerId, waits_for: Collection[PeerId], parts_begun: int, now_s: float
     ) -> Awaited:
-        """After a peer said how far it is. Who waits for others has done what it can alone."""
+        """Return the state after a peer's report. A peer that begins to wait has made progress."""
         known = self.parts_begun.get(peer, 0)
         has_moved = parts_begun > known or (waits_for and peer not in self.waited_s)
         after = self.moved(peer, now_s) if has_moved else self
@@ -302,7 +304,7 @@ class Awaited:
         )
 
     def postponed(self, gap_s: float) -> Awaited:
-        """The same, as if all had been so much later."""
+        """Return the state with all its times later by `gap_s`."""
         moved_s = {peer: seconds + gap_s for peer, seconds in self.moved_s.items()}
         waited_s = {peer: seconds + gap_s for peer, seconds in self.waited_s.items()}
         return replace(
@@ -315,21 +317,21 @@ class Awaited:
 
 @dataclass(frozen=True, kw_only=True)  # no slots, for what is cached
 class AttemptState:
-    """Who hosts what, and how far they are: each attempt begins with a new one.
+    """Assignments of one attempt, and the progress of their peers.
 
     Attributes:
-        number: rises with every assignment; messages of older ones are void.
-        assignments: who hosts what, replicas beside each other; a peer that no replica stands in
-            for is kept while it is away and may come back.
-        learners: peers that take their stage's state over.
-        learning_since_s: since when each of them does, over all attempts.
-        proofs: of learners that were told to `CatchUp`, what each tells once it has the state, as
-            sources told.
-        caught_up: learners that said they have it; replicas as all others from the next plan on.
-        awaited: what all wait for now.
-        loaded: peers that said StageReady.
-        done: microbatches of the open step that peers said are done there, at the start.
-        away_since_s: peers that are away, and since when.
+        number: Number of the attempt; messages of older attempts are void.
+        assignments: Stages and their peers, replicas next to each other. A peer that is away stays
+            while no replica replaces it and it may come back.
+        learners: Peers that copy their stage's state.
+        learning_since_s: Monotonic seconds at which each learner began, over all attempts.
+        proofs: For each learner with an order to `CatchUp`, the proofs of its state that sources
+            sent.
+        caught_up: Learners that have the state; the next plan counts them as replicas.
+        awaited: Progress of the present phase.
+        loaded: Peers that sent StageReady.
+        done: Microbatches of the open step that each peer reported as done at the start.
+        away_since_s: Monotonic seconds since which each absent peer is away.
     """
 
     number: Attempt = NO_ATTEMPT
@@ -345,27 +347,26 @@ class AttemptState:
 
     @cached_property
     def peers(self) -> tuple[PeerId, ...]:
-        """Of the stages, first to last."""
+        """Peers of the stages, first stage to last."""
         return tuple(assignment.peer_id for assignment in self.assignments)
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """With their replicas, first to last."""
+        """Stages with their replicas, first to last."""
         return stages_of(self.assignments)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedStep:
-    """The first uncommitted step as it was planned last.
+    """The first uncommitted step in its newest plan.
 
-    Its microbatches stay as they are however often it is planned: gradients of some of them may be
-    summed already.
+    Its microbatches stay the same in every plan: gradients of some may be summed already.
 
     Attributes:
-        stages: those of its routes; empty if these are not known.
-        evaluation: held-out samples that pass the stages in it, forward alone.
-        began_s: when it was planned.
-        ready: peers that said StepReady since.
+        stages: Stages of its routes; empty if unknown.
+        evaluation: Microbatches of held-out samples, which pass the stages forward only.
+        began_s: Monotonic seconds of the plan.
+        ready: Reports of the peers that sent StepReady since.
     """
 
     microbatches: tuple[Microbatch, ...]
@@ -375,17 +376,17 @@ class PlannedStep:
     ready: Mapping[PeerId, StepReady] = field(default_factory=_nothing)
 
     def host(self, microbatch: Microbatch, stage_index: int) -> PeerId | None:
-        """The peer of a stage that a microbatch was to pass, if that is known."""
+        """Return the peer of a stage on a microbatch's route, or None if unknown."""
         if not self.stages:
             return None
         return self.stages[stage_index].peers[microbatch.replica_at(stage_index)]
 
     def share(self, stage_index: int, replica: int) -> int:
-        """How many of its microbatches a replica computes in this attempt."""
+        """Return how many microbatches a replica computes in this attempt."""
         return _num_left(self.microbatches, stage_index, replica)
 
     def eval_share(self, stage_index: int, replica: int) -> int:
-        """So too of those that are only evaluated."""
+        """Return how many evaluated microbatches a replica computes in this attempt."""
         return _num_left(self.evaluation, stage_index, replica)
 
 
@@ -396,13 +397,13 @@ def _num_left(batches: Iterable[Microbatch], stage_index: int, replica: int) -> 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saving:
-    """Snapshots that are not whole yet.
+    """Snapshots that are not complete yet.
 
     Attributes:
-        asked: the one that peers were asked for last.
-        attempt: in which they were.
-        unlisted: whole but for their manifests, which are being written.
-        failed: why the last one failed; None if it did not.
+        asked: Snapshot that peers save now.
+        attempt: Attempt of that request.
+        unlisted: Snapshots whose manifests are being written.
+        failed: Reason why the last snapshot failed; None if it did not.
     """
 
     asked: Snapshot | None = None
@@ -412,22 +413,24 @@ class Saving:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether one is being made."""
+        """Whether a snapshot is being made."""
         return self.asked is not None or bool(self.unlisted)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Keeping:
-    """How peers keep a run's snapshots; all of it is found again after a restart.
+    """Storage of a run's snapshots at peers; after a restart the coordinator finds all of it again.
 
     Attributes:
-        asked: who was asked to keep what, and did not answer yet.
-        refused: who cannot.
-        began_s: when a snapshot was asked for last, or the run was first seen without any.
-        took_s: how long the last one took until all its keepers had it; 0 before the first.
-        lacking_since_s: since when a snapshot that is whole has too few keepers; infinite: it has
-            enough.
-        missing_since_s: since when the run waits for those that keep what it goes back to.
+        asked: Peers with an unanswered request to keep each shard.
+        refused: Peers that cannot keep each shard.
+        began_s: Monotonic seconds of the last request for a snapshot, or of the first look at a run
+            without one.
+        took_s: Seconds until all keepers had the last snapshot; 0 before the first.
+        lacking_since_s: Monotonic seconds since which a complete snapshot has too few keepers;
+            infinite if it has enough.
+        missing_since_s: Monotonic seconds since which the run waits for keepers of the snapshot
+            that it goes back to.
     """
 
     asked: Mapping[KeptShard, frozenset[PeerId]] = field(default_factory=_nothing)
@@ -440,7 +443,7 @@ class Keeping:
 
 @dataclass(frozen=True, slots=True)
 class RateChange:
-    """Another peak learning rate, from this step on, however often the step is made."""
+    """A new peak learning rate from one step on, however often the step is repeated."""
 
     first_step: StepNumber
     learning_rate: float
@@ -451,9 +454,9 @@ class SteeringRequest:
     """One request to pause, to resume or to change a run.
 
     Attributes:
-        number: place among all requests for this run, from 1.
-        step: how many steps were committed.
-        reason: names the change and the actor.
+        number: Position among all requests for this run, from 1.
+        step: Number of committed steps at the time.
+        reason: Reason that names the change and the actor.
     """
 
     number: int
@@ -464,15 +467,17 @@ class SteeringRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steering:
-    """Requests for a run since it was submitted, and their effect; a rollback keeps them.
+    """Requests for a run since its submission, and their effects; a rollback keeps them.
 
     Attributes:
-        is_paused: no step is planned; one that was begun is finished.
-        rates: steps rising.
-        codecs: so too; those that follow a quality as far as a step may yet go by them.
-        quality: what follows from what was measured; None before the first time.
-        measured_steps: what came of steps before this one is in it, however often they are made.
-        requests: the last `MAX_STEERED`, oldest first.
+        is_paused: Whether no further step is planned.
+        rates: Changes of the learning rate, by rising step.
+        codecs: Changes of codecs, by rising step. Changes that follow a quality are dropped once no
+            step can use them.
+        quality: State of the quality control; None before the first measurement.
+        measured_steps: Number of steps whose measurements are in `quality`, however often they are
+            repeated.
+        requests: The last `MAX_STEERED` requests, oldest first.
     """
 
     is_paused: bool = False
@@ -483,39 +488,39 @@ class Steering:
     requests: tuple[SteeringRequest, ...] = ()
 
     def with_request(self, kind: EventKind, step: int, reason: Reason) -> Steering:
-        """Remember one more request, and forget the oldest beyond `MAX_STEERED`."""
+        """Add a request, and drop the oldest beyond `MAX_STEERED`."""
         number = self.requests[-1].number + 1 if self.requests else 1
         request = SteeringRequest(number, kind, step, reason)
         return replace(self, requests=(*self.requests, request)[-MAX_STEERED:])
 
     def peak_at(self, step: int, submitted: float) -> float:
-        """The schedule's peak at a step."""
+        """Return the schedule's peak learning rate at a step."""
         changes = [one for one in self.rates if one.first_step <= step]
         return changes[-1].learning_rate if changes else submitted
 
     def with_rate(self, change: RateChange) -> Steering:
-        """What was asked for steps that are yet to be made is asked no more."""
+        """Add a change of the rate; it replaces changes of the same or later steps."""
         before = [one for one in self.rates if one.first_step < change.first_step]
         return replace(self, rates=(*before, change))
 
     def codecs_at(self, step: int) -> Codecs | None:
-        """By which a step goes; None: those that were submitted."""
+        """Return the codecs in effect at a step, or None for the submitted ones."""
         changes = [one for one in self.codecs if one.first_step <= step]
         return changes[-1].codecs if changes else None
 
     def with_codecs(self, change: CodecChange) -> Steering:
-        """As `with_rate`."""
+        """Add a change of codecs; it replaces changes of the same or later steps."""
         before = [one for one in self.codecs if one.first_step < change.first_step]
         return replace(self, codecs=(*before, change))
 
     def asked_from(self, step: int) -> Steering:
-        """Without changes of codecs by which no step from this one on goes."""
+        """Return the requests without changes of codecs that no step from this one on uses."""
         in_force = sum(one.first_step <= step for one in self.codecs)
         return replace(self, codecs=self.codecs[max(0, in_force - 1) :])
 
     @property
     def measured_anew(self) -> Steering:
-        """Of a run that begins anew: what its codecs cost is measured from the first step on."""
+        """Requests of a run that restarts, and measures its codecs from the first step on."""
         if self.quality is None:
             return self
         return replace(self, codecs=(), quality=None, measured_steps=0)
@@ -523,18 +528,17 @@ class Steering:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What was seen of peers at work; a rollback does not undo it.
+    """Measurements of peers at work; a rollback does not undo them.
 
     Attributes:
-        seconds: how long a microbatch took each peer to compute in its last steps.
-        flops_per_s: that each peer computed in its last steps, whatever layers it had; of those
-            that have none now, what they did when they had some.
-        step_seconds: how long each of the last steps took, from its plan to its commit.
-        step_targets: how many target tokens each of the last steps trained; of no use after a
-            restart.
-        state_bytes: of state that newcomers took since the last commit.
-        state_bytes_per_s: at which the last state was taken over; 0 before the first.
-        buffers: what peers told of theirs, at each of their boundaries; of no use after a restart.
+        seconds: Seconds per microbatch that each peer took in its last steps.
+        flops_per_s: Operations per second of each peer in the last steps that it computed, on any
+            layers.
+        step_seconds: Seconds of each of the last steps, from its plan to its commit.
+        step_targets: Target tokens of each of the last steps; lost in a restart.
+        state_bytes: Bytes of state that learners copied since the last commit.
+        state_bytes_per_s: Rate of the last copy of a state; 0 before the first.
+        buffers: Buffers that each peer reported at each of its boundaries; lost in a restart.
     """
 
     seconds: Mapping[PeerId, tuple[float, ...]] = field(default_factory=_nothing)
@@ -548,15 +552,15 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moving:
-    """On which stages a run goes on from a snapshot, in the place of the snapshot's own.
+    """New stages on which a run continues from a snapshot.
 
     Attributes:
-        step: of the snapshot.
-        assignments: who is to host what, first stage to last, replicas beside each other.
-        before_s: how long a step takes.
-        after_s: how long one is expected to take then.
-        has_begun: whether the old stages are given up; before that the snapshot is awaited, and no
-            step is planned.
+        step: Step of the snapshot.
+        assignments: New assignments, first stage to last, replicas next to each other.
+        before_s: Seconds of a step on the old stages.
+        after_s: Expected seconds of a step on the new stages.
+        has_begun: Whether the run gave up the old stages. Before, it waits for the snapshot and
+            plans no step.
     """
 
     step: StepNumber
@@ -568,12 +572,12 @@ class Moving:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moves:
-    """How often a run moved for speed since the coordinator started, and when that was asked last.
+    """Repartitions of a run for speed since the coordinator started.
 
     Attributes:
-        count: of moves.
-        last_s: when the last one began.
-        looked_s: when it was last asked whether another one is worth it.
+        count: Number of repartitions.
+        last_s: Monotonic seconds at which the last one began.
+        looked_s: Monotonic seconds of the last check whether another one pays.
     """
 
     count: int = 0
@@ -583,32 +587,35 @@ class Moves:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """A run and where it stands. What ends at one time is one value: see `Past` and those below it.
+    """A run and its progress. Fields with the same lifetime share one value, such as `Past`.
 
     Attributes:
-        owner: the client that submitted it, and alone may watch it, end it and fetch its result;
-            empty where clients have no keys.
-        storage_key: from which come those with which its peers encrypt what they write down; empty
-            once it is over, so that nothing opens what may be left of it.
-        priority: orders the runs of one claim.
-        claim: by which its owner gets peers, to the claims of others.
-        detail: why it waits, or ended, or changed.
-        notice: which of its peers at work is silent or late now; of no use after a restart.
-        attempt: the one at work, or the last one.
-        step: the first uncommitted step, once it was planned.
-        steering: requests of people since it was submitted.
-        moving: the stages that it is to go on on, or went on on and has no snapshot of yet; None
-            where nothing moves.
-        moves: those that were for speed.
-        misfits: peers that cannot host it, whatever the stage, and why; until they join again.
-        doubts: peers by which a step that is not committed is inf or NaN, and which step.
-        lost_at: peers that lacked a buffer with which this step was planned, the last of each.
-        conducts: failures of peers in this run, its members or not; of no use after a restart.
-        trouble: failures that speak against the run itself; of no use after a restart.
-        unplaced_since_s: when it first had nobody to go on with since the last commit.
-        finished_since_s: when it was first seen to be finished; infinite while it is not.
-        gather_until_s: until then peers that are away are waited for, replicas or not.
-        not_before_s: no new attempt begins earlier.
+        owner: Client that submitted it, and alone may watch it, end it and fetch its result; empty
+            where clients have no keys.
+        storage_key: Key from which those of its peers derive, for encryption on disk. Empty once
+            the run is over, so that nobody can decrypt its remains.
+        priority: Order among the runs of one claim.
+        claim: Claim of its owner on peers, relative to other claims.
+        detail: Reason why it waits, ended, or changed.
+        notice: Reason that names silent or late peers; lost in a restart.
+        attempt: Present attempt, or the last one.
+        step: First uncommitted step, once it is planned.
+        steering: Requests of people since its submission.
+        moving: Repartition that it waits for, or that has no snapshot of the new stages yet; None
+            without one.
+        moves: Repartitions for speed so far.
+        misfits: Peers that cannot host any stage of it, with the reason; a peer that joins again is
+            removed.
+        doubts: Peers that reported inf or NaN in an uncommitted step, and the step.
+        lost_at: Last step for which each peer lacked a buffer that the plan relied on.
+        conducts: Failures of peers in this run, members or not; lost in a restart.
+        trouble: Failures that the run itself may have caused; lost in a restart.
+        unplaced_since_s: Monotonic seconds since which it has no peers to continue with; infinite
+            while it has.
+        finished_since_s: Monotonic seconds since which it is finished; infinite before.
+        gather_until_s: Monotonic seconds until which it waits for absent peers, even if replicas
+            could replace them.
+        not_before_s: Monotonic seconds before which no attempt begins.
     """
 
     run_id: RunId
@@ -641,7 +648,7 @@ class Run:
 
     @property
     def committed_steps(self) -> int:
-        """How many steps count."""
+        """Number of committed steps."""
         return self.past.committed_steps
 
     @property
@@ -656,10 +663,10 @@ class Run:
 
     @property
     def listeners(self) -> tuple[PeerId, ...]:
-        """Learners that the others do not wait for: no microbatch passes them.
+        """Learners that no other peer waits for: no microbatch passes them.
 
-        Where several stages train one weight there are none, since what these add to each other's
-        sums goes past them.
+        Where several stages train one weight there are none, because these stages exchange
+        gradients that a listener would not receive.
         """
         learners = self.attempt.learners
         all_wait = not learners or self.spec.shared_values > 0
@@ -678,7 +685,7 @@ class Run:
 
     @property
     def quality(self) -> QualityControl | None:
-        """By which the codec of activations follows what is asked; None if nothing is."""
+        """Quality control of the activation codec; None if the job requests no quality."""
         train = self.spec.train
         if self.steering.quality is None and train.quality:
             return QualityControl.of(train.quality, adapts=train.adapts)
@@ -686,7 +693,7 @@ class Run:
 
     @property
     def quality_found(self) -> QualityFound | None:
-        """That, as others see it."""
+        """The quality control's result, as a message."""
         known = self.quality
         if known is None:
             return None
@@ -694,7 +701,7 @@ class Run:
 
     @property
     def oldest_kept_step(self) -> int:
-        """Of its oldest snapshot, whole or not: steps before it are made again if all are."""
+        """Step of its oldest snapshot, complete or not: the farthest that a rollback can go."""
         saving = self.saving
         asked = () if saving.asked is None else (saving.asked,)
         kept = (*self.past.snapshots, *saving.unlisted, *asked)
@@ -707,55 +714,55 @@ class Run:
 
     @property
     def owner_name(self) -> str:
-        """The claim, which keys of one invitation share; without keys each run has its own."""
+        """Name of the claim, which keys of one invitation share; or the run's own, without keys."""
         return self.claim.name or self.owner or f"run {self.run_id}"
 
     def conduct(self, peer_id: PeerId) -> Conduct:
-        """A peer's failures in this run."""
+        """Return a peer's failures in this run."""
         return self.conducts.get(peer_id, Conduct())
 
     def with_conduct(self, peer_id: PeerId, conduct: Conduct) -> Run:
-        """The run with these failures of a peer; it forgets the oldest of many."""
+        """Return the run with these failures of a peer, and at most `MAX_CONDUCTS` peers."""
         others = {name: one for name, one in self.conducts.items() if name != peer_id}
         known = dict(list(others.items())[1 - MAX_CONDUCTS :])
         return replace(self, conducts=MappingProxyType({**known, peer_id: conduct}))
 
     def is_without(self, peer_id: PeerId, now_s: float) -> bool:
-        """Whether this run goes on without a peer for now, since it failed in it too often."""
+        """Whether this run suspended a peer that failed in it too often."""
         return self.conduct(peer_id).standing.is_aside(now_s)
 
     def spec_at(self, step: int) -> RunSpec:
-        """With the codecs by which a step goes."""
+        """Return the RunSpec with the codecs in effect at a step."""
         codecs = self.steering.codecs_at(step)
         return self.spec if codecs is None else self.spec.with_codecs(codecs)
 
     def with_assignments(self, assignments: Iterable[StageAssignment]) -> Run:
-        """The run on these peers."""
+        """Return the run with these assignments."""
         return replace(self, attempt=replace(self.attempt, assignments=tuple(assignments)))
 
     def with_awaited(self, awaited: Awaited) -> Run:
-        """The run in which all wait for this."""
+        """Return the run with this progress of its phase."""
         return replace(self, attempt=replace(self.attempt, awaited=awaited))
 
     def with_away(self, away_since_s: Mapping[PeerId, float]) -> Run:
-        """The run in which these peers are away, and no others."""
+        """Return the run with exactly these peers away."""
         away = MappingProxyType(away_since_s)
         return replace(self, attempt=replace(self.attempt, away_since_s=away))
 
     def with_holds(self, holds: Mapping[PeerId, int]) -> Run:
-        """The run in which these peers hold so many steps, and of no others it is known."""
+        """Return the run with these steps at each peer; other peers' weights are unknown."""
         return replace(self, past=replace(self.past, holds=MappingProxyType(holds)))
 
     def with_ledger(self, ledger: Ledger | None) -> Run:
-        """The run with this ledger."""
+        """Return the run with this ledger."""
         return replace(self, past=replace(self.past, ledger=ledger))
 
 
 class Memo:
-    """Answers that follow from a part of a state alone, kept while that part stays as it is.
+    """Cached answers that depend on one part of a state alone.
 
-    States that follow each other share one. It changes nothing but the time that an answer takes:
-    each answer belongs to the very part of which it was asked, and no part ever changes.
+    Successive states share one cache. It affects nothing but time: each answer belongs to the very
+    part that it was computed from, and parts never change.
     """
 
     __slots__ = ("_parts", "_runs")
@@ -765,7 +772,7 @@ class Memo:
         self._runs: tuple[object, dict[object, Any]] = ((), {})
 
     def of_runs(self, runs: Mapping[RunId, Run]) -> dict[object, Any]:
-        """Return the answers that follow from these runs, which whoever asks may add to."""
+        """Return the answers that depend on these runs; callers may add to them."""
         known, answers = self._runs
         if known is not runs:
             answers = {}
@@ -773,7 +780,7 @@ class Memo:
         return answers
 
     def of(self, part: object) -> dict[object, Any]:
-        """Return the answers that follow from a value that is equal to this one; so too."""
+        """Return the answers that depend on a value equal to this one; callers may add to them."""
         for known, answers in self._parts:
             if known == part:
                 return answers
@@ -784,21 +791,21 @@ class Memo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SwarmState:
-    """Members by name and runs in the order they were submitted.
+    """Members by name, and runs in the order of their submission.
 
     Attributes:
-        standings: of peers that failed, members or not.
-        ways: who reaches whom, as introductions know it; nothing where links have no keys.
-        contributions: what members gave in committed steps, whether they are here or not.
-        sent_traffic: everything that they sent.
-        queue_s: how long a run that cannot be placed waits for its turn.
-        result_s: how long a result is kept for its client.
-        keeps_snapshots: whether there is a place for them, or peers keep them.
-        num_keepers: how many peers keep each stage of a snapshot, beside those that host it; 0
-            where there is a place, and where none are kept.
-        moves_layers: whether runs are cut anew while they train, where that is faster.
-        seen_at_s: when the last event was; infinite before the first.
-        memo: answers that were found before; no part of the state, and never written down.
+        standings: Reputations of peers that failed, members or not.
+        ways: Connectivity of members; empty where links have no keys.
+        contributions: Contributions to committed steps of present and former members.
+        sent_traffic: Everything that each member sent.
+        queue_s: Seconds that a run without peers waits for its turn.
+        result_s: Seconds that a result is kept for its client.
+        keeps_snapshots: Whether snapshots have a common directory, or peers keep them.
+        num_keepers: Number of peers, beside the hosts, that keep each stage of a snapshot; 0 with a
+            common directory, or without snapshots.
+        moves_layers: Whether runs are repartitioned for speed while they train.
+        seen_at_s: Monotonic seconds of the last event; infinite before the first.
+        memo: Cached answers; neither compared nor written.
     """
 
     members: Mapping[PeerId, Member] = field(default_factory=_nothing)
@@ -824,7 +831,7 @@ class SwarmState:
 
     @property
     def going_runs(self) -> Sequence[Run]:
-        """Those that are not over, as they were submitted."""
+        """Runs that are not over, in the order of their submission."""
         return self._from_runs("going", self._find_going)
 
     def _find_going(self) -> Sequence[Run]:
@@ -832,14 +839,14 @@ class SwarmState:
 
     @property
     def active_runs(self) -> Sequence[Run]:
-        """Of these, those that have peers; a peer may be one of several."""
+        """Runs that are not over and have peers; a peer may serve several."""
         return self._from_runs("active", self._find_active)
 
     def _find_active(self) -> Sequence[Run]:
         return tuple(run for run in self.going_runs if run.attempt.assignments)
 
     def runs_of(self, peer_id: PeerId) -> Sequence[Run]:
-        """Those that a peer works for, there or away."""
+        """Return the active runs of a peer, connected or away."""
         return self._from_runs("by peer", self._find_by_peer).get(peer_id, ())
 
     def _find_by_peer(self) -> Mapping[PeerId, Sequence[Run]]:
@@ -851,7 +858,7 @@ class SwarmState:
 
     @property
     def hosted(self) -> Mapping[PeerId, Mapping[RunId, LayerRange]]:
-        """What peers hold of each run, there or away: stages at work, and trained ones."""
+        """Layers of each run that each peer holds, connected or away: at work, or as a result."""
         return self._from_runs("hosted", self._find_hosted)
 
     def _find_hosted(self) -> Mapping[PeerId, Mapping[RunId, LayerRange]]:
@@ -865,7 +872,7 @@ class SwarmState:
 
     @property
     def result_keepers(self) -> frozenset[PeerId]:
-        """Peers from which a client has yet to collect a result."""
+        """Peers from which a client has yet to fetch a result."""
         return self._from_runs("keepers", self._find_keepers)
 
     def _find_keepers(self) -> frozenset[PeerId]:
@@ -874,12 +881,12 @@ class SwarmState:
 
     @property
     def leaving(self) -> tuple[PeerId, ...]:
-        """Members that would work no more."""
+        """Members that asked to leave or to pause."""
         return tuple(peer for peer, member in self.members.items() if member.leaving is not None)
 
     @property
     def link_caps(self) -> Mapping[PeerId, tuple[float, float]]:
-        """Bytes a second that members lend of their links, up and down, where they lend a part."""
+        """Limits of members' links, in bytes per second, up and down, where there are any."""
         caps = {
             peer: (member.hello.max_up_bytes_per_s, member.hello.max_down_bytes_per_s)
             for peer, member in self.members.items()
@@ -887,55 +894,55 @@ class SwarmState:
         return MappingProxyType({peer: both for peer, both in caps.items() if any(both)})
 
     def carries(self, peer_id: PeerId) -> bool:
-        """Whether a member may host a stage alone; who is not there is not asked."""
+        """Whether a peer may host a stage alone; False for peers that are no members."""
         member = self.members.get(peer_id)
         return member is not None and not member.grant.replica_only
 
     def with_run(self, run: Run) -> SwarmState:
-        """The same state with this run put in place."""
+        """Return the state with this run added or replaced."""
         return replace(self, runs=MappingProxyType({**self.runs, run.run_id: run}))
 
     def without_run(self, run_id: RunId) -> SwarmState:
-        """The same state in which this run is not known."""
+        """Return the state without this run."""
         runs = {name: run for name, run in self.runs.items() if name != run_id}
         return replace(self, runs=MappingProxyType(runs))
 
     def with_member(self, member: Member) -> SwarmState:
-        """The same state with this member put in place."""
+        """Return the state with this member added or replaced."""
         members = {**self.members, member.hello.peer_id: member}
         return replace(self, members=MappingProxyType(members))
 
     def with_members(self, names: Collection[PeerId]) -> SwarmState:
-        """The same state with these members alone."""
+        """Return the state with these members only."""
         members = {name: member for name, member in self.members.items() if name in names}
         return replace(self, members=MappingProxyType(members))
 
     def standing(self, peer_id: PeerId) -> Standing:
-        """How a peer did of late."""
+        """Return a peer's reputation."""
         return self.standings.get(peer_id, Standing())
 
     def is_aside(self, peer_id: PeerId, now_s: float) -> bool:
-        """Whether no run is given to a peer now, since it failed too often."""
+        """Whether a peer is suspended from all runs now."""
         return self.standing(peer_id).is_aside(now_s)
 
     def with_standing(self, peer_id: PeerId, standing: Standing) -> SwarmState:
-        """The same state in which this peer did so of late; the oldest of many is forgotten."""
+        """Return the state with this reputation; the oldest beyond `MAX_STANDINGS` is dropped."""
         others = {name: s for name, s in self.standings.items() if name != peer_id}
         kept = dict(list(others.items())[1 - MAX_STANDINGS :])
         return replace(self, standings=MappingProxyType({**kept, peer_id: standing}))
 
     def contribution_of(self, peer_id: PeerId) -> Contribution:
-        """A member's entry of the ledger, for everybody who shows it."""
+        """Return a member's contribution, the one count for all displays."""
         sent = self.sent_traffic.get(peer_id, SentTraffic())
         return replace(self.contributions.get(peer_id, Contribution()), all_bytes=sent.all_bytes)
 
     def with_heard(self, peer_id: PeerId, now_s: float) -> SwarmState:
-        """The same state, in which something was heard of this peer just now."""
+        """Return the state with a message of this peer received now."""
         member = self.members.get(peer_id)
         return self.with_member(replace(member, heard_at_s=now_s)) if member else self
 
     def with_links(self, peer_id: PeerId, links: Mapping[PeerId, LinkSpeed]) -> SwarmState:
-        """The same state, in which a member measured these; those to nobody we know left out."""
+        """Return the state with a member's link measurements; links to strangers are dropped."""
         member = self.members.get(peer_id)
         if member is None or not (links or member.links):
             return self
@@ -943,5 +950,5 @@ class SwarmState:
         return self.with_member(replace(member, links=MappingProxyType(known)))
 
     def without_member(self, peer_id: PeerId) -> SwarmState:
-        """The same state with this member gone."""
+        """Return the state without this member."""
         return self.with_members(self.members.keys() - {peer_id})

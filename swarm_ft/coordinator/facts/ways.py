@@ -1,7 +1,7 @@
-"""Who reaches whom, and how: what members' routers do, and what came of their meetings. Values.
+"""Connectivity of members: the behaviour of their routers, and results of meetings. Values.
 
-Introductions know it (`coordinator.meetings`) and tell it again after a restart, since members call
-again. A member's word makes its own links look better or worse, and nobody else's.
+`coordinator.meetings` fills it, and again after a restart, since members call again. A member's
+report affects only its own links.
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ from types import MappingProxyType
 from swarm_ft.protocol.messages.meeting import Way
 
 PUNCH_FAILS_PERCENT = 30
-"""Of pairs behind two home routers (arXiv 2510.27500: 70 % +- 7 % of 4.4 million succeeded)."""
+"""Percent of failures between two home routers (arXiv 2510.27500: 70 % +- 7 % of 4.4 million
+worked).
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Home:
-    """What is known of where a member is.
+    """A member's place in the network.
 
     Attributes:
-        house: the address that its calls come from, which is its router's or its own; one of the
-            coordinator's own house is of the house "".
-        is_open: anybody may dial it there: that is its own, or a port is forwarded or mapped.
-        is_open_within: others of its house may dial it.
-        mapping_varies: its router gives each destination another port: it cannot be punched.
+        house: Address from which its calls arrive: its router's, or its own. Members behind the
+            coordinator's own router have the house "".
+        is_open: Whether anybody may dial it at that address: the address is its own, or a port is
+            forwarded.
+        is_open_within: Whether members of the same house may dial it.
+        mapping_varies: Whether its router maps each destination to another port, so that punching
+            fails.
     """
 
     house: str
@@ -36,20 +40,21 @@ class Home:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ways:
-    """See the module's docstring.
+    """The places of members, and how pairs of them connected.
 
     Attributes:
-        homes: by the names of members.
-        met: how pairs reached each other when they met last, by their names as `pair_of` has them.
+        homes: Place of each member, by name.
+        met: Connection of each pair at its last meeting; keys as `pair_of` returns them.
     """
 
     homes: Mapping[str, Home] = field(default_factory=lambda: MappingProxyType({}))
     met: Mapping[tuple[str, str], Way] = field(default_factory=lambda: MappingProxyType({}))
 
     def relayed_percent(self, one: str, other: str) -> int:
-        """How likely a link of these two goes over a relay; what was seen counts before all else.
+        """Return the chance of a relay between these two, in percent.
 
-        Where nothing is known of either it is the same for all.
+        An observed connection counts before all else. The answer is the same for all pairs of which
+        neither place is known.
         """
         way = self.met.get(pair_of(one, other))
         if way is not None:
@@ -60,16 +65,16 @@ class Ways:
         return 100 if any(home.mapping_varies for home in homes) else PUNCH_FAILS_PERCENT
 
     def is_open_question(self, one: str, other: str) -> bool:
-        """Whether only a meeting can tell how these two reach each other."""
+        """Whether only a meeting can show how these two reach each other."""
         return 0 < self.relayed_percent(one, other) < 100
 
 
 def pair_of(one: str, other: str) -> tuple[str, str]:
-    """The two names in their order, whoever called whom."""
+    """Return the two names in sorted order."""
     return (one, other) if one < other else (other, one)
 
 
 def _is_one_house(homes: Sequence[Home]) -> bool:
-    """Whether these two are of one house, in which either may dial the other."""
+    """Whether these two are in one house, in which either may dial the other."""
     houses = {home.house for home in homes}
     return len(homes) > len(houses) and any(home.is_open_within for home in homes)

@@ -1,8 +1,8 @@
-"""What replicas of a stage must tell alike: who is in the right where they differ. Pure.
+"""Disagreement of replicas that must report the same: which of them are right. Pure.
 
-Most of them are believed. Where as many say the one as the other, whoever failed less is, and of
-those whoever joined first: a name that costs nothing must not outvote one that did well for hours.
-Replicas on probation have no voice where there are others.
+The majority is believed. Between sides of equal size, the replica with fewer failures decides, and
+then the one that joined first: a new name, which is free, must not outvote a peer that worked well
+for hours. Replicas on probation have no vote where there are others.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from swarm_ft.protocol.spec.layers import LayerRange
 T = TypeVar("T")
 
 NORM_TOLERANCE = 1e-6
-"""Relative, of squared norms. Replicas have the same bits of the gradient and add up their squares
-in float64, each in an order of its own: that makes less than this of 10^10 values."""
+"""Relative tolerance of squared norms. Replicas have the same bits of the gradient and sum their
+squares in float64, each in its own order: for 10^10 values that differs by less than this.
+"""
 
 
 def in_the_right(
     state: SwarmState, run: Run, told: Mapping[PeerId, T], agree: Callable[[T, T], bool]
 ) -> tuple[PeerId, ...]:
-    """Of some replicas those that are believed, whom to ask first in front.
+    """Return the replicas that are believed, the most reliable first.
 
     Args:
-        state: who they are, and how they did of late.
-        run: whose replicas they are.
-        told: by each of them; at least one.
-        agree: whether two of these are the same.
+        state: State with their reputations.
+        run: Run of these replicas.
+        told: Report of each replica; at least one.
+        agree: Function that compares two reports.
     """
     ranked = sorted(told, key=lambda peer: _rank(state, run, peer))
     voters = _voters(state, ranked)
     sides = [tuple(q for q in ranked if agree(told[p], told[q])) for p in voters]
-    return max(sides, key=lambda side: len(_voters(state, side)))  # of as many the first
+    return max(sides, key=lambda side: len(_voters(state, side)))  # the first of equals
 
 
 def _voters(state: SwarmState, peers: Collection[PeerId]) -> tuple[PeerId, ...]:
-    """Those of these that may carry a stage alone; all, if none may."""
+    """Return those of these that may host a stage alone, or all if none may."""
     return tuple(filter(state.carries, peers)) or tuple(peers)
 
 
@@ -54,38 +55,38 @@ def _rank(state: SwarmState, run: Run, peer: PeerId) -> tuple[int, float, PeerId
 
 
 def wrong_norms(state: SwarmState, run: Run, step: PlannedStep) -> tuple[PeerId, ...]:
-    """Peers that tell another norm of their stage's summed gradient than its other replicas."""
+    """Return peers whose gradient norm differs from that of their stage's other replicas."""
     wrong: list[PeerId] = []
     for stage in run.computing:
-        told = {peer: step.ready[peer].squared_grad_norm for peer in stage.peers}
-        right = in_the_right(state, run, told, _is_same_norm)
+        norms = {peer: step.ready[peer].squared_grad_norm for peer in stage.peers}
+        right = in_the_right(state, run, norms, _is_same_norm)
         wrong += [peer for peer in stage.peers if peer not in right]
     return tuple(wrong)
 
 
 def outvoted_results(state: SwarmState, run: Run) -> tuple[PeerId, ...]:
-    """Peers that have another result than most replicas of their stage, where most have one.
+    """Return peers whose result differs from that of most replicas of their stage.
 
-    Of two that differ neither need be wrong: a CPU and a GPU apply steps with other last bits.
+    Where results differ neither need be wrong: a CPU and a GPU compute other last bits.
     """
     outvoted: list[PeerId] = []
     for stage in run.stages:
-        told = {peer: run.past.exported[peer] for peer in stage.peers}
-        right = in_the_right(state, run, told, operator.eq)
-        if 2 * len(_voters(state, right)) > len(_voters(state, tuple(told))):
+        files = {peer: run.past.exported[peer] for peer in stage.peers}
+        right = in_the_right(state, run, files, operator.eq)
+        if 2 * len(_voters(state, right)) > len(_voters(state, tuple(files))):
             outvoted += [peer for peer in stage.peers if peer not in right]
     return tuple(outvoted)
 
 
 def differing_results(run: Run) -> tuple[LayerRange, ...]:
-    """Stages whose replicas have different results, as far as they told."""
+    """Return stages whose replicas reported different results."""
     exported = run.past.exported
     files = {s.layers: {exported.get(peer) for peer in s.peers} - {None} for s in run.stages}
     return tuple(layers for layers, found in files.items() if len(found) > 1)
 
 
 def without_results_of(run: Run, peers: Collection[PeerId]) -> Run:
-    """The finished run without these peers."""
+    """Return the finished run without these peers."""
     staying = (a for a in run.attempt.assignments if a.peer_id not in peers)
     exported = {peer: file for peer, file in run.past.exported.items() if peer not in peers}
     past = replace(run.past, exported=MappingProxyType(exported))

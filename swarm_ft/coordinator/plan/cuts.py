@@ -1,4 +1,4 @@
-"""Where to cut a model among peers in a row, so that the slowest is as fast as can be. Pure."""
+"""Cuts of a model among peers in a row, such that the slowest is as fast as possible. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 
 MAX_CUT_BLOCKS = 512
-"""Of a model that has more all ways to cut it are not looked at."""
+"""Most blocks of a model whose cuts are searched."""
 
 Costs = NDArray[np.float64]
-"""Of blocks i to j - 1, at [i, j]; infinite where they may not be."""
+"""Costs of blocks i to j - 1, at [i, j]; infinite where they are not allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class Seat:
     """A stage whose layers are yet to be chosen.
 
     Attributes:
-        flops_per_s: of its peers together.
-        memory_bytes: that each of them lends.
-        inside: the layers that they may host.
-        may_be_end: whether these may be the first, or the last.
+        flops_per_s: Operations per second of its peers together.
+        memory_bytes: Memory that each of them lends.
+        inside: Layers that they may host.
+        may_be_end: Whether it may be the first or the last stage.
     """
 
     flops_per_s: float
@@ -39,14 +39,14 @@ class Seat:
 
 
 class Model:
-    """What each range of a model's blocks computes of a microbatch, and holds.
+    """Operations and memory of each range of a model's blocks.
 
     Args:
-        spec: of the run.
+        spec: RunSpec of the run.
 
     Attributes:
-        flops: of each range.
-        held_bytes: by its weights, gradients and optimizer.
+        flops: Operations of each range per microbatch.
+        held_bytes: Bytes of each range's weights, gradients and optimizer state.
     """
 
     def __init__(self, spec: RunSpec) -> None:
@@ -55,18 +55,18 @@ class Model:
         whole = spec.model.layers
         self.flops = _of_ranges([stage_flops(spec, layers) for layers in each])
         held = [spec.held_bytes(layers) for layers in each]
-        # What all blocks share is held once a stage, whatever it has of them.
+        # Weights that all blocks share count once in each stage, however many blocks it has.
         surplus = sum(held) - spec.held_bytes(whole)
         shared = surplus / (len(held) - 1) if len(held) > 1 else 0.0
         self.held_bytes = _of_ranges([one - shared for one in held]) + shared
 
     def cut(self, seats: Sequence[Seat]) -> tuple[LayerRange, ...]:
-        """Layers of each seat, first to last; none if they cannot have all of them."""
+        """Return the layers of each seat, first to last; empty if no cut gives every seat some."""
         times = [self._times(seat) for seat in seats]
         slowest_s = _chosen(times, np.maximum)[0]
         if math.isinf(slowest_s):
             return ()
-        # Of all cuts that are as fast, the most even one.
+        # Choose the most even of all cuts that are as fast.
         even = [np.where(each <= slowest_s, each**2, np.inf) for each in times]
         edges = _chosen(even, np.add)[1]
         return tuple(LayerRange(start, stop) for start, stop in pairwise(edges))
@@ -89,7 +89,7 @@ def _of_ranges(each: Sequence[float]) -> Costs:
 
 
 def _chosen(costs: Sequence[Costs], join: np.ufunc) -> tuple[float, list[int]]:
-    """The least that ranges in a row cost, one of each seat, and the edges between them."""
+    """Return the least cost of adjoining ranges, one for each seat, and the edges between them."""
     size = costs[0].shape[0]
     best = np.full(size, np.inf)
     best[0] = 0.0

@@ -1,9 +1,9 @@
-"""How long a step of a run takes on given stages, by what was measured of peers and links. Pure.
+"""Time of a run's step on given stages, from measurements of peers and links. Pure.
 
-What a peer computes in a second it showed in this run, whatever layers it had; who has yet to show
-it is taken to be as fast as most. Links are as fast as they were measured, or as peers lend them.
-One that nobody measured was never full: what goes over it now bounds nothing, and more than that
-takes as long as over any link that nobody knows.
+A peer's speed is what it showed in this run, on any layers; a peer without measurements counts as
+fast as most. A link's speed is its measurement, or the limit that the peer sets. A link that nobody
+measured was never full: its present traffic bounds nothing, and additional traffic takes as long as
+over any unmeasured link.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
-    """What is known of how fast peers compute, and their links are.
+    """Known speeds of peers and their links.
 
     Attributes:
-        flops_per_s: of peers that showed it, each within what the others make credible.
-        usual_flops_per_s: of all others.
-        up: bytes a second that a peer sends, to whom it sends the fastest, where that is known.
-        down: and receives.
-        links: as they were measured, by who measured them and to whom they go.
-        usual_way_s: of a link that nobody measured, one way.
-        summed_bytes: that a peer sends to sum a step's gradients now, at most.
+        flops_per_s: Operations per second of measured peers, each within a credible range of the
+            others.
+        usual_flops_per_s: Operations per second assumed of all others.
+        up: Bytes per second of each peer's fastest outgoing link, where known.
+        down: Bytes per second of each peer's fastest incoming link, where known.
+        links: Measured links, by the measuring peer and the other end.
+        usual_way_s: Seconds one way over a link that nobody measured.
+        summed_bytes: Most bytes that a peer sends now to sum a step's gradients.
     """
 
     flops_per_s: Mapping[PeerId, float]
@@ -49,25 +50,25 @@ class Rates:
     summed_bytes: float
 
     def computes(self, peer: PeerId) -> float:
-        """Operations a second."""
+        """Return a peer's operations per second."""
         return self.flops_per_s.get(peer) or self.usual_flops_per_s
 
     def sends(self, peer: PeerId) -> float:
-        """Bytes a second; infinite if nobody knows."""
+        """Return a peer's outgoing bytes per second; infinite if unknown."""
         return self.up.get(peer, math.inf)
 
     def receives(self, peer: PeerId) -> float:
-        """Bytes a second; infinite if nobody knows."""
+        """Return a peer's incoming bytes per second; infinite if unknown."""
         return self.down.get(peer, math.inf)
 
     def hop_s(self, num_bytes: float, one: PeerId, other: PeerId) -> float:
-        """That so many bytes take from one to another."""
+        """Return the seconds that so many bytes take from one peer to another."""
         speed = self.links.get(one, {}).get(other, LinkSpeed())
         rate = min(self.sends(one), self.receives(other), speed.bytes_per_s or math.inf)
         return num_bytes / rate + (speed.least_round_trip_s / 2 or self.usual_way_s)
 
     def sum_s(self, num_bytes: float, peers: Sequence[PeerId]) -> float:
-        """That replicas take to sum a step's gradients, each of which sends so many bytes."""
+        """Return the seconds in which replicas sum gradients, if each sends so many bytes."""
         known = [self.up[peer] for peer in peers if self.sends(peer) < math.inf]
         known_s = num_bytes / min(known, default=math.inf)
         is_new = max(0.0, num_bytes - self.summed_bytes)
@@ -75,15 +76,15 @@ class Rates:
 
 
 def rates_of(state: SwarmState, run: Run) -> Rates:
-    """Of those who are there."""
-    told = {
+    """Return the rates of a run's connected peers."""
+    measured_rates = {
         peer: median(measured)
         for peer, measured in run.measured.flops_per_s.items()
         if measured and peer in state.members
     }
-    carried = [rate for peer, rate in told.items() if state.carries(peer)]
+    carried = [rate for peer, rate in measured_rates.items() if state.carries(peer)]
     most = FASTER_AT_MOST * median_low(carried) if carried else math.inf
-    credible = {peer: min(rate, most) for peer, rate in told.items()}
+    credible = {peer: min(rate, most) for peer, rate in measured_rates.items()}
     links = {peer: member.links for peer, member in state.members.items()}
     speeds = [(to, speed) for measured in links.values() for to, speed in measured.items()]
     came = {peer: [speed for to, speed in speeds if to == peer] for peer in state.members}
@@ -101,19 +102,19 @@ def rates_of(state: SwarmState, run: Run) -> Rates:
 
 
 def _rate(speeds: Iterable[LinkSpeed], cap: float) -> float:
-    """The fastest that was measured, within what the peer lends."""
+    """Return the fastest measured rate, within the peer's limit."""
     fastest = max((one.bytes_per_s for one in speeds if one.bytes_per_s), default=math.inf)
     return min(fastest, cap or math.inf)
 
 
 def step_s(spec: RunSpec, stages: Sequence[Stage], rates: Rates, *, is_first: bool) -> float:
-    """Seconds of a step, at least.
+    """Return the least seconds of a step.
 
     Args:
-        spec: of the run.
-        stages: first to last.
-        rates: of their peers.
-        is_first: whether its samples are met for the first time by these stages.
+        spec: RunSpec of the run.
+        stages: Stages, first to last.
+        rates: Rates of their peers.
+        is_first: Whether these stages meet its samples for the first time.
     """
     times = [
         stage_time(spec, stages, index, rates, is_first=is_first) for index in range(len(stages))
@@ -145,7 +146,7 @@ def stage_time(
 
 
 def _crossing(spec: RunSpec, stage: Stage, *, is_first: bool) -> Crossing:
-    """Of a microbatch, over the boundary in front of a stage."""
+    """Return the bytes of a microbatch over the boundary in front of a stage."""
     train, boundary = spec.train, stage.layers.start
     forward = train.codec(Direction.FORWARD)
     if is_first and forward.is_delta:
@@ -161,6 +162,6 @@ def _bytes(spec: RunSpec, codec: CodecSpec) -> float:
 
 
 def _reduced_bytes(spec: RunSpec, stage: Stage) -> float:
-    """That each replica sends to sum a step's gradients: in shares, and as the sum of its own."""
+    """Return the bytes that each replica sends to sum a step's gradients, in both phases."""
     times = 2 * (len(stage.peers) - 1) / len(stage.peers)
     return times * gradient_bytes(spec, stage.layers)

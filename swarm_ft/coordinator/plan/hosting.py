@@ -1,4 +1,4 @@
-"""What a peer may host of a run: what its invitation grants, and whom the job trusts. Pure."""
+"""Permission to host a stage: from the peer's invitation, and from the job. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_ALONE = Reason(kind=ReasonKind.NOT_ALONE)
 
 
 def refusal(spec: RunSpec, member: Member, layers: LayerRange) -> Reason | None:
-    """Why a peer may not host these blocks of a run beside others; None if it may."""
+    """Return why a peer may not host these blocks of a run beside others; None if it may."""
     granted = member.grant.layers
     if granted is not None and not member.grant.covers(layers):
         return Reason(kind=ReasonKind.GRANT_LAYERS, layers=(granted,))
@@ -25,7 +25,7 @@ def refusal(spec: RunSpec, member: Member, layers: LayerRange) -> Reason | None:
 
 
 def end_refusal(spec: RunSpec, member: Member) -> Reason | None:
-    """Why a peer may not get text and labels of a run, as its ends do; None if it may."""
+    """Return why a peer may not receive text and labels of a run, as ends do; None if it may."""
     trusted = spec.trusted_with_ends
     if not member.grant.sees_tokens:
         return _NO_TOKENS

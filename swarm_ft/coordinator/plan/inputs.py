@@ -1,8 +1,8 @@
-"""What a division of the members depends on, as one value that is cheap to compare. Pure.
+"""Inputs of a division of the members, as one value that is cheap to compare. Pure.
 
-Two states with equal inputs have the same division, see `sharing`. A heartbeat, a commit or a tick
-changes nothing here: of the time, and of the steps of a run, only answers are in it, such as
-whether a peer is set aside now.
+States with equal inputs have the same division, see `sharing`. A heartbeat, a commit or a tick
+changes no input: of time and steps, the value contains only answers, such as whether a peer is
+suspended now.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from swarm_ft.coordinator.plan.membership import passed_by
 from swarm_ft.protocol.messages.client import RunPhase
 
 SAVED_AFTER_S = 3600.0
-"""After so long, peers that a run could begin with, were all of them free, begin no other run: else
-one that needs many could wait for ever while small ones come and go."""
+"""Seconds of waiting after which free peers that a run could begin with begin no other run.
+Otherwise small runs could keep a large one waiting for ever.
+"""
 
 
 def division_inputs(state: SwarmState, now_s: float) -> tuple[object, ...]:
-    """Return all that a division of the members depends on.
+    """Return all values that a division of the members depends on.
 
     Args:
-        state: who is there, and which runs are.
+        state: Members and runs.
         now_s: monotonic seconds.
     """
     members = tuple([(m.hello, m.grant, m.leaving, m.joined_at_s) for m in state.members.values()])
-    aside = frozenset(filter(lambda peer: state.is_aside(peer, now_s), state.standings))
+    suspended = frozenset(filter(lambda peer: state.is_aside(peer, now_s), state.standings))
     runs = state.memo.of_runs(state.runs)
     if "inputs" not in runs:
         runs["inputs"] = tuple([_inputs_of(run) for run in state.runs.values()])
@@ -37,11 +38,11 @@ def division_inputs(state: SwarmState, now_s: float) -> tuple[object, ...]:
         for peer in run.conducts
         if run.is_without(peer, now_s)
     )
-    return members, aside & state.members.keys(), resting, state.ways, runs["inputs"], late
+    return members, suspended & state.members.keys(), resting, state.ways, runs["inputs"], late
 
 
 def has_waited_for_long(run: Run, now_s: float) -> bool:
-    """Whether peers are saved for a run that waits, see `SAVED_AFTER_S`."""
+    """Whether peers are reserved for a waiting run, see `SAVED_AFTER_S`."""
     return now_s - run.unplaced_since_s >= SAVED_AFTER_S
 
 

@@ -1,7 +1,7 @@
-"""Who keeps what of a run's snapshots, where these lie with the peers themselves. Pure.
+"""Keepers of a run's snapshots, where peers store these. Pure.
 
-Each stage of a snapshot lies with the peer that saved it, and with some that do not host it, so
-that as many machines may die at once. They get it encrypted, and no key.
+The peer that saved a stage keeps it, and `num_keepers` peers that do not host it, so that as many
+machines may fail at once. Keepers receive encrypted bytes, and no key.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from swarm_ft.protocol.messages.shard import KeptShard
 from swarm_ft.protocol.spec.run_spec import SaveStrategy
 
 KEEPERS_S = 1800.0
-"""How long a run waits, at most, for peers that alone keep what it is to begin with."""
+"""Most seconds that a run waits for the only keepers of the snapshot that it starts from."""
 GRACE_S = 30.0
-"""And at least; so too before others are asked to keep what they do."""
+"""Least seconds of that wait, and of the wait before other peers are asked to keep their shards."""
 SHARE = 0.1
-"""Of the time, and so of links, that snapshots may take which nobody asked for."""
+"""Share of the time, and so of links, for snapshots that the job did not schedule."""
 MIN_EVERY_S = 60.0
-"""How often such are taken at most: small states cost next to nothing."""
+"""Least seconds between such snapshots: small states cost next to nothing."""
 
 
-# ---- who has what
+# ---- holders of shards
 
 
 def wanted_stages(run: Run) -> Iterator[tuple[Snapshot, SavedStage]]:
-    """Stages of all snapshots that are to be kept: those that are whole, and the one under way."""
+    """Yield the stages of all snapshots to keep: complete ones, and the one under way."""
     if run.phase <= RunPhase.FINISHED:
         for snapshot in (*run.past.snapshots, *([run.saving.asked] if run.saving.asked else ())):
             for stage in snapshot.stages:
@@ -42,23 +42,26 @@ def wanted_stages(run: Run) -> Iterator[tuple[Snapshot, SavedStage]]:
 
 
 def holders(state: SwarmState, stage: SavedStage) -> tuple[PeerId, ...]:
-    """Members that have a stage of a snapshot, and can give it."""
+    """Return members that have a stage of a snapshot."""
     return tuple(peer for peer in stage.keepers if peer in state.members)
 
 
 def stays(state: SwarmState, stage: SavedStage) -> bool:
-    """Whether somebody has it who does not leave."""
+    """Whether a member that does not leave has the stage."""
     return any(not _leaves(state, peer) for peer in holders(state, stage))
 
 
 def keepers(state: SwarmState, run: Run, stage: SavedStage) -> tuple[PeerId, ...]:
-    """Of the holders those that neither leave, nor would be lost with the stage itself."""
+    """Return the holders that neither leave, nor would be lost together with the stage."""
     hosts = _hosts(run, stage)
     return tuple(p for p in holders(state, stage) if p not in hosts and not _leaves(state, p))
 
 
 def candidates(state: SwarmState, run: Run, snapshot: Snapshot, stage: SavedStage) -> list[PeerId]:
-    """Members that could keep it too: those that reach who has it first, then who has most room."""
+    """Return members that could keep the stage too.
+
+    Those that the first holder reaches directly come first, then those with more free room.
+    """
     shard, taken = snapshot.shard(run.run_id, stage), _taken_bytes(state)
     asked = run.keeping.asked.get(shard, frozenset())
     refused = run.keeping.refused.get(shard, frozenset())
@@ -77,7 +80,7 @@ def candidates(state: SwarmState, run: Run, snapshot: Snapshot, stage: SavedStag
 def to_ask(
     state: SwarmState, run: Run, snapshot: Snapshot, stage: SavedStage
 ) -> tuple[PeerId, ...]:
-    """Members that are to be asked now to keep it, so that enough do."""
+    """Return members to request now, so that enough peers keep the stage."""
     asked = asked_of(state, run, snapshot.shard(run.run_id, stage))
     lacking = state.num_keepers - len(keepers(state, run, stage)) - len(asked)
     if lacking <= 0 or not holders(state, stage):
@@ -86,12 +89,12 @@ def to_ask(
 
 
 def asked_of(state: SwarmState, run: Run, shard: KeptShard) -> frozenset[PeerId]:
-    """Members that were asked to keep it, and have yet to answer."""
+    """Return members with an unanswered request to keep the shard."""
     return run.keeping.asked.get(shard, frozenset()) & state.members.keys()
 
 
 def sole_keeper_of(state: SwarmState, peer: PeerId) -> tuple[Run, SavedStage] | None:
-    """What nobody but this member keeps, and others could or are about to."""
+    """Return a stage that only this member keeps while others could take a copy, or None."""
     for run in state.runs.values():
         for snapshot, stage in wanted_stages(run):
             if peer not in stage.keepers or len(holders(state, stage)) > 1:
@@ -103,24 +106,24 @@ def sole_keeper_of(state: SwarmState, peer: PeerId) -> tuple[Run, SavedStage] | 
 
 
 def _hosts(run: Run, stage: SavedStage) -> set[PeerId]:
-    """Peers of the run that have weights of these layers anyway."""
+    """Return peers of the run that host some of these layers."""
     assigned = run.attempt.assignments
     return {a.peer_id for a in assigned if a.layers.overlaps(stage.layers)}
 
 
 def _may_keep(state: SwarmState, peer: PeerId, member: Member) -> bool:
-    """Who is on probation may not: all that it is asked for it could say it has."""
+    """Whether a member may keep shards; the reports of one on probation are not trusted."""
     return not member.grant.replica_only and not _leaves(state, peer)
 
 
 def _leaves(state: SwarmState, peer: PeerId) -> bool:
-    """Whether it goes for good; who only pauses can give what it keeps."""
+    """Whether the member leaves for good; a paused one can still send its shards."""
     leaving = state.members[peer].leaving
     return leaving is not None and not leaving.stays
 
 
 def _taken_bytes(state: SwarmState) -> Counter[PeerId]:
-    """Of what members lend, how much is taken, or promised."""
+    """Return the bytes of each member's storage that are used or reserved."""
     taken: Counter[PeerId] = Counter()
     for run in state.runs.values():
         for snapshot, stage in wanted_stages(run):
@@ -134,25 +137,25 @@ def _taken_bytes(state: SwarmState) -> Counter[PeerId]:
 
 
 def has_all_stages(run: Run, snapshot: Snapshot) -> bool:
-    """Whether all that there are of the run's are saved."""
+    """Whether all of the run's stages are saved."""
     return [s.layers for s in snapshot.stages] == [s.layers for s in run.stages]
 
 
 def is_spreading(state: SwarmState, run: Run) -> bool:
-    """Whether a snapshot is on its way to its keepers: another one would take its place."""
+    """Whether a snapshot is on its way to its keepers; another one would replace it."""
     asked = run.saving.asked
     return bool(state.num_keepers) and asked is not None and has_all_stages(run, asked)
 
 
 def saves_when_asked(state: SwarmState, run: Run) -> bool:
-    """Whether snapshots are kept, and the job did not say that none are to be taken of it."""
+    """Whether snapshots are possible, and the job does not forbid them."""
     train = run.spec.train
     is_wanted = state.keeps_snapshots and train.save_strategy is not SaveStrategy.NO
     return train.takes_snapshots or is_wanted
 
 
 def lacks_keepers(state: SwarmState, run: Run) -> bool:
-    """Whether a snapshot that is whole has fewer keepers than it should, and could have more."""
+    """Whether a complete snapshot has fewer keepers than it should and could have."""
     return any(
         to_ask(state, run, snapshot, stage)
         for snapshot in run.past.snapshots
@@ -161,7 +164,7 @@ def lacks_keepers(state: SwarmState, run: Run) -> bool:
 
 
 def has_leaving_keepers(state: SwarmState, run: Run) -> bool:
-    """Whether one of those that keep the run's snapshots is about to go."""
+    """Whether a keeper of the run's snapshots leaves."""
     return any(
         _leaves(state, peer)
         for snapshot in run.past.snapshots
@@ -171,16 +174,16 @@ def has_leaving_keepers(state: SwarmState, run: Run) -> bool:
 
 
 def without_keepers(state: SwarmState, snapshot: Snapshot | None) -> tuple[SavedStage, ...]:
-    """Stages of a snapshot that nobody who is there has; none where it lies in a place."""
+    """Return a snapshot's stages that no connected peer has; none with a common directory."""
     stages = snapshot.stages if snapshot is not None else ()
     return tuple(stage for stage in stages if stage.keepers and not holders(state, stage))
 
 
 def patience_s(state: SwarmState, run: Run) -> float:
-    """How long those that keep what a run is to begin with are waited for while they are away.
+    """Return the seconds that a run waits for absent keepers of the snapshot that it starts from.
 
-    As long as it takes to do again what is with them alone, as for a stage's last peer; but they
-    may be back in a while with all of it on their disks, so for much longer.
+    The wait is as long as repeating the steps that only they have, as for a stage's last peer; but
+    since keepers may come back with everything on their disks, the limit is much longer.
     """
     kept = max((snapshot.step for snapshot in available(state, run)), default=0)
     step_s = median(run.measured.step_seconds or (KEEPERS_S,))
@@ -188,33 +191,33 @@ def patience_s(state: SwarmState, run: Run) -> float:
 
 
 def available(state: SwarmState, run: Run) -> tuple[Snapshot, ...]:
-    """Of the run's snapshots those that can be had from who is there."""
+    """Return the run's snapshots that connected peers have."""
     return tuple(one for one in run.past.snapshots if not without_keepers(state, one))
 
 
-# ---- when the next one is due, where nobody said
+# ---- snapshots of jobs without a schedule
 
 
 def seen_at_work(run: Run, now_s: float) -> Run:
-    """The run of which it is known since when it has no snapshot."""
+    """Return the run with the time since which it has no snapshot."""
     if run.keeping.began_s > -math.inf:
         return run
     return replace(run, keeping=replace(run.keeping, began_s=now_s))
 
 
 def is_due_by_time(state: SwarmState, run: Run, now_s: float) -> bool:
-    """Whether peers are to keep another snapshot of a job that did not say when."""
+    """Whether peers should keep another snapshot of a job without a schedule."""
     train = run.spec.train
-    is_said = train.takes_snapshots or train.save_strategy is SaveStrategy.NO
-    if not state.num_keepers or is_said or run.saving.asked is not None:
+    is_scheduled = train.takes_snapshots or train.save_strategy is SaveStrategy.NO
+    if not state.num_keepers or is_scheduled or run.saving.asked is not None:
         return False
     return now_s - run.keeping.began_s >= every_s(run)
 
 
 def every_s(run: Run) -> float:
-    """How long after a snapshot the next one is due, so that they take SHARE of the time.
+    """Return the seconds between snapshots, such that they take `SHARE` of the time.
 
-    Until one was taken, by how large states can be and what a link may bring.
+    Before the first one it is estimated from the largest state and an assumed rate.
     """
     stages = (state_bytes(run.spec, stage.layers) for stage in run.stages)
     took_s = run.keeping.took_s or max(stages, default=0.0) / UNMEASURED_BYTES_S

@@ -1,20 +1,19 @@
-"""Peers that the others wait for: for how long, and what then. Pure.
+"""Peers that the others wait for: limits, and what follows. Pure.
 
-A phase ends when all said that they are ready: that they have their stage, did their part of a
-step, or wrote their result down. Who is connected and says nothing of it must not hold the others
-up for ever. It is *overdue* once
+A phase ends when all peers report that they are ready: they have their stage, did their part of a
+step, or wrote their result. A connected peer that never does must not block the others. It is
+*overdue* once
 
-- it neither gets on nor says that it waits for others, for longer than what it does can take; or
-- all who are not ready wait for each other, for longer than a message can take, and it is the one
-  whom the most miss.
+- it neither makes progress nor waits for others, for longer than its present work can take; or
+- all peers that are not ready wait for each other, for longer than a message can take, and most of
+  them wait for it.
 
-An overdue peer is *late* if the run can do without it: a replica on probation stands in for nobody.
-A newcomer that takes its stage's state over holds nobody up, but it gets every sum: it is late if
-that takes too long.
+An overdue peer is *late* if the run can do without it: a replica on probation replaces nobody. A
+learner blocks nobody, but it receives every sum: it is late if copying its state takes too long.
 
-What a peer measures is its own time, without that of other runs whose stages it hosts. It may take
-so many times as long as there are such, and as long besides as these take to load or to write
-theirs, which nothing interrupts. Before it loads one of its own it lets them end their steps.
+A peer measures its own time, without that of other runs whose stages it hosts. It may take as many
+times longer as there are such runs, and additionally as long as these take to load or to write
+their stages, which nothing interrupts. Before it loads a stage it lets other runs end their steps.
 """
 
 from __future__ import annotations
@@ -31,43 +30,44 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import ModelSpec, RunSpec
 
 LOAD_S = 60.0
-"""How long it may take to have a stage, whatever its size: codecs may have to be compiled."""
+"""Seconds to load a stage of any size: codecs may have to be compiled."""
 MIN_LOAD_BYTES_S = 1e6
-"""A stage is read, fetched from a hub, or written down, at this rate at least."""
+"""Least rate at which a stage is read, fetched from a hub, or written."""
 MIN_STATE_BYTES_S = 0.25e6
-"""A stage's state comes over links that carry a step's tensors too, at this rate at least."""
+"""Least rate at which a stage's state arrives over links that also carry a step's tensors."""
 UNMEASURED_BYTES_S = 12.5e6
-"""At which a state is thought to travel before anything was measured."""
+"""Assumed rate of a state before any measurement."""
 FACTOR = 4.0
-"""A peer may take so many times as long as it, or a replica, ever did."""
+"""Most times that a peer may take longer than it, or a replica, ever did."""
 CONNECT_S = 20.0
-"""How long peers that have their stages may take to reach each other: less than after which the
-one that dials gives up, and would be thought the one that fails."""
+"""Seconds in which loaded peers must reach each other. A dialling peer gives up later, and would be
+taken for the failing one.
+"""
 STEP_S = 30.0
-"""How long a peer may stand still in a step, beside what its work takes."""
+"""Seconds without progress that a peer may have in a step, beside its work."""
 
 
 def late_peers(state: SwarmState, run: Run, now_s: float) -> dict[PeerId, Reason]:
-    """Peers that the others have waited for long enough, and can do without; what each did."""
+    """Return peers that are late, with the reason of each."""
     overdue = overdue_peers(state, run, now_s)
     late = {peer: why for peer, why in overdue.items() if _is_spare(state, run, peer, overdue)}
     return late | _late_learners(state, run, now_s)
 
 
 def overdue_peers(state: SwarmState, run: Run, now_s: float) -> dict[PeerId, Reason]:
-    """Peers that the others have waited for long enough, and what each did. See the module."""
+    """Return peers that are overdue, with the reason of each. See the module."""
     absent, awaited = _absent(run), run.attempt.awaited
     mute = [peer for peer in absent if not awaited.waits_for.get(peer)]
     since_s = {peer: awaited.excused_until_s(peer) for peer in mute}
     overdue = [peer for peer in mute if now_s - since_s[peer] >= _limit_s(state, run, peer)]
     if absent and not mute and now_s - awaited.newest_s >= _deadlock_limit_s(state, run):
-        overdue = [_most_missed(state, run, absent)]
+        overdue = [_deadlock_victim(state, run, absent)]
     late_s = {p: now_s - since_s.get(p, awaited.newest_s) for p in overdue}
     return {p: _late_in_phase(run, seconds) for p, seconds in late_s.items()}
 
 
 def _absent(run: Run) -> list[PeerId]:
-    """Peers that are not ready with what the phase is about."""
+    """Return peers that are not ready in this phase."""
     ready: Collection[PeerId] = run.peers
     if run.phase is RunPhase.LOADING:
         ready = {*run.attempt.loaded, *run.misfits}
@@ -78,16 +78,22 @@ def _absent(run: Run) -> list[PeerId]:
     return [peer for peer in run.peers if peer not in ready]
 
 
-def _most_missed(state: SwarmState, run: Run, absent: Collection[PeerId]) -> PeerId:
-    """Whom the most wait for, themselves or because those do for whom they wait.
+def _deadlock_victim(state: SwarmState, run: Run, absent: Collection[PeerId]) -> PeerId:
+    """Return the peer that most others wait for, directly or through other peers.
 
-    The coordinator itself waits for those that are not ready. Of peers that are missed alike, such
-    as two that name each other, it is one without which the run can go on, one that only listens,
-    one that is not ready, whom more name themselves, or the last one: newcomers stand behind.
-    Whom those on probation name does not count: as many as like could name the same.
+    The coordinator itself waits for all that are not ready. Ties are broken by these rules, in
+    order:
+
+    - a peer without which the run can go on;
+    - a listener;
+    - a peer that is not ready;
+    - the peer that more peers name directly;
+    - the last peer, since newcomers stand behind.
+
+    Reports of peers on probation do not count: any number of them could name the same peer.
     """
-    heard = filter(state.carries, absent)
-    waits_for = {p: run.attempt.awaited.waits_for[p].intersection(run.peers) for p in heard}
+    credible = filter(state.carries, absent)
+    waits_for = {p: run.attempt.awaited.waits_for[p].intersection(run.peers) for p in credible}
     named = Counter(q for others in waits_for.values() for q in others)
     missed = Counter(absent)
     for peer in absent:
@@ -101,7 +107,7 @@ def _most_missed(state: SwarmState, run: Run, absent: Collection[PeerId]) -> Pee
 
 
 def _reached(waits_for: Mapping[PeerId, Collection[PeerId]], peer: PeerId) -> set[PeerId]:
-    """For whom a peer waits, for whom these wait, and so on."""
+    """Return all peers that a peer waits for, directly or through others."""
     found: set[PeerId] = set()
     new = {peer}
     while new:
@@ -121,7 +127,7 @@ def _late_in_phase(run: Run, seconds: float) -> Reason:
 
 
 def _is_spare(state: SwarmState, run: Run, peer: PeerId, overdue: Collection[PeerId]) -> bool:
-    """Whether somebody else has the peer's stage, or it has not got it itself."""
+    """Whether another peer has the peer's stage, or the peer itself does not have it yet."""
     learning = set(_learning(run))
     others = [p for p in _stage(run, peer).peers if p not in {peer, *overdue, *learning}]
     return peer in learning or any(map(state.carries, others))
@@ -147,39 +153,39 @@ def _late_learners(state: SwarmState, run: Run, now_s: float) -> dict[PeerId, Re
     }
 
 
-# ---- how long things may take
+# ---- limits
 
 
 def hand_over_limit_s(spec: RunSpec, layers: LayerRange) -> float:
-    """Within what time a newcomer has its stage's state, however slow its link is."""
+    """Return the seconds in which a learner must have its stage's state, on the slowest link."""
     return LOAD_S + state_bytes(spec, layers) / MIN_STATE_BYTES_S
 
 
 def _is_taken_from_keepers(run: Run) -> bool:
-    """Whether the run begins with what peers keep of it, which comes over links as well."""
+    """Whether the run starts from shards of keepers, which also arrive over links."""
     saved = run.past.saved
     return saved is not None and any(stage.keepers for stage in saved.stages)
 
 
 def state_bytes(spec: RunSpec, layers: LayerRange) -> float:
-    """Of a stage's state, at most: weights and what an optimizer keeps; no gradients."""
+    """Return the most bytes of a stage's state: weights and optimizer state, no gradients."""
     return (spec.train.copies_per_weight - 1) * _weight_bytes(spec.model, layers)
 
 
 def _limit_s(state: SwarmState, run: Run, peer: PeerId) -> float:
-    """How long a peer may go on without a word of what it is at."""
+    """Return the seconds that a peer may take without reporting progress."""
     return _shared_s(state, run, peer, _own_limit_s(run, peer))
 
 
 def _shared_s(state: SwarmState, run: Run, peer: PeerId, own_s: float) -> float:
-    """What a peer may take for this run, if it alone would take `own_s`."""
+    """Return the seconds that a peer may take for this run if it alone would take `own_s`."""
     others = [other for other in state.runs_of(peer) if other.run_id != run.run_id]
     busy = (_load_limit_s(other, _stage(other, peer)) for other in others if _is_at_files(other))
     return own_s * (1 + len(others)) + sum(busy)
 
 
 def _is_at_files(run: Run) -> bool:
-    """Whether its peers load or write their stages, or did when the step of another run began."""
+    """Whether its peers load or write stages, or did when another run's step began."""
     last = run.past.last_commit
     has_stepped = last is not None and last.attempt == run.attempt.number
     return run.phase is not RunPhase.TRAINING or not has_stepped
@@ -204,7 +210,7 @@ def _own_limit_s(run: Run, peer: PeerId) -> float:
 
 
 def _deadlock_limit_s(state: SwarmState, run: Run) -> float:
-    """How long all may wait for each other: what is on its way takes no longer than a step."""
+    """Return the seconds that all may wait for each other: no message takes longer than a step."""
     if run.phase is RunPhase.LOADING:
         return CONNECT_S
     slowest_s = max(_load_limit_s(run, stage) for stage in run.stages)
@@ -217,7 +223,7 @@ def _load_limit_s(run: Run, stage: Stage) -> float:
 
 
 def _weight_bytes(model: ModelSpec, layers: LayerRange) -> int:
-    """Of a stage, float32."""
+    """Return the bytes of a stage's weights, as float32."""
     num_ends = (layers.start == 0) + (layers.stop == model.num_blocks)
     embedding_bytes = 4 * model.vocab_size * model.hidden_size
     return len(layers) * model.block_bytes + model.shared_bytes + num_ends * embedding_bytes

@@ -1,8 +1,8 @@
-"""What the swarm's own runs say of a step's costs, and who else trains on the same peers. Pure.
+"""Costs of a step, learned from the swarm's runs, and the load of other runs. Pure.
 
-Of each run it is seen how long its steps took, on which stages, beside which other runs; and what
-operations and bytes alone would have taken, as its peers measured their machines and links. The
-difference is what a step costs beside these, see `machines.step_cost`.
+For each run the coordinator measures how long its steps took, on which stages, beside which other
+runs. From its peers' measurements of their machines and links it computes what operations and bytes
+alone would have taken. The difference is the overhead of a step, see `machines.step_cost`.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ from swarm_ft.protocol.spec.run_spec import RunSpec
 from swarm_ft.protocol.spec.training_plan import casts_shadows, evaluates_at
 
 LEAST_STEPS = 3
-"""Of a run, before anything is learned from it."""
+"""Steps of a run before its measurements are used."""
 IDLE_PART = 0.4
-"""Of what runs or waits while members idle, what it is beside members that work, about: it is short
-tasks in part, and the kernel shares processors out by groups."""
+"""Approximate ratio of other programs' demand beside working members to that beside idle ones: a
+part of it is short tasks, and the kernel divides processors by groups.
+"""
 UNKNOWN_SHARE = 0.5
-"""Of a peer's time, that a run takes whose steps were not measured yet."""
+"""Assumed share of a peer's time that a run takes before its steps are measured."""
 
 
 class Beside(NamedTuple):
-    """What other runs take of a peer.
+    """Load of other runs on a peer.
 
     Attributes:
-        num_runs: that it has a stage of.
-        busy: share of its time.
-        host_busy: of its machine's cores, what they ask for, at all peers there.
-        host_load: so too what other programs ask for.
-        left_s: until the last of these runs is through, as far as is known.
+        num_runs: Number of runs that it has a stage of.
+        busy: Share of its time.
+        host_busy: Cores of its machine that all peers there demand.
+        host_load: Cores of its machine that other programs demand.
+        left_s: Seconds until the last of these runs ends, as far as known.
     """
 
     num_runs: int = 0
@@ -61,17 +62,17 @@ class Beside(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """Steps of one run on the same stages.
+    """Measured steps of one run on the same stages.
 
     Attributes:
-        stages: on which they were made.
-        first: what a step passes while samples are met for the first time.
-        later: and after that.
-        num_first, num_later: steps of each that were seen, evaluations left out.
-        seconds: of these steps together.
-        committed_steps: of the run, when it was seen last.
-        computed_s: that a microbatch took at each stage, by what its peers reported; 0: unknown.
-        num_looks: over which the load of other programs is a mean.
+        stages: Stages of these steps.
+        first: Pipeline of a step that meets its samples for the first time.
+        later: Pipeline of a later step.
+        num_first, num_later: Measured steps of each kind, without evaluations.
+        seconds: Seconds of these steps together.
+        committed_steps: Committed steps of the run at the last measurement.
+        computed_s: Seconds per microbatch at each stage, as its peers reported; 0: unknown.
+        num_looks: Number of samples in the mean load of other programs.
     """
 
     stages: tuple[Stage, ...]
@@ -85,7 +86,7 @@ class Seen:
     num_looks: int = 0
 
     def beside(self, loads: Mapping[str, float]) -> Seen:
-        """The same after one more look at what other programs ask of the machines."""
+        """Return the measurements with one more sample of other programs' load."""
         looks = self.num_looks
         load = {
             name: (looks * self.first.load.get(name, 0.0) + new) / (looks + 1)
@@ -96,11 +97,11 @@ class Seen:
 
     @property
     def num_steps(self) -> int:
-        """Steps that were seen."""
+        """Number of measured steps."""
         return self.num_first + self.num_later
 
     def step_s(self, factors: Factors) -> float:
-        """Seconds of the mean step, as the model has it."""
+        """Return the model's seconds of the mean step."""
         seconds = 0.0
         for count, pipeline in ((self.num_first, self.first), (self.num_later, self.later)):
             if count:
@@ -108,7 +109,7 @@ class Seen:
         return seconds / self.num_steps
 
     def all_compute_s(self, factors: Factors) -> float:
-        """Seconds of a microbatch at all stages whose peers reported theirs, by the model."""
+        """Return the model's seconds of a microbatch at all stages with reports."""
         found = reported_compute_s(self.first, factors)
         return math.fsum(
             seconds
@@ -120,13 +121,13 @@ class Seen:
 def seen(
     before: Seen | None, state: SwarmState, run: Run, machines: Mapping[PeerId, Machine]
 ) -> Seen | None:
-    """Return what is seen of a run with the steps that it committed since; None if nothing is.
+    """Return the measurements of a run with the newly committed steps; None without any.
 
     Args:
-        before: what was seen of it.
-        state: of the swarm.
-        run: one of its runs.
-        machines: what members measured of themselves.
+        before: Earlier measurements of the run.
+        state: State of the swarm.
+        run: Run to measure.
+        machines: Measurements that members sent of their machines.
     """
     stages = run.computing
     peers = [peer for stage in stages for peer in stage.peers]
@@ -143,7 +144,7 @@ def seen(
 
 
 def _with_steps(before: Seen, run: Run) -> Seen:
-    """Add the steps that were committed since, as many of them as are remembered."""
+    """Add the newly committed steps, as many of them as are remembered."""
     train, committed = run.spec.train, run.past.committed_steps
     known = run.measured.step_seconds
     num_new = min(len(known), max(0, committed - before.committed_steps))
@@ -175,7 +176,7 @@ def _computed_s(run: Run, stage: Stage) -> float:
 
 
 def costs_of(runs: Iterable[Seen]) -> Costs:
-    """Return what is known of a step's costs after these runs, the newest last."""
+    """Return a step's costs as learned from these runs, the newest last."""
     costs = prior()
     for one in runs:
         if one.num_steps < LEAST_STEPS:
@@ -187,7 +188,7 @@ def costs_of(runs: Iterable[Seen]) -> Costs:
     return costs
 
 
-# ---- what a run passes
+# ---- work of a step
 
 
 def pipeline(
@@ -198,7 +199,7 @@ def pipeline(
     *,
     is_first: bool,
 ) -> Pipeline:
-    """Return what a step passes, as peers measured their machines and links."""
+    """Return the work of a step, from its peers' measurements of their machines and links."""
     rates = _rates(machines, [peer for stage in stages for peer in stage.peers])
     names = {peer: machine_name(machines, peer) for peer in rates.up}
     return Pipeline(
@@ -222,14 +223,14 @@ def pipeline(
 
 
 def _stretched(around: Beside) -> float:
-    """By how much a task takes longer at a peer, if other runs have this share of its time now."""
+    """Return by how much a task at a peer slows down at this share of other runs."""
     if not around.num_runs:
         return 0.0
     return min(float(around.num_runs), around.busy / max(1e-3, 1 - around.busy))
 
 
 def _rates(machines: Mapping[PeerId, Machine], peers: Sequence[PeerId]) -> Rates:
-    """Return rates as peers measured them, against the coordinator."""
+    """Return the rates that peers measured against the coordinator."""
     flops_per_s = {p: machines[p].flops_per_s for p in peers if machines[p].flops_per_s}
     return Rates(
         flops_per_s=flops_per_s,
@@ -242,7 +243,7 @@ def _rates(machines: Mapping[PeerId, Machine], peers: Sequence[PeerId]) -> Rates
     )
 
 
-# ---- who else trains there
+# ---- other runs on the same machines
 
 
 def beside(
@@ -251,13 +252,13 @@ def beside(
     peer: PeerId,
     but: RunId | None = None,
 ) -> Beside:
-    """Return what other runs take of a peer.
+    """Return the load of other runs on a peer.
 
     Args:
-        state: of the swarm.
-        machines: what members measured of themselves.
-        peer: a member.
-        but: a run that is not counted.
+        state: State of the swarm.
+        machines: Measurements that members sent of their machines.
+        peer: Name of a member.
+        but: Run that does not count.
     """
     runs = [run for run in state.runs_of(peer) if run.run_id != but]
     host = _host(machines, peer)
@@ -281,11 +282,11 @@ def beside(
 
 
 def loads_of(machines: Mapping[PeerId, Machine], peers: Iterable[PeerId]) -> Mapping[str, float]:
-    """Return what programs other than members ask of the machines of these peers, by their names.
+    """Return the cores that other programs demand on these peers' machines, by machine.
 
-    While members idle that is what runs or waits for a processor. While they work it is, to what
-    they ask for, as what others had of the processors is to what members had: of threads that wait
-    some are niced, and get little.
+    While members idle that is the number of running or waiting threads. While they work it is
+    scaled: other programs' processor time is to their demand as members' processor time is to
+    theirs. Some waiting threads are niced, and get little.
     """
     found = {}
     for name in {machine_name(machines, peer) for peer in peers}:
@@ -304,7 +305,7 @@ def loads_of(machines: Mapping[PeerId, Machine], peers: Iterable[PeerId]) -> Map
 
 
 def machine_name(machines: Mapping[PeerId, Machine], peer: PeerId) -> str:
-    """Return the name of a peer's machine; one of which none is known has its own."""
+    """Return the name of a peer's machine; a peer on an unknown one has its own name."""
     return _host(machines, peer) or peer
 
 
@@ -313,7 +314,7 @@ def _host(machines: Mapping[PeerId, Machine], peer: PeerId) -> str:
 
 
 def _share(run: Run, peer: PeerId) -> float:
-    """Of a peer's time, that a run takes."""
+    """Return the share of a peer's time that a run takes."""
     rates, step_seconds = run.measured.flops_per_s.get(peer), run.measured.step_seconds
     stage = next((one for one in run.stages if peer in one.peers), None)
     if not rates or not step_seconds or stage is None:
@@ -324,16 +325,16 @@ def _share(run: Run, peer: PeerId) -> float:
 
 
 def _left_s(run: Run) -> float:
-    """Until a run is through; infinite if its steps were not measured."""
+    """Return the seconds until a run ends; infinite if its steps were not measured."""
     left = run.spec.train.num_steps - run.past.all_steps
     step_seconds = run.measured.step_seconds
     return left * fmean(step_seconds) if step_seconds else math.inf
 
 
 def left_s_range(step_seconds: Sequence[float], left: int) -> Iterator[float]:
-    """Yield the least and the most that so many steps take at the pace of the last ones.
+    """Yield the least and the most seconds of so many steps at the pace of the last ones.
 
-    The mean of a few steps is off by their spread; what peers do meanwhile is not known at all.
+    The mean of a few steps is off by their spread; the peers' other work is unknown.
     """
     logs = [math.log(seconds) for seconds in step_seconds if seconds > 0]
     if not logs:
@@ -347,4 +348,4 @@ def left_s_range(step_seconds: Sequence[float], left: int) -> Iterator[float]:
 
 
 PACE_SPREAD = 0.1
-"""Of the logarithm of a run's pace, from its last steps to all that follow."""
+"""Standard deviation of the logarithm of a run's pace, from its last steps to all later ones."""

@@ -1,12 +1,12 @@
-"""Peers that would work no more: who takes over from them, and what they wait for. Pure.
+"""Leaving peers: their successors, and what they wait for. Pure.
 
-A leaver without which a run loses nothing goes at the end of a step: replicas have its state, or a
-snapshot has, or no step is committed. From the last one that has a stage's state another takes it
-over while all train on: a peer that is idle, or the replica of another stage that can be spared.
-Where nobody can, the run waits after its next step: for a snapshot if any are kept, or, if the peer
-only pauses, for its return. Else the peer is told what would be lost, and stays until it insists.
-A run that its owner paused takes in who takes over, and nobody else. Of a finished one whose result
-goes with a leaver a snapshot is written, unless its client is faster.
+A leaver that loses a run nothing goes at the end of a step: replicas have its state, or a snapshot
+has it, or no step is committed. From the last peer that has a stage's state another peer copies it
+while all train on: an idle peer, or a replica of another stage that can be spared. Where no peer
+can, the run waits after its next step: for a snapshot if there can be one, or, if the peer only
+pauses, for its return. Otherwise the peer receives what would be lost, and stays until it insists.
+A paused run admits successors, and no other peers. A finished run whose result would go with a
+leaver is saved, unless its client fetches the result first.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from swarm_ft.protocol.messages.control import PeerLeaving, Stage
 from swarm_ft.protocol.spec.layers import LayerRange
 
 SAVE_S = 600.0
-"""How long a run waits, at most, for the snapshot that a leaver waits for."""
+"""Most seconds that a run waits for the snapshot that a leaver needs."""
 
 
 def gone_from(state: SwarmState, run: Run, now_s: float) -> list[PeerId]:
-    """Leavers of the run without which it can go on, and loses nothing."""
+    """Return the run's leavers without which it can go on, and loses nothing."""
     leaving = set(state.leaving)
     if leaving.isdisjoint(run.peers):
         return []
@@ -42,11 +42,11 @@ def gone_from(state: SwarmState, run: Run, now_s: float) -> list[PeerId]:
 
 
 def with_successors_free(able: SwarmState, run: Run) -> Run:
-    """The run without the replicas that are to take over from leavers of other stages.
+    """Return the run without replicas that take over from leavers of other stages.
 
     Args:
-        able: who may work for it, see `able_for`.
-        run: as it is; who is idle need not be freed.
+        able: State with the members that may work for it, see `able_for`.
+        run: Run at present; idle successors need not be freed.
     """
     for stage in _left(able, run):
         successor = _successor(able, run, stage.layers)
@@ -57,17 +57,17 @@ def with_successors_free(able: SwarmState, run: Run) -> Run:
 
 
 def has_successors(able: SwarmState, run: Run) -> bool:
-    """Whether somebody could take over from a stage's last peers who has yet to be asked.
+    """Whether a peer that was not asked yet could take over from a stage's last peers.
 
     Args:
-        able: who may work for it, see `able_for`.
-        run: as it is.
+        able: State with the members that may work for it, see `able_for`.
+        run: Run at present.
     """
     return any(_successor(able, run, stage.layers) is not None for stage in _left(able, run))
 
 
 def held_for(state: SwarmState, run: Run, now_s: float) -> Reason | None:
-    """What the run waits for before it plans another step; None if it does not wait."""
+    """Return the reason why the run plans no further step for a leaver; None if it does."""
     if (
         not state.leaving
         or not run.committed_steps
@@ -101,7 +101,7 @@ def is_held(run: Run) -> bool:
 
 
 def _left(able: SwarmState, run: Run) -> Iterator[Stage]:
-    """Stages all of whose peers leave, and from which nobody takes over yet."""
+    """Yield stages all of whose peers leave, and that no peer takes over yet."""
     leaving = set(able.leaving)
     for stage in run.stages if leaving else ():
         here = [p for p in stage.peers if p in able.members]
@@ -111,7 +111,7 @@ def _left(able: SwarmState, run: Run) -> Iterator[Stage]:
 
 
 def _successor(able: SwarmState, run: Run, layers: LayerRange) -> PeerId | None:
-    """Who could take a stage over: somebody idle, or a replica that another stage can spare."""
+    """Return an idle member, or a spare replica of another stage, to host the layers; or None."""
     kept_out = able.result_keepers.union(run.peers, *(other.peers for other in able.active_runs))
     idle = (p for p, m in able.members.items() if p not in kept_out and _can_host(run, m, layers))
     spare = (p for p in _spare(able, run) if _can_host(run, able.members[p], layers))
@@ -119,7 +119,7 @@ def _successor(able: SwarmState, run: Run, layers: LayerRange) -> PeerId | None:
 
 
 def _spare(able: SwarmState, run: Run) -> Iterator[PeerId]:
-    """Replicas that may host other layers, and are not the only ones; the largest stage's first."""
+    """Yield replicas that may host other layers and are not alone, from the largest stage first."""
     for stage in sorted(run.computing, key=lambda stage: -len(stage.peers)):
         staying = [p for p in stage.peers if p in able.members and p not in able.leaving]
         carrying = [p for p in staying if able.carries(p)]
@@ -128,7 +128,7 @@ def _spare(able: SwarmState, run: Run) -> Iterator[PeerId]:
 
 
 def _can_host(run: Run, member: Member, layers: LayerRange) -> bool:
-    """Alone, too."""
+    """Whether a member can host the layers, also alone."""
     hello, is_alone = member.hello, not member.grant.replica_only
     is_offered = hello.layers == layers or (hello.layers is None and fits(run.spec, layers, hello))
     is_free = member.leaving is None
@@ -139,24 +139,24 @@ def _leaving(state: SwarmState, peer: PeerId) -> PeerLeaving:
     return state.members[peer].leaving or PeerLeaving()
 
 
-# ---- what a leaver is told
+# ---- progress of a leaver
 
 
 def progress_of(state: SwarmState, peer: PeerId, now_s: float) -> Progress:
     """Return the progress of a leaver: its reason to wait, the time, whether it may go."""
     stays = _leaving(state, peer).stays
-    told = [_progress_in(state, run, peer, now_s) for run in state.runs_of(peer)]
-    waiting = next((progress for progress in told if not progress.may_go), None)
+    in_runs = [_progress_in(state, run, peer, now_s) for run in state.runs_of(peer)]
+    waiting = next((progress for progress in in_runs if not progress.may_go), None)
     if waiting is not None:
         return waiting
     for run in state.runs.values():
         if not stays and _is_last_of_result(state, run, peer):
             return Progress(may_go=False, reason=_not_collected(state, run, peer, now_s))
-    kept = None if stays else sole_keeper_of(state, peer)
-    if kept is not None:
-        run, stage = kept
+    only_copy = None if stays else sole_keeper_of(state, peer)
+    if only_copy is not None:
+        run, stage = only_copy
         return Progress(may_go=False, reason=_about(run, stage.layers, ReasonKind.KEEPERS_COPY))
-    return told[0] if told else Progress(may_go=True)
+    return in_runs[0] if in_runs else Progress(may_go=True)
 
 
 def _about(run: Run, layers: LayerRange, kind: ReasonKind) -> Reason:
@@ -188,10 +188,10 @@ def _progress_in(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> Pro
 
 
 def _alone(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> Progress:
-    """Return the progress of the last peer of a stage, where nobody can take over."""
+    """Return the progress of the last peer of a stage, where no peer can take over."""
     layers, stays = _stage(run, peer).layers, _leaving(state, peer).stays
     rest_s = _rest_s(run, now_s)
-    is_waiting = run.phase is RunPhase.WAITING  # for others, without whom none is whole
+    is_waiting = run.phase is RunPhase.WAITING  # no snapshot is complete without the others
     if may_save(state, run, now_s) and not is_waiting:
         kind = ReasonKind.SNAPSHOT_IS_WRITTEN if is_held(run) else ReasonKind.SNAPSHOT_IS_DUE
         return Progress(may_go=False, reason=_about(run, layers, kind), seconds=rest_s)
@@ -224,7 +224,7 @@ def _not_collected(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> R
 
 
 def takes_result_along(state: SwarmState, run: Run) -> bool:
-    """Whether a part of a finished run's result would be gone with those who leave for good."""
+    """Whether a part of a finished run's result would go with members that leave for good."""
     if run.phase is not RunPhase.FINISHED:
         return False
     leavers = (peer for peer in state.leaving if not _leaving(state, peer).stays)
@@ -232,7 +232,7 @@ def takes_result_along(state: SwarmState, run: Run) -> bool:
 
 
 def _is_last_of_result(state: SwarmState, run: Run, peer: PeerId) -> bool:
-    """Whether nobody who is there and stays has a part of a run's result, but this peer."""
+    """Whether only this peer, of all that stay, has a part of a run's result."""
     if run.phase is not RunPhase.FINISHED or peer not in run.past.exported:
         return False
     others = [p for p in _stage(run, peer).peers if p in run.past.exported and p != peer]
@@ -249,14 +249,14 @@ def _step_s(run: Run) -> float:
 
 
 def _rest_s(run: Run, now_s: float) -> float:
-    """Of the step under way."""
+    """Return the remaining seconds of the present step."""
     return max(0.0, _step_s(run) - (now_s - run.step.began_s)) if run.step else 0.0
 
 
 def _hand_over_s(
     state: SwarmState, run: Run, peer: PeerId, successor: PeerId, now_s: float
 ) -> float:
-    """How long it takes yet, by what was measured of other states, or of the link."""
+    """Return the remaining seconds of the copy, by measurements of other copies or of the link."""
     layers, leaving = _stage(run, peer).layers, _leaving(state, peer)
     caps = (
         state.members[peer].hello.max_up_bytes_per_s,

@@ -1,4 +1,4 @@
-"""Questions about peers: who is welcome, who is wanted, whose weights are lost. Pure."""
+"""Members of runs: eligibility, patience, learners, and reasons. Pure."""
 
 from __future__ import annotations
 
@@ -36,22 +36,21 @@ from swarm_ft.protocol.spec.grant import Grant
 from swarm_ft.protocol.spec.layers import LayerRange
 
 GRACE_S = 30.0
-"""How long, at most, a peer whose stream broke may take to come back with weights that nobody
-else has."""
+"""Most seconds that a run waits for a disconnected peer with weights that no other peer has."""
 SHORT_GRACE_S = 5.0
-"""How long at least: a peer that is well is back in a second or two."""
+"""Least seconds of that wait: a healthy peer is back in a second or two."""
 GATHER_S = 3.0
-"""How long a coordinator that was restarted waits for peers that replicas could stand in for."""
+"""Seconds that a restarted coordinator waits for peers that replicas could replace."""
 SILENT_S = 8.0
-"""A peer that says nothing for so long is gone, whatever its connection looks like."""
+"""Seconds without a message after which a peer is dismissed, whatever its connection looks like."""
 
 
 def able_for(state: SwarmState, run: Run, now_s: float) -> SwarmState:
-    """The state with those members alone that may work for the run now.
+    """Return the state with only those members that are eligible for the run now.
 
-    Left out are peers that are set aside, from all runs or from this one, peers that said they
-    cannot host it, and peers that doubt its open step as long as others can do that without them.
-    So are those that would work no more, but for the last ones that have a stage's state.
+    Suspended peers, misfits, and leavers are not. A peer that doubts the open step is not, as long
+    as the others can do that step without it. Leavers that are the last with a stage's state are
+    eligible.
     """
     able = {
         peer
@@ -65,23 +64,23 @@ def able_for(state: SwarmState, run: Run, now_s: float) -> SwarmState:
 
 
 def is_resting(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> bool:
-    """Whether a peer is set aside, from all runs or from this one."""
+    """Whether a peer is suspended, from all runs or from this one."""
     return state.is_aside(peer, now_s) or run.is_without(peer, now_s)
 
 
 def replaceable(able: SwarmState, run: Run, peers: Collection[PeerId]) -> frozenset[PeerId]:
-    """Find the peers without which the run can do its open step.
+    """Return those of these peers without which the run can do its open step.
 
-    A peer's replicas can do its part. Where it has none, others may host the whole run from the
-    newest snapshot, or from the beginning.
+    A peer's replicas can do its part. Where it has none, other members may host the whole run from
+    the newest snapshot, or from the beginning.
 
     Args:
-        able: the state with the members alone that may work for the run.
-        run: that has an open step.
-        peers: that are to be replaced.
+        able: State with only the members that are eligible for the run.
+        run: Run with an open step.
+        peers: Peers to replace.
     """
     found = {
-        p for stage in run.stages for p in stage.peers if _has_stand_in(able, run, stage, peers)
+        p for stage in run.stages for p in stage.peers if _has_replacement(able, run, stage, peers)
     }
     found &= set(peers)
     rest = able.members.keys() - set(peers)
@@ -91,13 +90,13 @@ def replaceable(able: SwarmState, run: Run, peers: Collection[PeerId]) -> frozen
     return frozenset(peers if may_begin else found)
 
 
-def _has_stand_in(able: SwarmState, run: Run, stage: Stage, but: Collection[PeerId]) -> bool:
+def _has_replacement(able: SwarmState, run: Run, stage: Stage, but: Collection[PeerId]) -> bool:
     there = [peer for peer in stage.peers if peer not in but]
     return any(able.carries(p) and is_able(able, run, p, stage.layers) for p in there)
 
 
 def _dispensable(state: SwarmState, run: Run, able: Collection[PeerId]) -> set[PeerId]:
-    """Of those who would work no more, those that have nothing that would be lost."""
+    """Return the leavers whose loss would cost the run nothing."""
     leaving = set(state.leaving)
     if not leaving or not run.committed_steps or run.past.saved is not None:
         return leaving
@@ -110,12 +109,12 @@ def _dispensable(state: SwarmState, run: Run, able: Collection[PeerId]) -> set[P
 
 
 def hopeless_for(state: SwarmState, run: Run) -> Reason | None:
-    """Why nobody who is there can ever host the run, by their own words; None if somebody may.
+    """Return why no member can ever host the run; None if one may.
 
-    Who could not carry a stage anyway is not asked: its word ends no run.
+    Peers on probation do not count: their reports end no run.
     """
     if run.misfits.keys().isdisjoint(state.members):
-        return None  # it ends by what somebody said, and nobody said anything
+        return None  # only reports of members end a run, and there are none
     unfit: list[PeerId] = []
     for peer, member in state.members.items():
         if member.grant.replica_only:
@@ -128,9 +127,9 @@ def hopeless_for(state: SwarmState, run: Run) -> Reason | None:
 
 
 def reasons_to_idle(state: SwarmState, now_s: float) -> Mapping[PeerId, Reason | None]:
-    """Why there is nothing to do for each member, see `why_idle`; None where there may be.
+    """Return why each member has no work, see `why_idle`; None where it may have some.
 
-    Members of which nothing is known but what they offer are asked once for all that offer alike.
+    Members that differ only in name share one computation.
     """
     going, found = state.going_runs, dict[PeerId, Reason | None]()
     named = state.result_keepers.union(
@@ -151,14 +150,14 @@ def reasons_to_idle(state: SwarmState, now_s: float) -> Mapping[PeerId, Reason |
 
 
 def why_idle(state: SwarmState, runs: Sequence[Run], member: Member, now_s: float) -> Reason | None:
-    """Why there is nothing to do for a member, if there is a reason that it can do something about.
+    """Return why a member has no work, if its volunteer can do something about it.
 
-    The reason names the run that its text is about.
+    The reason names the run that its text belongs to.
 
     Args:
-        state: who is there.
-        runs: the one that it works for, or all that it may work for.
-        member: of whom it is asked.
+        state: State of the swarm.
+        runs: Runs that it works for, or all that it may work for.
+        member: Member without work.
         now_s: monotonic seconds.
     """
     if member.leaving is not None:
@@ -171,7 +170,7 @@ def why_idle(state: SwarmState, runs: Sequence[Run], member: Member, now_s: floa
 
 
 def suspension_of(state: SwarmState, run: Run, peer: PeerId, now_s: float) -> Reason:
-    """The reason for which a peer rests, from all runs or from this one."""
+    """Return the reason for which a peer is suspended, from all runs or from this one."""
     if state.is_aside(peer, now_s):
         return state.standing(peer).suspension
     suspension = run.conduct(peer).standing.suspension
@@ -188,7 +187,7 @@ def _why_not_for(state: SwarmState, run: Run, member: Member, now_s: float) -> R
 
 
 def _not_granted(run: Run, member: Member) -> Reason | None:
-    """Why a member may host none of the layers that it could; None if it may some."""
+    """Return why a member may host none of the layers that it could; None if it may some."""
     if member.hello.peer_id in run.peers:
         return None
     own, stages = member.hello.layers, run.stages
@@ -207,7 +206,7 @@ def _not_granted(run: Run, member: Member) -> Reason | None:
 
 
 def without_misfit(state: SwarmState, peer: PeerId) -> SwarmState:
-    """The same state in which no run knows anything against this peer: it may have changed."""
+    """Return the state in which this peer is no misfit: it may have changed."""
     for run in state.going_runs:
         if peer in run.misfits:
             misfits = {name: why for name, why in run.misfits.items() if name != peer}
@@ -216,9 +215,9 @@ def without_misfit(state: SwarmState, peer: PeerId) -> SwarmState:
 
 
 def layers_misfit(state: SwarmState, run: Run, hello: PeerHello) -> Reason | None:
-    """Why the layers that a peer offers are of no use to the run, if they are of none.
+    """Return why the layers that a peer offers are useless to the run; None if they are not.
 
-    A peer that keeps the result of an earlier run is not asked.
+    A peer that keeps the result of an earlier run is exempt.
     """
     layers, model = hello.layers, run.spec.model
     if layers is None:
@@ -237,7 +236,7 @@ def layers_misfit(state: SwarmState, run: Run, hello: PeerHello) -> Reason | Non
 
 
 def is_wanted(state: SwarmState, peer_id: PeerId, held: HeldStage) -> bool:
-    """Whether what this peer holds of a run is of any use: to the run, or to its client."""
+    """Whether the run, or its client, can use the stage that this peer holds."""
     run = state.runs.get(held.run_id)
     if run is None or run.phase > RunPhase.FINISHED or not is_of(run, held):
         return False
@@ -266,11 +265,11 @@ def loss_of(state: SwarmState, run: Run, peer_id: PeerId, cause: Reason) -> Reas
 
 
 def lost_stages(able: SwarmState, run: Run) -> tuple[Stage, ...]:
-    """Stages whose weights nobody has any more who may carry them.
+    """Return stages whose weights no peer has that may host alone.
 
     Args:
-        able: the state with those members alone that may work for the run.
-        run: that is to go on.
+        able: State with only the members that are eligible for the run.
+        run: Run that is to continue.
     """
     return tuple(
         stage
@@ -321,27 +320,30 @@ def holds_last_commit(run: Run, held: HeldStage) -> bool:
 
 
 def may_hold_it(run: Run, peer_id: PeerId) -> bool:
-    """Whether a peer that says it holds the last commit was there, or took the state over since."""
+    """Whether a peer's claim to hold the last commit is credible.
+
+    It is if the peer took part in that commit, or copied the state since.
+    """
     past = run.past
     is_known = peer_id in past.committers or past.holds.get(peer_id) == run.committed_steps
     return is_known or not run.committed_steps
 
 
 def is_of(run: Run, held: HeldStage) -> bool:
-    """Whether what a peer holds is of this run, and by the same RunSpec."""
+    """Whether a held stage belongs to this run, by the same RunSpec."""
     return held.run_id == run.run_id and held.spec_digest == run.spec.digest()
 
 
 def missed_last_commit(run: Run, held: HeldStage, peer_id: PeerId) -> bool:
-    """Whether all that the peer lacks is to hear of the last commit, in which it took part."""
+    """Whether the peer lacks nothing but the last commit, in which it took part."""
     is_behind = is_of(run, held) and held.committed_steps == run.committed_steps - 1
     return is_behind and run.past.last_commit is not None and peer_id in run.past.committers
 
 
 def with_exports_of(state: SwarmState, member: Member) -> SwarmState:
-    """Whether a run's part of the result lies with this peer is for the peer to say.
+    """Return the state with the results that a joining member holds.
 
-    Of one on probation it is not believed: what others vouched for once may be another file now.
+    A member on probation is not believed: its file may have changed since others confirmed it.
     """
     hello = member.hello
     for run in state.runs.values():
@@ -358,7 +360,7 @@ def with_exports_of(state: SwarmState, member: Member) -> SwarmState:
 
 
 def lost_parts(state: SwarmState, run: Run, now_s: float) -> tuple[LayerRange, ...]:
-    """Stages of a finished run whose result nobody has who is there, or may come back."""
+    """Return the stages of a finished run whose result is with no peer that may be there again."""
     return tuple(
         stage.layers
         for stage in run.stages
@@ -371,17 +373,17 @@ def lost_parts(state: SwarmState, run: Run, now_s: float) -> tuple[LayerRange, .
 
 
 def arrangement(state: SwarmState, run: Run, now_s: float) -> Placement:
-    """Who would host the run if it went back now.
+    """Return the placement of the run if it went back now.
 
-    On the stages of its snapshot, if it has one, whose buffers go on with them, unless it moves on
-    to others from there; where nobody hosts these it is cut anew, and each stage is made of what
-    the snapshot has of its layers.
+    It uses the stages of the run's snapshot, whose buffers continue, or those of its repartition.
+    Where no members can host these, the run is cut again, and each stage loads its layers from the
+    snapshot.
     """
     return arranged(offers_in(state), run, now_s)
 
 
 def offers_in(state: SwarmState) -> Offers:
-    """Summarize the offers of members that keep no result, or host several runs."""
+    """Return the offers of members that keep no result, or host several runs."""
     full = {peer for peer in state.result_keepers if not hosts_beside(state, peer)}
     if not full:
         return Offers(state.members.values())
@@ -389,7 +391,7 @@ def offers_in(state: SwarmState) -> Offers:
 
 
 def offers_to_begin(state: SwarmState, now_s: float) -> Offers:
-    """Summarize the offers to runs without peers: `able_for` with misfits still in."""
+    """Return the offers to runs without peers: `able_for` with misfits still included."""
     able = {
         peer
         for peer, member in state.members.items()
@@ -399,12 +401,12 @@ def offers_to_begin(state: SwarmState, now_s: float) -> Offers:
 
 
 def arranged(offers: Offers, run: Run, now_s: float) -> Placement:
-    """Arrange a run on members that are known to be free for it."""
+    """Return the placement of a run on members that are free for it."""
     return grown(run.spec, first_arranged(offers, run, now_s), offers)
 
 
 def first_arranged(offers: Offers, run: Run, now_s: float) -> Placement:
-    """Arrange a run with one member a stage, unless it moves."""
+    """Return the placement of a run with one member per stage, or on its new stages if it moves."""
     if run.past.snapshot is None:
         return first_hosts(run.spec, offers, now_s)
     moved = _moved_to(offers, run)
@@ -429,7 +431,7 @@ def could_begin(offers: Offers, run: Run, now_s: float) -> bool:
 
 
 def surely_begins(offers: Offers, run: Run, now_s: float) -> bool:
-    """Whether so much memory is lent that `first_arranged` need not be asked."""
+    """Whether the offered memory suffices so clearly that `first_arranged` need not run."""
     is_settled = now_s - offers.newest_auto_s >= SETTLE_S
     return run.past.snapshot is None and is_settled and surely_fits(run.spec, offers)
 
@@ -440,7 +442,7 @@ def hosts_beside(state: SwarmState, peer: PeerId) -> bool:
 
 
 def moved_stages(state: SwarmState, run: Run) -> tuple[StageAssignment, ...]:
-    """On which it goes on from its snapshot, if it moves; none where one of their peers is gone."""
+    """Return the new stages of a repartition; none if one of their peers is gone."""
     return _moved_to(offers_in(state), run) if run.moving is not None else ()
 
 
@@ -464,12 +466,12 @@ def _may_host(offers: Offers, run: Run, host: StageAssignment) -> bool:
 
 
 def patience_s(state: SwarmState, run: Run, now_s: float) -> float:
-    """How long a stage's last peer is waited for while it is away.
+    """Return the seconds that a run waits for a stage's last peer while it is away.
 
-    Waiting costs time; going back costs the steps since the newest snapshot, and makes sense only
-    where others could host all layers now. Whether the peer comes back is not known, so the run
-    waits as long as going back would cost and then goes back: that never costs more than twice
-    what the better of the two would have (the ski rental problem).
+    Waiting costs time; a rollback costs the steps since the newest snapshot, and makes sense only
+    where members could host all layers now. Whether the peer comes back is unknown, so the run
+    waits as long as the rollback would cost: in total never more than twice the cost of the better
+    choice (the ski rental problem).
     """
     if not arrangement(state, run, now_s).assignments:
         return GRACE_S
@@ -479,18 +481,18 @@ def patience_s(state: SwarmState, run: Run, now_s: float) -> float:
 
 
 def settled(state: SwarmState, run: Run, now_s: float, grace_s: float) -> Run | None:
-    """The run without peers that nobody needs to wait for: replicas stand in for them.
+    """Return the run without absent peers that replicas can replace.
 
-    A peer that is away stays if it may come back and no replica of its stage is there, or as long
-    as peers are gathered; who listens stays, and is nobody to wait for. None if a stage has nobody
-    left: its weights are gone, or nobody waits for them any more. Replicas on probation stand in
-    for nobody: a stage with them alone has nobody left.
+    An absent peer stays if it may come back and no replica of its stage is connected, or while a
+    restarted coordinator gathers peers. Listeners stay, and nobody waits for them. The result is
+    None if a stage has no peer left: its weights are lost, or the run waited long enough. Replicas
+    on probation replace nobody: a stage with only those has no peer left.
 
     Args:
-        state: who is there.
-        run: as the last attempt left it.
+        state: State of the swarm.
+        run: Run as its last attempt left it.
         now_s: monotonic seconds.
-        grace_s: how long a peer that is away may come back, see `patience_s`.
+        grace_s: Seconds in which an absent peer may come back, see `patience_s`.
     """
     kept: list[StageAssignment] = []
     for stage in run.stages:
@@ -510,7 +512,7 @@ def settled(state: SwarmState, run: Run, now_s: float, grace_s: float) -> Run | 
 
 
 def is_able(state: SwarmState, run: Run, peer: PeerId, layers: LayerRange) -> bool:
-    """Whether a peer is there and has the stage as of the last commit, or can load it."""
+    """Whether a peer is connected and has the stage as of the last commit, or can load it."""
     member = state.members.get(peer)
     if member is None or member.hello.layers not in (None, layers):
         return False
@@ -526,7 +528,7 @@ def _may_return(state: SwarmState, run: Run, peer: PeerId, now_s: float, grace_s
 
 
 def with_newcomers(state: SwarmState, run: Run) -> Run:
-    """The run with members that can join its stages, each beside the stage's replicas."""
+    """Return the run with members that can join its stages, each next to the stage's replicas."""
     kept_out = state.result_keepers.union(run.peers)
     outside = {peer: member for peer, member in state.members.items() if peer not in kept_out}
     leaving = frozenset(state.leaving)
@@ -543,7 +545,7 @@ def with_newcomers(state: SwarmState, run: Run) -> Run:
 
 
 def passed_by(run: Run) -> tuple[Stage, ...]:
-    """Stages that no sample passes any more: what they made of every one is kept above them."""
+    """Return stages that no sample passes any more: their outputs are all stored above them."""
     ledger, stages = run.past.ledger, run.stages
     if ledger is None or not ledger.entry or run.is_in_first_epoch:
         return ()
@@ -553,9 +555,9 @@ def passed_by(run: Run) -> tuple[Stage, ...]:
 
 
 def with_some_let_go(state: SwarmState, run: Run) -> Run:
-    """The run without replicas that have nothing to do any more, and may host other layers.
+    """Return the run without replicas that have no work any more and may host other layers.
 
-    One of each stage stays: a sample whose constants are lost passes it again.
+    One replica of each stage stays: a sample whose constants are lost passes it again.
     """
     entry = run.past.ledger.entry if run.past.ledger else 0
     spare = {peer for stage in run.stages[:entry] for peer in _spare(state, run, stage)}
@@ -576,16 +578,16 @@ def _spare(state: SwarmState, run: Run, stage: Stage) -> list[PeerId]:
 
 
 def can_listen(run: Run) -> bool:
-    """Whether somebody who joins now takes over while the others train, and nobody waits for it."""
+    """Whether a newcomer would copy its state while the others train, without a wait."""
     is_training = bool(run.committed_steps) and run.phase is not RunPhase.LOADING
     return is_training and not run.spec.shared_values
 
 
 def learners_of(state: SwarmState, run: Run) -> Iterator[Learner]:
-    """Peers of the run that have to take their stage's state from its other replicas.
+    """Yield the run's peers that must copy their stage's state from its other replicas.
 
-    Who listens already goes on with what it began, as long as a source of that state is left.
-    Replicas on probation are no sources: nobody takes their word for what a stage is.
+    A listener continues its copy as long as a source of that state is left. Replicas on probation
+    are no sources: their state is not trusted.
     """
     before = {learner.peer_id: learner for learner in run.attempt.learners}
     for stage in run.stages:
@@ -613,7 +615,7 @@ def knows_of(run: Run, peer: PeerId) -> bool:
 
 
 def without_state(run: Run, peer: PeerId) -> Run:
-    """The run in which nothing is known of what this peer holds, or has begun to take."""
+    """Return the run without any knowledge of this peer's state or copy."""
     run = run.with_holds({name: n for name, n in run.past.holds.items() if name != peer})
     learners = tuple(t for t in run.attempt.learners if t.peer_id != peer)
     caught_up = run.attempt.caught_up - {peer}
@@ -621,7 +623,7 @@ def without_state(run: Run, peer: PeerId) -> Run:
 
 
 def with_caught_up(run: Run) -> Run:
-    """The run in which learners that have caught up are replicas as all others."""
+    """Return the run in which learners that have caught up are ordinary replicas."""
     caught_up = run.attempt.caught_up
     if not caught_up:
         return run
@@ -631,7 +633,7 @@ def with_caught_up(run: Run) -> Run:
 
 
 def joining_of(run: Run) -> Reason | None:
-    """Return the reason for peers that take over while the others train, or None."""
+    """Return the reason that names learners while the others train, or None."""
     listeners = run.listeners
     return several(
         Reason(kind=ReasonKind.JOINING_STAGE, peers=(a.peer_id,), layers=(a.layers,))
@@ -641,7 +643,7 @@ def joining_of(run: Run) -> Reason | None:
 
 
 def caught_up_of(run: Run) -> Reason | None:
-    """Return the reason for peers that have caught up, or None."""
+    """Return the reason that names peers that have caught up, or None."""
     kind, step = ReasonKind.CAUGHT_UP, run.committed_steps
     return several(
         Reason(kind=kind, peers=(a.peer_id,), layers=(a.layers,), step=step)
@@ -657,10 +659,10 @@ def _wanted_layers(
     idle: Collection[LayerRange],
     leaving: frozenset[PeerId],
 ) -> LayerRange | None:
-    """The stage that a newcomer is to host: its own, what it holds, or where it helps most.
+    """Return the stage of a newcomer: its own, the one that it holds, or where it helps most.
 
-    That is first where all others would leave. Of those where it helps alike, one whose peers and
-    neighbours it reaches. It helps nowhere in `idle`.
+    It helps first where all others leave, and not in `idle`. Of stages where it helps equally, it
+    gets one whose peers and neighbours it reaches directly.
     """
     hello = member.hello
     has = hello.held_of(run.run_id)

@@ -1,11 +1,11 @@
-"""Whether layers move between the stages of a run, because it would be faster. Pure.
+"""Repartitions of a run for speed: whether layers move between its stages. Pure.
 
-Every now and then, at a commit, a step's time on the present stages is compared with that on
-others: those that `place` would make of the members that the run may work with, the present ones
-cut otherwise, and stages of fewer peers, or more, each with as many layers as it is fast. What is
-saved over the steps that are left has to be well above what moving costs: a snapshot written and
-read, and key frames over new boundaries. Each further move waits twice as long as the one before,
-so that no noise, and no peer that tells what is not, keeps a run moving.
+At intervals, at a commit, a step's time on the present stages is compared with its time on others:
+the stages that `place` would make of the eligible members, other cuts for the present peers, and
+stages of fewer or more peers, each with layers in proportion to its speed. The time saved over the
+remaining steps must be well above the cost of the move: a snapshot that is written and read, and
+key frames at new boundaries. Each further move waits twice as long as the one before, so that
+neither noise nor a peer that reports falsely keeps a run moving.
 """
 
 from __future__ import annotations
@@ -43,26 +43,25 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 
 LOOK_S = 30.0
-"""From one look to the next."""
+"""Seconds between two comparisons."""
 APART_S, MOST_APART_S = 300.0, 3600.0
-"""After the first move nothing moves for so long, and after each further one for twice as long as
-after the one before, up to so long."""
+"""Seconds without a move after the first one; each further move doubles them, up to a maximum."""
 MEASURED_AT_LEAST = 3
-"""Steps on the present stages, before anything is told from them."""
+"""Steps on the present stages before a comparison."""
 SAVES_TIMES = 2.0
-"""What a move saves has to be so many times what it costs."""
+"""Least ratio of the time that a move saves to its cost."""
 FASTER = 0.9
-"""A step has to take less than this part of what it takes now."""
+"""Largest ratio of a step's new time to its present time that justifies a move."""
 RESTART_S = 5.0
-"""From the end of one attempt until all stages of the next one work, beside what they load."""
+"""Seconds from the end of an attempt until all stages of the next one work, without loading."""
 MAX_SEATS = 64
-"""Peers that are looked at, those that are fastest."""
+"""Most peers that are considered, the fastest first."""
 MAX_NAMED = 4
-"""Moves that are told one by one."""
+"""Most moves that a reason names."""
 
 
 def is_to_look(state: SwarmState, run: Run, now_s: float) -> bool:
-    """Whether it is time to ask, and all is there by which it can be told."""
+    """Whether a comparison is due, and all its inputs are known."""
     moves, train = run.moves, run.spec.train
     apart_s = min(MOST_APART_S, APART_S * 2 ** min(moves.count - 1, 16)) if moves.count else 0.0
     is_time = now_s - moves.looked_s >= LOOK_S and now_s - moves.last_s >= apart_s
@@ -78,19 +77,19 @@ def is_to_look(state: SwarmState, run: Run, now_s: float) -> bool:
         for stage in run.computing
         for peer in stage.peers[:1]
     )
-    is_told = is_time and is_steady and is_measured and run.committed_steps < train.num_steps
-    is_told = is_told and not _shares_peers(state, run)
-    return state.moves_layers and is_told and _may_be_cut(state, run, now_s)
+    is_known = is_time and is_steady and is_measured and run.committed_steps < train.num_steps
+    is_known = is_known and not _shares_peers(state, run)
+    return state.moves_layers and is_known and _may_be_cut(state, run, now_s)
 
 
 def _shares_peers(state: SwarmState, run: Run) -> bool:
-    """Whether other runs' tasks are in the time that its steps take: it says little of stages."""
+    """Whether other runs compute on its peers, so that step times show little about stages."""
     hosted = state.hosted
     return any(len(hosted.get(peer, ())) > 1 for peer in run.peers)
 
 
 def _may_be_cut(state: SwarmState, run: Run, now_s: float) -> bool:
-    """Whether a snapshot of this step can be had, and others put together of it."""
+    """Whether a snapshot of this step is possible, and other stages can be made of it."""
     # One whole model has its tied ends under one name.
     is_bound = run.spec.train.sync_tied_embeddings and len(run.stages) == 1
     keeps_constants = run.past.ledger is not None and run.past.ledger.entry > 0
@@ -105,16 +104,16 @@ def _may_be_cut(state: SwarmState, run: Run, now_s: float) -> bool:
 
 
 def better_stages(state: SwarmState, run: Run, now_s: float) -> Moving | None:
-    """The stages on which the run would be faster by far, if there are any.
+    """Return the stages on which the run would be much faster, or None.
 
     Args:
-        state: who is there.
-        run: that has just committed a step, see `is_to_look`.
+        state: State of the swarm.
+        run: Run that just committed a step, see `is_to_look`.
         now_s: monotonic seconds.
     """
     able = share_of(state, run, now_s)
     if with_newcomers(able, run) is not run:
-        return None  # it is to show first how fast it is
+        return None  # newcomers must first show how fast they are
     rates, took_s = rates_of(state, run), median(run.measured.step_seconds)
     was_s = step_s(run.spec, run.computing, rates, is_first=run.is_in_first_epoch)
     best: Moving | None = None
@@ -141,14 +140,14 @@ def _moving(
 
 
 def cost_s(run: Run) -> float:
-    """Seconds in which a run that moves makes no steps: a snapshot is written, and read."""
+    """Return the seconds without steps of a run that moves: a snapshot is written and read."""
     largest = max(state_bytes(run.spec, stage.layers) for stage in run.stages)
     took_s = run.keeping.took_s or largest / UNMEASURED_BYTES_S
     return 2 * took_s + RESTART_S
 
 
 def stands(state: SwarmState, run: Run, now_s: float) -> bool:
-    """Whether what a run waits to move for may still be."""
+    """Whether the repartition that a run waits for is still possible."""
     moving = run.moving
     if moving is None or run.steering.is_paused or run.committed_steps != moving.step:
         return False
@@ -161,12 +160,12 @@ def stands(state: SwarmState, run: Run, now_s: float) -> bool:
 
 
 def awaits_move(run: Run) -> bool:
-    """Whether the run waits between two steps for the snapshot that it is to move with."""
+    """Whether the run waits between two steps for the snapshot of its repartition."""
     return run.moving is not None and not run.moving.has_begun and run.step is None
 
 
 def begun(run: Run, now_s: float) -> Run:
-    """The run that gives its stages up: how long steps took on these says nothing any more."""
+    """Return the run that gives up its stages; step times on these no longer count."""
     moving = run.moving and replace(run.moving, has_begun=True)
     moves = Moves(count=run.moves.count + 1, last_s=now_s, looked_s=now_s)
     measured = replace(run.measured, step_seconds=(), step_targets=())
@@ -197,7 +196,7 @@ def moved(run: Run, moving: Moving) -> Reason:
 
 
 def _hosts(stages: Sequence[Stage]) -> list[tuple[PeerId, ...]]:
-    """Of each block."""
+    """Return the peers of each block."""
     return [stage.peers for stage in stages for _ in range(len(stage.layers))]
 
 
@@ -209,7 +208,7 @@ def _saved_s(run: Run, each_s: float) -> float:
 
 
 def _key_frames_s(run: Run, stages: Sequence[Stage], rates: Rates) -> float:
-    """How much longer steps take in which samples are met anew by these stages, and not by now."""
+    """Return the additional seconds of steps whose samples are new only to the new stages."""
     train = run.spec.train
     left, epoch = train.num_steps - run.committed_steps, train.steps_per_epoch
     anew = min(left, epoch) - max(0, min(left, epoch - run.committed_steps))
@@ -218,7 +217,7 @@ def _key_frames_s(run: Run, stages: Sequence[Stage], rates: Rates) -> float:
 
 
 def _is_its_own(state: SwarmState, run: Run, moving: Moving, now_s: float) -> bool:
-    """Whether the run is given those peers once it has given its own up: others may wait."""
+    """Whether the run would get those peers after it gave up its own; other runs may wait."""
     if run.past.last_commit is None:
         return False
     saved = Snapshot(last_commit=run.past.last_commit, sent=run.past.sent)
@@ -232,7 +231,7 @@ def _is_its_own(state: SwarmState, run: Run, moving: Moving, now_s: float) -> bo
     return peers <= shared(state.with_run(again), now_s).members[run.run_id]
 
 
-# ---- on which stages it could go on
+# ---- possible stages
 
 
 def _candidates(
@@ -244,7 +243,7 @@ def _candidates(
     yield place(spec, members, now_s).assignments
     carriers = [member for member in members if not member.grant.replica_only]
     if any(member.hello.layers is not None for member in carriers):
-        return  # who names layers keeps them, and so the cut
+        return  # a member that names its layers fixes the cut
     known = {member.hello.peer_id: member for member in carriers}
     model = _model(spec)
     groups = [[known[p] for p in stage.peers if p in known] for stage in run.computing]
@@ -263,7 +262,7 @@ def _model(spec: RunSpec) -> Model:
 
 
 def _in_a_row(run: Run, carriers: Sequence[Member]) -> list[Member]:
-    """As they sit now; who has no seat sits down in front of the last, which sees the labels."""
+    """Return the members in their present order, new ones before the last, which sees labels."""
     seats = {peer: seat for seat, peer in enumerate(run.peers)}
     last = len(seats) - 1.5
     return sorted(carriers, key=lambda member: seats.get(member.hello.peer_id, last))
@@ -276,9 +275,9 @@ def _cut(
     carriers: Sequence[Member],
     rates: Rates,
 ) -> tuple[StageAssignment, ...]:
-    """A stage for each of these groups, with as many layers as it is fast; nothing if none can be.
+    """Return a stage for each group, with layers in proportion to its speed; empty if impossible.
 
-    Who is in no group is a replica where that helps most, as newcomers are.
+    Members without a group become replicas where they help most, as newcomers do.
     """
     ranges = model.cut([_seat(spec, group, rates) for group in groups])
     hosts = [(m, layers) for layers, group in zip(ranges, groups, strict=False) for m in group]

@@ -1,8 +1,8 @@
-"""Who of those that share a model sits beside whom, so that few bytes go over relays. Pure.
+"""Order of a run's peers in the pipeline, so that few bytes go over relays. Pure.
 
-Placement decides which stages there are and who takes part, see `placement`. Here peers that left
-the choice to it change seats, where each still fits, until the bytes that are expected to be
-relayed are as few as can be. Where nothing is known of who reaches whom all stay where they are.
+Placement chooses the stages and their peers, see `placement`. Here peers that left the choice to it
+swap seats, where each still fits, until the expected relayed bytes are least. Without knowledge of
+the peers' connectivity all stay where they are.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from swarm_ft.protocol.spec.layers import LayerRange
 from swarm_ft.protocol.spec.run_spec import RunSpec
 
 MAX_TRIES = 10_000
-"""Of changes that are looked at: the coordinator decides nothing else meanwhile."""
+"""Most swaps that are tried: the coordinator decides nothing else meanwhile."""
 MAX_SEARCHED = 16
-"""Peers among which all orders are searched; more only change seats in pairs."""
+"""Most peers whose orders are all searched; more peers only swap seats in pairs."""
 OTHER_BITS = 4.0
-"""A value, by codecs that are told by something else than bits."""
+"""Bits per value assumed of codecs whose number means something else."""
 _OF_BITS = {CodecName.NONE, CodecName.FP16, CodecName.BF16, CodecName.Q, CodecName.AQ, CodecName.HQ}
 _WEIGHT_BYTES = 4
 
@@ -36,14 +36,14 @@ _WEIGHT_BYTES = 4
 def with_better_neighbours(
     spec: RunSpec, placed: Sequence[StageAssignment], members: Mapping[PeerId, Member], ways: Ways
 ) -> tuple[StageAssignment, ...]:
-    """The same stages with the same peers, in an order in which fewer bytes are relayed.
+    """Return the same stages with the same peers, in an order that relays fewer bytes.
 
     Args:
-        spec: says what each peer may host, and how much goes where.
-        placed: first stage to last, replicas beside each other; of orders that are as good as this
-            one, this one is kept.
-        members: who the peers are.
-        ways: who reaches whom.
+        spec: RunSpec, which determines what each peer may host, and the traffic.
+        placed: Assignments, first stage to last, replicas next to each other. This order is kept if
+            no other is better.
+        members: Member of each peer.
+        ways: Connectivity of members.
     """
     peers = [one.peer_id for one in placed]
     if _are_alike(frozenset(peers), ways):
@@ -67,7 +67,7 @@ def with_better_neighbours(
 
 
 def _are_alike(peers: Collection[PeerId], ways: Ways) -> bool:
-    """Whether any two of them reach each other as any other two: no order is better then."""
+    """Whether all pairs of them connect equally well, so that no order is better."""
     if any(one in peers and other in peers for one, other in ways.met):
         return False
     homes = {ways.homes.get(peer) for peer in peers}
@@ -75,7 +75,7 @@ def _are_alike(peers: Collection[PeerId], ways: Ways) -> bool:
 
 
 def relayed_percent(spec: RunSpec, placed: Sequence[StageAssignment], ways: Ways) -> int:
-    """How much of what peers send each other is expected to be relayed; 0 if nothing is known."""
+    """Return the percentage of traffic that is expected to be relayed; 0 if unknown."""
     percent = _costs([one.peer_id for one in placed], ways)
     links = [
         (size, percent(one, other))
@@ -91,9 +91,9 @@ def relayed_percent(spec: RunSpec, placed: Sequence[StageAssignment], ways: Ways
 # ---- seats, and how much goes between two of them in a step
 
 Links = list[dict[int, int]]
-"""Of each seat the others that it exchanges bytes with, and how many."""
+"""For each seat, the others that it exchanges bytes with, and how many per step."""
 Order = Sequence[int]
-"""At each seat the peer that had this seat before."""
+"""For each seat, the first seat of its peer."""
 
 
 def _links(spec: RunSpec, placed: Sequence[StageAssignment]) -> Links:
@@ -111,34 +111,34 @@ def _links(spec: RunSpec, placed: Sequence[StageAssignment]) -> Links:
             for other in before:
                 link(seat, other, _crossing_bytes(spec) / (len(seats) * len(before)))
         for one, other in combinations(seats, 2):
-            # Of the gradient each sends its part of the other's shard, and the sum of its own.
+            # Each sends its part of the other's shard, and the sum of its own shard.
             link(one, other, 4 * gradient_bytes(spec, layers) / len(seats))
         before = seats
     return links
 
 
 def _crossing_bytes(spec: RunSpec) -> float:
-    """Of a step, over one boundary: activations, and their gradients back."""
+    """Return the bytes of a step over one boundary: activations and their gradients."""
     train = spec.train
     values = train.batch_size * train.seq_length * spec.model.hidden_size
     return values * sum(bits_of(train.codec(direction)) for direction in Direction) / 8
 
 
 def gradient_bytes(spec: RunSpec, layers: LayerRange) -> float:
-    """Of a stage's gradients once, as replicas send them to each other."""
+    """Return the bytes of a stage's gradients, once, as replicas send them to each other."""
     values = spec.trained_bytes(layers) / _WEIGHT_BYTES
     return values * bits_of(spec.train.reduction_codec) / 8
 
 
 def bits_of(codec: CodecSpec) -> float:
-    """About how many a value takes."""
+    """Return the approximate bits per value."""
     if codec.is_directional:
         return codec.usual_bits
     return codec.number if codec.name in _OF_BITS else OTHER_BITS
 
 
 def _costs(peers: Sequence[PeerId], ways: Ways) -> Callable[[int, int], int]:
-    """The chance in percent that a link of two peers, by their first seats, is relayed."""
+    """Return a function from two peers' first seats to the percentage of their link's relay."""
 
     @cache
     def cost(one: int, other: int) -> int:
@@ -148,13 +148,13 @@ def _costs(peers: Sequence[PeerId], ways: Ways) -> Callable[[int, int], int]:
 
 
 class _Table:
-    """Seats, who may have them, and what links cost.
+    """Seats, their possible peers, and the costs of links.
 
     Args:
-        links: between seats.
-        free: seats whose peers may change.
-        may_sit: whether a peer may have a seat of these.
-        cost: of each byte between two peers.
+        links: Traffic between seats.
+        free: Seats whose peers may change.
+        may_sit: Function that decides whether a peer may have one of these seats.
+        cost: Function from two peers to the cost of each byte between them.
     """
 
     def __init__(
@@ -172,16 +172,16 @@ class _Table:
 
     @property
     def is_tired(self) -> bool:
-        """Whether enough was looked at."""
+        """Whether the limit of tries is reached."""
         return self.tries >= MAX_TRIES
 
     def at(self, order: Order, seat: int, peer: int) -> int:
-        """What the links of a seat to earlier ones cost, with this peer there."""
+        """Return the cost of a seat's links to earlier seats, with this peer there."""
         links = self.links[seat].items()
         return sum(size * self.cost(order[other], peer) for other, size in links if other < seat)
 
     def around(self, order: Order, one: int, other: int) -> int:
-        """What the links of two seats cost; that between them is the same if they change."""
+        """Return the cost of two seats' links, without the link between them: a swap keeps that."""
         return sum(
             size * self.cost(order[seat], order[neighbour])
             for seat in (one, other)
@@ -190,7 +190,7 @@ class _Table:
         )
 
     def total(self, order: Order) -> int:
-        """What all links cost."""
+        """Return the cost of all links."""
         return sum(self.at(order, seat, peer) for seat, peer in enumerate(order))
 
 
@@ -198,7 +198,7 @@ class _Table:
 
 
 def _changed_in_pairs(table: _Table) -> list[int]:
-    """Two peers change seats as long as that makes it cheaper."""
+    """Swap pairs of peers as long as that lowers the cost."""
     order, is_better = list(range(len(table.links))), True
     while is_better:
         is_better = False
@@ -210,7 +210,7 @@ def _changed_in_pairs(table: _Table) -> list[int]:
 
 
 def _change(table: _Table, order: list[int], one: int, other: int) -> bool:
-    """Have two seats change their peers if that is cheaper; whether it is."""
+    """Swap the peers of two seats if that lowers the cost; return whether it does."""
     table.tries += 1
     if not (table.may_sit(order[one], other) and table.may_sit(order[other], one)):
         return False
@@ -223,15 +223,15 @@ def _change(table: _Table, order: list[int], one: int, other: int) -> bool:
 
 
 class _Search:
-    """Seat by seat, the cheapest peer first, and back; what cannot beat the best is left out.
+    """A depth-first search over the seats, cheapest peer first, without hopeless branches.
 
-    So is what uses the same peers as something that was no dearer, and ends alike (Held and Karp
-    1962): among eight stages no order is cheaper than the one found.
+    It also cuts branches that use the same peers as an equally cheap one and end alike (Held and
+    Karp 1962): among eight stages no order is cheaper than the one found.
 
     Args:
-        table: seats and peers.
-        stages: of each seat.
-        order: the best that is known.
+        table: Seats and peers.
+        stages: Stage of each seat.
+        order: Best known order.
     """
 
     def __init__(self, table: _Table, stages: Sequence[LayerRange], order: Order) -> None:
@@ -241,18 +241,18 @@ class _Search:
         self._best_cost = table.total(order)
         self._order = list(order)
         seats = range(len(order))
-        # Of each seat the earlier ones on which the cost of it, or of later ones, depends.
+        # For each seat, the earlier ones that the cost of it, or of later ones, depends on.
         self._ends = [
             [s for s in range(seat) if max(table.links[s], default=0) >= seat] for seat in seats
         ]
-        # Of each seat, the bytes between it and earlier ones.
+        # For each seat, the bytes between it and earlier ones.
         self._bytes = [sum(size for s, size in table.links[t].items() if s < t) for t in seats]
-        # Of each peer, what a byte to whoever is nearest to it costs.
+        # For each peer, the cost of a byte to its nearest other peer.
         self._least = [min((table.cost(p, q) for q in seats if q != p), default=0) for p in seats]
         self._reached: dict[tuple[frozenset[int], frozenset[tuple[LayerRange, int]]], int] = {}
 
     def best(self) -> list[int]:
-        """The cheapest order there is, as far as it was looked for; the given one if that is."""
+        """Return the cheapest order within the limit of tries; the given one if none is cheaper."""
         self._look(0, frozenset(self._table.free), 0)
         return self._best
 
@@ -272,7 +272,7 @@ class _Search:
                 self._look(seat + 1, rest, cost + more)
 
     def _least_behind(self, seat: int, unused: Collection[int]) -> int:
-        """What no order of these peers in the free seats behind can go below."""
+        """Return a lower bound on the cost of the later free seats with these peers."""
         sizes = [self._bytes[free] for free in self._table.free if free > seat]
         costs = [self._least[peer] for peer in unused]
         if not costs:
@@ -280,7 +280,7 @@ class _Search:
         return max(min(sizes) * sum(costs), sum(sizes) * min(costs))
 
     def _candidates(self, seat: int, unused: frozenset[int]) -> list[tuple[int, int]]:
-        """What each peer costs that may have this seat, and who it is, the cheapest first."""
+        """Return the cost of each peer that may have this seat, the cheapest first."""
         table, peers = self._table, [seat]
         if seat in table.free:
             peers = [peer for peer in unused if table.may_sit(peer, seat)]

@@ -1,4 +1,4 @@
-"""What members offer for placement, sorted once for all runs that ask the same members. Pure."""
+"""Offers of members for placement, sorted once for all runs that use the same members. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _UNLIMITED = Grant()
 
 
 class Offers:
-    """Some members, and summaries of what they lend. Whoever has one never changes it.
+    """Some members, and summaries of what they lend. An instance never changes.
 
     Attributes:
-        members: all of them, in the swarm's order.
-        carriers: those that may host a stage alone.
-        autos: of these, those that leave their layers to the coordinator.
+        members: All of them, in the swarm's order.
+        carriers: Members that may host a stage alone.
+        autos: Carriers that leave the choice of layers to the coordinator.
     """
 
     def __init__(self, members: Iterable[Member]) -> None:
@@ -33,7 +33,7 @@ class Offers:
         self._sorted_autos: dict[int, tuple[Member, ...]] = {}
 
     def without(self, peers: Collection[PeerId]) -> Offers:
-        """Return what the others offer, without these."""
+        """Return the offers without these members."""
         if not any(peer in self._by_name for peer in peers):
             return self
         return Offers(member for name, member in self._by_name.items() if name not in peers)
@@ -50,7 +50,7 @@ class Offers:
 
     @cached_property
     def fixed(self) -> tuple[tuple[LayerRange, tuple[tuple[int, Member], ...]], ...]:
-        """Carriers that name their layers, by these layers, each with its place in the order."""
+        """Carriers that name their layers, by these layers, each with its position."""
         found: dict[LayerRange, list[tuple[int, Member]]] = {}
         for place, member in enumerate(self.carriers):
             if member.hello.layers is not None:
@@ -61,7 +61,7 @@ class Offers:
 
     @cached_property
     def newest_auto_s(self) -> float:
-        """The time at which the last of the autos joined."""
+        """Monotonic seconds at which the last of the autos joined."""
         return max((m.joined_at_s for m in self.autos), default=-math.inf)
 
     @cached_property
@@ -70,28 +70,28 @@ class Offers:
 
     @cached_property
     def total_bytes(self) -> int:
-        """The memory of all autos together."""
+        """Memory of all autos together."""
         return sum(self._rising_bytes)
 
     @property
     def most_bytes(self) -> int:
-        """The memory of the auto that lends most."""
+        """Memory of the auto that lends most."""
         return self._rising_bytes[-1] if self.autos else 0
 
     def num_with(self, num_bytes: float) -> int:
-        """Return how many autos lend so much memory, or more."""
+        """Return how many autos lend at least so much memory."""
         return len(self.autos) - bisect_left(self._rising_bytes, num_bytes)
 
     @cached_property
     def bound(self) -> tuple[LayerRange, ...]:
-        """The layers to which invitations bind autos."""
+        """Layers to which invitations restrict autos."""
         return tuple(m.grant.layers for m in self.autos if m.grant.layers)
 
     def asked(self, spec: RunSpec) -> list[Member]:
-        """Return the autos in the order in which a run asks them what they host.
+        """Return the autos in the order in which a run tries them.
 
-        Members that may not see tokens come first, then members with the least to choose from,
-        then those that lend all of their link, then those with the most memory.
+        Members that may not see tokens come first, then members with the fewest choices, then those
+        that lend all of their link, then those with the most memory.
         """
         ordered = self._by_choices(spec.model.num_blocks if self.bound else 0)
         if self.all_see_tokens and not spec.trusted_with_ends:
@@ -112,7 +112,7 @@ class Offers:
         return self._sorted_autos[num_blocks]
 
     def has_ends(self, spec: RunSpec) -> bool:
-        """Whether an auto may host a stage that gets text and labels of the run."""
+        """Whether an auto may host a stage that receives text and labels of the run."""
         if not spec.trusted_with_ends:
             return self._sees_tokens
         return any(may_host_ends(spec, member) for member in self.autos)
@@ -129,7 +129,7 @@ class Offers:
     # ---- members that may be refused something
 
     def limited(self, spec: RunSpec) -> Sequence[Member]:
-        """Return the members that a run may refuse some layers to; all others host any."""
+        """Return the members that a run may refuse some layers; all others host any."""
         return self.members if spec.trusted_with_ends else self._limited
 
     @cached_property
@@ -138,5 +138,5 @@ class Offers:
 
 
 def may_host_ends(spec: RunSpec, member: Member) -> bool:
-    """Check whether a member may get text and labels of a run."""
+    """Whether a member may receive text and labels of a run."""
     return end_refusal(spec, member) is None

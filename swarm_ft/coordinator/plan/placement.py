@@ -1,10 +1,9 @@
-"""Which peer hosts which blocks, and why nobody does yet. Pure.
+"""Placement of blocks on peers, or the reason why there is none. Pure.
 
-Peers that name their layers keep them; peers that leave the choice (`--layers auto`) share what
-is left, as evenly as their memory allows; blocks below all that trains have their forward alone, so
-fewer share these. Whoever is left over then is a replica of a stage. Nobody
-hosts what it may not, see `hosting`; replicas on probation are given no part here: they join what
-others host, see `membership`.
+Peers that name their layers keep them. Peers that leave the choice (`--layers auto`) share the rest
+as evenly as their memory allows; frozen blocks below all that trains compute only forward, so fewer
+peers share these. All remaining peers become replicas. No peer hosts layers that it may not, see
+`hosting`. Replicas on probation have no part here: they join existing stages, see `membership`.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from swarm_ft.protocol.spec.layers import LayerRange, split_evenly
 from swarm_ft.protocol.spec.run_spec import RunSpec
 
 SETTLE_S = 2.0
-"""How long automatic peers are gathered after the last one came, before the first assignment."""
+"""Seconds after the last automatic peer joined, in which more are gathered before an assignment."""
 _GATHERING = Reason(kind=ReasonKind.GATHERING)
 ROUNDING = 1e-9
-"""Sums of bytes are equal if they differ by no more than this part."""
+"""Relative difference up to which sums of bytes count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Who hosts what, first stage to last, replicas beside each other; or nobody, and why.
+    """Hosts of all stages, first to last, replicas next to each other; or none, with the reason.
 
     Attributes:
-        reason: why nobody hosts it.
-        is_by_speed: whether each has its layers since it is as fast as it is: nobody changes seats.
+        reason: Reason why there are no hosts.
+        is_by_speed: Whether layers follow each peer's speed, so that no two peers may swap.
     """
 
     assignments: tuple[StageAssignment, ...]
@@ -47,12 +46,12 @@ class Placement:
 
     @property
     def is_gathering(self) -> bool:
-        """Whether more is known in a moment."""
+        """Whether more peers are expected in a moment."""
         return self.reason is not None and self.reason.kind is ReasonKind.GATHERING
 
 
 def place(spec: RunSpec, members: Sequence[Member], now_s: float) -> Placement:
-    """Cover all blocks of the model with members, or say what is missing."""
+    """Assign all blocks of the model to members, or return the reason why that fails."""
     offers = Offers(members)
     return grown(spec, first_hosts(spec, offers, now_s), offers)
 
@@ -66,7 +65,7 @@ def grown(spec: RunSpec, placement: Placement, offers: Offers) -> Placement:
 
 
 def first_hosts(spec: RunSpec, offers: Offers, now_s: float) -> Placement:
-    """Cover all blocks with one member a stage, or say what is missing."""
+    """Assign all blocks with one member per stage, or return the reason why that fails."""
     parts = _cover(spec.model.num_blocks, _keepers(spec, offers))
     gaps = [part for part in parts if isinstance(part, LayerRange)]
     if gaps and not offers.autos:
@@ -77,10 +76,10 @@ def first_hosts(spec: RunSpec, offers: Offers, now_s: float) -> Placement:
 
 
 def surely_fits(spec: RunSpec, offers: Offers) -> bool:
-    """Whether `first_hosts` covers all blocks, as far as the members' sorted memory tells.
+    """Whether `first_hosts` surely covers all blocks, judged by the sorted memory of members.
 
-    It does where nobody is refused anything, and as many members as share the blocks each have
-    room for the longest part. Where this is not so `first_hosts` has to look.
+    It does where no member is restricted, and as many members as share the blocks each have room
+    for the longest part. Otherwise `first_hosts` has to decide.
     """
     num_blocks = spec.model.num_blocks
     has_limits = offers.fixed or offers.bound or not offers.all_see_tokens
@@ -94,7 +93,7 @@ def surely_fits(spec: RunSpec, offers: Offers) -> bool:
 
 
 def fits_nobody(spec: RunSpec, offers: Offers) -> bool:
-    """Whether `first_hosts` finds nobody, as far as sums tell, where nobody names layers."""
+    """Whether `first_hosts` surely fails, judged by sums, where no member names layers."""
     return not offers.fixed and not _may_hold(spec, [spec.model.layers], offers)
 
 
@@ -118,7 +117,7 @@ def first_hosts_on(
 
 
 def _keepers(spec: RunSpec, offers: Offers) -> list[Member]:
-    """Members that keep the layers that they name: the first for each layers, in their order."""
+    """Return members that keep the layers that they name: the first for each range, in order."""
     found: list[tuple[int, Member]] = []
     for layers, members in offers.fixed:
         if layers.stop <= spec.model.num_blocks:
@@ -135,7 +134,7 @@ def _filled(
 ) -> Placement:
     if not gaps:
         return _fill(spec, parts, gaps, offers, 0)
-    # All of them if their memory allows; else the larger ones, for an even share may be too much.
+    # Use all if their memory allows; else the larger ones, since an even share may be too much.
     most = min(len(offers.autos), sum(len(gap) for gap in gaps))
     ways = _ways_to_cut(spec, gaps, offers.bound)
     refused = _fill(spec, parts, ways[0], offers, most)
@@ -152,10 +151,10 @@ def _filled(
 
 
 def _may_hold(spec: RunSpec, gaps: Sequence[LayerRange], offers: Offers) -> bool:
-    """Whether members could hold the gaps as far as two sums tell: this costs nothing to ask.
+    """Whether two cheap sums allow that members host the gaps.
 
-    What no division of the gaps can have is refused here: more memory than all members lend
-    together, or an end where nobody may see tokens.
+    They refuse what no division can achieve: more memory than all members lend together, or an end
+    where no member may see tokens.
     """
     least_bytes = sum(spec.held_bytes(gap) for gap in gaps)
     if offers.total_bytes < least_bytes * (1 - ROUNDING):
@@ -165,10 +164,10 @@ def _may_hold(spec: RunSpec, gaps: Sequence[LayerRange], offers: Offers) -> bool
 
 
 class _Limit:
-    """A bound on the parts that gaps may be cut into, from the members' sorted memory.
+    """Bounds on the number of parts of the gaps, from the members' sorted memory.
 
-    Each part takes another member, so as many members as there are parts of a length lend what
-    such a part takes at least. Whatever `allows` refuses, `_fill` refuses too.
+    Each part needs another member, so at least as many members as parts of a length must lend the
+    memory of such a part. Whatever `allows` refuses, `_fill` refuses too.
     """
 
     def __init__(self, spec: RunSpec, gaps: Sequence[LayerRange], offers: Offers) -> None:
@@ -176,13 +175,13 @@ class _Limit:
         self._gaps = gaps
         self._offers = offers
         self._hosts: dict[int, int] = {}
-        # A part is no longer than the longest that fits into anybody's memory.
+        # A part is no longer than the longest that fits into any member's memory.
         longest = [self._longest(gap) for gap in gaps]
         self._can_be = all(longest)
         self._least = sum(-(-len(g) // n) for g, n in zip(gaps, longest, strict=True) if n)
 
     def allows(self, num_peers: int) -> bool:
-        """Whether so many members may be able to share the gaps."""
+        """Whether this number of members may be able to share the gaps."""
         if not self._can_be or num_peers < self._least:
             return False
         if len(self._gaps) > 1:
@@ -214,7 +213,7 @@ def _least_bytes(spec: RunSpec, gap: LayerRange, length: int) -> float:
 
 
 def _host(spec: RunSpec, layers: LayerRange, asked: Sequence[Member]) -> int | None:
-    """The place of the first that may host these blocks, and has the memory."""
+    """Return the position of the first member that may host these blocks and has the memory."""
     num_bytes = spec.held_bytes(layers)
     return next(
         (
@@ -229,9 +228,9 @@ def _host(spec: RunSpec, layers: LayerRange, asked: Sequence[Member]) -> int | N
 def _ways_to_cut(
     spec: RunSpec, gaps: Sequence[LayerRange], bound: Sequence[LayerRange]
 ) -> list[Sequence[LayerRange]]:
-    """The gaps as they are, and cut where members that are bound to layers may begin or end.
+    """Return the gaps, and the gaps cut where restricted members may begin or end.
 
-    Each of these comes first with a cut below all that trains, if there is something.
+    Each of these comes first with a cut below all blocks that train, if there is one.
     """
     starts, stops = {layers.start for layers in bound}, {layers.stop for layers in bound}
     edges = (stops, starts, starts | stops) if bound else ()
@@ -254,7 +253,7 @@ def fits(spec: RunSpec, layers: LayerRange, hello: PeerHello) -> bool:
 def with_replicas(
     spec: RunSpec, first: tuple[StageAssignment, ...], members: Sequence[Member]
 ) -> tuple[StageAssignment, ...]:
-    """Those who host the stages, and every other member that can host one of them too."""
+    """Return the hosts of the stages, and every other member that can host one of them too."""
     if not first:
         return ()
     hosts: dict[LayerRange, list[StageAssignment]] = {}
@@ -277,7 +276,7 @@ def with_replicas(
 def open_stages(
     spec: RunSpec, member: Member, num_bytes: Mapping[LayerRange, float]
 ) -> list[LayerRange]:
-    """Find the stages that a member can host as a replica."""
+    """Return the stages that a member can host as a replica."""
     hello = member.hello
     if hello.layers is not None:
         open_to = [hello.layers] if hello.layers in num_bytes else []
@@ -289,7 +288,7 @@ def open_stages(
 
 
 class _Tail(NamedTuple):
-    """The best tiling from a cut to the end: blocks that nobody hosts, members, first part."""
+    """Best tiling from a cut to the end: number of blocks without a host, members, first part."""
 
     gap_blocks: int
     num_members: int
@@ -298,7 +297,7 @@ class _Tail(NamedTuple):
 
 
 def _cover(num_blocks: int, fixed: Sequence[Member]) -> list[Member | LayerRange]:
-    """Members and gaps, in order, that tile the blocks with the smallest gaps."""
+    """Return members and gaps, in order, that tile the blocks with the smallest gaps."""
     offers: dict[int, list[tuple[int, Member]]] = {}
     for member in fixed:
         if member.hello.layers is not None:
@@ -319,7 +318,7 @@ def _cover(num_blocks: int, fixed: Sequence[Member]) -> list[Member | LayerRange
 
 
 def _parts(tails: Mapping[int, _Tail], num_blocks: int) -> list[Member | LayerRange]:
-    """The best tiling written out; adjoining gaps are one."""
+    """Return the best tiling as a list; adjoining gaps are merged."""
     parts: list[Member | LayerRange] = []
     start = 0
     while start < num_blocks:
@@ -342,7 +341,7 @@ def _fill(
     offers: Offers,
     num_peers: int,
 ) -> Placement:
-    """Let so many of those who are asked, or fewer, share the gaps."""
+    """Divide the gaps among at most so many members."""
     shares = _shares(spec, gaps, num_peers, most_bytes=offers.most_bytes)
     if shares is None:
         kind = ReasonKind.TOO_FEW_PEERS
@@ -374,7 +373,7 @@ def _fits_nobody(layers: LayerRange) -> Placement:
 
 
 def _longest_part(shares: Mapping[LayerRange, int]) -> LayerRange:
-    """The first of the longest parts, where each gap is split evenly into so many."""
+    """Return the first of the longest parts, where each gap is split evenly."""
     gap, share = max(shares.items(), key=lambda one: -(-len(one[0]) // one[1]))
     rest = len(gap) % share
     at = -(-share // rest) - 1 if rest else 0
@@ -384,13 +383,13 @@ def _longest_part(shares: Mapping[LayerRange, int]) -> LayerRange:
 def _shares(
     spec: RunSpec, gaps: Sequence[LayerRange], num_peers: int, most_bytes: int
 ) -> dict[LayerRange, int] | None:
-    """How many peers share each gap: as few as it fits into, then wherever the parts are most work.
+    """Return how many peers share each gap: as few as fit, then more wherever parts are most work.
 
     Args:
-        spec: of the run.
-        gaps: blocks that are to be hosted.
-        num_peers: in all.
-        most_bytes: that any of them lends.
+        spec: RunSpec of the run.
+        gaps: Blocks to be hosted.
+        num_peers: Number of peers in all.
+        most_bytes: Most memory that any of them lends.
     """
     if num_peers < len(gaps):
         return None
@@ -418,5 +417,5 @@ def _shares(
 
 
 def _least_share(spec: RunSpec, gap: LayerRange, most_bytes: int) -> int:
-    """Peers of so much memory that hold a gap, at least."""
+    """Return the least number of peers with so much memory that hold a gap."""
     return max(1, math.ceil(spec.held_bytes(gap) / max(1, most_bytes)))

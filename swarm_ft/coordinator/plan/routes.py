@@ -1,11 +1,11 @@
-"""Which microbatch passes which replica of each stage. Pure.
+"""Routes of microbatches over the replicas of each stage. Pure.
 
 Every stage divides a step's microbatches among its replicas by their speed, so load is even in
-every step. Within that, samples go where the ledger has their buffers (see `affinity`). Those that
-nobody holds go by a place in [0, 1) that each sample has, drawn once, from the seed: microbatches
-are cut in the order of places, and each stage divides that order. So a sample meets nearly the same
-replicas at every visit even where there is no ledger. Where it does not matter otherwise, a
-microbatch goes on to a replica that is reached without a relay.
+every step. Within that, samples go where the ledger has their buffers (see `Affinity`). Other
+samples follow a place in [0, 1) that each sample gets from the seed: microbatches are cut in the
+order of places, and each stage divides that order. So a sample meets nearly the same replicas at
+every visit even without a ledger. Otherwise, a microbatch prefers a replica that is reached without
+a relay.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from swarm_ft.protocol.spec.microbatch import Microbatch
 from swarm_ft.protocol.spec.run_spec import TrainSpec
 from swarm_ft.protocol.spec.training_plan import step_microbatches, step_samples
 
-# ---- what a few measured times say of the next one
+# ---- estimates from a few measured times
 
 MANY_SPREADS = 4.0
-"""Median absolute deviations; of normal noise, less than one in a hundred lies so far out."""
+"""Median absolute deviations that count as noise; less than 1 % of normal noise exceeds them."""
 LEAST_SPREAD = 0.1
-"""Of the median: what was steady so far is not held to less."""
+"""Least spread as a part of the median, however steady the measurements were."""
 
 
 def expected_s(measured: Sequence[float]) -> float:
-    """What the next one will take: the median, or the last one if it is out of all bounds.
+    """Return the expected next value: the median, or the last value if it is an outlier.
 
-    So noise moves nothing, and a change is believed at once.
+    So noise changes nothing, and a real change counts at once.
     """
     usual = statistics.median(measured)
     return measured[-1] if abs(measured[-1] - usual) > _spread(measured) else usual
 
 
 def longest_s(measured: Sequence[float]) -> float:
-    """What the next one takes at most, if nothing has changed."""
+    """Return the largest next value that is still within the spread."""
     return statistics.median(measured) + _spread(measured)
 
 
@@ -58,27 +58,27 @@ def _spread(measured: Sequence[float]) -> float:
     return MANY_SPREADS * max(deviation, LEAST_SPREAD * usual)
 
 
-# ---- samples together with those that are held by the same peers, and sent to these
+# ---- affinity: samples with the same holders form groups, which go to these holders
 #
-# How much a peer may be given is not decided here, see `routes`: loads are as even as without
-# buffers, and within that as few samples as can be leave the peers that hold them. A buffer
-# counts where both of its ends are: of one end alone, the sample begins anew wherever it goes.
+# Affinity does not change how much a peer gets: loads are as even as without buffers, and within
+# that as few samples as possible leave their holders. A buffer counts only with both of its ends:
+# with one end alone, the sample starts with a key frame wherever it goes.
 
 ANY = -1
-"""In a route: whichever replica has room."""
+"""Entry of a route that leaves the replica open."""
 MAX_WISHES = 4
-"""Routes that a microbatch tries to take, those of most of its samples first."""
+"""Routes that a microbatch tries, those of most of its samples first."""
 
 Route = tuple[int, ...]
 
 
 class Affinity:
-    """Where one step's samples are held.
+    """Holders of one step's samples.
 
     Args:
-        ledger: whose boundaries are those of the stages.
-        stages: the pipeline, first to last.
-        samples: in the order of their places.
+        ledger: Ledger with the boundaries of these stages.
+        stages: Stages of the pipeline, first to last.
+        samples: Samples in the order of their places.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ class Affinity:
         ]
 
     def groups(self, size: int, room: Sequence[Counter[int]]) -> list[tuple[SampleId, ...]]:
-        """The samples cut into groups of `size`, the last one smaller, that are held together.
+        """Cut the samples into groups of `size`, the last one smaller, that are held together.
 
-        Samples that nobody holds, and those that their peers have no room for, fill groups up, so
-        that each is one route's alone if it can be.
+        Samples without a holder, and those whose holders have no room, fill groups up, so that each
+        group belongs to one route if possible.
 
         Args:
-            size: samples in a group.
-            room: of each stage, how many groups each replica takes.
+            size: Samples per group.
+            room: For each stage, how many groups each replica takes.
         """
         kept, fillers = self._divided([Counter({r: n * size for r, n in c.items()}) for c in room])
         fillers.reverse()
@@ -113,7 +113,7 @@ class Affinity:
         return _cut([self._samples[row] for row in ordered], size)
 
     def _divided(self, left: list[Counter[int]]) -> tuple[list[int], list[int]]:
-        """Samples that may stay with who holds them, by route, and all others, as rows."""
+        """Return samples that may stay with their holders, by route, and all others, as rows."""
         rows = range(len(self._samples))
         nobody = (ANY,) * len(left)
         weights = self._weights(rows, np.array(self._routes)).tolist()
@@ -134,7 +134,7 @@ class Affinity:
         return kept, [*unheld, *excess]
 
     def wishes(self, group: Sequence[SampleId]) -> list[tuple[int, Route]]:
-        """Routes that hold some of a group, and how much of it, most first."""
+        """Return routes that hold some of a group, with how much of it, most first."""
         rows = [self._rows[sample] for sample in group]
         counted = Counter(self._routes[row] for row in rows)
         common = (route for route, _ in counted.most_common(MAX_WISHES))
@@ -143,11 +143,11 @@ class Affinity:
         return sorted(weighed, key=lambda wish: -wish[0])
 
     def _weights(self, rows: Sequence[int], along: NDArray[np.int64]) -> NDArray[np.int64]:
-        """At how many boundaries the peers of a route hold each sample's buffers.
+        """Return at how many boundaries the peers of a route hold each sample's buffers.
 
         Args:
-            rows: samples.
-            along: routes, one for each or one for all, [samples, stages].
+            rows: Samples, as rows.
+            along: Routes, one for each sample or one for all, [samples, stages].
         """
         pairs = np.stack([along[:, :-1], along[:, 1:]], axis=2)
         if self._entry:
@@ -158,11 +158,11 @@ class Affinity:
 
 
 class Detours:
-    """How likely what goes from one replica to another passes a relay, in percent.
+    """Chance of a relay between replicas of adjoining stages, in percent.
 
     Args:
-        stages: the pipeline, first to last.
-        ways: who reaches whom.
+        stages: Stages of the pipeline, first to last.
+        ways: Connectivity of members.
     """
 
     def __init__(self, stages: Sequence[Stage], ways: Ways) -> None:
@@ -172,9 +172,10 @@ class Detours:
         ]
 
     def best(self, route: Sequence[int], stage: int, open_to: Iterable[int]) -> int:
-        """Of some replicas of a stage the one for a route that is open there.
+        """Return the best of some replicas of a stage for a route that is open there.
 
-        Of two that its neighbours reach alike, the one that others of the stage before it do not.
+        Of two that its neighbours reach equally well, it is the one that other replicas of the
+        stage before reach worse.
         """
         return min(open_to, key=lambda replica: self._rank(route, stage, replica))
 
@@ -192,16 +193,16 @@ def assign(
     room: Sequence[Counter[int]],
     detours: Detours,
 ) -> list[Route]:
-    """The route of each group.
+    """Return the route of each group.
 
-    Those that have most to lose choose first. Who finds its route full at some stage is sent
-    elsewhere at as few other stages as can be, since every change of peers is a buffer lost. Who
-    is open to several takes the first of those that are reached best.
+    Groups with the most to lose choose first. A group whose route is full at some stage changes as
+    few other stages as possible, since every change of peers loses buffers. A group with several
+    open replicas takes the first of those that are reached best.
 
     Args:
-        wishes: of each group, most wanted first.
-        room: of each stage, how many groups each replica takes; as many as there are in all.
-        detours: between replicas.
+        wishes: Wishes of each group, most wanted first.
+        room: For each stage, how many groups each replica takes; as many as there are in all.
+        detours: Chances of relays between replicas.
     """
     left = [Counter(replicas) for replicas in room]
     routes: dict[int, Route] = {}
@@ -221,7 +222,7 @@ def assign(
 
 
 def _completed(route: Route, left: Sequence[Counter[int]], detours: Detours) -> Route:
-    """The route with a replica that has room at each stage, which is taken."""
+    """Return the route with a replica that has room at each open stage, and reserve these."""
     chosen = list(route)
     for stage, replica in enumerate(route):
         if replica == ANY:
@@ -236,7 +237,7 @@ def _fits(route: Route, left: Sequence[Counter[int]]) -> bool:
 
 
 def _taken(route: Route, left: Sequence[Counter[int]]) -> Route:
-    """As much of the route as there is room for, which is taken."""
+    """Return the part of the route that has room, and reserve it."""
     kept = tuple(
         r if r != ANY and counter[r] > 0 else ANY for r, counter in zip(route, left, strict=True)
     )
@@ -270,7 +271,7 @@ def _held_ends(
 
 
 def _held_routes(ends: NDArray[np.int64], entry: int) -> NDArray[np.int64]:
-    """The replica of each stage that holds a sample's buffers, [samples, stages]."""
+    """Return the replica of each stage that holds a sample's buffers, [samples, stages]."""
     num_samples, num_boundaries, _ = ends.shape
     routes = np.full((num_samples, num_boundaries + 1), ANY)
     for boundary in range(num_boundaries):
@@ -284,9 +285,9 @@ def _held_routes(ends: NDArray[np.int64], entry: int) -> NDArray[np.int64]:
 
 
 Seconds = Mapping[PeerId, Sequence[float]]
-"""Of peers, how long a microbatch took to compute, lately."""
+"""Recent seconds per microbatch of each peer."""
 NO_WAYS: Ways = Ways()
-"""Nothing is known of who reaches whom."""
+"""Connectivity of which nothing is known."""
 
 
 def plan_microbatches(
@@ -297,7 +298,7 @@ def plan_microbatches(
     ledger: Ledger | None = None,
     ways: Ways = NO_WAYS,
 ) -> tuple[Microbatch, ...]:
-    """The step's microbatches with their routes; without replicas, in the order of the data."""
+    """Return the step's microbatches with routes; without replicas, in the order of the data."""
     if all(len(stage.peers) == 1 for stage in stages):
         return step_microbatches(train, step)
     samples = sorted(step_samples(train, step), key=lambda sample: _place(train.seed, sample))
@@ -319,7 +320,7 @@ def plan_microbatches(
 def routes_of(
     microbatches: Iterable[Microbatch], stages: Sequence[Stage]
 ) -> dict[SampleId, tuple[PeerId, ...]]:
-    """The peers that each sample passes, first stage to last."""
+    """Return the peers that each sample passes, first stage to last."""
     return {
         sample: tuple(stage.peers[batch.replica_at(i)] for i, stage in enumerate(stages))
         for batch in microbatches
@@ -334,17 +335,17 @@ def plan_again(
     seconds: Seconds,
     num_held_out: int = 0,
 ) -> tuple[Microbatch, ...]:
-    """The microbatches of a step that was planned before, on the way that costs the least now.
+    """Return the microbatches of a step that was planned before, at the least cost now.
 
-    At each stage a microbatch stays with the peer that is done with it. The others are divided by
-    speed again; as many of them as this allows stay with the peer they were to pass.
+    At each stage a microbatch stays with a peer that is done with it. The others are divided by
+    speed again; as many of them as this allows stay with their former peer.
 
     Args:
-        before: the step as it was planned.
-        stages: the run's by now; the same stages, other peers.
-        done: what peers say they are done with.
-        seconds: how fast peers are.
-        num_held_out: microbatches of the step that are only evaluated, and numbered behind these.
+        before: Step as it was planned.
+        stages: Present stages of the run: the same layers, other peers.
+        done: Microbatches that each peer reports as done.
+        seconds: Speeds of peers.
+        num_held_out: Number of the step's evaluated microbatches, whose indices follow.
     """
     planned = before.microbatches
     num_microbatches = len(planned) + num_held_out
@@ -373,18 +374,18 @@ def plan_evaluation(
     ways: Ways = NO_WAYS,
     ledger: Ledger | None = None,
 ) -> tuple[Microbatch, ...]:
-    """Microbatches that are only evaluated, with their routes.
+    """Return microbatches that are only evaluated, with their routes.
 
-    Nothing is kept of one but its loss, so it is done once the last stage is done with it; before
-    that it begins anew. Who keeps constants of their samples gets them again.
+    Only the loss of such a microbatch is kept, so it is done once the last stage is done with it;
+    before that it starts again. Keepers of its samples' constants are preferred.
 
     Args:
-        held_out: those microbatches, numbered behind all others of the step.
-        stages: the run's.
-        done: what peers say they are done with.
-        seconds: how fast peers are.
-        ways: who reaches whom.
-        ledger: who keeps constants, if anybody does.
+        held_out: Microbatches whose indices follow all others of the step.
+        stages: Stages of the run.
+        done: Microbatches that each peer reports as done.
+        seconds: Speeds of peers.
+        ways: Connectivity of members.
+        ledger: Keepers of constants, if there are any.
     """
     if not held_out:
         return ()
@@ -418,14 +419,14 @@ def with_entries(
     ledger: Ledger | None,
     only: Collection[MicrobatchIndex] | None = None,
 ) -> tuple[Microbatch, ...]:
-    """Microbatches, of which those begin at the stage that keeps constants that can.
+    """Return the microbatches, with those that can start at the stage that keeps constants.
 
     Args:
-        batches: with their routes.
-        stages: the run's.
-        ledger: who keeps constants, if anybody does.
-        only: of a step that is planned again, those that began there before: of others, the stages
-            in front may have computed some. None: any.
+        batches: Microbatches with their routes.
+        stages: Stages of the run.
+        ledger: Keepers of constants, if there are any.
+        only: In a repeated plan, the microbatches that started there before: the stages in front
+            may have computed some of the others. None: any.
     """
     if ledger is None or not ledger.entry:
         return tuple(batches)
@@ -445,10 +446,10 @@ def _may_enter(batch: Microbatch, stages: Sequence[Stage], ledger: Ledger) -> bo
 def _accepted(
     stage: Stage, done: Mapping[PeerId, frozenset[MicrobatchIndex]], num_microbatches: int
 ) -> dict[MicrobatchIndex, int]:
-    """Microbatches that are done at a stage, and at which replica of it.
+    """Return the microbatches that are done at a stage, each with its replica.
 
-    Where two say so of one, because one of them was thought dead for a while, one of the two has
-    to begin anew: a sum cannot be taken apart.
+    Two replicas may report the same one, because one of them was thought dead for a while. Then one
+    of the two starts again: a sum cannot be taken apart.
     """
     accepted: dict[MicrobatchIndex, int] = {}
     claims = [(replica, done.get(peer, frozenset())) for replica, peer in enumerate(stage.peers)]
@@ -466,7 +467,7 @@ def _kept_routes(
     accepted: dict[MicrobatchIndex, int],
     seconds: Seconds,
 ) -> list[int]:
-    """The replica of each microbatch at one stage."""
+    """Return the replica of each microbatch at one stage."""
     routes: dict[int, int] = {int(index): replica for index, replica in accepted.items()}
     to_do = [batch for batch in before.microbatches if batch.index not in accepted]
     room = Counter(_shares(len(to_do), stage, seconds))
@@ -492,7 +493,7 @@ def _place(seed: int, sample: SampleId) -> bytes:
 
 
 def _shares(num_microbatches: int, stage: Stage, seconds: Seconds) -> list[int]:
-    """The replica of each microbatch, replicas rising: each has what it computes in equal time."""
+    """Return the replica of each microbatch, in rising order, so that all need equal time."""
     taken = _seconds_each(stage, seconds)
     counts = [0] * len(stage.peers)
     for _ in range(num_microbatches):
@@ -504,14 +505,17 @@ def _shares(num_microbatches: int, stage: Stage, seconds: Seconds) -> list[int]:
 
 
 def _seconds_each(stage: Stage, seconds: Seconds) -> list[float]:
-    """Seconds a microbatch of each replica; a newcomer counts as fast as the others."""
+    """Return each replica's seconds per microbatch; a newcomer counts as fast as the others."""
     known = {peer: expected_s(seconds[peer]) for peer in stage.peers if seconds.get(peer)}
     usual = statistics.median(known.values()) if known else 1.0
     return [max(known.get(peer, usual), math.ulp(1.0)) for peer in stage.peers]
 
 
 def _interleaved(count: int, lanes: int) -> list[int]:
-    """0 to count - 1 so that neighbours are of different lanes, and all replicas start at once."""
+    """Return 0 to count - 1 with neighbours from different lanes.
+
+    So all replicas start at once.
+    """
     size = -(-count // lanes)
     parts = [range(start, min(start + size, count)) for start in range(0, count, size)]
     return [rank for rank in chain.from_iterable(zip_longest(*parts)) if rank is not None]

@@ -1,19 +1,19 @@
-"""Which members each run may work with: several train side by side. Pure.
+"""Division of the members among the runs: several train side by side. Pure.
 
-A run keeps the peers that it has. Of those that are free, runs that wait get as few as they need to
-begin, the run of whoever has least in front; then each that is left goes, one by one, to the run of
-whoever has least, of those that it helps. What an owner has is divided by
-the weight that its invitation grants, and all keys of one invitation are one owner. The runs of one
-owner come by their priority, and then as they were submitted. A run that cannot begin holds nobody
-up, but for one that waited for very long: see `SAVED_AFTER_S`.
+A run keeps its peers. Of the free peers, waiting runs get as few as they need to begin, first the
+run whose owner has least. Then each remaining peer goes, one by one, to the run whose owner has
+least, among those that it helps. "Least" counts an owner's peers over the weight that its
+invitation grants; all keys of one invitation are one owner. The runs of one owner come by their
+priority, and then by submission. A run that cannot begin delays no other, except one that waited
+for very long: see `SAVED_AFTER_S`.
 
-Peers are given whole. A run that could begin with none but peers at work, or that keep a result,
-gets stages *beside* what these hold, where they lend the memory for it (`max_beside`): each run
-sees of a member's memory what the others leave it.
+Peers are given whole. A run that could only begin with peers that work, or keep a result, gets
+stages *beside* these, where they lend the memory for it (`max_beside`): each run sees the part of a
+member's memory that the others leave.
 
-Who trains is not robbed of a peer that it needs to exist. Replicas beside that one are given, when
-their step ends, to a run that could begin with them, if its owner has less. One that has more
-stages than it needs makes room by being cut anew, from its next snapshot.
+A training run never loses a peer that it needs. Its replicas beyond that go, at the end of their
+step, to a run that could begin with them, if its owner has less. A run with more stages than it
+needs makes room at its next snapshot, by a repartition.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ __all__ = ["SAVED_AFTER_S", "Sharing", "beside", "least", "makes_room", "share_o
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Who is whose.
+    """Members of each run.
 
     Attributes:
-        members: of each run that is not over, whom it may work with now.
-        to_give: of runs with peers, replicas that another run is to have when the step ends.
-        in_turn: runs without peers, in the order in which they are given some.
+        members: Members that each run may use now, for all runs that are not over.
+        to_give: Replicas that another run gets at the end of the step, for each run with peers.
+        in_turn: Runs without peers, in the order of the queue.
     """
 
     members: Mapping[RunId, frozenset[PeerId]]
@@ -69,14 +69,14 @@ class Sharing:
     in_turn: tuple[RunId, ...] = ()
 
     def of(self, state: SwarmState, run: Run) -> SwarmState:
-        """The state with those members alone that the run may work with."""
+        """Return the state with only the members that the run may use."""
         return beside(state.with_members(self.members.get(run.run_id, frozenset())), run)
 
 
 def beside(state: SwarmState, run: Run) -> SwarmState:
-    """The state in which members lend what other runs' stages leave of their memory.
+    """Return the state in which members lend the memory that other runs' stages leave.
 
-    Left out are those where the run has no stage, and none has room.
+    Members without a stage of the run, and without room for one, are left out.
     """
     hosted, members = state.hosted, dict(state.members)
     for peer in members.keys() & hosted.keys():
@@ -93,26 +93,26 @@ def beside(state: SwarmState, run: Run) -> SwarmState:
 def _with_what_is_left(
     state: SwarmState, member: Member, others: Mapping[RunId, LayerRange]
 ) -> Member:
-    """The member, lending what these stages of other runs leave of its memory."""
+    """Return the member with the memory that these stages of other runs leave."""
     taken = sum(state.runs[of].spec.held_bytes(layers) for of, layers in others.items())
     left_bytes = max(0, math.floor(member.hello.memory_bytes - taken))
     return replace(member, hello=replace(member.hello, memory_bytes=left_bytes))
 
 
 def _has_room(run: Run, member: Member) -> bool:
-    """Whether the layers that a member insists on fit; of others placement sees to it."""
+    """Whether the layers that a member names fit; placement checks all other members."""
     layers, model = member.hello.layers, run.spec.model
     is_of_use = layers is None or layers.stop <= model.num_blocks
     return is_of_use and (layers is None or fits(run.spec, layers, member.hello))
 
 
 def shared(state: SwarmState, now_s: float, inputs: object = None) -> Sharing:
-    """Divide the members; the answer is kept until something that counts changes.
+    """Return the division of the members, cached until an input changes.
 
     Args:
-        state: who is there, and which runs are.
+        state: Members and runs.
         now_s: monotonic seconds.
-        inputs: its `division_inputs`, where whoever asks has them already.
+        inputs: The state's `division_inputs`, if the caller has them.
     """
     going = state.going_runs
     if len(going) == 1 and not going[0].steering.is_paused:
@@ -127,12 +127,12 @@ def shared(state: SwarmState, now_s: float, inputs: object = None) -> Sharing:
 
 
 def share_of(state: SwarmState, run: Run, now_s: float) -> SwarmState:
-    """The state with those members alone that may work for the run, and are its own or free."""
+    """Return the state with only the members that are eligible for the run, and its own or free."""
     return able_for(shared(state, now_s).of(state, run), run, now_s)
 
 
 def makes_room(state: SwarmState, run: Run, now_s: float) -> bool:
-    """Whether a run that waits could begin if this one, whose owner has more, was cut anew."""
+    """Whether a waiting run could begin if this one, whose owner has more, was repartitioned."""
     if all(one.attempt.assignments or one.steering.is_paused for one in state.going_runs):
         return False
     past, number = run.past.rolled_back, run.attempt.number
@@ -157,9 +157,9 @@ def _could_make_room(state: SwarmState, run: Run, again: Run, now_s: float) -> b
 class _Division:
     """Divides the members; see the module's docstring.
 
-    Runs without peers ask for placements, and all of them ask of the same few sets of members:
-    those that are free, and those beside whose stages there is room. What each of these offers is
-    sorted and summed once, see `Offers`, and most runs that fit nobody are refused by a sum.
+    Runs without peers need placements, and all of them try the same few sets of members: free ones,
+    and those with room beside their stages. The offers of each set are sorted and summed once, see
+    `Offers`, and a sum refuses most runs that fit nowhere.
     """
 
     def __init__(self, state: SwarmState, now_s: float) -> None:
@@ -199,7 +199,7 @@ class _Division:
         self._helped: dict[object, bool] = {}
 
     def divided(self) -> Sharing:
-        """Who is whose."""
+        """Return the division."""
         in_turn = tuple(run.run_id for run in sorted(self.waiting, key=self.place_in_line))
         begun = self._with_runs_that_begin()
         self._give_the_rest([*self._active, *begun])
@@ -214,10 +214,10 @@ class _Division:
         }
         return Sharing(members, to_give, in_turn)
 
-    # ---- whose turn it is
+    # ---- the queue
 
     def place_in_line(self, run: Run) -> tuple[bool, float, bool, int, int]:
-        """Who waited for long comes first, then whose owner has least for the claim's weight."""
+        """Return the sort key: a long wait first, then the owner with least for its weight."""
         return (
             not has_waited_for_long(run, self._now_s),
             self._claim(run),
@@ -229,10 +229,10 @@ class _Division:
     def _claim(self, run: Run, more: int = 0) -> float:
         return _share(run, self._held[_owner(run)] + more)
 
-    # ---- runs that wait
+    # ---- waiting runs
 
     def _with_runs_that_begin(self) -> list[Run]:
-        """Give those that can begin what they need, and tell which these are."""
+        """Give waiting runs the peers to begin with, and return those that can."""
         begun, waiting = [], sorted(self.waiting, key=self.place_in_line)
         while waiting:
             run = waiting.pop(0)
@@ -247,7 +247,7 @@ class _Division:
         return begun
 
     def _need(self, run: Run) -> Sequence[PeerId]:
-        """As few as it can begin with, of those that are free or may be given; empty: it cannot."""
+        """Return the fewest free or given peers that the run can begin with; empty: it cannot."""
         saved = self._saved or frozenset()
         free = [peer for peer in self._free if peer not in saved] if saved else self._free
         if run.moving is not None:
@@ -262,15 +262,15 @@ class _Division:
         return self._need_beside(run, free)
 
     def _need_beside(self, run: Run, free: Sequence[PeerId]) -> Sequence[PeerId]:
-        """One for each stage, of those that are free and of those that hold something else too.
+        """Return one peer per stage, free ones and those that hold other stages too.
 
-        Those that hold the least come first. All of them have a part, or a few would do all.
+        Peers that hold the least come first. Each gets a part, or a few would do all the work.
         """
         num_lenders = 0
         for num_held in range(1, MAX_HOSTED):
             before, (num_lenders, offers) = num_lenders, self._offers_beside(run, free, num_held)
             if num_lenders == before:
-                continue  # with these it could not begin
+                continue  # the same members did not suffice before
             first = first_arranged(offers, run, math.inf)
             need = [stage.peers[0] for stage in stages_of(first.assignments)]
             if need:
@@ -279,9 +279,10 @@ class _Division:
         return ()
 
     def _with_room(self, run: Run, num_held: int) -> Mapping[PeerId, Member]:
-        """Members that hold so many stages at most, each of another run, and lend for one more.
+        """Return members with at most so many stages, all of other runs, and room for one more.
 
-        What one is given in the same division is not known yet: the next one is its turn.
+        Stages that a member gets in the same division are not known yet: the next division counts
+        them.
         """
         barred = self._barred(run)
         return {
@@ -296,9 +297,9 @@ class _Division:
 
     @cached_property
     def _lenders(self) -> Mapping[PeerId, Member]:
-        """Members that host stages beside others', with what these leave of their memory.
+        """Members that may host more stages, with the memory that is left.
 
-        A run without peers holds nothing of them.
+        A run without peers holds no part of it.
         """
         found: dict[PeerId, Member] = {}
         for peer in self._open.keys() & self._hosted.keys():
@@ -308,7 +309,7 @@ class _Division:
         return found
 
     def _lent_to(self, run: Run) -> list[PeerId]:
-        """Replicas that other owners' runs may give it."""
+        """Return replicas that other owners' runs may give to this run."""
         donors = {donor.run_id: donor for donor in self._donors.values()}
         giving = {name for name, donor in donors.items() if self._may_take_from(donor, run)}
         if not giving:
@@ -321,37 +322,37 @@ class _Division:
         ]
 
     def hosts(self, run: Run, peers: Iterable[PeerId]) -> bool:
-        """Whether these could host it, once all who may come are there."""
+        """Whether these peers could host the run, once all that may come are there."""
         if not run.attempt.assignments:
             return could_begin(self._offers_of(run, peers), run, math.inf)
         able = self._able(run, peers)
         return bool(able.members) and bool(arrangement(able, run, math.inf).assignments)
 
-    # ---- what members offer to runs without peers
+    # ---- offers to runs without peers
 
     def _offers_of(self, run: Run, peers: Iterable[PeerId], name: str = "") -> Offers:
-        """Summarize the offers of these peers to a run that has no peers of its own.
+        """Return the offers of these peers to a run that has no peers of its own.
 
         Args:
-            run: that would begin.
-            peers: members.
-            name: of this set of members, where other runs ask for the same one.
+            run: Run that would begin.
+            peers: Members.
+            name: Name of this set of members, if other runs use the same one.
         """
-        is_kept = name and self._may_use_all(run)
-        if is_kept and name in self._offers:
+        is_cached = name and self._may_use_all(run)
+        if is_cached and name in self._offers:
             return self._offers[name]
         barred = self._barred(run)
         peers = self._without_doubters(run, peers) if run.doubts else peers
         able = [p for p in peers if p in self._usable and p not in barred]
         offers = Offers(self._open[peer] for peer in sorted(able, key=self._order.__getitem__))
-        if is_kept:
+        if is_cached:
             self._offers[name] = offers
         return offers
 
     def _offers_beside(self, run: Run, free: Sequence[PeerId], num_held: int) -> tuple[int, Offers]:
-        """Summarize the offers of free peers, and of peers that lend beside their stages."""
-        is_kept = self._may_use_all(run) and self._may_lend_to_all
-        if is_kept and num_held in self._rooms:
+        """Return the offers of free peers, and of peers that lend beside their stages."""
+        is_cached = self._may_use_all(run) and self._may_lend_to_all
+        if is_cached and num_held in self._rooms:
             return self._rooms[num_held]
         lenders = self._with_room(run, num_held)
         barred, peers = self._barred(run), {*free, *lenders}
@@ -359,44 +360,44 @@ class _Division:
         usable = [p for p in able if p in self._open and p not in barred]
         pool = sorted(usable, key=self._order.__getitem__)
         found = len(lenders), Offers(lenders.get(peer) or self._open[peer] for peer in pool)
-        if is_kept:
+        if is_cached:
             self._rooms[num_held] = found
         return found
 
     @cached_property
     def _may_lend_to_all(self) -> bool:
-        """Whether those that lend beside what they hold leave their layers to the coordinator."""
+        """Whether all lenders leave the choice of layers to the coordinator."""
         return all(member.hello.layers is None for member in self._lenders.values())
 
     def _forget_offers(self) -> None:
-        """Members were taken or saved: what is free is another set now."""
+        """Drop cached offers, because members were taken or reserved."""
         self._offers.clear()
         self._rooms.clear()
 
     def _may_use_all(self, run: Run) -> bool:
-        """Whether the run asks all members that are there: it knows nothing against any."""
+        """Whether no member is barred from the run."""
         return not run.doubts and self._barred(run).isdisjoint(self._open)
 
     def _barred(self, run: Run) -> frozenset[PeerId]:
-        """Peers that cannot host the run, and those that are suspended from it alone."""
+        """Return peers that cannot host the run, and those that only it suspended."""
         if not (run.misfits or run.conducts):
             return frozenset()
         resting = (peer for peer in run.conducts if run.is_without(peer, self._now_s))
         return frozenset((*run.misfits, *resting))
 
     def _without_doubters(self, run: Run, peers: Iterable[PeerId]) -> list[PeerId]:
-        """Leave out peers that doubt the open step, where the others can do it without them."""
+        """Return peers without those that doubt the open step, where others can do it."""
         members = self._state.with_members(frozenset(peers))
         return list(able_for(members, run, self._now_s).members)
 
     @cached_property
     def _usable(self) -> Collection[PeerId]:
-        """Members for runs without peers: those that keep a result host something beside it."""
+        """Members for runs without peers; keepers of results only if they host several runs."""
         keepers = self._state.result_keepers
         return {p for p, m in self._open.items() if p not in keepers or m.hello.max_beside}
 
     def _least(self, run: Run, pool: Sequence[PeerId]) -> Sequence[PeerId]:
-        """As few of them as can host it, and of those that lend least; who is free comes first."""
+        """Return the fewest of them that can host the run, free ones and small lenders first."""
 
         def lends(peer: PeerId) -> int:
             return self._state.members[peer].hello.memory_bytes
@@ -410,10 +411,10 @@ class _Division:
         return min(found, key=lambda peers: (len(peers), sum(map(lends, peers))))
 
     def _serving(self, run: Run, pool: Sequence[PeerId]) -> Callable[[Sequence[PeerId]], bool]:
-        """Return a function that tells whether some of these peers could host the run.
+        """Return a function that decides whether some of these peers could host the run.
 
-        Where their names and the order in which they came make no difference, each question is
-        asked once of peers that offer the same.
+        Where names and the order of joining make no difference, it decides once for all sets of
+        peers with equal offers.
         """
         members = [self._state.members[peer] for peer in pool]
         is_bound = any(m.hello.layers is not None or m.grant.layers is not None for m in members)
@@ -459,7 +460,7 @@ class _Division:
                 self._held[_owner(donor)] -= 1
 
     def _even_out(self, run: Run, need: Iterable[PeerId]) -> None:
-        """A run that is given replicas gets more of them, until its owner has a fair share."""
+        """Give a run that gets replicas more of them, until its owner has a fair share."""
         if not self._given.intersection(need):
             return
         for peer in self._lent_to(run):
@@ -468,7 +469,7 @@ class _Division:
                 self._take(run, [peer])
 
     def _save_for(self, run: Run) -> None:
-        """Peers that are free now, of those with which it could begin, begin no other run."""
+        """Reserve peers for a run that waited for long; they begin no other run."""
         keepers = self._state.result_keepers
         members = [peer for peer in self._state.members if peer not in keepers]
         if could_begin(self._offers_of(run, members, "members"), run, math.inf):
@@ -477,13 +478,13 @@ class _Division:
             self._forget_offers()
 
     def that_may_take_from(self, donor: Run) -> list[Run]:
-        """Runs that wait, and whose owner has less than this one's."""
+        """Return waiting runs whose owner has less than this one's."""
         return [run for run in self.waiting if self._may_take_from(donor, run)]
 
     def _may_take_from(self, donor: Run, run: Run) -> bool:
         return _owner(donor) != _owner(run) and self._claim(run) < self._claim(donor)
 
-    # ---- who is left
+    # ---- remaining peers
 
     def _give_the_rest(self, runs: Sequence[Run]) -> None:
         in_turn = sorted(runs, key=self.place_in_line)
@@ -494,7 +495,7 @@ class _Division:
                 in_turn.sort(key=self.place_in_line)
         broken = [run for run in self._active if run.phase is RunPhase.WAITING]
         if broken and self._free:
-            # Who helps nobody alone may yet do so where a run has to be placed anew.
+            # A peer that helps no run alone may do so where a run has to be placed again.
             in_turn = sorted(broken, key=self.place_in_line)
             rest = [run for run in in_turn if self.hosts(run, self._with_free(run))]
             self._take((*rest, *in_turn)[0], tuple(self._free))
@@ -503,7 +504,7 @@ class _Division:
         return self._shares[run.run_id].union(self._free)
 
     def _helps(self, run: Run, peer: PeerId) -> bool:
-        """Whether the run has something to do for a peer beside those that it may work with."""
+        """Whether the run has work for a peer beside its other members."""
         member = self._state.members[peer]
         if run.attempt.assignments:
             return self._may_join(run, member)
@@ -538,13 +539,13 @@ class _Division:
         return self._helped[key]
 
     def _spare(self, run: Run) -> list[PeerId]:
-        """Replicas that the run can do without; none where each stage has one peer."""
+        """Return replicas that the run can do without; none where each stage has one peer."""
         if len(run.peers) == len(run.stages):
             return []
         return _spare(self._able(run, run.peers), run)
 
     def _able(self, run: Run, peers: Iterable[PeerId]) -> SwarmState:
-        """Members that are there for it; those that it shares already lend what others leave."""
+        """Return the run's eligible members; shared ones lend the memory that others leave."""
         own = self._state.with_members(frozenset(peers))
         if any(len(self._hosted.get(peer, ())) > 1 for peer in run.peers):
             own = beside(own, run)
@@ -552,7 +553,7 @@ class _Division:
 
 
 def _owner(run: Run) -> str:
-    """Name whoever claims peers for a run; where clients have no keys, each run does."""
+    """Return the name that claims peers for a run."""
     return run.owner_name
 
 
@@ -567,7 +568,7 @@ def _share(run: Run, num_peers: int) -> float:
 
 
 def _spare(state: SwarmState, run: Run) -> list[PeerId]:
-    """Replicas without which a run goes on: all but one of each stage, and who only listens."""
+    """Return replicas that a run can do without: all but one of each stage, and listeners."""
     spare: list[PeerId] = []
     for stage in run.stages:
         there = [peer for peer in stage.peers if state.carries(peer)]
@@ -580,7 +581,7 @@ def _spare(state: SwarmState, run: Run) -> list[PeerId]:
 
 
 def least(peers: Sequence[PeerId], serve: Callable[[Sequence[PeerId]], bool]) -> Sequence[PeerId]:
-    """Of peers that serve, as few as do: none can be left out, and the first are left out first."""
+    """Return as few of these peers as serve; the first are left out first."""
     kept, num_together = list(peers), len(peers)
     while num_together:
         at = 0

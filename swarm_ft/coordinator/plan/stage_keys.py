@@ -1,7 +1,7 @@
-"""Keys with which a run's peers encrypt what they write down, all derived from the run's own.
+"""Keys with which a run's peers encrypt their files, all derived from the run's own key.
 
-Each stage of a snapshot has one, and each peer one for what it alone reads. Who has one can derive
-no other; the run's own stays with the coordinator.
+Each stage of a snapshot has a key, and each peer one for files that it alone reads. From one of
+these no other can be derived; the run's own key stays with the coordinator.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from swarm_ft.sealing import derived_key
 
 
 def peer_key(run_key: bytes, peer_id: PeerId) -> bytes:
-    """Of what nobody but this peer reads: buffers, states on their way, results.
+    """Return the key of files that only this peer reads: buffers, copied states, results.
 
     Args:
-        run_key: of the run; empty where it has none.
-        peer_id: who is to have it.
+        run_key: Key of the run; empty if it has none.
+        peer_id: Peer that gets the key.
 
     Returns:
         32 bytes; none where the run has no key.
@@ -30,12 +30,12 @@ def peer_key(run_key: bytes, peer_id: PeerId) -> bytes:
 def stage_keys(
     run_key: bytes, layers: LayerRange, saved: Iterable[SavedStage]
 ) -> dict[LayerRange, bytes]:
-    """Of what a peer writes of its stage, and of what it reads to take that up; of nothing else.
+    """Return the keys of the stage that a peer writes, and of the saved stages that it starts from.
 
     Args:
-        run_key: of the run; empty where it has none.
-        layers: of the peer's stage.
-        saved: the snapshot that its run goes back to, however that was cut.
+        run_key: Key of the run; empty if it has none.
+        layers: Layers of the peer's stage.
+        saved: Stages of the snapshot that the run goes back to, with any cuts.
 
     Returns:
         32 bytes for each of these ranges of layers; none where the run has no key.

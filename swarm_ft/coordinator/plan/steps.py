@@ -1,4 +1,4 @@
-"""One step's plan, what peers report of it, and its commit, computed from the run. Pure."""
+"""Plan, reports and commit of one step, computed from the run. Pure."""
 
 from __future__ import annotations
 
@@ -57,24 +57,25 @@ from swarm_ft.protocol.spec.training_plan import (
 )
 
 MEASURED_STEPS = 5
-"""How many a peer's speed, and that of a step, is told from."""
+"""Last steps that the speed of a peer, and of a step, is computed from."""
 MAX_MEASURED = 1024
-"""Peers of whom it is remembered how fast they computed; names cost nothing."""
+"""Peers whose speed is remembered; a bound, since anybody can make names."""
 FORGIVEN = 0.9
 FASTER_AT_MOST = 8.0
-"""So many times as fast as its stage's median a replica may be thought, whatever it tells. Of two
-the slower one is the median."""
+"""Largest credible speed of a replica, as a multiple of its stage's median. Of two replicas the
+slower one is the median.
+"""
 
 
 LinkCaps = Mapping[PeerId, tuple[float, float]]
-"""Bytes a second that peers lend of their links, up and down; 0: all there is."""
+"""Bytes per second that peers lend of their links, up and down; 0: no limit."""
 NO_CAPS: LinkCaps = MappingProxyType({})
 
 
 def plan_step(run: Run, now_s: float, ways: Ways = NO_WAYS) -> tuple[Run, PlanStep]:
-    """The run with its first uncommitted step planned, and the plan, for everybody.
+    """Return the run with its first uncommitted step planned, and the plan, for all peers.
 
-    What peers have done of it in earlier attempts stays done, and with whom.
+    Work that peers did in earlier attempts at the step stays done, at the same peers.
     """
     number, stages = StepNumber(run.committed_steps), run.computing
     microbatches, evaluation = _routed(run, number, ways)
@@ -96,10 +97,10 @@ def plan_step(run: Run, now_s: float, ways: Ways = NO_WAYS) -> tuple[Run, PlanSt
 def _routed(
     run: Run, number: StepNumber, ways: Ways
 ) -> tuple[tuple[Microbatch, ...], tuple[Microbatch, ...]]:
-    """Of a step, the microbatches that train and those that are only evaluated.
+    """Return a step's microbatches that train, and those that are only evaluated.
 
-    The weights do not change within a step, so it is a time to evaluate them; after the last one
-    there is a step that does nothing else.
+    Weights do not change within a step, so it can evaluate them; after the last step there is one
+    that only evaluates.
     """
     train, stages, seconds = run.spec.train, run.computing, run.measured.seconds
     before = run.step
@@ -126,7 +127,7 @@ def _routed(
 
 
 def _is_compressed(spec: RunSpec, stages: Sequence[Stage]) -> bool:
-    """Whether the forward codec is at work between any stages."""
+    """Whether the forward codec is in use between any stages."""
     return any(not spec.is_constant(stage.layers.start) for stage in stages[1:])
 
 
@@ -138,10 +139,10 @@ def lacks_evaluation(run: Run) -> bool:
 
 
 def is_trained(run: Run) -> bool:
-    """Whether no step is to follow: all were made, or evaluations were no better for long enough.
+    """Whether no step follows: all are committed, or evaluations stopped improving.
 
-    It may have stopped at the weights of the last evaluation alone: the step that was made with it
-    does not count.
+    It may have stopped at the weights of the last evaluation: the step that contained it does not
+    count.
     """
     past, train = run.past, run.spec.train
     if past.trained_steps is not None:
@@ -152,7 +153,7 @@ def is_trained(run: Run) -> bool:
 
 
 def best_to_load(run: Run) -> Snapshot | None:
-    """Of a run that is trained: the best weights, if they are to be the result and are not here."""
+    """Return the best weights of a trained run, if they are still to be loaded as the result."""
     past, best = run.past, run.past.judged.saved
     if not run.spec.train.load_best_model_at_end or past.trained_steps is not None or best is None:
         return None
@@ -161,7 +162,7 @@ def best_to_load(run: Run) -> Snapshot | None:
 
 
 def lacks_snapshot(run: Run) -> bool:
-    """Whether the weights after the last commit are to be saved, and are not yet."""
+    """Whether the weights after the last commit are to be saved, and no snapshot has them."""
     steps = StepNumber(run.committed_steps)
     on_their_way = {snapshot.step for snapshot in run.saving.unlisted}
     is_there = run.past.saved is not None or steps in on_their_way
@@ -170,7 +171,7 @@ def lacks_snapshot(run: Run) -> bool:
 
 
 def kept_snapshots(run: Run, new: Snapshot) -> tuple[Snapshot, ...]:
-    """Those that are there once a new one is: the newest, the best, then others, newest first."""
+    """Return the snapshots to keep with a new one: it, the best, then the newest others."""
     train, best = run.spec.train, run.past.judged.saved
     others = [one for one in run.past.snapshots if one.step < new.step]
     is_kept = train.load_best_model_at_end and best is not None
@@ -181,16 +182,16 @@ def kept_snapshots(run: Run, new: Snapshot) -> tuple[Snapshot, ...]:
 
 
 def evaluated(run: Run, step: PlannedStep) -> tuple[Run, Evaluated]:
-    """The run after all are ready with a step that evaluated, and what came of that."""
+    """Return the run after a step that evaluated, and the result of the evaluation."""
     train = run.spec.train
     sums = [step.ready[peer].evaluation for peer in run.computing[-1].peers]
     losses: dict[bool, float] = {}
     counts: tuple[int, ...] = ()
     for place, is_compressed in enumerate(train.eval_passes):
-        told = [of_peer[place] for of_peer in sums if place < len(of_peer)]
-        num_targets = sum(one.num_targets for one in told)
-        counts = counts or summed(one.counts for one in told)
-        losses[is_compressed] = math.fsum(one.loss_sum for one in told) / max(1, num_targets)
+        parts = [of_peer[place] for of_peer in sums if place < len(of_peer)]
+        num_targets = sum(one.num_targets for one in parts)
+        counts = counts or summed(one.counts for one in parts)
+        losses[is_compressed] = math.fsum(one.loss_sum for one in parts) / max(1, num_targets)
     found = Evaluated(
         step=StepNumber(run.committed_steps),
         num_samples=train.num_eval_samples,
@@ -202,7 +203,7 @@ def evaluated(run: Run, step: PlannedStep) -> tuple[Run, Evaluated]:
         ),
     )
     value = metric_of(train, found.loss, found.counts)
-    # After the last step they are with the peers, and need not be saved.
+    # After the last step the peers have these weights, and no snapshot is needed.
     is_saved = run.past.saved is not None or found.step == train.num_steps
     judged = run.past.judged.after(train, found.step, value, is_saved=is_saved)
     past = replace(
@@ -216,9 +217,9 @@ def evaluated(run: Run, step: PlannedStep) -> tuple[Run, Evaluated]:
 
 
 def excess_of(run: Run, step: PlannedStep) -> float | None:
-    """What compression added to a step's loss, in nats a target; None if it was not measured.
+    """Return what compression added to a step's loss, in nats per target; None if not measured.
 
-    By the same weights and samples: those of its first microbatch, with and without compression.
+    The comparison uses the same weights and samples: those of its first microbatch.
     """
     reports = [step.ready[peer] for peer in run.computing[-1].peers]
     shadowed = _mean_loss(report.shadowed for report in reports)
@@ -226,14 +227,14 @@ def excess_of(run: Run, step: PlannedStep) -> float | None:
     return None if shadowed is None or shadows is None else shadowed - shadows
 
 
-def _mean_loss(told: Iterable[EvalSum | None]) -> float | None:
-    sums = [one for one in told if one is not None]
+def _mean_loss(reports: Iterable[EvalSum | None]) -> float | None:
+    sums = [one for one in reports if one is not None]
     num_targets = sum(one.num_targets for one in sums)
     return math.fsum(one.loss_sum for one in sums) / num_targets if num_targets else None
 
 
 def tokens_for(run: Run, plan: PlanStep, peer: PeerId) -> tuple[SampleId, ...]:
-    """Samples whose tokens a peer needs: inputs at the first stage, targets at the last."""
+    """Return samples whose tokens a peer needs: inputs at the first stage, targets at the last."""
     stages = run.computing
     ends = {0: stages[0], len(stages) - 1: stages[-1]}
     return tuple(
@@ -249,15 +250,15 @@ def tokens_for(run: Run, plan: PlanStep, peer: PeerId) -> tuple[SampleId, ...]:
 def commit_step(
     run: Run, step: PlannedStep, now_s: float, caps: LinkCaps = NO_CAPS
 ) -> tuple[Run, StepCommitted, CommitStep]:
-    """The run after a step that all stages are ready for, what happened, and what to tell peers.
+    """Return the run after a step that all peers are ready for, its result, and the commit message.
 
-    The loss is the mean over all target tokens of the batch; gradients are clipped by the norm
-    over all stages.
+    The loss is the mean over all target tokens of the batch; gradients are clipped by the norm over
+    all stages.
     """
     train, number = run.spec.train, StepNumber(run.committed_steps)
     reports = [step.ready[peer] for peer in run.peers]
     stages = run.computing
-    # Replicas of a stage have one gradient, so any of them can tell its norm.
+    # Replicas of a stage have one gradient, so any of them has its norm.
     norms = [step.ready[stage.peers[0]].squared_grad_norm for stage in stages]
     grad_norm = math.sqrt(math.fsum(norms))
     loss_sum = math.fsum(step.ready[peer].loss_sum for peer in stages[-1].peers)
@@ -277,7 +278,7 @@ def commit_step(
         num_samples=len(step_samples(train, number)),
         seconds=now_s - step.began_s,
         traffic=summed_by_boundary(
-            # What was sent of shadows is in that of an evaluation, if there is one.
+            # An evaluation's traffic includes that of shadows.
             t.of_training if evaluates_at(train, number) else t
             for report in reports
             for t in report.traffic
@@ -298,7 +299,7 @@ def commit_step(
 
 
 def _learning_rate(run: Run, step: StepNumber) -> float:
-    """Of its schedule, whose peak its owner may have changed."""
+    """Return the rate of the run's schedule, whose peak a request may have changed."""
     scheduled, submitted = learning_rate_at(run.spec.train, step), run.spec.train.learning_rate
     peak = run.steering.peak_at(step, submitted)
     return scheduled if peak == submitted else scheduled / submitted * peak
@@ -322,7 +323,7 @@ def _past_after(run: Run, step: PlannedStep, committed: StepCommitted, commit: C
 
 
 def _that_leave_buffers(run: Run, step: PlannedStep) -> tuple[Microbatch, ...]:
-    """Held-out samples leave none but constants."""
+    """Return the microbatches that leave buffers; held-out samples leave only constants."""
     held_out = step.evaluation if run.spec.keeps_constants else ()
     is_shadow = run.spec.train.is_shadow
     return (*step.microbatches, *(one for one in held_out if not is_shadow(one.samples[0])))
@@ -344,8 +345,8 @@ def _measured_after(
             share = step.share(index, replica)
             newest[peer] = _newest(before.seconds.get(peer, ()), busy_s, share)
             if share and step.ready[peer].compute_s:
-                told = (*flops_per_s.pop(peer, ()), share * flops / step.ready[peer].compute_s)
-                flops_per_s[peer] = told[-MEASURED_STEPS:]
+                rates = (*flops_per_s.pop(peer, ()), share * flops / step.ready[peer].compute_s)
+                flops_per_s[peer] = rates[-MEASURED_STEPS:]
         for peer, taken in _in_line(newest).items():
             seconds[peer] = (*before.seconds.get(peer, ()), *taken)[-MEASURED_STEPS:]
     return Measured(
@@ -360,9 +361,9 @@ def _measured_after(
 def _link_s(
     run: Run, step: PlannedStep, index: int, replica: int, caps: tuple[float, float] | None
 ) -> float:
-    """How long a step's microbatches kept a replica's link busy, if it lends a part of that alone.
+    """Return how long a step's microbatches kept a replica's limited link busy; 0 without a limit.
 
-    What came in is its share of what the stages beside it told that they sent there.
+    Its incoming bytes are its share of the bytes that the adjoining stages report as sent there.
     """
     if caps is None:
         return 0.0
@@ -383,26 +384,26 @@ def _link_s(
 
 
 def _newest(before: tuple[float, ...], busy_s: float, count: int) -> float | None:
-    """Seconds that a microbatch took a replica; None if nothing is known of it."""
+    """Return a replica's seconds per microbatch; None if unknown."""
     if count:
         return busy_s / count
-    # Who was too slow to get any is thought a little faster, until it is tried again.
+    # A replica that got no microbatch counts as faster each time, so that it is tried again.
     return before[-1] * FORGIVEN if before else None
 
 
 def _in_line(newest: Mapping[PeerId, float | None]) -> dict[PeerId, tuple[float, ...]]:
-    """What replicas of a stage told of one step, each within what the others make credible.
+    """Return the seconds that replicas report, each within a credible range of the others.
 
-    That nobody took longer than the step did was seen to when they told it.
+    `commits.step_ready` already limits each report to the step's own duration.
     """
-    told = [seconds for seconds in newest.values() if seconds is not None]
-    least = statistics.median_high(told) / FASTER_AT_MOST if told else 0.0
+    known = [seconds for seconds in newest.values() if seconds is not None]
+    least = statistics.median_high(known) / FASTER_AT_MOST if known else 0.0
     bounded = {peer: max(s, least) if s is not None else 0.0 for peer, s in newest.items()}
     return {peer: (seconds,) if seconds > 0.0 else () for peer, seconds in bounded.items()}
 
 
 def measured_on(run: Run) -> Measured:
-    """What is known of a run's peers at the stages that these begin anew with, maybe others."""
+    """Return the measurements of a run's peers at the stages that they start on, maybe new ones."""
     known, seconds = run.measured.flops_per_s, dict(run.measured.seconds)
     for assignment in run.attempt.assignments:
         flops = stage_flops(run.spec, assignment.layers)
@@ -411,19 +412,19 @@ def measured_on(run: Run) -> Measured:
     return replace(run.measured, seconds=MappingProxyType(seconds))
 
 
-# ---- what peers tell of their buffers, and what becomes of the ledger by it
+# ---- reports of buffers, and their effect on the ledger
 #
-# Only commits are written down, see `commits`. What an inventory or a loss takes out of the ledger
-# is told again by every peer that joins a restarted coordinator.
+# Only commits are written, see `commits`. Every peer that joins a restarted coordinator reports
+# its inventory again, and with it all losses.
 
 MAX_COUNT = 1 << 48
-"""Of one peer; sums over all peers must stay in their fields whatever these tell."""
+"""Largest count of one peer; sums over all peers must fit their fields whatever peers report."""
 
 
 def with_ledger(run: Run) -> Run:
-    """The run with a ledger of its pipeline's boundaries, if these have buffers.
+    """Return the run with a ledger of its pipeline's boundaries, if these have buffers.
 
-    What is known of other boundaries is of no use.
+    A ledger of other boundaries is dropped.
     """
     train = run.spec.train
     boundaries = tuple(BlockIndex(stage.layers.start) for stage in run.stages[1:])
@@ -437,7 +438,7 @@ def with_ledger(run: Run) -> Run:
 
 
 def ends_of(run: Run, peer_id: PeerId) -> dict[BlockIndex, Side]:
-    """The boundaries of a peer's stage, and its side of them."""
+    """Return the boundaries of a peer's stage, and its side of each."""
     last = len(run.stages) - 1
     ends = {}
     for index, stage in enumerate(run.stages):
@@ -449,7 +450,7 @@ def ends_of(run: Run, peer_id: PeerId) -> dict[BlockIndex, Side]:
 
 
 def report_refusal(run: Run, peer_id: PeerId, report: StageReady | StepReady) -> Reason | None:
-    """Why what a peer of the run tells of its buffers cannot be, if it cannot."""
+    """Return why a peer's report of its buffers or evaluation is invalid; None if it is valid."""
     held = report.buffers if isinstance(report, StageReady) else report.lost
     boundaries = ends_of(run, peer_id)
     for boundary in (buffers.boundary for buffers in (*held, *report.buffers)):
@@ -459,9 +460,9 @@ def report_refusal(run: Run, peer_id: PeerId, report: StageReady | StepReady) ->
             return Reason(kind=kind, amount=boundary, layers=(stage,))
     if isinstance(report, StepReady):
         num_counts = task_of(run.spec.train).num_counts
-        for told in report.evaluation:
-            if len(told.counts) not in (0, num_counts):
-                kind, came = ReasonKind.INVALID_COUNTS, len(told.counts)
+        for sums in report.evaluation:
+            if len(sums.counts) not in (0, num_counts):
+                kind, came = ReasonKind.INVALID_COUNTS, len(sums.counts)
                 return Reason(kind=kind, amount=came, limit=num_counts)
     bound = Bitmap(run.spec.num_kept)
     refusals = (bound.refusal(buffers.samples.bitmap) for buffers in held)
@@ -470,7 +471,7 @@ def report_refusal(run: Run, peer_id: PeerId, report: StageReady | StepReady) ->
 
 
 def took_stock(run: Run, peer_id: PeerId, held: Iterable[HeldBuffers]) -> Run:
-    """After a peer told all that it has."""
+    """Return the run after a peer reported its inventory."""
     ledger = run.past.ledger
     if ledger is None:
         return run
@@ -479,7 +480,7 @@ def took_stock(run: Run, peer_id: PeerId, held: Iterable[HeldBuffers]) -> Run:
 
 
 def after_report(run: Run, peer_id: PeerId, ready: StepReady) -> Run:
-    """After a peer told what it lost, and what its buffers take."""
+    """Return the run after a peer reported lost buffers, and the sizes of the others."""
     ledger = run.past.ledger
     for lost in ready.lost if ledger else ():
         ledger = ledger and ledger.without(peer_id, lost.boundary, lost.samples)
@@ -491,7 +492,7 @@ def after_report(run: Run, peer_id: PeerId, ready: StepReady) -> Run:
 
 
 def _sum(before: BufferCounts | None, new: BufferCounts) -> BufferCounts:
-    """What is kept as of now, and all that happened until now."""
+    """Return the present sizes, and the sums of all events so far."""
     if before is not None:
         new = replace(before, samples=0, memory_bytes=0, disk_bytes=0) + new
     return new.at_most(MAX_COUNT)

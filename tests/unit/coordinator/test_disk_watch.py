@@ -68,5 +68,5 @@ def test_the_words_have_the_free_and_the_reserved_room(watch: DiskWatch, disk: D
     assert event is not None
     assert in_words(event.reason) == (
         "the coordinator's disk is nearly full: 27 MB free; it refuses jobs that would leave less "
-        "than 100 MB, which are for runs under way; make room"
+        "than 100 MB, which current runs need; free some space"
     )

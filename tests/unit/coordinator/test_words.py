@@ -132,11 +132,11 @@ def test_every_kind_has_a_sentence_and_hides_what_is_private(kind: Kind) -> None
         ),
         (
             reason(Kind.OUTSIDE_MODEL, layers="4-6, 0-4", run_id=RUN),
-            "layers 4-6: outside the model of run run-1, which has layers 0-4",
+            "layers 4-6: outside the model of run-1, which has layers 0-4",
         ),
         (
             reason(Kind.SUCCESSOR_COPIES, layers="2-4", others=(PeerId("heir"),), run_id=RUN),
-            "run run-1, layers 2-4: peer heir copies the state",
+            "run-1, layers 2-4: peer heir copies the state",
         ),
         (
             reason(Kind.GRANT_LAYERS, "wide", layers="0-2, 0-4"),
@@ -199,7 +199,7 @@ def test_why_a_peer_cannot_host_a_run_is_for_the_readers_of_that_run_alone(
     assert SECRET in seen["alice"][b.peer_id]
     assert SECRET not in seen["bob"][b.peer_id]
     assert "9a3f" not in seen["bob"][b.peer_id]
-    assert seen["bob"][b.peer_id] == "this peer cannot host run run-1"
+    assert seen["bob"][b.peer_id] == "this peer cannot host run-1"
 
 
 def test_a_run_that_waits_tells_others_no_text_and_no_metric(make_spec: MakeSpec) -> None:
@@ -242,10 +242,10 @@ def test_peers_get_sentences_without_texts() -> None:
     words = "no peer can host it: peer b cannot host it"
     assert released == ReleaseStage(run_id=RUN, reason=words, is_over=True)
     idle = message_to_peer(Idle(reason=reason(Kind.PEER_MISFIT, text=SECRET, run_id=RUN)))
-    assert idle == StayIdle(reason="this peer cannot host run run-1")
+    assert idle == StayIdle(reason="this peer cannot host run-1")
     going = reason(Kind.GOES_AFTER_STEP, layers="2-4", run_id=RUN)
     told = message_to_peer(Progress(may_go=False, reason=going, seconds=2.0))
     assert isinstance(told, LeaveProgress)
     assert (told.may_go, told.seconds) == (False, 2.0)
-    assert told.words.startswith("run run-1, layers 2-4: nothing is lost")
+    assert told.words.startswith("run-1, layers 2-4: nothing is lost")
     assert message_to_peer(Progress(may_go=True)) == LeaveProgress(may_go=True, words="")

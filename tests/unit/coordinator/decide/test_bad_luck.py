@@ -199,7 +199,7 @@ def test_a_peer_without_the_model_is_idle_and_its_replica_goes_on(
     misfit = reason(Kind.PEER_MISFIT, code="bad-model", text="no such model", run_id=RUN)
     assert swarm.idlers() == {"b": misfit}
     (member,) = (m for m in overview(swarm.state).members if m.idle)
-    assert (member.peer_id, member.idle) == ("b", "this peer cannot host run run-1: no such model")
+    assert (member.peer_id, member.idle) == ("b", "this peer cannot host run-1: no such model")
     swarm.settle()
     assert swarm.run().phase is RunPhase.FINISHED
     assert set(swarm.run().peers) == {"a", "other"}

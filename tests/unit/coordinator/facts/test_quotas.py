@@ -82,11 +82,13 @@ def test_refusals_tell_what_is_allowed_and_what_to_do(
     queued = [runs["a", RunPhase.QUEUED, num] for num in (2, 10)]
     large = [runs["a", RunPhase.FINISHED, 60]]
     for known, size, words in (
-        (queued, 1, "2 jobs of client a are queued, 2 are allowed; wait until one begins, or"),
-        (large, 500, r"keep 0\.00 GiB of tokens here, 0\.00 GiB are allowed, .*collect or cancel"),
+        (queued, 1, "2 jobs of client a are queued, 2 are allowed; wait until one starts, or"),
+        (large, 500, r"have 0\.00 GiB of tokens here, 0\.00 GiB are allowed, .*fetch or cancel"),
     ):
         with pytest.raises(OverQuota, match=words):
             QUOTAS.check(known, [], Upload("a", size), "client a")
         assert refusal(known, [], Upload("b", 1)) is None
-    with pytest.raises(BadDataset, match="1001 bytes of tokens, 1000 are allowed in a job"):
+    with pytest.raises(
+        BadDataset, match="data: expected at most 1000 bytes of tokens, got 1001; shorten"
+    ):
         QUOTAS.check([], [], Upload("a", 1001), "client a")

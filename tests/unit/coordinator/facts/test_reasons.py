@@ -106,8 +106,8 @@ def composed_texts(source: str) -> list[int]:
 
 ALLOWED = {
     "decide/attempts.py": [
-        'if answers.get("nothing to place") == asked:',
-        'answers["nothing to place"] = asked',
+        'if answers.get("nothing to place") == waiting:',
+        'answers["nothing to place"] = waiting',
     ],
     "facts/quotas.py": ['return f"{num_bytes / GIB:.2f} GiB"'],
     "facts/state.py": [
